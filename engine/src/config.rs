@@ -1,0 +1,109 @@
+//! The shape and conventions of a model, validated once when its file is opened.
+
+/// The gate of the feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `relu(gate)² ⊙ up` (BitNet b1.58 2B4T).
+    SquaredRelu,
+    /// `silu(gate) ⊙ up` (Llama, Falcon, 1bitLLM).
+    Silu,
+}
+
+/// Everything about a model that the forward pass needs besides its tensors.
+///
+/// Q and K rows are always in Hugging Face (half-split) order here: readers of `llama` GGUF files
+/// undo the converter's permutation, so RoPE has one pairing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// Architecture as the file names it (`bitnet`, `llama`, `bitnet-b1.58`, …).
+    pub architecture: String,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Transformer layers.
+    pub layer_count: usize,
+    /// Query heads.
+    pub head_count: usize,
+    /// Key/value heads; divides `head_count`.
+    pub kv_head_count: usize,
+    /// Elements per head; even. `head_count * head_dim` need not equal `hidden_size`.
+    pub head_dim: usize,
+    /// Width of the feed-forward block.
+    pub intermediate_size: usize,
+    /// Rows of the embedding and of the head.
+    pub vocab_size: usize,
+    /// Longest sequence, in tokens.
+    pub context_length: usize,
+    /// Epsilon of the model's RMSNorms.
+    pub rms_norm_eps: f32,
+    /// Base of the RoPE frequencies.
+    pub rope_theta: f32,
+    /// Gate of the feed-forward block.
+    pub activation: Activation,
+    /// Whether attention and feed-forward have a norm before their last linear.
+    pub sub_norms: bool,
+    /// Epsilon of the norm in front of every ternary linear (`use_rms_norm`), if the model has them.
+    pub linear_norm_eps: Option<f32>,
+    /// Whether the head is the embedding matrix.
+    pub tied_head: bool,
+    /// Token prepended to a prompt.
+    pub bos_token: Option<u32>,
+    /// Tokens that end a generation.
+    pub eos_tokens: Vec<u32>,
+}
+
+/// The seven ternary linears of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Linear {
+    /// `[head_count * head_dim, hidden]`
+    Q,
+    /// `[kv_head_count * head_dim, hidden]`
+    K,
+    /// `[kv_head_count * head_dim, hidden]`
+    V,
+    /// `[hidden, head_count * head_dim]`
+    O,
+    /// `[intermediate, hidden]`
+    Gate,
+    /// `[intermediate, hidden]`
+    Up,
+    /// `[hidden, intermediate]`
+    Down,
+}
+
+impl Linear {
+    /// All linears, in the order of the forward pass.
+    pub const ALL: [Self; 7] =
+        [Self::Q, Self::K, Self::V, Self::O, Self::Gate, Self::Up, Self::Down];
+}
+
+/// The norms of a model; `usize` is the layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Norm {
+    /// Before attention, `[hidden]`.
+    Attention(usize),
+    /// Before the attention output linear, `[head_count * head_dim]` (with `sub_norms`).
+    AttentionSub(usize),
+    /// Before the feed-forward block, `[hidden]`.
+    FeedForward(usize),
+    /// Before the down linear, `[intermediate]` (with `sub_norms`).
+    FeedForwardSub(usize),
+    /// In front of one ternary linear, `[in]` (with `linear_norm_eps`).
+    Linear(usize, Linear),
+    /// Before the head, `[hidden]`.
+    Final,
+}
+
+impl ModelConfig {
+    /// Rows and columns (`out`, `in`) of a ternary linear.
+    pub fn linear_shape(&self, linear: Linear) -> (usize, usize) {
+        let heads = self.head_count * self.head_dim;
+        let kv = self.kv_head_count * self.head_dim;
+        match linear {
+            Linear::Q => (heads, self.hidden_size),
+            Linear::K | Linear::V => (kv, self.hidden_size),
+            Linear::O => (self.hidden_size, heads),
+            Linear::Gate | Linear::Up => (self.intermediate_size, self.hidden_size),
+            Linear::Down => (self.hidden_size, self.intermediate_size),
+        }
+    }
+}
