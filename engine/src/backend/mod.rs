@@ -40,7 +40,9 @@ pub enum StepError {
         vocab_size: usize,
     },
     /// A chunk whose block table or positions do not fit.
-    #[error("chunk at position {position} with {tokens} tokens does not fit its {blocks} KV blocks")]
+    #[error(
+        "chunk at position {position} with {tokens} tokens does not fit its {blocks} KV blocks"
+    )]
     BadChunk {
         /// First position.
         position: usize,

@@ -1,0 +1,115 @@
+//! What hands jobs to workers: the [`Dispatcher`] trait.
+//!
+//! A dispatcher orders ids: priorities weighted 16:4:1, first in first out within one. It may lose
+//! everything at any time; whoever feeds it asks the store what is unfinished. So a delivery is a
+//! hint, and only a claim in the store makes a job somebody's.
+
+mod memory;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+pub use memory::MemoryDispatcher;
+
+use crate::job::{JobId, Priority, QueueName, Tenant};
+
+/// What a dispatcher keeps of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The job.
+    pub id: JobId,
+    /// Where it waits.
+    pub queue: QueueName,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// Whose it is.
+    pub tenant: Tenant,
+}
+
+/// An entry handed to a consumer until it is acknowledged or handed back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    /// The job.
+    pub id: JobId,
+    /// Names this delivery to the dispatcher (a stream entry's id).
+    pub receipt: String,
+    /// How often the entry was delivered, this time included. A poison cap, not the attempts.
+    pub deliveries: u32,
+}
+
+/// A consumer's wish for work.
+#[derive(Debug, Clone)]
+pub struct Pull<'a> {
+    /// The queue it serves.
+    pub queue: &'a QueueName,
+    /// Name of the process incarnation.
+    pub consumer: &'a str,
+    /// Entries it has room for.
+    pub max: usize,
+    /// How long to wait for the first.
+    pub wait: Duration,
+}
+
+/// A dispatcher that did not do as told.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DispatchError {
+    /// The queue is at its bound; nothing was taken.
+    #[error("queue {queue} is full at {limit} entries")]
+    Busy {
+        /// The queue.
+        queue: QueueName,
+        /// Its bound in entries.
+        limit: usize,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The dispatcher cannot be reached; the store goes on being the truth.
+    #[error("dispatcher unavailable: {0}")]
+    Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Hands jobs to workers in order of priority. May lose everything.
+#[async_trait]
+pub trait Dispatcher: Send + Sync {
+    /// Adds entries at the ends of their queues, all of them or none. An entry that is already
+    /// waiting or delivered stays as it is.
+    ///
+    /// # Errors
+    /// [`DispatchError::Busy`] over the bound.
+    async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError>;
+
+    /// Takes up to `max` entries, high before normal before low by weight; waits up to `wait` for
+    /// the first, then returns what is there.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError>;
+
+    /// Forgets delivered entries for good, after the store's commit. Only deliveries that are
+    /// still the consumer's count; returns how many did.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    async fn acknowledge(
+        &self,
+        consumer: &str,
+        deliveries: &[Delivery],
+    ) -> Result<usize, DispatchError>;
+
+    /// Gives delivered entries back to the front of their queues, for others at once.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    async fn hand_back(
+        &self,
+        consumer: &str,
+        deliveries: &[Delivery],
+    ) -> Result<usize, DispatchError>;
+
+    /// Entries waiting in a queue, delivered ones not counted.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError>;
+}

@@ -1,0 +1,222 @@
+//! The dispatcher of the embedded default: queues in this process's memory, bounded.
+//!
+//! The weighted order is smooth weighted round robin (as in nginx): each non-empty priority earns
+//! its weight per pick, the richest one is served and pays the sum of the weights that took part.
+//! Sixteen high, four normal and one low then interleave instead of coming in bursts, and low always
+//! moves.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::{sync::Notify, time::timeout};
+
+use super::{Delivery, DispatchError, Dispatcher, Entry, Pull};
+use crate::job::{JobId, Priority, QueueName};
+
+/// What to tell a caller that found the queue full: about one step of an engine.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+
+/// Queues in memory. Loses everything with the process, as a dispatcher may.
+#[derive(Debug)]
+pub struct MemoryDispatcher {
+    /// Entries a queue may hold, delivered ones not counted.
+    limit: usize,
+    /// A std mutex: no lock is held across an await.
+    state: Mutex<State>,
+    /// Told on every enqueue and hand-back.
+    arrived: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queues: HashMap<QueueName, Lanes>,
+    /// Ids waiting in any lane, so that feeding twice adds once.
+    waiting: HashSet<JobId>,
+    /// Delivered and not acknowledged.
+    pending: HashMap<JobId, Pending>,
+    receipts: u64,
+}
+
+/// One queue's priorities.
+#[derive(Debug, Default)]
+struct Lanes {
+    lanes: [VecDeque<Waiting>; 3],
+    /// Smooth weighted round robin credit per lane.
+    credit: [i64; 3],
+}
+
+#[derive(Debug)]
+struct Waiting {
+    entry: Entry,
+    deliveries: u32,
+}
+
+#[derive(Debug)]
+struct Pending {
+    waiting: Waiting,
+    consumer: String,
+    receipt: String,
+}
+
+impl Lanes {
+    fn len(&self) -> usize {
+        self.lanes.iter().map(VecDeque::len).sum()
+    }
+
+    fn pop(&mut self) -> Option<Waiting> {
+        let mut total = 0;
+        let mut richest: Option<usize> = None;
+        for (lane, priority) in Priority::ALL.into_iter().enumerate() {
+            if self.lanes[lane].is_empty() {
+                self.credit[lane] = 0;
+                continue;
+            }
+            let weight = i64::from(priority.weight());
+            self.credit[lane] += weight;
+            total += weight;
+            if richest.is_none_or(|best| self.credit[lane] > self.credit[best]) {
+                richest = Some(lane);
+            }
+        }
+        let lane = richest?;
+        self.credit[lane] -= total;
+        self.lanes[lane].pop_front()
+    }
+}
+
+impl State {
+    fn take(&mut self, pull: &Pull<'_>) -> Vec<Delivery> {
+        let mut taken = Vec::new();
+        while taken.len() < pull.max {
+            let Some(mut waiting) = self.queues.get_mut(pull.queue).and_then(Lanes::pop) else {
+                break;
+            };
+            let id = waiting.entry.id;
+            waiting.deliveries = waiting.deliveries.saturating_add(1);
+            self.receipts += 1;
+            let receipt = self.receipts.to_string();
+            let deliveries = waiting.deliveries;
+            self.waiting.remove(&id);
+            let consumer = pull.consumer.to_owned();
+            self.pending.insert(id, Pending { waiting, consumer, receipt: receipt.clone() });
+            taken.push(Delivery { id, receipt, deliveries });
+        }
+        taken
+    }
+
+    /// Removes a pending entry if this very delivery is still the consumer's.
+    fn release(&mut self, consumer: &str, delivery: &Delivery) -> Option<Waiting> {
+        let mine = self.pending.get(&delivery.id).is_some_and(|pending| {
+            pending.consumer == consumer && pending.receipt == delivery.receipt
+        });
+        if !mine {
+            return None;
+        }
+        self.pending.remove(&delivery.id).map(|pending| pending.waiting)
+    }
+}
+
+impl MemoryDispatcher {
+    /// A dispatcher whose queues hold up to `limit` entries each.
+    pub fn new(limit: usize) -> Self {
+        Self { limit, state: Mutex::default(), arrived: Notify::new() }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        // A panic cannot leave the maps half changed in a way that loses a job: the store feeds.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits without end; [`Dispatcher::pull`] bounds it.
+    async fn take_first(&self, pull: &Pull<'_>) -> Vec<Delivery> {
+        loop {
+            // Subscribe before looking, or an enqueue in between is lost.
+            let arrived = self.arrived.notified();
+            let taken = self.state().take(pull);
+            if !taken.is_empty() {
+                return taken;
+            }
+            arrived.await;
+        }
+    }
+}
+
+#[async_trait]
+impl Dispatcher for MemoryDispatcher {
+    async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError> {
+        let mut state = self.state();
+        let mut added: HashMap<&QueueName, usize> = HashMap::new();
+        let mut fresh = HashSet::new();
+        for entry in entries {
+            let known = state.waiting.contains(&entry.id) || state.pending.contains_key(&entry.id);
+            if !known && fresh.insert(entry.id) {
+                *added.entry(&entry.queue).or_default() += 1;
+            }
+        }
+        for (queue, count) in added {
+            let depth = state.queues.get(queue).map_or(0, Lanes::len);
+            if depth.saturating_add(count) > self.limit {
+                let queue = queue.clone();
+                return Err(DispatchError::Busy {
+                    queue,
+                    limit: self.limit,
+                    retry_after: RETRY_AFTER,
+                });
+            }
+        }
+        for entry in entries.iter().filter(|entry| fresh.remove(&entry.id)) {
+            state.waiting.insert(entry.id);
+            let lanes = state.queues.entry(entry.queue.clone()).or_default();
+            let waiting = Waiting { entry: entry.clone(), deliveries: 0 };
+            lanes.lanes[entry.priority as usize].push_back(waiting);
+        }
+        drop(state);
+        self.arrived.notify_waiters();
+        Ok(())
+    }
+
+    async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError> {
+        let taken = self.state().take(&pull);
+        if !taken.is_empty() || pull.max == 0 || pull.wait.is_zero() {
+            return Ok(taken);
+        }
+        Ok(timeout(pull.wait, self.take_first(&pull)).await.unwrap_or_default())
+    }
+
+    async fn acknowledge(
+        &self,
+        consumer: &str,
+        deliveries: &[Delivery],
+    ) -> Result<usize, DispatchError> {
+        let mut state = self.state();
+        Ok(deliveries.iter().filter(|delivery| state.release(consumer, delivery).is_some()).count())
+    }
+
+    async fn hand_back(
+        &self,
+        consumer: &str,
+        deliveries: &[Delivery],
+    ) -> Result<usize, DispatchError> {
+        let mut state = self.state();
+        let mut count = 0;
+        // Backwards, so that the first delivery ends up first in its lane again.
+        for delivery in deliveries.iter().rev() {
+            let Some(waiting) = state.release(consumer, delivery) else { continue };
+            count += 1;
+            state.waiting.insert(delivery.id);
+            let lanes = state.queues.entry(waiting.entry.queue.clone()).or_default();
+            lanes.lanes[waiting.entry.priority as usize].push_front(waiting);
+        }
+        drop(state);
+        self.arrived.notify_waiters();
+        Ok(count)
+    }
+
+    async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError> {
+        Ok(self.state().queues.get(queue).map_or(0, Lanes::len))
+    }
+}

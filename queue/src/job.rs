@@ -1,0 +1,333 @@
+//! A job: one generation request, and the states it passes through.
+//!
+//! ```text
+//! scheduled ─┐                        ┌─► completed
+//!            ▼                        ├─► failed      (attempts used up: dead letter)
+//! submit ─► queued ─claim─► running ──┼─► cancelled   (also straight from queued)
+//!            ▲                │       └─► expired     (deadline; also from queued)
+//!            └── retrying ◄───┘  error with attempts left, after backoff;
+//!                                lease lost or handed back: queued at once
+//! ```
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::sampling::Sampling;
+
+/// Attempts a job has when nothing else is said.
+pub const ATTEMPTS_DEFAULT: u32 = 3;
+
+/// Name of a job, unique everywhere and ordered by time of submission (UUIDv7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JobId(Uuid);
+
+impl JobId {
+    /// A fresh id, greater than every id this process made before.
+    pub fn generate() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// The sixteen bytes, whose order is the order of submission.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_hyphenated().fmt(f)
+    }
+}
+
+/// Text that is no job id.
+#[derive(Debug, thiserror::Error)]
+#[error("'{0}' is not a job id")]
+pub struct BadJobId(pub String);
+
+impl FromStr for JobId {
+    type Err = BadJobId;
+
+    fn from_str(text: &str) -> Result<Self, BadJobId> {
+        Uuid::try_parse(text).map(Self).map_err(|_| BadJobId(text.to_owned()))
+    }
+}
+
+/// Milliseconds since the Unix epoch, on the store's clock.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Timestamp(pub i64);
+
+impl Timestamp {
+    /// This time plus `duration`, saturating.
+    #[must_use]
+    pub fn after(self, duration: Duration) -> Self {
+        let ms = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_add(ms))
+    }
+
+    /// Whole seconds since the Unix epoch.
+    pub fn seconds(self) -> i64 {
+        self.0.div_euclid(1000)
+    }
+}
+
+/// Who submitted a job; jobs and results belong to it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tenant(pub String);
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Self("default".to_owned())
+    }
+}
+
+/// The three priorities of a queue, weighted 16:4:1.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    /// Somebody is waiting.
+    High,
+    /// The default.
+    #[default]
+    Normal,
+    /// When there is room; still moves under load.
+    Low,
+}
+
+impl Priority {
+    /// All priorities, highest first.
+    pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
+
+    /// Share of a busy queue.
+    pub const fn weight(self) -> u32 {
+        match self {
+            Self::High => 16,
+            Self::Normal => 4,
+            Self::Low => 1,
+        }
+    }
+
+    /// The word used in stores and on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Normal => "normal",
+            Self::Low => "low",
+        }
+    }
+}
+
+/// A word that is no priority or state.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown {what} '{word}'")]
+pub struct UnknownWord {
+    /// What was expected.
+    pub what: &'static str,
+    /// What was found.
+    pub word: String,
+}
+
+impl FromStr for Priority {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        Self::ALL
+            .into_iter()
+            .find(|priority| priority.as_str() == word)
+            .ok_or_else(|| UnknownWord { what: "priority", word: word.to_owned() })
+    }
+}
+
+/// Where a job is in its life. The module's diagram shows who moves it on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Waits for its time; the reconciler queues it.
+    Scheduled,
+    /// Ready; a claim moves it on.
+    Queued,
+    /// A worker holds its lease; finish, hand-back, cancel or the lease's end move it on.
+    Running,
+    /// An attempt failed; the reconciler queues it after the backoff.
+    Retrying,
+    /// Answered.
+    Completed,
+    /// Attempts used up or refused for good: a dead letter with its errors.
+    Failed,
+    /// Withdrawn by its tenant.
+    Cancelled,
+    /// Its deadline passed.
+    Expired,
+}
+
+impl JobState {
+    /// Every state.
+    pub const ALL: [Self; 8] = [
+        Self::Scheduled,
+        Self::Queued,
+        Self::Running,
+        Self::Retrying,
+        Self::Completed,
+        Self::Failed,
+        Self::Cancelled,
+        Self::Expired,
+    ];
+
+    /// Whether the job is over.
+    pub const fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled | Self::Expired)
+    }
+
+    /// The word used in stores and on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Retrying => "retrying",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+impl FromStr for JobState {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        Self::ALL
+            .into_iter()
+            .find(|state| state.as_str() == word)
+            .ok_or_else(|| UnknownWord { what: "job state", word: word.to_owned() })
+    }
+}
+
+/// All jobs of one model in one format.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct QueueName {
+    /// Name of the model as workers serve it.
+    pub model: String,
+    /// Packing of its weights (`i2_s`, `tl1`, `tl2`).
+    pub format: String,
+}
+
+impl fmt::Display for QueueName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.model, self.format)
+    }
+}
+
+/// Who speaks in a [`Message`]. `developer` is read as `system`, as OpenAI does for older models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Instructions.
+    System,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+    /// The result of a tool.
+    Tool,
+}
+
+impl Role {
+    /// The word chat templates expect.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+            Self::Tool => "tool",
+        }
+    }
+}
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said.
+    pub content: String,
+    /// Name of the speaker, for templates that use it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// What the model is given.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prompt {
+    /// Text as it stands (`/v1/completions`).
+    Text(String),
+    /// A question: the user's message in the model's chat template, or the text as it stands for a
+    /// model without one (`{"prompt": …}` lines).
+    Question(String),
+    /// A conversation for the model's chat template (`/v1/chat/completions`).
+    Messages(Vec<Message>),
+    /// Token ids as they stand.
+    Tokens(Vec<u32>),
+}
+
+/// One generation request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its name.
+    pub id: JobId,
+    /// Who asked.
+    pub tenant: Tenant,
+    /// Where it waits.
+    pub queue: QueueName,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// What the model is given.
+    pub prompt: Prompt,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Seed of the sampler, given by the caller or derived from the request, and kept so that every
+    /// attempt draws the same tokens.
+    pub seed: u64,
+    /// Claims that may end in an error or a lost lease before the job is a dead letter; at least 1.
+    pub attempts_max: u32,
+    /// Not before this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_at: Option<Timestamp>,
+    /// Not after this time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_ids_grow_and_survive_text() {
+        let ids: Vec<JobId> = (0..1000).map(|_| JobId::generate()).collect();
+        assert!(ids.is_sorted_by(|a, b| a < b));
+        assert_eq!(ids[0].to_string().parse::<JobId>().expect("its own text"), ids[0]);
+        assert!("no-id".parse::<JobId>().is_err());
+    }
+
+    #[test]
+    fn every_state_and_priority_reads_its_own_word() {
+        for state in JobState::ALL {
+            assert_eq!(state.as_str().parse::<JobState>().expect("its own word"), state);
+        }
+        for priority in Priority::ALL {
+            assert_eq!(priority.as_str().parse::<Priority>().expect("its own word"), priority);
+        }
+        assert!("done".parse::<JobState>().is_err());
+    }
+}

@@ -1,0 +1,178 @@
+//! How tokens are chosen: the sampling parameters of a job, and the ranges they must lie in.
+//!
+//! Names and meanings are OpenAI's where OpenAI has the parameter (`temperature`, `top_p`,
+//! `presence_penalty`, `frequency_penalty`, `logit_bias`, `stop`, `n`, `logprobs`), vLLM's for the
+//! others (`top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `min_tokens`, `ignore_eos`).
+
+use serde::{Deserialize, Serialize};
+
+/// Tokens a job may generate when it does not say.
+pub const MAX_TOKENS_DEFAULT: u32 = 256;
+/// Most tokens a job may ask for.
+pub const MAX_TOKENS_LIMIT: u32 = 1 << 20;
+/// Most choices per job.
+pub const CHOICES_LIMIT: u32 = 64;
+/// Most stop strings per job, and their longest length in bytes.
+pub const STOP_LIMIT: usize = 16;
+/// Longest stop string in bytes.
+pub const STOP_BYTES_LIMIT: usize = 256;
+/// Most stop tokens per job.
+pub const STOP_TOKENS_LIMIT: usize = 256;
+/// Most alternatives per position in logprobs.
+pub const TOP_LOGPROBS_LIMIT: u32 = 20;
+/// Most entries of a logit bias.
+pub const LOGIT_BIAS_LIMIT: usize = 1024;
+
+/// Sampling parameters. [`Sampling::validate`] holds before a job is accepted.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sampling {
+    /// Tokens to generate at most; capped by the context at the worker.
+    pub max_tokens: u32,
+    /// Tokens to generate before an end-of-text token or stop may end the text.
+    pub min_tokens: u32,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Keep the likeliest tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set with this probability; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen; 1 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted once from the logit of a token that was generated.
+    pub presence_penalty: f32,
+    /// Subtracted per time a token was generated.
+    pub frequency_penalty: f32,
+    /// Added to a token's logit, by id.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// The text ends before the first of these.
+    pub stop: Vec<String>,
+    /// The text ends before the first of these tokens.
+    pub stop_tokens: Vec<u32>,
+    /// Go on past end-of-text tokens.
+    pub ignore_eos: bool,
+    /// Independent choices to generate.
+    pub n: u32,
+    /// Return log probabilities, with this many alternatives per position.
+    pub logprobs: Option<u32>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            max_tokens: MAX_TOKENS_DEFAULT,
+            min_tokens: 0,
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
+            stop: Vec::new(),
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            n: 1,
+            logprobs: None,
+        }
+    }
+}
+
+/// A parameter outside its range.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{field} must be {expected}, got {found}")]
+pub struct SamplingError {
+    /// The parameter, by its name in a request.
+    pub field: &'static str,
+    /// What it may be.
+    pub expected: String,
+    /// What it was.
+    pub found: String,
+}
+
+impl Sampling {
+    /// Checks every parameter against its range.
+    ///
+    /// # Errors
+    /// The first parameter outside its range.
+    pub fn validate(&self) -> Result<(), SamplingError> {
+        within("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)?;
+        within("min_tokens", self.min_tokens, 0, self.max_tokens)?;
+        within("temperature", self.temperature, 0.0, 2.0)?;
+        within("top_p", self.top_p, f32::MIN_POSITIVE, 1.0)
+            .map_err(|error| SamplingError { expected: "above 0 and at most 1".into(), ..error })?;
+        within("min_p", self.min_p, 0.0, 1.0)?;
+        within("repetition_penalty", self.repetition_penalty, 0.01, 100.0)?;
+        within("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        within("n", self.n, 1, CHOICES_LIMIT)?;
+        within("logprobs", self.logprobs.unwrap_or(0), 0, TOP_LOGPROBS_LIMIT)?;
+        within("logit_bias entries", self.logit_bias.len(), 0, LOGIT_BIAS_LIMIT)?;
+        within("stop entries", self.stop.len(), 0, STOP_LIMIT)?;
+        within("stop_token_ids entries", self.stop_tokens.len(), 0, STOP_TOKENS_LIMIT)?;
+        for (_, bias) in &self.logit_bias {
+            within("logit_bias", *bias, -100.0, 100.0)?;
+        }
+        for stop in &self.stop {
+            within("stop length in bytes", stop.len(), 1, STOP_BYTES_LIMIT)?;
+        }
+        Ok(())
+    }
+}
+
+/// `low <= value <= high`; NaN is outside every range.
+fn within<T: PartialOrd + std::fmt::Display>(
+    field: &'static str,
+    value: T,
+    low: T,
+    high: T,
+) -> Result<(), SamplingError> {
+    if low <= value && value <= high {
+        return Ok(());
+    }
+    Err(SamplingError {
+        field: field.split(' ').next().unwrap_or(field),
+        expected: match field.split_once(' ') {
+            Some((_, what)) => format!("{low} to {high} {what}"),
+            None => format!("between {low} and {high}"),
+        },
+        found: value.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Sampling)) -> String {
+        let mut sampling = Sampling::default();
+        change(&mut sampling);
+        sampling.validate().expect_err("outside its range").to_string()
+    }
+
+    #[test]
+    fn defaults_are_in_range() {
+        assert_eq!(Sampling::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_value_outside_its_range_is_refused_by_name() {
+        assert_eq!(
+            refused(|s| s.temperature = 3.5),
+            "temperature must be between 0 and 2, got 3.5"
+        );
+        assert!(refused(|s| s.temperature = f32::NAN).starts_with("temperature"));
+        assert_eq!(refused(|s| s.top_p = 0.0), "top_p must be above 0 and at most 1, got 0");
+        assert!(refused(|s| s.min_tokens = 257).starts_with("min_tokens"));
+        assert!(refused(|s| s.n = 0).starts_with("n must"));
+        assert!(refused(|s| s.logit_bias = vec![(1, 101.0)]).starts_with("logit_bias must"));
+        assert_eq!(
+            refused(|s| s.stop = vec![String::new()]),
+            "stop must be 1 to 256 length in bytes, got 0"
+        );
+        assert!(refused(|s| s.stop = vec!["x".into(); 17]).contains("0 to 16 entries"));
+    }
+}

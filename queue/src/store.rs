@@ -1,0 +1,225 @@
+//! The durable truth: the [`Store`] trait.
+//!
+//! A claim raises a job's epoch and sets its lease; every later write names (id, epoch) and does
+//! nothing when the epoch has moved on, so a worker that lost its lease cannot write. All times are
+//! on the store's clock. Every operation is bulk: one statement or one transaction per call.
+//!
+//! | operation | moves |
+//! | --- | --- |
+//! | `submit` | nothing → queued or scheduled |
+//! | `claim` | queued, or running with its lease over → running, epoch + 1 |
+//! | `renew` | lease of running jobs |
+//! | `finish` | running → completed, failed, retrying, expired |
+//! | `hand_back` | running → queued, epoch + 1, no attempt counted |
+//! | `cancel` | any unfinished → cancelled, epoch + 1 |
+//! | `reconcile` | due scheduled and retrying → queued; lease over → queued or failed; deadline over → expired |
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::{
+    dispatch::Entry,
+    job::{Job, JobId, JobState, QueueName, Timestamp},
+    outcome::{JobError, Outcome},
+};
+
+/// Who claims, and for how long.
+#[derive(Debug, Clone)]
+pub struct Claimant<'a> {
+    /// Name of the process incarnation; for people, fencing goes by epoch.
+    pub owner: &'a str,
+    /// From now on the store's clock.
+    pub lease: Duration,
+}
+
+/// A job somebody holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Held {
+    /// The job.
+    pub id: JobId,
+    /// The epoch of the claim.
+    pub epoch: i64,
+}
+
+/// A claimed job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    /// The job as submitted.
+    pub job: Job,
+    /// The epoch of this claim.
+    pub epoch: i64,
+    /// Attempts that ended before this claim.
+    pub attempts: u32,
+}
+
+impl Claim {
+    /// The claim's id and epoch.
+    pub fn held(&self) -> Held {
+        Held { id: self.job.id, epoch: self.epoch }
+    }
+}
+
+/// An attempt that ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// Under which claim.
+    pub held: Held,
+    /// How.
+    pub outcome: Outcome,
+}
+
+/// Where a finished attempt left its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settled {
+    /// The job.
+    pub id: JobId,
+    /// Its state now: terminal, or retrying.
+    pub state: JobState,
+}
+
+/// A job as the store knows it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct JobRecord {
+    /// As submitted.
+    pub job: Job,
+    /// Where it is.
+    pub state: JobState,
+    /// Claims, cancels and hand-backs so far.
+    pub epoch: i64,
+    /// Attempts that ended in an error or a lost lease.
+    pub attempts: u32,
+    /// The terminal outcome of a completed, failed or expired job.
+    pub outcome: Option<Outcome>,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+    /// Every error of every attempt, oldest first.
+    pub errors: Vec<JobError>,
+}
+
+/// Counts of jobs by state, and tokens of the completed ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Waiting for their time.
+    pub scheduled: u64,
+    /// Ready.
+    pub queued: u64,
+    /// Under a lease.
+    pub running: u64,
+    /// Waiting for another attempt.
+    pub retrying: u64,
+    /// Answered.
+    pub completed: u64,
+    /// Dead letters.
+    pub failed: u64,
+    /// Withdrawn.
+    pub cancelled: u64,
+    /// Too late.
+    pub expired: u64,
+    /// Prompt tokens of completed jobs.
+    pub prompt_tokens: u64,
+    /// Generated tokens of completed jobs.
+    pub completion_tokens: u64,
+}
+
+impl Progress {
+    /// Jobs that are not over.
+    pub fn unfinished(&self) -> u64 {
+        self.scheduled + self.queued + self.running + self.retrying
+    }
+}
+
+/// A store that did not do as told. Nothing of the call was written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The database refused or cannot be reached; the call may be repeated.
+    #[error("store unavailable: {0}")]
+    Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The database's schema cannot be brought up to date.
+    #[error("store cannot be migrated: {0}")]
+    Migrate(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A row that this program did not write.
+    #[error("stored {what} is damaged: {detail}")]
+    Damaged {
+        /// Which column.
+        what: &'static str,
+        /// What was found.
+        detail: String,
+    },
+}
+
+/// The durable truth about jobs.
+#[async_trait]
+pub trait Store: Send + Sync {
+    /// Records jobs, in one transaction. A job whose id is known already stays as it is.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then none was recorded.
+    async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError>;
+
+    /// Claims those of `ids` that are queued or whose lease is over, each with a new epoch and a
+    /// lease. Ids that do not come back are over, waiting, unknown or under a live lease: the
+    /// caller acknowledges and forgets them.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then none was claimed.
+    async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError>;
+
+    /// Extends leases to `lease` from now and returns those that are held no more: their work
+    /// must stop.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then the old leases run on.
+    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<JobId>, StoreError>;
+
+    /// Records how attempts ended, in one transaction. Only those whose epoch still matches a
+    /// running job are written and returned; the others were fenced out and must be discarded.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then none was written, and the call may be repeated.
+    async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError>;
+
+    /// Gives claims back without counting an attempt; returns those that were still held.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError>;
+
+    /// Withdraws jobs that are not over; returns those it withdrew.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError>;
+
+    /// Moves what time has moved (see the module's table); returns how many rows changed. A lost
+    /// lease counts as an attempt here.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn reconcile(&self) -> Result<u64, StoreError>;
+
+    /// Up to `limit` queued jobs of a queue with an id above `after`, in order of id: what a
+    /// dispatcher that came back empty must be fed.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn queued(
+        &self,
+        queue: &QueueName,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<Entry>, StoreError>;
+
+    /// A job's whole story.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError>;
+
+    /// Counts over one queue, or over everything.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError>;
+}
