@@ -13,3 +13,4 @@ pub mod config;
 pub mod formats;
 pub mod kernels;
 pub mod kv;
+pub mod math;

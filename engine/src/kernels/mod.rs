@@ -1,5 +1,7 @@
 //! Kernels. `scalar` is the definition of correct; every ISA is compared with it bit for bit.
 
+pub mod float;
+
 use std::{fmt, str::FromStr};
 
 /// Instruction sets with kernels of their own.

@@ -1,0 +1,214 @@
+//! The floating-point steps of a forward pass, generic over the lanes. Every function defines its
+//! own order of operations, so that all ISAs give equal bits.
+
+use super::lanes::{Element, F16_MAX, LANES, Lanes};
+use crate::config::Activation;
+use crate::formats::Scale;
+use half::f16;
+
+/// `out = weight ⊙ (x · 1/√(mean(x²) + eps))`; all slices have the same length.
+///
+/// # Safety
+/// The lanes' ISA must be available (as for every function here).
+#[inline(always)]
+pub unsafe fn rms_norm<L: Lanes>(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    assert!(x.len() == weight.len() && x.len() == out.len());
+    let whole = x.len() / LANES * LANES;
+    let rest = x.len() - whole;
+    // SAFETY: every pointer is within its slice: steps of LANES up to `whole`, then `rest` more.
+    unsafe {
+        let mut squares = L::splat(0.0);
+        for i in (0..whole).step_by(LANES) {
+            let v = L::load(x.as_ptr().add(i));
+            squares = v.mul_add(v, squares);
+        }
+        if rest > 0 {
+            let v = L::load_first(x.as_ptr().add(whole), rest);
+            squares = v.mul_add(v, squares);
+        }
+        let mean = squares.sum() / x.len() as f32;
+        let inverse = 1.0 / (mean + eps).sqrt();
+        let factor = L::splat(inverse);
+        for i in (0..whole).step_by(LANES) {
+            let v = L::load(x.as_ptr().add(i)).mul(factor);
+            L::load(weight.as_ptr().add(i)).mul(v).store(out.as_mut_ptr().add(i));
+        }
+        for i in whole..x.len() {
+            out[i] = weight[i] * (x[i] * inverse);
+        }
+    }
+}
+
+/// Per-token int8 quantization (BitNet b1.58): `s = 127 / max(1e-5, max|x|)`,
+/// `q = clamp(round_half_even(x · s), −128, 127)`. Returns `s`.
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+pub unsafe fn quantize<L: Lanes>(x: &[f32], q: &mut [i8]) -> f32 {
+    assert!(x.len() == q.len());
+    let whole = x.len() / LANES * LANES;
+    // SAFETY: every pointer is within its slice, in steps of LANES up to `whole`.
+    unsafe {
+        let mut largest = L::splat(0.0);
+        for i in (0..whole).step_by(LANES) {
+            largest = L::load(x.as_ptr().add(i)).abs().max(largest);
+        }
+        let mut largest = largest.max_lane();
+        for &v in &x[whole..] {
+            let v = v.abs();
+            largest = if v > largest { v } else { largest };
+        }
+        let s = 127.0 / if largest > 1e-5 { largest } else { 1e-5 };
+        let factor = L::splat(s);
+        let (low, high) = (L::splat(-128.0), L::splat(127.0));
+        for i in (0..whole).step_by(LANES) {
+            let v = L::load(x.as_ptr().add(i)).mul(factor).min(high).max(low);
+            v.store_i8(q.as_mut_ptr().add(i));
+        }
+        for i in whole..x.len() {
+            let v = x[i] * s;
+            let v = if v < 127.0 { v } else { 127.0 };
+            let v = if v > -128.0 { v } else { -128.0 };
+            q[i] = v.round_ties_even() as i8;
+        }
+        s
+    }
+}
+
+/// Turns integer sums into outputs of a linear: `(a / s) · scale` or `a / (s · scale)`.
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+pub unsafe fn rescale(sums: &[i32], s: f32, scale: Scale, out: &mut [f32]) {
+    assert!(sums.len() == out.len());
+    match scale {
+        Scale::Multiply(scale) => {
+            for (y, &a) in out.iter_mut().zip(sums) {
+                *y = (a as f32 / s) * scale;
+            }
+        }
+        Scale::Divide(scale) => {
+            let divisor = s * scale;
+            for (y, &a) in out.iter_mut().zip(sums) {
+                *y = a as f32 / divisor;
+            }
+        }
+    }
+}
+
+/// `out += y`, element by element.
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+pub unsafe fn add(out: &mut [f32], y: &[f32]) {
+    assert!(out.len() == y.len());
+    for (o, &v) in out.iter_mut().zip(y) {
+        *o += v;
+    }
+}
+
+/// The gate of the feed-forward block, in place: `gate = act(gate) ⊙ up`.
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+pub unsafe fn gate<L: Lanes>(activation: Activation, gate: &mut [f32], up: &[f32]) {
+    assert!(gate.len() == up.len());
+    match activation {
+        Activation::SquaredRelu => {
+            for (g, &u) in gate.iter_mut().zip(up) {
+                let r = if *g > 0.0 { *g } else { 0.0 };
+                *g = (r * r) * u;
+            }
+        }
+        Activation::Silu => {
+            for (g, u) in gate.chunks_mut(LANES).zip(up.chunks(LANES)) {
+                let count = g.len();
+                let mut out = [0f32; LANES];
+                // SAFETY: both chunks have `count` elements and `out` has LANES.
+                unsafe {
+                    let x = L::load_first(g.as_ptr(), count);
+                    let minus = L::splat(0.0).sub(x);
+                    let silu = x.div(minus.exp().add(L::splat(1.0)));
+                    silu.mul(L::load_first(u.as_ptr(), count)).store(out.as_mut_ptr());
+                }
+                g.copy_from_slice(&out[..count]);
+            }
+        }
+    }
+}
+
+/// Narrows to f16, rounding to nearest even and saturating at ±65504.
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+pub unsafe fn narrow<L: Lanes>(x: &[f32], out: &mut [f16]) {
+    assert!(x.len() == out.len());
+    let whole = x.len() / LANES * LANES;
+    // SAFETY: every pointer is within its slice, in steps of LANES up to `whole`.
+    unsafe {
+        let (low, high) = (L::splat(-F16_MAX), L::splat(F16_MAX));
+        for i in (0..whole).step_by(LANES) {
+            L::load(x.as_ptr().add(i)).min(high).max(low).store_f16(out.as_mut_ptr().add(i));
+        }
+    }
+    for i in whole..x.len() {
+        let v = if x[i] < F16_MAX { x[i] } else { F16_MAX };
+        let v = if v > -F16_MAX { v } else { -F16_MAX };
+        out[i] = f16::from_f32(v);
+    }
+}
+
+/// Logits of `H` head rows for `X` hidden rows: `out[x][h] = Σ_k row_h[k] · x[k]` in lane order.
+/// `rows` are `H` pointers to `len` stored elements, `xs` `X` pointers to `len` floats.
+///
+/// # Safety
+/// As for [`rms_norm`]; every pointer must be valid for `len` elements.
+#[inline(always)]
+pub unsafe fn dot_tile<L: Lanes, E: Element, const H: usize, const X: usize>(
+    rows: [*const E; H],
+    xs: [*const f32; X],
+    len: usize,
+) -> [[f32; H]; X] {
+    let whole = len / LANES * LANES;
+    // SAFETY: the caller vouches for `len` elements behind every pointer.
+    unsafe {
+        let mut sums = [[L::splat(0.0); H]; X];
+        for k in (0..whole).step_by(LANES) {
+            let mut w = [L::splat(0.0); H];
+            for h in 0..H {
+                w[h] = E::load::<L>(rows[h].add(k));
+            }
+            for x in 0..X {
+                let v = L::load(xs[x].add(k));
+                for h in 0..H {
+                    sums[x][h] = w[h].mul_add(v, sums[x][h]);
+                }
+            }
+        }
+        if whole < len {
+            for h in 0..H {
+                let mut tail = [0f32; LANES];
+                for (t, k) in tail.iter_mut().zip(whole..len) {
+                    *t = (*rows[h].add(k)).widen();
+                }
+                let w = L::load(tail.as_ptr());
+                for x in 0..X {
+                    let v = L::load_first(xs[x].add(whole), len - whole);
+                    sums[x][h] = w.mul_add(v, sums[x][h]);
+                }
+            }
+        }
+        let mut out = [[0f32; H]; X];
+        for x in 0..X {
+            for h in 0..H {
+                out[x][h] = sums[x][h].sum();
+            }
+        }
+        out
+    }
+}

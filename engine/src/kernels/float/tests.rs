@@ -1,0 +1,185 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+//! Every ISA against the scalar lanes, bit for bit, at lengths around the lane width.
+
+use half::f16;
+
+use super::*;
+use crate::kv::BlockId;
+
+fn isas() -> impl Iterator<Item = &'static FloatKernels> {
+    Isa::ALL.into_iter().filter(|isa| *isa != Isa::Scalar).filter_map(FloatKernels::of)
+}
+
+fn scalar() -> &'static FloatKernels {
+    FloatKernels::of(Isa::Scalar).unwrap()
+}
+
+/// Deterministic values with a wide spread of magnitudes.
+fn values(count: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
+    (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let unit = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
+            unit * [0.01, 1.0, 30.0][(state >> 4) as usize % 3]
+        })
+        .collect()
+}
+
+fn assert_same(a: &[f32], b: &[f32], what: &str) {
+    for (i, (a, b)) in a.iter().zip(b).enumerate() {
+        assert_eq!(a.to_bits(), b.to_bits(), "{what}, element {i}: {a} and {b}");
+    }
+}
+
+const LENGTHS: [usize; 10] = [1, 2, 15, 16, 17, 31, 32, 100, 640, 2561];
+
+#[test]
+fn norm_quantize_and_gates_are_equal_on_every_isa() {
+    for kernels in isas() {
+        for len in LENGTHS {
+            let (x, w) = (values(len, 1), values(len, 2));
+            let (mut a, mut b) = (vec![0.0; len], vec![0.0; len]);
+            scalar().rms_norm(&x, &w, 1e-5, &mut a);
+            kernels.rms_norm(&x, &w, 1e-5, &mut b);
+            assert_same(&a, &b, "rms_norm");
+            let (mut qa, mut qb) = (vec![0; len], vec![0; len]);
+            let (sa, sb) = (scalar().quantize(&a, &mut qa), kernels.quantize(&a, &mut qb));
+            assert_eq!((sa.to_bits(), &qa), (sb.to_bits(), &qb), "quantize {len}");
+            for activation in [Activation::SquaredRelu, Activation::Silu] {
+                let (mut a, mut b) = (x.clone(), x.clone());
+                scalar().gate(activation, &mut a, &w);
+                kernels.gate(activation, &mut b, &w);
+                assert_same(&a, &b, "gate");
+            }
+            let (mut na, mut nb) = (vec![f16::ZERO; len], vec![f16::ZERO; len]);
+            f16::narrow(scalar(), &x, &mut na);
+            f16::narrow(kernels, &x, &mut nb);
+            assert_eq!(na, nb);
+            let sums: Vec<i32> = x.iter().map(|v| (v * 1e6) as i32).collect();
+            for scale in [Scale::Multiply(0.0173), Scale::Divide(57.3)] {
+                scalar().rescale(&sums, 3.7, scale, &mut a);
+                kernels.rescale(&sums, 3.7, scale, &mut b);
+                assert_same(&a, &b, "rescale");
+            }
+        }
+    }
+}
+
+#[test]
+fn head_is_equal_on_every_isa_and_for_every_tiling() {
+    for len in [5, 16, 100] {
+        for (r, n) in [(1, 1), (3, 2), (4, 6), (9, 13)] {
+            let xs = values(n * len, 3);
+            let wide = values(r * len, 4);
+            let narrow: Vec<f16> = wide.iter().map(|v| f16::from_f32(*v)).collect();
+            let brain: Vec<bf16> = wide.iter().map(|v| bf16::from_f32(*v)).collect();
+            let bytes: Vec<i8> = wide.iter().map(|v| *v as i8).collect();
+            check_head(&wide, len, r, &xs);
+            check_head(&narrow, len, r, &xs);
+            check_head(&brain, len, r, &xs);
+            check_head(&bytes, len, r, &xs);
+        }
+    }
+}
+
+fn check_head<E: HeadElement>(rows: &[E], len: usize, r: usize, xs: &[f32]) {
+    let n = xs.len() / len;
+    // One row and one vector at a time, by the definition.
+    let mut want = vec![0.0; n * r];
+    for x in 0..n {
+        for row in 0..r {
+            let out = &mut want[x * r + row..][..1];
+            scalar().head(&rows[row * len..][..len], len, &xs[x * len..][..len], out);
+        }
+    }
+    for kernels in isas().chain([scalar()]) {
+        let mut got = vec![0.0; n * r];
+        kernels.head(rows, len, xs, &mut got);
+        assert_same(&want, &got, "head");
+    }
+}
+
+/// Attention in f64 with the same storage.
+fn reference(tile: &AttentionTile<'_, f32>, query: &[f32], position: usize) -> Vec<f64> {
+    let block = |p: usize| tile.blocks[p / 16].0 as usize;
+    let key = |p: usize, d: usize| {
+        tile.keys[block(p) * tile.key_block_stride + tile.key_head_offset + d * 16 + p % 16]
+    };
+    let value = |p: usize, d: usize| {
+        let at = block(p) * tile.value_block_stride + tile.value_head_offset;
+        tile.values[at + p % 16 * tile.padded_head_dim + d]
+    };
+    let scores: Vec<f64> = (0..=position)
+        .map(|p| {
+            let dot: f64 =
+                (0..tile.head_dim).map(|d| f64::from(query[d]) * f64::from(key(p, d))).sum();
+            dot * f64::from(tile.scale)
+        })
+        .collect();
+    let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    (0..tile.head_dim)
+        .map(|d| (0..=position).map(|p| weights[p] * f64::from(value(p, d))).sum::<f64>() / total)
+        .collect()
+}
+
+#[test]
+fn attention_matches_f64_and_does_not_depend_on_tile_mates_or_isa() {
+    for (head_dim, heads) in [(32, 1), (20, 2), (64, 1)] {
+        let padded = usize::next_multiple_of(head_dim, LANES);
+        let pool = 7;
+        let keys: Vec<f32> =
+            values(pool * heads * head_dim * 16, 5).iter().map(|v| v / 8.0).collect();
+        let stored = values(pool * heads * padded * 16, 6);
+        let blocks: Vec<BlockId> = [3, 0, 6, 1].map(BlockId).to_vec();
+        let tile = AttentionTile {
+            keys: &keys,
+            values: &stored,
+            key_block_stride: heads * head_dim * 16,
+            value_block_stride: heads * padded * 16,
+            key_head_offset: (heads - 1) * head_dim * 16,
+            value_head_offset: (heads - 1) * padded * 16,
+            blocks: &blocks,
+            head_dim,
+            padded_head_dim: padded,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+        };
+        let positions: Vec<usize> = vec![0, 63, 15, 16, 17, 40, 2, 62, 33, 5, 31, 32, 47];
+        let queries = values(positions.len() * head_dim, 7);
+        let mut alone = vec![0.0; positions.len() * padded];
+        for (i, &position) in positions.iter().enumerate() {
+            let query = &queries[i * head_dim..][..head_dim];
+            let out = &mut alone[i * padded..][..padded];
+            scalar().attention(&tile, query, &[position], &mut Vec::new(), out);
+            for (d, want) in reference(&tile, query, position).into_iter().enumerate() {
+                let error = (f64::from(out[d]) - want).abs();
+                assert!(error < 2e-4, "position {position}, element {d}: {} {want}", out[d]);
+            }
+        }
+        for kernels in isas().chain([scalar()]) {
+            let mut together = vec![0.0; positions.len() * padded];
+            kernels.attention(&tile, &queries, &positions, &mut Vec::new(), &mut together);
+            assert_same(&alone, &together, "attention");
+        }
+    }
+}
+
+#[test]
+fn exp_is_accurate() {
+    let mut gate = [0f32; LANES];
+    for start in -400..400 {
+        for (i, g) in gate.iter_mut().enumerate() {
+            *g = (start * 16 + i as i32) as f32 * 0.0125;
+        }
+        let x = gate;
+        let ones = [1f32; LANES];
+        scalar().gate(Activation::Silu, &mut gate, &ones);
+        for (x, y) in x.iter().zip(gate) {
+            let want = f64::from(*x) / (1.0 + (-f64::from(*x)).exp());
+            let error = (f64::from(y) - want).abs() / want.abs().max(1e-30);
+            assert!(error < 6e-7, "silu({x}) = {y}, not {want}");
+        }
+    }
+}
