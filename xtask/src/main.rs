@@ -1,2 +1,51 @@
-//! Repository tasks.
-fn main() {}
+//! Repository tasks: `cargo xtask TASK`. What people run by hand and what CI runs are the same
+//! commands; each task is a file that starts other programs and adds no logic of its own.
+
+mod process;
+mod test;
+
+use std::process::ExitCode;
+
+/// A task: its name, its arguments, what it does, and the function that does it.
+struct Task {
+    name: &'static str,
+    arguments: &'static str,
+    summary: &'static str,
+    run: fn(&[String]) -> anyhow::Result<()>,
+}
+
+const TASKS: &[Task] = &[Task {
+    name: "test",
+    arguments: "[FILTER…]",
+    summary: "run every test: unit, integration, documentation; a filter runs only matching ones",
+    run: test::run,
+}];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((name, rest)) = arguments.split_first() else {
+        print!("{}", list());
+        return ExitCode::SUCCESS;
+    };
+    let Some(task) = TASKS.iter().find(|task| task.name == name) else {
+        eprint!("error: unknown task '{name}'\n\n{}", list());
+        return ExitCode::FAILURE;
+    };
+    match (task.run)(rest) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The tasks, as bare `cargo xtask` prints them.
+fn list() -> String {
+    let mut text = String::from("Tasks:\n");
+    for task in TASKS {
+        let usage = format!("{} {}", task.name, task.arguments);
+        text += &format!("  cargo xtask {usage:<34} {}\n", task.summary);
+    }
+    text + "\nEverything that must pass before a change lands: .ci/run\n"
+}

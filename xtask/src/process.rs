@@ -1,0 +1,56 @@
+//! Starting other programs: from the repository's root, printed before they run, with all their
+//! output on this process's standard output so that a reader of one stream sees every summary.
+
+use std::{
+    ffi::OsStr,
+    io::Write as _,
+    os::fd::AsFd as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, bail};
+
+/// The repository's root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in a folder of the workspace")
+}
+
+/// The cargo that started this program.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// Whether a cargo subcommand is installed.
+pub fn has_cargo_subcommand(name: &str) -> bool {
+    cargo()
+        .args([name, "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Prints the command, runs it to its end, and fails if it fails.
+pub fn run(command: &mut Command) -> anyhow::Result<()> {
+    let line = describe(command);
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "$ {line}")?;
+    stdout.flush()?;
+    let stderr = stdout.as_fd().try_clone_to_owned().context("standard output is closed")?;
+    let status = command.stderr(stderr).status().with_context(|| format!("cannot start {line}"))?;
+    if !status.success() {
+        bail!("{line}: {status}");
+    }
+    Ok(())
+}
+
+fn describe(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    let words: Vec<_> =
+        std::iter::once(name).chain(command.get_args()).map(OsStr::to_string_lossy).collect();
+    words.join(" ")
+}
