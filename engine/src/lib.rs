@@ -10,7 +10,21 @@
 
 pub mod backend;
 pub mod config;
+mod engine;
 pub mod formats;
 pub mod kernels;
 pub mod kv;
 pub mod math;
+mod request;
+pub mod sampler;
+pub mod scheduler;
+pub mod text;
+
+pub use engine::{Engine, EngineConfig, EngineStats, StepReport};
+pub use request::{
+    Choice, Event, FinishReason, Output, Request, RequestError, RequestId, SubmitError,
+    TokenLogprob,
+};
+pub use sampler::{InvalidParam, SamplingParams};
+pub use scheduler::Priority;
+pub use text::TokenText;

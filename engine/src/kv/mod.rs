@@ -1,5 +1,26 @@
 //! KV blocks: who holds which block of the backend's storage, and which block already has the keys
 //! and values a new prompt needs. Pure bookkeeping; the storage itself belongs to the backend.
+//!
+//! Every block is in exactly one of three states:
+//!
+//! ```text
+//!            allocate                    release, nobody left
+//!   free ──────────────► held (refs ≥ 1) ───────────────────► free      (not in the prefix cache)
+//!    ▲                        ▲    │
+//!    │ evicted, oldest first  │    │ release, nobody left             (in the prefix cache)
+//!    └──────────── cached ◄───┼────┘
+//!                     └───────┘ prefix hit
+//! ```
+//!
+//! [`BlockCache`] joins the two halves: [`BlockPool`] counts holders, [`PrefixCache`] knows contents.
+
+mod cache;
+mod pool;
+mod prefix;
+
+pub use cache::{BlockCache, Writable};
+pub use pool::BlockPool;
+pub use prefix::{BlockHash, PrefixCache};
 
 /// Token positions per KV block.
 pub const BLOCK_TOKENS: usize = 16;
@@ -7,3 +28,14 @@ pub const BLOCK_TOKENS: usize = 16;
 /// Index of a KV block in the backend's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
+
+impl BlockId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Blocks that hold `tokens` positions.
+pub fn blocks_for(tokens: usize) -> usize {
+    tokens.div_ceil(BLOCK_TOKENS)
+}

@@ -1,0 +1,433 @@
+//! The loop that joins scheduler, backend and sampler.
+//!
+//! [`Engine::step`] is one turn: end what was cancelled or is late, plan, copy blocks, run the
+//! backend, commit, draw a token for every sequence that has all its positions computed. The engine
+//! has no thread and no clock: the caller calls `step` until [`Engine::is_idle`] and says what
+//! time it is.
+//!
+//! Invariant: a request is in `active` exactly as long as one of its sequences is in the scheduler,
+//! and leaves with one `Finished` or `Failed`.
+
+mod active;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
+
+use active::Active;
+
+use crate::{
+    backend::{Backend, Chunk, StepError},
+    kv::{BLOCK_TOKENS, BlockHash},
+    request::{Event, FinishReason, Request, RequestError, RequestId, SubmitError},
+    sampler::{self, Context, Scratch},
+    scheduler::{Limits, Plan, Planned, Refusal, Scheduler, SequenceId},
+    text::TokenText,
+};
+
+/// Bounds of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Longest sequence, prompt and answer together.
+    pub context_length: usize,
+    /// Sequences that may hold KV blocks at once; at least 1.
+    pub max_sequences: usize,
+    /// Tokens of one step, prefill chunks and decodes together; raised to `max_sequences`.
+    pub token_budget: usize,
+    /// Whether KV blocks are reused by content.
+    pub prefix_cache: bool,
+    /// Steps without work, or preemptions, after which a sequence without a new token fails.
+    pub stall_limit: u32,
+    /// Requests the engine holds at most, waiting ones included.
+    pub max_requests: usize,
+}
+
+impl EngineConfig {
+    /// The defaults for a model of this context length.
+    pub fn new(context_length: usize) -> Self {
+        Self {
+            context_length,
+            max_sequences: 64,
+            token_budget: 512,
+            prefix_cache: true,
+            stall_limit: 1000,
+            max_requests: 16_384,
+        }
+    }
+}
+
+/// What one step did.
+#[derive(Debug, Clone, Default)]
+pub struct StepReport {
+    /// What happened to requests, in order.
+    pub events: Vec<Event>,
+    /// Sequences that took part.
+    pub sequences: usize,
+    /// Tokens computed: rows of the step's matrices.
+    pub rows: usize,
+    /// Rows of prefill chunks.
+    pub prefill_tokens: usize,
+    /// Rows of decodes.
+    pub decode_tokens: usize,
+    /// Sequences sent back to Pending.
+    pub preempted: usize,
+    /// Whether the backend reported an error.
+    pub failed: bool,
+}
+
+/// Gauges and counters of an engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Sequences that hold KV blocks.
+    pub running: usize,
+    /// Sequences in line.
+    pub waiting: usize,
+    /// KV blocks held by sequences.
+    pub blocks_used: usize,
+    /// KV blocks kept for their contents.
+    pub blocks_cached: usize,
+    /// All KV blocks.
+    pub blocks_total: usize,
+    /// Tokens found in the prefix cache at admissions.
+    pub prefix_hit_tokens: u64,
+    /// Tokens not found there.
+    pub prefix_miss_tokens: u64,
+    /// Steps the backend ran.
+    pub steps: u64,
+    /// Steps it failed.
+    pub failed_steps: u64,
+    /// Tokens computed in prefill chunks.
+    pub prefill_tokens: u64,
+    /// Tokens computed in decodes.
+    pub decode_tokens: u64,
+    /// Tokens drawn.
+    pub generated_tokens: u64,
+    /// Sequences sent back to Pending.
+    pub preemptions: u64,
+    /// Requests that ended with an output.
+    pub finished: u64,
+    /// Requests that ended with an error.
+    pub failed: u64,
+}
+
+/// Continuous batching of requests over one backend.
+pub struct Engine {
+    backend: Box<dyn Backend>,
+    vocabulary: Arc<dyn TokenText>,
+    eos_tokens: Vec<u32>,
+    config: EngineConfig,
+    scheduler: Scheduler,
+    active: BTreeMap<RequestId, Active>,
+    next_request: u64,
+    /// Requests to end with the next step.
+    cancelled: BTreeSet<RequestId>,
+    /// Requests with a deadline, the earliest first.
+    deadlines: BTreeSet<(Instant, RequestId)>,
+    /// Logits of the step. // (position, vocab)
+    logits: Vec<f32>,
+    scratch: Scratch,
+    /// Counters only; the gauges are filled in by [`Engine::stats`].
+    counters: EngineStats,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("numerics_class", &self.backend.numerics_class())
+            .field("config", &self.config)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// An engine without requests over all KV blocks of `backend`.
+    pub fn new(
+        backend: Box<dyn Backend>,
+        vocabulary: Arc<dyn TokenText>,
+        eos_tokens: Vec<u32>,
+        config: EngineConfig,
+    ) -> Self {
+        let limits = Limits {
+            max_sequences: config.max_sequences,
+            token_budget: config.token_budget,
+            prefix_cache: config.prefix_cache,
+            stall_limit: config.stall_limit,
+        };
+        let scheduler = Scheduler::new(limits, backend.block_count());
+        Self {
+            backend,
+            vocabulary,
+            eos_tokens,
+            config,
+            scheduler,
+            active: BTreeMap::new(),
+            next_request: 0,
+            cancelled: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            logits: Vec::new(),
+            scratch: Scratch::default(),
+            counters: EngineStats::default(),
+        }
+    }
+
+    /// Accepts a request; it starts with one of the next steps. A deadline before `now` is
+    /// accepted and ends it with the next step.
+    ///
+    /// # Errors
+    /// The field at fault, or that the engine is full. Nothing of the request is kept then.
+    pub fn submit(&mut self, request: Request, _now: Instant) -> Result<RequestId, SubmitError> {
+        self.check(&request)?;
+        let id = RequestId(self.next_request);
+        self.next_request += 1;
+        let root = BlockHash::root(self.backend.numerics_class(), &request.salt);
+        if let Some(deadline) = request.deadline {
+            self.deadlines.insert((deadline, id));
+        }
+        let active = Active::new(id, &request, self.config.context_length, &self.eos_tokens);
+        self.scheduler.add(active.sequence(0), request.prompt, root);
+        self.active.insert(id, active);
+        Ok(id)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), SubmitError> {
+        let (prompt, sampling) = (&request.prompt, &request.sampling);
+        if prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        let (tokens, context_length) = (prompt.len(), self.config.context_length);
+        if tokens >= context_length {
+            return Err(SubmitError::PromptTooLong { tokens, context_length });
+        }
+        let capacity = self.scheduler.cache().total() * BLOCK_TOKENS;
+        if tokens > capacity {
+            return Err(SubmitError::PromptExceedsCache { tokens, capacity });
+        }
+        sampling.validate()?;
+        let vocab_size = self.backend.vocab_size();
+        known("prompt", prompt.iter(), vocab_size)?;
+        known("logit_bias", sampling.logit_bias.keys(), vocab_size)?;
+        known("stop_tokens", sampling.stop_tokens.iter(), vocab_size)?;
+        if self.active.len() >= self.config.max_requests {
+            return Err(SubmitError::Full { requests: self.active.len() });
+        }
+        Ok(())
+    }
+
+    /// Ends a request with the next step; what it has generated is returned. No effect on one that
+    /// has ended.
+    pub fn cancel(&mut self, id: RequestId) {
+        if self.active.contains_key(&id) {
+            self.cancelled.insert(id);
+        }
+    }
+
+    /// Whether no request is in the engine.
+    pub fn is_idle(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// Gauges and counters.
+    pub fn stats(&self) -> EngineStats {
+        let scheduled = self.scheduler.counters();
+        let cache = self.scheduler.cache();
+        EngineStats {
+            running: self.scheduler.running(),
+            waiting: self.scheduler.waiting(),
+            blocks_used: cache.held(),
+            blocks_cached: cache.cached(),
+            blocks_total: cache.total(),
+            prefix_hit_tokens: scheduled.prefix_hit_tokens,
+            prefix_miss_tokens: scheduled.prefix_miss_tokens,
+            preemptions: scheduled.preemptions,
+            ..self.counters
+        }
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &dyn Backend {
+        self.backend.as_ref()
+    }
+
+    /// One turn of the loop. Runs nothing when no request is left.
+    pub fn step(&mut self, now: Instant) -> StepReport {
+        let mut report = StepReport::default();
+        self.end_cancelled_and_late(now, &mut report);
+        let mut plan = self.scheduler.plan();
+        self.note_plan(&mut plan, &mut report);
+        if plan.chunks.is_empty() {
+            return report;
+        }
+        let result = self.run(&plan, &mut report);
+        match result {
+            Ok(()) => {
+                self.scheduler.commit(&plan);
+                self.sample_all(&plan, &mut report);
+            }
+            Err(error) => self.fail_step(&plan, error, &mut report),
+        }
+        report
+    }
+
+    fn end_cancelled_and_late(&mut self, now: Instant, report: &mut StepReport) {
+        for id in std::mem::take(&mut self.cancelled) {
+            self.end(id, FinishReason::Cancelled, None, report);
+        }
+        while let Some((deadline, id)) = self.deadlines.first().copied()
+            && deadline <= now
+        {
+            self.end(id, FinishReason::Deadline, None, report);
+        }
+    }
+
+    /// Notes what the plan decided about requests, and drops chunks of those that fail by it.
+    fn note_plan(&mut self, plan: &mut Plan, report: &mut StepReport) {
+        report.preempted = plan.preempted.len();
+        for (id, spared) in &plan.admitted {
+            if let Some(active) = self.active.get_mut(&RequestId(id.request)) {
+                active.note_cached(*spared);
+            }
+        }
+        for (id, refusal) in std::mem::take(&mut plan.refused) {
+            let error = match refusal {
+                Refusal::OutOfBlocks { needed, total } => {
+                    RequestError::OutOfBlocks { needed, total }
+                }
+                Refusal::NoProgress { stalls } => RequestError::NoProgress { stalls },
+            };
+            self.end(RequestId(id.request), FinishReason::Failed, Some(error), report);
+        }
+        plan.chunks.retain(|planned| self.scheduler.contains(planned.id));
+    }
+
+    fn run(&mut self, plan: &Plan, report: &mut StepReport) -> Result<(), StepError> {
+        for (from, to) in &plan.copies {
+            self.backend.copy_block(*from, *to);
+        }
+        let chunks: Vec<Chunk<'_>> =
+            plan.chunks.iter().map(|planned| self.scheduler.chunk(planned)).collect();
+        let (decodes, prefills): (Vec<&Planned>, Vec<&Planned>) =
+            plan.chunks.iter().partition(|planned| planned.decodes);
+        let tokens = |chunks: &[&Planned]| chunks.iter().map(|c| c.end - c.start).sum::<usize>();
+        report.sequences = plan.chunks.len();
+        report.prefill_tokens = tokens(&prefills);
+        report.decode_tokens = tokens(&decodes);
+        report.rows = report.prefill_tokens + report.decode_tokens;
+        self.counters.steps += 1;
+        self.counters.prefill_tokens += report.prefill_tokens as u64;
+        self.counters.decode_tokens += report.decode_tokens as u64;
+        self.backend.step(&chunks, &mut self.logits)
+    }
+
+    fn fail_step(&mut self, plan: &Plan, error: StepError, report: &mut StepReport) {
+        report.failed = true;
+        self.counters.failed_steps += 1;
+        self.scheduler.distrust(plan);
+        let error = Arc::new(error);
+        for planned in &plan.chunks {
+            let error = RequestError::Step(error.clone());
+            self.end(RequestId(planned.id.request), FinishReason::Failed, Some(error), report);
+        }
+    }
+
+    /// Draws the next token of every sequence with logits, in the order of the rows.
+    fn sample_all(&mut self, plan: &Plan, report: &mut StepReport) {
+        let vocab_size = self.backend.vocab_size();
+        let mut logits = std::mem::take(&mut self.logits);
+        let sampling = plan.chunks.iter().filter(|planned| planned.samples).count();
+        assert_eq!(logits.len(), sampling * vocab_size, "the backend returns what was asked for");
+        let rows = logits.chunks_exact_mut(vocab_size);
+        for (planned, row) in plan.chunks.iter().filter(|planned| planned.samples).zip(rows) {
+            // A choice of the same request may have failed on an earlier row.
+            let Some(active) = self.active.get_mut(&RequestId(planned.id.request)) else {
+                continue;
+            };
+            let newcomers = active.start_choices();
+            for choice in newcomers.clone() {
+                self.scheduler.fork(planned.id, SequenceId { choice, ..planned.id });
+            }
+            // Drawing overwrites the row, so the choices that start from it draw from copies.
+            for choice in newcomers {
+                let id = SequenceId { choice, ..planned.id };
+                self.sample_one(id, planned.end, &mut row.to_vec(), report);
+            }
+            self.sample_one(planned.id, planned.end, row, report);
+        }
+        self.logits = logits;
+    }
+
+    /// Draws the token at `position` of one choice and books it.
+    fn sample_one(
+        &mut self,
+        id: SequenceId,
+        position: usize,
+        logits: &mut [f32],
+        report: &mut StepReport,
+    ) {
+        let request = RequestId(id.request);
+        let Some(active) = self.active.get_mut(&request) else { return };
+        let context: Context<'_> = active.context(id.choice, position);
+        let drawn = match sampler::sample(logits, &active.sampling, context, &mut self.scratch) {
+            Ok(drawn) => drawn,
+            Err(source) => {
+                let error = RequestError::Sample { position, source };
+                return self.end(request, FinishReason::Failed, Some(error), report);
+            }
+        };
+        self.counters.generated_tokens += 1;
+        let token = drawn.token;
+        let ended = active.push(id.choice, drawn, self.vocabulary.as_ref(), &mut report.events);
+        self.scheduler.push_token(id, token);
+        if ended {
+            self.scheduler.remove(id);
+            if active.has_ended() {
+                self.end(request, FinishReason::Stop, None, report);
+            }
+        }
+    }
+
+    /// Takes a request out of the engine, whatever its state. Choices that have not ended get
+    /// `reason`.
+    fn end(
+        &mut self,
+        id: RequestId,
+        reason: FinishReason,
+        error: Option<RequestError>,
+        report: &mut StepReport,
+    ) {
+        let Some(mut active) = self.active.remove(&id) else { return };
+        for choice in 0..active.started() {
+            self.scheduler.remove(active.sequence(choice));
+        }
+        self.cancelled.remove(&id);
+        if let Some(deadline) = active.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+        active.end_choices(reason, &mut report.events);
+        let output = active.into_output();
+        report.events.push(match error {
+            None => {
+                self.counters.finished += 1;
+                Event::Finished { id, output }
+            }
+            Some(error) => {
+                self.counters.failed += 1;
+                Event::Failed { id, error, output }
+            }
+        });
+    }
+}
+
+/// Checks that the model has every one of a field's tokens.
+fn known<'a>(
+    field: &'static str,
+    mut tokens: impl Iterator<Item = &'a u32>,
+    vocab_size: usize,
+) -> Result<(), SubmitError> {
+    match tokens.find(|token| **token as usize >= vocab_size) {
+        None => Ok(()),
+        Some(token) => Err(SubmitError::TokenOutOfRange { field, token: *token, vocab_size }),
+    }
+}

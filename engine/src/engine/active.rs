@@ -1,0 +1,193 @@
+//! A request while it is in the engine: its choices, their tokens and text.
+
+use std::time::Instant;
+
+use crate::{
+    request::{Choice, Event, FinishReason, Output, Request, RequestId, TokenLogprob},
+    sampler::{Context, Drawn, Logprobs, SamplingParams, TokenCounts},
+    scheduler::{Priority, SequenceId},
+    text::{TextAssembler, TokenText},
+};
+
+/// One answer in the making.
+#[derive(Debug)]
+struct Generation {
+    tokens: Vec<u32>,
+    text: TextAssembler,
+    counts: TokenCounts,
+    logprobs: Option<Vec<TokenLogprob>>,
+    finish_reason: Option<FinishReason>,
+}
+
+/// A request that has not ended.
+#[derive(Debug)]
+pub(super) struct Active {
+    id: RequestId,
+    priority: Priority,
+    pub sampling: SamplingParams,
+    pub deadline: Option<Instant>,
+    prompt_tokens: usize,
+    /// `max_tokens`, as far as the context has room.
+    max_tokens: usize,
+    /// Known with the first admission.
+    cached_tokens: Option<usize>,
+    /// Tokens that end a choice: stop tokens, and end-of-sequence ones unless ignored.
+    ends: Vec<u32>,
+    /// One for each of the `n` choices.
+    choices: Vec<Generation>,
+    /// Choices with a sequence: one until the prompt is computed, then all.
+    started: u32,
+}
+
+impl Active {
+    pub fn new(
+        id: RequestId,
+        request: &Request,
+        context_length: usize,
+        eos_tokens: &[u32],
+    ) -> Self {
+        let sampling = request.sampling.clone();
+        let mut ends = sampling.stop_tokens.clone();
+        if !sampling.ignore_eos {
+            ends.extend(eos_tokens);
+        }
+        let choices = (0..sampling.n).map(|_| Generation {
+            tokens: Vec::new(),
+            text: TextAssembler::new(&sampling.stop),
+            counts: TokenCounts::new(&sampling, &request.prompt),
+            logprobs: sampling.logprobs.map(|_| Vec::new()),
+            finish_reason: None,
+        });
+        Self {
+            id,
+            priority: request.priority,
+            deadline: request.deadline,
+            prompt_tokens: request.prompt.len(),
+            max_tokens: sampling.max_tokens.min(context_length - request.prompt.len()),
+            cached_tokens: None,
+            ends,
+            choices: choices.collect(),
+            sampling,
+            started: 1,
+        }
+    }
+
+    /// The scheduler's name for a choice.
+    pub fn sequence(&self, choice: u32) -> SequenceId {
+        SequenceId { priority: self.priority, request: self.id.0, choice }
+    }
+
+    /// Choices with a sequence: `0..started`.
+    pub fn started(&self) -> u32 {
+        self.started
+    }
+
+    /// The prompt is computed: all choices start now. Returns those that had no sequence.
+    pub fn start_choices(&mut self) -> std::ops::Range<u32> {
+        let first = std::mem::replace(&mut self.started, self.choices.len() as u32);
+        first..self.started
+    }
+
+    /// Tokens the prefix cache spared at an admission. Only the first counts: later ones are
+    /// returns from a preemption, or choices that share the prompt.
+    pub fn note_cached(&mut self, tokens: usize) {
+        self.cached_tokens.get_or_insert(tokens);
+    }
+
+    /// What the next draw of a choice depends on.
+    pub fn context(&self, choice: u32, position: usize) -> Context<'_> {
+        let generation = &self.choices[choice as usize];
+        let early = generation.tokens.len() < self.sampling.min_tokens;
+        let masked = if early { self.ends.as_slice() } else { &[] };
+        Context { counts: &generation.counts, masked, choice, position }
+    }
+
+    /// Books a drawn token. True if it ended the choice.
+    pub fn push(
+        &mut self,
+        choice: u32,
+        drawn: Drawn,
+        vocabulary: &dyn TokenText,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        let generation = &mut self.choices[choice as usize];
+        let token = drawn.token;
+        generation.tokens.push(token);
+        generation.counts.add(token);
+        if let (Some(list), Some(logprobs)) = (&mut generation.logprobs, drawn.logprobs) {
+            list.push(describe(token, logprobs, vocabulary));
+        }
+        let may_stop = generation.tokens.len() >= self.sampling.min_tokens;
+        let stopped = if self.ends.contains(&token) {
+            true
+        } else {
+            let special = vocabulary.is_special(token);
+            let bytes = if special { &[] } else { vocabulary.bytes(token) };
+            generation.text.push(bytes, may_stop)
+        };
+        if stopped {
+            generation.finish_reason = Some(FinishReason::Stop);
+        } else if generation.tokens.len() >= self.max_tokens {
+            generation.finish_reason = Some(FinishReason::Length);
+        }
+        let text = match &mut generation.finish_reason {
+            None => generation.text.take_certain(),
+            Some(reason) => {
+                if generation.text.finish(may_stop) {
+                    *reason = FinishReason::Stop;
+                }
+                generation.text.take_rest()
+            }
+        };
+        events.push(Event::Delta { id: self.id, choice, text, tokens: vec![token] });
+        generation.finish_reason.is_some()
+    }
+
+    /// Whether every choice has ended.
+    pub fn has_ended(&self) -> bool {
+        self.choices.iter().all(|generation| generation.finish_reason.is_some())
+    }
+
+    /// Ends the choices that have not, and hands out the text they held back.
+    pub fn end_choices(&mut self, reason: FinishReason, events: &mut Vec<Event>) {
+        for (choice, generation) in self.choices.iter_mut().enumerate() {
+            if generation.finish_reason.is_some() {
+                continue;
+            }
+            generation.finish_reason = Some(reason);
+            generation.text.finish(false);
+            let text = generation.text.take_rest();
+            if !text.is_empty() {
+                let (choice, tokens) = (choice as u32, Vec::new());
+                events.push(Event::Delta { id: self.id, choice, text, tokens });
+            }
+        }
+    }
+
+    /// The answers.
+    pub fn into_output(self) -> Output {
+        let completion_tokens = self.choices.iter().map(|generation| generation.tokens.len()).sum();
+        let choices = self.choices.into_iter().enumerate().map(|(index, generation)| Choice {
+            index: index as u32,
+            tokens: generation.tokens,
+            text: generation.text.into_text(),
+            finish_reason: generation.finish_reason.unwrap_or(FinishReason::Failed),
+            logprobs: generation.logprobs,
+        });
+        Output {
+            choices: choices.collect(),
+            prompt_tokens: self.prompt_tokens,
+            completion_tokens,
+            cached_tokens: self.cached_tokens.unwrap_or(0),
+        }
+    }
+}
+
+fn describe(token: u32, logprobs: Logprobs, vocabulary: &dyn TokenText) -> TokenLogprob {
+    let entry = |token, logprob, top| {
+        let bytes = vocabulary.bytes(token).to_vec();
+        TokenLogprob { token, bytes, logprob, top }
+    };
+    let top = logprobs.top.into_iter().map(|(token, logprob)| entry(token, logprob, Vec::new()));
+    entry(token, logprobs.logprob, top.collect())
+}

@@ -1,0 +1,200 @@
+//! Pool and prefix cache as one: allocation that evicts, hits that hold, copy-on-write.
+
+use super::{BlockHash, BlockId, BlockPool, PrefixCache};
+
+/// How a holder may write to a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Writable {
+    /// Nobody else reads it: write where it is.
+    InPlace,
+    /// Others hold it: copy its storage to this new block first. The caller's hold has moved.
+    Copied(BlockId),
+}
+
+/// All KV blocks of a backend. See the state diagram in [the module](super).
+#[derive(Debug, Clone)]
+pub struct BlockCache {
+    pool: BlockPool,
+    prefix: PrefixCache,
+}
+
+impl BlockCache {
+    /// A cache over the blocks `0..count`, all free.
+    pub fn new(count: usize) -> Self {
+        let pool = BlockPool::new(count);
+        let prefix = PrefixCache::new(pool.total());
+        Self { pool, prefix }
+    }
+
+    /// Blocks in the backend's storage.
+    pub fn total(&self) -> usize {
+        self.pool.total()
+    }
+
+    /// Blocks without a holder, kept for their contents.
+    pub fn cached(&self) -> usize {
+        self.prefix.idle()
+    }
+
+    /// Blocks an allocation can get: free, or cached and evictable.
+    pub fn available(&self) -> usize {
+        self.pool.free() + self.prefix.idle()
+    }
+
+    /// Blocks with a holder.
+    pub fn held(&self) -> usize {
+        self.total() - self.available()
+    }
+
+    /// Holders of a block.
+    pub fn references(&self, block: BlockId) -> u32 {
+        self.pool.references(block)
+    }
+
+    /// A block to write to: from the free list, else the longest unheld cached one.
+    /// `None` when every block is held.
+    pub fn allocate(&mut self) -> Option<BlockId> {
+        if let Some(block) = self.pool.allocate() {
+            return Some(block);
+        }
+        let evicted = self.prefix.evict()?;
+        self.pool.recycle(evicted);
+        self.pool.allocate()
+    }
+
+    /// The block with these contents, without holding it.
+    pub fn peek(&self, hash: &BlockHash) -> Option<BlockId> {
+        self.prefix.get(hash)
+    }
+
+    /// Adds a holder to a held or cached block.
+    pub fn retain(&mut self, block: BlockId) {
+        self.pool.retain(block);
+        self.prefix.take_up(block);
+    }
+
+    /// Removes a holder.
+    pub fn release(&mut self, block: BlockId) {
+        if self.pool.release(block) == 0 && !self.prefix.let_go(block) {
+            self.pool.recycle(block);
+        }
+    }
+
+    /// Removes a sequence's hold on its whole table, the last block first (see [`PrefixCache`]).
+    pub fn release_all(&mut self, table: &mut Vec<BlockId>) {
+        while let Some(block) = table.pop() {
+            self.release(block);
+        }
+    }
+
+    /// Makes a full, held block findable by its contents.
+    pub fn register(&mut self, hash: BlockHash, block: BlockId) {
+        self.prefix.insert(hash, block);
+    }
+
+    /// Forgets the contents of a block. Its holders keep it; without any it is free.
+    pub fn forget(&mut self, block: BlockId) {
+        let idle = self.prefix.contains(block) && self.references(block) == 0;
+        self.prefix.forget(block);
+        if idle {
+            self.pool.recycle(block);
+        }
+    }
+
+    /// Prepares a held block for writing: a sole holder writes in place (and the prefix cache
+    /// forgets the block until it is registered again), otherwise the hold moves to a new block.
+    /// `None` when a copy is needed and every block is held.
+    pub fn make_writable(&mut self, block: BlockId) -> Option<Writable> {
+        if self.references(block) == 1 {
+            self.prefix.forget(block);
+            return Some(Writable::InPlace);
+        }
+        let copy = self.allocate()?;
+        self.release(block);
+        Some(Writable::Copied(copy))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::BLOCK_TOKENS;
+
+    fn name(tokens: u32) -> BlockHash {
+        BlockHash::root("class", b"").child(&[tokens; BLOCK_TOKENS])
+    }
+
+    fn allocate(cache: &mut BlockCache) -> BlockId {
+        cache.allocate().expect("a block is available")
+    }
+
+    #[test]
+    fn a_released_block_is_cached_when_named_and_free_when_not() {
+        let mut cache = BlockCache::new(2);
+        let (named, plain) = (allocate(&mut cache), allocate(&mut cache));
+        cache.register(name(1), named);
+        cache.release_all(&mut vec![named, plain]);
+        assert_eq!((cache.held(), cache.cached(), cache.available()), (0, 1, 2));
+        assert_eq!(cache.peek(&name(1)), Some(named));
+    }
+
+    #[test]
+    fn a_hit_holds_the_block_against_eviction() {
+        let mut cache = BlockCache::new(1);
+        let block = allocate(&mut cache);
+        cache.register(name(1), block);
+        cache.release(block);
+        cache.retain(block);
+        assert_eq!(cache.allocate(), None);
+        cache.release(block);
+        assert_eq!(cache.allocate(), Some(block), "unheld again, so evicted");
+        assert_eq!(cache.peek(&name(1)), None);
+    }
+
+    #[test]
+    fn the_tail_of_a_chain_is_evicted_before_its_head() {
+        let mut cache = BlockCache::new(2);
+        let mut table = vec![allocate(&mut cache), allocate(&mut cache)];
+        cache.register(name(1), table[0]);
+        cache.register(name(2), table[1]);
+        cache.release_all(&mut table);
+        allocate(&mut cache);
+        assert!(cache.peek(&name(1)).is_some());
+        assert!(cache.peek(&name(2)).is_none());
+    }
+
+    #[test]
+    fn writing_copies_a_shared_block_and_unnames_an_own_one() {
+        let mut cache = BlockCache::new(2);
+        let block = allocate(&mut cache);
+        cache.register(name(1), block);
+        cache.retain(block);
+        let Some(Writable::Copied(copy)) = cache.make_writable(block) else {
+            panic!("a shared block is copied")
+        };
+        assert_eq!((cache.references(block), cache.references(copy)), (1, 1));
+        assert_eq!(cache.peek(&name(1)), Some(block));
+        assert_eq!(cache.make_writable(block), Some(Writable::InPlace));
+        assert_eq!(cache.peek(&name(1)), None);
+    }
+
+    #[test]
+    fn a_copy_without_a_block_to_copy_to_is_refused() {
+        let mut cache = BlockCache::new(1);
+        let block = allocate(&mut cache);
+        cache.retain(block);
+        assert_eq!(cache.make_writable(block), None);
+        assert_eq!(cache.references(block), 2);
+    }
+
+    #[test]
+    fn forgetting_an_unheld_block_frees_it_once() {
+        let mut cache = BlockCache::new(1);
+        let block = allocate(&mut cache);
+        cache.register(name(1), block);
+        cache.release(block);
+        cache.forget(block);
+        cache.forget(block);
+        assert_eq!((cache.available(), cache.cached()), (1, 0));
+    }
+}

@@ -1,0 +1,195 @@
+//! The prefix cache: which block holds the keys and values of which tokens.
+//!
+//! Keys and values at a position depend on every token before it, so a block is named by a chain:
+//!
+//! ```text
+//! root     = BLAKE3(numerics class, tenant salt)
+//! hash[0]  = BLAKE3(root,    tokens  0..16)
+//! hash[i]  = BLAKE3(hash[i-1], tokens 16 i .. 16 i + 16)
+//! ```
+//!
+//! Only full blocks are named. The numerics class keeps apart blocks that different arithmetic
+//! wrote; the salt keeps tenants from seeing (by latency) what others have asked.
+//!
+//! Blocks nobody holds are kept in the order in which they were let go, and the oldest is evicted
+//! first. Holders release their last block first, so the tail of a chain goes before its head: a
+//! chain whose head is gone could never be hit.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{BLOCK_TOKENS, BlockId};
+
+/// Name of a full block's contents: the chain of all tokens up to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BlockHash([u8; 32]);
+
+impl BlockHash {
+    /// Start of the chains of one numerics class and one tenant.
+    pub fn root(numerics_class: &str, salt: &[u8]) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("tritmill KV prefix chain");
+        hasher.update(&(numerics_class.len() as u64).to_le_bytes());
+        hasher.update(numerics_class.as_bytes());
+        hasher.update(salt);
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// Name of the block after this one, holding `tokens`.
+    ///
+    /// # Panics
+    /// If `tokens` is not one full block.
+    pub fn child(&self, tokens: &[u32]) -> Self {
+        assert_eq!(tokens.len(), BLOCK_TOKENS, "only full blocks have a name");
+        let mut bytes = [0u8; 32 + 4 * BLOCK_TOKENS];
+        bytes[..32].copy_from_slice(&self.0);
+        for (to, token) in bytes[32..].chunks_exact_mut(4).zip(tokens) {
+            to.copy_from_slice(&token.to_le_bytes());
+        }
+        Self(*blake3::hash(&bytes).as_bytes())
+    }
+}
+
+/// What the cache knows about one block.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    hash: BlockHash,
+    /// When its last holder let go; `None` while held.
+    idle_since: Option<u64>,
+}
+
+/// Contents of blocks, and the order in which unheld ones may be evicted.
+#[derive(Debug, Clone)]
+pub struct PrefixCache {
+    blocks: HashMap<BlockHash, BlockId>,
+    entries: Vec<Option<Entry>>, // (block)
+    /// Unheld blocks by the tick of their release.
+    idle: BTreeMap<u64, BlockId>,
+    /// Counts releases: a clock that only orders.
+    tick: u64,
+}
+
+impl PrefixCache {
+    /// An empty cache over the blocks `0..count`.
+    pub fn new(count: usize) -> Self {
+        Self { blocks: HashMap::new(), entries: vec![None; count], idle: BTreeMap::new(), tick: 0 }
+    }
+
+    /// The block with these contents.
+    pub fn get(&self, hash: &BlockHash) -> Option<BlockId> {
+        self.blocks.get(hash).copied()
+    }
+
+    /// Whether the cache names this block.
+    pub fn contains(&self, block: BlockId) -> bool {
+        self.entries[block.index()].is_some()
+    }
+
+    /// Unheld blocks: what eviction can free.
+    pub fn idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Names a held block. The first block with some contents keeps the name: a second one with
+    /// the same contents stays unnamed and returns to the free list when let go.
+    pub fn insert(&mut self, hash: BlockHash, block: BlockId) {
+        if self.contains(block) || self.blocks.contains_key(&hash) {
+            return;
+        }
+        self.blocks.insert(hash, block);
+        self.entries[block.index()] = Some(Entry { hash, idle_since: None });
+    }
+
+    /// Drops the name of a block, since its contents are about to change or are in doubt.
+    pub fn forget(&mut self, block: BlockId) {
+        if let Some(entry) = self.entries[block.index()].take() {
+            self.blocks.remove(&entry.hash);
+            if let Some(tick) = entry.idle_since {
+                self.idle.remove(&tick);
+            }
+        }
+    }
+
+    /// The last holder let go. Returns whether the cache keeps the block.
+    pub fn let_go(&mut self, block: BlockId) -> bool {
+        let Some(entry) = &mut self.entries[block.index()] else { return false };
+        self.tick += 1;
+        entry.idle_since = Some(self.tick);
+        self.idle.insert(self.tick, block);
+        true
+    }
+
+    /// An unheld block gets a holder again.
+    pub fn take_up(&mut self, block: BlockId) {
+        if let Some(entry) = &mut self.entries[block.index()]
+            && let Some(tick) = entry.idle_since.take()
+        {
+            self.idle.remove(&tick);
+        }
+    }
+
+    /// Forgets the block that has been unheld for longest, and returns it.
+    pub fn evict(&mut self) -> Option<BlockId> {
+        let (_, block) = self.idle.pop_first()?;
+        if let Some(entry) = self.entries[block.index()].take() {
+            self.blocks.remove(&entry.hash);
+        }
+        Some(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(tokens: u32) -> Vec<u32> {
+        (0..BLOCK_TOKENS as u32).map(|i| tokens + i).collect()
+    }
+
+    #[test]
+    fn a_name_depends_on_class_salt_parent_and_tokens() {
+        let root = BlockHash::root("class", b"salt");
+        let name = root.child(&block(1));
+        assert_eq!(name, BlockHash::root("class", b"salt").child(&block(1)));
+        assert_ne!(name, BlockHash::root("other", b"salt").child(&block(1)));
+        assert_ne!(name, BlockHash::root("class", b"pepper").child(&block(1)));
+        assert_ne!(name, BlockHash::root("clas", b"ssalt").child(&block(1)));
+        assert_ne!(name, root.child(&block(2)));
+        assert_ne!(root.child(&block(2)), name.child(&block(2)));
+    }
+
+    #[test]
+    fn the_block_let_go_first_is_evicted_first() {
+        let mut cache = PrefixCache::new(3);
+        let root = BlockHash::root("", b"");
+        let hashes = [0, 1, 2].map(|i| root.child(&block(i)));
+        for (i, hash) in hashes.iter().enumerate() {
+            cache.insert(*hash, BlockId(i as u32));
+        }
+        for i in [1, 0, 2] {
+            assert!(cache.let_go(BlockId(i)));
+        }
+        cache.take_up(BlockId(1));
+        assert!(cache.let_go(BlockId(1)));
+        assert_eq!(cache.evict(), Some(BlockId(0)));
+        assert_eq!(cache.get(&hashes[0]), None);
+        assert_eq!(cache.evict(), Some(BlockId(2)));
+        assert_eq!(cache.evict(), Some(BlockId(1)));
+        assert_eq!(cache.evict(), None);
+    }
+
+    #[test]
+    fn held_blocks_are_never_evicted() {
+        let mut cache = PrefixCache::new(1);
+        cache.insert(BlockHash::root("", b"").child(&block(0)), BlockId(0));
+        assert_eq!(cache.evict(), None);
+    }
+
+    #[test]
+    fn equal_contents_keep_the_first_block() {
+        let mut cache = PrefixCache::new(2);
+        let hash = BlockHash::root("", b"").child(&block(0));
+        cache.insert(hash, BlockId(0));
+        cache.insert(hash, BlockId(1));
+        assert_eq!(cache.get(&hash), Some(BlockId(0)));
+        assert!(!cache.let_go(BlockId(1)));
+    }
+}

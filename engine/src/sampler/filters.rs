@@ -1,0 +1,146 @@
+//! From logits to the tokens that may be drawn, and their weights.
+//!
+//! With `p` the softmax of `logit / temperature`:
+//!
+//! * top-k keeps the tokens whose logit is at least the k-th largest;
+//! * top-p keeps, in descending order, tokens until the sum of those before reaches `top_p`;
+//! * min-p drops tokens with `p < min_p · p_max`.
+//!
+//! Each filter works on the distribution the one before left. Equal logits are ordered by token
+//! id, the lower first. No filter sorts the vocabulary: top-k selects, and top-p sorts only the
+//! head of the distribution that it keeps. Sums run in one fixed order, in f64: over all candidates
+//! by ascending token id, within top-p by descending probability.
+
+use super::{SampleError, SamplingParams, math};
+
+/// A token that may be drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// The token.
+    pub token: u32,
+    /// Its logit, before the temperature.
+    pub logit: f32,
+    /// Its probability relative to the most probable token's: `exp((logit − max) / temperature)`.
+    pub weight: f64,
+}
+
+/// Buffers that are as long as the vocabulary, kept from token to token.
+#[derive(Debug, Clone, Default)]
+pub struct Scratch {
+    candidates: Vec<Candidate>,
+    logits: Vec<f32>,
+}
+
+/// Tokens that top-p looks at first; each further look takes eight times as many.
+const HEAD: usize = 64;
+
+/// The largest logit and the lowest token that has it.
+///
+/// # Errors
+/// If a logit is NaN or +∞, or all are −∞.
+pub fn largest(logits: &[f32]) -> Result<(u32, f32), SampleError> {
+    let mut best = (0, f32::NEG_INFINITY);
+    for (token, logit) in logits.iter().enumerate() {
+        if *logit > best.1 {
+            best = (token as u32, *logit);
+        } else if logit.is_nan() {
+            return Err(SampleError::NotFinite { token: token as u32, logit: *logit });
+        }
+    }
+    if best.1 == f32::INFINITY {
+        return Err(SampleError::NotFinite { token: best.0, logit: best.1 });
+    }
+    if best.1 == f32::NEG_INFINITY { Err(SampleError::NothingLeft) } else { Ok(best) }
+}
+
+/// The tokens that may be drawn at a temperature above 0, by ascending id, with their weights.
+///
+/// # Errors
+/// As [`largest`].
+pub fn candidates<'a>(
+    logits: &[f32],
+    params: &SamplingParams,
+    scratch: &'a mut Scratch,
+) -> Result<&'a [Candidate], SampleError> {
+    let (_, max) = largest(logits)?;
+    let threshold = top_k_threshold(logits, params.top_k, &mut scratch.logits);
+    let kept = &mut scratch.candidates;
+    kept.clear();
+    let temperature = f64::from(params.temperature);
+    kept.extend(
+        logits
+            .iter()
+            .enumerate()
+            .filter(|(_, logit)| **logit >= threshold)
+            .map(|(token, logit)| Candidate { token: token as u32, logit: *logit, weight: 0.0 }),
+    );
+    for candidate in kept.iter_mut() {
+        // The difference first: it is at most 0, so no temperature makes it overflow upwards.
+        let difference = f64::from(candidate.logit) - f64::from(max);
+        candidate.weight = math::exp(difference / temperature);
+    }
+    if params.top_p < 1.0 {
+        keep_top_p(kept, f64::from(params.top_p));
+    }
+    if params.min_p > 0.0 {
+        // The largest weight is exp(0) = 1.
+        kept.retain(|candidate| candidate.weight >= f64::from(params.min_p));
+    }
+    Ok(kept)
+}
+
+/// The k-th largest logit, or the smallest number when top-k keeps everything.
+fn top_k_threshold(logits: &[f32], k: usize, scratch: &mut Vec<f32>) -> f32 {
+    if k == 0 || k >= logits.len() {
+        return f32::MIN;
+    }
+    scratch.clear();
+    scratch.extend_from_slice(logits);
+    let (_, threshold, _) = scratch.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
+    threshold.max(f32::MIN)
+}
+
+/// Keeps the most probable candidates until the sum of those before reaches `top_p` of the total.
+fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64) {
+    let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
+    let enough = top_p * total;
+    let descending =
+        |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
+    let (mut kept, mut sum, mut head) = (0, 0.0, HEAD);
+    while kept < candidates.len() && sum < enough {
+        // Bring the next `head` candidates in order to the front of the rest.
+        let rest = &mut candidates[kept..];
+        let count = head.min(rest.len());
+        if count < rest.len() {
+            rest.select_nth_unstable_by(count, descending);
+        }
+        rest[..count].sort_unstable_by(descending);
+        for candidate in &rest[..count] {
+            if sum >= enough {
+                break;
+            }
+            sum += candidate.weight;
+            kept += 1;
+        }
+        head *= 8;
+    }
+    candidates.truncate(kept);
+    candidates.sort_unstable_by_key(|candidate| candidate.token);
+}
+
+/// The candidate at `uniform` ∈ [0, 1) of the cumulative distribution, by ascending id.
+pub fn draw(candidates: &[Candidate], uniform: f64) -> Option<u32> {
+    let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
+    let target = uniform * total;
+    let mut sum = 0.0;
+    let mut last = None;
+    for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {
+        sum += candidate.weight;
+        last = Some(candidate.token);
+        if sum > target {
+            break;
+        }
+    }
+    // Rounding may leave `sum` at `target` when all have been added; then it is the last one.
+    last
+}

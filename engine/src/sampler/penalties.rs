@@ -1,0 +1,117 @@
+//! What changes single logits before the distribution is made: bias, penalties, masks.
+
+use std::collections::BTreeMap;
+
+use super::SamplingParams;
+
+/// How often a token occurred. One that occurs in the prompt alone has an entry too.
+#[derive(Debug, Clone, Copy, Default)]
+struct Occurrences {
+    generated: u32,
+}
+
+/// The tokens of a sequence that penalties look at. Empty when no penalty is on.
+#[derive(Debug, Clone, Default)]
+pub struct TokenCounts {
+    counts: BTreeMap<u32, Occurrences>,
+    counts_prompt: bool,
+    counts_output: bool,
+}
+
+impl TokenCounts {
+    /// Counts for a sequence that starts with `prompt`.
+    pub fn new(params: &SamplingParams, prompt: &[u32]) -> Self {
+        let counts_prompt = params.repetition_penalty != 1.0;
+        let counts_output =
+            counts_prompt || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
+        let mut counts = BTreeMap::new();
+        if counts_prompt {
+            counts.extend(prompt.iter().map(|token| (*token, Occurrences::default())));
+        }
+        Self { counts, counts_prompt, counts_output }
+    }
+
+    /// Counts a generated token.
+    pub fn add(&mut self, token: u32) {
+        if self.counts_output {
+            self.counts.entry(token).or_default().generated += 1;
+        }
+    }
+
+    /// Applies the penalties: repetition (prompt and output), then presence and frequency (output
+    /// only, as OpenAI defines them).
+    pub fn apply(&self, params: &SamplingParams, logits: &mut [f32]) {
+        for (token, occurrences) in &self.counts {
+            let Some(logit) = logits.get_mut(*token as usize) else { continue };
+            if self.counts_prompt {
+                let penalty = params.repetition_penalty;
+                *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+            }
+            if occurrences.generated > 0 {
+                let count = occurrences.generated as f32;
+                *logit -= params.presence_penalty + params.frequency_penalty * count;
+            }
+        }
+    }
+}
+
+/// Adds the logit bias.
+pub fn add_bias(params: &SamplingParams, logits: &mut [f32]) {
+    for (token, bias) in &params.logit_bias {
+        if let Some(logit) = logits.get_mut(*token as usize) {
+            *logit += bias;
+        }
+    }
+}
+
+/// Makes tokens impossible.
+pub fn mask(tokens: impl IntoIterator<Item = u32>, logits: &mut [f32]) {
+    for token in tokens {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn penalised(params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<f32> {
+        let mut logits = vec![2.0, -2.0, 1.0, 0.5];
+        let mut counts = TokenCounts::new(params, prompt);
+        output.iter().for_each(|token| counts.add(*token));
+        add_bias(params, &mut logits);
+        counts.apply(params, &mut logits);
+        logits
+    }
+
+    #[test]
+    fn repetition_counts_prompt_and_output_once() {
+        let params = SamplingParams { repetition_penalty: 2.0, ..Default::default() };
+        assert_eq!(penalised(&params, &[0, 0], &[1, 1]), [1.0, -4.0, 1.0, 0.5]);
+    }
+
+    #[test]
+    fn presence_and_frequency_count_the_output_only() {
+        let params =
+            SamplingParams { presence_penalty: 0.5, frequency_penalty: 0.25, ..Default::default() };
+        assert_eq!(penalised(&params, &[0, 3], &[1, 1, 2]), [2.0, -3.0, 0.25, 0.5]);
+    }
+
+    #[test]
+    fn bias_comes_before_the_penalties() {
+        let params = SamplingParams {
+            repetition_penalty: 2.0,
+            logit_bias: BTreeMap::from([(1, 6.0), (9, 1.0)]),
+            ..Default::default()
+        };
+        assert_eq!(penalised(&params, &[1], &[]), [2.0, 2.0, 1.0, 0.5]);
+    }
+
+    #[test]
+    fn without_penalties_nothing_is_counted() {
+        let params = SamplingParams::default();
+        assert_eq!(penalised(&params, &[0], &[1]), [2.0, -2.0, 1.0, 0.5]);
+    }
+}

@@ -1,0 +1,220 @@
+//! Which sequences run in the next step, and in which blocks. Pure: no threads, no clock, no
+//! device. The engine asks for a [`Plan`], runs it, and reports what came of it.
+//!
+//! ```text
+//!   add ──► Pending ──admit──► Prefilling ──last chunk──► Decoding ──► remove
+//!              ▲                   │                         │  (finished, failed, cancelled:
+//!              └───── preempt ─────┴─────────────────────────┘   the engine knows which)
+//! ```
+//!
+//! A step is filled in this order, until its token budget is used:
+//!
+//! 1. one token for every decoding sequence;
+//! 2. chunks of the sequences that are prefilling already;
+//! 3. chunks of newly admitted ones: by priority 16 : 4 : 1, first come first served within one,
+//!    and only when the blocks for all their tokens can be had without preempting anybody.
+//!
+//! When a running sequence needs a block and none can be had (cached prefixes are evicted first),
+//! the newest sequence of the lowest priority is preempted: its blocks are released and it waits
+//! again, with its tokens. Since the oldest sequence of the highest priority is never the victim,
+//! it always comes to its end, then the next: no starvation.
+
+mod plan;
+mod sequence;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    backend::{Chunk, LogitsFor},
+    kv::{BLOCK_TOKENS, BlockCache, BlockHash},
+};
+
+pub use plan::{Plan, Planned, Refusal};
+use sequence::Sequence;
+pub use sequence::{Priority, SequenceId, State};
+
+/// Bounds of a scheduler.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Sequences that may hold blocks at once.
+    pub max_sequences: usize,
+    /// Tokens of one step; at least `max_sequences`, so that every decoding sequence has its turn.
+    pub token_budget: usize,
+    /// Whether blocks are reused by content.
+    pub prefix_cache: bool,
+    /// Steps without work, or preemptions, after which a sequence without a new token fails.
+    pub stall_limit: u32,
+}
+
+/// What the scheduler has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Tokens whose keys and values were found in the prefix cache at admission.
+    pub prefix_hit_tokens: u64,
+    /// Tokens that had to be computed after an admission.
+    pub prefix_miss_tokens: u64,
+    /// Sequences sent back to Pending.
+    pub preemptions: u64,
+}
+
+/// The sequences of an engine and the blocks they hold.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    cache: BlockCache,
+    sequences: BTreeMap<SequenceId, Sequence>,
+    /// Pending sequences, in line.
+    waiting: BTreeSet<SequenceId>,
+    /// Prefilling and decoding sequences, in line.
+    running: BTreeSet<SequenceId>,
+    /// Admissions left to each priority before the weights are dealt out again.
+    credits: [u32; 3], // (priority)
+    counters: Counters,
+}
+
+impl Scheduler {
+    /// A scheduler over `block_count` blocks of a backend's storage.
+    pub fn new(limits: Limits, block_count: usize) -> Self {
+        let max_sequences = limits.max_sequences.max(1);
+        let token_budget = limits.token_budget.max(max_sequences);
+        Self {
+            limits: Limits { max_sequences, token_budget, ..limits },
+            cache: BlockCache::new(block_count),
+            sequences: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            running: BTreeSet::new(),
+            credits: [0; 3],
+            counters: Counters::default(),
+        }
+    }
+
+    /// Puts a sequence in line. `root` starts the hash chain of its blocks.
+    pub fn add(&mut self, id: SequenceId, tokens: Vec<u32>, root: BlockHash) {
+        assert!(!tokens.is_empty(), "a sequence has at least one token");
+        let previous = self.sequences.insert(id, Sequence::new(tokens, root));
+        assert!(previous.is_none(), "{id:?} was added twice");
+        self.waiting.insert(id);
+    }
+
+    /// Whether the sequence has not been removed.
+    pub fn contains(&self, id: SequenceId) -> bool {
+        self.sequences.contains_key(&id)
+    }
+
+    /// State of a sequence that has not been removed.
+    pub fn state(&self, id: SequenceId) -> Option<State> {
+        self.sequences.get(&id).map(|sequence| sequence.state)
+    }
+
+    /// Sequences that hold blocks.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Sequences in line.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The blocks and who holds them.
+    pub fn cache(&self) -> &BlockCache {
+        &self.cache
+    }
+
+    /// What has happened so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The backend's view of a planned chunk.
+    pub fn chunk(&self, planned: &Planned) -> Chunk<'_> {
+        let sequence = &self.sequences[&planned.id];
+        Chunk {
+            tokens: &sequence.tokens[planned.start..planned.end],
+            position: planned.start,
+            blocks: &sequence.blocks,
+            logits: if planned.samples { LogitsFor::Last } else { LogitsFor::Nothing },
+        }
+    }
+
+    /// The step of `plan` succeeded: its positions are computed, its full blocks can be found.
+    pub fn commit(&mut self, plan: &Plan) {
+        for planned in &plan.chunks {
+            let Some(sequence) = self.sequences.get_mut(&planned.id) else { continue };
+            let before = sequence.computed / BLOCK_TOKENS;
+            sequence.computed = planned.end;
+            if planned.samples {
+                sequence.state = State::Decoding;
+            }
+            if self.limits.prefix_cache {
+                let full = planned.end / BLOCK_TOKENS;
+                sequence.name_blocks(full);
+                let named = sequence.blocks.iter().zip(&sequence.hashes).take(full).skip(before);
+                for (block, hash) in named {
+                    self.cache.register(*hash, *block);
+                }
+            }
+        }
+    }
+
+    /// The step of `plan` failed: nothing in the blocks it used may be found again. The caller
+    /// removes the sequences.
+    pub fn distrust(&mut self, plan: &Plan) {
+        for planned in &plan.chunks {
+            if let Some(sequence) = self.sequences.get(&planned.id) {
+                for block in &sequence.blocks {
+                    self.cache.forget(*block);
+                }
+            }
+        }
+    }
+
+    /// A choice of the same request starts from `parent`'s computed blocks, sharing them. Without
+    /// a free place it waits like a preempted sequence and computes its tokens again.
+    pub fn fork(&mut self, parent: SequenceId, child: SequenceId) {
+        let mut sequence = self.sequences[&parent].clone();
+        sequence.stalls = 0;
+        if self.running.len() < self.limits.max_sequences {
+            for block in &sequence.blocks {
+                self.cache.retain(*block);
+            }
+            self.running.insert(child);
+        } else {
+            sequence.blocks.clear();
+            sequence.computed = 0;
+            sequence.state = State::Pending;
+            self.waiting.insert(child);
+        }
+        let previous = self.sequences.insert(child, sequence);
+        assert!(previous.is_none(), "{child:?} was added twice");
+    }
+
+    /// Appends a sampled token.
+    pub fn push_token(&mut self, id: SequenceId, token: u32) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.tokens.push(token);
+            sequence.stalls = 0;
+        }
+    }
+
+    /// Ends a sequence in whatever state it is, and releases its blocks.
+    pub fn remove(&mut self, id: SequenceId) {
+        if let Some(mut sequence) = self.sequences.remove(&id) {
+            self.cache.release_all(&mut sequence.blocks);
+            self.running.remove(&id);
+            self.waiting.remove(&id);
+        }
+    }
+
+    /// Sends a running sequence back in line with its tokens and without its blocks.
+    fn preempt(&mut self, id: SequenceId) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        self.cache.release_all(&mut sequence.blocks);
+        sequence.computed = 0;
+        sequence.state = State::Pending;
+        sequence.stalls += 1;
+        self.running.remove(&id);
+        self.waiting.insert(id);
+        self.counters.preemptions += 1;
+    }
+}

@@ -1,0 +1,260 @@
+//! From tokens to text: UTF-8 that never breaks a character, and stop strings.
+//!
+//! Token bytes are collected into text as [`String::from_utf8_lossy`] would read all of them at
+//! once: a character split between tokens waits for its rest. A part of the text that may become a
+//! stop string is not revealed until it cannot.
+
+/// What the engine needs to know of a vocabulary.
+pub trait TokenText: Send + Sync {
+    /// Bytes a token stands for; not always whole characters. Empty for unknown tokens.
+    fn bytes(&self, token: u32) -> &[u8];
+
+    /// Whether the token is a control token, which is no part of the text.
+    fn is_special(&self, token: u32) -> bool;
+}
+
+/// The text of one choice, growing token by token.
+#[derive(Debug, Clone, Default)]
+pub struct TextAssembler {
+    stops: Vec<String>,
+    /// Bytes of a character whose rest is missing: at most three.
+    pending: Vec<u8>,
+    text: String,
+    /// Bytes of `text` that were handed out.
+    revealed: usize,
+    /// Bytes of `text` in which no stop string ends that counts.
+    searched: usize,
+    stopped: bool,
+}
+
+impl TextAssembler {
+    /// An empty text that ends before any of `stops`.
+    pub fn new(stops: &[String]) -> Self {
+        Self { stops: stops.to_vec(), ..Self::default() }
+    }
+
+    /// The text so far, including what is not revealed yet.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Appends a token's bytes. True when that completed a stop string: the text is cut before it
+    /// and takes no more. With `may_stop` false, stop strings that end here do not count.
+    pub fn push(&mut self, bytes: &[u8], may_stop: bool) -> bool {
+        if self.stopped {
+            return true;
+        }
+        self.pending.extend_from_slice(bytes);
+        self.decode_pending();
+        self.search(may_stop)
+    }
+
+    /// No more bytes will come: an unfinished character becomes U+FFFD. True when that completed a
+    /// stop string.
+    pub fn finish(&mut self, may_stop: bool) -> bool {
+        if !self.stopped && !self.pending.is_empty() {
+            self.pending.clear();
+            self.text.push(char::REPLACEMENT_CHARACTER);
+            return self.search(may_stop);
+        }
+        self.stopped
+    }
+
+    /// Text that has become certain since the last call.
+    pub fn take_certain(&mut self) -> String {
+        self.take_until(self.text.len() - self.held_back())
+    }
+
+    /// All text since the last call, after the end.
+    pub fn take_rest(&mut self) -> String {
+        self.take_until(self.text.len())
+    }
+
+    /// The whole text.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
+    fn take_until(&mut self, end: usize) -> String {
+        let delta = self.text[self.revealed..end].to_owned();
+        self.revealed = end;
+        delta
+    }
+
+    /// Moves everything but an unfinished character from `pending` to `text`.
+    fn decode_pending(&mut self) {
+        let mut rest = self.pending.as_slice();
+        loop {
+            match std::str::from_utf8(rest) {
+                Ok(valid) => {
+                    self.text.push_str(valid);
+                    rest = &[];
+                    break;
+                }
+                Err(error) => {
+                    let (valid, after) = rest.split_at(error.valid_up_to());
+                    self.text.push_str(&String::from_utf8_lossy(valid));
+                    rest = after;
+                    let Some(invalid) = error.error_len() else { break };
+                    self.text.push(char::REPLACEMENT_CHARACTER);
+                    rest = &rest[invalid..];
+                }
+            }
+        }
+        let unfinished = rest.len();
+        self.pending.drain(..self.pending.len() - unfinished);
+    }
+
+    /// Looks for the stop string that ends first in the text not searched yet (of several that end
+    /// there, the longest), and cuts the text before it.
+    fn search(&mut self, may_stop: bool) -> bool {
+        let first = self.stops.iter().filter(|_| may_stop).filter_map(|stop| {
+            let mut start = (self.searched + 1).saturating_sub(stop.len());
+            while !self.text.is_char_boundary(start) {
+                start += 1;
+            }
+            let place = start + self.text.get(start..)?.find(stop.as_str())?;
+            Some((place + stop.len(), place))
+        });
+        if let Some((_, place)) = first.min() {
+            self.text.truncate(place);
+            self.stopped = true;
+        }
+        self.searched = self.text.len();
+        self.stopped
+    }
+
+    /// Length of the longest end of the text that may be the beginning of a stop string.
+    fn held_back(&self) -> usize {
+        if self.stopped {
+            return 0;
+        }
+        let text = &self.text.as_bytes()[self.revealed..];
+        let longest = |stop: &String| {
+            let stop = stop.as_bytes();
+            let most = text.len().min(stop.len() - 1);
+            let length = (1..=most).rev().find(|length| text.ends_with(&stop[..*length]));
+            length.unwrap_or(0)
+        };
+        self.stops.iter().map(longest).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Feeds `pieces`; returns the deltas, the whole text and whether a stop string ended it.
+    fn assemble(stops: &[&str], pieces: &[&[u8]]) -> (Vec<String>, String, bool) {
+        let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
+        let mut text = TextAssembler::new(&stops);
+        let mut deltas = Vec::new();
+        let mut stopped = false;
+        for piece in pieces {
+            stopped = text.push(piece, true);
+            deltas.push(text.take_certain());
+            if stopped {
+                break;
+            }
+        }
+        stopped |= text.finish(true);
+        deltas.push(text.take_rest());
+        (deltas, text.into_text(), stopped)
+    }
+
+    #[test]
+    fn a_split_character_waits_for_its_rest() {
+        let (deltas, text, _) = assemble(&[], &[b"a\xe2", b"\x82", b"\xac", b"b"]);
+        assert_eq!(deltas, ["a", "", "€", "b", ""]);
+        assert_eq!(text, "a€b");
+    }
+
+    #[test]
+    fn an_unfinished_character_becomes_a_replacement_at_the_end() {
+        let (deltas, text, _) = assemble(&[], &[b"a\xf0\x9f", b"\x98"]);
+        assert_eq!(deltas, ["a", "", "\u{fffd}"]);
+        assert_eq!(text, String::from_utf8_lossy(b"a\xf0\x9f\x98"));
+    }
+
+    #[test]
+    fn a_stop_string_across_tokens_cuts_the_text_and_is_never_revealed() {
+        let (deltas, text, stopped) = assemble(&["\n\nQ:"], &[b"one\n", b"\n", b"Q", b":two"]);
+        assert_eq!(deltas, ["one", "", "", "", ""]);
+        assert_eq!(text, "one");
+        assert!(stopped);
+    }
+
+    #[test]
+    fn a_beginning_that_turns_out_otherwise_is_revealed() {
+        let (deltas, text, stopped) = assemble(&["abcd"], &[b"xab", b"cab", b"ce"]);
+        assert_eq!(deltas, ["x", "abc", "abce", ""]);
+        assert_eq!(text, "xabcabce");
+        assert!(!stopped);
+    }
+
+    #[test]
+    fn the_stop_string_that_ends_first_wins_however_tokens_are_cut() {
+        for pieces in [&[b"xabcd".as_slice()][..], &[b"xa", b"b", b"c"], &[b"xab", b"c"]] {
+            assert_eq!(assemble(&["abc", "b"], pieces).1, "xa");
+            assert_eq!(assemble(&["b", "ab"], pieces).1, "x");
+        }
+    }
+
+    #[test]
+    fn a_stop_string_that_ends_too_early_does_not_count() {
+        let mut text = TextAssembler::new(&["aa".to_owned()]);
+        assert!(!text.push(b"aa", false));
+        assert_eq!(text.take_certain(), "a");
+        assert!(text.push(b"a", true), "the second and third letter");
+        assert_eq!(text.take_rest(), "");
+        assert_eq!(text.into_text(), "a");
+    }
+
+    #[test]
+    fn a_stop_string_of_more_than_one_byte_characters_is_found() {
+        let (_, text, stopped) = assemble(&["€€"], &["ü€".as_bytes(), b"\xe2\x82", b"\xac."]);
+        assert_eq!((text.as_str(), stopped), ("ü", true));
+    }
+
+    #[test]
+    fn a_replacement_at_the_end_can_complete_a_stop_string() {
+        let (_, text, stopped) = assemble(&["a\u{fffd}"], &[b"xa\xe2"]);
+        assert_eq!((text.as_str(), stopped), ("x", true));
+    }
+
+    /// The definition: letter by letter, cut where a stop string first ends.
+    fn reference(stops: &[&str], bytes: &[u8]) -> String {
+        let text = String::from_utf8_lossy(bytes);
+        for (start, letter) in text.char_indices() {
+            let upto = &text[..start + letter.len_utf8()];
+            if let Some(stop) = stops.iter().filter(|s| upto.ends_with(**s)).max_by_key(|s| s.len())
+            {
+                return upto[..upto.len() - stop.len()].to_owned();
+            }
+        }
+        text.into_owned()
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_read_as_if_they_came_at_once(
+            pieces in prop::collection::vec(
+                prop::collection::vec(
+                    prop::sample::select(vec![
+                        b'a', b'b', 0xc3, 0xa4, 0xe2, 0x82, 0xac, 0xf0, 0x9f, 0x98, 0x80, 0xff,
+                    ]),
+                    0..5,
+                ),
+                0..12,
+            ),
+            stops in prop::sample::subsequence(vec!["ab", "b", "aab", "ä", "€a", "\u{fffd}a"], 0..4),
+        ) {
+            let slices: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
+            let (deltas, text, _) = assemble(&stops, &slices);
+            prop_assert_eq!(&text, &reference(&stops, &pieces.concat()));
+            prop_assert_eq!(deltas.concat(), text);
+        }
+    }
+}
