@@ -30,6 +30,11 @@ impl JobId {
         Self(Uuid::now_v7())
     }
 
+    /// The id with these bytes, if they are sixteen.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Uuid::from_slice(bytes).ok().map(Self)
+    }
+
     /// The sixteen bytes, whose order is the order of submission.
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()

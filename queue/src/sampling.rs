@@ -11,13 +11,13 @@ pub const MAX_TOKENS_DEFAULT: u32 = 256;
 /// Most tokens a job may ask for.
 pub const MAX_TOKENS_LIMIT: u32 = 1 << 20;
 /// Most choices per job.
-pub const CHOICES_LIMIT: u32 = 64;
+pub const CHOICES_LIMIT: u32 = 128;
 /// Most stop strings per job, and their longest length in bytes.
-pub const STOP_LIMIT: usize = 16;
+pub const STOP_LIMIT: usize = 64;
 /// Longest stop string in bytes.
-pub const STOP_BYTES_LIMIT: usize = 256;
+pub const STOP_BYTES_LIMIT: usize = 1024;
 /// Most stop tokens per job.
-pub const STOP_TOKENS_LIMIT: usize = 256;
+pub const STOP_TOKENS_LIMIT: usize = 64;
 /// Most alternatives per position in logprobs.
 pub const TOP_LOGPROBS_LIMIT: u32 = 20;
 /// Most entries of a logit bias.
@@ -171,8 +171,8 @@ mod tests {
         assert!(refused(|s| s.logit_bias = vec![(1, 101.0)]).starts_with("logit_bias must"));
         assert_eq!(
             refused(|s| s.stop = vec![String::new()]),
-            "stop must be 1 to 256 length in bytes, got 0"
+            "stop must be 1 to 1024 length in bytes, got 0"
         );
-        assert!(refused(|s| s.stop = vec!["x".into(); 17]).contains("0 to 16 entries"));
+        assert!(refused(|s| s.stop = vec!["x".into(); 65]).contains("0 to 64 entries"));
     }
 }

@@ -14,9 +14,12 @@
 //! | `cancel` | any unfinished → cancelled, epoch + 1 |
 //! | `reconcile` | due scheduled and retrying → queued; lease over → queued or failed; deadline over → expired |
 
+mod sqlite;
+
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
 
 use crate::{
     dispatch::Entry,
@@ -166,12 +169,12 @@ pub trait Store: Send + Sync {
     /// [`StoreError`]; then none was claimed.
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError>;
 
-    /// Extends leases to `lease` from now and returns those that are held no more: their work
+    /// Extends leases to `lease` from now and returns the claims that hold no more: their work
     /// must stop.
     ///
     /// # Errors
     /// [`StoreError`]; then the old leases run on.
-    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<JobId>, StoreError>;
+    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError>;
 
     /// Records how attempts ended, in one transaction. Only those whose epoch still matches a
     /// running job are written and returned; the others were fenced out and must be discarded.

@@ -1,0 +1,311 @@
+//! The moves of a job's life as SQL, each inside the caller's transaction.
+
+use std::collections::HashMap;
+
+use serde_json::json;
+use sqlx::SqliteConnection;
+
+use super::{
+    WAITING, backoff,
+    rows::{self, to_json},
+    unavailable,
+};
+use crate::{
+    job::{Job, JobId, JobState, Timestamp},
+    outcome::{ErrorKind, JobError, Outcome},
+    store::{Claim, Claimant, Finished, Settled, StoreError},
+};
+
+/// What a job fails with when its last attempt lost its lease.
+fn lease_lost() -> JobError {
+    JobError {
+        kind: ErrorKind::LeaseLost,
+        code: "lease_lost".to_owned(),
+        message: "the worker stopped renewing its lease".to_owned(),
+        param: None,
+    }
+}
+
+/// Records jobs as queued or scheduled; known ids stay as they are.
+pub(super) async fn insert_jobs(
+    tx: &mut SqliteConnection,
+    jobs: &[Job],
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let mut rows = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let later = job.run_at.is_some_and(|at| at > now);
+        let state = if later { JobState::Scheduled } else { JobState::Queued };
+        rows.push(json!({
+            "id": rows::hex(job.id.as_bytes()),
+            "model": job.queue.model,
+            "format": job.queue.format,
+            "tenant": job.tenant,
+            "priority": job.priority,
+            "state": state,
+            "attempts_max": job.attempts_max.max(1),
+            "run_at": job.run_at.filter(|_| later),
+            "expires_at": job.expires_at,
+            "job": to_json(job)?,
+        }));
+    }
+    sqlx::query(
+        "INSERT INTO jobs (id, model, format, tenant, priority, state, attempts_max, run_at,
+                           expires_at, submitted_at, job)
+         SELECT unhex(value ->> 'id'), value ->> 'model', value ->> 'format', value ->> 'tenant',
+                value ->> 'priority', value ->> 'state', value ->> 'attempts_max',
+                value ->> 'run_at', value ->> 'expires_at', ?2, value ->> 'job'
+         FROM json_each(?1) WHERE true
+         ON CONFLICT (id) DO NOTHING",
+    )
+    .bind(to_json(&rows)?)
+    .bind(now.0)
+    .execute(tx)
+    .await
+    .map_err(unavailable)?;
+    Ok(())
+}
+
+/// Claims those of `ids` that are queued, in the order given.
+pub(super) async fn claim(
+    tx: &mut SqliteConnection,
+    ids: &[JobId],
+    by: Claimant<'_>,
+    now: Timestamp,
+) -> Result<Vec<Claim>, StoreError> {
+    let rows = sqlx::query(
+        "UPDATE jobs SET state = 'running', epoch = epoch + 1, owner = ?1, lease_until = ?2
+         WHERE id IN (SELECT unhex(value) FROM json_each(?3))
+           AND state = 'queued' AND (expires_at IS NULL OR expires_at > ?4)
+         RETURNING id, epoch, attempts, job",
+    )
+    .bind(by.owner)
+    .bind(now.after(by.lease).0)
+    .bind(rows::ids_json(ids))
+    .bind(now.0)
+    .fetch_all(tx)
+    .await
+    .map_err(unavailable)?;
+    let mut claims = HashMap::with_capacity(rows.len());
+    for row in &rows {
+        let claim = Claim {
+            job: rows::from_json("job", &rows::text(row, "job")?)?,
+            epoch: rows::integer(row, "epoch")?,
+            attempts: rows::count(row, "attempts")?,
+        };
+        claims.insert(rows::id(row, "id")?, claim);
+    }
+    Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
+}
+
+/// Ends running attempts whose lease is over: back to queued, or a dead letter.
+pub(super) async fn lapse(tx: &mut SqliteConnection, now: Timestamp) -> Result<u64, StoreError> {
+    let error = to_json(&lease_lost())?;
+    let outcome = to_json(&Outcome::Error(lease_lost()))?;
+    sqlx::query(
+        "INSERT INTO attempt_errors (job_id, epoch, at, error)
+         SELECT id, epoch, ?1, ?2 FROM jobs WHERE state = 'running' AND lease_until <= ?1",
+    )
+    .bind(now.0)
+    .bind(error)
+    .execute(&mut *tx)
+    .await
+    .map_err(unavailable)?;
+    sqlx::query(
+        "INSERT INTO results (job_id, outcome, finished_at)
+         SELECT id, ?2, ?1 FROM jobs
+         WHERE state = 'running' AND lease_until <= ?1 AND attempts + 1 >= attempts_max",
+    )
+    .bind(now.0)
+    .bind(outcome)
+    .execute(&mut *tx)
+    .await
+    .map_err(unavailable)?;
+    let done = sqlx::query(
+        "UPDATE jobs
+         SET state = CASE WHEN attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
+             attempts = attempts + 1, owner = NULL, lease_until = NULL
+         WHERE state = 'running' AND lease_until <= ?1",
+    )
+    .bind(now.0)
+    .execute(tx)
+    .await
+    .map_err(unavailable)?;
+    Ok(done.rows_affected())
+}
+
+/// Ends waiting jobs whose deadline has passed.
+pub(super) async fn expire(tx: &mut SqliteConnection, now: Timestamp) -> Result<u64, StoreError> {
+    let waiting = to_json(&WAITING)?;
+    sqlx::query(
+        "INSERT INTO results (job_id, outcome, finished_at)
+         SELECT id, ?2, ?1 FROM jobs
+         WHERE expires_at <= ?1 AND state IN (SELECT value FROM json_each(?3))",
+    )
+    .bind(now.0)
+    .bind(to_json(&Outcome::Expired)?)
+    .bind(&waiting)
+    .execute(&mut *tx)
+    .await
+    .map_err(unavailable)?;
+    let done = sqlx::query(
+        "UPDATE jobs SET state = 'expired', run_at = NULL
+         WHERE expires_at <= ?1 AND state IN (SELECT value FROM json_each(?2))",
+    )
+    .bind(now.0)
+    .bind(&waiting)
+    .execute(tx)
+    .await
+    .map_err(unavailable)?;
+    Ok(done.rows_affected())
+}
+
+/// Queues scheduled and retrying jobs whose time has come.
+pub(super) async fn promote(tx: &mut SqliteConnection, now: Timestamp) -> Result<u64, StoreError> {
+    let done = sqlx::query(
+        "UPDATE jobs SET state = 'queued', run_at = NULL
+         WHERE state IN ('scheduled', 'retrying') AND run_at <= ?1",
+    )
+    .bind(now.0)
+    .execute(tx)
+    .await
+    .map_err(unavailable)?;
+    Ok(done.rows_affected())
+}
+
+/// Withdraws jobs that are not over.
+pub(super) async fn cancel(
+    tx: &mut SqliteConnection,
+    ids: &[JobId],
+    now: Timestamp,
+) -> Result<Vec<JobId>, StoreError> {
+    let rows = sqlx::query(
+        "UPDATE jobs SET state = 'cancelled', epoch = epoch + 1, owner = NULL, lease_until = NULL,
+                         run_at = NULL
+         WHERE id IN (SELECT unhex(value) FROM json_each(?1))
+           AND state IN ('scheduled', 'queued', 'running', 'retrying')
+         RETURNING id",
+    )
+    .bind(rows::ids_json(ids))
+    .fetch_all(&mut *tx)
+    .await
+    .map_err(unavailable)?;
+    let cancelled: Vec<JobId> = rows::ids(&rows)?.into_iter().collect();
+    sqlx::query(
+        "INSERT INTO results (job_id, finished_at) SELECT unhex(value), ?2 FROM json_each(?1)",
+    )
+    .bind(rows::ids_json(&cancelled))
+    .bind(now.0)
+    .execute(tx)
+    .await
+    .map_err(unavailable)?;
+    Ok(cancelled)
+}
+
+/// Attempts and limit of the jobs that are still running under the epochs given.
+async fn still_held(
+    tx: &mut SqliteConnection,
+    finished: &[Finished],
+) -> Result<HashMap<JobId, (u32, u32)>, StoreError> {
+    let held: Vec<_> = finished.iter().map(|finished| finished.held).collect();
+    let rows = sqlx::query(
+        "SELECT jobs.id AS id, attempts, attempts_max FROM json_each(?1) AS held
+         JOIN jobs ON jobs.id = unhex(held.value ->> 'id')
+         WHERE jobs.epoch = held.value ->> 'epoch' AND jobs.state = 'running'",
+    )
+    .bind(rows::held_json(&held))
+    .fetch_all(tx)
+    .await
+    .map_err(unavailable)?;
+    rows.iter()
+        .map(|row| {
+            let attempts = (rows::count(row, "attempts")?, rows::count(row, "attempts_max")?);
+            Ok((rows::id(row, "id")?, attempts))
+        })
+        .collect()
+}
+
+/// The state an outcome leads to.
+fn verdict(outcome: &Outcome, attempts: u32, attempts_max: u32) -> JobState {
+    match outcome {
+        Outcome::Completed(_) => JobState::Completed,
+        Outcome::Expired => JobState::Expired,
+        Outcome::Error(error) if error.kind == ErrorKind::InvalidRequest => JobState::Failed,
+        Outcome::Error(_) if attempts.saturating_add(1) >= attempts_max => JobState::Failed,
+        Outcome::Error(_) => JobState::Retrying,
+    }
+}
+
+/// Records the attempts whose epoch still holds; the others were fenced out.
+pub(super) async fn finish(
+    tx: &mut SqliteConnection,
+    finished: &[Finished],
+    now: Timestamp,
+) -> Result<Vec<Settled>, StoreError> {
+    let mut held = still_held(tx, finished).await?;
+    let mut settled = Vec::with_capacity(held.len());
+    let mut rows = Vec::with_capacity(held.len());
+    for Finished { held: by, outcome } in finished {
+        // Removed, so that an attempt named twice in one call is recorded once.
+        let Some((attempts, attempts_max)) = held.remove(&by.id) else { continue };
+        let state = verdict(outcome, attempts, attempts_max);
+        settled.push(Settled { id: by.id, state });
+        let usage = match outcome {
+            Outcome::Completed(completion) => completion.usage,
+            _ => crate::outcome::Usage::default(),
+        };
+        let error = match outcome {
+            Outcome::Error(error) => Some(to_json(error)?),
+            _ => None,
+        };
+        let retry_at = now.after(backoff(by.id, attempts));
+        rows.push(json!({
+            "id": rows::hex(by.id.as_bytes()),
+            "epoch": by.epoch,
+            "state": state,
+            "attempts": attempts.saturating_add(u32::from(error.is_some())),
+            "run_at": (state == JobState::Retrying).then_some(retry_at),
+            "outcome": state.is_terminal().then(|| to_json(outcome)).transpose()?,
+            "error": error,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }));
+    }
+    record(tx, &to_json(&rows)?, now).await?;
+    Ok(settled)
+}
+
+/// Writes the rows that [`finish`] decided.
+async fn record(tx: &mut SqliteConnection, rows: &str, now: Timestamp) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO results (job_id, outcome, prompt_tokens, completion_tokens, finished_at)
+         SELECT unhex(value ->> 'id'), value ->> 'outcome', value ->> 'prompt_tokens',
+                value ->> 'completion_tokens', ?2
+         FROM json_each(?1) WHERE value ->> 'outcome' IS NOT NULL",
+    )
+    .bind(rows)
+    .bind(now.0)
+    .execute(&mut *tx)
+    .await
+    .map_err(unavailable)?;
+    sqlx::query(
+        "INSERT INTO attempt_errors (job_id, epoch, at, error)
+         SELECT unhex(value ->> 'id'), value ->> 'epoch', ?2, value ->> 'error'
+         FROM json_each(?1) WHERE value ->> 'error' IS NOT NULL",
+    )
+    .bind(rows)
+    .bind(now.0)
+    .execute(&mut *tx)
+    .await
+    .map_err(unavailable)?;
+    sqlx::query(
+        "UPDATE jobs SET state = done.value ->> 'state', attempts = done.value ->> 'attempts',
+                         run_at = done.value ->> 'run_at', owner = NULL, lease_until = NULL
+         FROM json_each(?1) AS done WHERE jobs.id = unhex(done.value ->> 'id')",
+    )
+    .bind(rows)
+    .execute(tx)
+    .await
+    .map_err(unavailable)?;
+    Ok(())
+}

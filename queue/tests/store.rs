@@ -1,0 +1,74 @@
+//! Every store passes the same suite; this file plugs them in.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+mod conformance;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use conformance::Fixture;
+use tritmill_queue::{Timestamp, store::SqliteStore};
+
+/// A SQLite file of its own in a temporary folder, on a clock moved by hand.
+struct Sqlite {
+    folder: tempfile::TempDir,
+    now: Arc<AtomicI64>,
+}
+
+impl Sqlite {
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("jobs.sqlite")
+    }
+}
+
+impl Fixture for Sqlite {
+    type Store = SqliteStore;
+
+    fn create() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self { folder, now: Arc::new(AtomicI64::new(1_700_000_000_000)) }
+    }
+
+    async fn open(&self) -> SqliteStore {
+        let now = Arc::clone(&self.now);
+        let clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
+        SqliteStore::open_with_clock(&self.path(), clock).await.unwrap()
+    }
+
+    fn advance(&self, by: Duration) {
+        self.now.fetch_add(i64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+}
+
+store_conformance!(sqlite, super::Sqlite);
+
+#[tokio::test]
+async fn a_file_of_another_program_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("letter.txt");
+    std::fs::write(&path, "Dear Sir or Madam, this is no database at all. ".repeat(100)).unwrap();
+    let error = SqliteStore::open(&path).await.unwrap_err().to_string();
+    assert!(error.contains("not a database"), "{error}");
+}
+
+#[tokio::test]
+async fn handing_everything_back_costs_no_attempt() {
+    use tritmill_queue::{Claimant, Store};
+    let fixture = Sqlite::create();
+    let store = fixture.open().await;
+    let job = conformance::job();
+    store.submit(std::slice::from_ref(&job)).await.unwrap();
+    for _ in 0..10 {
+        let lease = Duration::from_secs(15);
+        let claims = store.claim(&[job.id], Claimant { owner: "w", lease }).await.unwrap();
+        assert_eq!((claims.len(), claims[0].attempts), (1, 0));
+        assert_eq!(store.hand_back_all().await.unwrap(), 1);
+    }
+}
