@@ -11,7 +11,8 @@
 //! head of the distribution that it keeps. Sums run in one fixed order, in f64: over all candidates
 //! by ascending token id, within top-p by descending probability.
 
-use super::{SampleError, SamplingParams, math};
+use super::{SampleError, SamplingParams};
+use crate::math;
 
 /// A token that may be drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]

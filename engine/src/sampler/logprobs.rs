@@ -1,7 +1,7 @@
 //! Log-probabilities of the model's own distribution: the log-softmax of the logits as the model
 //! gave them, before bias, penalties, temperature and filters (the convention of OpenAI and vLLM).
 
-use super::math;
+use crate::math;
 
 /// The log-probability of a drawn token, and the most probable ones.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,12 +3,11 @@
 //! The steps, in order: masks (`min_tokens`), logit bias, repetition penalty, presence and
 //! frequency penalties ([`penalties`]); then greedy, or temperature, top-k, top-p and min-p
 //! ([`filters`]) and a draw with the number that (seed, choice, position) stands for ([`rng`]).
-//! Arithmetic is f64 with our own `exp` and `ln` ([`math`]), in fixed order: every machine draws
+//! Arithmetic is f64 with our own `exp` and `ln` ([`crate::math`]), in fixed order: every machine draws
 //! the same token from the same logits.
 
 pub mod filters;
 pub mod logprobs;
-pub mod math;
 pub mod params;
 pub mod penalties;
 pub mod rng;
