@@ -1,6 +1,19 @@
 //! Lossless packings of trits: how a ternary matrix lies in memory for the kernels.
+//!
+//! [`PackedMatrix`] holds a matrix in one of the [`Format`]s. Each format is one file that says
+//! where every bit lies; all instruction sets share that layout.
 
 use std::{fmt, str::FromStr};
+
+pub(crate) mod i2_s;
+pub(crate) mod layout;
+pub(crate) mod memory;
+mod packed;
+pub(crate) mod tl1;
+pub(crate) mod tl2;
+
+pub use layout::TILE_ROWS;
+pub use packed::{COLS_MAX, PackError, PackedMatrix};
 
 /// A ternary matrix as read from a model file: trits and one scale.
 #[derive(Debug, Clone)]

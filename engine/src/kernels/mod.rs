@@ -1,8 +1,23 @@
 //! Kernels. `scalar` is the definition of correct; every ISA is compared with it bit for bit.
+//!
+//! [`gemm`] multiplies tiles of a [`crate::formats::PackedMatrix`] by all rows of a step, on the
+//! calling thread; whoever calls splits the tiles over threads. Sums are exact int32, so a result
+//! depends neither on the ISA, nor on the split, nor on the rows beside it.
 
 pub mod float;
 
 use std::{fmt, str::FromStr};
+
+mod activations;
+#[cfg(test)]
+mod conformance;
+mod gemm;
+mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+pub use activations::{Activations, RowWriter, padded_cols};
+pub use gemm::gemm;
 
 /// Instruction sets with kernels of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +61,20 @@ impl Isa {
     pub fn detect() -> Self {
         Self::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Self::Scalar)
     }
+}
+
+/// An ISA this machine cannot run.
+#[derive(Debug, thiserror::Error)]
+#[error("this machine has no {0}")]
+pub struct IsaUnavailable(pub Isa);
+
+/// The forced ISA if this machine can run it, else the fastest one it can.
+///
+/// # Errors
+/// If `forced` names an ISA the machine lacks.
+pub fn select(forced: Option<Isa>) -> Result<Isa, IsaUnavailable> {
+    let isa = forced.unwrap_or_else(Isa::detect);
+    if isa.is_available() { Ok(isa) } else { Err(IsaUnavailable(isa)) }
 }
 
 impl fmt::Display for Isa {

@@ -1,0 +1,69 @@
+//! What the packings have in common: tiles of output rows, cut along the inputs into blocks.
+//!
+//! A tile holds [`TILE_ROWS`] output rows. A block of a tile holds [`Layout::BLOCK_COLS`]
+//! consecutive inputs of those rows in 64 bytes of indices: four bytes a row, because the kernels
+//! multiply four unsigned codes (`trit + 1`) by four activations in each 32-bit lane, and a
+//! vector of 16 lanes is then a tile's 16 sums with no addition across lanes. How a byte holds
+//! several codes is the format's own matter.
+
+/// Output rows of a tile.
+pub const TILE_ROWS: usize = 16;
+
+/// The widest block of any format.
+pub(crate) const BLOCK_COLS_MAX: usize = 24;
+
+/// A packing. Everything is a function of one tile's bytes.
+pub(crate) trait Layout {
+    /// Inputs of a block; a multiple of 4.
+    const BLOCK_COLS: usize;
+
+    /// Position in a block's activations → input in the block. Position `4 g + i` meets byte `i`
+    /// of the lanes of the kernel's code vector `g`.
+    const ORDER: &'static [u8];
+
+    /// Bytes of a tile of `blocks` blocks; a multiple of 64.
+    fn tile_bytes(blocks: usize) -> usize;
+
+    /// Packs `trits` (one row's part of a block, `BLOCK_COLS` values in −1..=1) into a zeroed tile.
+    fn set(tile: &mut [u8], blocks: usize, place: Place, trits: &[i8]);
+
+    /// The trits that [`Layout::set`] packed, in the first `BLOCK_COLS` places.
+    fn get(tile: &[u8], blocks: usize, place: Place) -> [i8; BLOCK_COLS_MAX];
+}
+
+/// One row's part of one block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    /// Block of the tile.
+    pub block: usize,
+    /// Row of the tile.
+    pub row: usize,
+}
+
+impl Place {
+    /// Offset in the tile of the place's four index bytes; byte `i` of them is `+ i`.
+    pub fn byte(self) -> usize {
+        64 * self.block + 4 * self.row
+    }
+}
+
+/// Calls `$body` with `$layout` naming the layout type of `$format`.
+macro_rules! with_layout {
+    ($format:expr, $layout:ident => $body:expr) => {
+        match $format {
+            $crate::formats::Format::I2S => {
+                type $layout = $crate::formats::i2_s::I2S;
+                $body
+            }
+            $crate::formats::Format::Tl1 => {
+                type $layout = $crate::formats::tl1::Tl1;
+                $body
+            }
+            $crate::formats::Format::Tl2 => {
+                type $layout = $crate::formats::tl2::Tl2;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_layout;

@@ -1,0 +1,253 @@
+//! [`PackedMatrix`]: a ternary matrix in the layout of its format, for the kernels to read.
+//!
+//! Rows are cut into tiles (see [`super::layout`]); a tile's bytes are contiguous and start at a
+//! multiple of 64. Rows past the last and inputs past the last of a row are trits of 0, so that
+//! kernels know no partial tile and no partial block.
+
+use std::{fmt, ops::Range};
+
+use rayon::prelude::*;
+
+use super::{
+    Format, TILE_ROWS,
+    layout::{Layout, Place, with_layout},
+    memory::AlignedBytes,
+};
+
+/// Most inputs of a matrix. Keeps every int32 sum of a kernel, whatever it scales codes by, far
+/// from overflow: at most 128 · 192 · 2^16 < 2^31 for a lane.
+pub const COLS_MAX: usize = 1 << 18;
+
+/// One packed ternary matrix. Immutable; share it by `Arc`.
+pub struct PackedMatrix {
+    format: Format,
+    rows: usize,
+    cols: usize,
+    blocks: usize,
+    tile_bytes: usize,
+    bytes: AlignedBytes, // (tile, tile_bytes)
+}
+
+/// Why a matrix cannot be packed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// No rows or no columns.
+    #[error("a matrix of {rows} x {cols} is empty")]
+    Empty {
+        /// Output features.
+        rows: usize,
+        /// Input features.
+        cols: usize,
+    },
+    /// More columns than [`COLS_MAX`].
+    #[error("{cols} columns, more than the kernels' limit of {COLS_MAX}")]
+    TooWide {
+        /// Input features.
+        cols: usize,
+    },
+    /// The number of trits is not rows × columns.
+    #[error("{found} trits for a matrix of {rows} x {cols}")]
+    WrongLength {
+        /// Output features.
+        rows: usize,
+        /// Input features.
+        cols: usize,
+        /// Trits given.
+        found: usize,
+    },
+    /// A value that is none of −1, 0, 1.
+    #[error("value {value} at row {row}, column {col} is not a trit")]
+    NotATrit {
+        /// Row of the value.
+        row: usize,
+        /// Column of the value.
+        col: usize,
+        /// The value.
+        value: i8,
+    },
+}
+
+impl PackedMatrix {
+    /// Packs `trits`, `(rows, cols)` row-major, on rayon's threads.
+    ///
+    /// # Errors
+    /// See [`PackError`].
+    pub fn pack(format: Format, rows: usize, cols: usize, trits: &[i8]) -> Result<Self, PackError> {
+        if rows == 0 || cols == 0 {
+            return Err(PackError::Empty { rows, cols });
+        }
+        if cols > COLS_MAX {
+            return Err(PackError::TooWide { cols });
+        }
+        if rows.checked_mul(cols) != Some(trits.len()) {
+            return Err(PackError::WrongLength { rows, cols, found: trits.len() });
+        }
+        if let Some(at) = trits.par_iter().position_first(|trit| !(-1..=1).contains(trit)) {
+            return Err(PackError::NotATrit { row: at / cols, col: at % cols, value: trits[at] });
+        }
+        Ok(with_layout!(format, L => Self::pack_as::<L>(format, rows, cols, trits)))
+    }
+
+    fn pack_as<L: Layout>(format: Format, rows: usize, cols: usize, trits: &[i8]) -> Self {
+        let blocks = cols.div_ceil(L::BLOCK_COLS);
+        let tile_bytes = L::tile_bytes(blocks);
+        let mut bytes = AlignedBytes::zeroed(rows.div_ceil(TILE_ROWS) * tile_bytes);
+        bytes
+            .par_chunks_exact_mut(tile_bytes)
+            .zip(trits.par_chunks(TILE_ROWS * cols))
+            .for_each(|(tile, trits)| pack_tile::<L>(tile, blocks, cols, trits));
+        Self { format, rows, cols, blocks, tile_bytes, bytes }
+    }
+
+    /// The trits, `(rows, cols)` row-major.
+    pub fn unpack(&self) -> Vec<i8> {
+        let mut trits = vec![0; self.rows * self.cols];
+        with_layout!(self.format, L => self
+            .bytes
+            .par_chunks_exact(self.tile_bytes)
+            .zip(trits.par_chunks_mut(TILE_ROWS * self.cols))
+            .for_each(|(tile, trits)| unpack_tile::<L>(tile, self.blocks, self.cols, trits)));
+        trits
+    }
+
+    /// How it is packed.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes of packed weights, padding included: what a product reads.
+    pub fn size_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Tiles of [`TILE_ROWS`] output rows; the last may be partial.
+    pub fn tile_count(&self) -> usize {
+        self.rows.div_ceil(TILE_ROWS)
+    }
+
+    /// Blocks of a tile.
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Bytes of one tile.
+    pub(crate) fn tile_bytes(&self) -> usize {
+        self.tile_bytes
+    }
+
+    /// The bytes of a range of tiles.
+    pub(crate) fn tiles(&self, tiles: Range<usize>) -> &[u8] {
+        &self.bytes[tiles.start * self.tile_bytes..tiles.end * self.tile_bytes]
+    }
+}
+
+impl fmt::Debug for PackedMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedMatrix({} {}x{})", self.format, self.rows, self.cols)
+    }
+}
+
+fn pack_tile<L: Layout>(tile: &mut [u8], blocks: usize, cols: usize, trits: &[i8]) {
+    let zeros = [0; super::layout::BLOCK_COLS_MAX];
+    for row in 0..TILE_ROWS {
+        let trits = trits.get(row * cols..(row + 1) * cols).unwrap_or(&[]);
+        for block in 0..blocks {
+            let start = (block * L::BLOCK_COLS).min(trits.len());
+            let trits = &trits[start..(start + L::BLOCK_COLS).min(trits.len())];
+            let mut padded = zeros;
+            padded[..trits.len()].copy_from_slice(trits);
+            L::set(tile, blocks, Place { block, row }, &padded[..L::BLOCK_COLS]);
+        }
+    }
+}
+
+fn unpack_tile<L: Layout>(tile: &[u8], blocks: usize, cols: usize, trits: &mut [i8]) {
+    for (row, trits) in trits.chunks_exact_mut(cols).enumerate() {
+        for (block, trits) in trits.chunks_mut(L::BLOCK_COLS).enumerate() {
+            let found = L::get(tile, blocks, Place { block, row });
+            trits.copy_from_slice(&found[..trits.len()]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn trits(len: usize, seed: u64) -> Vec<i8> {
+        let mut state = seed;
+        (0..len)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                ((state >> 33) % 3) as i8 - 1
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_format_gives_back_its_trits(
+            rows in 1..70usize, cols in 1..300usize, seed: u64
+        ) {
+            let trits = trits(rows * cols, seed);
+            for format in Format::ALL {
+                let packed = PackedMatrix::pack(format, rows, cols, &trits).expect("trits");
+                prop_assert_eq!(packed.unpack(), &trits[..], "{}", format);
+                prop_assert_eq!((packed.rows(), packed.cols()), (rows, cols));
+            }
+        }
+    }
+
+    #[test]
+    fn bits_a_weight_are_the_formats_own() {
+        let trits = trits(64 * 6912, 1);
+        for (format, bytes) in
+            [(Format::I2S, 110_592), (Format::Tl1, 110_592), (Format::Tl2, 92_160)]
+        {
+            let packed = PackedMatrix::pack(format, 64, 6912, &trits).expect("trits");
+            assert_eq!(packed.size_bytes(), bytes, "{format}");
+            assert_eq!(packed.tile_count(), 4);
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_no_trit_is_named() {
+        for format in Format::ALL {
+            for value in [2, -2, 127, -128] {
+                let mut trits = vec![0; 3 * 5];
+                trits[2 * 5 + 4] = value;
+                let error = PackedMatrix::pack(format, 3, 5, &trits).expect_err("no trit");
+                assert_eq!(
+                    error.to_string(),
+                    format!("value {value} at row 2, column 4 is not a trit")
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused() {
+        let check = |rows, cols, len, message: &str| {
+            let error = PackedMatrix::pack(Format::I2S, rows, cols, &vec![0; len]);
+            assert_eq!(error.expect_err("refused").to_string(), message);
+        };
+        check(0, 5, 0, "a matrix of 0 x 5 is empty");
+        check(5, 0, 0, "a matrix of 5 x 0 is empty");
+        check(2, 5, 9, "9 trits for a matrix of 2 x 5");
+        check(usize::MAX, 2, 4, "4 trits for a matrix of 18446744073709551615 x 2");
+        check(1, COLS_MAX + 1, 4, "262145 columns, more than the kernels' limit of 262144");
+    }
+}

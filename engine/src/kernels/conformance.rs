@@ -1,0 +1,199 @@
+//! One suite that every path of the ternary product passes, bit for bit.
+//!
+//! The witness is a triple loop over unpacked trits and activations. `for_each_path` runs what the
+//! machine has; each path's own share of the suite is the call to it.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use proptest::prelude::*;
+
+use super::{
+    Activations,
+    gemm::{Path, gemm_by},
+};
+use crate::formats::{Format, PackedMatrix, TILE_ROWS};
+
+/// The paths this machine has.
+fn paths() -> Vec<Path> {
+    let mut all = vec![Path::Scalar];
+    #[cfg(target_arch = "x86_64")]
+    all.extend([Path::Avx2, Path::Avx512, Path::Avx512Vnni]);
+    all.retain(|path| path.is_available());
+    all
+}
+
+/// A small generator; quality does not matter.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    fn trits(&mut self, len: usize) -> Vec<i8> {
+        (0..len).map(|_| (self.next() % 3) as i8 - 1).collect()
+    }
+
+    fn activations(&mut self, len: usize) -> Vec<i8> {
+        (0..len).map(|_| self.next() as i8).collect()
+    }
+}
+
+struct Case {
+    outputs: usize,
+    cols: usize,
+    rows: usize,
+    trits: Vec<i8>, // (outputs, cols)
+    q: Vec<i8>,     // (rows, cols)
+}
+
+impl Case {
+    fn random(outputs: usize, cols: usize, rows: usize, seed: u64) -> Self {
+        let mut random = Random(seed);
+        let (trits, q) = (random.trits(outputs * cols), random.activations(rows * cols));
+        Self { outputs, cols, rows, trits, q }
+    }
+
+    /// The definition, spelled out. // (rows, outputs rounded up to tiles)
+    fn expected(&self) -> Vec<i32> {
+        let mut y = Vec::new();
+        for q in self.q.chunks(self.cols) {
+            let start = y.len();
+            y.extend(self.trits.chunks(self.cols).map(|trits| -> i32 {
+                trits.iter().zip(q).map(|(&t, &q)| i32::from(t) * i32::from(q)).sum()
+            }));
+            y.resize(start + self.outputs.next_multiple_of(TILE_ROWS), 0);
+        }
+        y
+    }
+
+    fn activations(&self, format: Format) -> Activations {
+        let mut x = Activations::new();
+        x.reset(format, self.cols, self.rows);
+        for (row, q) in self.q.chunks(self.cols).enumerate() {
+            x.set_row(row, q);
+        }
+        x
+    }
+
+    /// Every format and path against the definition.
+    fn check(&self) {
+        let expected = self.expected();
+        for format in Format::ALL {
+            let w = PackedMatrix::pack(format, self.outputs, self.cols, &self.trits).unwrap();
+            let x = self.activations(format);
+            for path in paths() {
+                let mut y = vec![i32::MIN; expected.len()];
+                gemm_by(path, &w, 0..w.tile_count(), &x, &mut y);
+                assert!(
+                    y == expected,
+                    "{path:?} {format}: {} x {} by {} rows differs at {:?}",
+                    self.outputs,
+                    self.cols,
+                    self.rows,
+                    y.iter().zip(&expected).position(|(a, b)| a != b)
+                );
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_path_is_the_definition(
+        outputs in 1..=100usize, cols in 1..=700usize, rows in 1..=70usize, seed: u64
+    ) {
+        Case::random(outputs, cols, rows, seed).check();
+    }
+}
+
+#[test]
+fn every_number_of_rows_and_tiles_around_the_register_blocks() {
+    for rows in 1..=26 {
+        for outputs in [1, 15, 16, 17, 32, 33, 48, 64, 65] {
+            Case::random(outputs, 49, rows, (rows * outputs) as u64).check();
+        }
+    }
+}
+
+#[test]
+fn every_width_around_the_blocks() {
+    for cols in (1..=100).chain([255, 256, 257, 383, 384, 385, 1023, 1024, 1025]) {
+        Case::random(40, cols, 5, cols as u64).check();
+        Case::random(17, cols, 1, cols as u64).check();
+    }
+}
+
+#[test]
+fn model_shapes() {
+    for (outputs, cols) in [(640, 2560), (48, 6912), (33, 8640)] {
+        Case::random(outputs, cols, 3, 7).check();
+        Case::random(outputs, cols, 17, 8).check();
+    }
+}
+
+#[test]
+fn no_accumulator_wraps_at_the_extremes() {
+    for cols in [63, 256, 257, 1024, 1040, 6912, 20_000] {
+        for trit in [-1, 1] {
+            for q in [-128, -127, 127] {
+                for rows in [1, 2, 9] {
+                    Case {
+                        outputs: 17,
+                        cols,
+                        rows,
+                        trits: vec![trit; 17 * cols],
+                        q: vec![q; rows * cols],
+                    }
+                    .check();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_range_of_tiles_is_that_part_of_the_whole() {
+    let case = Case::random(150, 333, 11, 3);
+    let (expected, stride) = (case.expected(), 160);
+    for format in Format::ALL {
+        let w = PackedMatrix::pack(format, case.outputs, case.cols, &case.trits).unwrap();
+        let x = case.activations(format);
+        for path in paths() {
+            for tiles in [0..1, 3..7, 9..10, 4..4, 0..10] {
+                let width = tiles.len() * TILE_ROWS;
+                // One place more than needed: it must stay as it is.
+                let mut y = vec![i32::MIN; case.rows * width + 1];
+                gemm_by(path, &w, tiles.clone(), &x, &mut y);
+                for row in 0..case.rows {
+                    let at = row * stride + tiles.start * TILE_ROWS;
+                    assert_eq!(
+                        y[row * width..(row + 1) * width],
+                        expected[at..at + width],
+                        "{path:?} {format} {tiles:?} row {row}"
+                    );
+                }
+                assert_eq!(y[case.rows * width], i32::MIN);
+            }
+        }
+    }
+}
+
+#[test]
+fn shapes_that_do_not_fit_panic_before_any_pointer() {
+    let case = Case::random(20, 30, 2, 1);
+    let w = PackedMatrix::pack(Format::I2S, 20, 30, &case.trits).unwrap();
+    let x = case.activations(Format::I2S);
+    let other = case.activations(Format::Tl1);
+    let refused = |tiles: std::ops::Range<usize>, x: &Activations, len: usize| {
+        let run = || gemm_by(Path::Scalar, &w, tiles.clone(), x, &mut vec![0; len]);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err()
+    };
+    assert!(!refused(0..2, &x, 64));
+    assert!(refused(0..3, &x, 96), "tiles past the last");
+    assert!(refused(0..2, &x, 63), "outputs too short");
+    assert!(refused(0..2, &other, 64), "activations of another format");
+}

@@ -1,0 +1,124 @@
+//! [`gemm`], the safe entrance to the ternary kernels: checks shapes, then runs one [`Path`].
+
+use std::{ops::Range, sync::LazyLock};
+
+use super::{Activations, Isa, scalar};
+use crate::formats::{Format, PackedMatrix, TILE_ROWS};
+
+/// Implementations of the ternary product. An [`Isa`] has one or, for AVX-512, two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Path {
+    /// The definition.
+    Scalar,
+    /// AVX2.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// AVX-512 with F, BW, DQ and VL.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// AVX-512 with VNNI as well.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+}
+
+/// One product, its shapes checked.
+pub(super) struct Product<'a> {
+    pub format: Format,
+    pub tiles: &'a [u8],   // (tile, tile_bytes)
+    pub tile_bytes: usize, // a multiple of 64
+    pub blocks: usize,     // of a tile
+    pub x: &'a [i8],       // (row, x_stride), the first blocks * BLOCK_COLS of each in use
+    pub x_stride: usize,   // a multiple of 4
+    pub sums: &'a [i32],   // (row,)
+    pub y: &'a mut [i32],  // (row, tile, TILE_ROWS)
+}
+
+impl Path {
+    /// The fastest path of an ISA that this machine has, looked up once.
+    fn of(isa: Isa) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            static AVX2: LazyLock<bool> = LazyLock::new(|| Isa::Avx2.is_available());
+            static AVX512: LazyLock<Option<Path>> = LazyLock::new(|| {
+                let paths = [Path::Avx512Vnni, Path::Avx512];
+                paths.into_iter().find(|path| path.is_available())
+            });
+            match isa {
+                Isa::Scalar => Some(Self::Scalar),
+                Isa::Avx2 => AVX2.then_some(Self::Avx2),
+                Isa::Avx512 => *AVX512,
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        (isa == Isa::Scalar).then_some(Self::Scalar)
+    }
+
+    /// Whether this machine can run the path.
+    pub(super) fn is_available(self) -> bool {
+        match self {
+            Self::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Isa::Avx2.is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Isa::Avx512.is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => {
+                Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni")
+            }
+        }
+    }
+}
+
+/// Multiplies a range of `w`'s tiles by all rows of `x`:
+/// `y[i * stride + j] = Σ_k q[i, k] * t[16 * tiles.start + j, k]`, exact, with
+/// `stride = 16 * tiles.len()`. Outputs past the matrix's last row (its last tile may be partial)
+/// are 0.
+///
+/// # Panics
+/// If this machine lacks `isa`, the tiles are not all there, `x` was reset for another format or
+/// width, or `y` is shorter than `x.rows() * stride`.
+pub fn gemm(isa: Isa, w: &PackedMatrix, tiles: Range<usize>, x: &Activations, y: &mut [i32]) {
+    let Some(path) = Path::of(isa) else { panic!("this machine has no {isa}") };
+    gemm_by(path, w, tiles, x, y);
+}
+
+/// [`gemm`] by one of the paths, which the machine must have.
+pub(super) fn gemm_by(
+    path: Path,
+    w: &PackedMatrix,
+    tiles: Range<usize>,
+    x: &Activations,
+    y: &mut [i32],
+) {
+    let stride = tiles.len() * TILE_ROWS;
+    assert!(tiles.end <= w.tile_count(), "tiles {tiles:?} of {}", w.tile_count());
+    assert_eq!((x.format(), x.cols()), (w.format(), w.cols()), "activations for another matrix");
+    assert!(y.len() >= x.rows() * stride, "{} outputs for {} x {stride}", y.len(), x.rows());
+    if stride == 0 || x.rows() == 0 {
+        return;
+    }
+    let product = Product {
+        format: w.format(),
+        tiles: w.tiles(tiles),
+        tile_bytes: w.tile_bytes(),
+        blocks: w.blocks(),
+        x: x.data(),
+        x_stride: x.stride(),
+        sums: x.sums(),
+        y: &mut y[..x.rows() * stride],
+    };
+    match path {
+        Path::Scalar => scalar::gemm(product),
+        // SAFETY, for the three: a path is made only by `Path::of`, which looked for its features,
+        // or by a test that did; shapes were checked above.
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        Path::Avx2 => unsafe { super::x86_64::avx2::gemm(product) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        Path::Avx512 => unsafe { super::x86_64::avx512::gemm(product) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        Path::Avx512Vnni => unsafe { super::x86_64::avx512::gemm_vnni(product) },
+    }
+}

@@ -1,0 +1,221 @@
+//! AVX-512: 16 output rows a vector, with and without VNNI.
+//!
+//! With VNNI, `vpdpbusd` adds four products to an int32 lane, exactly: each product is at most
+//! 2 · 128, and [`crate::formats::COLS_MAX`] bounds the sum. Without it, `vpmaddubsw` makes int16
+//! pairs, at most 2 · 2 · 128 = 512 in magnitude: 64 of them reach −2^15 or 64 · 508 = 32512, both
+//! still int16, and then `vpmaddwd` by ones widens.
+//!
+//! `i2_s`: shift and mask. `tl1`: two `vpshufb` a nibble vector. `tl2`: three `vpshufb` a nibble
+//! vector, and `2 − code` under the mask of signs.
+
+use std::arch::x86_64::*;
+
+use super::{CODES_MAX, Expand, Tile, Vectors, Work};
+use crate::{
+    formats::{
+        Format,
+        i2_s::I2S,
+        layout::Layout,
+        tl1::{self, Tl1},
+        tl2::{self, Tl2},
+    },
+    kernels::gemm::Product,
+};
+
+/// AVX-512 with F, BW, DQ and VL.
+struct Bw;
+
+/// AVX-512 with VNNI as well.
+struct Vnni;
+
+/// Runs the product without VNNI.
+///
+/// # Safety
+/// The machine has AVX-512 F, BW, DQ and VL; `product` keeps its shapes.
+pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
+    // SAFETY: passed on from the caller.
+    unsafe { gemm_as::<Bw>(product) }
+}
+
+/// Runs the product with VNNI.
+///
+/// # Safety
+/// As for [`gemm`], and the machine has AVX-512 VNNI.
+pub(in crate::kernels) unsafe fn gemm_vnni(product: Product<'_>) {
+    // SAFETY: passed on from the caller.
+    unsafe { gemm_as::<Vnni>(product) }
+}
+
+unsafe fn gemm_as<T: Vectors<Vector = __m512i>>(product: Product<'_>) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match product.format {
+            Format::I2S => super::gemm::<T, I2S>(product),
+            Format::Tl1 => super::gemm::<T, Tl1>(product),
+            Format::Tl2 => super::gemm::<T, Tl2>(product),
+        }
+    }
+}
+
+/// What both share.
+macro_rules! vectors_512 {
+    () => {
+        type Vector = __m512i;
+        const LANES: usize = 16;
+
+        #[inline(always)]
+        unsafe fn zero() -> __m512i {
+            // SAFETY: the trait's caller has AVX-512.
+            unsafe { _mm512_setzero_si512() }
+        }
+
+        #[inline(always)]
+        unsafe fn broadcast(from: *const i8) -> __m512i {
+            // SAFETY: the trait's caller has AVX-512 and 4 bytes at `from`.
+            unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: the trait's caller has AVX-512.
+            unsafe { _mm512_add_epi32(a, b) }
+        }
+
+        #[inline(always)]
+        unsafe fn store_less(to: *mut i32, lanes: __m512i, minus: i32) {
+            // SAFETY: the trait's caller has AVX-512 and 16 places at `to`.
+            unsafe {
+                _mm512_storeu_si512(to.cast(), _mm512_sub_epi32(lanes, _mm512_set1_epi32(minus)));
+            }
+        }
+    };
+}
+
+impl Vectors for Bw {
+    vectors_512!();
+    const ACCUMULATE_MAX: usize = 64;
+
+    #[inline(always)]
+    unsafe fn accumulate(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the trait's caller has AVX-512 BW.
+        unsafe { _mm512_add_epi16(sum, _mm512_maddubs_epi16(codes, x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen(sum: __m512i) -> __m512i {
+        // SAFETY: the trait's caller has AVX-512 BW.
+        unsafe { _mm512_madd_epi16(sum, _mm512_set1_epi16(1)) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn run<E: Expand<Self>, const V: usize, const R: usize, const A: usize>(work: Work) {
+        // SAFETY: passed on from the caller.
+        unsafe { super::block::<Self, E, V, R, A>(work) }
+    }
+}
+
+impl Vectors for Vnni {
+    vectors_512!();
+    const ACCUMULATE_MAX: usize = usize::MAX;
+
+    #[inline(always)]
+    unsafe fn accumulate(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the trait's caller has AVX-512 VNNI.
+        unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn widen(sum: __m512i) -> __m512i {
+        sum
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn run<E: Expand<Self>, const V: usize, const R: usize, const A: usize>(work: Work) {
+        // SAFETY: passed on from the caller.
+        unsafe { super::block::<Self, E, V, R, A>(work) }
+    }
+}
+
+/// The 64 bytes of indices of a block.
+#[inline(always)]
+unsafe fn indices(tile: Tile, block: usize) -> __m512i {
+    // SAFETY: `block` is one of the tile's blocks, each of which begins with 64 bytes.
+    unsafe { _mm512_loadu_si512(tile.bytes.add(64 * block).cast()) }
+}
+
+/// The low (`part` 0) or high (1) nibbles.
+#[inline(always)]
+unsafe fn nibbles(indices: __m512i, part: usize) -> __m512i {
+    // SAFETY: the trait's caller has AVX-512.
+    unsafe {
+        let shifted = if part == 0 { indices } else { _mm512_srli_epi16::<4>(indices) };
+        _mm512_and_si512(shifted, _mm512_set1_epi8(15))
+    }
+}
+
+/// A table in every 128-bit part.
+#[inline(always)]
+unsafe fn table(table: &[u8; 16]) -> __m512i {
+    // SAFETY: the trait's caller has AVX-512; the table is 16 bytes.
+    unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())) }
+}
+
+impl<T: Vectors<Vector = __m512i>> Expand<T> for I2S {
+    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
+    const PARTS: usize = 4;
+    const CODES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let bytes = indices(tile, block);
+            let shifted = match part {
+                0 => bytes,
+                1 => _mm512_srli_epi16::<2>(bytes),
+                2 => _mm512_srli_epi16::<4>(bytes),
+                _ => _mm512_srli_epi16::<6>(bytes),
+            };
+            let zero = _mm512_setzero_si512();
+            [_mm512_and_si512(shifted, _mm512_set1_epi8(3)), zero, zero]
+        }
+    }
+}
+
+impl<T: Vectors<Vector = __m512i>> Expand<T> for Tl1 {
+    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
+    const PARTS: usize = 2;
+    const CODES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let nibbles = nibbles(indices(tile, block), part);
+            let code = |digit: usize| _mm512_shuffle_epi8(table(&tl1::CODES[digit]), nibbles);
+            [code(0), code(1), _mm512_setzero_si512()]
+        }
+    }
+}
+
+impl<T: Vectors<Vector = __m512i>> Expand<T> for Tl2 {
+    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
+    const PARTS: usize = 2;
+    const CODES: usize = 3;
+
+    #[inline(always)]
+    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
+        // SAFETY: passed on from the caller; a tile has 16 bytes of signs a block after its nibbles.
+        unsafe {
+            let nibbles = nibbles(indices(tile, block), part);
+            let signs = tile.bytes.add(64 * tile.blocks + tl2::SIGN_BYTES * block + 8 * part);
+            let negative = signs.cast::<u64>().read_unaligned();
+            let two = _mm512_set1_epi8(2);
+            let code = |digit: usize| {
+                let code = _mm512_shuffle_epi8(table(&tl2::CODES[digit]), nibbles);
+                _mm512_mask_sub_epi8(code, negative, two, code)
+            };
+            [code(0), code(1), code(2)]
+        }
+    }
+}
