@@ -9,8 +9,11 @@
 //! batch mates, the thread count, the ISA or the packing. ARCHITECTURE.md says how.
 
 pub mod backend;
+pub mod chat;
 pub mod config;
+pub mod files;
 pub mod formats;
 pub mod kernels;
 pub mod kv;
 pub mod math;
+pub mod tokenizer;
