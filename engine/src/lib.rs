@@ -9,8 +9,10 @@
 //! batch mates, the thread count, the ISA or the packing. ARCHITECTURE.md says how.
 
 pub mod backend;
+pub mod chat;
 pub mod config;
 mod engine;
+pub mod files;
 pub mod formats;
 pub mod kernels;
 pub mod kv;
@@ -19,6 +21,7 @@ mod request;
 pub mod sampler;
 pub mod scheduler;
 pub mod text;
+pub mod tokenizer;
 
 pub use engine::{Engine, EngineConfig, EngineStats, StepReport};
 pub use request::{

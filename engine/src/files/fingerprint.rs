@@ -1,0 +1,174 @@
+//! What a model computes, as 32 bytes.
+
+use std::fmt;
+
+use rayon::prelude::*;
+
+use super::{
+    dense::Dense,
+    error::ModelError,
+    model::{Model, norm_len},
+};
+use crate::{
+    config::{Activation, Linear, ModelConfig},
+    formats::{Scale, TernaryMatrix},
+};
+
+/// BLAKE3 over everything the output depends on, whatever file it came from: a packed folder and
+/// the GGUF made of it have the same fingerprint if they hold the same values.
+///
+/// It is the hash of these parts, in this order, each hashed by itself:
+/// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
+///    norms, tied head, and the sorted end tokens (context length and names are left out);
+/// 2. the tokenizer: tokens by id, merges, pre-tokenizer, what it puts around a prompt;
+/// 3. per layer and linear (`Linear::ALL`): rows, columns, trits in row-major 2-bit codes
+///    (trit + 1, first in the lowest bits), then whether the scale multiplies or divides, and its
+///    f32 bits;
+/// 4. every norm in the order of the forward pass, as f32;
+/// 5. the embedding, and the head unless tied: all elements widened to f32, in groups of 1024 rows.
+///
+/// The chat template is not part of it: it shapes the prompt, not what follows from it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// The 32 bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fingerprint({self})")
+    }
+}
+
+impl serde::Serialize for Fingerprint {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Rows of the embedding hashed as one part.
+const DENSE_ROWS: usize = 1024;
+
+pub(crate) fn compute(model: &Model) -> Result<Fingerprint, ModelError> {
+    let config = model.config();
+    let mut hasher = blake3::Hasher::new_derive_key("tritmill model fingerprint");
+    hasher.update(&config_digest(config));
+    hasher.update(&model.tokenizer().digest());
+    // One tensor after the other keeps memory to one decoded tensor; decoding it, and hashing
+    // groups of its rows, run in parallel.
+    for layer in 0..config.layer_count {
+        for linear in Linear::ALL {
+            hasher.update(&ternary_digest(&model.ternary(layer, linear)?));
+        }
+    }
+    for norm in model.norms() {
+        debug_assert_eq!(model.norm(norm)?.len(), norm_len(config, norm));
+        hasher.update(&f32_digest(&model.norm(norm)?));
+    }
+    dense_digests(&mut hasher, model.embedding());
+    if !config.tied_head {
+        dense_digests(&mut hasher, model.head());
+    }
+    Ok(Fingerprint(*hasher.finalize().as_bytes()))
+}
+
+fn config_digest(config: &ModelConfig) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    for size in [
+        config.hidden_size,
+        config.layer_count,
+        config.head_count,
+        config.kv_head_count,
+        config.head_dim,
+        config.intermediate_size,
+        config.vocab_size,
+    ] {
+        hasher.update(&(size as u64).to_le_bytes());
+    }
+    for number in [config.rms_norm_eps, config.rope_theta, config.linear_norm_eps.unwrap_or(0.0)] {
+        hasher.update(&number.to_bits().to_le_bytes());
+    }
+    let gate = match config.activation {
+        Activation::SquaredRelu => 0,
+        Activation::Silu => 1,
+    };
+    hasher.update(&[gate, u8::from(config.sub_norms), u8::from(config.tied_head)]);
+    let mut ends = config.eos_tokens.clone();
+    ends.sort_unstable();
+    for token in ends {
+        hasher.update(&token.to_le_bytes());
+    }
+    *hasher.finalize().as_bytes()
+}
+
+fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
+    // A whole number of bytes per part, so that parts do not share one.
+    const TRITS: usize = 1 << 20;
+    let parts: Vec<[u8; 32]> = matrix
+        .trits
+        .par_chunks(TRITS)
+        .map(|trits| {
+            let (groups, rest) = trits.as_chunks::<4>();
+            let code = |trit: i8| (trit + 1) as u8;
+            let mut bytes: Vec<u8> = groups
+                .iter()
+                .map(|t| code(t[0]) | code(t[1]) << 2 | code(t[2]) << 4 | code(t[3]) << 6)
+                .collect();
+            if !rest.is_empty() {
+                bytes.push(rest.iter().rev().fold(0, |byte, &trit| byte << 2 | code(trit)));
+            }
+            *blake3::hash(&bytes).as_bytes()
+        })
+        .collect();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(matrix.rows as u64).to_le_bytes());
+    hasher.update(&(matrix.cols as u64).to_le_bytes());
+    hasher.update(parts.as_flattened());
+    let (operation, scale) = match matrix.scale {
+        Scale::Multiply(scale) => (0, scale),
+        Scale::Divide(scale) => (1, scale),
+    };
+    hasher.update(&[operation]);
+    hasher.update(&scale.to_bits().to_le_bytes());
+    *hasher.finalize().as_bytes()
+}
+
+fn f32_digest(values: &[f32]) -> [u8; 32] {
+    let mut bytes = Vec::with_capacity(values.len() * 4);
+    for value in values {
+        bytes.extend_from_slice(&value.to_bits().to_le_bytes());
+    }
+    *blake3::hash(&bytes).as_bytes()
+}
+
+fn dense_digests(hasher: &mut blake3::Hasher, matrix: Dense<'_>) {
+    let parts: Vec<[u8; 32]> = (0..matrix.rows.div_ceil(DENSE_ROWS))
+        .into_par_iter()
+        .map_init(
+            || vec![0f32; matrix.cols],
+            |row, part| {
+                let mut hasher = blake3::Hasher::new();
+                let mut bytes = Vec::with_capacity(matrix.cols * 4);
+                for index in part * DENSE_ROWS..((part + 1) * DENSE_ROWS).min(matrix.rows) {
+                    matrix.row(index, row);
+                    bytes.clear();
+                    row.iter()
+                        .for_each(|value| bytes.extend_from_slice(&value.to_bits().to_le_bytes()));
+                    hasher.update(&bytes);
+                }
+                *hasher.finalize().as_bytes()
+            },
+        )
+        .collect();
+    hasher.update(parts.as_flattened());
+}

@@ -1,0 +1,382 @@
+//! `config.json` and `generation_config.json` of a Hugging Face folder.
+//!
+//! Unknown keys are ignored, except those known to change the mathematics: [`DANGEROUS_KEYS`] may
+//! only have the value that changes nothing, and anything in the RoPE and quantization blocks must
+//! be understood. Defaults are those of transformers' `BitNetConfig` and `LlamaConfig`.
+
+use serde_json::{Map, Value};
+
+use super::error::{ModelError, shorten};
+use crate::config::{Activation, ModelConfig};
+
+/// Widest dimension accepted. An int8 activation row of this width cannot overflow an i32 sum.
+pub const WIDTH_MAX: u64 = 1 << 20;
+/// Most layers accepted.
+pub const LAYERS_MAX: u64 = 4096;
+/// Largest vocabulary accepted.
+pub const VOCAB_MAX: u64 = 1 << 24;
+const _: () = assert!(WIDTH_MAX * 128 < i32::MAX as u64);
+
+/// How the ternary linears of the folder are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightStorage {
+    /// Packed; the result is multiplied by `weight_scale`.
+    PackedMultiply,
+    /// Packed; the result is divided by `weight_scale`.
+    PackedDivide,
+    /// Dense master weights, quantized at load.
+    Online,
+}
+
+/// What `config.json` says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HfConfig {
+    /// Shape and conventions.
+    pub model: ModelConfig,
+    /// How the linears are stored.
+    pub storage: WeightStorage,
+}
+
+/// The value of a dangerous key that changes nothing (null and absence never do).
+#[derive(Clone, Copy)]
+enum Harmless {
+    False,
+    One,
+    Zero,
+    Nothing,
+}
+
+/// Keys that change the mathematics in ways this engine does not follow, each with the value at
+/// which it does not, and what it would change.
+const DANGEROUS_KEYS: &[(&str, Harmless, &str)] = &[
+    ("attention_bias", Harmless::False, "biases"),
+    ("mlp_bias", Harmless::False, "biases"),
+    ("qkv_bias", Harmless::False, "biases"),
+    ("use_bias", Harmless::False, "biases"),
+    ("bias", Harmless::False, "biases"),
+    ("partial_rotary_factor", Harmless::One, "partial RoPE"),
+    ("rotary_pct", Harmless::One, "partial RoPE"),
+    ("rotary_dim", Harmless::Nothing, "partial RoPE"),
+    ("no_rope_layers", Harmless::Nothing, "layers without RoPE"),
+    ("alibi", Harmless::False, "ALiBi positions"),
+    ("attention_chunk_size", Harmless::Nothing, "chunked attention"),
+    ("num_experts", Harmless::Zero, "mixture of experts"),
+    ("num_local_experts", Harmless::Zero, "mixture of experts"),
+    ("n_routed_experts", Harmless::Zero, "mixture of experts"),
+    ("num_experts_per_tok", Harmless::Zero, "mixture of experts"),
+    ("attention_multiplier", Harmless::Nothing, "a different attention scale"),
+    ("attention_in_multiplier", Harmless::One, "scaled activations"),
+    ("attention_out_multiplier", Harmless::One, "scaled activations"),
+    ("key_multiplier", Harmless::One, "scaled keys"),
+    ("query_pre_attn_scalar", Harmless::Nothing, "a different attention scale"),
+    ("residual_multiplier", Harmless::One, "scaled residuals"),
+    ("embedding_multiplier", Harmless::One, "scaled embeddings"),
+    ("lm_head_multiplier", Harmless::One, "scaled logits"),
+    ("scale_emb", Harmless::One, "scaled embeddings"),
+    ("scale_depth", Harmless::One, "scaled residuals"),
+    ("logits_scaling", Harmless::One, "scaled logits"),
+    ("logit_scale", Harmless::One, "scaled logits"),
+    ("final_logit_softcapping", Harmless::Nothing, "capped logits"),
+    ("attn_logit_softcapping", Harmless::Nothing, "capped attention scores"),
+    ("use_qk_norm", Harmless::False, "normalized queries and keys"),
+    ("qk_layernorm", Harmless::False, "normalized queries and keys"),
+    ("qk_norm", Harmless::False, "normalized queries and keys"),
+    ("parallel_attn", Harmless::False, "parallel attention"),
+    ("use_parallel_residual", Harmless::False, "parallel residuals"),
+    ("is_encoder_decoder", Harmless::False, "an encoder"),
+    ("add_cross_attention", Harmless::False, "cross attention"),
+    ("mamba_d_state", Harmless::Nothing, "state-space layers"),
+    ("weight_bits", Harmless::Nothing, "another quantization scheme"),
+    ("input_bits", Harmless::Nothing, "another quantization scheme"),
+];
+
+/// Parses `config.json`.
+///
+/// # Errors
+/// Names the key that is missing, out of range, or asks for what is not supported.
+pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
+    let root: Map<String, Value> = serde_json::from_slice(bytes)
+        .map_err(|source| ModelError::Json { file: "config.json".to_owned(), source })?;
+    let keys = Keys { map: &root, prefix: "" };
+    let is_bitnet = match keys.required_text("model_type")? {
+        "bitnet" => true,
+        "llama" => false,
+        _ => return Err(keys.unsupported("model_type", "only bitnet and llama are known")),
+    };
+    refuse_dangerous_keys(&keys)?;
+    let (storage, linear_norm_eps) = quantization(&keys)?;
+
+    let hidden_size = keys.required_size("hidden_size", WIDTH_MAX)?;
+    let head_count = keys.required_size("num_attention_heads", WIDTH_MAX)?;
+    let kv_head_count = match keys.size("num_key_value_heads", WIDTH_MAX)? {
+        Some(count) => count,
+        // `BitNetConfig` defaults to 5, which is never what a file without the key means.
+        None if is_bitnet && !root.contains_key("num_key_value_heads") => {
+            return Err(ModelError::MissingKey { key: "num_key_value_heads".to_owned() });
+        }
+        None => head_count,
+    };
+    if !head_count.is_multiple_of(kv_head_count) {
+        return Err(keys.bad("num_key_value_heads", "a divisor of num_attention_heads"));
+    }
+    let head_dim = match keys.size("head_dim", WIDTH_MAX)? {
+        Some(head_dim) => head_dim,
+        None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
+        None => return Err(keys.bad("num_attention_heads", "a divisor of hidden_size")),
+    };
+    if !head_dim.is_multiple_of(2) {
+        return Err(keys.bad("head_dim", "an even number"));
+    }
+    if (head_count * head_dim) as u64 > WIDTH_MAX {
+        return Err(keys.bad("num_attention_heads", "heads times head_dim within 2^20"));
+    }
+    let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
+    let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
+    let model = ModelConfig {
+        architecture: if is_bitnet { "bitnet" } else { "llama" }.to_owned(),
+        hidden_size,
+        layer_count: keys.required_size("num_hidden_layers", LAYERS_MAX)?,
+        head_count,
+        kv_head_count,
+        head_dim,
+        intermediate_size: keys.required_size("intermediate_size", WIDTH_MAX)?,
+        vocab_size,
+        context_length: keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048),
+        rms_norm_eps: keys.epsilon("rms_norm_eps")?.unwrap_or(default_eps),
+        rope_theta: rope_theta(&keys)?.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
+        activation: activation(&keys, is_bitnet)?,
+        sub_norms: is_bitnet,
+        linear_norm_eps,
+        tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(false),
+        bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
+        eos_tokens: keys.token_ids("eos_token_id", vocab_size)?,
+    };
+    Ok(HfConfig { model, storage })
+}
+
+/// The tokens that end a generation by `generation_config.json`.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_generation_eos(bytes: &[u8], vocab_size: usize) -> Result<Vec<u32>, ModelError> {
+    let root: Map<String, Value> = serde_json::from_slice(bytes)
+        .map_err(|source| ModelError::Json { file: "generation_config.json".to_owned(), source })?;
+    Keys { map: &root, prefix: "generation_config." }.token_ids("eos_token_id", vocab_size)
+}
+
+fn refuse_dangerous_keys(keys: &Keys<'_>) -> Result<(), ModelError> {
+    for &(key, harmless, changes) in DANGEROUS_KEYS {
+        let Some(value) = keys.get(key) else { continue };
+        let fine = match harmless {
+            Harmless::False => value == &Value::Bool(false),
+            Harmless::One => value.as_f64() == Some(1.0),
+            Harmless::Zero => value.as_f64() == Some(0.0),
+            Harmless::Nothing => false,
+        };
+        if !fine {
+            return Err(keys.unsupported(key, changes));
+        }
+    }
+    let window_off = keys.get("use_sliding_window") == Some(&Value::Bool(false));
+    if keys.get("sliding_window").is_some() && !window_off {
+        return Err(keys.unsupported("sliding_window", "windowed attention"));
+    }
+    if let Some(types) = keys.get("layer_types") {
+        let full = |kind: &Value| kind == "full_attention";
+        if !types.as_array().is_some_and(|types| types.iter().all(full)) {
+            return Err(keys.unsupported("layer_types", "layers other than full attention"));
+        }
+    }
+    Ok(())
+}
+
+fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError> {
+    match keys.text("hidden_act")? {
+        Some("relu2") => Ok(Activation::SquaredRelu),
+        Some("silu") => Ok(Activation::Silu),
+        Some(_) => Err(keys.unsupported("hidden_act", "only relu2 and silu are known")),
+        None if is_bitnet => Ok(Activation::SquaredRelu),
+        None => Ok(Activation::Silu),
+    }
+}
+
+/// Theta is a key of its own, or in `rope_parameters`; a scaling other than `default` is refused.
+fn rope_theta(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
+    let mut theta = keys.positive("rope_theta")?;
+    for block in ["rope_scaling", "rope_parameters"] {
+        let Some(value) = keys.get(block) else { continue };
+        let Some(map) = value.as_object() else {
+            return Err(keys.bad(block, "an object"));
+        };
+        let prefix = format!("{block}.");
+        let inner = Keys { map, prefix: &prefix };
+        for key in map.keys() {
+            match key.as_str() {
+                "rope_theta" => theta = inner.positive(key)?.or(theta),
+                "rope_type" | "type" if inner.get(key).is_none_or(|kind| kind == "default") => {}
+                "partial_rotary_factor"
+                    if inner.get(key).is_none_or(|factor| factor.as_f64() == Some(1.0)) => {}
+                _ => return Err(inner.unsupported(key, "RoPE scaling")),
+            }
+        }
+    }
+    Ok(theta)
+}
+
+/// Reads `quantization_config`: storage, and the epsilon of per-linear norms.
+fn quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), ModelError> {
+    let Some(value) = keys.get("quantization_config") else {
+        return Err(ModelError::MissingKey {
+            key: "quantization_config (the model is not ternary)".to_owned(),
+        });
+    };
+    let Some(map) = value.as_object() else {
+        return Err(keys.bad("quantization_config", "an object"));
+    };
+    let keys = Keys { map, prefix: "quantization_config." };
+    for key in map.keys() {
+        const KNOWN: [&str; 6] = [
+            "quant_method",
+            "linear_class",
+            "quantization_mode",
+            "use_rms_norm",
+            "rms_norm_eps",
+            "modules_to_not_convert",
+        ];
+        if !KNOWN.contains(&key.as_str()) && keys.get(key).is_some() {
+            return Err(keys.unsupported(key, "an unknown detail of the quantization"));
+        }
+    }
+    if keys.required_text("quant_method")? != "bitnet" {
+        return Err(keys.unsupported("quant_method", "only bitnet is known"));
+    }
+    let online = match keys.text("quantization_mode")?.unwrap_or("offline") {
+        "online" => true,
+        "offline" => false,
+        _ => return Err(keys.unsupported("quantization_mode", "only online and offline are known")),
+    };
+    let storage = match keys.text("linear_class")?.unwrap_or("bitlinear") {
+        "autobitlinear" if online => WeightStorage::Online,
+        "autobitlinear" => WeightStorage::PackedMultiply,
+        "bitlinear" if !online => WeightStorage::PackedDivide,
+        "bitlinear" => {
+            return Err(keys.unsupported("quantization_mode", "bitlinear is always offline"));
+        }
+        _ => {
+            return Err(
+                keys.unsupported("linear_class", "only autobitlinear and bitlinear are known")
+            );
+        }
+    };
+    check_unconverted_modules(&keys)?;
+    let eps = keys.epsilon("rms_norm_eps")?.unwrap_or(1e-6);
+    let with_norm = keys.flag("use_rms_norm")?.unwrap_or(false);
+    Ok((storage, with_norm.then_some(eps)))
+}
+
+/// A linear listed as not converted would be dense: only head and embedding may be.
+fn check_unconverted_modules(keys: &Keys<'_>) -> Result<(), ModelError> {
+    const KEY: &str = "modules_to_not_convert";
+    let Some(value) = keys.get(KEY) else { return Ok(()) };
+    let Some(list) = value.as_array() else { return Err(keys.bad(KEY, "null or a list")) };
+    let never_ternary = |module: &Value| {
+        module.as_str().is_some_and(|name| {
+            matches!(name, "lm_head" | "embed_tokens" | "model.embed_tokens" | "model.norm")
+        })
+    };
+    if !list.iter().all(never_ternary) {
+        return Err(keys.unsupported(KEY, "dense linears inside the layers"));
+    }
+    Ok(())
+}
+
+/// Typed access to a JSON object; errors carry the dotted name.
+struct Keys<'a> {
+    map: &'a Map<String, Value>,
+    prefix: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    /// The value; null counts as absent.
+    fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    fn name(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn shown(&self, key: &str) -> String {
+        self.map.get(key).map_or_else(|| "absent".to_owned(), shorten)
+    }
+
+    fn bad(&self, key: &str, expected: &'static str) -> ModelError {
+        ModelError::BadKey { key: self.name(key), value: self.shown(key), expected }
+    }
+
+    fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
+        ModelError::UnsupportedKey { key: self.name(key), value: self.shown(key), why }
+    }
+
+    fn missing(&self, key: &str) -> ModelError {
+        ModelError::MissingKey { key: self.name(key) }
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        self.get(key)
+            .map(|value| value.as_str().ok_or_else(|| self.bad(key, "a string")))
+            .transpose()
+    }
+
+    fn required_text(&self, key: &str) -> Result<&'a str, ModelError> {
+        self.text(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        self.get(key)
+            .map(|value| value.as_bool().ok_or_else(|| self.bad(key, "true or false")))
+            .transpose()
+    }
+
+    fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_u64() {
+            // `limit` is at most u32::MAX.
+            Some(size @ 1..) if size <= limit => Ok(Some(size as usize)),
+            _ => Err(self.bad(key, "a positive whole number within bounds")),
+        }
+    }
+
+    fn required_size(&self, key: &str, limit: u64) -> Result<usize, ModelError> {
+        self.size(key, limit)?.ok_or_else(|| self.missing(key))
+    }
+
+    fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_f64().map(|number| number as f32) {
+            Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
+            _ => Err(self.bad(key, "a positive number")),
+        }
+    }
+
+    fn epsilon(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        match self.positive(key)? {
+            Some(eps) if eps > 0.1 => Err(self.bad(key, "a small positive number")),
+            eps => Ok(eps),
+        }
+    }
+
+    /// One id or a list of ids, each inside the vocabulary.
+    fn token_ids(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>, ModelError> {
+        let list = match self.get(key) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(list)) => list.as_slice(),
+            Some(one) => std::slice::from_ref(one),
+        };
+        let id =
+            |value: &Value| value.as_u64().filter(|&id| id < vocab_size as u64).map(|id| id as u32);
+        list.iter()
+            .map(|value| id(value).ok_or_else(|| self.bad(key, "token ids inside the vocabulary")))
+            .collect()
+    }
+}

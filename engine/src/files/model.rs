@@ -1,0 +1,321 @@
+//! An opened model: its configuration, and its tensors decoded on demand.
+//!
+//! A model file is opened once: everything that can be checked without reading the weights is
+//! checked then (headers, names, types, shapes, sizes, tokenizer, template). Weights stay in the
+//! mapped file; [`Model::ternary`] decodes one tensor at a time, so that loading needs memory for
+//! one decoded tensor, not for the model. What only the data can show (a code that is no trit) is
+//! an error of that call.
+
+use std::{collections::HashMap, ops::Range, path::Path, sync::OnceLock};
+
+use super::{
+    dense::{Dense, DenseType, widen},
+    error::{ModelError, Problem},
+    fingerprint::{self, Fingerprint},
+    hf,
+    mmap::Bytes,
+    ternary::{Packing, Stored},
+};
+use crate::{
+    chat::ChatTemplate,
+    config::{Linear, ModelConfig, Norm},
+    formats::TernaryMatrix,
+    tokenizer::Tokenizer,
+};
+
+/// A tensor as the file lists it.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct TensorInfo {
+    /// Name in the file.
+    pub name: String,
+    /// Type as the file names it.
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// Dimensions, slowest first (GGUF files store them the other way round).
+    pub shape: Vec<u64>,
+    /// Bytes in the file.
+    pub size_bytes: u64,
+}
+
+/// Bytes of one tensor: which file, and where in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Span {
+    pub file: usize,
+    pub range: Range<usize>,
+}
+
+/// A ternary tensor of the file.
+#[derive(Debug, Clone)]
+pub(crate) struct TernaryTensor {
+    pub name: String,
+    pub span: Span,
+    pub rows: usize,
+    pub cols: usize,
+    pub packing: Packing,
+    /// Heads whose rows the file holds in adjacent-pair RoPE order.
+    pub permuted_heads: Option<usize>,
+}
+
+/// A dense tensor of the file.
+#[derive(Debug, Clone)]
+pub(crate) struct DenseTensor {
+    pub name: String,
+    pub span: Span,
+    pub rows: usize,
+    pub cols: usize,
+    pub dtype: DenseType,
+}
+
+/// The tensors of a model, by role.
+#[derive(Debug)]
+pub(crate) struct Tensors {
+    /// By layer, then in the order of [`Linear::ALL`].
+    pub linears: Vec<Vec<TernaryTensor>>,
+    pub norms: HashMap<Norm, DenseTensor>,
+    pub embedding: DenseTensor,
+    /// `None` when the head is the embedding.
+    pub head: Option<DenseTensor>,
+}
+
+/// All that a reader found in its files.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub name: String,
+    pub container: &'static str,
+    pub config: ModelConfig,
+    pub files: Vec<Bytes>,
+    pub tensors: Tensors,
+    pub listing: Vec<TensorInfo>,
+    pub tokenizer: Tokenizer,
+    pub chat_template: Option<ChatTemplate>,
+}
+
+/// An opened, memory-mapped, validated model.
+#[derive(Debug)]
+pub struct Model {
+    parts: Parts,
+    fingerprint: OnceLock<Fingerprint>,
+}
+
+/// The files of a Hugging Face folder that are part of the program.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbeddedFolder {
+    /// `config.json`
+    pub config: &'static [u8],
+    /// `tokenizer.json`
+    pub tokenizer: &'static [u8],
+    /// `tokenizer_config.json`: special tokens and chat template.
+    pub tokenizer_config: Option<&'static [u8]>,
+    /// `generation_config.json`: more tokens that end a generation.
+    pub generation_config: Option<&'static [u8]>,
+    /// `model.safetensors`
+    pub weights: &'static [u8],
+}
+
+impl Model {
+    /// Opens a Hugging Face folder (or a `.safetensors` file in one) or a `.gguf` file.
+    ///
+    /// # Errors
+    /// Names the file, key or tensor that is missing, malformed or not supported.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let parts = if path.is_dir() {
+            hf::open_folder(path)?
+        } else {
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("safetensors") => hf::open_folder(path.parent().unwrap_or(Path::new(".")))?,
+                _ if path.exists() => {
+                    return Err(ModelError::NotAModel { path: path.to_owned() });
+                }
+                _ => {
+                    let source = std::io::ErrorKind::NotFound.into();
+                    return Err(ModelError::io(path, source));
+                }
+            }
+        };
+        Ok(Self::new(parts))
+    }
+
+    /// Opens a model whose files are part of the program.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_embedded(name: &str, folder: EmbeddedFolder) -> Result<Self, ModelError> {
+        Ok(Self::new(hf::open_embedded(name, folder)?))
+    }
+
+    fn new(parts: Parts) -> Self {
+        Self { parts, fingerprint: OnceLock::new() }
+    }
+
+    /// Name of the folder, or of the file without its extension.
+    pub fn name(&self) -> &str {
+        &self.parts.name
+    }
+
+    /// `safetensors` or `gguf`.
+    pub fn container(&self) -> &'static str {
+        self.parts.container
+    }
+
+    /// Shape and conventions.
+    pub fn config(&self) -> &ModelConfig {
+        &self.parts.config
+    }
+
+    /// The tokenizer; its ids are below `config().vocab_size`.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.parts.tokenizer
+    }
+
+    /// How messages become a prompt, if the model says so.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.parts.chat_template.as_ref()
+    }
+
+    /// The tensors as the files list them.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.parts.listing
+    }
+
+    /// Decodes one ternary matrix, its Q and K rows in half-split RoPE order.
+    ///
+    /// # Errors
+    /// [`ModelError::BadTensor`] if a code is no trit, a scale is not a positive number, or blocks
+    /// disagree about it.
+    ///
+    /// # Panics
+    /// If `layer` is not below `config().layer_count`.
+    pub fn ternary(&self, layer: usize, linear: Linear) -> Result<TernaryMatrix, ModelError> {
+        let tensor = &self.parts.tensors.linears[layer][linear as usize];
+        let stored = Stored {
+            name: &tensor.name,
+            rows: tensor.rows,
+            cols: tensor.cols,
+            packing: tensor.packing,
+            bytes: self.bytes(&tensor.span),
+            offset: tensor.span.range.start as u64,
+        };
+        let mut matrix = stored.decode()?;
+        if let Some(heads) = tensor.permuted_heads {
+            matrix.trits = unpermute(&matrix, heads);
+        }
+        Ok(matrix)
+    }
+
+    /// The file's name of a ternary tensor.
+    ///
+    /// # Panics
+    /// If `layer` is not below `config().layer_count`.
+    pub fn ternary_name(&self, layer: usize, linear: Linear) -> &str {
+        &self.parts.tensors.linears[layer][linear as usize].name
+    }
+
+    /// A norm's weights, widened to f32.
+    ///
+    /// # Errors
+    /// [`ModelError::MissingTensor`] for a norm that this model does not have,
+    /// [`ModelError::BadTensor`] for a weight that is not a number.
+    pub fn norm(&self, norm: Norm) -> Result<Vec<f32>, ModelError> {
+        let Some(tensor) = self.parts.tensors.norms.get(&norm) else {
+            return Err(ModelError::MissingTensor { tensor: format!("{norm:?}") });
+        };
+        let mut weights = vec![0f32; tensor.cols];
+        widen(tensor.dtype, self.bytes(&tensor.span), &mut weights);
+        if weights.iter().any(|weight| !weight.is_finite()) {
+            let offset = tensor.span.range.start as u64;
+            return Err(ModelError::bad_tensor(&tensor.name, offset, Problem::NotFinite));
+        }
+        Ok(weights)
+    }
+
+    /// The norms this model has, in the order of the forward pass.
+    pub fn norms(&self) -> Vec<Norm> {
+        norms(&self.parts.config)
+    }
+
+    /// The embedding matrix, `[vocab_size, hidden_size]`.
+    pub fn embedding(&self) -> Dense<'_> {
+        self.dense(&self.parts.tensors.embedding)
+    }
+
+    /// The head, `[vocab_size, hidden_size]`; the embedding when tied.
+    pub fn head(&self) -> Dense<'_> {
+        self.dense(self.parts.tensors.head.as_ref().unwrap_or(&self.parts.tensors.embedding))
+    }
+
+    /// Identity of what the model computes; see [`Fingerprint`]. Computed at the first call, which
+    /// reads the whole model.
+    ///
+    /// # Errors
+    /// As [`Model::ternary`] and [`Model::norm`].
+    pub fn fingerprint(&self) -> Result<Fingerprint, ModelError> {
+        if let Some(known) = self.fingerprint.get() {
+            return Ok(*known);
+        }
+        let computed = fingerprint::compute(self)?;
+        Ok(*self.fingerprint.get_or_init(|| computed))
+    }
+
+    /// Gives the file's pages back to the system after the weights were repacked. Reading again
+    /// is allowed and reads the file. Does nothing for embedded models.
+    pub fn release_pages(&self) {
+        self.parts.files.iter().for_each(Bytes::release_pages);
+    }
+
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    fn bytes(&self, span: &Span) -> &[u8] {
+        &self.parts.files[span.file][span.range.clone()]
+    }
+
+    fn dense(&self, tensor: &DenseTensor) -> Dense<'_> {
+        Dense {
+            dtype: tensor.dtype,
+            rows: tensor.rows,
+            cols: tensor.cols,
+            bytes: self.bytes(&tensor.span),
+        }
+    }
+}
+
+/// The norms a configuration asks for, in the order of the forward pass.
+pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
+    let mut norms = Vec::new();
+    for layer in 0..config.layer_count {
+        norms.extend([Norm::Attention(layer), Norm::FeedForward(layer)]);
+        if config.sub_norms {
+            norms.extend([Norm::AttentionSub(layer), Norm::FeedForwardSub(layer)]);
+        }
+        if config.linear_norm_eps.is_some() {
+            norms.extend(Linear::ALL.map(|linear| Norm::Linear(layer, linear)));
+        }
+    }
+    norms.push(Norm::Final);
+    norms
+}
+
+/// Length of a norm's weights.
+pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
+    match norm {
+        Norm::Attention(_) | Norm::FeedForward(_) | Norm::Final => config.hidden_size,
+        Norm::AttentionSub(_) => config.head_count * config.head_dim,
+        Norm::FeedForwardSub(_) => config.intermediate_size,
+        Norm::Linear(_, linear) => config.linear_shape(linear).1,
+    }
+}
+
+/// Undoes the row order that llama.cpp's converter gives Q and K for adjacent-pair RoPE: within a
+/// head, row `2i + j` of the file is row `j·head_dim/2 + i` of the half-split order.
+fn unpermute(matrix: &TernaryMatrix, heads: usize) -> Vec<i8> {
+    let head_dim = matrix.rows / heads;
+    let mut rows = Vec::with_capacity(matrix.trits.len());
+    for row in 0..matrix.rows {
+        let (head, within) = (row / head_dim, row % head_dim);
+        let (j, i) = (within / (head_dim / 2), within % (head_dim / 2));
+        let source = head * head_dim + 2 * i + j;
+        rows.extend_from_slice(&matrix.trits[source * matrix.cols..][..matrix.cols]);
+    }
+    rows
+}

@@ -1,0 +1,166 @@
+//! The safetensors header: an 8-byte little-endian length, a JSON object of tensors, then data.
+//!
+//! Layout: <https://github.com/huggingface/safetensors>. Only the header is read here; tensors are
+//! byte ranges of the file, each checked against its type, its shape and the file's length before
+//! anything uses it. Nothing is allocated in proportion to a number in the file: the header is
+//! parsed from bytes that are really there.
+
+use std::ops::Range;
+
+use serde::Deserialize;
+
+use super::error::{ModelError, Problem};
+
+/// Largest header accepted, the limit of the reference implementation.
+pub const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// Element types of the format that a model of ours can have; others keep their name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Dtype {
+    /// 8-bit unsigned: packed ternary weights.
+    U8,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE single precision.
+    F32,
+    /// A type this reader knows only by name.
+    Other(String),
+}
+
+impl Dtype {
+    /// Bytes per element; `None` for types that are only known by name.
+    pub fn size_bytes(&self) -> Option<u64> {
+        match self {
+            Self::U8 => Some(1),
+            Self::F16 | Self::Bf16 => Some(2),
+            Self::F32 => Some(4),
+            Self::Other(_) => None,
+        }
+    }
+
+    /// The name in the file.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::U8 => "U8",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::F32 => "F32",
+            Self::Other(name) => name,
+        }
+    }
+}
+
+impl From<String> for Dtype {
+    fn from(name: String) -> Self {
+        match name.as_str() {
+            "U8" => Self::U8,
+            "F16" => Self::F16,
+            "BF16" => Self::Bf16,
+            "F32" => Self::F32,
+            _ => Self::Other(name),
+        }
+    }
+}
+
+/// One tensor of a file.
+#[derive(Debug, Clone)]
+pub struct TensorEntry {
+    /// Name in the file.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Dimensions, slowest first.
+    pub shape: Vec<u64>,
+    /// Bytes in the file; lies inside it, and fits type and shape.
+    pub range: Range<usize>,
+}
+
+#[derive(Deserialize)]
+struct RawEntry {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+/// The tensors of a safetensors file, in the order of its header.
+///
+/// # Errors
+/// [`ModelError::Malformed`], [`ModelError::Json`] or [`ModelError::BadTensor`].
+pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<TensorEntry>, ModelError> {
+    let available = bytes.len() as u64;
+    let Some(prefix) = bytes.first_chunk::<8>() else {
+        let problem = Problem::Truncated { needed: 8, available };
+        return Err(ModelError::malformed(file, 0, problem));
+    };
+    let header_len = u64::from_le_bytes(*prefix);
+    if header_len > HEADER_BYTES_MAX {
+        let problem =
+            Problem::TooLarge { what: "header length", value: header_len, limit: HEADER_BYTES_MAX };
+        return Err(ModelError::malformed(file, 0, problem));
+    }
+    let data_start = 8 + header_len;
+    if data_start > available {
+        let problem = Problem::Truncated { needed: header_len, available: available - 8 };
+        return Err(ModelError::malformed(file, 8, problem));
+    }
+    // `data_start <= bytes.len()`, so it fits a usize.
+    let data_start = data_start as usize;
+    let header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&bytes[8..data_start])
+            .map_err(|source| ModelError::Json { file: file.to_owned(), source })?;
+
+    let mut tensors = Vec::new();
+    for (name, value) in header {
+        if name == "__metadata__" {
+            continue;
+        }
+        let raw: RawEntry = serde_json::from_value(value)
+            .map_err(|source| ModelError::Json { file: format!("{file}: {name}"), source })?;
+        tensors.push(check_entry(name, raw, data_start as u64, available)?);
+    }
+    check_overlaps(&tensors)?;
+    Ok(tensors)
+}
+
+fn check_entry(
+    name: String,
+    raw: RawEntry,
+    data_start: u64,
+    file_len: u64,
+) -> Result<TensorEntry, ModelError> {
+    let (begin, end) = raw.data_offsets;
+    let data_len = file_len - data_start;
+    if begin > end || end > data_len {
+        let problem = Problem::Truncated { needed: end.saturating_sub(begin), available: data_len };
+        return Err(ModelError::bad_tensor(&name, data_start.saturating_add(begin), problem));
+    }
+    let dtype = Dtype::from(raw.dtype);
+    let elements = raw.shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
+    if let Some(size) = dtype.size_bytes() {
+        let expected = elements.and_then(|n| n.checked_mul(size));
+        if expected != Some(end - begin) {
+            let problem = Problem::SizeMismatch {
+                found: end - begin,
+                expected: expected.unwrap_or(u64::MAX),
+            };
+            return Err(ModelError::bad_tensor(&name, data_start + begin, problem));
+        }
+    }
+    let range = (data_start + begin) as usize..(data_start + end) as usize;
+    Ok(TensorEntry { name, dtype, shape: raw.shape, range })
+}
+
+/// Tensors may leave gaps but never share bytes.
+fn check_overlaps(tensors: &[TensorEntry]) -> Result<(), ModelError> {
+    let mut order: Vec<&TensorEntry> = tensors.iter().filter(|t| !t.range.is_empty()).collect();
+    order.sort_by_key(|tensor| tensor.range.start);
+    for pair in order.windows(2) {
+        if pair[1].range.start < pair[0].range.end {
+            let problem = Problem::Other("its bytes overlap another tensor's");
+            return Err(ModelError::bad_tensor(&pair[1].name, pair[1].range.start as u64, problem));
+        }
+    }
+    Ok(())
+}

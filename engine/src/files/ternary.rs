@@ -1,0 +1,138 @@
+//! From stored bytes to trits: every packing a model file may use, decoded to row-major i8.
+//!
+//! Layouts:
+//! - *planar* (transformers `integrations/bitnet.py`, `unpack_weights`): U8 `[out/4, in]`; with
+//!   `R = out/4`, bits `2i..2i+1` of `byte[r, c]` hold `t[r + i·R, c] + 1`.
+//! - *online* (`WeightQuant.forward`): dense `[out, in]`, `m = max(mean|W|, 1e-5)`,
+//!   `t = clamp(round_half_even(W · (1/m)), −1, 1)`, all in f32.
+//! - `I2_S`, `TQ1_0`, `TQ2_0`: see [`super::gguf_ternary`].
+//!
+//! A decoder sees exactly the bytes its shape needs; what a tensor's length must be was checked
+//! when the file was opened. What is only visible in the data (code 3, a bad scale) is an error
+//! of the decode, with the tensor's name and the byte's offset in the file.
+
+use rayon::prelude::*;
+
+use super::{
+    dense::{DenseType, widen},
+    error::{ModelError, Problem},
+    gguf_ternary,
+};
+use crate::formats::{Scale, TernaryMatrix};
+
+/// How a ternary tensor is stored.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Packing {
+    /// Hugging Face packed; the scale is a tensor of its own.
+    Planar(Scale),
+    /// Dense master weights, quantized when loaded.
+    Online(DenseType),
+    /// bitnet.cpp, blocks of 128 weights, one f32 scale behind the codes.
+    I2S(f32),
+    /// llama.cpp, base-3 digits.
+    Tq1_0,
+    /// llama.cpp, 2-bit codes.
+    Tq2_0,
+}
+
+/// A stored ternary tensor: its bytes and all that is needed to decode them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stored<'a> {
+    pub name: &'a str,
+    pub rows: usize,
+    pub cols: usize,
+    pub packing: Packing,
+    pub bytes: &'a [u8],
+    /// Where `bytes` start in the file, for error messages.
+    pub offset: u64,
+}
+
+impl Stored<'_> {
+    pub fn error(&self, byte: usize, problem: Problem) -> ModelError {
+        ModelError::bad_tensor(self.name, self.offset + byte as u64, problem)
+    }
+
+    /// Decodes the tensor; rows are decoded in parallel.
+    pub fn decode(&self) -> Result<TernaryMatrix, ModelError> {
+        let mut trits = vec![0i8; self.rows * self.cols];
+        let scale = match self.packing {
+            Packing::Planar(scale) => {
+                self.planar(&mut trits)?;
+                scale
+            }
+            Packing::Online(dtype) => Scale::Multiply(self.online(dtype, &mut trits)?),
+            Packing::I2S(scale) => {
+                gguf_ternary::decode_i2_s(self, &mut trits)?;
+                Scale::Multiply(scale)
+            }
+            Packing::Tq1_0 => Scale::Multiply(gguf_ternary::decode_tq1_0(self, &mut trits)?),
+            Packing::Tq2_0 => Scale::Multiply(gguf_ternary::decode_tq2_0(self, &mut trits)?),
+        };
+        let (Scale::Multiply(value) | Scale::Divide(value)) = scale;
+        if !(value.is_finite() && value > 0.0) {
+            return Err(self.error(0, Problem::BadScale(value)));
+        }
+        Ok(TernaryMatrix { rows: self.rows, cols: self.cols, trits, scale })
+    }
+
+    fn planar(&self, trits: &mut [i8]) -> Result<(), ModelError> {
+        let quarter = self.rows / 4;
+        let bad = trits.par_chunks_mut(self.cols).enumerate().map(|(row, out)| {
+            let shift = 2 * (row / quarter);
+            let bytes = &self.bytes[(row % quarter) * self.cols..][..self.cols];
+            let mut seen = 0;
+            for (trit, &byte) in out.iter_mut().zip(bytes) {
+                let code = (byte >> shift) & 3;
+                seen |= code & (code >> 1);
+                *trit = code as i8 - 1;
+            }
+            seen != 0
+        });
+        if bad.reduce(|| false, |a, b| a | b) {
+            return Err(self.first_code_three());
+        }
+        Ok(())
+    }
+
+    /// The error for 2-bit codes of which one is 3; finds the byte.
+    pub fn first_code_three(&self) -> ModelError {
+        let byte = self.bytes.iter().position(|b| b & (b >> 1) & 0x55 != 0).unwrap_or(0);
+        self.error(byte, Problem::BadCode { code: 3 })
+    }
+
+    /// Quantizes dense weights; returns the scale `m`.
+    ///
+    /// The mean is summed in f64, row by row and then over the rows, always in the same order: it
+    /// does not depend on the number of threads, and is the correctly rounded f32 mean but for
+    /// ties (the reference sums f32 pairwise and may differ in the last bit).
+    fn online(&self, dtype: DenseType, trits: &mut [i8]) -> Result<f32, ModelError> {
+        let row_bytes = self.bytes.len() / self.rows;
+        let rows = self.bytes.par_chunks_exact(row_bytes);
+        let sums: Vec<f64> = rows
+            .clone()
+            .map_init(
+                || vec![0f32; self.cols],
+                |values, bytes| {
+                    widen(dtype, bytes, values);
+                    values.iter().map(|value| f64::from(value.abs())).sum()
+                },
+            )
+            .collect();
+        if let Some(row) = sums.iter().position(|sum| !sum.is_finite()) {
+            return Err(self.error(row * row_bytes, Problem::NotFinite));
+        }
+        let mean = (sums.iter().sum::<f64>() / (self.rows * self.cols) as f64) as f32;
+        let scale = mean.max(1e-5);
+        let inverse = 1.0 / scale;
+        trits.par_chunks_mut(self.cols).zip(rows).for_each_init(
+            || vec![0f32; self.cols],
+            |values, (out, bytes)| {
+                widen(dtype, bytes, values);
+                for (trit, value) in out.iter_mut().zip(values) {
+                    *trit = (*value * inverse).round_ties_even().clamp(-1.0, 1.0) as i8;
+                }
+            },
+        );
+        Ok(scale)
+    }
+}

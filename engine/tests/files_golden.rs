@@ -1,0 +1,150 @@
+//! The four golden folders: weights, configuration, tokenizer and chat template, against what the
+//! reference implementation recorded (`tests/golden/README.md`).
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tritmill_engine::{
+    chat::Message,
+    config::{Activation, Linear},
+    files::Model,
+    formats::{Scale, TernaryMatrix},
+};
+
+const FOLDERS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn cases(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(golden(name).join("cases.json")).unwrap()).unwrap()
+}
+
+fn sha256(matrix: &TernaryMatrix) -> String {
+    let bytes: Vec<u8> = matrix.trits.iter().map(|&trit| trit as u8).collect();
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn check_weights(model: &Model, cases: &Value, expected_name: impl Fn(usize, Linear) -> String) {
+    let unpacked = cases["unpacked_weights"].as_object().unwrap();
+    let config = model.config();
+    assert_eq!(unpacked.len(), config.layer_count * 7);
+    for layer in 0..config.layer_count {
+        for linear in Linear::ALL {
+            let name = expected_name(layer, linear);
+            let matrix = model.ternary(layer, linear).unwrap();
+            let expected = &unpacked[&name];
+            assert_eq!(expected["shape"][0], matrix.rows, "{name}");
+            assert_eq!(expected["shape"][1], matrix.cols, "{name}");
+            assert_eq!(expected["sha256_of_row_major_int8"], sha256(&matrix), "{name}");
+            let (Scale::Multiply(scale) | Scale::Divide(scale)) = matrix.scale;
+            assert_eq!(expected["weight_scale"].as_f64().unwrap() as f32, scale, "{name}");
+        }
+    }
+}
+
+fn hf_name(layer: usize, linear: Linear) -> String {
+    let module = match linear {
+        Linear::Q => "self_attn.q_proj",
+        Linear::K => "self_attn.k_proj",
+        Linear::V => "self_attn.v_proj",
+        Linear::O => "self_attn.o_proj",
+        Linear::Gate => "mlp.gate_proj",
+        Linear::Up => "mlp.up_proj",
+        Linear::Down => "mlp.down_proj",
+    };
+    format!("model.layers.{layer}.{module}.weight")
+}
+
+#[test]
+fn unpacked_weights_of_every_folder_equal_the_reference() {
+    for name in FOLDERS {
+        let model = Model::open(&golden(name)).unwrap();
+        check_weights(&model, &cases(name), hf_name);
+    }
+}
+
+#[test]
+fn scale_is_multiplied_for_autobitlinear_and_divided_for_bitlinear() {
+    for name in FOLDERS {
+        let model = Model::open(&golden(name)).unwrap();
+        let divides = matches!(model.ternary(0, Linear::Q).unwrap().scale, Scale::Divide(_));
+        assert_eq!(divides, name == "llama-tiny", "{name}");
+    }
+}
+
+#[test]
+fn configuration_follows_the_conventions_of_each_family() {
+    let config = |name| Model::open(&golden(name)).unwrap().config().clone();
+    let bitnet = config("bitnet-tiny");
+    assert_eq!((bitnet.hidden_size, bitnet.head_dim, bitnet.vocab_size), (256, 32, 1024));
+    assert_eq!((bitnet.activation, bitnet.sub_norms), (Activation::SquaredRelu, true));
+    assert_eq!((bitnet.tied_head, bitnet.linear_norm_eps), (true, None));
+    assert_eq!((bitnet.bos_token, bitnet.eos_tokens.as_slice()), (Some(1019), &[1020, 1023][..]));
+
+    let norm = config("llama-norm-tiny");
+    assert_eq!((norm.rope_theta, norm.rms_norm_eps), (1_000_042.0, 1e-6));
+    assert_eq!((norm.linear_norm_eps, norm.head_dim), (Some(1e-5), 64));
+    assert_eq!((norm.activation, norm.sub_norms, norm.tied_head), (Activation::Silu, false, false));
+    assert_eq!(config("bitnet-online-tiny").rope_theta, 10_000.0);
+}
+
+#[test]
+fn tokenizer_encodes_and_decodes_every_case() {
+    for name in FOLDERS {
+        let model = Model::open(&golden(name)).unwrap();
+        for case in cases(name)["tokenizer"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let ids =
+                |key: &str| -> Vec<u32> { serde_json::from_value(case[key].clone()).unwrap() };
+            let tokenizer = model.tokenizer();
+            assert_eq!(tokenizer.encode(text, true).unwrap(), ids("ids"), "{text:?}");
+            assert_eq!(tokenizer.encode(text, false).unwrap(), ids("ids_no_special"), "{text:?}");
+            assert_eq!(tokenizer.decode(&ids("ids"), false), case["decoded"], "{text:?}");
+            assert_eq!(
+                tokenizer.decode(&ids("ids"), true),
+                case["decoded_skip_special"],
+                "{text:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn prompts_encode_to_the_recorded_ids() {
+    for name in FOLDERS {
+        let model = Model::open(&golden(name)).unwrap();
+        for prompt in cases(name)["prompts"].as_array().unwrap() {
+            let ids: Vec<u32> = serde_json::from_value(prompt["ids"].clone()).unwrap();
+            let text = prompt["text"].as_str().unwrap();
+            assert_eq!(model.tokenizer().encode(text, true).unwrap(), ids);
+        }
+    }
+}
+
+#[test]
+fn chat_template_renders_every_case() {
+    let mut count = 0;
+    for name in FOLDERS {
+        let model = Model::open(&golden(name)).unwrap();
+        for case in cases(name)["chat"].as_array().unwrap() {
+            let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
+            let prompt = case["add_generation_prompt"].as_bool().unwrap();
+            let text = model.chat_template().unwrap().render(&messages, prompt).unwrap();
+            assert_eq!(case["rendered"], text);
+            let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+            assert_eq!(model.tokenizer().encode(&text, false).unwrap(), ids);
+            count += 1;
+        }
+    }
+    assert_eq!(count, 8);
+}
+
+#[test]
+fn models_without_a_template_say_so() {
+    assert!(Model::open(&golden("llama-norm-tiny")).unwrap().chat_template().is_none());
+}
