@@ -180,6 +180,7 @@ unsafe fn run_rows<T: Vectors, E: Expand<T>, const V: usize>(work: Work, rows: u
 /// # Safety
 /// As for [`gemm`]; the caller enables the instruction set, this inlines into it.
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
 unsafe fn block<T: Vectors, E: Expand<T>, const V: usize, const R: usize, const A: usize>(
     work: Work,
 ) {
