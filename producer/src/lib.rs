@@ -1,1 +1,21 @@
-//! Placeholder
+//! The client side: batch lines in, jobs out, answers back.
+//!
+//! The crate owns the batch-line codec ([`parse_line`], [`answer`]) and the batch file that an
+//! embedded run answers ([`BatchFile`]): the input is read into the store, the output follows the
+//! store. It never links the engine.
+//!
+//! Promise: whatever the bytes of an input line, it becomes a job or an error line that names the
+//! field and the line number; its neighbours go on. Everything in an output line but `created` is a
+//! function of the input line and the model.
+
+pub mod answer;
+mod batch_file;
+mod body;
+mod canonical;
+mod fields;
+mod lines;
+mod request;
+
+pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};
+pub use lines::{LINE_BYTES_MAX, LineReader, RawLine};
+pub use request::{Refusal, parse_line};

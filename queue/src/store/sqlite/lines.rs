@@ -53,6 +53,10 @@ pub struct Seen {
 pub struct Refused {
     /// In the input, from 1.
     pub number: u64,
+    /// The caller's name for the line, if it has a readable one.
+    pub custom_id: Option<String>,
+    /// The line's key.
+    pub key: Vec<u8>,
     /// The codec's JSON.
     pub refusal: String,
 }
@@ -209,7 +213,7 @@ impl SqliteStore {
     /// [`StoreError`].
     pub async fn refused(&self, after: u64, limit: u32) -> Result<Vec<Refused>, StoreError> {
         let found = sqlx::query(
-            "SELECT number, refusal FROM lines
+            "SELECT number, custom_id, key, refusal FROM lines
              WHERE job_id IS NULL AND number > ?1 ORDER BY number LIMIT ?2",
         )
         .bind(i64::try_from(after).unwrap_or(i64::MAX))
@@ -217,10 +221,7 @@ impl SqliteStore {
         .fetch_all(&self.pool)
         .await
         .map_err(unavailable)?;
-        found
-            .iter()
-            .map(|row| Ok(Refused { number: number(row)?, refusal: rows::text(row, "refusal")? }))
-            .collect()
+        found.iter().map(refused).collect()
     }
 
     /// Answers committed after `seq`, in order of commit.
@@ -252,7 +253,8 @@ impl SqliteStore {
         limit: u32,
     ) -> Result<Vec<Result<Answer, Refused>>, StoreError> {
         let found = sqlx::query(
-            "SELECT seq, number, custom_id, key, shape, refusal, outcome, finished_at
+            "SELECT seq, number, custom_id, key, shape, lines.job_id AS job_id, refusal, outcome,
+                    finished_at
              FROM lines LEFT JOIN results ON lines.job_id = results.job_id
              WHERE number > ?1 ORDER BY number LIMIT ?2",
         )
@@ -263,12 +265,12 @@ impl SqliteStore {
         .map_err(unavailable)?;
         let mut known = Vec::with_capacity(found.len());
         for row in &found {
-            let refusal: Option<String> = row.try_get("refusal").map_err(unavailable)?;
+            let job_id: Option<Vec<u8>> = row.try_get("job_id").map_err(unavailable)?;
             let seq: Option<i64> = row.try_get("seq").map_err(unavailable)?;
-            match (refusal, seq) {
-                (Some(refusal), _) => known.push(Err(Refused { number: number(row)?, refusal })),
-                (None, Some(_)) => known.push(Ok(answer(row)?)),
-                (None, None) => break,
+            match (job_id, seq) {
+                (None, _) => known.push(Err(refused(row)?)),
+                (Some(_), Some(_)) => known.push(Ok(answer(row)?)),
+                (Some(_), None) => break,
             }
         }
         Ok(known)
@@ -322,6 +324,15 @@ async fn upsert(
 fn number(row: &SqliteRow) -> Result<u64, StoreError> {
     let number = rows::integer(row, "number")?;
     u64::try_from(number).map_err(|_| rows::damaged("line number", number))
+}
+
+fn refused(row: &SqliteRow) -> Result<Refused, StoreError> {
+    Ok(Refused {
+        number: number(row)?,
+        custom_id: row.try_get("custom_id").map_err(unavailable)?,
+        key: row.try_get("key").map_err(unavailable)?,
+        refusal: rows::text(row, "refusal")?,
+    })
 }
 
 fn answer(row: &SqliteRow) -> Result<Answer, StoreError> {

@@ -1,0 +1,222 @@
+//! Output lines. Everything in them but `created` is a function of the input line and the model:
+//! ids are hashes, keys come in one order, and nothing says when or beside whom a job ran.
+
+use serde_json::{Value, json};
+use tritmill_queue::{
+    Choice, Completion, ErrorKind, JobError, Outcome, TokenLogprob, store::Answer,
+};
+
+use crate::{
+    canonical::{Purpose, hash, short_hex},
+    request::Refusal,
+};
+
+/// Stands for a log probability of minus infinity, which JSON cannot write; as OpenAI does.
+const LOGPROB_FLOOR: f32 = -9999.0;
+
+/// The output line of a finished job, without a line end.
+pub fn line(answer: &Answer) -> String {
+    let request_id = request_id(&answer.key);
+    let response = match &answer.outcome {
+        Some(Outcome::Completed(completion)) => json!({
+            "status_code": 200,
+            "request_id": request_id,
+            "body": body(answer, completion),
+        }),
+        Some(Outcome::Error(error)) => failed(answer.number, &request_id, error),
+        Some(Outcome::Expired) => {
+            let error = ended("expired", "the deadline passed");
+            failed(answer.number, &request_id, &error)
+        }
+        None => failed(answer.number, &request_id, &ended("cancelled", "the job was cancelled")),
+    };
+    json!({
+        "id": line_id(&answer.key),
+        "custom_id": answer.custom_id,
+        "response": response,
+        "error": null,
+    })
+    .to_string()
+}
+
+/// The output line of a refused line, without a line end.
+pub fn refusal_line(key: &[u8], custom_id: Option<&str>, refusal: &Refusal) -> String {
+    let (response, error) = match refusal.status {
+        None => {
+            let error = json!({
+                "code": refusal.code,
+                "message": refusal.message,
+                "param": refusal.param,
+                "line": refusal.line,
+            });
+            (Value::Null, error)
+        }
+        Some(status) => {
+            let error = json!({
+                "message": refusal.message,
+                "type": "invalid_request_error",
+                "param": refusal.param,
+                "code": refusal.code,
+                "line": refusal.line,
+            });
+            let response = json!({
+                "status_code": status,
+                "request_id": request_id(key),
+                "body": { "error": error },
+            });
+            (response, Value::Null)
+        }
+    };
+    json!({
+        "id": line_id(key),
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    })
+    .to_string()
+}
+
+fn line_id(key: &[u8]) -> String {
+    format!("batch_req_{}", short_hex(key))
+}
+
+fn request_id(key: &[u8]) -> String {
+    format!("req_{}", short_hex(&hash(Purpose::RequestId, &[key])))
+}
+
+fn ended(code: &str, message: &str) -> JobError {
+    JobError {
+        kind: ErrorKind::Engine,
+        code: code.to_owned(),
+        message: message.to_owned(),
+        param: None,
+    }
+}
+
+/// The response of a job that failed for good.
+fn failed(line: u64, request_id: &str, error: &JobError) -> Value {
+    let (status, kind) = match error.kind {
+        ErrorKind::InvalidRequest => (400, "invalid_request_error"),
+        ErrorKind::Engine | ErrorKind::LeaseLost => (500, "server_error"),
+    };
+    let field = error.param.as_ref().map_or(String::new(), |param| format!("body.{param}: "));
+    json!({
+        "status_code": status,
+        "request_id": request_id,
+        "body": {
+            "error": {
+                "message": format!("line {line}: {field}{}", error.message),
+                "type": kind,
+                "param": error.param,
+                "code": error.code,
+                "line": line,
+            },
+        },
+    })
+}
+
+fn body(answer: &Answer, completion: &Completion) -> Value {
+    let chat = answer.shape == "chat";
+    let (prefix, object) = match chat {
+        true => ("chatcmpl", "chat.completion"),
+        false => ("cmpl", "text_completion"),
+    };
+    let fingerprint = hash(Purpose::Fingerprint, &[completion.fingerprint.as_bytes()]);
+    let choices: Vec<Value> = completion
+        .choices
+        .iter()
+        .map(|choice| if chat { chat_choice(choice) } else { text_choice(choice) })
+        .collect();
+    let usage = completion.usage;
+    json!({
+        "id": format!("{prefix}-{}", short_hex(&answer.key)),
+        "object": object,
+        "created": answer.finished_at.seconds(),
+        "model": completion.model,
+        "system_fingerprint": format!("fp_{}", &short_hex(&fingerprint)[..12]),
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
+        },
+    })
+}
+
+fn chat_choice(choice: &Choice) -> Value {
+    let logprobs = choice.logprobs.as_ref().map(|tokens| {
+        let content: Vec<Value> = tokens.iter().map(chat_logprob).collect();
+        json!({ "content": content, "refusal": null })
+    });
+    json!({
+        "index": choice.index,
+        "message": { "role": "assistant", "content": choice.text, "refusal": null },
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason.as_str(),
+    })
+}
+
+fn chat_logprob(token: &TokenLogprob) -> Value {
+    let top: Vec<Value> = token.top.iter().map(|top| chat_token(&top.bytes, top.logprob)).collect();
+    let mut value = chat_token(&token.bytes, token.logprob);
+    value["top_logprobs"] = Value::Array(top);
+    value
+}
+
+fn chat_token(bytes: &[u8], logprob: f32) -> Value {
+    json!({
+        "token": String::from_utf8_lossy(bytes),
+        "logprob": finite(logprob),
+        "bytes": bytes,
+    })
+}
+
+/// The older form: parallel arrays, alternatives keyed by text.
+fn text_choice(choice: &Choice) -> Value {
+    let logprobs = choice.logprobs.as_ref().map(|tokens| {
+        let mut offset = 0;
+        let mut offsets = Vec::with_capacity(tokens.len());
+        for token in tokens {
+            offsets.push(offset);
+            offset += String::from_utf8_lossy(&token.bytes).chars().count();
+        }
+        let top: Vec<Value> = tokens
+            .iter()
+            .map(|token| {
+                token
+                    .top
+                    .iter()
+                    .map(|top| (token_name(&top.bytes), json!(finite(top.logprob))))
+                    .collect::<serde_json::Map<_, _>>()
+                    .into()
+            })
+            .collect();
+        json!({
+            "tokens": tokens.iter().map(|token| token_name(&token.bytes)).collect::<Vec<_>>(),
+            "token_logprobs": tokens.iter().map(|token| finite(token.logprob)).collect::<Vec<_>>(),
+            "top_logprobs": top,
+            "text_offset": offsets,
+        })
+    });
+    json!({
+        "text": choice.text,
+        "index": choice.index,
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason.as_str(),
+    })
+}
+
+/// A token's text, or `bytes:\xe2\x82` for one that is part of a character.
+fn token_name(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => {
+            let escaped: String = bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect();
+            format!("bytes:{escaped}")
+        }
+    }
+}
+
+fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { LOGPROB_FLOOR }
+}

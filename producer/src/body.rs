@@ -1,0 +1,306 @@
+//! The body of a request: prompt and sampling parameters by OpenAI's names and vLLM's for what
+//! OpenAI lacks. What would change the answer and is not supported is refused by name; what would
+//! not (`user`, `metadata`, `store`, `service_tier`, …) is accepted and ignored.
+
+use serde_json::{Map, Value};
+use tritmill_queue::{Message, Prompt, Role, Sampling};
+
+use crate::fields::{FieldError, Fields, brief};
+
+/// Which endpoint a body is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Completions,
+    /// A line that is a body of its own: `{"prompt": …}`.
+    Plain,
+}
+
+/// Parameters that say nothing about the answer.
+const HARMLESS: [&str; 8] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+];
+
+/// A body, understood.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Body {
+    pub prompt: Prompt,
+    pub sampling: Sampling,
+    /// The caller's seed.
+    pub seed: Option<u64>,
+}
+
+/// Reads a body; the first problem is its error.
+pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, FieldError> {
+    let mut fields = Fields::new(map, "");
+    for name in HARMLESS {
+        fields.take(name);
+    }
+    // The command line or the queue chose the model; the name must only be a name.
+    fields.text("model")?;
+    if fields.boolean("stream")? == Some(true) {
+        return Err(FieldError::new("stream", "unsupported_value", "must be false in a batch"));
+    }
+    let prompt = match endpoint {
+        Endpoint::Chat => messages(&mut fields)?,
+        Endpoint::Completions | Endpoint::Plain => prompt(endpoint, &mut fields)?,
+    };
+    let mut sampling = sampling(&mut fields)?;
+    match endpoint {
+        Endpoint::Chat => chat_only(&mut fields, &mut sampling)?,
+        Endpoint::Completions | Endpoint::Plain => completions_only(&mut fields, &mut sampling)?,
+    }
+    let seed = fields.bits("seed")?;
+    fields.finish()?;
+    sampling.validate().map_err(|error| {
+        let problem = format!("must be {}, got {}", error.expected, error.found);
+        FieldError::new(error.field, "invalid_value", problem)
+    })?;
+    Ok(Body { prompt, sampling, seed })
+}
+
+/// Parameters that both endpoints have.
+fn sampling(fields: &mut Fields) -> Result<Sampling, FieldError> {
+    let default = Sampling::default();
+    Ok(Sampling {
+        max_tokens: max_tokens(fields)?.unwrap_or(default.max_tokens),
+        min_tokens: fields.count("min_tokens")?.unwrap_or(default.min_tokens),
+        temperature: fields.number("temperature")?.unwrap_or(default.temperature),
+        top_k: top_k(fields)?.unwrap_or(default.top_k),
+        top_p: fields.number("top_p")?.unwrap_or(default.top_p),
+        min_p: fields.number("min_p")?.unwrap_or(default.min_p),
+        repetition_penalty: fields
+            .number("repetition_penalty")?
+            .unwrap_or(default.repetition_penalty),
+        presence_penalty: fields.number("presence_penalty")?.unwrap_or(default.presence_penalty),
+        frequency_penalty: fields.number("frequency_penalty")?.unwrap_or(default.frequency_penalty),
+        logit_bias: logit_bias(fields)?,
+        stop: stop(fields)?,
+        stop_tokens: token_list(fields, "stop_token_ids")?.unwrap_or_default(),
+        ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(default.ignore_eos),
+        n: fields.count("n")?.unwrap_or(default.n),
+        logprobs: None,
+    })
+}
+
+/// `max_completion_tokens` is the newer name of `max_tokens`.
+fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
+    let old = fields.count("max_tokens")?;
+    let renamed = fields.count("max_completion_tokens")?;
+    match (old, renamed) {
+        (Some(old), Some(renamed)) if old != renamed => Err(FieldError::new(
+            "max_completion_tokens",
+            "invalid_value",
+            format!("must equal max_tokens ({old}), got {renamed}"),
+        )),
+        (old, renamed) => Ok(renamed.or(old)),
+    }
+}
+
+/// −1 is another word for off.
+fn top_k(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
+    match fields.take("top_k") {
+        None => Ok(None),
+        Some(value) if value.as_i64() == Some(-1) => Ok(Some(0)),
+        Some(value) => {
+            Fields::new(Map::from_iter([("top_k".to_owned(), value)]), "").count("top_k")
+        }
+    }
+}
+
+fn logit_bias(fields: &mut Fields) -> Result<Vec<(u32, f32)>, FieldError> {
+    let entries = match fields.take("logit_bias") {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(entries)) => entries,
+        Some(other) => return Err(FieldError::wrong_type("logit_bias", "an object", &other)),
+    };
+    let mut biases = Vec::with_capacity(entries.len().min(1024));
+    for (token, bias) in &entries {
+        let path = || format!("logit_bias.{}", crate::fields::shorten(token));
+        let id = token
+            .parse::<u32>()
+            .map_err(|_| FieldError::new(path(), "invalid_value", "must be named by a token id"))?;
+        let bias = bias.as_f64().ok_or_else(|| FieldError::wrong_type(path(), "a number", bias))?;
+        #[expect(clippy::cast_possible_truncation, reason = "the sampler works in f32")]
+        biases.push((id, bias as f32));
+    }
+    biases.sort_unstable_by_key(|(id, _)| *id);
+    if biases.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+        return Err(FieldError::new("logit_bias", "invalid_value", "names a token twice"));
+    }
+    Ok(biases)
+}
+
+fn stop(fields: &mut Fields) -> Result<Vec<String>, FieldError> {
+    let items = match fields.take("stop") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(text)) => return Ok(vec![text]),
+        Some(Value::Array(items)) => items,
+        Some(other) => {
+            return Err(FieldError::wrong_type("stop", "a string or an array of strings", &other));
+        }
+    };
+    let each = |(index, item)| match item {
+        Value::String(text) => Ok(text),
+        other => Err(FieldError::wrong_type(format!("stop[{index}]"), "a string", &other)),
+    };
+    items.into_iter().enumerate().map(each).collect()
+}
+
+fn token_list(fields: &mut Fields, name: &str) -> Result<Option<Vec<u32>>, FieldError> {
+    let path = fields.path(name);
+    fields.list(name)?.map(|items| tokens(&path, &items)).transpose()
+}
+
+fn tokens(path: &str, items: &[Value]) -> Result<Vec<u32>, FieldError> {
+    let each = |(index, item): (usize, &Value)| {
+        item.as_u64()
+            .and_then(|id| u32::try_from(id).ok())
+            .ok_or_else(|| FieldError::wrong_type(format!("{path}[{index}]"), "a token id", item))
+    };
+    items.iter().enumerate().map(each).collect()
+}
+
+/// Parameters of `/v1/chat/completions` alone.
+fn chat_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldError> {
+    let asked = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.count("top_logprobs")?;
+    if top.is_some() && !asked {
+        return Err(FieldError::new("top_logprobs", "invalid_value", "needs logprobs to be true"));
+    }
+    sampling.logprobs = asked.then_some(top.unwrap_or(0));
+    let accepted = [
+        ("response_format", serde_json::json!({ "type": "text" })),
+        ("modalities", serde_json::json!(["text"])),
+        ("tools", serde_json::json!([])),
+        ("tool_choice", serde_json::json!("none")),
+    ];
+    only(fields, accepted)
+}
+
+/// Parameters of `/v1/completions` alone.
+fn completions_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldError> {
+    sampling.logprobs = fields.count("logprobs")?;
+    let accepted = [
+        ("echo", Value::from(false)),
+        ("suffix", Value::from("")),
+        ("best_of", Value::from(sampling.n)),
+    ];
+    only(fields, accepted)
+}
+
+/// Parameters that are accepted with the one value that asks for nothing.
+fn only<const N: usize>(
+    fields: &mut Fields,
+    accepted: [(&str, Value); N],
+) -> Result<(), FieldError> {
+    for (name, allowed) in accepted {
+        if let Some(value) = fields.take(name)
+            && value != allowed
+        {
+            let problem = format!("is supported as {allowed} only, got {}", brief(&value));
+            return Err(FieldError::new(name, "unsupported_value", problem));
+        }
+    }
+    Ok(())
+}
+
+fn prompt(endpoint: Endpoint, fields: &mut Fields) -> Result<Prompt, FieldError> {
+    let expected = "a string or an array of token ids";
+    match fields.take("prompt") {
+        None => Err(FieldError::new("prompt", "missing_field", "is missing")),
+        Some(Value::String(text)) if text.is_empty() => {
+            Err(FieldError::new("prompt", "invalid_value", "is empty"))
+        }
+        Some(Value::String(text)) if endpoint == Endpoint::Plain => Ok(Prompt::Question(text)),
+        Some(Value::String(text)) => Ok(Prompt::Text(text)),
+        Some(Value::Array(items)) => match items.as_slice() {
+            [] => Err(FieldError::new("prompt", "invalid_value", "is empty")),
+            [Value::String(_) | Value::Array(_), ..] => Err(FieldError::new(
+                "prompt",
+                "unsupported_value",
+                "has several prompts; write one line for each",
+            )),
+            tokens_given => Ok(Prompt::Tokens(tokens("prompt", tokens_given)?)),
+        },
+        Some(other) => Err(FieldError::wrong_type("prompt", expected, &other)),
+    }
+}
+
+fn messages(fields: &mut Fields) -> Result<Prompt, FieldError> {
+    let Some(items) = fields.list("messages")? else {
+        return Err(FieldError::new("messages", "missing_field", "is missing"));
+    };
+    if items.is_empty() {
+        return Err(FieldError::new("messages", "invalid_value", "is empty"));
+    }
+    let each = |(index, item)| message(index, item);
+    items.into_iter().enumerate().map(each).collect::<Result<_, _>>().map(Prompt::Messages)
+}
+
+fn message(index: usize, item: Value) -> Result<Message, FieldError> {
+    let path = format!("messages[{index}]");
+    let Value::Object(map) = item else {
+        return Err(FieldError::wrong_type(path, "an object", &item));
+    };
+    let mut fields = Fields::new(map, format!("{path}."));
+    let role = match fields.text("role")?.as_deref() {
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some("tool") => Role::Tool,
+        Some(other) => {
+            let problem = format!("is unknown: '{}'", crate::fields::shorten(other));
+            return Err(FieldError::new(fields.path("role"), "invalid_value", problem));
+        }
+        None => return Err(FieldError::new(fields.path("role"), "missing_field", "is missing")),
+    };
+    let content = content(&mut fields)?;
+    let name = fields.text("name")?;
+    fields.text("tool_call_id")?;
+    fields.finish()?;
+    Ok(Message { role, content, name })
+}
+
+/// A string, or text parts to be joined.
+fn content(fields: &mut Fields) -> Result<String, FieldError> {
+    let path = fields.path("content");
+    let parts = match fields.take("content") {
+        Some(Value::String(text)) => return Ok(text),
+        Some(Value::Array(parts)) => parts,
+        Some(other) => {
+            return Err(FieldError::wrong_type(path, "a string or an array of text parts", &other));
+        }
+        None => return Err(FieldError::new(path, "missing_field", "is missing")),
+    };
+    let mut text = String::new();
+    for (index, part) in parts.into_iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        let Value::Object(map) = part else {
+            return Err(FieldError::wrong_type(path, "an object", &part));
+        };
+        let mut part = Fields::new(map, format!("{path}."));
+        let kind = part.text("type")?;
+        if kind.as_deref() != Some("text") {
+            let problem = "is supported as 'text' only";
+            return Err(FieldError::new(part.path("type"), "unsupported_value", problem));
+        }
+        match part.text("text")? {
+            Some(piece) => text.push_str(&piece),
+            None => {
+                return Err(FieldError::new(part.path("text"), "missing_field", "is missing"));
+            }
+        }
+        part.finish()?;
+    }
+    Ok(text)
+}

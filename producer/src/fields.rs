@@ -1,0 +1,147 @@
+//! Reads the fields of a foreign JSON object by name and type; every error names the field.
+
+use serde_json::{Map, Value};
+
+/// A field that cannot be used. The path starts inside `body`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {problem}")]
+pub struct FieldError {
+    /// `messages[0].content`, say.
+    pub path: String,
+    /// What is wrong with it.
+    pub problem: String,
+    /// A word for programs.
+    pub code: &'static str,
+}
+
+impl FieldError {
+    pub fn new(path: impl Into<String>, code: &'static str, problem: impl Into<String>) -> Self {
+        Self { path: path.into(), problem: problem.into(), code }
+    }
+
+    /// The value has another type.
+    pub fn wrong_type(path: impl Into<String>, expected: &str, found: &Value) -> Self {
+        Self::new(path, "invalid_type", format!("must be {expected}, got {}", brief(found)))
+    }
+}
+
+/// A foreign value, short enough for a message.
+pub fn brief(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Bool(flag) => flag.to_string(),
+        Value::Number(number) => number.to_string(),
+        Value::String(text) => format!("'{}'", shorten(text)),
+        Value::Array(items) => format!("an array of {}", items.len()),
+        Value::Object(_) => "an object".to_owned(),
+    }
+}
+
+/// Foreign text, short enough for a message and on one line.
+pub fn shorten(text: &str) -> String {
+    const LONGEST: usize = 48;
+    let mut short: String = text
+        .chars()
+        .take(LONGEST)
+        .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })
+        .collect();
+    if text.chars().nth(LONGEST).is_some() {
+        short.push('…');
+    }
+    short
+}
+
+/// An object whose fields are taken out one by one; what is left at the end is unknown.
+#[derive(Debug)]
+pub struct Fields {
+    map: Map<String, Value>,
+    /// In front of every path: empty, or ending in a dot.
+    prefix: String,
+}
+
+impl Fields {
+    pub fn new(map: Map<String, Value>, prefix: impl Into<String>) -> Self {
+        Self { map, prefix: prefix.into() }
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    /// The field's value; null counts as absent.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        // Swapping changes the order of the rest, which only decides which unknown field is named.
+        self.map.swap_remove(name).filter(|value| !value.is_null())
+    }
+
+    pub fn boolean(&mut self, name: &str) -> Result<Option<bool>, FieldError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
+            Some(other) => Err(FieldError::wrong_type(self.path(name), "true or false", &other)),
+        }
+    }
+
+    pub fn text(&mut self, name: &str) -> Result<Option<String>, FieldError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(FieldError::wrong_type(self.path(name), "a string", &other)),
+        }
+    }
+
+    pub fn number(&mut self, name: &str) -> Result<Option<f32>, FieldError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_f64() {
+            #[expect(clippy::cast_possible_truncation, reason = "the sampler works in f32")]
+            Some(number) => Ok(Some(number as f32)),
+            None => Err(FieldError::wrong_type(self.path(name), "a number", &value)),
+        }
+    }
+
+    pub fn count(&mut self, name: &str) -> Result<Option<u32>, FieldError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_u64().map(u32::try_from) {
+            Some(Ok(count)) => Ok(Some(count)),
+            _ if value.is_i64() || value.is_u64() => Err(FieldError::new(
+                self.path(name),
+                "invalid_value",
+                format!("must be between 0 and {}, got {value}", u32::MAX),
+            )),
+            _ => Err(FieldError::wrong_type(self.path(name), "an integer", &value)),
+        }
+    }
+
+    /// Any integer of 64 bits; negative ones by their two's complement.
+    pub fn bits(&mut self, name: &str) -> Result<Option<u64>, FieldError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match (value.as_u64(), value.as_i64()) {
+            (Some(bits), _) => Ok(Some(bits)),
+            (None, Some(signed)) => Ok(Some(signed.cast_unsigned())),
+            (None, None) => {
+                Err(FieldError::wrong_type(self.path(name), "an integer of 64 bits", &value))
+            }
+        }
+    }
+
+    pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, FieldError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(other) => Err(FieldError::wrong_type(self.path(name), "an array", &other)),
+        }
+    }
+
+    /// Refuses the first field nobody took.
+    pub fn finish(mut self) -> Result<(), FieldError> {
+        self.map.retain(|_, value| !value.is_null());
+        match self.map.keys().next() {
+            None => Ok(()),
+            Some(name) => Err(FieldError::new(
+                self.path(&shorten(name)),
+                "unknown_parameter",
+                "is not supported",
+            )),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Reads lines of foreign bytes without buffering more than one line may have.
+
+use std::io::{self, BufRead};
+
+/// Longest line that is parsed.
+pub const LINE_BYTES_MAX: usize = 4 << 20;
+
+/// A line as it lies in the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RawLine {
+    /// From 1; blank lines count but are not returned.
+    pub number: u64,
+    /// Its bytes without the line end, or the length and hash of a line above
+    /// [`LINE_BYTES_MAX`].
+    pub content: Result<Vec<u8>, TooLong>,
+}
+
+/// A line that was skipped unread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TooLong {
+    /// Its length.
+    pub bytes: u64,
+    /// BLAKE3 of its bytes.
+    pub hash: [u8; 32],
+}
+
+/// Splits a reader into lines.
+#[derive(Debug)]
+pub struct LineReader<R> {
+    reader: R,
+    number: u64,
+    bytes_read: u64,
+}
+
+impl<R: BufRead> LineReader<R> {
+    /// Starts at line 1.
+    pub fn new(reader: R) -> Self {
+        Self { reader, number: 0, bytes_read: 0 }
+    }
+
+    /// Bytes consumed so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read
+    }
+
+    /// The next line that is not blank. A byte order mark in front of the first one is dropped.
+    ///
+    /// # Errors
+    /// The reader's.
+    pub fn next_line(&mut self) -> io::Result<Option<RawLine>> {
+        loop {
+            let Some(mut content) = self.take_line()? else { return Ok(None) };
+            self.number += 1;
+            if let Ok(bytes) = &mut content {
+                if self.number == 1 && bytes.starts_with(b"\xEF\xBB\xBF") {
+                    bytes.drain(..3);
+                }
+                if bytes.ends_with(b"\r") {
+                    bytes.pop();
+                }
+                if bytes.iter().all(u8::is_ascii_whitespace) {
+                    continue;
+                }
+            }
+            return Ok(Some(RawLine { number: self.number, content }));
+        }
+    }
+
+    /// Everything up to the next line feed or the end.
+    fn take_line(&mut self) -> io::Result<Option<Result<Vec<u8>, TooLong>>> {
+        let mut line = Vec::new();
+        let mut overflow: Option<(blake3::Hasher, u64)> = None;
+        let mut started = false;
+        loop {
+            let available = match self.reader.fill_buf() {
+                Ok(available) => available,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            if available.is_empty() {
+                break;
+            }
+            started = true;
+            let end = available.iter().position(|byte| *byte == b'\n');
+            let part = &available[..end.unwrap_or(available.len())];
+            if overflow.is_none() && line.len() + part.len() > LINE_BYTES_MAX {
+                let mut hasher = blake3::Hasher::new();
+                hasher.update(&line);
+                overflow = Some((hasher, line.len() as u64));
+                line = Vec::new();
+            }
+            match &mut overflow {
+                Some((hasher, bytes)) => {
+                    hasher.update(part);
+                    *bytes += part.len() as u64;
+                }
+                None => line.extend_from_slice(part),
+            }
+            let consumed = part.len() + usize::from(end.is_some());
+            self.reader.consume(consumed);
+            self.bytes_read += consumed as u64;
+            if end.is_some() {
+                break;
+            }
+        }
+        Ok(started.then(|| match overflow {
+            Some((hasher, bytes)) => Err(TooLong { bytes, hash: *hasher.finalize().as_bytes() }),
+            None => Ok(line),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(bytes: &[u8]) -> Vec<(u64, String)> {
+        // A tiny buffer, so that every line spans several fills.
+        let mut reader = LineReader::new(io::BufReader::with_capacity(3, bytes));
+        let mut found = Vec::new();
+        while let Some(line) = reader.next_line().expect("memory cannot fail") {
+            let bytes = line.content.expect("short");
+            found.push((line.number, String::from_utf8(bytes).expect("text")));
+        }
+        assert_eq!(reader.bytes_read(), bytes.len() as u64);
+        found
+    }
+
+    #[test]
+    fn blank_lines_count_but_are_not_returned() {
+        let expected = [(2, "a".to_owned()), (5, "b c".to_owned())];
+        assert_eq!(lines(b"\na\n \t\r\n\nb c"), expected);
+        assert_eq!(lines(b""), []);
+    }
+
+    #[test]
+    fn line_ends_and_the_byte_order_mark_are_dropped() {
+        assert_eq!(lines(b"\xEF\xBB\xBFa\r\nb\n"), [(1, "a".to_owned()), (2, "b".to_owned())]);
+    }
+
+    #[test]
+    fn a_line_over_the_limit_is_skipped_and_named_by_its_hash() {
+        let mut bytes = vec![b'x'; LINE_BYTES_MAX + 1];
+        bytes.extend_from_slice(b"\nnext\n");
+        let mut reader = LineReader::new(io::BufReader::new(bytes.as_slice()));
+        let long = reader.next_line().expect("memory").expect("a line");
+        let expected = blake3::hash(&bytes[..=LINE_BYTES_MAX]);
+        let skipped = TooLong { bytes: LINE_BYTES_MAX as u64 + 1, hash: *expected.as_bytes() };
+        assert_eq!(long, RawLine { number: 1, content: Err(skipped) });
+        let next = reader.next_line().expect("memory").expect("a line");
+        assert_eq!(next, RawLine { number: 2, content: Ok(b"next".to_vec()) });
+    }
+
+    #[test]
+    fn a_line_at_the_limit_is_read() {
+        let bytes = vec![b'x'; LINE_BYTES_MAX];
+        let mut reader = LineReader::new(io::BufReader::new(bytes.as_slice()));
+        let line = reader.next_line().expect("memory").expect("a line");
+        assert_eq!(line.content, Ok(bytes.clone()));
+    }
+}
