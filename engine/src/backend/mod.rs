@@ -1,6 +1,8 @@
 //! What runs a step: a [`Backend`] holds the weights and the KV storage of one device and has no
 //! other state between steps.
 
+pub mod cpu;
+
 use crate::kv::BlockId;
 
 /// Which positions of a chunk the caller wants logits for.

@@ -1,0 +1,315 @@
+//! The forward pass of one step.
+
+use std::{cell::RefCell, ops::Range, sync::Arc};
+
+use super::{
+    CpuOptions,
+    disjoint::Disjoint,
+    head::HEAD_ROWS,
+    kv_store::{KvShape, KvStore},
+    linears::Source,
+    pool::Pool,
+    weights::Weights,
+};
+use crate::{
+    backend::{Backend, Chunk, LogitsFor, StepError},
+    config::{Linear, ModelConfig},
+    kernels::{
+        Activations, Isa,
+        float::{FloatKernels, KvElement},
+    },
+    kv::{BLOCK_TOKENS, BlockId},
+    math,
+};
+
+/// Query rows per attention task.
+const ROWS_PER_TASK: usize = 4;
+
+impl KvShape {
+    /// The KV shape of a model.
+    pub fn of(config: &ModelConfig) -> Self {
+        Self {
+            layer_count: config.layer_count,
+            kv_head_count: config.kv_head_count,
+            head_dim: config.head_dim,
+        }
+    }
+}
+
+/// One token of the step.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub chunk: usize,
+    pub position: usize,
+    token: u32,
+}
+
+/// Queries of a few rows of one chunk for one KV head.
+#[derive(Clone)]
+pub(super) struct AttentionTask {
+    pub chunk: usize,
+    pub kv_head: usize,
+    pub rows: Range<usize>,
+}
+
+/// Int8 rows and their scales, the input of one or more linears.
+#[derive(Default)]
+pub(super) struct Quantized {
+    pub x: Activations,
+    pub scales: Vec<f32>, // (rows)
+}
+
+/// Buffers of a step, reused by the next one. Leading dimension: rows of the step.
+#[derive(Default)]
+pub(super) struct Buffers {
+    pub rows: Vec<Row>,
+    pub attention_tasks: Vec<AttentionTask>,
+    pub residual: Vec<f32>,  // (rows, hidden)
+    pub rotations: Vec<f32>, // (rows, 2, head_dim / 2): cosines, then sines
+    pub queries: Vec<f32>,   // (rows, heads * head_dim)
+    pub keys: Vec<f32>,      // (rows, kv_heads * head_dim)
+    pub values: Vec<f32>,    // (rows, kv_heads * head_dim)
+    pub attended: Vec<f32>,  // (rows, heads * head_dim)
+    pub gate: Vec<f32>,      // (rows, intermediate)
+    pub inputs: [Quantized; 3],
+    pub wanted: Vec<f32>, // (rows with logits, hidden)
+}
+
+/// Scratch of one thread.
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub sums: Vec<i32>,
+    pub more_sums: Vec<i32>,
+    pub floats: Vec<f32>,
+    pub more_floats: Vec<f32>,
+    pub bytes: Vec<i8>,
+    pub scores: Vec<f32>,
+    pub positions: Vec<usize>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+pub(super) fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
+    SCRATCH.with_borrow_mut(f)
+}
+
+/// Weights, KV storage and threads of one CPU engine.
+pub struct CpuBackend<E> {
+    pub(super) weights: Arc<Weights>,
+    pub(super) kernels: &'static FloatKernels,
+    pub(super) isa: Isa,
+    pub(super) pool: Pool,
+    pub(super) kv: KvStore<E>,
+    pub(super) block_count: usize,
+    pub(super) numerics_class: String,
+    /// RoPE frequencies `theta^(−2j / head_dim)`. // (head_dim / 2)
+    pub(super) frequencies: Vec<f32>,
+    pub(super) buffers: Buffers,
+}
+
+impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
+    /// Makes the KV pool and starts the threads.
+    pub fn new(
+        weights: Arc<Weights>,
+        kernels: &'static FloatKernels,
+        options: CpuOptions,
+        numerics_class: String,
+    ) -> Self {
+        let config = weights.config();
+        let kv = KvStore::new(KvShape::of(config), options.block_count);
+        let frequencies = rope_frequencies(config.rope_theta, config.head_dim);
+        Self {
+            weights,
+            kernels,
+            isa: options.isa,
+            pool: Pool::new(options.threads),
+            kv,
+            block_count: options.block_count,
+            numerics_class,
+            frequencies,
+            buffers: Buffers::default(),
+        }
+    }
+
+    /// Checks the chunks and lays out the step's rows.
+    fn plan(&mut self, chunks: &[Chunk<'_>]) -> Result<(), StepError> {
+        let config = self.weights.config();
+        let group = config.kv_head_count;
+        let Buffers { rows, attention_tasks, .. } = &mut self.buffers;
+        rows.clear();
+        attention_tasks.clear();
+        for (index, chunk) in chunks.iter().enumerate() {
+            let end = chunk.position.checked_add(chunk.tokens.len());
+            let fits = end.is_some_and(|end| {
+                !chunk.tokens.is_empty()
+                    && end <= config.context_length
+                    && end <= chunk.blocks.len() * BLOCK_TOKENS
+            });
+            if !fits || chunk.blocks.iter().any(|b| b.0 as usize >= self.block_count) {
+                return Err(StepError::BadChunk {
+                    position: chunk.position,
+                    tokens: chunk.tokens.len(),
+                    blocks: chunk.blocks.len(),
+                });
+            }
+            let first = rows.len();
+            for (i, &token) in chunk.tokens.iter().enumerate() {
+                if token as usize >= config.vocab_size {
+                    let vocab_size = config.vocab_size;
+                    return Err(StepError::TokenOutOfRange { token, vocab_size });
+                }
+                rows.push(Row { chunk: index, position: chunk.position + i, token });
+            }
+            for start in (first..rows.len()).step_by(ROWS_PER_TASK) {
+                let end = (start + ROWS_PER_TASK).min(rows.len());
+                attention_tasks.extend((0..group).map(|kv_head| AttentionTask {
+                    chunk: index,
+                    kv_head,
+                    rows: start..end,
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Embedding rows into the residual stream, and the rotations of every position.
+    fn embed(&mut self) {
+        let config = self.weights.config();
+        let (hidden, half) = (config.hidden_size, config.head_dim / 2);
+        let Buffers { rows, residual, rotations, .. } = &mut self.buffers;
+        residual.resize(rows.len() * hidden, 0.0);
+        rotations.resize(rows.len() * 2 * half, 0.0);
+        let embedding = self.weights.model.embedding();
+        let frequencies = &self.frequencies;
+        let (residual, rotations) = (Disjoint::new(residual), Disjoint::new(rotations));
+        let rows = &*rows;
+        self.pool.run(rows.len(), &|r| {
+            // SAFETY: each task writes its own row.
+            let (out, rotation) = unsafe {
+                let rotation = rotations.part(r * 2 * half..(r + 1) * 2 * half);
+                (residual.part(r * hidden..(r + 1) * hidden), rotation)
+            };
+            embedding.row(rows[r].token as usize, out);
+            let (cos, sin) = rotation.split_at_mut(half);
+            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
+                let angle = rows[r].position as f32 * frequency;
+                let (s, c) = math::sin_cos(f64::from(angle));
+                (*cos, *sin) = (c as f32, s as f32);
+            }
+        });
+    }
+
+    fn attention_block(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
+        let weights = Arc::clone(&self.weights);
+        let (config, l) = (weights.config(), &weights.layers[layer]);
+        let norm = (&l.attention_norm[..], config.rms_norm_eps);
+        let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| l.linear(linear));
+        let inputs = self.quantize(Source::Residual, &[norm], &qkv);
+        self.project_qkv(&qkv, inputs);
+        self.rotate_and_store(layer, chunks);
+        self.attend(layer, chunks);
+        let o = l.linear(Linear::O);
+        let sub_norm = l.attention_sub_norm.as_ref().map(|w| (&w[..], config.rms_norm_eps));
+        self.quantize(Source::Attended, sub_norm.as_slice(), &[o]);
+        self.project_into_residual(o);
+    }
+
+    fn feed_forward_block(&mut self, layer: usize) {
+        let weights = Arc::clone(&self.weights);
+        let (config, l) = (weights.config(), &weights.layers[layer]);
+        let norm = (&l.feed_forward_norm[..], config.rms_norm_eps);
+        let gate_up = [Linear::Gate, Linear::Up].map(|linear| l.linear(linear));
+        let inputs = self.quantize(Source::Residual, &[norm], &gate_up);
+        self.project_gate_up(gate_up, inputs);
+        let down = l.linear(Linear::Down);
+        let sub_norm = l.feed_forward_sub_norm.as_ref().map(|w| (&w[..], config.rms_norm_eps));
+        self.quantize(Source::Gate, sub_norm.as_slice(), &[down]);
+        self.project_into_residual(down);
+    }
+
+    /// Final norm and head for the rows the chunks ask for.
+    fn head(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
+        let config = self.weights.config();
+        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+        let Buffers { residual, wanted, .. } = &mut self.buffers;
+        wanted.clear();
+        let mut first = 0;
+        for chunk in chunks {
+            let last = first + chunk.tokens.len();
+            let rows = match chunk.logits {
+                LogitsFor::Nothing => last..last,
+                LogitsFor::Last => last - 1..last,
+                LogitsFor::All => first..last,
+            };
+            for r in rows {
+                let start = wanted.len();
+                wanted.resize(start + hidden, 0.0);
+                let x = &residual[r * hidden..(r + 1) * hidden];
+                let out = &mut wanted[start..];
+                self.kernels.rms_norm(x, &self.weights.final_norm, config.rms_norm_eps, out);
+            }
+            first = last;
+        }
+        let n = wanted.len() / hidden;
+        logits.clear();
+        logits.resize(n * vocab, 0.0);
+        let out = Disjoint::new(logits);
+        let (head, kernels, wanted) = (&self.weights.head, self.kernels, &*wanted);
+        let tasks = if n == 0 { 0 } else { vocab.div_ceil(HEAD_ROWS) };
+        self.pool.run(tasks, &|task| {
+            let first = task * HEAD_ROWS;
+            let count = HEAD_ROWS.min(vocab - first);
+            with_scratch(|scratch| {
+                let Scratch { floats, more_floats, .. } = scratch;
+                floats.resize(n * count, 0.0);
+                head.logits(kernels, first, count, wanted, more_floats, floats);
+                for (r, part) in floats.chunks_exact(count).enumerate() {
+                    let start = r * vocab + first;
+                    // SAFETY: each task writes its own columns.
+                    unsafe { out.part(start..start + count) }.copy_from_slice(part);
+                }
+            });
+        });
+    }
+}
+
+/// `theta^(−2j / head_dim)` as the reference computes it: the power rounded to f32, then inverted.
+fn rope_frequencies(theta: f32, head_dim: usize) -> Vec<f32> {
+    (0..head_dim / 2)
+        .map(|j| {
+            let exponent = (2 * j) as f32 / head_dim as f32;
+            1.0 / math::pow(f64::from(theta), f64::from(exponent)) as f32
+        })
+        .collect()
+}
+
+impl<E: KvElement + bytemuck::Zeroable> Backend for CpuBackend<E> {
+    fn vocab_size(&self) -> usize {
+        self.weights.head.vocab_size()
+    }
+
+    fn block_count(&self) -> usize {
+        self.block_count
+    }
+
+    fn numerics_class(&self) -> &str {
+        &self.numerics_class
+    }
+
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        self.plan(chunks)?;
+        self.embed();
+        for layer in 0..self.weights.layers.len() {
+            self.attention_block(layer, chunks);
+            self.feed_forward_block(layer);
+        }
+        self.head(chunks, logits);
+        Ok(())
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        self.kv.copy_block(from, to);
+    }
+}

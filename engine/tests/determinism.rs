@@ -1,0 +1,183 @@
+//! Same tokens in, same logits out, to the bit: whatever the batch, the chunking, the threads, the
+//! packing or the ISA.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{path::PathBuf, sync::Arc};
+
+use proptest::prelude::*;
+use tritmill_engine::{
+    backend::{
+        Backend, Chunk, LogitsFor,
+        cpu::{self, CpuOptions, HeadMode, KvType},
+    },
+    files::Model,
+    formats::Format,
+    kernels::Isa,
+    kv::BlockId,
+};
+
+const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
+const BLOCKS: usize = 400;
+
+fn model(name: &str) -> Arc<Model> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    Arc::new(Model::open(&path).unwrap())
+}
+
+fn load(model: &Arc<Model>, options: CpuOptions) -> Box<dyn Backend> {
+    cpu::load(Arc::clone(model), options).unwrap()
+}
+
+fn options(format: Format, isa: Isa, threads: usize) -> CpuOptions {
+    let (kv, head) = (KvType::F16, HeadMode::Exact);
+    CpuOptions { format, isa, threads, kv, head, block_count: BLOCKS }
+}
+
+fn tokens(count: usize, seed: u32) -> Vec<u32> {
+    (0..count as u32).map(|i| (i * 7919 + seed * 104_729 + i * i * 31) % 1000).collect()
+}
+
+/// One sequence cut into chunks of the given sizes, in a block table that starts at `first`.
+fn run(backend: &mut dyn Backend, tokens: &[u32], sizes: &[usize], first: u32) -> Vec<f32> {
+    let blocks: Vec<BlockId> = (0..20).map(|i| BlockId(first + i)).collect();
+    let mut sizes = sizes.iter().copied().cycle();
+    let (mut position, mut all, mut logits) = (0, Vec::new(), Vec::new());
+    while position < tokens.len() {
+        let end = (position + sizes.next().unwrap()).min(tokens.len());
+        let chunk = Chunk {
+            tokens: &tokens[position..end],
+            position,
+            blocks: &blocks,
+            logits: LogitsFor::All,
+        };
+        backend.step(&[chunk], &mut logits).unwrap();
+        all.extend_from_slice(&logits);
+        position = end;
+    }
+    all
+}
+
+#[test]
+fn chunking_does_not_change_a_bit() {
+    for name in MODELS {
+        let model = model(name);
+        let mut backend = load(&model, options(Format::I2S, Isa::detect(), 2));
+        let tokens = tokens(75, 1);
+        let whole = run(backend.as_mut(), &tokens, &[75], 0);
+        for sizes in [&[1][..], &[16], &[17, 3, 1], &[64], &[5, 31]] {
+            let cut = run(backend.as_mut(), &tokens, sizes, 40);
+            assert!(whole == cut, "{name}: chunks of {sizes:?}");
+        }
+    }
+}
+
+#[test]
+fn threads_formats_and_isas_do_not_change_a_bit() {
+    for name in MODELS {
+        let model = model(name);
+        let tokens = tokens(36, 2);
+        let mut want = None;
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            for format in Format::ALL {
+                // Scalar is slow and runs the same thread code.
+                let counts: &[usize] = if isa == Isa::Scalar { &[2] } else { &[1, 2, 3] };
+                for &threads in counts {
+                    let mut backend = load(&model, options(format, isa, threads));
+                    let got = run(backend.as_mut(), &tokens, &[23], 0);
+                    let want = want.get_or_insert_with(|| got.clone());
+                    assert!(*want == got, "{name}: {format}, {isa}, {threads} threads");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn batch_mates_do_not_change_a_bit() {
+    let strategy = (2usize..=24, any::<u32>(), proptest::collection::vec(1usize..40, 24));
+    let backends = MODELS.map(|name| {
+        std::cell::RefCell::new(load(&model(name), options(Format::I2S, Isa::detect(), 2)))
+    });
+    let mut runner =
+        proptest::test_runner::TestRunner::new(ProptestConfig { cases: 24, ..Default::default() });
+    runner
+        .run(&strategy, |(count, seed, lengths)| {
+            let backend = &mut *backends[seed as usize % MODELS.len()].borrow_mut();
+            let sequences: Vec<Vec<u32>> =
+                (0..count).map(|i| tokens(lengths[i], seed % 1000 + i as u32)).collect();
+            let tables: Vec<Vec<BlockId>> = (0..count as u32)
+                .map(|i| (0..3).map(|b| BlockId(100 + i * 3 + b)).collect())
+                .collect();
+            let chunks: Vec<Chunk<'_>> = (0..count)
+                .map(|i| Chunk {
+                    tokens: &sequences[i],
+                    position: 0,
+                    blocks: &tables[i],
+                    logits: LogitsFor::Last,
+                })
+                .collect();
+            let mut together = Vec::new();
+            backend.step(&chunks, &mut together).unwrap();
+            let vocab = backend.vocab_size();
+            for (i, sequence) in sequences.iter().enumerate() {
+                let alone = run(backend.as_mut(), sequence, &[64], 0);
+                let last = &alone[alone.len() - vocab..];
+                prop_assert!(last == &together[i * vocab..(i + 1) * vocab], "sequence {}", i);
+            }
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn a_copied_block_goes_on_like_its_original() {
+    let model = model("bitnet-tiny");
+    let mut backend = load(&model, options(Format::I2S, Isa::detect(), 2));
+    let tokens = tokens(20, 3);
+    let whole = run(backend.as_mut(), &tokens, &[20], 0);
+    backend.copy_block(BlockId(0), BlockId(90));
+    backend.copy_block(BlockId(1), BlockId(91));
+    let chunk = Chunk {
+        tokens: &tokens[18..],
+        position: 18,
+        blocks: &[BlockId(90), BlockId(91)],
+        logits: LogitsFor::All,
+    };
+    let mut logits = Vec::new();
+    backend.step(&[chunk], &mut logits).unwrap();
+    assert!(logits[..] == whole[18 * backend.vocab_size()..]);
+}
+
+#[test]
+fn a_step_that_does_not_fit_is_refused_and_the_backend_goes_on() {
+    let model = model("bitnet-tiny");
+    let mut backend = load(&model, options(Format::I2S, Isa::detect(), 2));
+    let step = |backend: &mut dyn Backend, tokens: &[u32], position, blocks: &[BlockId]| {
+        let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Last };
+        backend.step(&[chunk], &mut Vec::new())
+    };
+    let backend = backend.as_mut();
+    assert!(step(backend, &[1024], 0, &[BlockId(0)]).is_err());
+    assert!(step(backend, &[], 0, &[BlockId(0)]).is_err());
+    assert!(step(backend, &[1], 16, &[BlockId(0)]).is_err());
+    assert!(step(backend, &[1], usize::MAX, &[BlockId(0)]).is_err());
+    assert!(step(backend, &[1], 0, &[BlockId(BLOCKS as u32)]).is_err());
+    assert!(step(backend, &[1], 512, &[BlockId(0); 40]).is_err());
+    assert!(step(backend, &[1], 0, &[BlockId(0)]).is_ok());
+}
+
+#[test]
+fn an_int8_head_stays_close_and_is_its_own_numerics_class() {
+    let model = model("bitnet-tiny");
+    let exact = options(Format::I2S, Isa::detect(), 1);
+    let mut a = load(&model, exact);
+    let mut b = load(&model, CpuOptions { head: HeadMode::Q8, ..exact });
+    assert_ne!(a.numerics_class(), b.numerics_class());
+    let tokens = tokens(9, 4);
+    let (exact, int8) = (run(a.as_mut(), &tokens, &[9], 0), run(b.as_mut(), &tokens, &[9], 0));
+    let power: f32 = exact.iter().map(|v| v * v).sum();
+    let error: f32 = exact.iter().zip(&int8).map(|(a, b)| (a - b) * (a - b)).sum();
+    let relative = (error / power).sqrt();
+    assert!(relative > 0.0 && relative < 0.02, "{relative}");
+}

@@ -1,0 +1,297 @@
+//! The forward pass against `transformers`' f32 outputs (golden/README.md says what may differ and
+//! why), in every format and on every ISA of this machine.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{collections::HashMap, fs, path::PathBuf, sync::Arc};
+
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use tritmill_engine::{
+    backend::{
+        Backend, Chunk, LogitsFor,
+        cpu::{self, CpuOptions, HeadMode, KvType},
+    },
+    config::{Linear, Norm},
+    files::Model,
+    formats::{Format, PackedMatrix, Scale},
+    kernels::{self, Activations, Isa, float::FloatKernels},
+    kv::BlockId,
+};
+
+const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
+
+fn golden(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(path)
+}
+
+fn cases(model: &str) -> Value {
+    serde_json::from_slice(&fs::read(golden(&format!("{model}/cases.json"))).unwrap()).unwrap()
+}
+
+fn isas() -> Vec<Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+}
+
+fn backend(path: &str, format: Format, isa: Isa, kv: KvType) -> Box<dyn Backend> {
+    let model = Arc::new(Model::open(&golden(path)).unwrap());
+    let head = HeadMode::Exact;
+    cpu::load(model, CpuOptions { format, isa, threads: 2, kv, head, block_count: 40 }).unwrap()
+}
+
+/// Logits of every position of a prompt. // (position, vocab)
+fn all_logits(backend: &mut dyn Backend, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let blocks: Vec<BlockId> = (0..40).map(BlockId).collect();
+    let mut logits = Vec::new();
+    let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All };
+    backend.step(&[chunk], &mut logits).unwrap();
+    logits.chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
+}
+
+struct Prompt {
+    name: String,
+    ids: Vec<u32>,
+    last_logits: Vec<f32>,
+    argmax: Vec<usize>,
+    margins: Vec<f64>,
+    nll: Vec<f64>,
+    greedy: Vec<u32>,
+    greedy_margins: Vec<f64>,
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    numbers(value).into_iter().map(|v| v as u32).collect()
+}
+
+fn floats(tensors: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let tensor = tensors.tensor(name).unwrap();
+    assert_eq!(tensor.dtype(), Dtype::F32);
+    tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+fn prompts(model: &str) -> Vec<Prompt> {
+    let bytes = fs::read(golden(&format!("{model}/logits.safetensors"))).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let cases = cases(model);
+    let prompt = |p: &Value| {
+        let name = p["name"].as_str().unwrap().to_owned();
+        Prompt {
+            ids: ids(&p["ids"]),
+            last_logits: floats(&tensors, &format!("{name}.last_logits")),
+            argmax: numbers(&p["argmax"]).into_iter().map(|v| v as usize).collect(),
+            margins: numbers(&p["argmax_margin"]),
+            nll: numbers(&p["nll"]),
+            greedy: ids(&p["greedy"]["ids"]),
+            greedy_margins: numbers(&p["greedy"]["margin"]),
+            name,
+        }
+    };
+    cases["prompts"].as_array().unwrap().iter().map(prompt).collect()
+}
+
+fn argmax(logits: &[f32]) -> usize {
+    (0..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
+}
+
+fn nll(logits: &[f32], next: u32) -> f64 {
+    let largest = f64::from(logits[argmax(logits)]);
+    let total: f64 = logits.iter().map(|l| (f64::from(*l) - largest).exp()).sum();
+    total.ln() + largest - f64::from(logits[next as usize])
+}
+
+fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
+    let (mut largest, mut error, mut power) = (0f64, 0f64, 0f64);
+    for (g, w) in got.iter().zip(want) {
+        let d = (f64::from(*g) - f64::from(*w)).abs();
+        largest = largest.max(d);
+        error += d * d;
+        power += f64::from(*w) * f64::from(*w);
+    }
+    (largest, (error / power).sqrt())
+}
+
+/// Limits of golden/README.md's looser checks: relative RMS, absolute, argmax margin and, with f32
+/// KV, mean NLL.
+struct Bounds {
+    rms: f64,
+    absolute: f64,
+    margin: f64,
+    nll: Option<f64>,
+}
+
+const F32_KV: Bounds = Bounds { rms: 0.04, absolute: 1.0, margin: 0.5, nll: Some(0.02) };
+const F16_KV: Bounds = Bounds { rms: 0.06, absolute: 1.5, margin: 0.8, nll: None };
+
+fn check_prompt(model: &str, prompt: &Prompt, logits: &[Vec<f32>], bounds: &Bounds) {
+    let what = format!("{model} {}", prompt.name);
+    let (absolute, rms) = differences(logits.last().unwrap(), &prompt.last_logits);
+    assert!(absolute <= bounds.absolute && rms <= bounds.rms, "{what}: {absolute} {rms}");
+    for (position, row) in logits.iter().enumerate() {
+        if prompt.margins[position] > bounds.margin {
+            assert_eq!(argmax(row), prompt.argmax[position], "{what}: argmax at {position}");
+        }
+    }
+    if let Some(bound) = bounds.nll.filter(|_| !prompt.nll.is_empty()) {
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        let got: Vec<f64> =
+            (0..prompt.nll.len()).map(|t| nll(&logits[t], prompt.ids[t + 1])).collect();
+        let difference = (mean(&got) - mean(&prompt.nll)).abs();
+        assert!(difference <= bound, "{what}: mean NLL differs by {difference}");
+    }
+}
+
+/// Prompts p0–p2 have no rounding flips: here every mistake of the arithmetic shows.
+fn check_short_prompt(model: &str, prompt: &Prompt, logits: &[Vec<f32>]) {
+    let what = format!("{model} {}", prompt.name);
+    let (absolute, _) = differences(logits.last().unwrap(), &prompt.last_logits);
+    assert!(absolute <= 1e-3, "{what}: last logits differ by {absolute}");
+    for (position, row) in logits.iter().enumerate() {
+        assert_eq!(argmax(row), prompt.argmax[position], "{what}: argmax at {position}");
+    }
+    for (t, want) in prompt.nll.iter().enumerate() {
+        let got = nll(&logits[t], prompt.ids[t + 1]);
+        assert!((got - want).abs() < 1e-3, "{what}: NLL at {t} is {got}, not {want}");
+    }
+}
+
+#[test]
+fn f32_kv_matches_transformers_in_every_format_on_every_isa() {
+    for model in MODELS {
+        let prompts = prompts(model);
+        let mut reference: HashMap<String, Vec<Vec<f32>>> = HashMap::new();
+        for isa in isas() {
+            for format in Format::ALL {
+                let mut backend = backend(model, format, isa, KvType::F32);
+                for prompt in &prompts {
+                    let logits = all_logits(backend.as_mut(), &prompt.ids);
+                    if prompt.ids.len() <= 31 {
+                        check_short_prompt(model, prompt, &logits);
+                    }
+                    check_prompt(model, prompt, &logits, &F32_KV);
+                    let known = reference.entry(prompt.name.clone()).or_insert(logits.clone());
+                    assert!(*known == logits, "{model} {}: {format} on {isa} differs", prompt.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_positions_of_p1_match_transformers() {
+    for model in MODELS {
+        let bytes = fs::read(golden(&format!("{model}/logits.safetensors"))).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let want = floats(&tensors, "debug.logits");
+        let p1 = &prompts(model)[1];
+        let mut backend = backend(model, Format::I2S, Isa::detect(), KvType::F32);
+        let got = all_logits(backend.as_mut(), &p1.ids).concat();
+        let (absolute, _) = differences(&got, &want);
+        assert!(absolute <= 1e-3, "{model}: {absolute}");
+    }
+}
+
+#[test]
+fn f16_kv_stays_within_its_bounds() {
+    for model in MODELS {
+        let mut backend = backend(model, Format::I2S, Isa::detect(), KvType::F16);
+        for prompt in prompts(model) {
+            let logits = all_logits(backend.as_mut(), &prompt.ids);
+            check_prompt(model, &prompt, &logits, &F16_KV);
+        }
+    }
+}
+
+/// Teacher-forced: after each golden token, ours is the same wherever the golden margin is clear.
+#[test]
+fn greedy_continuations_follow_the_golden_ones() {
+    for model in MODELS {
+        let mut backend = backend(model, Format::I2S, Isa::detect(), KvType::F32);
+        for prompt in prompts(model) {
+            let all: Vec<u32> = prompt.ids.iter().chain(&prompt.greedy).copied().collect();
+            let logits = all_logits(backend.as_mut(), &all);
+            for (step, want) in prompt.greedy.iter().enumerate() {
+                let got = argmax(&logits[prompt.ids.len() - 1 + step]);
+                if prompt.greedy_margins[step] > F32_KV.margin {
+                    assert_eq!(got, *want as usize, "{model} {} step {step}", prompt.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_i2_s_file_of_bitnet_cpp_computes_what_the_packed_folder_does() {
+    let mut folder = backend("bitnet-tiny", Format::I2S, Isa::detect(), KvType::F32);
+    let mut gguf = backend("gguf/bitnet-tiny-i2_s.gguf", Format::I2S, Isa::detect(), KvType::F32);
+    for prompt in prompts("bitnet-tiny") {
+        let (a, b) =
+            (all_logits(folder.as_mut(), &prompt.ids), all_logits(gguf.as_mut(), &prompt.ids));
+        assert!(a == b, "{}", prompt.name);
+    }
+}
+
+#[test]
+fn single_linears_of_layer_0_match() {
+    const NAMES: [(Linear, &str); 7] = [
+        (Linear::Q, "self_attn.q_proj"),
+        (Linear::K, "self_attn.k_proj"),
+        (Linear::V, "self_attn.v_proj"),
+        (Linear::O, "self_attn.o_proj"),
+        (Linear::Gate, "mlp.gate_proj"),
+        (Linear::Up, "mlp.up_proj"),
+        (Linear::Down, "mlp.down_proj"),
+    ];
+    for name in MODELS {
+        let model = Model::open(&golden(name)).unwrap();
+        let bytes = fs::read(golden(&format!("{name}/logits.safetensors"))).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        for isa in isas() {
+            for (linear, module) in NAMES {
+                check_linear(&model, isa, linear, &tensors, &format!("debug.layer0.{module}"));
+            }
+        }
+    }
+}
+
+fn check_linear(model: &Model, isa: Isa, linear: Linear, tensors: &SafeTensors<'_>, name: &str) {
+    let float = FloatKernels::of(isa).unwrap();
+    let ternary = model.ternary(0, linear).unwrap();
+    let (input, want) =
+        (floats(tensors, &format!("{name}.in")), floats(tensors, &format!("{name}.out")));
+    let stored = tensors.tensor(&format!("{name}.xq")).ok();
+    for format in Format::ALL {
+        let matrix =
+            PackedMatrix::pack(format, ternary.rows, ternary.cols, &ternary.trits).unwrap();
+        for (row, x) in input.chunks_exact(ternary.cols).enumerate() {
+            let mut normed = x.to_vec();
+            if let Some(eps) = model.config().linear_norm_eps {
+                let weight = model.norm(Norm::Linear(0, linear)).unwrap();
+                float.rms_norm(x, &weight, eps, &mut normed);
+            }
+            let mut q = vec![0i8; ternary.cols];
+            let s = float.quantize(&normed, &mut q);
+            if let Some(stored) = &stored {
+                let want = &stored.data()[row * ternary.cols..][..ternary.cols];
+                for (i, (got, want)) in q.iter().zip(want).enumerate() {
+                    let exact = normed[i] * s;
+                    let near_half = ((exact - exact.floor()) - 0.5).abs() < 1e-4;
+                    assert!(*got == *want as i8 || near_half, "{name} {row} {i}: {got} {want}");
+                }
+            }
+            let mut activations = Activations::default();
+            activations.reset(format, ternary.cols, 1);
+            activations.set_row(0, &q);
+            let mut sums = vec![0i32; matrix.tile_count() * 16];
+            kernels::gemm(isa, &matrix, 0..matrix.tile_count(), &activations, &mut sums);
+            let mut y = vec![0f32; ternary.rows];
+            float.rescale(&sums[..ternary.rows], s, ternary.scale, &mut y);
+            let (absolute, _) = differences(&y, &want[row * ternary.rows..][..ternary.rows]);
+            assert!(absolute <= 1e-4, "{name} row {row}, {format} on {isa}: {absolute}");
+        }
+    }
+    assert!(matches!(ternary.scale, Scale::Multiply(s) | Scale::Divide(s) if s > 0.0));
+}
