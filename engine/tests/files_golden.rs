@@ -42,7 +42,11 @@ fn check_weights(model: &Model, cases: &Value, expected_name: impl Fn(usize, Lin
             assert_eq!(expected["shape"][1], matrix.cols, "{name}");
             assert_eq!(expected["sha256_of_row_major_int8"], sha256(&matrix), "{name}");
             let (Scale::Multiply(scale) | Scale::Divide(scale)) = matrix.scale;
-            assert_eq!(expected["weight_scale"].as_f64().unwrap() as f32, scale, "{name}");
+            let expected_scale = expected["weight_scale"].as_f64().unwrap() as f32;
+            let ulps = expected_scale.to_bits().abs_diff(scale.to_bits());
+            // The reference sums an online model's mean in f32, in an order of its own.
+            let tolerance = u32::from(model.name() == "bitnet-online-tiny");
+            assert!(ulps <= tolerance, "{name}: {scale} is not {expected_scale}");
         }
     }
 }

@@ -9,7 +9,11 @@
 mod dense;
 mod error;
 mod fingerprint;
+pub mod gguf;
+mod gguf_config;
+mod gguf_model;
 mod gguf_ternary;
+mod gguf_tokenizer;
 mod hf;
 pub mod hf_config;
 mod mmap;

@@ -12,7 +12,7 @@ use super::{
     dense::{Dense, DenseType, widen},
     error::{ModelError, Problem},
     fingerprint::{self, Fingerprint},
-    hf,
+    gguf_model, hf,
     mmap::Bytes,
     ternary::{Packing, Stored},
 };
@@ -122,6 +122,7 @@ impl Model {
             hf::open_folder(path)?
         } else {
             match path.extension().and_then(|extension| extension.to_str()) {
+                Some("gguf") => gguf_model::open(path)?,
                 Some("safetensors") => hf::open_folder(path.parent().unwrap_or(Path::new(".")))?,
                 _ if path.exists() => {
                     return Err(ModelError::NotAModel { path: path.to_owned() });
@@ -141,6 +142,14 @@ impl Model {
     /// As [`Model::open`].
     pub fn open_embedded(name: &str, folder: EmbeddedFolder) -> Result<Self, ModelError> {
         Ok(Self::new(hf::open_embedded(name, folder)?))
+    }
+
+    /// Opens a `.gguf` file that lies in memory.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_gguf_bytes(name: &str, bytes: Vec<u8>) -> Result<Self, ModelError> {
+        Ok(Self::new(gguf_model::from_bytes(name, Bytes::Owned(bytes))?))
     }
 
     fn new(parts: Parts) -> Self {

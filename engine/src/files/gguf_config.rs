@@ -1,0 +1,251 @@
+//! GGUF metadata to a [`ModelConfig`], and the conventions that go with each architecture.
+//!
+//! | `general.architecture` | Q/K rows in the file | gate | sub-norms | head |
+//! | --- | --- | --- | --- | --- |
+//! | `bitnet-b1.58`, `bitnet-25` | as in Hugging Face | relu² | yes | the embedding |
+//! | `bitnet` | as in Hugging Face | SiLU | yes | the embedding |
+//! | `llama` | permuted for adjacent-pair RoPE | SiLU | no | `output.weight`, or the embedding |
+//!
+//! Every key under the architecture's prefix must be known: an unknown one may change the
+//! mathematics, so it is refused by its name.
+
+use super::{
+    error::{ModelError, shorten},
+    gguf::{Gguf, Value},
+    hf_config::{LAYERS_MAX, VOCAB_MAX, WIDTH_MAX},
+};
+use crate::config::{Activation, ModelConfig};
+
+/// A family of GGUF models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Architecture {
+    /// BitNet b1.58 2B4T: `bitnet-b1.58` or `bitnet-25`.
+    BitnetB158,
+    /// 1bitLLM: `bitnet`.
+    Bitnet,
+    /// Llama 3 8B 1.58, Falcon3: `llama`.
+    Llama,
+}
+
+impl Architecture {
+    pub fn is_bitnet(self) -> bool {
+        self != Self::Llama
+    }
+}
+
+/// Keys under the architecture's prefix that are read here.
+const KNOWN_KEYS: [&str; 14] = [
+    "vocab_size",
+    "context_length",
+    "embedding_length",
+    "block_count",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.layer_norm_rms_epsilon",
+    "attention.key_length",
+    "attention.value_length",
+];
+
+/// Reads everything but the tokens; `vocab_size` comes from the embedding's shape, and
+/// `eos_tokens` from the tokenizer.
+pub(crate) fn parse(
+    gguf: &Gguf<'_>,
+    vocab_size: u64,
+    has_output: bool,
+) -> Result<(ModelConfig, Architecture), ModelError> {
+    let global = Keys { gguf, prefix: "" };
+    let name = global.required_text("general.architecture")?;
+    let architecture = match name {
+        "bitnet-b1.58" | "bitnet-25" => Architecture::BitnetB158,
+        "bitnet" => Architecture::Bitnet,
+        "llama" => Architecture::Llama,
+        _ => return Err(global.unsupported("general.architecture", "an unknown family")),
+    };
+    let prefix = format!("{name}.");
+    let keys = Keys { gguf, prefix: &prefix };
+    refuse_unknown_keys(&global, &keys)?;
+
+    let hidden_size = keys.required_size("embedding_length", WIDTH_MAX)?;
+    let head_count = keys.required_size("attention.head_count", WIDTH_MAX)?;
+    let kv_head_count = keys.size("attention.head_count_kv", WIDTH_MAX)?.unwrap_or(head_count);
+    if !head_count.is_multiple_of(kv_head_count) {
+        return Err(keys.bad("attention.head_count_kv", "a divisor of the head count"));
+    }
+    let head_dim = match keys.size("attention.key_length", WIDTH_MAX)? {
+        Some(length) => length,
+        None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
+        None => return Err(keys.bad("attention.head_count", "a divisor of embedding_length")),
+    };
+    if !head_dim.is_multiple_of(2) || (head_count * head_dim) as u64 > WIDTH_MAX {
+        return Err(keys.bad("attention.head_count", "heads of an even width, 2^20 in all"));
+    }
+    for key in ["attention.value_length", "rope.dimension_count"] {
+        if keys.size(key, WIDTH_MAX)?.is_some_and(|length| length != head_dim) {
+            return Err(keys.unsupported(key, "a width other than the head's"));
+        }
+    }
+    if !(1..=VOCAB_MAX).contains(&vocab_size)
+        || keys.size("vocab_size", VOCAB_MAX)?.is_some_and(|size| size as u64 != vocab_size)
+    {
+        return Err(keys.bad("vocab_size", "the number of rows of token_embd.weight"));
+    }
+    let config = ModelConfig {
+        architecture: name.to_owned(),
+        hidden_size,
+        layer_count: keys.required_size("block_count", LAYERS_MAX)?,
+        head_count,
+        kv_head_count,
+        head_dim,
+        intermediate_size: keys.required_size("feed_forward_length", WIDTH_MAX)?,
+        vocab_size: vocab_size as usize,
+        context_length: keys.required_size("context_length", u64::from(u32::MAX))?,
+        rms_norm_eps: keys.positive("attention.layer_norm_rms_epsilon", 0.1)?.ok_or_else(|| {
+            ModelError::MissingKey { key: keys.name("attention.layer_norm_rms_epsilon") }
+        })?,
+        rope_theta: keys.positive("rope.freq_base", f32::MAX)?.unwrap_or(10_000.0),
+        activation: match architecture {
+            Architecture::BitnetB158 => Activation::SquaredRelu,
+            Architecture::Bitnet | Architecture::Llama => Activation::Silu,
+        },
+        sub_norms: architecture.is_bitnet(),
+        linear_norm_eps: None,
+        tied_head: architecture.is_bitnet() || !has_output,
+        bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
+        eos_tokens: Vec::new(),
+    };
+    Ok((config, architecture))
+}
+
+fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelError> {
+    for key in global.gguf.metadata.keys() {
+        if let Some(key) = key.strip_prefix(keys.prefix)
+            && !KNOWN_KEYS.contains(&key)
+        {
+            return Err(keys.unsupported(key, "its effect on the model is not known"));
+        }
+    }
+    // Converters of `bitnet` models write a linear scaling by 1, which is none.
+    let factor = keys.positive("rope.scaling.factor", f32::MAX)?;
+    match keys.text("rope.scaling.type")? {
+        None | Some("none") => {}
+        Some("linear") if factor.is_none_or(|factor| factor == 1.0) => {}
+        Some(_) => return Err(keys.unsupported("rope.scaling.type", "RoPE scaling")),
+    }
+    if factor.is_some_and(|factor| factor != 1.0) {
+        return Err(keys.unsupported("rope.scaling.factor", "RoPE scaling"));
+    }
+    if global.text("general.type")?.is_some_and(|kind| kind != "model") {
+        return Err(global.unsupported("general.type", "not a model"));
+    }
+    if global.size("split.count", u64::from(u16::MAX)).ok().flatten().is_some_and(|n| n > 1) {
+        return Err(global.unsupported("split.count", "split files; merge them first"));
+    }
+    Ok(())
+}
+
+/// Typed access to the metadata; errors carry the whole key.
+pub(crate) struct Keys<'a> {
+    pub gguf: &'a Gguf<'a>,
+    pub prefix: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    pub fn get(&self, key: &str) -> Option<Value<'a>> {
+        self.gguf.metadata.get(self.name(key).as_str()).copied()
+    }
+
+    fn name(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn shown(&self, key: &str) -> String {
+        match self.get(key) {
+            None => "absent".to_owned(),
+            Some(Value::Text(text)) => shorten(text),
+            Some(Value::Array(array)) => format!("a list of {}", array.len()),
+            Some(Value::Unsigned(number)) => number.to_string(),
+            Some(Value::Signed(number)) => number.to_string(),
+            Some(Value::Float(number)) => number.to_string(),
+            Some(Value::Bool(flag)) => flag.to_string(),
+        }
+    }
+
+    pub fn bad(&self, key: &str, expected: &'static str) -> ModelError {
+        ModelError::BadKey { key: self.name(key), value: self.shown(key), expected }
+    }
+
+    pub fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
+        ModelError::UnsupportedKey { key: self.name(key), value: self.shown(key), why }
+    }
+
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Text(text)) => Ok(Some(text)),
+            Some(_) => Err(self.bad(key, "text")),
+        }
+    }
+
+    pub fn required_text(&self, key: &str) -> Result<&'a str, ModelError> {
+        self.text(key)?.ok_or_else(|| ModelError::MissingKey { key: self.name(key) })
+    }
+
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
+            Some(_) => Err(self.bad(key, "true or false")),
+        }
+    }
+
+    fn whole(&self, key: &str) -> Result<Option<u64>, ModelError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Unsigned(number)) => Ok(Some(number)),
+            Some(Value::Signed(number)) if number >= 0 => Ok(Some(number as u64)),
+            Some(_) => Err(self.bad(key, "a whole number")),
+        }
+    }
+
+    /// A positive number of at most `limit`, which fits a u32.
+    fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
+        match self.whole(key)? {
+            None => Ok(None),
+            Some(number) if (1..=limit).contains(&number) => Ok(Some(number as usize)),
+            Some(_) => Err(self.bad(key, "a positive whole number within bounds")),
+        }
+    }
+
+    fn required_size(&self, key: &str, limit: u64) -> Result<usize, ModelError> {
+        self.size(key, limit)?.ok_or_else(|| ModelError::MissingKey { key: self.name(key) })
+    }
+
+    fn positive(&self, key: &str, limit: f32) -> Result<Option<f32>, ModelError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Float(number)) => {
+                let number = number as f32;
+                if number > 0.0 && number <= limit {
+                    Ok(Some(number))
+                } else {
+                    Err(self.bad(key, "a positive number within bounds"))
+                }
+            }
+            Some(_) => Err(self.bad(key, "a number")),
+        }
+    }
+
+    /// A token id inside the vocabulary.
+    pub fn token(&self, key: &str, vocab_size: u64) -> Result<Option<u32>, ModelError> {
+        match self.whole(key)? {
+            None => Ok(None),
+            Some(id) if id < vocab_size && id <= u64::from(u32::MAX) => Ok(Some(id as u32)),
+            Some(_) => Err(self.bad(key, "a token id inside the vocabulary")),
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! GGUF tensors to roles: which name is which matrix, in which type, and where its bytes are.
+//!
+//! Sizes come from type and shape, never from where the next tensor starts. `I2_S` is the
+//! exception to ggml's block rule: `K·M/4` bytes of codes, then 32 bytes of which only the first
+//! four (the f32 scale) were ever written; the rest is not read. Ids above 35 mean different types
+//! in bitnet.cpp and llama.cpp; only `I2_S` is read, the others are refused by name.
+
+use std::{collections::HashMap, ops::Range, path::Path};
+
+use super::{
+    dense::DenseType,
+    error::{ModelError, Problem},
+    gguf::{self, Gguf, TensorEntry},
+    gguf_config::{self, Architecture},
+    gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
+    gguf_tokenizer,
+    mmap::Bytes,
+    model::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor, norm_len, norms},
+    ternary::Packing,
+};
+use crate::config::{Linear, ModelConfig, Norm};
+
+/// Opens a file on disk.
+pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
+    let name = path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy());
+    from_bytes(&name, Bytes::map(path)?)
+}
+
+/// Opens a file that is mapped or in memory.
+pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> {
+    let file = format!("{name}.gguf");
+    let gguf = gguf::parse(&file, &bytes)?;
+    let dims = |name: &str| gguf.tensors.iter().find(|t| t.name == name).map(|t| &t.dims);
+    let vocab_size = match dims(EMBEDDING).map(Vec::as_slice) {
+        Some(&[_, rows]) => rows,
+        Some(_) | None => {
+            return Err(ModelError::MissingTensor { tensor: EMBEDDING.to_owned() });
+        }
+    };
+    let (mut config, architecture) = gguf_config::parse(&gguf, vocab_size, dims(HEAD).is_some())?;
+    let tokens = gguf_tokenizer::read(&file, &gguf, &config)?;
+    tokens.tokenizer.check_vocab_size(config.vocab_size)?;
+    config.eos_tokens = tokens.eos_tokens;
+
+    let mut finder = Finder {
+        entries: gguf.tensors.iter().map(|entry| (entry.name, entry)).collect(),
+        bytes: &bytes,
+        data_start: gguf.data_start,
+        is_bitnet_cpp: architecture.is_bitnet(),
+        listing: Vec::new(),
+        ranges: Vec::new(),
+    };
+    let tensors = finder.tensors(&config, architecture)?;
+    let listing = finder.finish(&gguf, &config)?;
+    Ok(Parts {
+        name: name.to_owned(),
+        container: "gguf",
+        config,
+        tensors,
+        listing,
+        tokenizer: tokens.tokenizer,
+        chat_template: tokens.chat_template,
+        files: vec![bytes],
+    })
+}
+
+pub(crate) const EMBEDDING: &str = "token_embd.weight";
+pub(crate) const HEAD: &str = "output.weight";
+
+/// The file's name of a linear's weights.
+pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
+    let role = match linear {
+        Linear::Q => "attn_q",
+        Linear::K => "attn_k",
+        Linear::V => "attn_v",
+        Linear::O => "attn_output",
+        Linear::Gate => "ffn_gate",
+        Linear::Up => "ffn_up",
+        Linear::Down => "ffn_down",
+    };
+    format!("blk.{layer}.{role}.weight")
+}
+
+/// The file's name of a norm's weights; the format has no per-linear norms.
+pub(crate) fn norm_name(norm: Norm) -> Option<String> {
+    Some(match norm {
+        Norm::Attention(layer) => format!("blk.{layer}.attn_norm.weight"),
+        Norm::AttentionSub(layer) => format!("blk.{layer}.attn_sub_norm.weight"),
+        Norm::FeedForward(layer) => format!("blk.{layer}.ffn_norm.weight"),
+        Norm::FeedForwardSub(layer) => format!("blk.{layer}.ffn_sub_norm.weight"),
+        Norm::Final => "output_norm.weight".to_owned(),
+        Norm::Linear(..) => return None,
+    })
+}
+
+/// Takes tensors out of the directory, one role at a time.
+struct Finder<'a> {
+    entries: HashMap<&'a str, &'a TensorEntry<'a>>,
+    bytes: &'a [u8],
+    data_start: u64,
+    is_bitnet_cpp: bool,
+    listing: Vec<TensorInfo>,
+    ranges: Vec<(Range<usize>, &'a str)>,
+}
+
+impl<'a> Finder<'a> {
+    fn tensors(
+        &mut self,
+        config: &ModelConfig,
+        architecture: Architecture,
+    ) -> Result<Tensors, ModelError> {
+        let shape = [config.hidden_size, config.vocab_size];
+        let embedding = self.dense(EMBEDDING, &shape)?;
+        let head = if config.tied_head { None } else { Some(self.dense(HEAD, &shape)?) };
+        // Not reserved ahead: a false layer count must fail at its first missing tensor.
+        let mut linears = Vec::new();
+        for layer in 0..config.layer_count {
+            let mut of_layer = Vec::with_capacity(Linear::ALL.len());
+            for linear in Linear::ALL {
+                let permuted_heads = match (architecture, linear) {
+                    (Architecture::Llama, Linear::Q) => Some(config.head_count),
+                    (Architecture::Llama, Linear::K) => Some(config.kv_head_count),
+                    _ => None,
+                };
+                let tensor = self.linear(&linear_name(layer, linear), config, linear)?;
+                of_layer.push(TernaryTensor { permuted_heads, ..tensor });
+            }
+            linears.push(of_layer);
+        }
+        let mut by_role = HashMap::new();
+        for norm in norms(config) {
+            if let Some(name) = norm_name(norm) {
+                by_role.insert(norm, self.dense(&name, &[norm_len(config, norm)])?);
+            }
+        }
+        Ok(Tensors { linears, norms: by_role, embedding, head })
+    }
+
+    fn take(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorEntry<'a>, ModelError> {
+        let Some(entry) = self.entries.remove(name) else {
+            return Err(ModelError::MissingTensor { tensor: name.to_owned() });
+        };
+        let expected: Vec<u64> = shape.iter().rev().map(|&dim| dim as u64).collect();
+        let found: Vec<u64> = entry.dims.iter().rev().copied().collect();
+        if found != expected {
+            return Err(ModelError::TensorShape { tensor: name.to_owned(), found, expected });
+        }
+        Ok(entry)
+    }
+
+    /// The bytes of a tensor of known size, after checking that the file has them.
+    fn span(&mut self, entry: &'a TensorEntry<'a>, size: usize) -> Result<Span, ModelError> {
+        let start = self.data_start.checked_add(entry.offset);
+        let end = start.and_then(|start| start.checked_add(size as u64));
+        let (Some(start), Some(end)) = (start, end) else {
+            let problem =
+                Problem::TooLarge { what: "offset", value: entry.offset, limit: i64::MAX as u64 };
+            return Err(ModelError::bad_tensor(entry.name, entry.entry_offset, problem));
+        };
+        let file_len = self.bytes.len() as u64;
+        if end > file_len {
+            let available = file_len.saturating_sub(start);
+            let problem = Problem::Truncated { needed: size as u64, available };
+            return Err(ModelError::bad_tensor(entry.name, start, problem));
+        }
+        let range = start as usize..end as usize;
+        self.listing.push(TensorInfo {
+            name: entry.name.to_owned(),
+            type_name: gguf::type_name(entry.type_id, self.is_bitnet_cpp).to_owned(),
+            shape: entry.dims.iter().rev().copied().collect(),
+            size_bytes: size as u64,
+        });
+        self.ranges.push((range.clone(), entry.name));
+        Ok(Span { file: 0, range })
+    }
+
+    fn wrong_type(&self, entry: &TensorEntry<'_>, expected: &'static str) -> ModelError {
+        let name = gguf::type_name(entry.type_id, self.is_bitnet_cpp);
+        let found = format!("{name} (id {})", entry.type_id);
+        ModelError::TensorType { tensor: entry.name.to_owned(), found, expected }
+    }
+
+    fn dense(&mut self, name: &str, shape: &[usize]) -> Result<DenseTensor, ModelError> {
+        let entry = self.take(name, shape)?;
+        let dtype = match entry.type_id {
+            0 => DenseType::F32,
+            1 => DenseType::F16,
+            30 => DenseType::Bf16,
+            8 => DenseType::Q8_0,
+            14 => DenseType::Q6K,
+            _ => return Err(self.wrong_type(entry, "F32, F16, BF16, Q8_0 or Q6_K")),
+        };
+        let (cols, rows) = (shape[0], shape.get(1).copied().unwrap_or(1));
+        let size = self.row_size(entry, dtype.row_bytes(cols), cols, dtype.block().0)?;
+        let span = self.span(entry, size * rows)?;
+        Ok(DenseTensor { name: name.to_owned(), span, rows, cols, dtype })
+    }
+
+    /// `bytes`, or the error for a row that is not a whole number of blocks.
+    fn row_size(
+        &self,
+        entry: &TensorEntry<'_>,
+        bytes: Option<usize>,
+        cols: usize,
+        block: usize,
+    ) -> Result<usize, ModelError> {
+        bytes.ok_or_else(|| {
+            let problem =
+                Problem::NotAMultiple { what: "row length", value: cols as u64, of: block as u64 };
+            ModelError::bad_tensor(entry.name, entry.entry_offset, problem)
+        })
+    }
+
+    fn linear(
+        &mut self,
+        name: &str,
+        config: &ModelConfig,
+        linear: Linear,
+    ) -> Result<TernaryTensor, ModelError> {
+        let (rows, cols) = config.linear_shape(linear);
+        let entry = self.take(name, &[cols, rows])?;
+        let blocks =
+            |block: usize, bytes: usize| cols.is_multiple_of(block).then_some(cols / block * bytes);
+        let (row_bytes, block, tail) = match entry.type_id {
+            34 => (blocks(TQ_BLOCK, TQ1_0_BYTES), TQ_BLOCK, 0),
+            35 => (blocks(TQ_BLOCK, TQ2_0_BYTES), TQ_BLOCK, 0),
+            36 => (blocks(I2_S_BLOCK, I2_S_BLOCK / 4), I2_S_BLOCK, I2_S_TAIL),
+            _ => return Err(self.wrong_type(entry, "I2_S, TQ1_0 or TQ2_0")),
+        };
+        let codes = self.row_size(entry, row_bytes, cols, block)? * rows;
+        let mut span = self.span(entry, codes + tail)?;
+        let packing = match entry.type_id {
+            34 => Packing::Tq1_0,
+            35 => Packing::Tq2_0,
+            _ => {
+                // The span keeps the codes: the scale is read now, the garbage behind it never.
+                let at = span.range.start + codes;
+                span.range.end = at;
+                let tail = self.bytes[at..].first_chunk().copied().unwrap_or_default();
+                let scale = f32::from_le_bytes(tail);
+                if !(scale.is_finite() && scale > 0.0) {
+                    return Err(ModelError::bad_tensor(name, at as u64, Problem::BadScale(scale)));
+                }
+                Packing::I2S(scale)
+            }
+        };
+        Ok(TernaryTensor { name: name.to_owned(), span, rows, cols, packing, permuted_heads: None })
+    }
+
+    /// Refuses tensors without a role and tensors that share bytes; returns the listing in the
+    /// order of the file.
+    fn finish(
+        mut self,
+        gguf: &Gguf<'_>,
+        config: &ModelConfig,
+    ) -> Result<Vec<TensorInfo>, ModelError> {
+        // The graph of a tied model never reads its head.
+        self.entries.retain(|&name, _| !(config.tied_head && name == HEAD));
+        if let Some(tensor) = self.entries.keys().min() {
+            return Err(ModelError::UnexpectedTensor { tensor: (*tensor).to_owned() });
+        }
+        self.ranges.sort_by_key(|(range, _)| range.start);
+        for pair in self.ranges.windows(2) {
+            let ((first, _), (second, name)) = (&pair[0], &pair[1]);
+            if second.start < first.end {
+                let problem = Problem::Other("its bytes overlap another tensor's");
+                return Err(ModelError::bad_tensor(name, second.start as u64, problem));
+            }
+        }
+        let order: HashMap<&str, usize> =
+            gguf.tensors.iter().enumerate().map(|(i, entry)| (entry.name, i)).collect();
+        self.listing.sort_by_key(|info| order.get(info.name.as_str()).copied());
+        Ok(self.listing)
+    }
+}

@@ -1,0 +1,253 @@
+//! A GGUF file's vocabulary, as the `tokenizer.json` it was made of.
+//!
+//! The metadata keep tokens, their types and merges; the pre-tokenizer is only named
+//! (`tokenizer.ggml.pre`). Files without that key exist, the published BitNet b1.58 2B4T among
+//! them: they are read with the pre-tokenizer of Llama 3, which that model was trained with.
+//! Names that do not mean exactly a known regular expression are refused.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value as Json, json};
+
+use super::{
+    error::{ModelError, shorten},
+    gguf::{Array, Gguf, Value},
+    gguf_config::Keys,
+};
+use crate::{
+    chat::ChatTemplate,
+    config::ModelConfig,
+    tokenizer::{Tokenizer, TokenizerError},
+};
+
+/// The pre-tokenizer of Llama 3.
+pub(crate) const LLAMA3_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Token types of GGUF files.
+pub(crate) const TYPE_NORMAL: i64 = 1;
+pub(crate) const TYPE_CONTROL: i64 = 3;
+pub(crate) const TYPE_USER_DEFINED: i64 = 4;
+pub(crate) const TYPE_UNUSED: i64 = 5;
+
+/// Control tokens that end a turn, whatever `eos_token_id` says: the format has one key, models
+/// have several such tokens (llama.cpp knows them by the same names).
+const END_TOKENS: [&str; 7] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+];
+
+/// What the metadata say about text.
+pub(crate) struct Text {
+    pub tokenizer: Tokenizer,
+    pub chat_template: Option<ChatTemplate>,
+    pub eos_tokens: Vec<u32>,
+}
+
+/// One entry of the vocabulary.
+struct Token<'a> {
+    text: &'a str,
+    kind: i64,
+}
+
+/// Reads vocabulary and chat template.
+pub(crate) fn read(file: &str, gguf: &Gguf<'_>, config: &ModelConfig) -> Result<Text, ModelError> {
+    let keys = Keys { gguf, prefix: "" };
+    if keys.required_text("tokenizer.ggml.model")? != "gpt2" {
+        let why = "only byte-level BPE (gpt2) is supported";
+        return Err(keys.unsupported("tokenizer.ggml.model", why));
+    }
+    let tokens = tokens(file, &keys, config.vocab_size)?;
+    let json = tokenizer_json(file, &keys, &tokens, config)?;
+    let bytes = serde_json::to_vec(&json)
+        .map_err(|source| TokenizerError::Json { file: "tokenizer metadata", source })?;
+    let tokenizer = Tokenizer::from_json(&bytes)?;
+
+    let vocab_size = config.vocab_size as u64;
+    let mut eos_tokens = Vec::new();
+    for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
+        eos_tokens.extend(keys.token(&format!("tokenizer.ggml.{key}"), vocab_size)?);
+    }
+    let text_of = |id: Option<&u32>| {
+        id.and_then(|&id| tokens.get(id as usize)).map(|token| token.text.to_owned())
+    };
+    let (bos, eos) = (text_of(config.bos_token.as_ref()), text_of(eos_tokens.first()));
+    for (id, token) in tokens.iter().enumerate() {
+        if token.kind == TYPE_CONTROL && END_TOKENS.contains(&token.text) {
+            eos_tokens.push(id as u32);
+        }
+    }
+    eos_tokens.sort_unstable();
+    eos_tokens.dedup();
+    let chat_template = keys
+        .text("tokenizer.chat_template")?
+        .map(|source| ChatTemplate::parse(source.to_owned(), bos, eos))
+        .transpose()?;
+    Ok(Text { tokenizer, chat_template, eos_tokens })
+}
+
+fn array<'a>(keys: &Keys<'a>, key: &str) -> Result<Option<Array<'a>>, ModelError> {
+    match keys.get(key) {
+        None => Ok(None),
+        Some(Value::Array(array)) => Ok(Some(array)),
+        Some(_) => Err(keys.bad(key, "a list")),
+    }
+}
+
+fn tokens<'a>(
+    file: &'a str,
+    keys: &Keys<'a>,
+    vocab_size: usize,
+) -> Result<Vec<Token<'a>>, ModelError> {
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    const TYPES: &str = "tokenizer.ggml.token_type";
+    let Some(texts) = array(keys, TOKENS)? else {
+        return Err(ModelError::MissingKey { key: TOKENS.to_owned() });
+    };
+    if texts.len() > vocab_size {
+        return Err(keys.bad(TOKENS, "at most one token per row of token_embd.weight"));
+    }
+    let mut kinds = Vec::new();
+    if let Some(types) = array(keys, TYPES)? {
+        if types.len() != texts.len() {
+            return Err(keys.bad(TYPES, "as many types as tokens"));
+        }
+        for value in types.values(file) {
+            kinds.push(match value? {
+                Value::Signed(kind) => kind,
+                Value::Unsigned(kind) => i64::try_from(kind).unwrap_or(0),
+                _ => return Err(keys.bad(TYPES, "a list of whole numbers")),
+            });
+        }
+    }
+    let mut tokens = Vec::new();
+    for (index, value) in texts.values(file).enumerate() {
+        let Value::Text(text) = value? else {
+            return Err(keys.bad(TOKENS, "a list of texts"));
+        };
+        let kind = kinds.get(index).copied().unwrap_or(TYPE_NORMAL);
+        tokens.push(Token { text, kind });
+    }
+    Ok(tokens)
+}
+
+fn tokenizer_json(
+    file: &str,
+    keys: &Keys<'_>,
+    tokens: &[Token<'_>],
+    config: &ModelConfig,
+) -> Result<Json, ModelError> {
+    let mut vocab = Map::new();
+    let mut added = Vec::new();
+    for (id, token) in tokens.iter().enumerate() {
+        if token.kind == TYPE_UNUSED {
+            continue; // A row of padding: no text encodes to it.
+        }
+        if vocab.insert(token.text.to_owned(), json!(id)).is_some() {
+            let value = shorten(format!("{:?} twice", token.text));
+            let key = "tokenizer.ggml.tokens".to_owned();
+            return Err(ModelError::BadKey { key, value, expected: "distinct tokens" });
+        }
+        if matches!(token.kind, TYPE_CONTROL | TYPE_USER_DEFINED) {
+            added.push(json!({
+                "id": id, "content": token.text, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": token.kind == TYPE_CONTROL,
+            }));
+        }
+    }
+    let (pre_tokenizer, ignore_merges) = pre_tokenizer(keys)?;
+    let merges = merges(file, keys, &vocab)?;
+    Ok(json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": added, "normalizer": null, "pre_tokenizer": pre_tokenizer,
+        "post_processor": post_processor(keys, tokens, config)?,
+        "decoder": byte_level(true),
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
+            "byte_fallback": false, "ignore_merges": ignore_merges,
+            "vocab": vocab, "merges": merges,
+        },
+    }))
+}
+
+fn byte_level(use_regex: bool) -> Json {
+    json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": use_regex,
+    })
+}
+
+/// The pre-tokenizer, and whether a piece that is a token skips the merges.
+fn pre_tokenizer(keys: &Keys<'_>) -> Result<(Json, bool), ModelError> {
+    match keys.text("tokenizer.ggml.pre")?.unwrap_or("llama-bpe") {
+        // llama.cpp gives all of these one regular expression.
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => {
+            let split = json!({
+                "type": "Split", "pattern": { "Regex": LLAMA3_REGEX },
+                "behavior": "Isolated", "invert": false,
+            });
+            let list = json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false)] });
+            Ok((list, true))
+        }
+        "gpt-2" => Ok((byte_level(true), false)),
+        _ => Err(keys.unsupported("tokenizer.ggml.pre", "an unknown pre-tokenizer")),
+    }
+}
+
+/// Merges as pairs. One whose parts or result are no tokens can never yield a token; it is left
+/// out, which changes no encoding that ends in tokens.
+fn merges(file: &str, keys: &Keys<'_>, vocab: &Map<String, Json>) -> Result<Vec<Json>, ModelError> {
+    const KEY: &str = "tokenizer.ggml.merges";
+    let Some(list) = array(keys, KEY)? else {
+        return Err(ModelError::MissingKey { key: KEY.to_owned() });
+    };
+    let mut merges = Vec::new();
+    for value in list.values(file) {
+        let Value::Text(merge) = value? else {
+            return Err(keys.bad(KEY, "a list of texts"));
+        };
+        let Some((left, right)) = merge.split_once(' ') else {
+            return Err(keys.bad(KEY, "pairs separated by a space"));
+        };
+        let result = format!("{left}{right}");
+        if vocab.contains_key(left) && vocab.contains_key(right) && vocab.contains_key(&result) {
+            merges.push(json!([left, right]));
+        }
+    }
+    Ok(merges)
+}
+
+/// What is put around a prompt: a BOS token unless the file says no, an EOS token if it says so.
+fn post_processor(
+    keys: &Keys<'_>,
+    tokens: &[Token<'_>],
+    config: &ModelConfig,
+) -> Result<Json, ModelError> {
+    let vocab_size = config.vocab_size as u64;
+    let eos = keys.token("tokenizer.ggml.eos_token_id", vocab_size)?;
+    let add_bos = keys.flag("tokenizer.ggml.add_bos_token")?.unwrap_or(true);
+    let add_eos = keys.flag("tokenizer.ggml.add_eos_token")?.unwrap_or(false);
+    let text_of = |id: u32| tokens.get(id as usize).map(|token| (id, token.text));
+    let bos = config.bos_token.filter(|_| add_bos).and_then(text_of);
+    let eos = eos.filter(|_| add_eos).and_then(text_of);
+
+    let piece = |&(_, text): &(u32, &str)| json!({ "SpecialToken": { "id": text, "type_id": 0 } });
+    let mut single = Vec::from_iter(bos.as_ref().map(piece));
+    single.push(json!({ "Sequence": { "id": "A", "type_id": 0 } }));
+    single.extend(eos.as_ref().map(piece));
+    let mut pair = single.clone();
+    pair.push(json!({ "Sequence": { "id": "B", "type_id": 1 } }));
+    let mut special = Map::new();
+    let mut seen = HashSet::new();
+    for (id, text) in bos.into_iter().chain(eos).filter(|(id, _)| seen.insert(*id)) {
+        special.insert(text.to_owned(), json!({ "id": text, "ids": [id], "tokens": [text] }));
+    }
+    Ok(json!({
+        "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special,
+    }))
+}

@@ -1,0 +1,138 @@
+//! GGUF files that bitnet.cpp's and llama.cpp's own encoders wrote.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tritmill_engine::{
+    config::{Activation, Linear, Norm},
+    files::{DenseType, Model},
+    formats::{Scale, TernaryMatrix},
+};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn sha256(matrix: &TernaryMatrix) -> String {
+    let bytes: Vec<u8> = matrix.trits.iter().map(|&trit| trit as u8).collect();
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn i2_s_file_holds_the_weights_of_the_folder_it_was_made_of() {
+    let folder = Model::open(&golden("bitnet-tiny")).unwrap();
+    let gguf = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
+    for layer in 0..4 {
+        for linear in Linear::ALL {
+            let (a, b) =
+                (folder.ternary(layer, linear).unwrap(), gguf.ternary(layer, linear).unwrap());
+            assert_eq!(a.trits, b.trits, "{layer} {linear:?}");
+            assert_eq!(a.scale, b.scale, "{layer} {linear:?}");
+        }
+    }
+    for norm in folder.norms() {
+        assert_eq!(folder.norm(norm).unwrap(), gguf.norm(norm).unwrap(), "{norm:?}");
+    }
+    let config = |model: &Model| {
+        let mut config = model.config().clone();
+        config.architecture.clear();
+        config
+    };
+    assert_eq!(config(&folder), config(&gguf));
+}
+
+#[test]
+fn fingerprint_is_equal_whatever_the_container() {
+    let folder = Model::open(&golden("bitnet-tiny")).unwrap();
+    let gguf = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
+    assert_eq!(folder.fingerprint().unwrap(), gguf.fingerprint().unwrap());
+    let other = Model::open(&golden("llama-tiny")).unwrap();
+    assert_ne!(folder.fingerprint().unwrap(), other.fingerprint().unwrap());
+}
+
+#[test]
+fn tokenizer_rebuilt_from_metadata_encodes_like_the_folders() {
+    let gguf = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
+    let cases = std::fs::read(golden("bitnet-tiny").join("cases.json")).unwrap();
+    let cases: Value = serde_json::from_slice(&cases).unwrap();
+    for case in cases["tokenizer"].as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let ids = |key: &str| -> Vec<u32> { serde_json::from_value(case[key].clone()).unwrap() };
+        assert_eq!(gguf.tokenizer().encode(text, true).unwrap(), ids("ids"), "{text:?}");
+        assert_eq!(
+            gguf.tokenizer().encode(text, false).unwrap(),
+            ids("ids_no_special"),
+            "{text:?}"
+        );
+        assert_eq!(gguf.tokenizer().decode(&ids("ids"), true), case["decoded_skip_special"]);
+    }
+    for case in cases["chat"].as_array().unwrap() {
+        let messages: Vec<_> = serde_json::from_value(case["messages"].clone()).unwrap();
+        let prompt = case["add_generation_prompt"].as_bool().unwrap();
+        let text = gguf.chat_template().unwrap().render(&messages, prompt).unwrap();
+        assert_eq!(case["rendered"], text);
+    }
+}
+
+/// The four packings of one set of random weights.
+const SYNTHETIC: [&str; 4] =
+    ["synth-TQ1_0.gguf", "synth-TQ2_0.gguf", "synth-i2_s.gguf", "synth-i2_s-q6k.gguf"];
+
+#[test]
+fn every_packing_decodes_to_the_same_trits_and_scale() {
+    let expected = std::fs::read(golden("gguf/synth-trits.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&expected).unwrap();
+    for file in SYNTHETIC {
+        let model = Model::open(&golden("gguf").join(file)).unwrap();
+        assert_eq!(expected.as_object().unwrap().len(), model.config().layer_count * 7);
+        for layer in 0..model.config().layer_count {
+            for linear in Linear::ALL {
+                let name = model.ternary_name(layer, linear);
+                let matrix = model.ternary(layer, linear).unwrap();
+                let expected = &expected[name];
+                assert_eq!(expected["shape_rows_cols"][0], matrix.rows, "{file} {name}");
+                assert_eq!(expected["sha256_of_row_major_int8"], sha256(&matrix), "{file} {name}");
+                let scale = expected["scale"].as_f64().unwrap() as f32;
+                assert_eq!(Scale::Multiply(scale), matrix.scale, "{file} {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn architecture_decides_the_gate() {
+    let gate = |file| Model::open(&golden("gguf").join(file)).unwrap().config().activation;
+    assert_eq!(gate("synth-TQ1_0.gguf"), Activation::Silu); // arch bitnet
+    assert_eq!(gate("synth-i2_s.gguf"), Activation::SquaredRelu); // arch bitnet-b1.58
+}
+
+#[test]
+fn q6_k_embedding_is_close_to_the_f16_one_it_was_made_of() {
+    let open = |file| Model::open(&golden("gguf").join(file)).unwrap();
+    let (exact, quantized) = (open("synth-i2_s.gguf"), open("synth-i2_s-q6k.gguf"));
+    let (exact, quantized) = (exact.embedding(), quantized.embedding());
+    assert_eq!((exact.dtype, quantized.dtype), (DenseType::F16, DenseType::Q6K));
+    let (mut a, mut b) = (vec![0.0; exact.cols], vec![0.0; exact.cols]);
+    let (mut error, mut power) = (0.0, 0.0);
+    for row in 0..exact.rows {
+        exact.row(row, &mut a);
+        quantized.row(row, &mut b);
+        for (x, y) in a.iter().zip(&b) {
+            error += f64::from(x - y).powi(2);
+            power += f64::from(*x).powi(2);
+        }
+    }
+    assert!(error / power < 1e-3, "relative error {}", error / power);
+}
+
+#[test]
+fn sub_norms_and_final_norm_are_found() {
+    let model = Model::open(&golden("gguf/synth-TQ2_0.gguf")).unwrap();
+    assert_eq!(model.norm(Norm::AttentionSub(1)).unwrap().len(), 256);
+    assert_eq!(model.norm(Norm::FeedForwardSub(0)).unwrap().len(), 768);
+    assert_eq!(model.norm(Norm::Final).unwrap().len(), 256);
+    assert!(model.norm(Norm::Linear(0, Linear::Q)).is_err());
+}
