@@ -9,6 +9,12 @@
 //! and leaves with one `Finished` or `Failed`.
 
 mod active;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

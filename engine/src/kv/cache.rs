@@ -116,6 +116,25 @@ impl BlockCache {
 }
 
 #[cfg(test)]
+impl BlockCache {
+    /// Checks that reference counts equal `holders`, and that every block is free, cached or held
+    /// and never two of them.
+    pub(crate) fn audit(&self, holders: &std::collections::BTreeMap<BlockId, u32>) {
+        let (mut free, mut cached) = (0, 0);
+        for index in 0..self.total() as u32 {
+            let block = BlockId(index);
+            let held = holders.get(&block).copied().unwrap_or(0);
+            assert_eq!(self.references(block), held, "holders of {block:?}");
+            let states = [self.pool.is_free(block), self.prefix.is_idle(block), held > 0];
+            assert_eq!(states.iter().filter(|state| **state).count(), 1, "{block:?}: {states:?}");
+            free += usize::from(states[0]);
+            cached += usize::from(states[1]);
+        }
+        assert_eq!((free, cached), (self.pool.free(), self.prefix.idle()));
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::kv::BLOCK_TOKENS;

@@ -72,6 +72,13 @@ impl BlockPool {
 }
 
 #[cfg(test)]
+impl BlockPool {
+    pub(super) fn is_free(&self, block: BlockId) -> bool {
+        self.free.contains(&block)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

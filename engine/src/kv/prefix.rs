@@ -137,6 +137,15 @@ impl PrefixCache {
 }
 
 #[cfg(test)]
+impl PrefixCache {
+    pub(super) fn is_idle(&self, block: BlockId) -> bool {
+        let named = self.entries[block.index()];
+        assert!(named.is_none_or(|entry| self.get(&entry.hash) == Some(block)));
+        named.is_some_and(|entry| entry.idle_since.is_some())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -11,6 +11,8 @@ pub mod logprobs;
 pub mod params;
 pub mod penalties;
 pub mod rng;
+#[cfg(test)]
+mod tests;
 
 pub use filters::Scratch;
 pub use logprobs::Logprobs;

@@ -21,6 +21,8 @@
 
 mod plan;
 mod sequence;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -216,5 +218,27 @@ impl Scheduler {
         self.running.remove(&id);
         self.waiting.insert(id);
         self.counters.preemptions += 1;
+    }
+}
+
+#[cfg(test)]
+impl Scheduler {
+    /// Every invariant of the bookkeeping that can be checked between two steps.
+    pub(crate) fn audit(&self) {
+        let mut holders = BTreeMap::new();
+        for (id, sequence) in &self.sequences {
+            let pending = sequence.state == State::Pending;
+            assert_eq!(self.waiting.contains(id), pending);
+            assert_eq!(self.running.contains(id), !pending);
+            assert!(!pending || sequence.blocks.is_empty() && sequence.computed == 0);
+            assert!(sequence.computed < sequence.tokens.len());
+            assert!(sequence.computed <= sequence.blocks.len() * BLOCK_TOKENS);
+            for block in &sequence.blocks {
+                *holders.entry(*block).or_insert(0u32) += 1;
+            }
+        }
+        assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
+        assert!(self.running.len() <= self.limits.max_sequences);
+        self.cache.audit(&holders);
     }
 }

@@ -1,0 +1,292 @@
+//! A backend that notices every mistake in block bookkeeping, and what each request must answer.
+//!
+//! [`HashBackend`] keeps in its "KV blocks" the token and position of every slot. The logits of a
+//! position are a hash of all tokens up to it, *as read back from the blocks*: a wrong table, a
+//! missed copy, a stale prefix or an overwritten block changes the tokens that are drawn.
+//! [`expected`] computes the answers without blocks, batches or scheduler.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use super::*;
+use crate::{
+    backend::LogitsFor,
+    kv::BlockId,
+    request::{Choice, Output},
+    sampler::{SamplingParams, TokenCounts},
+    text::TextAssembler,
+};
+
+pub const VOCAB: usize = 48;
+pub const EOS: u32 = 47;
+/// A control token that ends nothing.
+pub const SPECIAL: u32 = 46;
+/// Sequences that start with this token get NaN once they are [`POISON_AT`] long.
+pub const POISON: u32 = 45;
+pub const POISON_AT: usize = 5;
+pub const CONTEXT: usize = 200;
+
+/// What a test tells the backend, and what it saw.
+#[derive(Debug, Default)]
+pub struct Control {
+    pub fail_next: bool,
+    pub copies: usize,
+}
+
+type Slot = Option<(u32, usize)>; // token, position
+
+pub struct HashBackend {
+    blocks: Vec<[Slot; BLOCK_TOKENS]>,
+    control: Arc<Mutex<Control>>,
+}
+
+impl HashBackend {
+    /// The tokens at `0..=last`, from the blocks of `chunk`.
+    fn read(&self, chunk: &Chunk<'_>, last: usize) -> Vec<u32> {
+        let token = |position: usize| {
+            let block = chunk.blocks[position / BLOCK_TOKENS];
+            let slot = self.blocks[block.index()][position % BLOCK_TOKENS];
+            let (token, stored) = slot.expect("every earlier position was computed");
+            assert_eq!(stored, position, "block {block:?} holds other positions");
+            token
+        };
+        (0..=last).map(token).collect()
+    }
+
+    /// A block that a chunk writes is in no other table of the step.
+    fn check_writes(chunks: &[Chunk<'_>]) {
+        for chunk in chunks {
+            let last = (chunk.position + chunk.tokens.len() - 1) / BLOCK_TOKENS;
+            for written in &chunk.blocks[chunk.position / BLOCK_TOKENS..=last] {
+                let readers = chunks.iter().filter(|other| other.blocks.contains(written));
+                assert_eq!(readers.count(), 1, "{written:?} is written while others read it");
+            }
+        }
+    }
+}
+
+impl Backend for HashBackend {
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn block_count(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn numerics_class(&self) -> &str {
+        "hash"
+    }
+
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        assert!(!chunks.is_empty() && chunks.iter().all(|chunk| !chunk.tokens.is_empty()));
+        Self::check_writes(chunks);
+        let fails = std::mem::take(&mut self.control.lock().expect("no panic holds it").fail_next);
+        for chunk in chunks {
+            for (offset, token) in chunk.tokens.iter().enumerate() {
+                let position = chunk.position + offset;
+                let block = chunk.blocks[position / BLOCK_TOKENS].index();
+                let slot = (*token, if fails { usize::MAX } else { position });
+                self.blocks[block][position % BLOCK_TOKENS] = Some(slot);
+            }
+        }
+        if fails {
+            return Err(StepError::Device("the test said so".into()));
+        }
+        logits.clear();
+        for chunk in chunks.iter().filter(|chunk| chunk.logits == LogitsFor::Last) {
+            let tokens = self.read(chunk, chunk.position + chunk.tokens.len() - 1);
+            logits.extend(logits_after(&tokens));
+        }
+        Ok(())
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        self.blocks[to.index()] = self.blocks[from.index()];
+        self.control.lock().expect("no panic holds it").copies += 1;
+    }
+}
+
+/// The model: logits as a function of all tokens so far.
+fn logits_after(tokens: &[u32]) -> Vec<f32> {
+    if tokens[0] == POISON && tokens.len() >= POISON_AT {
+        return vec![f32::NAN; VOCAB];
+    }
+    let mut hasher = blake3::Hasher::new();
+    tokens.iter().for_each(|token| {
+        hasher.update(&token.to_le_bytes());
+    });
+    let mut bytes = [0u8; 2 * VOCAB];
+    hasher.finalize_xof().fill(&mut bytes);
+    let logit = |pair: &[u8]| f32::from(i16::from_le_bytes([pair[0], pair[1]])) / 8192.0;
+    bytes.chunks_exact(2).map(logit).collect()
+}
+
+/// Letters, the bytes of `ä` apart and of `€` apart, a space, and control tokens.
+pub struct Letters(Vec<Vec<u8>>);
+
+impl Letters {
+    pub fn new() -> Self {
+        let mut tokens: Vec<Vec<u8>> = (b'a'..=b'z').map(|letter| vec![letter]).collect();
+        tokens.extend([vec![0xc3], vec![0xa4], vec![0xe2, 0x82], vec![0xac], vec![b' ']]);
+        tokens.extend(["the", "ab", "ba", "."].map(|text| text.as_bytes().to_vec()));
+        tokens.resize(SPECIAL as usize, vec![b'-']);
+        tokens.push(b"<special>".to_vec());
+        tokens.push(b"<eos>".to_vec());
+        Self(tokens)
+    }
+}
+
+impl TokenText for Letters {
+    fn bytes(&self, token: u32) -> &[u8] {
+        &self.0[token as usize]
+    }
+
+    fn is_special(&self, token: u32) -> bool {
+        token >= SPECIAL
+    }
+}
+
+/// The engine's defaults, small enough for a test to fill.
+pub fn config() -> EngineConfig {
+    EngineConfig { max_sequences: 8, token_budget: 64, ..EngineConfig::new(CONTEXT) }
+}
+
+/// An engine over a [`HashBackend`], a clock, and everything that came out.
+pub struct Harness {
+    pub engine: Engine,
+    pub control: Arc<Mutex<Control>>,
+    pub now: Instant,
+    pub outputs: BTreeMap<RequestId, (Output, Option<RequestError>)>,
+    /// Tokens and text of all deltas, by request and choice.
+    pub deltas: BTreeMap<(RequestId, u32), (Vec<u32>, String)>,
+}
+
+impl Harness {
+    pub fn new(config: EngineConfig, block_count: usize) -> Self {
+        let control = Arc::new(Mutex::new(Control::default()));
+        let blocks = vec![[None; BLOCK_TOKENS]; block_count];
+        let backend = HashBackend { blocks, control: control.clone() };
+        let engine = Engine::new(Box::new(backend), Arc::new(Letters::new()), vec![EOS], config);
+        let (outputs, deltas) = (BTreeMap::new(), BTreeMap::new());
+        Self { engine, control, now: Instant::now(), outputs, deltas }
+    }
+
+    pub fn submit(&mut self, request: &Request) -> RequestId {
+        self.engine.submit(request.clone(), self.now).expect("the request is valid")
+    }
+
+    /// One step of the engine, a second later, with every invariant checked.
+    pub fn step(&mut self) -> StepReport {
+        self.now += Duration::from_secs(1);
+        let report = self.engine.step(self.now);
+        self.engine.scheduler.audit();
+        for event in &report.events {
+            self.book(event.clone());
+        }
+        report
+    }
+
+    fn book(&mut self, event: Event) {
+        let (id, output, error) = match event {
+            Event::Delta { id, choice, text, tokens } => {
+                assert!(!self.outputs.contains_key(&id), "{id:?} grew after its end");
+                let (all, whole) = self.deltas.entry((id, choice)).or_default();
+                all.extend(tokens);
+                whole.push_str(&text);
+                return;
+            }
+            Event::Finished { id, output } => (id, output, None),
+            Event::Failed { id, error, output } => (id, output, Some(error)),
+        };
+        for choice in &output.choices {
+            let grown = self.deltas.remove(&(id, choice.index)).unwrap_or_default();
+            assert_eq!(grown, (choice.tokens.clone(), choice.text.clone()), "deltas add up");
+        }
+        let total: usize = output.choices.iter().map(|choice| choice.tokens.len()).sum();
+        assert_eq!(output.completion_tokens, total);
+        assert!(self.outputs.insert(id, (output, error)).is_none(), "{id:?} ended twice");
+    }
+
+    /// Steps until nothing is left, and checks that every block is.
+    pub fn run(&mut self) {
+        let mut steps = 0;
+        while !self.engine.is_idle() {
+            self.step();
+            steps += 1;
+            assert!(steps < 20_000, "the engine goes on for ever: {:?}", self.engine);
+        }
+        let stats = self.engine.stats();
+        assert_eq!((stats.blocks_used, stats.running, stats.waiting), (0, 0, 0));
+    }
+
+    pub fn output(&self, id: RequestId) -> &Output {
+        &self.outputs[&id].0
+    }
+
+    /// Submits, runs to the end, and returns the choices.
+    pub fn answer(&mut self, request: &Request) -> Vec<Choice> {
+        let id = self.submit(request);
+        self.run();
+        self.output(id).choices.clone()
+    }
+}
+
+/// What the engine must answer, whatever else it does at the time.
+pub fn expected(request: &Request) -> Vec<Choice> {
+    (0..request.sampling.n as u32).map(|choice| expected_choice(request, choice)).collect()
+}
+
+fn expected_choice(request: &Request, index: u32) -> Choice {
+    let sampling = SamplingParams { logprobs: None, ..request.sampling.clone() };
+    let mut ends = sampling.stop_tokens.clone();
+    ends.extend(Some(EOS).filter(|_| !sampling.ignore_eos));
+    let letters = Letters::new();
+    let mut counts = TokenCounts::new(&sampling, &request.prompt);
+    let mut text = TextAssembler::new(&sampling.stop);
+    let mut all = request.prompt.clone();
+    let mut tokens = Vec::new();
+    let finish_reason = loop {
+        if tokens.len() == sampling.max_tokens || all.len() == CONTEXT {
+            break FinishReason::Length;
+        }
+        let early = tokens.len() < sampling.min_tokens;
+        let masked = if early { ends.as_slice() } else { &[] };
+        let context = Context { counts: &counts, masked, choice: index, position: all.len() };
+        let mut scratch = Scratch::default();
+        let drawn = sampler::sample(&mut logits_after(&all), &sampling, context, &mut scratch);
+        let token = drawn.expect("the model is sane").token;
+        tokens.push(token);
+        all.push(token);
+        counts.add(token);
+        if ends.contains(&token) {
+            break FinishReason::Stop;
+        }
+        let bytes = if letters.is_special(token) { &[] } else { letters.bytes(token) };
+        if text.push(bytes, tokens.len() >= sampling.min_tokens) {
+            break FinishReason::Stop;
+        }
+    };
+    let stopped = text.finish(tokens.len() >= sampling.min_tokens);
+    let finish_reason = if stopped { FinishReason::Stop } else { finish_reason };
+    Choice { index, tokens, text: text.into_text(), finish_reason, logprobs: None }
+}
+
+/// A prompt of `length` letters, different for every `kind`.
+pub fn prompt(kind: u32, length: usize) -> Vec<u32> {
+    (0..length as u32).map(|i| (kind * 7 + i * (kind % 5 + 1)) % 44).collect()
+}
+
+/// A request that generates exactly `max_tokens` tokens with a seed of its own.
+pub fn request(kind: u32, length: usize, max_tokens: usize) -> Request {
+    let sampling = SamplingParams {
+        max_tokens,
+        ignore_eos: true,
+        seed: u64::from(kind),
+        ..SamplingParams::default()
+    };
+    Request { prompt: prompt(kind, length), sampling, ..Request::default() }
+}

@@ -1,0 +1,244 @@
+//! The sampler against the reference implementation's distributions, and against definitions that
+//! sort the whole vocabulary.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use crate::math;
+
+use super::{
+    filters::{Candidate, candidates, draw},
+    *,
+};
+
+const NO_COUNTS: fn() -> TokenCounts = TokenCounts::default;
+
+fn golden(name: &str) -> Vec<u8> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn golden_logits() -> Vec<f32> {
+    let file = golden("sampler.safetensors");
+    let tensors = safetensors::SafeTensors::deserialize(&file).expect("a valid file");
+    let logits = tensors.tensor("logits").expect("it has logits");
+    let bytes = logits.data().chunks_exact(4);
+    bytes.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+/// Candidates after penalties and filters, most probable first, with their probabilities.
+fn distribution(params: &SamplingParams, context_ids: &[u32]) -> Vec<(u32, f64)> {
+    let mut logits = golden_logits();
+    TokenCounts::new(params, context_ids).apply(params, &mut logits);
+    let mut scratch = Scratch::default();
+    let kept = candidates(&logits, params, &mut scratch).expect("the logits are finite");
+    assert!(kept.is_sorted_by_key(|candidate| candidate.token));
+    let total: f64 = kept.iter().map(|candidate| candidate.weight).sum();
+    let mut list: Vec<_> = kept.iter().map(|c| (c.token, c.weight / total)).collect();
+    list.sort_by(|a, b| b.1.total_cmp(&a.1));
+    list
+}
+
+#[test]
+fn distributions_are_those_of_the_reference_implementation() {
+    let file: Value = serde_json::from_slice(&golden("sampler.json")).expect("valid JSON");
+    let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).expect("ids") };
+    let context_ids = ids(&file["context_ids"]);
+    let cases = file["cases"].as_array().expect("cases");
+    assert_eq!(cases.len(), 8);
+    for case in cases {
+        let number = |name: &str| case["params"][name].as_f64().expect(name) as f32;
+        let params = SamplingParams {
+            temperature: number("temperature"),
+            top_k: number("top_k") as usize,
+            top_p: number("top_p"),
+            min_p: number("min_p"),
+            repetition_penalty: number("repetition_penalty"),
+            ..SamplingParams::default()
+        };
+        let actual = distribution(&params, &context_ids);
+        let actual_ids: Vec<u32> = actual.iter().map(|(token, _)| *token).collect();
+        let probs: Vec<f64> = serde_json::from_value(case["probs"].clone()).expect("probs");
+        let (mut sorted, mut expected) = (actual_ids.clone(), ids(&case["ids"]));
+        // Equal probabilities may be listed in another order there: compare as sets, then values.
+        sorted.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(sorted, expected, "{params:?}");
+        for ((token, actual), expected) in actual.iter().zip(&probs) {
+            assert!((actual / expected - 1.0).abs() < 1e-5, "{token}: {actual}, not {expected}");
+        }
+    }
+}
+
+fn sampled(params: &SamplingParams, logits: &[f32], position: usize) -> Result<u32, SampleError> {
+    let counts = NO_COUNTS();
+    let context = Context { counts: &counts, masked: &[], choice: 0, position };
+    sample(&mut logits.to_vec(), params, context, &mut Scratch::default()).map(|drawn| drawn.token)
+}
+
+#[test]
+fn greedy_takes_the_lowest_of_equal_tokens() {
+    let params = SamplingParams::greedy(1);
+    assert_eq!(sampled(&params, &[1.0, 3.0, 3.0, 2.0], 0), Ok(1));
+    assert_eq!(sampled(&params, &[f32::NEG_INFINITY, -5.0], 0), Ok(1));
+    assert_eq!(sampled(&params, &[f32::MIN, f32::NEG_INFINITY], 0), Ok(0));
+}
+
+#[test]
+fn logits_without_a_meaning_are_an_error_not_a_panic() {
+    for params in [SamplingParams::greedy(1), SamplingParams::default()] {
+        for logprobs in [None, Some(2)] {
+            let params = SamplingParams { logprobs, ..params.clone() };
+            for bad in [f32::NAN, f32::INFINITY] {
+                let error = sampled(&params, &[0.0, bad, 9.0], 0).expect_err("not finite");
+                assert!(matches!(error, SampleError::NotFinite { token: 1, .. }), "{error:?}");
+            }
+            let nothing = [f32::NEG_INFINITY; 3];
+            assert_eq!(sampled(&params, &nothing, 0), Err(SampleError::NothingLeft));
+            assert_eq!(sampled(&params, &[], 0), Err(SampleError::NothingLeft));
+        }
+    }
+}
+
+#[test]
+fn masked_tokens_are_never_drawn_whatever_their_bias() {
+    let params = SamplingParams { logit_bias: [(1, 100.0)].into(), ..SamplingParams::default() };
+    let counts = NO_COUNTS();
+    for position in 0..200 {
+        let context = Context { counts: &counts, masked: &[1, 9], choice: 0, position };
+        let drawn = sample(&mut [0.0; 4], &params, context, &mut Scratch::default());
+        assert_ne!(drawn.expect("three are left").token, 1);
+    }
+}
+
+#[test]
+fn extreme_temperatures_are_greedy_and_uniform() {
+    let logits = [1.0, 1.5, -3.0e38, 1.4];
+    let at = |temperature| SamplingParams { temperature, ..SamplingParams::default() };
+    let mut hot = [0u32; 4];
+    for position in 0..400 {
+        assert_eq!(sampled(&at(f32::MIN_POSITIVE), &logits, position), Ok(1));
+        hot[sampled(&at(1e30), &logits, position).expect("a token") as usize] += 1;
+    }
+    assert!([0, 1, 3].iter().all(|token| (90..180).contains(&hot[*token])), "{hot:?}");
+    assert_eq!(hot[2], 0, "3e8 units of 1e30 below the others");
+}
+
+#[test]
+fn tokens_are_drawn_as_often_as_they_are_probable() {
+    let params = SamplingParams { top_k: 3, seed: 5, ..SamplingParams::default() };
+    let logits = [0.0, 2.0f32.ln(), 5.0f32.ln(), -1.0];
+    let mut counts = [0u32; 4];
+    for position in 0..8000 {
+        counts[sampled(&params, &logits, position).expect("a token") as usize] += 1;
+    }
+    for (count, expected) in counts.iter().zip([1000u32, 2000, 5000, 0]) {
+        assert!(count.abs_diff(expected) < 130, "{counts:?}");
+    }
+}
+
+#[test]
+fn drawn_tokens_are_the_same_on_every_machine() {
+    let logits = golden_logits();
+    let base = SamplingParams { seed: 42, ..SamplingParams::default() };
+    let draws = |params: SamplingParams| -> Vec<u32> {
+        (0..8).map(|position| sampled(&params, &logits, position).expect("a token")).collect()
+    };
+    // From an independent implementation, in Python.
+    assert_eq!(draws(base.clone()), [419, 314, 666, 672, 786, 273, 737, 372]);
+    assert_eq!(
+        draws(SamplingParams { top_p: 0.9, temperature: 0.7, ..base.clone() }),
+        [372, 227, 567, 567, 769, 227, 737, 314]
+    );
+    assert_eq!(
+        draws(SamplingParams { top_k: 40, min_p: 0.02, ..base }),
+        [378, 314, 567, 669, 786, 227, 737, 372]
+    );
+}
+
+/// The definition of the filters, by sorting everything.
+fn filtered_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let weight = |logit: f32| math::exp((f64::from(logit) - max) / f64::from(params.temperature));
+    let mut list: Vec<Candidate> = logits
+        .iter()
+        .enumerate()
+        .filter(|(_, logit)| **logit > f32::NEG_INFINITY)
+        .map(|(token, logit)| Candidate {
+            token: token as u32,
+            logit: *logit,
+            weight: weight(*logit),
+        })
+        .collect();
+    list.sort_by(|a, b| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token)));
+    if params.top_k > 0 && params.top_k < list.len() {
+        let least = list[params.top_k - 1].logit;
+        list.retain(|candidate| candidate.logit >= least);
+    }
+    if params.top_p < 1.0 {
+        let mut by_id = list.clone();
+        by_id.sort_by_key(|candidate| candidate.token);
+        let total: f64 = by_id.iter().map(|candidate| candidate.weight).sum();
+        let mut before = 0.0;
+        list.retain(|candidate| {
+            let keep = before < f64::from(params.top_p) * total;
+            before += candidate.weight;
+            keep
+        });
+    }
+    list.retain(|candidate| candidate.weight >= f64::from(params.min_p));
+    let mut tokens: Vec<u32> = list.iter().map(|candidate| candidate.token).collect();
+    tokens.sort_unstable();
+    tokens
+}
+
+proptest! {
+    #[test]
+    fn selecting_keeps_what_sorting_keeps(
+        // Few distinct values, so that there are many ties; up to several looks of top-p.
+        logits in prop::collection::vec(
+            prop_oneof![
+                8 => (-20i8..20).prop_map(|logit| f32::from(logit) / 4.0),
+                4 => -9.0f32..9.0,
+                1 => Just(f32::NEG_INFINITY),
+            ],
+            1..1500,
+        ),
+        top_k in prop_oneof![Just(0usize), 1usize..40, 1usize..2000],
+        top_p in prop_oneof![Just(1.0f32), 0.001f32..1.0],
+        min_p in prop_oneof![Just(0.0f32), 0.0f32..=1.0],
+        temperature in 0.05f32..20.0,
+        uniform in 0.0f64..1.0,
+    ) {
+        prop_assume!(logits.iter().any(|logit| logit.is_finite()));
+        let params = SamplingParams { top_k, top_p, min_p, temperature, ..Default::default() };
+        let mut scratch = Scratch::default();
+        let kept = candidates(&logits, &params, &mut scratch).expect("the logits are finite");
+        let tokens: Vec<u32> = kept.iter().map(|candidate| candidate.token).collect();
+        prop_assert_eq!(&tokens, &filtered_by_sorting(&logits, &params));
+        let drawn = draw(kept, uniform).expect("the most probable token is always kept");
+        prop_assert!(tokens.contains(&drawn));
+    }
+
+    #[test]
+    fn any_bits_as_logits_give_a_token_or_an_error(
+        bits in prop::collection::vec(any::<u32>(), 0..60),
+        temperature in prop_oneof![Just(0.0f32), Just(f32::MIN_POSITIVE), 0.1f32..3.0],
+        top_k in 0usize..10,
+        top_p in 0.01f32..=1.0,
+        penalty in prop_oneof![Just(1.0f32), f32::MIN_POSITIVE..=f32::MAX],
+        logprobs in prop::option::of(0usize..4),
+    ) {
+        let mut logits: Vec<f32> = bits.iter().map(|bits| f32::from_bits(*bits)).collect();
+        let params = SamplingParams {
+            temperature, top_k, top_p, logprobs, repetition_penalty: penalty, ..Default::default()
+        };
+        let counts = TokenCounts::new(&params, &[0, 3, 70]);
+        let context = Context { counts: &counts, masked: &[2], choice: 0, position: 1 };
+        if let Ok(drawn) = sample(&mut logits, &params, context, &mut Scratch::default()) {
+            prop_assert!((drawn.token as usize) < bits.len());
+        }
+    }
+}

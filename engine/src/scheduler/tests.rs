@@ -1,0 +1,200 @@
+//! The scheduler alone: what it plans, without an engine or a backend.
+
+use super::*;
+use crate::kv::BlockId;
+
+fn limits() -> Limits {
+    Limits { max_sequences: 4, token_budget: 32, prefix_cache: true, stall_limit: 100 }
+}
+
+fn id(priority: Priority, request: u64) -> SequenceId {
+    SequenceId { priority, request, choice: 0 }
+}
+
+fn normal(request: u64) -> SequenceId {
+    id(Priority::Normal, request)
+}
+
+/// Adds a sequence of `length` tokens that no other sequence begins with.
+fn add(scheduler: &mut Scheduler, id: SequenceId, length: usize) {
+    let tokens = vec![id.request as u32; length];
+    scheduler.add(id, tokens, BlockHash::root("class", b""));
+}
+
+/// Plans and commits a step, and draws a token for everyone who can have one.
+fn step(scheduler: &mut Scheduler) -> Plan {
+    let plan = scheduler.plan();
+    assert_eq!(plan.refused, [], "nothing is refused here");
+    scheduler.commit(&plan);
+    for planned in plan.chunks.iter().filter(|planned| planned.samples) {
+        scheduler.push_token(planned.id, 7);
+    }
+    scheduler.audit();
+    plan
+}
+
+fn spans(plan: &Plan) -> Vec<(u64, usize, usize, bool)> {
+    plan.chunks.iter().map(|c| (c.id.request, c.start, c.end, c.samples)).collect()
+}
+
+#[test]
+fn a_sequence_goes_from_pending_through_prefilling_to_decoding() {
+    let mut scheduler = Scheduler::new(limits(), 8);
+    add(&mut scheduler, normal(0), 40);
+    assert_eq!(scheduler.state(normal(0)), Some(State::Pending));
+    assert_eq!(spans(&step(&mut scheduler)), [(0, 0, 32, false)]);
+    assert_eq!(scheduler.state(normal(0)), Some(State::Prefilling));
+    assert_eq!(spans(&step(&mut scheduler)), [(0, 32, 40, true)]);
+    assert_eq!(scheduler.state(normal(0)), Some(State::Decoding));
+    assert_eq!(spans(&step(&mut scheduler)), [(0, 40, 41, true)]);
+    scheduler.remove(normal(0));
+    assert_eq!((scheduler.state(normal(0)), scheduler.cache().held()), (None, 0));
+}
+
+#[test]
+fn the_budget_holds_decodes_then_running_prefills_then_admissions() {
+    let mut scheduler = Scheduler::new(limits(), 40);
+    add(&mut scheduler, normal(0), 4);
+    add(&mut scheduler, normal(1), 40);
+    assert_eq!(spans(&step(&mut scheduler)), [(0, 0, 4, true), (1, 0, 28, false)]);
+    add(&mut scheduler, id(Priority::High, 2), 30);
+    let expected = [(0, 4, 5, true), (1, 28, 40, true), (2, 0, 19, false)];
+    assert_eq!(spans(&step(&mut scheduler)), expected);
+}
+
+#[test]
+fn no_more_sequences_run_than_the_limit() {
+    let mut scheduler = Scheduler::new(limits(), 40);
+    for request in 0..6 {
+        add(&mut scheduler, normal(request), 2);
+    }
+    assert_eq!(step(&mut scheduler).chunks.len(), 4);
+    scheduler.remove(normal(1));
+    let requests: Vec<u64> = step(&mut scheduler).chunks.iter().map(|c| c.id.request).collect();
+    assert_eq!(requests, [0, 2, 3, 4]);
+}
+
+#[test]
+fn a_budget_below_the_sequence_limit_is_raised() {
+    let limits = Limits { token_budget: 1, ..limits() };
+    let mut scheduler = Scheduler::new(limits, 40);
+    for request in 0..4 {
+        add(&mut scheduler, normal(request), 1);
+    }
+    step(&mut scheduler);
+    assert_eq!(step(&mut scheduler).chunks.len(), 4, "every decode has its turn");
+}
+
+#[test]
+fn admission_preempts_nobody_and_keeps_the_line() {
+    let mut scheduler = Scheduler::new(limits(), 4);
+    add(&mut scheduler, normal(0), 32);
+    step(&mut scheduler);
+    add(&mut scheduler, id(Priority::High, 1), 32);
+    add(&mut scheduler, id(Priority::High, 2), 1);
+    let plan = step(&mut scheduler);
+    assert_eq!(spans(&plan), [(0, 32, 33, true)], "the first in line waits, so do those behind");
+    assert_eq!(plan.preempted, []);
+}
+
+#[test]
+fn weights_deal_admissions_sixteen_to_four_to_one() {
+    let limits = Limits { max_sequences: 1, ..limits() };
+    let mut scheduler = Scheduler::new(limits, 4);
+    for request in 0..90 {
+        add(&mut scheduler, id(Priority::ALL[request as usize % 3], request), 1);
+    }
+    let mut admitted = [0; 3];
+    for _ in 0..21 {
+        let plan = step(&mut scheduler);
+        let first = plan.chunks[0].id;
+        admitted[first.priority as usize] += 1;
+        scheduler.remove(first);
+    }
+    assert_eq!(admitted, [16, 4, 1]);
+}
+
+#[test]
+fn a_preempted_sequence_is_first_in_line_again_with_its_tokens() {
+    let limits = Limits { max_sequences: 2, ..limits() };
+    let mut scheduler = Scheduler::new(limits, 4);
+    for request in 0..2 {
+        add(&mut scheduler, normal(request), 16);
+    }
+    add(&mut scheduler, normal(2), 1);
+    let mut preempted = Vec::new();
+    for _ in 0..40 {
+        preempted.extend(step(&mut scheduler).preempted);
+        if !preempted.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(preempted, [normal(1)]);
+    assert_eq!(scheduler.state(normal(1)), Some(State::Pending));
+    scheduler.remove(normal(0));
+    let plan = step(&mut scheduler);
+    assert_eq!(plan.admitted[0].0, normal(1));
+    // 16 of the prompt and 17 drawn. The other one's growth has evicted the second of the blocks
+    // it left behind; the first is still there.
+    assert_eq!(spans(&plan)[0], (1, 16, 33, true));
+}
+
+#[test]
+fn cached_prefixes_are_evicted_before_anybody_is_preempted() {
+    let mut scheduler = Scheduler::new(limits(), 4);
+    add(&mut scheduler, normal(0), 32);
+    step(&mut scheduler);
+    scheduler.remove(normal(0));
+    assert_eq!(scheduler.cache().cached(), 2);
+    for request in [1, 2] {
+        add(&mut scheduler, normal(request), 16);
+    }
+    for _ in 0..16 {
+        assert_eq!(step(&mut scheduler).preempted, []);
+    }
+    assert_eq!((scheduler.cache().cached(), scheduler.cache().held()), (0, 4));
+}
+
+#[test]
+fn forks_share_full_blocks_and_copy_the_one_they_write() {
+    let mut scheduler = Scheduler::new(limits(), 8);
+    add(&mut scheduler, normal(0), 20);
+    let plan = scheduler.plan();
+    scheduler.commit(&plan);
+    let children = [1, 2].map(|choice| SequenceId { choice, ..normal(0) });
+    for child in children {
+        scheduler.fork(normal(0), child);
+    }
+    assert_eq!(scheduler.cache().held(), 2);
+    for id in [normal(0), children[0], children[1]] {
+        scheduler.push_token(id, 7);
+    }
+    scheduler.audit();
+    let plan = step(&mut scheduler);
+    assert_eq!(plan.copies.len(), 2, "the last holder writes in place");
+    assert!(plan.copies.iter().all(|(from, _)| *from == BlockId(1)));
+    assert_eq!(scheduler.cache().held(), 4);
+    assert_eq!(scheduler.cache().references(BlockId(0)), 3);
+}
+
+#[test]
+fn a_sequence_that_needs_more_than_everything_is_refused() {
+    let mut scheduler = Scheduler::new(limits(), 1);
+    add(&mut scheduler, normal(0), 16);
+    step(&mut scheduler);
+    let plan = scheduler.plan();
+    assert_eq!(plan.refused, [(normal(0), Refusal::OutOfBlocks { needed: 2, total: 1 })]);
+    assert_eq!(plan.chunks, []);
+}
+
+#[test]
+fn equal_prompts_meet_in_the_same_blocks() {
+    let mut scheduler = Scheduler::new(limits(), 8);
+    add(&mut scheduler, normal(0), 30);
+    step(&mut scheduler);
+    scheduler.add(normal(1), vec![0; 30], BlockHash::root("class", b""));
+    let plan = step(&mut scheduler);
+    assert_eq!(plan.admitted, [(normal(1), 16)]);
+    assert_eq!(scheduler.cache().references(BlockId(0)), 2);
+    assert_eq!(scheduler.counters().prefix_hit_tokens, 16);
+}
