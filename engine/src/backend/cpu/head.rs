@@ -4,7 +4,8 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use crate::files::{Dense, DenseType};
+use crate::files::{Dense, DenseType, Model};
+use crate::formats::memory::AlignedBytes;
 use crate::kernels::float::FloatKernels;
 
 /// How the head's weights are held.
@@ -20,19 +21,21 @@ pub enum HeadMode {
 /// Head rows per call of a kernel: a task's unit.
 pub const HEAD_ROWS: usize = 64;
 
+/// Bytes copied between two releases of the file's pages.
+const COPY_BYTES: usize = 32 << 20;
+
+const _: () = assert!(cfg!(target_endian = "little"), "model files are little-endian");
+
 enum Rows {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
+    /// As in the file, quantized blocks too: those are dequantized row by row when they are used.
+    Stored {
+        dtype: DenseType,
+        bytes: AlignedBytes, // (vocab, row bytes), zero-padded to whole cache lines
+    },
     Int8 {
-        rows: Vec<i8>,
+        rows: AlignedBytes, // (vocab, hidden) of i8
         /// Per row: `weight = scale × int8`.
         scales: Vec<f32>,
-    },
-    /// Quantized blocks as in the file, dequantized row by row when they are used.
-    Blocks {
-        dtype: DenseType,
-        bytes: Vec<u8>,
     },
 }
 
@@ -45,20 +48,17 @@ pub struct Head {
 
 impl Head {
     /// Copies the matrix out of the model file.
-    pub fn load(dense: Dense<'_>, mode: HeadMode) -> Self {
-        let rows = match (mode, dense.dtype) {
-            (HeadMode::Q8, _) => quantize_rows(dense),
-            (HeadMode::Exact, DenseType::F32) => {
-                Rows::F32(copy(dense.bytes, |b: [u8; 4]| f32::from_le_bytes(b)))
-            }
-            (HeadMode::Exact, DenseType::F16) => {
-                Rows::F16(copy(dense.bytes, |b: [u8; 2]| f16::from_le_bytes(b)))
-            }
-            (HeadMode::Exact, DenseType::Bf16) => {
-                Rows::Bf16(copy(dense.bytes, |b: [u8; 2]| bf16::from_le_bytes(b)))
-            }
-            (HeadMode::Exact, dtype @ (DenseType::Q8_0 | DenseType::Q6K)) => {
-                Rows::Blocks { dtype, bytes: dense.bytes.to_vec() }
+    pub fn load(model: &Model, mode: HeadMode) -> Self {
+        let dense = model.head();
+        let rows = match mode {
+            HeadMode::Q8 => quantize_rows(dense),
+            HeadMode::Exact => {
+                let mut bytes = AlignedBytes::zeroed(dense.bytes.len().next_multiple_of(64));
+                for (to, from) in bytes.chunks_mut(COPY_BYTES).zip(dense.bytes.chunks(COPY_BYTES)) {
+                    to[..from.len()].copy_from_slice(from);
+                    model.release_pages();
+                }
+                Rows::Stored { dtype: dense.dtype, bytes }
             }
         };
         Self { rows, vocab_size: dense.rows, hidden_size: dense.cols }
@@ -72,22 +72,16 @@ impl Head {
     /// Bytes held.
     pub fn size_bytes(&self) -> usize {
         match &self.rows {
-            Rows::F32(rows) => rows.len() * 4,
-            Rows::F16(rows) => rows.len() * 2,
-            Rows::Bf16(rows) => rows.len() * 2,
+            Rows::Stored { bytes, .. } => bytes.len(),
             Rows::Int8 { rows, scales } => rows.len() + scales.len() * 4,
-            Rows::Blocks { bytes, .. } => bytes.len(),
         }
     }
 
     /// Name of the precision, for logs and the numerics class.
     pub fn precision(&self) -> &'static str {
         match &self.rows {
-            Rows::F32(_) => "f32",
-            Rows::F16(_) => "f16",
-            Rows::Bf16(_) => "bf16",
+            Rows::Stored { dtype, .. } => dtype.name(),
             Rows::Int8 { .. } => "q8",
-            Rows::Blocks { dtype, .. } => dtype.name(),
         }
     }
 
@@ -103,39 +97,49 @@ impl Head {
         out: &mut [f32],
     ) {
         let len = self.hidden_size;
-        let range = first * len..(first + count) * len;
         match &self.rows {
-            Rows::F32(rows) => kernels.head(&rows[range], len, xs, out),
-            Rows::F16(rows) => kernels.head(&rows[range], len, xs, out),
-            Rows::Bf16(rows) => kernels.head(&rows[range], len, xs, out),
+            Rows::Stored { dtype: DenseType::F32, bytes } => {
+                kernels.head(rows_of::<f32>(bytes, len, first, count), len, xs, out);
+            }
+            Rows::Stored { dtype: DenseType::F16, bytes } => {
+                kernels.head(rows_of::<f16>(bytes, len, first, count), len, xs, out);
+            }
+            Rows::Stored { dtype: DenseType::Bf16, bytes } => {
+                kernels.head(rows_of::<bf16>(bytes, len, first, count), len, xs, out);
+            }
+            Rows::Stored { dtype, bytes } => {
+                scratch.resize(count * len, 0.0);
+                let row_bytes = dtype.row_bytes(len).expect("the reader checked whole blocks");
+                let bytes = &bytes[first * row_bytes..(first + count) * row_bytes];
+                let dense = Dense { dtype: *dtype, rows: count, cols: len, bytes };
+                for (row, wide) in scratch.chunks_exact_mut(len).enumerate() {
+                    dense.row(row, wide);
+                }
+                kernels.head(scratch, len, xs, out);
+            }
             Rows::Int8 { rows, scales } => {
-                kernels.head(&rows[range], len, xs, out);
+                kernels.head(rows_of::<i8>(rows, len, first, count), len, xs, out);
                 for row in out.chunks_exact_mut(count) {
                     for (logit, scale) in row.iter_mut().zip(&scales[first..first + count]) {
                         *logit *= scale;
                     }
                 }
             }
-            Rows::Blocks { dtype, bytes } => {
-                scratch.resize(count * len, 0.0);
-                let dense = Dense { dtype: *dtype, rows: self.vocab_size, cols: len, bytes };
-                for (i, row) in scratch.chunks_exact_mut(len).enumerate() {
-                    dense.row(first + i, row);
-                }
-                kernels.head(scratch, len, xs, out);
-            }
         }
     }
 }
 
-fn copy<T: Send, const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> T + Sync) -> Vec<T> {
-    bytes.as_chunks::<N>().0.par_iter().map(|chunk| decode(*chunk)).collect()
+/// Rows `first .. first + count` of a matrix of `len` elements a row.
+fn rows_of<T: bytemuck::Pod>(bytes: &[u8], len: usize, first: usize, count: usize) -> &[T] {
+    let row = len * size_of::<T>();
+    bytemuck::cast_slice(&bytes[first * row..(first + count) * row])
 }
 
 /// `scale = max|w| / 127` per row, `int8 = round_half_even(w / scale)`.
 fn quantize_rows(dense: Dense<'_>) -> Rows {
-    let mut rows = vec![0i8; dense.rows * dense.cols];
-    let scales = rows
+    let elements = dense.rows * dense.cols;
+    let mut rows = AlignedBytes::zeroed(elements.next_multiple_of(64));
+    let scales = rows[..elements]
         .par_chunks_exact_mut(dense.cols)
         .enumerate()
         .map_init(
@@ -145,7 +149,7 @@ fn quantize_rows(dense: Dense<'_>) -> Rows {
                 let largest = wide.iter().fold(0f32, |a, b| a.max(b.abs()));
                 let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
                 for (q, w) in out.iter_mut().zip(wide.iter()) {
-                    *q = (w / scale).round_ties_even() as i8;
+                    *q = (w / scale).round_ties_even() as i8 as u8;
                 }
                 scale
             },

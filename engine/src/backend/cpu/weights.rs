@@ -65,7 +65,7 @@ impl Weights {
             model.release_pages();
         }
         let final_norm = model.norm(Norm::Final)?;
-        let head = Head::load(model.head(), head);
+        let head = Head::load(&model, head);
         model.release_pages();
         Ok(Self { model, format, layers, final_norm, head })
     }
