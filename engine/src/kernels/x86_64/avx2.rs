@@ -49,7 +49,7 @@ unsafe fn block_avx2<E: Expand<Avx2>, const R: usize, const A: usize>(work: Work
 impl Vectors for Avx2 {
     type Lanes = Lanes;
     type Broadcast = __m256i;
-    const ROWS_MAX: usize = 4;
+    const ROWS_MAX: usize = 3;
     const ACCUMULATE_MAX: usize = 64;
 
     #[inline(always)]
@@ -104,7 +104,6 @@ impl Vectors for Avx2 {
                 1 => block_avx2::<E, 1, 2>(work),
                 2 => block_avx2::<E, 2, 1>(work),
                 3 => block_avx2::<E, 3, 1>(work),
-                4 => block_avx2::<E, 4, 1>(work),
                 _ => unreachable!("{rows} rows in a group of at most {}", Self::ROWS_MAX),
             }
         }

@@ -96,14 +96,6 @@ macro_rules! vectors_512 {
                     6 => $block::<E, 6, 2>(work),
                     7 => $block::<E, 7, 2>(work),
                     8 => $block::<E, 8, 2>(work),
-                    9 => $block::<E, 9, 1>(work),
-                    10 => $block::<E, 10, 1>(work),
-                    11 => $block::<E, 11, 1>(work),
-                    12 => $block::<E, 12, 1>(work),
-                    13 => $block::<E, 13, 1>(work),
-                    14 => $block::<E, 14, 1>(work),
-                    15 => $block::<E, 15, 1>(work),
-                    16 => $block::<E, 16, 1>(work),
                     _ => unreachable!("{rows} rows in a group of at most {}", Self::ROWS_MAX),
                 }
             }
