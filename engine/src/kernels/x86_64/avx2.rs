@@ -1,4 +1,4 @@
-//! AVX2: 8 output rows a vector.
+//! AVX2: a tile's 16 output rows in two vectors.
 //!
 //! `vpmaddubsw` makes int16 pairs, at most 2 · 2 · 128 = 512 in magnitude: 64 of them reach −2^15
 //! or 64 · 508 = 32512, both still int16; then `vpmaddwd` by ones widens to int32. Codes come as
@@ -7,7 +7,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{CODES_MAX, Expand, Tile, Vectors, Work};
+use super::{CODES_MAX, Expand, Tile, Vectors, Work, block_rows};
 use crate::{
     formats::{
         Format,
@@ -37,15 +37,25 @@ pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
     }
 }
 
+/// A tile's 16 lanes.
+type Lanes = [__m256i; 2];
+
+#[target_feature(enable = "avx2")]
+unsafe fn block_avx2<E: Expand<Avx2>, const R: usize, const A: usize>(work: Work) {
+    // SAFETY: passed on from the caller.
+    unsafe { block_rows::<Avx2, E, R, A>(work) }
+}
+
 impl Vectors for Avx2 {
-    type Vector = __m256i;
-    const LANES: usize = 8;
+    type Lanes = Lanes;
+    type Broadcast = __m256i;
+    const ROWS_MAX: usize = 3;
     const ACCUMULATE_MAX: usize = 64;
 
     #[inline(always)]
-    unsafe fn zero() -> __m256i {
+    unsafe fn zero() -> Lanes {
         // SAFETY: the trait's caller has AVX2.
-        unsafe { _mm256_setzero_si256() }
+        unsafe { [_mm256_setzero_si256(); 2] }
     }
 
     #[inline(always)]
@@ -55,44 +65,56 @@ impl Vectors for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn accumulate(sum: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+    unsafe fn accumulate(sum: Lanes, codes: Lanes, x: __m256i) -> Lanes {
         // SAFETY: the trait's caller has AVX2.
-        unsafe { _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, x)) }
-    }
-
-    #[inline(always)]
-    unsafe fn widen(sum: __m256i) -> __m256i {
-        // SAFETY: the trait's caller has AVX2.
-        unsafe { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(a: __m256i, b: __m256i) -> __m256i {
-        // SAFETY: the trait's caller has AVX2.
-        unsafe { _mm256_add_epi32(a, b) }
-    }
-
-    #[inline(always)]
-    unsafe fn store_less(to: *mut i32, lanes: __m256i, minus: i32) {
-        // SAFETY: the trait's caller has AVX2 and 8 places at `to`.
         unsafe {
-            _mm256_storeu_si256(to.cast(), _mm256_sub_epi32(lanes, _mm256_set1_epi32(minus)));
+            [
+                _mm256_add_epi16(sum[0], _mm256_maddubs_epi16(codes[0], x)),
+                _mm256_add_epi16(sum[1], _mm256_maddubs_epi16(codes[1], x)),
+            ]
         }
     }
 
-    #[target_feature(enable = "avx2")]
-    unsafe fn run<E: Expand<Self>, const V: usize, const R: usize, const A: usize>(work: Work) {
+    #[inline(always)]
+    unsafe fn add_widened(total: Lanes, sum: Lanes) -> Lanes {
+        // SAFETY: the trait's caller has AVX2.
+        unsafe {
+            let ones = _mm256_set1_epi16(1);
+            [
+                _mm256_add_epi32(total[0], _mm256_madd_epi16(sum[0], ones)),
+                _mm256_add_epi32(total[1], _mm256_madd_epi16(sum[1], ones)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_less(to: *mut i32, lanes: Lanes, minus: i32) {
+        // SAFETY: the trait's caller has AVX2 and 16 places at `to`.
+        unsafe {
+            let minus = _mm256_set1_epi32(minus);
+            _mm256_storeu_si256(to.cast(), _mm256_sub_epi32(lanes[0], minus));
+            _mm256_storeu_si256(to.add(8).cast(), _mm256_sub_epi32(lanes[1], minus));
+        }
+    }
+
+    unsafe fn run<E: Expand<Self>>(work: Work, rows: usize) {
         // SAFETY: passed on from the caller.
-        unsafe { super::block::<Self, E, V, R, A>(work) }
+        unsafe {
+            match rows {
+                1 => block_avx2::<E, 1, 2>(work),
+                2 => block_avx2::<E, 2, 1>(work),
+                3 => block_avx2::<E, 3, 1>(work),
+                _ => unreachable!("{rows} rows in a group of at most {}", Self::ROWS_MAX),
+            }
+        }
     }
 }
 
-/// The vector's 32 of the 64 bytes of indices of a block.
+/// Half `half` of the 64 bytes of indices of a block.
 #[inline(always)]
-unsafe fn indices(tile: Tile, block: usize) -> __m256i {
-    // SAFETY: `block` is one of the tile's blocks, each of which begins with 64 bytes, and a tile
-    // has two vectors.
-    unsafe { _mm256_loadu_si256(tile.bytes.add(64 * block + 32 * tile.vector).cast()) }
+unsafe fn indices(tile: Tile, block: usize, half: usize) -> __m256i {
+    // SAFETY: `block` is one of the tile's blocks, each of which has 64 bytes of indices.
+    unsafe { _mm256_loadu_si256(tile.bytes.add(64 * block + 32 * half).cast()) }
 }
 
 /// The low (`part` 0) or high (1) nibbles.
@@ -118,18 +140,21 @@ impl Expand<Avx2> for I2S {
     const CODES: usize = 1;
 
     #[inline(always)]
-    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m256i; CODES_MAX] {
+    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
         // SAFETY: passed on from the caller.
         unsafe {
-            let bytes = indices(tile, block);
-            let shifted = match part {
-                0 => bytes,
-                1 => _mm256_srli_epi16::<2>(bytes),
-                2 => _mm256_srli_epi16::<4>(bytes),
-                _ => _mm256_srli_epi16::<6>(bytes),
-            };
-            let zero = _mm256_setzero_si256();
-            [_mm256_and_si256(shifted, _mm256_set1_epi8(3)), zero, zero]
+            let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
+            for half in 0..2 {
+                let bytes = indices(tile, block, half);
+                let shifted = match part {
+                    0 => bytes,
+                    1 => _mm256_srli_epi16::<2>(bytes),
+                    2 => _mm256_srli_epi16::<4>(bytes),
+                    _ => _mm256_srli_epi16::<6>(bytes),
+                };
+                codes[0][half] = _mm256_and_si256(shifted, _mm256_set1_epi8(3));
+            }
+            codes
         }
     }
 }
@@ -140,12 +165,17 @@ impl Expand<Avx2> for Tl1 {
     const CODES: usize = 2;
 
     #[inline(always)]
-    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m256i; CODES_MAX] {
+    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
         // SAFETY: passed on from the caller.
         unsafe {
-            let nibbles = nibbles(indices(tile, block), part);
-            let code = |digit: usize| _mm256_shuffle_epi8(table(&tl1::CODES[digit]), nibbles);
-            [code(0), code(1), _mm256_setzero_si256()]
+            let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
+            for half in 0..2 {
+                let nibbles = nibbles(indices(tile, block, half), part);
+                for (codes, digits) in codes.iter_mut().zip(&tl1::CODES) {
+                    codes[half] = _mm256_shuffle_epi8(table(digits), nibbles);
+                }
+            }
+            codes
         }
     }
 }
@@ -156,20 +186,23 @@ impl Expand<Avx2> for Tl2 {
     const CODES: usize = 3;
 
     #[inline(always)]
-    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m256i; CODES_MAX] {
+    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
         // SAFETY: passed on from the caller; a tile has 16 bytes of signs a block after its
-        // nibbles, and a vector's 32 signs of a part are 4 of them.
+        // nibbles, 4 of them for half a part's lanes.
         unsafe {
-            let nibbles = nibbles(indices(tile, block), part);
-            let signs = 64 * tile.blocks + tl2::SIGN_BYTES * block + 8 * part + 4 * tile.vector;
-            let negative = byte_mask(tile.bytes.add(signs).cast::<i32>().read_unaligned());
-            let code = |digit: usize| {
+            let signs = tile.bytes.add(64 * tile.blocks + tl2::SIGN_BYTES * block + 8 * part);
+            let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
+            for half in 0..2 {
+                let nibbles = nibbles(indices(tile, block, half), part);
+                let negative = byte_mask(signs.add(4 * half).cast::<i32>().read_unaligned());
                 // 2 − code = (code ^ −1) + 3: under the mask, flip and add 3.
-                let code = _mm256_shuffle_epi8(table(&tl2::CODES[digit]), nibbles);
                 let three = _mm256_and_si256(negative, _mm256_set1_epi8(3));
-                _mm256_add_epi8(_mm256_xor_si256(code, negative), three)
-            };
-            [code(0), code(1), code(2)]
+                for (codes, digits) in codes.iter_mut().zip(&tl2::CODES) {
+                    let positive = _mm256_shuffle_epi8(table(digits), nibbles);
+                    codes[half] = _mm256_add_epi8(_mm256_xor_si256(positive, negative), three);
+                }
+            }
+            codes
         }
     }
 }

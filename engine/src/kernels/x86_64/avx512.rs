@@ -10,7 +10,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{CODES_MAX, Expand, Tile, Vectors, Work};
+use super::{CODES_MAX, Expand, Tile, Vectors, Work, block_rows};
 use crate::{
     formats::{
         Format,
@@ -46,7 +46,7 @@ pub(in crate::kernels) unsafe fn gemm_vnni(product: Product<'_>) {
     unsafe { gemm_as::<Vnni>(product) }
 }
 
-unsafe fn gemm_as<T: Vectors<Vector = __m512i>>(product: Product<'_>) {
+unsafe fn gemm_as<T: Vectors<Lanes = __m512i>>(product: Product<'_>) {
     // SAFETY: passed on from the caller.
     unsafe {
         match product.format {
@@ -57,11 +57,12 @@ unsafe fn gemm_as<T: Vectors<Vector = __m512i>>(product: Product<'_>) {
     }
 }
 
-/// What both share.
+/// What both share; `$block` is [`block_rows`] with the features enabled.
 macro_rules! vectors_512 {
-    () => {
-        type Vector = __m512i;
-        const LANES: usize = 16;
+    ($block:ident) => {
+        type Lanes = __m512i;
+        type Broadcast = __m512i;
+        const ROWS_MAX: usize = 8;
 
         #[inline(always)]
         unsafe fn zero() -> __m512i {
@@ -76,23 +77,46 @@ macro_rules! vectors_512 {
         }
 
         #[inline(always)]
-        unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
-            // SAFETY: the trait's caller has AVX-512.
-            unsafe { _mm512_add_epi32(a, b) }
-        }
-
-        #[inline(always)]
         unsafe fn store_less(to: *mut i32, lanes: __m512i, minus: i32) {
             // SAFETY: the trait's caller has AVX-512 and 16 places at `to`.
             unsafe {
                 _mm512_storeu_si512(to.cast(), _mm512_sub_epi32(lanes, _mm512_set1_epi32(minus)));
             }
         }
+
+        unsafe fn run<E: Expand<Self>>(work: Work, rows: usize) {
+            // SAFETY: passed on from the caller.
+            unsafe {
+                match rows {
+                    1 => $block::<E, 1, 4>(work),
+                    2 => $block::<E, 2, 4>(work),
+                    3 => $block::<E, 3, 4>(work),
+                    4 => $block::<E, 4, 2>(work),
+                    5 => $block::<E, 5, 2>(work),
+                    6 => $block::<E, 6, 2>(work),
+                    7 => $block::<E, 7, 2>(work),
+                    8 => $block::<E, 8, 2>(work),
+                    _ => unreachable!("{rows} rows in a group of at most {}", Self::ROWS_MAX),
+                }
+            }
+        }
     };
 }
 
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn block_bw<E: Expand<Bw>, const R: usize, const A: usize>(work: Work) {
+    // SAFETY: passed on from the caller.
+    unsafe { block_rows::<Bw, E, R, A>(work) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn block_vnni<E: Expand<Vnni>, const R: usize, const A: usize>(work: Work) {
+    // SAFETY: passed on from the caller.
+    unsafe { block_rows::<Vnni, E, R, A>(work) }
+}
+
 impl Vectors for Bw {
-    vectors_512!();
+    vectors_512!(block_bw);
     const ACCUMULATE_MAX: usize = 64;
 
     #[inline(always)]
@@ -102,20 +126,14 @@ impl Vectors for Bw {
     }
 
     #[inline(always)]
-    unsafe fn widen(sum: __m512i) -> __m512i {
+    unsafe fn add_widened(total: __m512i, sum: __m512i) -> __m512i {
         // SAFETY: the trait's caller has AVX-512 BW.
-        unsafe { _mm512_madd_epi16(sum, _mm512_set1_epi16(1)) }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn run<E: Expand<Self>, const V: usize, const R: usize, const A: usize>(work: Work) {
-        // SAFETY: passed on from the caller.
-        unsafe { super::block::<Self, E, V, R, A>(work) }
+        unsafe { _mm512_add_epi32(total, _mm512_madd_epi16(sum, _mm512_set1_epi16(1))) }
     }
 }
 
 impl Vectors for Vnni {
-    vectors_512!();
+    vectors_512!(block_vnni);
     const ACCUMULATE_MAX: usize = usize::MAX;
 
     #[inline(always)]
@@ -125,14 +143,9 @@ impl Vectors for Vnni {
     }
 
     #[inline(always)]
-    unsafe fn widen(sum: __m512i) -> __m512i {
-        sum
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn run<E: Expand<Self>, const V: usize, const R: usize, const A: usize>(work: Work) {
-        // SAFETY: passed on from the caller.
-        unsafe { super::block::<Self, E, V, R, A>(work) }
+    unsafe fn add_widened(total: __m512i, sum: __m512i) -> __m512i {
+        // SAFETY: the trait's caller has AVX-512.
+        unsafe { _mm512_add_epi32(total, sum) }
     }
 }
 
@@ -160,7 +173,7 @@ unsafe fn table(table: &[u8; 16]) -> __m512i {
     unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())) }
 }
 
-impl<T: Vectors<Vector = __m512i>> Expand<T> for I2S {
+impl<T: Vectors<Lanes = __m512i>> Expand<T> for I2S {
     const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
     const PARTS: usize = 4;
     const CODES: usize = 1;
@@ -182,7 +195,7 @@ impl<T: Vectors<Vector = __m512i>> Expand<T> for I2S {
     }
 }
 
-impl<T: Vectors<Vector = __m512i>> Expand<T> for Tl1 {
+impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl1 {
     const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
     const PARTS: usize = 2;
     const CODES: usize = 2;
@@ -192,13 +205,14 @@ impl<T: Vectors<Vector = __m512i>> Expand<T> for Tl1 {
         // SAFETY: passed on from the caller.
         unsafe {
             let nibbles = nibbles(indices(tile, block), part);
-            let code = |digit: usize| _mm512_shuffle_epi8(table(&tl1::CODES[digit]), nibbles);
-            [code(0), code(1), _mm512_setzero_si512()]
+            let first = _mm512_shuffle_epi8(table(&tl1::CODES[0]), nibbles);
+            let second = _mm512_shuffle_epi8(table(&tl1::CODES[1]), nibbles);
+            [first, second, _mm512_setzero_si512()]
         }
     }
 }
 
-impl<T: Vectors<Vector = __m512i>> Expand<T> for Tl2 {
+impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl2 {
     const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
     const PARTS: usize = 2;
     const CODES: usize = 3;
@@ -211,11 +225,12 @@ impl<T: Vectors<Vector = __m512i>> Expand<T> for Tl2 {
             let signs = tile.bytes.add(64 * tile.blocks + tl2::SIGN_BYTES * block + 8 * part);
             let negative = signs.cast::<u64>().read_unaligned();
             let two = _mm512_set1_epi8(2);
-            let code = |digit: usize| {
-                let code = _mm512_shuffle_epi8(table(&tl2::CODES[digit]), nibbles);
-                _mm512_mask_sub_epi8(code, negative, two, code)
-            };
-            [code(0), code(1), code(2)]
+            let mut codes = [_mm512_setzero_si512(); CODES_MAX];
+            for (code, digits) in codes.iter_mut().zip(&tl2::CODES) {
+                let positive = _mm512_shuffle_epi8(table(digits), nibbles);
+                *code = _mm512_mask_sub_epi8(positive, negative, two, positive);
+            }
+            codes
         }
     }
 }
