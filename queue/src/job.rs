@@ -75,6 +75,11 @@ impl Timestamp {
         Self(self.0.saturating_add(ms))
     }
 
+    /// From `earlier` to this time; zero if it is not earlier.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+
     /// Whole seconds since the Unix epoch.
     pub fn seconds(self) -> i64 {
         self.0.div_euclid(1000)

@@ -54,6 +54,8 @@ pub struct Claim {
     pub epoch: i64,
     /// Attempts that ended before this claim.
     pub attempts: u32,
+    /// What the job's deadline leaves, if it has one.
+    pub expires_in: Option<Duration>,
 }
 
 impl Claim {

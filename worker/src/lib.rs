@@ -1,1 +1,16 @@
-//! Placeholder
+//! The loop that joins queue and engine: pull, lease, run, record.
+//!
+//! One process, one engine on a thread of its own ([`engine_thread`]), and an async side that never
+//! blocks it ([`Worker`]). The worker pulls what fits, claims it in the store, turns jobs into engine
+//! requests ([`Served`]) and records what comes back, several results per transaction.
+//!
+//! Promise: delivered at least once, recorded exactly once. A result is written only under the epoch
+//! of its claim.
+
+pub mod engine_thread;
+mod served;
+mod translate;
+mod worker;
+
+pub use served::Served;
+pub use worker::{Committed, Mode, Stop, Worker, WorkerConfig, WorkerError};

@@ -88,8 +88,10 @@ pub(super) async fn claim(
     .map_err(unavailable)?;
     let mut claims = HashMap::with_capacity(rows.len());
     for row in &rows {
+        let job: Job = rows::from_json("job", &rows::text(row, "job")?)?;
         let claim = Claim {
-            job: rows::from_json("job", &rows::text(row, "job")?)?,
+            expires_in: job.expires_at.map(|at| at.since(now)),
+            job,
             epoch: rows::integer(row, "epoch")?,
             attempts: rows::count(row, "attempts")?,
         };

@@ -1,0 +1,235 @@
+//! `tritmill batch run`: a file of requests becomes a file of answers.
+
+use std::{
+    io::IsTerminal,
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use tokio::sync::watch;
+use tritmill_engine::load;
+use tritmill_worker::{Served, Stop};
+
+use crate::{
+    embedded::{self, Embedded, Tally, Update},
+    options::{self, CapacityOptions, RunOptions},
+    output,
+};
+
+/// Between two lines of progress where no bar can be drawn.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Some lines could not be answered.
+const EXIT_ERROR_LINES: u8 = 2;
+/// Stopped by a signal.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// Answer a file of requests.
+///
+/// Each line of IN is an OpenAI batch request ({"custom_id", "method", "url", "body"} for
+/// /v1/chat/completions or /v1/completions) or just {"prompt": "…"}: a question for the model's
+/// chat template. Each gets one line in OUT: an answer, or an error that names field and line.
+///
+/// What is done is kept in OUT.tritmill: stop at any time, run the same command again and it goes
+/// on where it was. Lines may be added, changed or removed in between.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill batch run questions.jsonl -o answers.jsonl
+  tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --ordered --json | tail -1
+
+Exit codes:
+  0 all lines answered, 2 finished with error lines, 1 could not run, 130 interrupted")]
+pub struct BatchRunArgs {
+    /// Batch lines
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// Where the answers go
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    /// Model to run: a Hugging Face folder, a .gguf file, or `demo`
+    #[arg(long, value_name = "PATH", default_value = "demo")]
+    pub model: String,
+    /// Name of the model in answers [default: the folder's or file's]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Write answers in the order of the input rather than as they come
+    #[arg(long)]
+    pub ordered: bool,
+    /// Drop earlier answers and start over
+    #[arg(long)]
+    pub restart: bool,
+    /// Print a summary as JSON: {"lines","completed","failed","resumed","tokens","seconds"}
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub run: RunOptions,
+    #[command(flatten)]
+    pub capacity: CapacityOptions,
+}
+
+/// Runs the command.
+pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
+    // Before the model is loaded, which may take a while.
+    let input = std::fs::metadata(&args.input);
+    let input_bytes =
+        input.with_context(|| format!("cannot read {}", args.input.display()))?.len();
+    let started = Instant::now();
+    let model = options::open(&args.model)?;
+    let engine_options = args.capacity.apply(args.run.engine());
+    let engine = load::engine(&model, &engine_options)
+        .with_context(|| format!("cannot load model {}", args.model))?;
+    let name = args.name.unwrap_or_else(|| model.name().to_owned());
+    let numerics_class = engine.backend().numerics_class().to_owned();
+    let work = Embedded {
+        input: args.input,
+        output: args.output,
+        ordered: args.ordered,
+        restart: args.restart,
+        served: Served::new(model, name, numerics_class),
+        format: engine_options.format.to_string(),
+        max_sequences: engine_options.max_sequences,
+    };
+    let (stop, stopped) = watch::channel(Stop::No);
+    let interrupted = stopped.clone();
+    let mut display = Display::new(input_bytes);
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let tally = runtime.block_on(async {
+        tokio::spawn(stop_on_signal(stop));
+        embedded::answer(work, engine, stopped, |update| display.show(update)).await
+    });
+    display.finish();
+    let tally = tally?;
+    let interrupted = *interrupted.borrow() == Stop::Drain && tally.done() < tally.lines.max(1);
+    summarize(&tally, started.elapsed(), args.json)?;
+    Ok(match tally.failed {
+        _ if interrupted => ExitCode::from(EXIT_INTERRUPTED),
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::from(EXIT_ERROR_LINES),
+    })
+}
+
+/// The first signal asks for a clean stop, the second one ends the process: everything committed
+/// stays.
+async fn stop_on_signal(stop: watch::Sender<Stop>) {
+    wait_for_signal().await;
+    eprintln!("stopping: running jobs finish first; once more to stop at once");
+    // The run may just have ended.
+    let _ = stop.send(Stop::Drain);
+    wait_for_signal().await;
+    std::process::exit(i32::from(EXIT_INTERRUPTED));
+}
+
+async fn wait_for_signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+            return;
+        }
+    }
+    if tokio::signal::ctrl_c().await.is_err() {
+        // Without a handler the system's own ends the process.
+        std::future::pending::<()>().await;
+    }
+}
+
+fn summarize(tally: &Tally, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {
+    let seconds = elapsed.as_secs_f64();
+    let Tally { lines, completed, failed, resumed, tokens } = *tally;
+    eprintln!(
+        "{completed} of {lines} lines answered ({resumed} by earlier runs), {failed} error lines, \
+         {tokens} tokens in {seconds:.1} s"
+    );
+    if as_json {
+        output::line(json!({
+            "lines": lines,
+            "completed": completed,
+            "failed": failed,
+            "resumed": resumed,
+            "tokens": tokens,
+            "seconds": (seconds * 1000.0).round() / 1000.0,
+        }))?;
+    }
+    Ok(())
+}
+
+/// Progress on standard error: a bar on a terminal, a line now and then elsewhere.
+struct Display {
+    bar: ProgressBar,
+    terminal: bool,
+    input_bytes: u64,
+    /// When the first job could start, and what was done then.
+    began: Option<(Instant, u64)>,
+    last_line: Instant,
+}
+
+impl Display {
+    fn new(input_bytes: u64) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let target = match terminal {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(None, target);
+        let template = "{bar:32} {pos}/{len} {msg}";
+        bar.set_style(
+            ProgressStyle::with_template(template).expect("a template with known keys"),
+        );
+        Self { bar, terminal, input_bytes, began: None, last_line: Instant::now() }
+    }
+
+    fn show(&mut self, update: Update) {
+        match update {
+            Update::Notice(notice) => self.bar.suspend(|| eprintln!("note: {notice}")),
+            Update::Reading(lines, bytes) => {
+                let percent = bytes.saturating_mul(100) / self.input_bytes.max(1);
+                self.bar.set_length(self.input_bytes);
+                self.bar.set_position(bytes);
+                self.bar.set_message(format!("bytes read, {lines} lines"));
+                self.line(|| format!("reading: {lines} lines, {percent} %"));
+            }
+            Update::Tally(tally) => self.tally(&tally),
+        }
+    }
+
+    fn tally(&mut self, tally: &Tally) {
+        let (began, done_before) = *self.began.get_or_insert((Instant::now(), tally.done()));
+        let seconds = began.elapsed().as_secs_f64().max(1e-3);
+        let done_now = tally.done().saturating_sub(done_before);
+        let left = tally.lines.saturating_sub(tally.done());
+        #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+        let (rate, eta) =
+            (tally.tokens as f64 / seconds, seconds * left as f64 / done_now.max(1) as f64);
+        let eta = match done_now {
+            0 => "unknown".to_owned(),
+            _ => indicatif::HumanDuration(Duration::from_secs_f64(eta)).to_string(),
+        };
+        let message = format!("{rate:.0} tokens/s, {} failed, {eta} left", tally.failed);
+        self.bar.set_length(tally.lines);
+        self.bar.set_position(tally.done());
+        self.bar.set_message(message.clone());
+        self.line(|| format!("{}/{} lines, {message}", tally.done(), tally.lines));
+    }
+
+    /// A line of progress, if it is time for one and no bar is drawn.
+    fn line(&mut self, text: impl FnOnce() -> String) {
+        if !self.terminal && self.last_line.elapsed() >= LINE_INTERVAL {
+            self.last_line = Instant::now();
+            eprintln!("{}", text());
+        }
+    }
+
+    fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}

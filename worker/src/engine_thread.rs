@@ -1,0 +1,147 @@
+//! The engine on its own thread: compute never runs on, and is never waited for by, the async side.
+//!
+//! Requests go in through a channel, their ends come out through another. The thread sleeps while
+//! the engine is idle and ends when the other side is dropped.
+
+use std::{
+    collections::HashMap,
+    sync::mpsc::{self, TryRecvError},
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use tokio::sync::mpsc as async_mpsc;
+use tritmill_engine::{Engine, Event, Output, Request, RequestError, RequestId, SubmitError};
+use tritmill_queue::Held;
+
+/// What the engine is told.
+#[derive(Debug)]
+enum Command {
+    Submit(Held, Box<Request>),
+    Cancel(Held),
+}
+
+/// How a request ended.
+#[derive(Debug)]
+pub enum End {
+    /// Answered, or cut short by cancel or deadline (see its finish reasons).
+    Finished(Output),
+    /// Not accepted.
+    Refused(SubmitError),
+    /// Accepted, and failed.
+    Failed(RequestError),
+}
+
+/// A running engine thread.
+#[derive(Debug)]
+pub struct EngineThread {
+    commands: Option<mpsc::Sender<Command>>,
+    /// Every submitted request comes back here exactly once. `None` after a panic of the thread.
+    pub ended: async_mpsc::UnboundedReceiver<(Held, End)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EngineThread {
+    /// Moves the engine to a thread of its own.
+    ///
+    /// # Errors
+    /// If the system has no more threads.
+    pub fn start(engine: Engine) -> std::io::Result<Self> {
+        let (commands, inbox) = mpsc::channel();
+        // Unbounded, but never longer than the requests the worker has room for.
+        let (outbox, ended) = async_mpsc::unbounded_channel();
+        let body = move || Loop { engine, held: HashMap::new(), inbox, outbox }.run();
+        let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
+        Ok(Self { commands: Some(commands), ended, thread: Some(thread) })
+    }
+
+    /// Starts a request. A thread that died answers nothing; `ended` says so.
+    pub fn submit(&self, held: Held, request: Request) {
+        self.send(Command::Submit(held, Box::new(request)));
+    }
+
+    /// Ends a request early; it still comes back.
+    pub fn cancel(&self, held: Held) {
+        self.send(Command::Cancel(held));
+    }
+
+    fn send(&self, command: Command) {
+        if let Some(commands) = &self.commands {
+            // Fails only when the thread is gone, which `ended` reports.
+            let _ = commands.send(command);
+        }
+    }
+}
+
+impl Drop for EngineThread {
+    fn drop(&mut self) {
+        // Closing the channel ends the thread after the step it is in.
+        self.commands = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic was reported by the closed `ended` channel already.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Loop {
+    engine: Engine,
+    held: HashMap<RequestId, Held>,
+    inbox: mpsc::Receiver<Command>,
+    outbox: async_mpsc::UnboundedSender<(Held, End)>,
+}
+
+impl Loop {
+    fn run(mut self) {
+        loop {
+            if self.engine.is_idle() {
+                match self.inbox.recv() {
+                    Ok(command) => self.obey(command),
+                    Err(mpsc::RecvError) => return,
+                }
+            }
+            loop {
+                match self.inbox.try_recv() {
+                    Ok(command) => self.obey(command),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
+            }
+            for event in self.engine.step(Instant::now()).events {
+                match event {
+                    Event::Delta { .. } => {}
+                    Event::Finished { id, output } => self.end(id, End::Finished(output)),
+                    Event::Failed { id, error, .. } => self.end(id, End::Failed(error)),
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit(held, request) => match self.engine.submit(*request, Instant::now()) {
+                Ok(id) => {
+                    self.held.insert(id, held);
+                }
+                Err(error) => self.report(held, End::Refused(error)),
+            },
+            Command::Cancel(held) => {
+                let found = self.held.iter().find(|(_, candidate)| **candidate == held);
+                if let Some((id, _)) = found {
+                    self.engine.cancel(*id);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, id: RequestId, end: End) {
+        if let Some(held) = self.held.remove(&id) {
+            self.report(held, end);
+        }
+    }
+
+    fn report(&self, held: Held, end: End) {
+        // Nobody listens any more only while the worker is being dropped.
+        let _ = self.outbox.send((held, end));
+    }
+}

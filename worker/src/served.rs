@@ -1,0 +1,108 @@
+//! The model a worker serves, as far as jobs need it: its name, and how a prompt becomes tokens.
+
+use std::sync::Arc;
+
+use tritmill_engine::{
+    chat::{self, ChatTemplate},
+    files::Model,
+};
+use tritmill_queue::{ErrorKind, JobError, Message, Prompt, Role};
+
+/// A model under the name jobs know it by.
+#[derive(Debug, Clone)]
+pub struct Served {
+    model: Arc<Model>,
+    name: String,
+    numerics_class: String,
+}
+
+impl Served {
+    /// Serves `model` under `name`, on a backend of this numerics class.
+    pub fn new(model: Arc<Model>, name: String, numerics_class: String) -> Self {
+        Self { model, name, numerics_class }
+    }
+
+    /// The name jobs know it by.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What a token depends on besides the job.
+    pub fn numerics_class(&self) -> &str {
+        &self.numerics_class
+    }
+
+    /// The tokens the engine is to continue.
+    ///
+    /// # Errors
+    /// What is wrong with the prompt, for its author.
+    pub fn tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, JobError> {
+        match (prompt, self.model.chat_template()) {
+            (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
+            (Prompt::Text(text), _) | (Prompt::Question(text), None) => self.encode(text, true),
+            (Prompt::Question(text), Some(template)) => {
+                let question = Message { role: Role::User, content: text.clone(), name: None };
+                self.conversation(template, &[question], "prompt")
+            }
+            (Prompt::Messages(messages), Some(template)) => {
+                self.conversation(template, messages, "messages")
+            }
+            (Prompt::Messages(_), None) => Err(refused(
+                "no_chat_template",
+                "messages",
+                format!("model '{}' has no chat template; use /v1/completions", self.name),
+            )),
+        }
+    }
+
+    fn conversation(
+        &self,
+        template: &ChatTemplate,
+        messages: &[Message],
+        field: &'static str,
+    ) -> Result<Vec<u32>, JobError> {
+        let turns: Vec<chat::Message> = messages
+            .iter()
+            .map(|message| chat::Message {
+                role: message.role.as_str().to_owned(),
+                content: message.content.clone(),
+            })
+            .collect();
+        let text = template.render(&turns, true).map_err(|error| {
+            let problem = format!("the model's chat template refuses them: {}", chain(&error));
+            refused("chat_template", field, problem)
+        })?;
+        // The template wrote the special tokens itself.
+        self.encode(&text, false)
+    }
+
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, JobError> {
+        self.model.tokenizer().encode(text, add_special).map_err(|error| {
+            refused("tokenizer", "prompt", format!("cannot be tokenized: {}", chain(&error)))
+        })
+    }
+}
+
+/// A request that this model can never answer.
+pub(crate) fn refused(code: &str, param: &str, message: String) -> JobError {
+    JobError {
+        kind: ErrorKind::InvalidRequest,
+        code: code.to_owned(),
+        message,
+        param: Some(param.to_owned()),
+    }
+}
+
+/// An error with its causes on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let message = error.to_string();
+        if !text.ends_with(&message) {
+            text = format!("{text}: {message}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,156 @@
+//! From a job to an engine request, and from its end to the job's outcome.
+
+use std::time::{Duration, Instant};
+
+use tritmill_engine::{
+    FinishReason as EngineReason, Output, Priority as EnginePriority, Request, SamplingParams,
+    SubmitError, TokenLogprob as EngineLogprob,
+};
+use tritmill_queue::{
+    Choice, Completion, ErrorKind, FinishReason, Job, JobError, Outcome, Priority, Prompt,
+    TokenLogprob, TopLogprob, Usage,
+};
+
+use crate::{
+    engine_thread::End,
+    served::{Served, chain, refused},
+};
+
+/// Stands for a log probability of minus infinity in results, as OpenAI has it.
+const LOGPROB_FLOOR: f32 = -9999.0;
+
+/// The engine's view of a job. `expires_in` is what its deadline leaves.
+pub(crate) fn request(
+    served: &Served,
+    job: &Job,
+    expires_in: Option<Duration>,
+) -> Result<Request, JobError> {
+    let sampling = &job.sampling;
+    Ok(Request {
+        prompt: served.tokens(&job.prompt)?,
+        sampling: SamplingParams {
+            max_tokens: size(sampling.max_tokens),
+            min_tokens: size(sampling.min_tokens),
+            temperature: sampling.temperature,
+            top_k: size(sampling.top_k),
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+            repetition_penalty: sampling.repetition_penalty,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            logit_bias: sampling.logit_bias.iter().copied().collect(),
+            seed: job.seed,
+            n: size(sampling.n),
+            stop: sampling.stop.clone(),
+            stop_tokens: sampling.stop_tokens.clone(),
+            ignore_eos: sampling.ignore_eos,
+            logprobs: sampling.logprobs.map(size),
+        },
+        priority: match job.priority {
+            Priority::High => EnginePriority::High,
+            Priority::Normal => EnginePriority::Normal,
+            Priority::Low => EnginePriority::Low,
+        },
+        deadline: expires_in.and_then(|left| Instant::now().checked_add(left)),
+        salt: job.tenant.0.clone().into_bytes(),
+    })
+}
+
+const fn size(count: u32) -> usize {
+    // Every machine this runs on has at least 32 bits of address.
+    count as usize
+}
+
+/// What to record of a request's end; `None` for one that was cancelled: whoever cancelled it has
+/// recorded that.
+pub(crate) fn outcome(served: &Served, prompt: &Prompt, end: End) -> Option<Outcome> {
+    match end {
+        End::Finished(output) => finished(served, output),
+        End::Refused(error) => Some(Outcome::Error(refusal(prompt, &error))),
+        End::Failed(error) => Some(Outcome::Error(JobError {
+            kind: ErrorKind::Engine,
+            code: "engine_error".to_owned(),
+            message: chain(&error),
+            param: None,
+        })),
+    }
+}
+
+fn finished(served: &Served, output: Output) -> Option<Outcome> {
+    let ended = |reason| output.choices.iter().any(|choice| choice.finish_reason == reason);
+    if ended(EngineReason::Cancelled) {
+        return None;
+    }
+    if ended(EngineReason::Deadline) || ended(EngineReason::Failed) {
+        return Some(Outcome::Expired);
+    }
+    let usage = Usage {
+        prompt_tokens: output.prompt_tokens as u64,
+        completion_tokens: output.completion_tokens as u64,
+    };
+    let choices = output
+        .choices
+        .into_iter()
+        .map(|choice| Choice {
+            index: choice.index,
+            text: choice.text,
+            finish_reason: match choice.finish_reason {
+                EngineReason::Length => FinishReason::Length,
+                _ => FinishReason::Stop,
+            },
+            logprobs: choice.logprobs.map(|all| all.into_iter().map(logprob).collect()),
+        })
+        .collect();
+    Some(Outcome::Completed(Completion {
+        model: served.name().to_owned(),
+        fingerprint: served.numerics_class().to_owned(),
+        choices,
+        usage,
+    }))
+}
+
+fn logprob(token: EngineLogprob) -> TokenLogprob {
+    let top = token.top.into_iter().map(|top| TopLogprob {
+        token: top.token,
+        bytes: top.bytes,
+        logprob: finite(top.logprob),
+    });
+    TokenLogprob {
+        token: token.token,
+        bytes: token.bytes,
+        logprob: finite(token.logprob),
+        top: top.collect(),
+    }
+}
+
+fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { LOGPROB_FLOOR }
+}
+
+/// Why the engine would not take a request, in the words of the request.
+fn refusal(prompt: &Prompt, error: &SubmitError) -> JobError {
+    let prompt_field = match prompt {
+        Prompt::Messages(_) => "messages",
+        Prompt::Text(_) | Prompt::Question(_) | Prompt::Tokens(_) => "prompt",
+    };
+    let code = match error {
+        SubmitError::PromptTooLong { .. } | SubmitError::PromptExceedsCache { .. } => {
+            "context_length_exceeded"
+        }
+        SubmitError::Full { .. } => {
+            return JobError {
+                kind: ErrorKind::Engine,
+                code: "engine_full".to_owned(),
+                message: error.to_string(),
+                param: None,
+            };
+        }
+        _ => "invalid_value",
+    };
+    let field = match error.field() {
+        Some("prompt") | None => prompt_field,
+        Some("stop_tokens") => "stop_token_ids",
+        Some(other) => other,
+    };
+    refused(code, field, error.to_string())
+}
