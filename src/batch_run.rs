@@ -77,8 +77,7 @@ pub struct BatchRunArgs {
 pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     // Before the model is loaded, which may take a while.
     let input = std::fs::metadata(&args.input);
-    let input_bytes =
-        input.with_context(|| format!("cannot read {}", args.input.display()))?.len();
+    let input_bytes = input.with_context(|| format!("cannot read {}", args.input.display()))?.len();
     let started = Instant::now();
     let model = options::open(&args.model)?;
     let engine_options = args.capacity.apply(args.run.engine());
@@ -182,9 +181,7 @@ impl Display {
         };
         let bar = ProgressBar::with_draw_target(None, target);
         let template = "{bar:32} {pos}/{len} {msg}";
-        bar.set_style(
-            ProgressStyle::with_template(template).expect("a template with known keys"),
-        );
+        bar.set_style(ProgressStyle::with_template(template).expect("a template with known keys"));
         Self { bar, terminal, input_bytes, began: None, last_line: Instant::now() }
     }
 

@@ -1,2 +1,73 @@
-//! The command line.
-fn main() {}
+//! The `tritmill` command line: one file per command, which parses its arguments, calls the crates
+//! that do the work and prints what they return.
+//!
+//! Results go to standard output, everything else to standard error. Exit codes: 0 it worked,
+//! 1 it could not (one line says why), and those that a command's help names.
+
+mod batch_run;
+mod bench;
+mod demo_model;
+mod doctor;
+mod embedded;
+mod model;
+mod options;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Batch text generation on ternary (BitNet b1.58) language models.
+#[derive(Debug, Parser)]
+#[command(name = "tritmill", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answer files of requests
+    #[command(subcommand)]
+    Batch(Batch),
+    /// Look into models, run them once, make and convert them
+    #[command(subcommand)]
+    Model(model::Command),
+    /// Measure speed on this machine
+    #[command(subcommand)]
+    Bench(bench::Command),
+    /// Say what this machine has, what is missing and how to get it
+    Doctor(doctor::Arguments),
+}
+
+#[derive(Debug, Subcommand)]
+enum Batch {
+    /// Answer a file of requests, all in this process
+    Run(Box<batch_run::BatchRunArgs>),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Printing fails only when nobody listens.
+            let _ = error.print();
+            return ExitCode::from(u8::from(error.use_stderr()));
+        }
+    };
+    output::start_log();
+    let result = match cli.command {
+        Command::Batch(Batch::Run(arguments)) => batch_run::run(*arguments),
+        Command::Model(command) => model::run(command),
+        Command::Bench(command) => bench::run(command),
+        Command::Doctor(arguments) => doctor::run(&arguments),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", output::one_line(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

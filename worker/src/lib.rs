@@ -8,6 +8,7 @@
 //! of its claim.
 
 pub mod engine_thread;
+pub mod machine;
 mod served;
 mod translate;
 mod worker;

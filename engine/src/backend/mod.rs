@@ -66,6 +66,11 @@ pub trait Backend: Send {
     /// KV blocks this backend has storage for; block ids are `0..block_count`.
     fn block_count(&self) -> usize;
 
+    /// Bytes of weights that a decode step reads, packed matrices and head, if it can say.
+    fn weight_bytes(&self) -> Option<usize> {
+        None
+    }
+
     /// What a token depends on besides the request: model fingerprint, KV type, head mode and
     /// backend class, as one string.
     fn numerics_class(&self) -> &str;

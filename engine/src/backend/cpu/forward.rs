@@ -294,6 +294,10 @@ impl<E: KvElement + bytemuck::Zeroable> Backend for CpuBackend<E> {
         self.block_count
     }
 
+    fn weight_bytes(&self) -> Option<usize> {
+        Some(self.weights.size_bytes())
+    }
+
     fn numerics_class(&self) -> &str {
         &self.numerics_class
     }

@@ -1,0 +1,51 @@
+//! A quick answer to "do the kernels work on this machine": every format on a matrix that no tile
+//! divides, against the scalar kernel. Loading a model runs a longer test on its real weights.
+
+use super::{Activations, Isa, gemm};
+use crate::formats::{Format, PackedMatrix, TILE_ROWS};
+
+const OUTPUTS: usize = 3 * TILE_ROWS + 5;
+const COLS: usize = 1000;
+const ROWS: usize = 7;
+
+/// Whether the ISA's kernels give what the scalar ones give. The machine must have the ISA.
+pub fn self_check(isa: Isa) -> bool {
+    let trits: Vec<i8> = (0..OUTPUTS * COLS).map(|i| (wave(i) % 3) as i8 - 1).collect();
+    Format::ALL.into_iter().all(|format| {
+        let matrix = PackedMatrix::pack(format, OUTPUTS, COLS, &trits);
+        matrix.is_ok_and(|matrix| agrees_with_scalar(isa, &matrix))
+    })
+}
+
+fn agrees_with_scalar(isa: Isa, matrix: &PackedMatrix) -> bool {
+    let mut x = Activations::new();
+    x.reset(matrix.format(), COLS, ROWS);
+    for row in 0..ROWS {
+        let q: Vec<i8> = (0..COLS).map(|i| wave(i + row * 7919) as u8 as i8).collect();
+        x.set_row(row, &q);
+    }
+    let tiles = matrix.tile_count();
+    let product = |isa| {
+        let mut y = vec![0i32; ROWS * tiles * TILE_ROWS]; // (row, tile, TILE_ROWS)
+        gemm(isa, matrix, 0..tiles, &x, &mut y);
+        y
+    };
+    product(isa) == product(Isa::Scalar)
+}
+
+/// Numbers without a short period.
+fn wave(i: usize) -> usize {
+    i.wrapping_mul(i).wrapping_mul(40_503) >> 7
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_isa_of_this_machine_passes() {
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+            assert!(self_check(isa), "{isa}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! The logits of one token sequence at every position: what one compares models with.
+
+use crate::{
+    backend::{Backend, Chunk, LogitsFor, StepError},
+    kv::{BlockId, blocks_for},
+};
+
+/// Positions of one step. A larger vocabulary makes their logits large, not their computation slow.
+const CHUNK_TOKENS: usize = 64;
+
+/// A token and its logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogit {
+    /// The token.
+    pub id: u32,
+    /// Its logit.
+    pub logit: f32,
+}
+
+/// Runs `tokens` from position 0 through KV blocks 0, 1, … of `backend`, and gives the logits to
+/// `each`, some positions at a time, in order. // (positions, vocab)
+///
+/// # Errors
+/// The step's, if a token is not in the vocabulary or the backend has too few blocks; else `each`'s.
+pub fn each_position<E: From<StepError>>(
+    backend: &mut dyn Backend,
+    tokens: &[u32],
+    mut each: impl FnMut(&[f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let blocks: Vec<BlockId> = (0..blocks_for(tokens.len()) as u32).map(BlockId).collect();
+    let mut logits = Vec::new();
+    for (index, part) in tokens.chunks(CHUNK_TOKENS).enumerate() {
+        let chunk = Chunk {
+            tokens: part,
+            position: index * CHUNK_TOKENS,
+            blocks: &blocks,
+            logits: LogitsFor::All,
+        };
+        backend.step(&[chunk], &mut logits)?;
+        each(&logits)?;
+    }
+    Ok(())
+}
+
+/// The `count` largest logits of one position, largest first, the lower id first among equals.
+pub fn top(logits: &[f32], count: usize) -> Vec<TokenLogit> {
+    let mut all: Vec<TokenLogit> =
+        logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit }).collect();
+    all.sort_by(|a, b| b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id)));
+    all.truncate(count);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_logits_come_first_and_the_lower_id_wins_ties() {
+        let ids = |count| -> Vec<u32> {
+            top(&[0.5, 2.0, -1.0, 2.0], count).iter().map(|token| token.id).collect()
+        };
+        assert_eq!(ids(0), []);
+        assert_eq!(ids(1), [1]);
+        assert_eq!(ids(3), [1, 3, 0]);
+        assert_eq!(ids(9), [1, 3, 0, 2]);
+    }
+}

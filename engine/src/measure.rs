@@ -1,0 +1,326 @@
+//! How fast a backend runs steps: real steps over real KV blocks, without scheduler and sampler.
+//!
+//! One repetition takes every batch size in turn, prefill and then decode, so that a change of the
+//! machine's clock or of its other work falls on all of them alike. The median of the repetitions
+//! is what is reported. Token ids are arbitrary: no time depends on them.
+
+use std::{hint::black_box, ops::Range, time::Instant};
+
+use crate::{
+    backend::{Backend, Chunk, LogitsFor, StepError},
+    kv::{BlockId, blocks_for},
+};
+
+/// Rows of a prefill step, as many as the scheduler puts into one.
+pub const PREFILL_ROWS: usize = 512;
+
+/// Bytes that a bandwidth measurement reads in each pass: far more than any cache.
+const BANDWIDTH_BYTES: usize = 256 << 20;
+/// Passes; the fastest counts.
+const BANDWIDTH_PASSES: usize = 3;
+
+/// What to measure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    /// Sequences of a step, one measurement each; at least 1.
+    pub batches: Vec<usize>,
+    /// Tokens of each prompt, at least 1.
+    pub prompt_tokens: usize,
+    /// Decode steps.
+    pub generate_tokens: usize,
+    /// How often, at least 1.
+    pub repetitions: usize,
+}
+
+impl Workload {
+    /// KV blocks that the largest batch takes.
+    pub fn block_count(&self) -> usize {
+        self.batches.iter().max().copied().unwrap_or(0).saturating_mul(self.sequence_blocks())
+    }
+
+    fn sequence_blocks(&self) -> usize {
+        blocks_for(self.prompt_tokens.saturating_add(self.generate_tokens))
+    }
+}
+
+/// The two kinds of steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Many tokens of each prompt in a step; logits for the last of them only.
+    Prefill,
+    /// One token of each sequence in a step, with logits.
+    Decode,
+}
+
+impl Phase {
+    /// `prefill` or `decode`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// The speed of one phase at one batch size, in tokens of all sequences per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Speed {
+    /// The phase.
+    pub phase: Phase,
+    /// Sequences.
+    pub batch: usize,
+    /// Median of the repetitions.
+    pub median: f64,
+    /// The slowest repetition.
+    pub lowest: f64,
+    /// The fastest repetition.
+    pub highest: f64,
+}
+
+/// Runs the workload; `progress` hears of each repetition before it starts. Needs
+/// [`Workload::block_count`] KV blocks.
+///
+/// # Errors
+/// The first step that fails.
+pub fn run(
+    backend: &mut dyn Backend,
+    workload: &Workload,
+    mut progress: impl FnMut(usize),
+) -> Result<Vec<Speed>, StepError> {
+    let mut steps = Steps::new(backend, workload);
+    // The first touch of weights and KV blocks is no part of a step's time.
+    steps.prefill(1)?;
+    let cases = workload.batches.len();
+    let mut samples = vec![Vec::with_capacity(workload.repetitions); 2 * cases];
+    for repetition in 0..workload.repetitions {
+        progress(repetition);
+        for (case, &batch) in workload.batches.iter().enumerate() {
+            samples[case].push(steps.prefill(batch)?);
+            samples[cases + case].push(steps.decode(batch)?);
+        }
+    }
+    let phases = [Phase::Prefill, Phase::Decode].into_iter();
+    let cases = phases.flat_map(|phase| workload.batches.iter().map(move |&batch| (phase, batch)));
+    Ok(cases
+        .zip(samples)
+        .filter_map(|((phase, batch), rates)| speed(phase, batch, rates))
+        .collect())
+}
+
+/// `None` without samples: no decode steps were asked for.
+fn speed(phase: Phase, batch: usize, rates: Vec<Option<f64>>) -> Option<Speed> {
+    let mut rates: Vec<f64> = rates.into_iter().flatten().collect();
+    rates.sort_by(f64::total_cmp);
+    let (&lowest, &highest) = (rates.first()?, rates.last()?);
+    let middle = rates.len() / 2;
+    let median = if rates.len() % 2 == 1 {
+        rates[middle]
+    } else {
+        (rates[middle - 1] + rates[middle]) / 2.0
+    };
+    Some(Speed { phase, batch, median, lowest, highest })
+}
+
+/// Block tables and tokens of the sequences.
+struct Sequences {
+    prompt_tokens: usize,
+    /// One for each sequence of the largest batch.
+    tables: Vec<Vec<BlockId>>,
+    /// Tokens of any sequence, by position.
+    tokens: Vec<u32>,
+}
+
+impl Sequences {
+    fn new(workload: &Workload, vocab_size: usize) -> Self {
+        let blocks = workload.sequence_blocks() as u32;
+        let sequences = workload.batches.iter().max().map_or(0, |&batch| batch as u32);
+        let table = |i| (i * blocks..(i + 1) * blocks).map(BlockId).collect();
+        let positions = (workload.prompt_tokens + workload.generate_tokens) as u64;
+        let vocab_size = vocab_size as u64;
+        let token = |position: u64| (position.wrapping_mul(2_654_435_761) % vocab_size) as u32;
+        Self {
+            prompt_tokens: workload.prompt_tokens,
+            tables: (0..sequences).map(table).collect(),
+            tokens: (0..positions).map(token).collect(),
+        }
+    }
+
+    /// The chunks of one prefill step: `rows` of all prompts laid end to end.
+    fn prefill(&self, rows: Range<usize>) -> Vec<Chunk<'_>> {
+        let length = self.prompt_tokens;
+        let chunk = |sequence: usize| {
+            let origin = sequence * length;
+            let start = rows.start.max(origin) - origin;
+            let end = rows.end.min(origin + length) - origin;
+            Chunk {
+                tokens: &self.tokens[start..end],
+                position: start,
+                blocks: &self.tables[sequence],
+                logits: if end == length { LogitsFor::Last } else { LogitsFor::Nothing },
+            }
+        };
+        (rows.start / length..rows.end.div_ceil(length)).map(chunk).collect()
+    }
+
+    /// The chunks of one decode step.
+    fn decode(&self, batch: usize, position: usize) -> Vec<Chunk<'_>> {
+        let chunk = |blocks| Chunk {
+            tokens: &self.tokens[position..=position],
+            position,
+            blocks,
+            logits: LogitsFor::Last,
+        };
+        self.tables[..batch].iter().map(|blocks| chunk(blocks)).collect()
+    }
+}
+
+struct Steps<'a> {
+    backend: &'a mut dyn Backend,
+    sequences: Sequences,
+    generate_tokens: usize,
+    logits: Vec<f32>,
+}
+
+impl<'a> Steps<'a> {
+    fn new(backend: &'a mut dyn Backend, workload: &Workload) -> Self {
+        let sequences = Sequences::new(workload, backend.vocab_size());
+        let generate_tokens = workload.generate_tokens;
+        Self { backend, sequences, generate_tokens, logits: Vec::new() }
+    }
+
+    /// Computes the prompts of `batch` sequences, [`PREFILL_ROWS`] rows in a step.
+    fn prefill(&mut self, batch: usize) -> Result<Option<f64>, StepError> {
+        let total = batch * self.sequences.prompt_tokens;
+        let start = Instant::now();
+        for first in (0..total).step_by(PREFILL_ROWS) {
+            let chunks = self.sequences.prefill(first..total.min(first + PREFILL_ROWS));
+            self.backend.step(&chunks, &mut self.logits)?;
+        }
+        Ok(rate(total, start))
+    }
+
+    /// Decodes after the prompts of `batch` sequences.
+    fn decode(&mut self, batch: usize) -> Result<Option<f64>, StepError> {
+        let first = self.sequences.prompt_tokens;
+        let start = Instant::now();
+        for position in first..first + self.generate_tokens {
+            let chunks = self.sequences.decode(batch, position);
+            self.backend.step(&chunks, &mut self.logits)?;
+        }
+        Ok(rate(batch * self.generate_tokens, start))
+    }
+}
+
+fn rate(tokens: usize, start: Instant) -> Option<f64> {
+    (tokens > 0).then(|| tokens as f64 / start.elapsed().as_secs_f64().max(1e-9))
+}
+
+/// Bytes per second that `threads` threads together read from memory: the ceiling of decode, which
+/// reads every weight once for each token. Takes a moment and 256 MiB.
+pub fn memory_bandwidth(threads: usize) -> f64 {
+    let words = vec![1u64; BANDWIDTH_BYTES / size_of::<u64>()];
+    let part = words.len().div_ceil(threads.max(1));
+    let pass = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for words in words.chunks(part) {
+                scope.spawn(move || black_box(sum(black_box(words))));
+            }
+        });
+        BANDWIDTH_BYTES as f64 / start.elapsed().as_secs_f64().max(1e-9)
+    };
+    (0..BANDWIDTH_PASSES).map(|_| pass()).fold(0.0, f64::max)
+}
+
+/// Eight independent sums, so that no addition waits for the one before.
+fn sum(words: &[u64]) -> u64 {
+    let mut sums = [0u64; 8];
+    for chunk in words.chunks_exact(8) {
+        for (sum, word) in sums.iter_mut().zip(chunk) {
+            *sum = sum.wrapping_add(*word);
+        }
+    }
+    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Notes what it is asked to do.
+    #[derive(Default)]
+    struct Recorder {
+        steps: Vec<Vec<(usize, usize, LogitsFor)>>, // (position, tokens, logits) of each chunk
+    }
+
+    impl Backend for Recorder {
+        fn vocab_size(&self) -> usize {
+            10
+        }
+        fn block_count(&self) -> usize {
+            usize::MAX
+        }
+        fn numerics_class(&self) -> &str {
+            "recorder"
+        }
+        fn step(&mut self, chunks: &[Chunk<'_>], _: &mut Vec<f32>) -> Result<(), StepError> {
+            for chunk in chunks {
+                assert!(chunk.position + chunk.tokens.len() <= chunk.blocks.len() * 16);
+                assert!(chunk.tokens.iter().all(|&token| token < 10));
+            }
+            let seen = chunks.iter().map(|c| (c.position, c.tokens.len(), c.logits)).collect();
+            self.steps.push(seen);
+            Ok(())
+        }
+        fn copy_block(&mut self, _: BlockId, _: BlockId) {}
+    }
+
+    fn workload(batches: &[usize], prompt_tokens: usize, generate_tokens: usize) -> Workload {
+        Workload { batches: batches.to_vec(), prompt_tokens, generate_tokens, repetitions: 2 }
+    }
+
+    #[test]
+    fn prompts_are_cut_at_the_rows_of_a_step() {
+        let mut recorder = Recorder::default();
+        run(&mut recorder, &workload(&[2], 300, 1), |_| {}).expect("never fails");
+        // The warm-up is one prompt; then two repetitions of two steps of prompts and one decode.
+        let steps = &recorder.steps;
+        assert_eq!(steps.len(), 1 + 2 * 3);
+        assert_eq!(steps[1], [(0, 300, LogitsFor::Last), (0, 212, LogitsFor::Nothing)]);
+        assert_eq!(steps[2], [(212, 88, LogitsFor::Last)]);
+        assert_eq!(steps[3], [(300, 1, LogitsFor::Last), (300, 1, LogitsFor::Last)]);
+    }
+
+    #[test]
+    fn every_phase_and_batch_has_a_speed() {
+        let rows = |generate| {
+            let mut recorder = Recorder::default();
+            let speeds = run(&mut recorder, &workload(&[1, 4], 5, generate), |_| {});
+            let speeds = speeds.expect("never fails");
+            assert!(speeds.iter().all(|s| s.lowest <= s.median && s.median <= s.highest));
+            speeds.iter().map(|s| (s.phase.name(), s.batch)).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(3), [("prefill", 1), ("prefill", 4), ("decode", 1), ("decode", 4)]);
+        assert_eq!(rows(0), [("prefill", 1), ("prefill", 4)]);
+    }
+
+    #[test]
+    fn the_largest_batch_decides_the_blocks() {
+        assert_eq!(workload(&[1, 32, 4], 128, 64).block_count(), 32 * 12);
+        assert_eq!(workload(&[3], 1, 0).block_count(), 3);
+    }
+
+    #[test]
+    fn every_word_is_summed_whatever_the_length() {
+        for length in [0, 8, 64, 800] {
+            assert_eq!(sum(&vec![3; length]), 3 * length as u64);
+        }
+    }
+
+    #[test]
+    fn the_median_of_an_even_count_lies_between() {
+        let all = speed(Phase::Decode, 1, vec![Some(4.0), Some(1.0), Some(2.0), Some(3.0)]);
+        let all = all.expect("has samples");
+        assert_eq!((all.lowest, all.median, all.highest), (1.0, 2.5, 4.0));
+    }
+}

@@ -1,0 +1,109 @@
+//! `tritmill bench engine`: tokens per second of one model on this machine.
+
+use std::{num::NonZeroUsize, process::ExitCode};
+
+use anyhow::ensure;
+use clap::Args;
+use serde_json::json;
+use tritmill_engine::{
+    load,
+    measure::{self, Speed, Workload},
+};
+use tritmill_worker::machine;
+
+use crate::{
+    options::{ModelOption, RunOptions},
+    output,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  tritmill model synth --shape bitnet-2b --out /tmp/bitnet-2b
+  tritmill bench engine --model /tmp/bitnet-2b --threads 2 --batch 1,4,16
+  tritmill bench engine --model /tmp/bitnet-2b --format tl2 --prompt 512 --generate 0 --json
+
+Prints the median of the repetitions; tokens per second are of all sequences together.";
+
+/// Arguments of `bench engine`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelOption,
+    /// Sequences of a step; one measurement each
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,4,8,16,32")]
+    batch: Vec<NonZeroUsize>,
+    /// Tokens of each prompt
+    #[arg(long, value_name = "N", default_value = "128")]
+    prompt: NonZeroUsize,
+    /// Tokens to decode after it
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    generate: usize,
+    /// How often to measure everything
+    #[arg(long, value_name = "N", default_value = "3")]
+    repetitions: NonZeroUsize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    run: RunOptions,
+}
+
+/// Measures and prints.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let model = arguments.model.open()?;
+    let workload = Workload {
+        batches: arguments.batch.iter().map(|batch| batch.get()).collect(),
+        prompt_tokens: arguments.prompt.get(),
+        generate_tokens: arguments.generate,
+        repetitions: arguments.repetitions.get(),
+    };
+    let context = model.config().context_length;
+    let longest = workload.prompt_tokens.saturating_add(workload.generate_tokens);
+    ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
+    let options = arguments.run.engine();
+    let mut backend = load::backend(&model, &options, workload.block_count())?;
+    let speeds = measure::run(backend.as_mut(), &workload, |repetition| {
+        eprintln!("repetition {} of {}", repetition + 1, workload.repetitions);
+    })?;
+    let weight_bytes = backend.weight_bytes();
+    let resident_bytes = machine::resident_bytes();
+    let (isa, threads) = (options.isa(), options.threads());
+    if arguments.json {
+        output::line(json!({
+            "model": model.name(),
+            "format": options.format.to_string(),
+            "isa": isa.to_string(),
+            "threads": threads,
+            "prompt": workload.prompt_tokens,
+            "generate": workload.generate_tokens,
+            "weight_bytes": weight_bytes,
+            "resident_bytes": resident_bytes,
+            "rows": speeds.iter().map(row).collect::<Vec<_>>(),
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (name, format) = (model.name(), options.format);
+    output::line(format_args!("{name}, {format}, {isa}, {threads} threads"))?;
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), output::bytes);
+    let (weights, resident) = (size(weight_bytes.map(|n| n as u64)), size(resident_bytes));
+    output::line(format_args!("weights {weights}, resident {resident}"))?;
+    output::line("phase     batch   tokens/s  (slowest … fastest)")?;
+    for s in &speeds {
+        let (name, batch) = (s.phase.name(), s.batch);
+        let (median, lowest, highest) = (s.median, s.lowest, s.highest);
+        let text = format!("{name:<8} {batch:>6} {median:>10.1}  ({lowest:.1} … {highest:.1})");
+        output::line(text)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(speed: &Speed) -> serde_json::Value {
+    json!({
+        "phase": speed.phase.name(),
+        "batch": speed.batch,
+        "tokens_per_s": speed.median,
+        "tokens_per_s_lowest": speed.lowest,
+        "tokens_per_s_highest": speed.highest,
+    })
+}

@@ -1,0 +1,168 @@
+//! `tritmill doctor`: what this machine has, what is missing and how to get it.
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use clap::Args;
+use serde_json::json;
+use tritmill_engine::{
+    kernels::{Isa, self_check},
+    measure,
+};
+use tritmill_worker::machine::{self, Machine};
+
+use crate::output;
+
+const EXAMPLES: &str = "\
+Examples:
+  tritmill doctor
+  tritmill doctor --json
+
+Exit code 1 if something that every command needs does not work.";
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Kernels to use [default: the fastest this machine has]
+    #[arg(long, env = "TRITMILL_ISA")]
+    isa: Option<Isa>,
+}
+
+/// One line of the report.
+struct Check {
+    name: &'static str,
+    ok: bool,
+    /// What was found.
+    found: String,
+    /// What to do about it; empty if nothing.
+    advice: String,
+}
+
+/// Looks around and prints.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let machine = Machine::read();
+    let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect();
+    let chosen = arguments.isa.unwrap_or_else(Isa::detect);
+    let bandwidth = measure::memory_bandwidth(machine.cores);
+    let folder = std::env::current_dir()?;
+    let disk = machine::disk_free_bytes(&folder);
+    let checks = [
+        processor(&isas, chosen),
+        kernels(&isas),
+        memory(&machine),
+        huge_pages(&machine),
+        disk_space(disk),
+    ];
+    let ok = checks.iter().all(|check| check.ok);
+    if arguments.json {
+        output::line(json!({
+            "ok": ok,
+            "cpu": machine.cpu,
+            "cores": machine.cores,
+            "isas": isas.iter().map(Isa::to_string).collect::<Vec<_>>(),
+            "isa": chosen.to_string(),
+            "memory_bytes": machine.memory_bytes,
+            "memory_available_bytes": machine.memory_available_bytes,
+            "memory_limit_bytes": machine.memory_limit_bytes,
+            "memory_bandwidth_bytes_per_s": bandwidth.round(),
+            "huge_pages": machine.huge_pages,
+            "disk_free_bytes": disk,
+            "checks": checks.iter().map(|check| json!({
+                "name": check.name, "ok": check.ok, "found": check.found, "advice": check.advice,
+            })).collect::<Vec<_>>(),
+        }))?;
+    } else {
+        print(&machine, bandwidth, &checks)?;
+    }
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print(machine: &Machine, bandwidth: f64, checks: &[Check]) -> anyhow::Result<()> {
+    let cpu = machine.cpu.as_deref().unwrap_or("unknown processor");
+    output::line(format_args!("{cpu}, {} cores for this process", machine.cores))?;
+    let gb = bandwidth / 1e9;
+    let ceiling = gb / 0.5;
+    output::line(format_args!(
+        "memory reads at {gb:.1} GB/s: with 0.5 GB of weights at most {ceiling:.0} steps/s\n"
+    ))?;
+    for check in checks {
+        let mark = if check.ok { "ok     " } else { "MISSING" };
+        output::line(format_args!("{mark}  {:<12} {}", check.name, check.found))?;
+        if !check.advice.is_empty() {
+            output::line(format_args!("         {:<12} → {}", "", check.advice))?;
+        }
+    }
+    output::line(
+        "\nEverything here runs without a server: Redis, Postgres and a GPU are not needed.",
+    )?;
+    output::line("Next: tritmill demo")?;
+    Ok(())
+}
+
+fn processor(isas: &[Isa], chosen: Isa) -> Check {
+    let names: Vec<String> = isas.iter().map(Isa::to_string).collect();
+    let ok = chosen.is_available();
+    let advice = match (ok, Isa::detect()) {
+        (false, _) => format!("this machine has no {chosen}: unset TRITMILL_ISA"),
+        (true, best) if chosen < best => {
+            format!("{best} is there and faster: unset TRITMILL_ISA")
+        }
+        (true, Isa::Scalar) => {
+            "an x86-64 processor with AVX2 or AVX-512 is many times faster".to_owned()
+        }
+        _ => String::new(),
+    };
+    Check { name: "kernels", ok, found: format!("{chosen} of {}", names.join(", ")), advice }
+}
+
+fn kernels(isas: &[Isa]) -> Check {
+    let wrong: Vec<String> =
+        isas.iter().filter(|isa| !self_check(**isa)).map(Isa::to_string).collect();
+    let ok = wrong.is_empty();
+    let (found, advice) = if ok {
+        ("every kernel agrees with its scalar definition".to_owned(), String::new())
+    } else {
+        let mut text = String::new();
+        let _ = write!(text, "{} disagree with the scalar definition", wrong.join(", "));
+        (text, "set TRITMILL_ISA=scalar, and please report this machine".to_owned())
+    };
+    Check { name: "self-check", ok, found, advice }
+}
+
+fn memory(machine: &Machine) -> Check {
+    let available = machine.memory_limit_bytes.or(machine.memory_available_bytes);
+    let found = match (machine.memory_bytes, available) {
+        (Some(all), Some(free)) => {
+            format!("{}, {} available", output::bytes(all), output::bytes(free))
+        }
+        _ => "unknown".to_owned(),
+    };
+    let advice = match available {
+        Some(free) if free < 2 << 30 => {
+            "a 2 B model takes about 1.5 GiB: free some, or lower --kv-memory".to_owned()
+        }
+        _ => String::new(),
+    };
+    Check { name: "memory", ok: true, found, advice }
+}
+
+fn huge_pages(machine: &Machine) -> Check {
+    let found = machine.huge_pages.clone().unwrap_or_else(|| "unknown".to_owned());
+    let advice = if found == "never" {
+        "weights read faster with: echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+    } else {
+        ""
+    };
+    Check { name: "huge pages", ok: true, found, advice: advice.to_owned() }
+}
+
+fn disk_space(free: Option<u64>) -> Check {
+    let found =
+        free.map_or_else(|| "unknown".to_owned(), |free| output::bytes(free) + " free here");
+    let ok = free.is_none_or(|free| free > 64 << 20);
+    let advice = if ok { "" } else { "a run keeps its state next to its output: free some space" };
+    Check { name: "disk", ok, found, advice: advice.to_owned() }
+}

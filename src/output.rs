@@ -1,0 +1,74 @@
+//! How the program speaks: log lines, results and errors.
+
+use std::io::{self, Write as _};
+
+use tracing_subscriber::EnvFilter;
+
+/// Sends log lines to standard error; `RUST_LOG` chooses them, warnings by default.
+pub fn start_log() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+}
+
+/// Prints one line of a result.
+pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
+    writeln!(io::stdout().lock(), "{text}")
+}
+
+/// Whether the reader of standard output went away, which is no failure.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io_error = error.downcast_ref::<io::Error>();
+    io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// An error with its causes on one line. A cause that the message before it already ends with is
+/// not repeated.
+pub fn one_line(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Bytes for people: `1.18 GiB`.
+pub fn bytes(count: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{count} B") } else { format!("{value:.2} {}", units[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+
+    use super::*;
+
+    #[test]
+    fn a_cause_is_said_once_and_on_one_line() {
+        let cause = || Err::<(), _>(anyhow::anyhow!("no such\nfile"));
+        let check = |error: anyhow::Error, expect: &str| assert_eq!(one_line(&error), expect);
+        check(cause().expect_err("made above"), "no such file");
+        check(cause().context("cannot open").expect_err("made above"), "cannot open: no such file");
+        let twice = cause().context("x: no such\nfile").expect_err("made above");
+        check(twice, "x: no such file");
+    }
+
+    #[test]
+    fn bytes_are_readable() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.50 KiB");
+        assert_eq!(bytes(5 << 30), "5.00 GiB");
+    }
+}

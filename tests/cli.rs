@@ -1,0 +1,50 @@
+//! The program as a whole: help, doctor, unknown commands, and what it does when nobody listens.
+
+#[expect(dead_code, reason = "each test program uses its part of it")]
+mod program;
+
+use program::{fails, json, run};
+
+const COMMANDS: [&str; 8] = [
+    "",
+    "model",
+    "model inspect",
+    "model logits",
+    "model generate",
+    "bench",
+    "bench engine",
+    "doctor",
+];
+
+#[test]
+fn every_command_explains_itself() {
+    for command in COMMANDS {
+        let words: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
+        let output = run(&words);
+        assert_eq!((output.code, output.stderr.as_str()), (0, ""), "{command}");
+        assert!(output.stdout.contains("Usage: tritmill"), "{command}: {}", output.stdout);
+        // Those that do something show how; the others list those that do.
+        let examples = output.stdout.contains("Examples:");
+        assert!(examples || output.stdout.contains("Commands:"), "{command}: {}", output.stdout);
+    }
+}
+
+#[test]
+fn unknown_commands_are_refused_with_a_hint() {
+    fails(&["docter"], "doctor");
+    fails(&["--nonsense"], "unexpected argument");
+}
+
+#[test]
+fn doctor_reports_the_machine() {
+    let answer = json(&["doctor", "--json"]);
+    assert_eq!(answer["ok"], true);
+    assert!(answer["cores"].as_u64() >= Some(1));
+    let isas = answer["isas"].as_array().expect("the ISAs it can run");
+    assert_eq!(isas[0], "scalar");
+    assert!(isas.contains(&answer["isa"]));
+    assert!(answer["memory_bandwidth_bytes_per_s"].as_f64() > Some(1e6));
+    for check in answer["checks"].as_array().expect("checks") {
+        assert_eq!(check["ok"], true, "{check}");
+    }
+}

@@ -1,0 +1,191 @@
+//! The commands about models, as a person runs them: on the golden models, with good arguments and
+//! with bad ones.
+
+mod program;
+
+use std::fs;
+
+use program::{fails, golden, json, run};
+use serde_json::Value;
+
+const FORMATS: [&str; 3] = ["i2_s", "tl1", "tl2"];
+/// Lead of a greedy token, in logits, that no order of summing takes away.
+const SURE: f64 = 0.25;
+
+/// A prompt of `bitnet-tiny`'s reference outputs.
+fn prompt(index: usize) -> (String, Value) {
+    let cases = fs::read(golden("bitnet-tiny/cases.json")).expect("the golden data is there");
+    let cases: Value = serde_json::from_slice(&cases).expect("and is JSON");
+    let prompt = cases["prompts"][index].clone();
+    let ids: Vec<String> =
+        prompt["ids"].as_array().expect("ids").iter().map(Value::to_string).collect();
+    (ids.join(","), prompt)
+}
+
+#[test]
+fn logits_are_the_reference_s_in_every_format() {
+    let (ids, prompt) = prompt(2);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut files = Vec::new();
+    for format in FORMATS {
+        let out = folder.path().join(format);
+        let model = golden("bitnet-tiny");
+        let arguments = ["model", "logits", "--model", &model, "--tokens", &ids, "--kv", "f32"];
+        let more = ["--format", format, "--top", "10", "--json", "--out"];
+        let answer = json(&[&arguments[..], &more, &[out.to_str().expect("UTF-8")]].concat());
+        let positions = prompt["ids"].as_array().expect("ids").len();
+        assert_eq!(answer["positions"], positions);
+        assert_eq!(answer["vocab"], 1024);
+        let expect = prompt["last_top10"].as_array().expect("the reference's best");
+        let top = answer["top"].as_array().expect("the best");
+        assert_eq!(top.len(), 10);
+        for (ours, reference) in top.iter().zip(expect) {
+            let value = |of: &Value| of["logit"].as_f64().expect("a number");
+            assert!((value(ours) - value(reference)).abs() < 1e-3, "{ours} for {reference}");
+        }
+        let bytes = fs::read(&out).expect("the file was written");
+        assert_eq!(bytes.len(), positions * 1024 * 4);
+        files.push(bytes);
+    }
+    assert!(files.iter().all(|file| *file == files[0]), "the formats differ");
+}
+
+#[test]
+fn logits_do_not_depend_on_the_threads() {
+    let (ids, _) = prompt(3);
+    let model = golden("bitnet-tiny");
+    let with = |threads| {
+        json(&[
+            "model",
+            "logits",
+            "--model",
+            &model,
+            "--tokens",
+            &ids,
+            "--threads",
+            threads,
+            "--json",
+        ])
+    };
+    assert_eq!(with("1"), with("3"));
+}
+
+#[test]
+fn greedy_generation_follows_the_reference_in_every_format() {
+    let (ids, prompt) = prompt(1);
+    let list = |name: &str| prompt["greedy"][name].as_array().expect("one for each step");
+    // A narrow lead may turn with the last bit of a sum; up to there the tokens are the same.
+    let sure = list("margin").iter().take_while(|margin| margin.as_f64() > Some(SURE)).count();
+    assert!(sure > 0, "the reference leads by a margin at first");
+    let expect = &list("ids")[..sure];
+    let model = golden("bitnet-tiny");
+    let mut answers = Vec::new();
+    for format in FORMATS {
+        let arguments = ["model", "generate", "--model", &model, "--tokens", &ids, "--kv", "f32"];
+        let more = ["--max-tokens", "48", "--ignore-eos", "--format", format, "--json"];
+        let answer = json(&[&arguments[..], &more].concat());
+        let tokens = answer["tokens"].as_array().expect("tokens");
+        assert_eq!(tokens.len(), 48);
+        assert_eq!(answer["finish_reason"], "length");
+        assert!(answer["text"].is_string());
+        assert_eq!(tokens[..sure], *expect);
+        answers.push(answer);
+    }
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "the formats differ");
+}
+
+#[test]
+fn a_text_prompt_is_its_tokens() {
+    let (ids, prompt) = prompt(2);
+    let model = golden("bitnet-tiny");
+    let text = prompt["text"].as_str().expect("text");
+    let from = |kind: &str, prompt: &str| {
+        let sampling = ["--max-tokens", "8", "--temperature", "0.9", "--seed", "5", "--json"];
+        let arguments = ["model", "generate", "--model", &model, kind, prompt];
+        json(&[&arguments[..], &sampling].concat())
+    };
+    assert_eq!(from("--prompt", text), from("--tokens", &ids));
+}
+
+#[test]
+fn chat_prompts_and_log_probabilities_are_answered() {
+    let model = golden("bitnet-tiny");
+    let arguments = ["model", "generate", "--model", &model, "--chat", "--prompt", "Hello"];
+    let more = ["--max-tokens", "4", "--ignore-eos", "--logprobs", "2", "--json"];
+    let answer = json(&[&arguments[..], &more].concat());
+    let logprobs = answer["logprobs"].as_array().expect("log-probabilities");
+    assert_eq!(logprobs.len(), 4);
+    for (token, logprob) in answer["tokens"].as_array().expect("tokens").iter().zip(logprobs) {
+        assert_eq!(&logprob["token"], token);
+        assert_eq!(logprob["top"].as_array().expect("the best two").len(), 2);
+    }
+}
+
+#[test]
+fn inspect_shows_shape_tensors_and_fingerprint() {
+    let answer = json(&["model", "inspect", &golden("llama-tiny"), "--json"]);
+    assert_eq!(answer["name"], "llama-tiny");
+    assert_eq!(answer["config"]["layer_count"], 4);
+    let fingerprint = answer["fingerprint"].as_str().expect("a fingerprint");
+    assert!(fingerprint.len() == 64 && fingerprint.bytes().all(|c| c.is_ascii_hexdigit()));
+    let tensors = answer["tensors"].as_array().expect("tensors");
+    let head = tensors.iter().find(|tensor| tensor["name"] == "lm_head.weight");
+    assert_eq!(head.expect("an untied head")["shape"].to_string(), "[1024,256]");
+    let text = run(&["model", "inspect", &golden("llama-tiny")]);
+    assert!(text.stdout.contains("lm_head.weight") && text.stdout.contains(fingerprint));
+}
+
+#[test]
+fn arguments_that_cannot_be_are_refused_in_one_line() {
+    let model = golden("bitnet-tiny");
+    let logits = ["model", "logits", "--model", &model, "--tokens"];
+    let check = |more: &[&str], says: &str| fails(&[&logits[..], more].concat(), says);
+    check(&["1,x"], "invalid value 'x'");
+    check(&["1", "--format", "q4"], "possible values: i2_s, tl1, tl2");
+    check(&["1", "--threads", "0"], "invalid value '0'");
+    check(&["1", "--isa", "sse"], "possible values: scalar, avx2, avx512");
+    check(&["1024"], "token 1024 is outside the vocabulary of 1024");
+    check(&["1", "--out", "/nowhere/logits"], "cannot write /nowhere/logits");
+    check(&[], "--tokens <IDS>");
+    let generate = ["model", "generate", "--model", &model];
+    let check = |more: &[&str], says: &str| fails(&[&generate[..], more].concat(), says);
+    check(&[], "required arguments were not provided");
+    check(&["--prompt", "a", "--tokens", "1"], "cannot be used with");
+    check(&["--prompt", "a", "--temperature", "-1"], "temperature");
+    check(&["--prompt", "a", "--top-p", "1.5"], "top_p is 1.5");
+    check(&["--prompt", "a", "--max-tokens", "0"], "max_tokens is 0");
+    check(&["--prompt", "a", "--logit-bias", "7"], "expected ID=BIAS");
+    check(&["--tokens", "5000"], "prompt has token 5000, the vocabulary has 1024");
+    fails(&["model", "fly"], "unrecognized subcommand 'fly'");
+}
+
+#[test]
+fn models_that_are_none_are_refused_in_one_line() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let inspect = |name: &str, says: &str| {
+        let output = fails(&["model", "inspect", path(name).to_str().expect("UTF-8")], says);
+        assert_eq!(output.stderr.trim_end().lines().count(), 1, "{}", output.stderr);
+    };
+    inspect("missing", "missing");
+    fs::write(path("text.gguf"), "not a model").expect("writable");
+    inspect("text.gguf", "text.gguf");
+    fs::create_dir(path("empty")).expect("writable");
+    inspect("empty", "config.json");
+
+    let copy = |name: &str| {
+        fs::create_dir(path(name)).expect("writable");
+        for file in fs::read_dir(golden("bitnet-tiny")).expect("readable") {
+            let file = file.expect("readable");
+            fs::copy(file.path(), path(name).join(file.file_name())).expect("writable");
+        }
+    };
+    copy("torn");
+    let weights = path("torn").join("model.safetensors");
+    let bytes = fs::read(&weights).expect("copied");
+    fs::write(&weights, &bytes[..bytes.len() / 2]).expect("writable");
+    inspect("torn", "tensor model.");
+    copy("garbled");
+    fs::write(path("garbled").join("config.json"), "{\"hidden_size\": ").expect("writable");
+    inspect("garbled", "config.json is not valid JSON");
+}
