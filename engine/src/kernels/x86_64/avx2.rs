@@ -144,7 +144,7 @@ impl Expand<Avx2> for I2S {
         // SAFETY: passed on from the caller.
         unsafe {
             let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
-            for half in 0..2 {
+            for (half, codes) in codes[0].iter_mut().enumerate() {
                 let bytes = indices(tile, block, half);
                 let shifted = match part {
                     0 => bytes,
@@ -152,7 +152,7 @@ impl Expand<Avx2> for I2S {
                     2 => _mm256_srli_epi16::<4>(bytes),
                     _ => _mm256_srli_epi16::<6>(bytes),
                 };
-                codes[0][half] = _mm256_and_si256(shifted, _mm256_set1_epi8(3));
+                *codes = _mm256_and_si256(shifted, _mm256_set1_epi8(3));
             }
             codes
         }
