@@ -320,7 +320,11 @@ fn tokenizers_that_are_not_byte_level_bpe_are_refused_by_key() {
 
 #[test]
 fn token_ids_that_do_not_fit_are_refused() {
-    let message = tokenizer_refusal(|json| json["model"]["vocab"]["zzz"] = json!(1024));
+    let message = tokenizer_refusal(|json| {
+        let mut token = json["added_tokens"][4].clone();
+        (token["id"], token["content"]) = (json!(1024), json!("<|one_more|>"));
+        json["added_tokens"].as_array_mut().unwrap().push(token);
+    });
     assert!(message.contains("1024"), "{message}");
     let message = tokenizer_refusal(|json| json["model"]["vocab"]["zzz"] = json!(u32::MAX));
     assert!(message.contains("zzz"), "{message}");
