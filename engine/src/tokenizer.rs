@@ -52,13 +52,24 @@ pub enum TokenizerError {
         /// The id.
         id: u32,
     },
+    /// An added token whose id is neither in the vocabulary nor the next free one.
+    #[error("added token {token:?} cannot have id {id}")]
+    AddedTokenId {
+        /// The token's text, shortened.
+        token: String,
+        /// The id in the file.
+        id: u32,
+    },
     /// A problem that only the tokenizer library can name.
     #[error("tokenizer: {0}")]
     Library(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// The pre-tokenizer of Llama 3.
+pub(crate) const LLAMA3_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// Ids are refused from here on, before a table is sized by them.
-const VOCAB_MAX: u32 = 1 << 24;
+const VOCAB_MAX: u32 = 1 << 21;
 
 /// The parts of `tokenizer.json` that are checked, hashed and rewritten here.
 #[derive(Debug, Deserialize)]
@@ -104,6 +115,25 @@ enum Merge {
     Joined(String),
 }
 
+impl Merge {
+    fn joined(&self) -> String {
+        match self {
+            Self::Pair(left, right) => format!("{left} {right}"),
+            Self::Joined(joined) => joined.clone(),
+        }
+    }
+}
+
+/// A vocabulary as text.
+pub(crate) struct Vocabulary {
+    /// By id; ids without a token are `None`.
+    pub tokens: Vec<Option<(String, TokenKind)>>,
+    /// Pairs separated by a space, by rank.
+    pub merges: Vec<String>,
+    /// The name GGUF files have for the pre-tokenizer, if there is one.
+    pub pre: Option<&'static str>,
+}
+
 /// A byte-level BPE tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -127,6 +157,7 @@ impl Tokenizer {
             tokenizers::Tokenizer::from_bytes(bytes).map_err(TokenizerError::Library)?;
         inner.with_truncation(None).map_err(TokenizerError::Library)?;
         inner.with_padding(None);
+        check_ids(&inner, &json)?;
         let mut tokenizer = Self { inner, tokens, digest: [0; 32], json: bytes.to_vec() };
         let framed = tokenizer.encode("", true)?;
         tokenizer.digest = digest(&json, &tokenizer.tokens, &framed);
@@ -193,10 +224,36 @@ impl Tokenizer {
         self.digest
     }
 
+    /// The tokens and merges as text, for writing them in another form.
+    pub(crate) fn vocabulary(&self) -> Result<Vocabulary, TokenizerError> {
+        let json: TokenizerJson = serde_json::from_slice(&self.json)
+            .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
+        let pre = named_pre_tokenizer(&json);
+        let mut tokens = vec![None; self.tokens.entries.len()];
+        let added = json.added_tokens.into_iter().map(|token| (token.content, token.id));
+        for (text, id) in json.model.vocab.into_iter().chain(added) {
+            tokens[id as usize] = self.tokens.kind(id).map(|kind| (text, kind));
+        }
+        let merges = json.model.merges.iter().map(Merge::joined).collect();
+        Ok(Vocabulary { tokens, merges, pre })
+    }
+
     /// The `tokenizer.json` this was built from.
     pub(crate) fn json(&self) -> &[u8] {
         &self.json
     }
+}
+
+/// The library numbers added tokens itself, from the size of the vocabulary on, and only warns when
+/// the file says otherwise.
+fn check_ids(inner: &tokenizers::Tokenizer, json: &TokenizerJson) -> Result<(), TokenizerError> {
+    for token in &json.added_tokens {
+        if inner.token_to_id(&token.content) != Some(token.id) {
+            let token_text = crate::files::shorten(&token.content);
+            return Err(TokenizerError::AddedTokenId { token: token_text, id: token.id });
+        }
+    }
+    Ok(())
 }
 
 fn check_kind(json: &TokenizerJson) -> Result<(), TokenizerError> {
@@ -235,7 +292,7 @@ fn mentions_byte_level(pre_tokenizer: &Value) -> bool {
 
 /// What a token is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TokenKind {
+pub(crate) enum TokenKind {
     /// Learned by BPE.
     Normal,
     /// Added to the vocabulary as text.
@@ -319,7 +376,7 @@ impl TokenTable {
 
 /// The characters that byte-level BPE writes bytes as (GPT-2's `bytes_to_unicode`): printable
 /// Latin-1 stands for itself, the other 68 bytes are numbered from U+0100.
-fn byte_alphabet() -> HashMap<char, u8> {
+pub(crate) fn byte_alphabet() -> HashMap<char, u8> {
     let mut alphabet = HashMap::with_capacity(256);
     let mut next = 0x100;
     for byte in 0..=255u8 {
@@ -347,10 +404,7 @@ fn digest(json: &TokenizerJson, tokens: &TokenTable, framed_empty: &[u32]) -> [u
         field(&[tokens.kind(id).map_or(0, |kind| kind as u8 + 1)]);
     }
     for merge in &json.model.merges {
-        match merge {
-            Merge::Pair(left, right) => field(format!("{left} {right}").as_bytes()),
-            Merge::Joined(joined) => field(joined.as_bytes()),
-        }
+        field(merge.joined().as_bytes());
     }
     field(&[u8::from(json.model.ignore_merges)]);
     field(json.normalizer.to_string().as_bytes());
@@ -361,6 +415,28 @@ fn digest(json: &TokenizerJson, tokens: &TokenTable, framed_empty: &[u32]) -> [u
         field(&id.to_le_bytes());
     }
     *hasher.finalize().as_bytes()
+}
+
+/// GGUF's name of the pre-tokenizer, if it has one that means exactly this.
+fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> {
+    let pre = &json.pre_tokenizer;
+    if !json.normalizer.is_null() {
+        return None;
+    }
+    let [split] = split_patterns(pre).try_into().ok()?;
+    let split: Value = serde_json::from_str(&split).ok()?;
+    let is_llama3 = split["type"] == "Split"
+        && split["pattern"]["Regex"] == LLAMA3_REGEX
+        && split["behavior"] == "Isolated"
+        && split["invert"] == Value::Bool(false);
+    let is_gpt2 = split["type"] == "ByteLevel"
+        && split["use_regex"] == Value::Bool(true)
+        && split["add_prefix_space"] == Value::Bool(false);
+    match json.model.ignore_merges {
+        true if is_llama3 => Some("llama-bpe"),
+        false if is_gpt2 => Some("gpt-2"),
+        _ => None,
+    }
 }
 
 /// What the pre-tokenizer splits by: its parts except the byte-level mapping, which only adds

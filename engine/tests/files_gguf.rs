@@ -136,3 +136,71 @@ fn sub_norms_and_final_norm_are_found() {
     assert_eq!(model.norm(Norm::Final).unwrap().len(), 256);
     assert!(model.norm(Norm::Linear(0, Linear::Q)).is_err());
 }
+
+/// Files of an independent encoder (`tests/data/make_gguf.py`).
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn f32_sha256(values: &[f32]) -> String {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn widened(matrix: tritmill_engine::files::Dense<'_>) -> Vec<f32> {
+    let mut values = vec![0.0; matrix.rows * matrix.cols];
+    values.chunks_mut(matrix.cols).enumerate().for_each(|(row, out)| matrix.row(row, out));
+    values
+}
+
+fn expected() -> Value {
+    serde_json::from_slice(&std::fs::read(data("expected.json")).unwrap()).unwrap()
+}
+
+fn check_independent(file: &str, dtype: DenseType) {
+    let model = Model::open(&data(file)).unwrap();
+    let expected = &expected()[file];
+    assert_eq!(model.embedding().dtype, dtype);
+    let embedding = f32_sha256(&widened(model.embedding()));
+    assert_eq!(expected["token_embd.weight"]["sha256_of_f32"], embedding);
+    let head = if model.config().tied_head { "token_embd.weight" } else { "output.weight" };
+    assert_eq!(expected[head]["sha256_of_f32"], f32_sha256(&widened(model.head())));
+    let norm = f32_sha256(&model.norm(Norm::FeedForward(0)).unwrap());
+    assert_eq!(expected["blk.0.ffn_norm.weight"]["sha256_of_f32"], norm);
+    for linear in Linear::ALL {
+        let name = model.ternary_name(0, linear);
+        let matrix = model.ternary(0, linear).unwrap();
+        assert_eq!(expected[name]["sha256_of_row_major_int8"], sha256(&matrix), "{name}");
+        let scale = expected[name]["scale"].as_f64().unwrap() as f32;
+        assert_eq!(matrix.scale, Scale::Multiply(scale), "{name}");
+    }
+}
+
+#[test]
+fn llama_query_and_key_rows_come_back_in_half_split_order() {
+    check_independent("llama-tq2_0-q8_0.gguf", DenseType::Q8_0);
+}
+
+#[test]
+fn tq1_0_and_bf16_of_an_independent_encoder_decode_exactly() {
+    check_independent("bitnet-tq1_0-bf16.gguf", DenseType::Bf16);
+}
+
+#[test]
+fn q6_k_dequantizes_as_the_independent_decoder_does() {
+    let model = Model::open(&golden("gguf/synth-TQ1_0.gguf")).unwrap();
+    assert_eq!(model.embedding().dtype, DenseType::Q6K);
+    let expected = &expected()["golden/synth-TQ1_0.gguf"];
+    assert_eq!(expected["sha256_of_f32"], f32_sha256(&widened(model.embedding())));
+}
+
+#[test]
+fn token_types_decide_what_is_special_and_what_is_padding() {
+    let model = Model::open(&data("llama-tq2_0-q8_0.gguf")).unwrap();
+    let tokenizer = model.tokenizer();
+    assert_eq!(tokenizer.encode("é<tag>", true).unwrap(), [256, 0xc3, 0xa9, 258]);
+    assert_eq!((tokenizer.is_special(257), tokenizer.is_special(258)), (true, false));
+    assert_eq!(tokenizer.token_bytes(0xc3), Some(&[0xc3][..]));
+    assert_eq!(tokenizer.token_bytes(259), None);
+    assert_eq!(model.config().eos_tokens, [257]);
+}

@@ -66,6 +66,8 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
 
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
 pub(crate) const HEAD: &str = "output.weight";
+/// All end tokens, in files written by [`super::convert`].
+pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
 
 /// The file's name of a linear's weights.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {

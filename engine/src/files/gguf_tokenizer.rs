@@ -13,15 +13,13 @@ use super::{
     error::{ModelError, shorten},
     gguf::{Array, Gguf, Value},
     gguf_config::Keys,
+    gguf_model::EOS_TOKENS_KEY,
 };
 use crate::{
     chat::ChatTemplate,
     config::ModelConfig,
-    tokenizer::{Tokenizer, TokenizerError},
+    tokenizer::{LLAMA3_REGEX, Tokenizer, TokenizerError},
 };
-
-/// The pre-tokenizer of Llama 3.
-pub(crate) const LLAMA3_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Token types of GGUF files.
 pub(crate) const TYPE_NORMAL: i64 = 1;
@@ -76,9 +74,13 @@ pub(crate) fn read(file: &str, gguf: &Gguf<'_>, config: &ModelConfig) -> Result<
         id.and_then(|&id| tokens.get(id as usize)).map(|token| token.text.to_owned())
     };
     let (bos, eos) = (text_of(config.bos_token.as_ref()), text_of(eos_tokens.first()));
-    for (id, token) in tokens.iter().enumerate() {
-        if token.kind == TYPE_CONTROL && END_TOKENS.contains(&token.text) {
-            eos_tokens.push(id as u32);
+    if let Some(exact) = array(&keys, EOS_TOKENS_KEY)? {
+        eos_tokens = listed_tokens(file, &keys, exact, vocab_size)?;
+    } else {
+        for (id, token) in tokens.iter().enumerate() {
+            if token.kind == TYPE_CONTROL && END_TOKENS.contains(&token.text) {
+                eos_tokens.push(id as u32);
+            }
         }
     }
     eos_tokens.sort_unstable();
@@ -88,6 +90,20 @@ pub(crate) fn read(file: &str, gguf: &Gguf<'_>, config: &ModelConfig) -> Result<
         .map(|source| ChatTemplate::parse(source.to_owned(), bos, eos))
         .transpose()?;
     Ok(Text { tokenizer, chat_template, eos_tokens })
+}
+
+fn listed_tokens(
+    file: &str,
+    keys: &Keys<'_>,
+    list: Array<'_>,
+    vocab_size: u64,
+) -> Result<Vec<u32>, ModelError> {
+    list.values(file)
+        .map(|value| match value? {
+            Value::Unsigned(id) if id < vocab_size => Ok(id as u32),
+            _ => Err(keys.bad(EOS_TOKENS_KEY, "a list of token ids inside the vocabulary")),
+        })
+        .collect()
 }
 
 fn array<'a>(keys: &Keys<'a>, key: &str) -> Result<Option<Array<'a>>, ModelError> {

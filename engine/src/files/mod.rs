@@ -6,6 +6,9 @@
 //! offset and shape is checked against the bytes that are really there before it is used, and
 //! whatever would change the mathematics without being understood is refused by its name.
 
+mod convert;
+mod convert_folder;
+mod convert_gguf;
 mod dense;
 mod error;
 mod fingerprint;
@@ -14,19 +17,28 @@ mod gguf_config;
 mod gguf_model;
 mod gguf_ternary;
 mod gguf_tokenizer;
+mod gguf_write;
 mod hf;
 pub mod hf_config;
+mod hf_write;
+mod inspect;
 mod mmap;
 mod model;
+mod partial;
 mod quants;
 pub mod safetensors;
+mod synth;
 mod ternary;
+mod ternary_write;
 
 pub(crate) use error::shorten;
 pub use {
+    convert::{Report, Target, UnknownTarget, convert},
     dense::{Dense, DenseType},
     error::{ModelError, Problem},
     fingerprint::Fingerprint,
     hf::shard_names,
+    inspect::{Inspection, Shape, inspect},
     model::{EmbeddedFolder, Model, TensorInfo},
+    synth::{VOCAB_MIN, shape, shape_names, synth},
 };

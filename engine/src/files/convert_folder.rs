@@ -1,0 +1,120 @@
+//! Writing a model as a Hugging Face folder with packed ternary weights.
+
+use std::{io::Write, path::Path};
+
+use super::{
+    convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
+    dense::{Dense, DenseType},
+    error::{ModelError, Problem},
+    hf,
+    hf_config::WeightStorage,
+    hf_write::{self, FolderTexts},
+    model::{Model, norm_len},
+    safetensors::Dtype,
+    ternary_write,
+};
+use crate::{
+    config::{Linear, Norm},
+    formats::Scale,
+};
+
+/// What one tensor of a folder is made of.
+enum Source {
+    Embedding,
+    Head,
+    Norm(Norm),
+    Linear(usize, Linear),
+    /// The scale of the linear before it.
+    ScaleOfLast,
+}
+
+/// Writes `model` as a folder.
+pub(super) fn write(model: &Model, out: &Path) -> Result<Report, ModelError> {
+    let config = model.config();
+    let divides = matches!(model.ternary(0, Linear::Q)?.scale, Scale::Divide(_));
+    let storage = if divides { WeightStorage::PackedDivide } else { WeightStorage::PackedMultiply };
+    let (plan, sources): (Vec<_>, Vec<_>) = folder_plan(model)?.into_iter().unzip();
+    let token_text = |id: Option<u32>| {
+        id.and_then(|id| model.tokenizer().token_bytes(id))
+            .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
+    };
+    let (bos, eos) = (token_text(config.bos_token), token_text(eos_token(model)));
+    let texts = FolderTexts {
+        tokenizer: model.tokenizer().json(),
+        bos_token: bos.as_deref(),
+        eos_token: eos.as_deref(),
+        chat_template: model.chat_template().map(|template| template.source()),
+    };
+    let at = hf_write::at(out);
+    let mut scale = 0f32;
+    hf_write::write_folder(out, config, storage, &texts, &plan, |index, writer| {
+        match sources[index] {
+            Source::Embedding => write_dense(model.embedding(), writer).map_err(&at),
+            Source::Head => write_dense(model.head(), writer).map_err(&at),
+            Source::Norm(norm) => writer.write_all(&f32_bytes(&model.norm(norm)?)).map_err(&at),
+            Source::Linear(layer, linear) => {
+                let matrix = model.ternary(layer, linear)?;
+                scale = match matrix.scale {
+                    Scale::Multiply(scale) | Scale::Divide(scale) => scale,
+                };
+                let packed = ternary_write::encode_planar(&matrix.trits, matrix.rows, matrix.cols);
+                writer.write_all(&packed).map_err(&at)
+            }
+            Source::ScaleOfLast => writer.write_all(&scale.to_le_bytes()).map_err(&at),
+        }
+    })?;
+    Ok(Report { tensor_count: plan.len(), inexact_scale_count: 0 })
+}
+
+fn folder_plan(model: &Model) -> Result<Vec<(hf_write::TensorPlan, Source)>, ModelError> {
+    let config = model.config();
+    let mut plan = Vec::new();
+    let mut add = |name: String, dtype, shape: &[usize], source| {
+        let shape = shape.iter().map(|&dim| dim as u64).collect();
+        plan.push((hf_write::TensorPlan { name, dtype, shape }, source));
+    };
+    let shape = [config.vocab_size, config.hidden_size];
+    let (embedding, head) = (model.embedding().dtype, model.head().dtype);
+    add("model.embed_tokens.weight".to_owned(), folder_type(embedding), &shape, Source::Embedding);
+    if !config.tied_head {
+        add("lm_head.weight".to_owned(), folder_type(head), &shape, Source::Head);
+    }
+    for norm in model.norms() {
+        add(hf::norm_name(norm), Dtype::F32, &[norm_len(config, norm)], Source::Norm(norm));
+    }
+    for (layer, linear) in linears(config) {
+        let (rows, cols) = config.linear_shape(linear);
+        if !rows.is_multiple_of(4) {
+            let problem = Problem::NotAMultiple { what: "row count", value: rows as u64, of: 4 };
+            let tensor = model.ternary_name(layer, linear).to_owned();
+            return Err(refuse(tensor, Target::Folder, problem));
+        }
+        let name = hf::linear_name(layer, linear);
+        let scale = format!("{name}_scale");
+        add(name, Dtype::U8, &[rows / 4, cols], Source::Linear(layer, linear));
+        add(scale, Dtype::F32, &[1], Source::ScaleOfLast);
+    }
+    Ok(plan)
+}
+
+/// The folder's type for a dense tensor: its own, or F32 for block quantizations (whose
+/// dequantized values F32 holds exactly).
+fn folder_type(dtype: DenseType) -> Dtype {
+    match dtype {
+        DenseType::F16 => Dtype::F16,
+        DenseType::Bf16 => Dtype::Bf16,
+        DenseType::F32 | DenseType::Q8_0 | DenseType::Q6K => Dtype::F32,
+    }
+}
+
+fn write_dense(matrix: Dense<'_>, writer: &mut dyn Write) -> std::io::Result<()> {
+    if !matches!(matrix.dtype, DenseType::Q8_0 | DenseType::Q6K) {
+        return writer.write_all(matrix.bytes);
+    }
+    let mut row = vec![0f32; matrix.cols];
+    for index in 0..matrix.rows {
+        matrix.row(index, &mut row);
+        writer.write_all(&f32_bytes(&row))?;
+    }
+    Ok(())
+}

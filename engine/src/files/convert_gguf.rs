@@ -1,0 +1,254 @@
+//! Writing a model as a GGUF file that bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`) reads.
+//!
+//! Besides the keys those engines know, the file carries [`gguf_model::EOS_TOKENS_KEY`], the exact
+//! list of end tokens: the format itself has room for one.
+
+use std::{
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use half::f16;
+
+use super::{
+    convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
+    dense::DenseType,
+    error::{ModelError, Problem},
+    gguf_model,
+    gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ2_0_BYTES},
+    gguf_tokenizer::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
+    gguf_write::{self, Meta, TensorPlan},
+    hf,
+    model::{DenseTensor, Model, norm_len},
+    partial::Partial,
+    ternary_write,
+};
+use crate::{
+    config::{Activation, Linear, ModelConfig, Norm},
+    formats::{Scale, TernaryMatrix},
+    tokenizer::TokenKind,
+};
+
+/// The name a GGUF reader picks the conventions by.
+fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
+    let config = model.config();
+    if config.linear_norm_eps.is_some() {
+        let problem = Problem::Other("the format has no norms in front of linears");
+        return Err(refuse(hf::norm_name(Norm::Linear(0, Linear::Q)), to, problem));
+    }
+    let name = match (config.sub_norms, config.activation) {
+        (true, Activation::SquaredRelu) => "bitnet-b1.58",
+        (true, Activation::Silu) => "bitnet",
+        (false, Activation::Silu) => "llama",
+        (false, Activation::SquaredRelu) => {
+            let problem = Problem::Other("no architecture has squared ReLU without sub-norms");
+            return Err(refuse(hf::linear_name(0, Linear::Gate), to, problem));
+        }
+    };
+    if config.sub_norms && !config.tied_head {
+        let problem = Problem::Other("the architecture has no head of its own");
+        return Err(refuse("lm_head.weight".to_owned(), to, problem));
+    }
+    Ok(name)
+}
+
+/// Writes `model` as a GGUF file.
+pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
+    let architecture = architecture(model, to)?;
+    let metadata = metadata(model, architecture, to)?;
+    let plan = plan(model, to)?;
+    let partial = Partial::create(out)?;
+    let io = |error| partial.error(error);
+    let mut writer = BufWriter::with_capacity(1 << 20, partial.file());
+    gguf_write::write_header(&mut writer, &metadata, &plan).map_err(io)?;
+    let mut write = |bytes: &[u8]| {
+        writer.write_all(bytes)?;
+        gguf_write::write_padding(&mut writer, bytes.len() as u64)
+    };
+    write(model.embedding().bytes).map_err(io)?;
+    if !model.config().tied_head {
+        write(model.head().bytes).map_err(io)?;
+    }
+    for norm in model.norms() {
+        write(&f32_bytes(&model.norm(norm)?)).map_err(io)?;
+    }
+    let mut inexact_scale_count = 0;
+    for (layer, linear) in linears(model.config()) {
+        let mut matrix = model.ternary(layer, linear)?;
+        if architecture == "llama" {
+            permute(&mut matrix, linear, model.config());
+        }
+        let (bytes, exact) = encode(&matrix, to);
+        inexact_scale_count += usize::from(!exact);
+        write(&bytes).map_err(io)?;
+    }
+    writer.flush().map_err(io)?;
+    drop(writer);
+    partial.finish()?;
+    Ok(Report { tensor_count: plan.len(), inexact_scale_count })
+}
+
+/// The tensor directory, in the order in which [`write`] writes the data. Norms are F32 whatever
+/// they were: no reader takes others.
+fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
+    let config = model.config();
+    let tensors = &model.parts().tensors;
+    let mut plan = vec![dense_plan(gguf_model::EMBEDDING, &tensors.embedding)];
+    plan.extend(tensors.head.as_ref().map(|head| dense_plan(gguf_model::HEAD, head)));
+    for norm in model.norms() {
+        let len = norm_len(config, norm) as u64;
+        let name = gguf_model::norm_name(norm).unwrap_or_default();
+        plan.push(TensorPlan { name, dims: vec![len], type_id: 0, size_bytes: len * 4 });
+    }
+    let (block, type_id) = match to {
+        Target::GgufTq2_0 => (TQ_BLOCK, 35),
+        _ => (I2_S_BLOCK, 36),
+    };
+    for (layer, linear) in linears(config) {
+        let (rows, cols) = config.linear_shape(linear);
+        if !cols.is_multiple_of(block) {
+            let (value, of) = (cols as u64, block as u64);
+            let problem = Problem::NotAMultiple { what: "row length", value, of };
+            return Err(refuse(model.ternary_name(layer, linear).to_owned(), to, problem));
+        }
+        let size_bytes = match to {
+            Target::GgufTq2_0 => rows * cols / TQ_BLOCK * TQ2_0_BYTES,
+            _ => rows * cols / 4 + I2_S_TAIL,
+        };
+        plan.push(TensorPlan {
+            name: gguf_model::linear_name(layer, linear),
+            dims: vec![cols as u64, rows as u64],
+            type_id,
+            size_bytes: size_bytes as u64,
+        });
+    }
+    Ok(plan)
+}
+
+/// The stored bytes of a ternary tensor, and whether its scale is still what it was.
+fn encode(matrix: &TernaryMatrix, to: Target) -> (Vec<u8>, bool) {
+    let (scale, is_multiplier) = match matrix.scale {
+        Scale::Multiply(scale) => (scale, true),
+        Scale::Divide(scale) => (1.0 / scale, false),
+    };
+    if to == Target::GgufTq2_0 {
+        // A scale below f16's range would become 0, one above it infinite: the nearest end is kept.
+        let least = f16::from_bits(1);
+        let rounded = f16::from_f32(scale).max(least).min(f16::MAX);
+        let exact = is_multiplier && rounded.to_f32() == scale;
+        return (ternary_write::encode_tq2_0(&matrix.trits, rounded), exact);
+    }
+    (ternary_write::encode_i2_s(&matrix.trits, scale), is_multiplier)
+}
+
+/// Puts Q and K rows into llama.cpp's adjacent-pair order: row `j·head_dim/2 + i` of a head goes to
+/// row `2i + j`.
+fn permute(matrix: &mut TernaryMatrix, linear: Linear, config: &ModelConfig) {
+    if !matches!(linear, Linear::Q | Linear::K) {
+        return;
+    }
+    let half = config.head_dim / 2;
+    let mut rows = Vec::with_capacity(matrix.trits.len());
+    for row in 0..matrix.rows {
+        let (head, within) = (row / config.head_dim, row % config.head_dim);
+        let source = head * config.head_dim + (within % 2) * half + within / 2;
+        rows.extend_from_slice(&matrix.trits[source * matrix.cols..][..matrix.cols]);
+    }
+    matrix.trits = rows;
+}
+
+fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {
+    let type_id = match tensor.dtype {
+        DenseType::F32 => 0,
+        DenseType::F16 => 1,
+        DenseType::Bf16 => 30,
+        DenseType::Q8_0 => 8,
+        DenseType::Q6K => 14,
+    };
+    TensorPlan {
+        name: name.to_owned(),
+        dims: vec![tensor.cols as u64, tensor.rows as u64],
+        type_id,
+        size_bytes: tensor.span.range.len() as u64,
+    }
+}
+
+/// The metadata of the model, in the order bitnet.cpp writes them.
+fn metadata(
+    model: &Model,
+    architecture: &str,
+    to: Target,
+) -> Result<Vec<(String, Meta)>, ModelError> {
+    let config = model.config();
+    let number = |value: usize| Meta::U32(u32::try_from(value).unwrap_or(u32::MAX));
+    let mut metadata = vec![
+        ("general.architecture".to_owned(), Meta::Text(architecture.to_owned())),
+        ("general.name".to_owned(), Meta::Text(model.name().to_owned())),
+        ("general.quantization_version".to_owned(), Meta::U32(2)),
+    ];
+    let file_type = if to == Target::GgufTq2_0 { 37 } else { 40 };
+    metadata.push(("general.file_type".to_owned(), Meta::U32(file_type)));
+    for (key, value) in [
+        ("vocab_size", number(config.vocab_size)),
+        ("context_length", number(config.context_length)),
+        ("embedding_length", number(config.hidden_size)),
+        ("block_count", number(config.layer_count)),
+        ("feed_forward_length", number(config.intermediate_size)),
+        ("rope.dimension_count", number(config.head_dim)),
+        ("rope.freq_base", Meta::F32(config.rope_theta)),
+        ("attention.head_count", number(config.head_count)),
+        ("attention.head_count_kv", number(config.kv_head_count)),
+        ("attention.key_length", number(config.head_dim)),
+        ("attention.value_length", number(config.head_dim)),
+        ("attention.layer_norm_rms_epsilon", Meta::F32(config.rms_norm_eps)),
+    ] {
+        metadata.push((format!("{architecture}.{key}"), value));
+    }
+    metadata.extend(tokenizer_metadata(model, to)?);
+    Ok(metadata)
+}
+
+fn tokenizer_metadata(model: &Model, to: Target) -> Result<Vec<(String, Meta)>, ModelError> {
+    let config = model.config();
+    let vocabulary = model.tokenizer().vocabulary()?;
+    let Some(pre) = vocabulary.pre else {
+        let problem = Problem::Other("its pre-tokenizer has no name in the format");
+        return Err(refuse("tokenizer.json".to_owned(), to, problem));
+    };
+    let framed = model.tokenizer().encode("", true)?;
+    let eos = eos_token(model);
+    let add_bos = config.bos_token.is_some() && framed.first() == config.bos_token.as_ref();
+    let add_eos = framed.len() > usize::from(add_bos);
+    if framed.len() > 2 || (add_eos && framed.last() != eos.as_ref()) {
+        let problem = Problem::Other("it puts more around a prompt than one BOS and EOS token");
+        return Err(refuse("tokenizer.json".to_owned(), to, problem));
+    }
+    let mut texts = Vec::with_capacity(config.vocab_size);
+    let mut kinds = Vec::with_capacity(config.vocab_size);
+    for id in 0..config.vocab_size {
+        let (text, kind) = match vocabulary.tokens.get(id).cloned().flatten() {
+            None => (format!("[PAD{id}]"), TYPE_UNUSED),
+            Some((text, TokenKind::Normal)) => (text, TYPE_NORMAL),
+            Some((text, TokenKind::Added)) => (text, TYPE_USER_DEFINED),
+            Some((text, TokenKind::Special)) => (text, TYPE_CONTROL),
+        };
+        texts.push(text);
+        kinds.push(kind as i32);
+    }
+    let mut metadata = vec![
+        ("tokenizer.ggml.model", Meta::Text("gpt2".to_owned())),
+        ("tokenizer.ggml.pre", Meta::Text(pre.to_owned())),
+        ("tokenizer.ggml.tokens", Meta::Texts(texts)),
+        ("tokenizer.ggml.token_type", Meta::I32s(kinds)),
+        ("tokenizer.ggml.merges", Meta::Texts(vocabulary.merges)),
+        ("tokenizer.ggml.add_bos_token", Meta::Bool(add_bos)),
+        ("tokenizer.ggml.add_eos_token", Meta::Bool(add_eos)),
+        (gguf_model::EOS_TOKENS_KEY, Meta::U32s(config.eos_tokens.clone())),
+    ];
+    metadata.extend(config.bos_token.map(|id| ("tokenizer.ggml.bos_token_id", Meta::U32(id))));
+    metadata.extend(eos.map(|id| ("tokenizer.ggml.eos_token_id", Meta::U32(id))));
+    if let Some(template) = model.chat_template() {
+        metadata.push(("tokenizer.chat_template", Meta::Text(template.source().to_owned())));
+    }
+    Ok(metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+}

@@ -1,0 +1,104 @@
+//! Writing GGUF files: version 3, little-endian, tensors aligned to 32 bytes.
+
+use std::io::{self, Write};
+
+use super::gguf::DEFAULT_ALIGNMENT;
+
+/// A metadata value to write.
+#[derive(Debug, Clone)]
+pub(crate) enum Meta {
+    U32(u32),
+    F32(f32),
+    Bool(bool),
+    Text(String),
+    Texts(Vec<String>),
+    U32s(Vec<u32>),
+    I32s(Vec<i32>),
+}
+
+/// A tensor to write; its bytes follow later, in the same order.
+#[derive(Debug, Clone)]
+pub(crate) struct TensorPlan {
+    pub name: String,
+    /// Fastest first.
+    pub dims: Vec<u64>,
+    pub type_id: u32,
+    pub size_bytes: u64,
+}
+
+/// Writes everything before the data section, padded to its start.
+pub(crate) fn write_header(
+    out: &mut impl Write,
+    metadata: &[(String, Meta)],
+    tensors: &[TensorPlan],
+) -> io::Result<()> {
+    let mut header = Vec::from(*b"GGUF");
+    header.extend(3u32.to_le_bytes());
+    header.extend((tensors.len() as u64).to_le_bytes());
+    header.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata {
+        push_text(&mut header, key);
+        push_value(&mut header, value);
+    }
+    let mut offset = 0u64;
+    for tensor in tensors {
+        push_text(&mut header, &tensor.name);
+        header.extend((tensor.dims.len() as u32).to_le_bytes());
+        tensor.dims.iter().for_each(|dim| header.extend(dim.to_le_bytes()));
+        header.extend(tensor.type_id.to_le_bytes());
+        header.extend(offset.to_le_bytes());
+        offset += tensor.size_bytes.next_multiple_of(DEFAULT_ALIGNMENT);
+    }
+    header.resize(header.len().next_multiple_of(DEFAULT_ALIGNMENT as usize), 0);
+    out.write_all(&header)
+}
+
+/// Writes the zeros between a tensor's end and the next one's start.
+pub(crate) fn write_padding(out: &mut impl Write, size_bytes: u64) -> io::Result<()> {
+    let padding = size_bytes.next_multiple_of(DEFAULT_ALIGNMENT) - size_bytes;
+    out.write_all(&[0; DEFAULT_ALIGNMENT as usize][..padding as usize])
+}
+
+fn push_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn push_value(out: &mut Vec<u8>, value: &Meta) {
+    // Value type ids of the specification; arrays (9) repeat the element's type and the length.
+    let mut array = |type_id: u32, len: usize| {
+        out.extend(9u32.to_le_bytes());
+        out.extend(type_id.to_le_bytes());
+        out.extend((len as u64).to_le_bytes());
+    };
+    match value {
+        Meta::Texts(texts) => {
+            array(8, texts.len());
+            texts.iter().for_each(|text| push_text(out, text));
+        }
+        Meta::U32s(numbers) => {
+            array(4, numbers.len());
+            numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
+        }
+        Meta::I32s(numbers) => {
+            array(5, numbers.len());
+            numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
+        }
+        Meta::U32(number) => {
+            out.extend(4u32.to_le_bytes());
+            out.extend(number.to_le_bytes());
+        }
+        Meta::F32(number) => {
+            out.extend(6u32.to_le_bytes());
+            out.extend(number.to_le_bytes());
+        }
+        Meta::Bool(flag) => {
+            out.extend(7u32.to_le_bytes());
+            out.push(u8::from(*flag));
+        }
+        Meta::Text(text) => {
+            out.extend(8u32.to_le_bytes());
+            push_text(out, text);
+        }
+    }
+}

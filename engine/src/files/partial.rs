@@ -1,0 +1,62 @@
+//! A file that appears under its name only when it is complete.
+//!
+//! Models are mapped by whoever serves them; a converter that wrote in place would let them see a
+//! half-written file. The bytes go to `NAME.partial`, which is renamed at the end and removed if
+//! the writer gives up.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::error::ModelError;
+
+/// A file being written.
+#[derive(Debug)]
+pub(crate) struct Partial {
+    file: File,
+    temporary: PathBuf,
+    target: PathBuf,
+    finished: bool,
+}
+
+impl Partial {
+    /// Creates `target.partial`, replacing one left by a crash.
+    pub fn create(target: &Path) -> Result<Self, ModelError> {
+        let mut name = target.file_name().map_or_else(OsString::new, OsString::from);
+        name.push(".partial");
+        let temporary = target.with_file_name(name);
+        let file = File::create(&temporary).map_err(|error| ModelError::io(&temporary, error))?;
+        Ok(Self { file, temporary, target: target.to_owned(), finished: false })
+    }
+
+    /// The file to write to.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// An error of writing to it.
+    pub fn error(&self, source: io::Error) -> ModelError {
+        ModelError::io(&self.temporary, source)
+    }
+
+    /// Makes the bytes durable and gives the file its name.
+    pub fn finish(mut self) -> Result<(), ModelError> {
+        self.file.sync_all().map_err(|error| self.error(error))?;
+        fs::rename(&self.temporary, &self.target)
+            .map_err(|error| ModelError::io(&self.target, error))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Nothing is lost if this fails: the name ends in `.partial`.
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Converting, synthesizing and describing models.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use tritmill_engine::{
+    chat::Message,
+    config::{Linear, ModelConfig},
+    files::{Model, ModelError, Target, convert, inspect, shape, shape_names, synth},
+    formats::Scale,
+};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+fn check_same(a: &Model, b: &Model) {
+    for layer in 0..a.config().layer_count {
+        for linear in Linear::ALL {
+            let (a, b) = (a.ternary(layer, linear).unwrap(), b.ternary(layer, linear).unwrap());
+            assert!(a.trits == b.trits, "{layer} {linear:?}");
+        }
+    }
+    for norm in a.norms() {
+        assert_eq!(a.norm(norm).unwrap(), b.norm(norm).unwrap(), "{norm:?}");
+    }
+    let plain = |model: &Model| {
+        let mut config = model.config().clone();
+        config.architecture.clear();
+        config
+    };
+    assert_eq!(plain(a), plain(b));
+    let text = "It's 12345 naïve <|eot_id|> lighthouses\n\n  日本";
+    assert_eq!(
+        a.tokenizer().encode(text, true).unwrap(),
+        b.tokenizer().encode(text, true).unwrap()
+    );
+    let messages = [Message { role: "user".to_owned(), content: "hi".to_owned() }];
+    let rendered =
+        |model: &Model| model.chat_template().map(|t| t.render(&messages, true).unwrap());
+    assert_eq!(rendered(a), rendered(b));
+}
+
+#[test]
+fn i2_s_keeps_the_fingerprint_of_a_folder_that_multiplies() {
+    let dir = TempDir::new().unwrap();
+    let model = Model::open(&golden("bitnet-tiny")).unwrap();
+    let out = dir.path().join("converted.gguf");
+    let report = convert(&model, Target::GgufI2S, &out).unwrap();
+    assert_eq!(report.inexact_scale_count, 0);
+    let converted = Model::open(&out).unwrap();
+    assert_eq!(converted.name(), "converted");
+    check_same(&model, &converted);
+    assert_eq!(model.fingerprint().unwrap(), converted.fingerprint().unwrap());
+
+    let back = dir.path().join("back");
+    convert(&converted, Target::Folder, &back).unwrap();
+    let back = Model::open(&back).unwrap();
+    check_same(&model, &back);
+    assert_eq!(model.fingerprint().unwrap(), back.fingerprint().unwrap());
+}
+
+#[test]
+fn dividing_scales_become_reciprocals_and_are_counted() {
+    let dir = TempDir::new().unwrap();
+    let mut config = shape("falcon3-1b").unwrap();
+    shrink(&mut config);
+    synth(&config, &dir.path().join("source"), 3).unwrap();
+    let path = dir.path().join("source/config.json");
+    let text =
+        std::fs::read_to_string(&path).unwrap().replace("\"autobitlinear\"", "\"bitlinear\"");
+    std::fs::write(&path, text).unwrap();
+    let model = Model::open(&dir.path().join("source")).unwrap();
+
+    for (target, file) in [(Target::GgufI2S, "a.gguf"), (Target::GgufTq2_0, "b.gguf")] {
+        let out = dir.path().join(file);
+        let report = convert(&model, target, &out).unwrap();
+        assert_eq!(report.inexact_scale_count, config.layer_count * 7);
+        let converted = Model::open(&out).unwrap();
+        check_same(&model, &converted); // and Q and K rows came back unpermuted
+        let (a, b) =
+            (model.ternary(0, Linear::Q).unwrap(), converted.ternary(0, Linear::Q).unwrap());
+        let (Scale::Divide(a), Scale::Multiply(b)) = (a.scale, b.scale) else { panic!("scales") };
+        assert!((a * b - 1.0).abs() < 1e-3);
+        assert_ne!(model.fingerprint().unwrap(), converted.fingerprint().unwrap());
+    }
+}
+
+#[test]
+fn tq2_0_keeps_the_fingerprint_when_scales_fit_f16() {
+    let dir = TempDir::new().unwrap();
+    let model = Model::open(&golden("gguf/synth-TQ1_0.gguf")).unwrap();
+    let out = dir.path().join("converted.gguf");
+    assert_eq!(convert(&model, Target::GgufTq2_0, &out).unwrap().inexact_scale_count, 0);
+    let converted = Model::open(&out).unwrap();
+    check_same(&model, &converted);
+    assert_eq!(model.fingerprint().unwrap(), converted.fingerprint().unwrap());
+}
+
+#[test]
+fn online_folders_become_packed_ones() {
+    let dir = TempDir::new().unwrap();
+    let model = Model::open(&golden("bitnet-online-tiny")).unwrap();
+    convert(&model, Target::Folder, dir.path()).unwrap();
+    let packed = Model::open(dir.path()).unwrap();
+    check_same(&model, &packed);
+    assert_eq!(model.fingerprint().unwrap(), packed.fingerprint().unwrap());
+}
+
+#[test]
+fn rows_that_do_not_fill_blocks_are_refused_by_tensor_name() {
+    let dir = TempDir::new().unwrap();
+    let model = Model::open(&golden("llama-tiny")).unwrap(); // down: 704 = 5.5 * 128
+    let out = dir.path().join("out.gguf");
+    let error = convert(&model, Target::GgufI2S, &out).unwrap_err();
+    let ModelError::Unconvertible { tensor, .. } = error else { panic!("{error}") };
+    assert_eq!(tensor, "model.layers.0.mlp.down_proj.weight");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn norms_in_front_of_linears_are_refused_by_tensor_name() {
+    let dir = TempDir::new().unwrap();
+    let model = Model::open(&golden("llama-norm-tiny")).unwrap();
+    let error = convert(&model, Target::GgufI2S, &dir.path().join("out.gguf")).unwrap_err();
+    assert!(error.to_string().contains("self_attn.q_proj.rms_norm.weight"), "{error}");
+    convert(&model, Target::Folder, &dir.path().join("folder")).unwrap();
+    let folder = Model::open(&dir.path().join("folder")).unwrap();
+    assert_eq!(model.fingerprint().unwrap(), folder.fingerprint().unwrap());
+}
+
+fn shrink(config: &mut ModelConfig) {
+    config.hidden_size = 256;
+    config.head_count = 4;
+    config.kv_head_count = 2;
+    config.head_dim = 64;
+    config.intermediate_size = 512;
+    config.layer_count = 2;
+    config.vocab_size = 300;
+}
+
+#[test]
+fn synthetic_models_of_every_family_open_and_depend_on_the_seed() {
+    let dir = TempDir::new().unwrap();
+    for name in shape_names() {
+        let mut config = shape(name).unwrap();
+        shrink(&mut config);
+        let open = |folder: &str, seed| {
+            let path = dir.path().join(name).join(folder);
+            synth(&config, &path, seed).unwrap();
+            Model::open(&path).unwrap()
+        };
+        let (a, b, c) = (open("a", 1), open("b", 1), open("c", 2));
+        assert_eq!(*a.config(), config, "{name}");
+        assert_eq!(a.fingerprint().unwrap(), b.fingerprint().unwrap());
+        assert_ne!(a.fingerprint().unwrap(), c.fingerprint().unwrap());
+        let trits = a.ternary(1, Linear::Down).unwrap().trits;
+        for value in [-1, 0, 1] {
+            let share = trits.iter().filter(|&&t| t == value).count() as f64 / trits.len() as f64;
+            assert!((share - 1.0 / 3.0).abs() < 0.02, "{value}: {share}");
+        }
+        assert_eq!(a.tokenizer().encode("hé", true).unwrap(), [256, 104, 0xc3, 0xa9]);
+    }
+}
+
+#[test]
+fn inspection_lists_every_tensor_and_counts_parameters() {
+    let model = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
+    let inspection = inspect(&model).unwrap();
+    assert_eq!(inspection.tensors.len(), 46);
+    assert_eq!(inspection.tensors[4].name, "blk.0.ffn_sub_norm.weight");
+    assert_eq!(inspection.tensors[5].type_name, "I2_S");
+    assert_eq!(inspection.tensors[5].size_bytes, 256 * 256 / 4 + 32);
+    assert_eq!(
+        inspection.ternary_parameter_count,
+        4 * (256 * 256 * 2 + 64 * 256 * 2 + 3 * 256 * 640)
+    );
+    let json = serde_json::to_value(&inspection).unwrap();
+    assert_eq!(json["config"]["activation"], "relu2");
+    assert_eq!(json["fingerprint"].as_str().unwrap().len(), 64);
+    assert_eq!(json["tensors"][0]["type"], "F32");
+}

@@ -1,0 +1,274 @@
+//! What a GGUF file can say that must not be half-read, and the traps of the format's variants.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod support;
+
+use support::{RawGguf, golden};
+use tritmill_engine::{
+    config::Linear,
+    files::{Model, ModelError, Problem},
+    formats::Scale,
+};
+
+fn i2_s() -> RawGguf {
+    RawGguf::read(&golden("gguf/bitnet-tiny-i2_s.gguf"))
+}
+
+fn open(file: &RawGguf) -> Result<Model, ModelError> {
+    Model::open_gguf_bytes("edited", file.bytes(32))
+}
+
+/// The message of the error after an edit.
+fn refusal(edit: impl FnOnce(&mut RawGguf)) -> String {
+    let mut file = i2_s();
+    edit(&mut file);
+    open(&file).expect_err("the file must be refused").to_string()
+}
+
+#[test]
+fn an_edited_file_without_edits_is_the_same_model() {
+    let original = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
+    let edited = open(&i2_s()).unwrap();
+    assert_eq!(original.fingerprint().unwrap(), edited.fingerprint().unwrap());
+}
+
+#[test]
+fn trap_type_id_39_is_tl2_in_bitnet_files_and_mxfp4_in_others() {
+    let tl2 = refusal(|file| {
+        file.set_u32("general.file_type", 39);
+        file.tensor("blk.2.attn_v.weight").type_id = 39;
+    });
+    assert!(tl2.contains("blk.2.attn_v.weight") && tl2.contains("TL2"), "{tl2}");
+
+    let mut file = RawGguf::read(&golden("../data/llama-tq2_0-q8_0.gguf"));
+    file.tensor("blk.0.attn_v.weight").type_id = 39;
+    let mxfp4 = open(&file).unwrap_err().to_string();
+    assert!(mxfp4.contains("blk.0.attn_v.weight") && mxfp4.contains("MXFP4"), "{mxfp4}");
+}
+
+#[test]
+fn trap_type_id_36_is_i2_s_and_its_neighbours_are_refused_by_name() {
+    assert!(open(&i2_s()).is_ok());
+    for (type_id, name) in [(37, "I8_S"), (38, "TL1"), (42, "Q2_0"), (2, "Q4_0"), (99, "unknown")] {
+        let message = refusal(|file| file.tensor("blk.0.attn_q.weight").type_id = type_id);
+        assert!(message.contains("blk.0.attn_q.weight") && message.contains(name), "{message}");
+    }
+}
+
+#[test]
+fn trap_arm_layout_has_no_marker_so_the_x86_layout_is_what_is_read() {
+    // The same codes in 64-weight blocks of 16 bytes, as ARM builds write them under the same id.
+    let x86 = open(&i2_s()).unwrap().ternary(0, Linear::Q).unwrap().trits;
+    let mut file = i2_s();
+    let tensor = file.tensor("blk.0.attn_q.weight");
+    tensor.bytes[..x86.len() / 4].fill(0);
+    for (n, &trit) in x86.iter().enumerate() {
+        let (block, j) = (n / 64, n % 64);
+        tensor.bytes[block * 16 + j % 16] |= ((trit + 1) as u8) << (6 - 2 * (j / 16));
+    }
+    let arm = open(&file).unwrap().ternary(0, Linear::Q).unwrap().trits;
+    assert_ne!(arm, x86);
+    let sum = |trits: &[i8]| trits.iter().map(|&trit| i32::from(trit)).sum::<i32>();
+    assert_eq!(sum(&arm), sum(&x86), "the same trits at other places: nothing to notice");
+}
+
+#[test]
+fn trap_garbage_after_the_i2_s_scale_is_never_read() {
+    let mut file = i2_s();
+    let fingerprint = open(&file).unwrap().fingerprint().unwrap();
+    for tensor in file.tensors.iter_mut().filter(|tensor| tensor.type_id == 36) {
+        let codes = (tensor.dims[0] * tensor.dims[1] / 4) as usize;
+        tensor.bytes[codes + 4..].fill(0xa5);
+    }
+    assert_eq!(open(&file).unwrap().fingerprint().unwrap(), fingerprint);
+}
+
+#[test]
+fn trap_missing_pre_tokenizer_key_means_the_one_of_llama_3() {
+    let mut file = i2_s();
+    let named = open(&file).unwrap();
+    file.remove("tokenizer.ggml.pre");
+    let unnamed = open(&file).unwrap();
+    let text = "It's 1234567 lighthouses,\n\n  naïve!";
+    let ids = |model: &Model| model.tokenizer().encode(text, true).unwrap();
+    assert_eq!(ids(&named), ids(&unnamed));
+    assert_eq!(named.fingerprint().unwrap(), unnamed.fingerprint().unwrap());
+}
+
+#[test]
+fn trap_scales_of_gguf_files_multiply() {
+    let model = open(&i2_s()).unwrap();
+    let folder = Model::open(&golden("bitnet-tiny")).unwrap();
+    let scale = model.ternary(3, Linear::Up).unwrap().scale;
+    assert!(matches!(scale, Scale::Multiply(value) if value < 1.0));
+    assert_eq!(scale, folder.ternary(3, Linear::Up).unwrap().scale);
+}
+
+#[test]
+fn keys_that_change_the_mathematics_are_refused_by_name() {
+    for key in [
+        "rope.scaling.original_context_length",
+        "rope.scaling.attn_factor",
+        "expert_count",
+        "expert_used_count",
+        "attention.sliding_window",
+        "attention.causal",
+        "attention.scale",
+        "logit_scale",
+        "residual_scale",
+        "never_heard_of",
+    ] {
+        let key = format!("bitnet-b1.58.{key}");
+        let message = refusal(|file| file.set_u32(&key, 2));
+        assert!(message.contains(&key), "{message}");
+    }
+    let message = refusal(|file| file.set_text("bitnet-b1.58.rope.scaling.type", "yarn"));
+    assert!(message.contains("rope.scaling.type"), "{message}");
+    let message = refusal(|file| file.set_u32("bitnet-b1.58.rope.dimension_count", 16));
+    assert!(message.contains("rope.dimension_count"), "{message}");
+    let message = refusal(|file| file.set_u32("bitnet-b1.58.attention.value_length", 16));
+    assert!(message.contains("attention.value_length"), "{message}");
+    let message = refusal(|file| file.set_text("general.architecture", "qwen3"));
+    assert!(message.contains("qwen3"), "{message}");
+    let message = refusal(|file| file.set_text("general.type", "adapter"));
+    assert!(message.contains("general.type"), "{message}");
+    let message = refusal(|file| file.set_u32("split.count", 3));
+    assert!(message.contains("split.count"), "{message}");
+}
+
+#[test]
+fn a_linear_rope_scaling_by_one_is_none() {
+    let mut file = i2_s();
+    file.set_text("bitnet-b1.58.rope.scaling.type", "linear");
+    file.set_f32("bitnet-b1.58.rope.scaling.factor", 1.0);
+    assert!(open(&file).is_ok());
+    file.set_f32("bitnet-b1.58.rope.scaling.factor", 4.0);
+    assert!(open(&file).unwrap_err().to_string().contains("rope.scaling"));
+}
+
+#[test]
+fn tensors_without_a_role_are_refused_by_name() {
+    for name in
+        ["blk.0.attn_q.bias", "blk.0.ffn_up.scale", "rope_freqs.weight", "blk.9.attn_q.weight"]
+    {
+        let message = refusal(|file| {
+            let mut extra = file.tensor("blk.0.attn_norm.weight").clone();
+            extra.name = name.to_owned();
+            file.tensors.push(extra);
+        });
+        assert!(message.contains(name), "{message}");
+    }
+}
+
+#[test]
+fn an_output_matrix_of_a_tied_architecture_is_ignored() {
+    let mut file = i2_s();
+    let mut head = file.tensor("token_embd.weight").clone();
+    head.name = "output.weight".to_owned();
+    head.bytes.fill(0);
+    file.tensors.push(head);
+    let model = open(&file).unwrap();
+    assert!(model.config().tied_head);
+    assert_eq!(model.head().bytes, model.embedding().bytes);
+}
+
+#[test]
+fn other_vocabularies_are_refused_by_name() {
+    let message = refusal(|file| file.set_text("tokenizer.ggml.model", "llama"));
+    assert!(message.contains("tokenizer.ggml.model"), "{message}");
+    let message = refusal(|file| file.set_text("tokenizer.ggml.pre", "qwen2"));
+    assert!(message.contains("tokenizer.ggml.pre") && message.contains("qwen2"), "{message}");
+}
+
+#[test]
+fn versions_2_and_3_are_read_and_others_refused() {
+    let mut file = i2_s();
+    file.version = 2;
+    assert!(open(&file).is_ok());
+    file.version = 1;
+    assert!(open(&file).unwrap_err().to_string().contains("version 1"));
+    file.version = 3u32.swap_bytes();
+    assert!(open(&file).unwrap_err().to_string().contains("big-endian"));
+}
+
+#[test]
+fn alignment_is_honoured() {
+    let mut file = i2_s();
+    let fingerprint = open(&file).unwrap().fingerprint().unwrap();
+    file.set_u32("general.alignment", 256);
+    let model = Model::open_gguf_bytes("aligned", file.bytes(256)).unwrap();
+    assert_eq!(model.fingerprint().unwrap(), fingerprint);
+    let error = open(&file).unwrap_err();
+    assert!(matches!(error, ModelError::BadTensor { problem: Problem::Misaligned { .. }, .. }));
+    file.set_u32("general.alignment", 0);
+    assert!(open(&file).unwrap_err().to_string().contains("general.alignment"));
+}
+
+#[test]
+fn code_three_is_an_error_with_tensor_and_offset() {
+    let mut file = i2_s();
+    file.tensor("blk.1.ffn_gate.weight").bytes[77] = 0b1100_0000;
+    let model = open(&file).unwrap();
+    let error = model.ternary(1, Linear::Gate).unwrap_err();
+    let ModelError::BadTensor { tensor, problem, .. } = &error else { panic!("{error}") };
+    assert_eq!(
+        (tensor.as_str(), problem),
+        ("blk.1.ffn_gate.weight", &Problem::BadCode { code: 3 })
+    );
+    assert!(model.fingerprint().is_err());
+    assert!(model.ternary(1, Linear::Up).is_ok());
+}
+
+#[test]
+fn scales_that_are_no_positive_numbers_are_refused() {
+    for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let message = refusal(|file| {
+            let tensor = file.tensor("blk.0.attn_q.weight");
+            tensor.bytes[256 * 256 / 4..][..4].copy_from_slice(&scale.to_le_bytes());
+        });
+        assert!(message.contains("blk.0.attn_q.weight"), "{message}");
+    }
+}
+
+#[test]
+fn blocks_with_different_scales_are_refused_and_empty_blocks_may_have_none() {
+    let name = "blk.0.ffn_up.weight";
+    let mut file = RawGguf::read(&golden("../data/llama-tq2_0-q8_0.gguf"));
+    // The first row is zeros; its block carries 0.
+    assert_eq!(file.tensor(name).bytes[64..66], [0, 0]);
+    let scale: [u8; 2] = file.tensor(name).bytes[130..132].try_into().unwrap();
+    assert_ne!(scale, [0, 0]);
+    assert!(open(&file).unwrap().ternary(0, Linear::Up).is_ok());
+    file.tensor(name).bytes[130] ^= 1;
+    let error = open(&file).unwrap().ternary(0, Linear::Up).unwrap_err();
+    let ModelError::BadTensor { tensor, problem, .. } = &error else { panic!("{error}") };
+    assert!(tensor == name && matches!(problem, Problem::MixedScales(..)), "{error}");
+}
+
+#[test]
+fn counts_beyond_the_file_are_refused_before_anything_is_allocated() {
+    let bytes = i2_s().bytes(32);
+    for at in [8, 16] {
+        let mut bytes = bytes.clone();
+        bytes[at..at + 8].copy_from_slice(&(1u64 << 60).to_le_bytes());
+        let error = Model::open_gguf_bytes("counts", bytes).unwrap_err();
+        let ModelError::Malformed { offset, problem, .. } = &error else { panic!("{error}") };
+        assert!(matches!(problem, Problem::TooLarge { .. }) && *offset == at as u64, "{error}");
+    }
+    // The same for the length of an array inside the metadata.
+    let mut file = i2_s();
+    let tokens = file.metadata.iter_mut().find(|(key, _)| key == "tokenizer.ggml.tokens").unwrap();
+    tokens.1[8..16].copy_from_slice(&(1u64 << 60).to_le_bytes());
+    assert!(matches!(open(&file).unwrap_err(), ModelError::Malformed { .. }));
+}
+
+#[test]
+fn a_missing_tensor_and_a_wrong_shape_are_named() {
+    let message = refusal(|file| file.tensors.retain(|t| t.name != "blk.3.ffn_sub_norm.weight"));
+    assert!(message.contains("blk.3.ffn_sub_norm.weight"), "{message}");
+    let message = refusal(|file| file.tensor("blk.0.attn_k.weight").dims = vec![256, 65]);
+    assert!(message.contains("blk.0.attn_k.weight") && message.contains("[64, 256]"), "{message}");
+    let message = refusal(|file| file.set_u32("bitnet-b1.58.block_count", 4096));
+    assert!(message.contains("blk.4."), "{message}");
+}

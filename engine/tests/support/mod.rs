@@ -1,0 +1,235 @@
+//! Taking model files apart and putting them together again with one thing changed.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+/// A golden file or folder.
+pub fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+/// A GGUF file in parts. An independent, trusting parser: for well-formed files only.
+#[derive(Clone)]
+pub struct RawGguf {
+    pub version: u32,
+    /// Key, and the bytes of type and value.
+    pub metadata: Vec<(String, Vec<u8>)>,
+    pub tensors: Vec<RawTensor>,
+}
+
+#[derive(Clone)]
+pub struct RawTensor {
+    pub name: String,
+    pub dims: Vec<u64>,
+    pub type_id: u32,
+    /// With the padding behind it.
+    pub bytes: Vec<u8>,
+}
+
+struct Cursor<'a>(&'a [u8], usize);
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, len: usize) -> &'a [u8] {
+        self.1 += len;
+        &self.0[self.1 - len..self.1]
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.take(4).try_into().unwrap())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.take(8).try_into().unwrap())
+    }
+
+    fn text(&mut self) -> String {
+        let len = self.u64() as usize;
+        String::from_utf8(self.take(len).to_vec()).unwrap()
+    }
+
+    fn skip_value(&mut self, type_id: u32) {
+        match type_id {
+            0 | 1 | 7 => drop(self.take(1)),
+            2 | 3 => drop(self.take(2)),
+            4..=6 => drop(self.take(4)),
+            8 => drop(self.text()),
+            9 => {
+                let (inner, len) = (self.u32(), self.u64());
+                (0..len).for_each(|_| self.skip_value(inner));
+            }
+            _ => drop(self.take(8)),
+        }
+    }
+}
+
+impl RawGguf {
+    pub fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let mut cursor = Cursor(&bytes, 4);
+        let version = cursor.u32();
+        let (tensor_count, key_count) = (cursor.u64(), cursor.u64());
+        let metadata = (0..key_count)
+            .map(|_| {
+                let key = cursor.text();
+                let start = cursor.1;
+                let type_id = cursor.u32();
+                cursor.skip_value(type_id);
+                (key, bytes[start..cursor.1].to_vec())
+            })
+            .collect();
+        let mut directory = Vec::new();
+        for _ in 0..tensor_count {
+            let name = cursor.text();
+            let dims = (0..cursor.u32()).map(|_| cursor.u64()).collect::<Vec<_>>();
+            directory.push((name, dims, cursor.u32(), cursor.u64() as usize));
+        }
+        let data = &bytes[cursor.1.next_multiple_of(32)..];
+        let mut starts: Vec<usize> = directory.iter().map(|entry| entry.3).collect();
+        starts.push(data.len());
+        starts.sort_unstable();
+        let tensors = directory
+            .into_iter()
+            .map(|(name, dims, type_id, start)| {
+                let end = *starts.iter().find(|&&next| next > start).unwrap();
+                RawTensor { name, dims, type_id, bytes: data[start..end].to_vec() }
+            })
+            .collect();
+        Self { version, metadata, tensors }
+    }
+
+    pub fn tensor(&mut self, name: &str) -> &mut RawTensor {
+        self.tensors.iter_mut().find(|tensor| tensor.name == name).unwrap()
+    }
+
+    pub fn remove(&mut self, key: &str) {
+        self.metadata.retain(|(name, _)| name != key);
+    }
+
+    fn set(&mut self, key: &str, type_id: u32, value: &[u8]) {
+        self.remove(key);
+        let bytes = [&type_id.to_le_bytes()[..], value].concat();
+        self.metadata.push((key.to_owned(), bytes));
+    }
+
+    pub fn set_u32(&mut self, key: &str, value: u32) {
+        self.set(key, 4, &value.to_le_bytes());
+    }
+
+    pub fn set_f32(&mut self, key: &str, value: f32) {
+        self.set(key, 6, &value.to_le_bytes());
+    }
+
+    pub fn set_text(&mut self, key: &str, value: &str) {
+        let bytes = [&(value.len() as u64).to_le_bytes()[..], value.as_bytes()].concat();
+        self.set(key, 8, &bytes);
+    }
+
+    /// The file, with tensors at multiples of `alignment`.
+    pub fn bytes(&self, alignment: usize) -> Vec<u8> {
+        let mut out = Vec::from(*b"GGUF");
+        let text = |out: &mut Vec<u8>, text: &str| {
+            out.extend((text.len() as u64).to_le_bytes());
+            out.extend(text.as_bytes());
+        };
+        out.extend(self.version.to_le_bytes());
+        out.extend((self.tensors.len() as u64).to_le_bytes());
+        out.extend((self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
+            text(&mut out, key);
+            out.extend(value);
+        }
+        let mut offset = 0;
+        for tensor in &self.tensors {
+            text(&mut out, &tensor.name);
+            out.extend((tensor.dims.len() as u32).to_le_bytes());
+            tensor.dims.iter().for_each(|dim| out.extend(dim.to_le_bytes()));
+            out.extend(tensor.type_id.to_le_bytes());
+            out.extend((offset as u64).to_le_bytes());
+            offset += tensor.bytes.len().next_multiple_of(alignment);
+        }
+        for tensor in &self.tensors {
+            out.resize(out.len().next_multiple_of(alignment), 0);
+            out.extend(&tensor.bytes);
+        }
+        out
+    }
+}
+
+/// A folder copied so that its files can be changed.
+pub struct Folder {
+    pub dir: tempfile::TempDir,
+}
+
+impl Folder {
+    pub fn copy(name: &str) -> Self {
+        let dir = tempfile::TempDir::new().unwrap();
+        for entry in std::fs::read_dir(golden(name)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+        }
+        Self { dir }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn edit_json(&self, file: &str, edit: impl FnOnce(&mut Value)) {
+        let path = self.path().join(file);
+        let mut json = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        edit(&mut json);
+        std::fs::write(&path, json.to_string()).unwrap();
+    }
+
+    pub fn edit_weights(&self, edit: impl FnOnce(&mut Map<String, Value>, &mut Vec<u8>)) {
+        let path = self.path().join("model.safetensors");
+        let (mut header, mut data) = split_safetensors(&std::fs::read(&path).unwrap());
+        edit(&mut header, &mut data);
+        std::fs::write(&path, join_safetensors(&header, &data)).unwrap();
+    }
+}
+
+pub fn split_safetensors(bytes: &[u8]) -> (Map<String, Value>, Vec<u8>) {
+    let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..8 + len]).unwrap(), bytes[8 + len..].to_vec())
+}
+
+pub fn join_safetensors(header: &Map<String, Value>, data: &[u8]) -> Vec<u8> {
+    let json = Value::Object(header.clone()).to_string();
+    [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), data].concat()
+}
+
+/// SplitMix64: the same mutations in every run.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % limit as u64) as usize
+    }
+
+    /// Changes one to four bytes, or cuts the end off.
+    pub fn mutate(&mut self, bytes: &mut Vec<u8>, within: usize) {
+        if self.below(8) == 0 {
+            let len = self.below(bytes.len());
+            bytes.truncate(len);
+            return;
+        }
+        for _ in 0..=self.below(4) {
+            let (at, how) = (self.below(within.min(bytes.len())), self.below(4));
+            bytes[at] = match how {
+                0 => 0,
+                1 => 0xff,
+                2 => bytes[at] ^ (1 << self.below(8)),
+                _ => self.below(256) as u8,
+            };
+        }
+    }
+}
