@@ -213,8 +213,18 @@ impl BatchFile {
         let file = Self { settings, store, store_path, _lock: lock, output, notices };
         // The lock is ours, so whoever claimed jobs is dead; and its format may have been another.
         file.store.hand_back_all().await.map_err(|e| file.store_failed(e))?;
-        file.store.move_unfinished(&file.settings.queue).await.map_err(|e| file.store_failed(e))?;
+        file.adopt_queue().await.map_err(|e| file.store_failed(e))?;
         Ok(file)
+    }
+
+    /// Moves unfinished jobs of a run in another format to this run's queue.
+    async fn adopt_queue(&self) -> Result<(), StoreError> {
+        let queue = self.settings.queue.to_string();
+        if self.store.fact("queue").await?.as_ref() != Some(&queue) {
+            self.store.move_unfinished(&self.settings.queue).await?;
+            self.store.set_fact("queue", &queue).await?;
+        }
+        Ok(())
     }
 
     /// The store beside the output.

@@ -127,13 +127,6 @@ pub struct Progress {
     pub completion_tokens: u64,
 }
 
-impl Progress {
-    /// Jobs that are not over.
-    pub fn unfinished(&self) -> u64 {
-        self.scheduled + self.queued + self.running + self.retrying
-    }
-}
-
 /// A store that did not do as told. Nothing of the call was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -221,6 +214,12 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`StoreError`].
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError>;
+
+    /// How many jobs of a queue are not over.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError>;
 
     /// Counts over one queue, or over everything.
     ///

@@ -53,8 +53,10 @@ pub fn malformed(number: u64, random: &mut Random) -> Vec<u8> {
             request.to_string().into_bytes()
         }
         9 => {
-            request["custom_id"] = json!("good-501");
-            request["body"]["n"] = json!(0);
+            // The later of two lines with one name is the bad one.
+            let (name, n) = if number > 501 { ("good-501", 1) } else { ("bad", 0) };
+            request["custom_id"] = json!(name);
+            request["body"]["n"] = json!(n);
             request.to_string().into_bytes()
         }
         10 => b"{\"custom_id\": 1e999}".to_vec(),

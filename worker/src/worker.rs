@@ -266,7 +266,7 @@ impl Turn<'_> {
         let Worker { store, config, .. } = self.worker;
         store.reconcile().await?;
         (self.cursor, self.fed_all) = (None, false);
-        if store.progress(Some(&config.queue)).await?.unfinished() == 0 {
+        if store.unfinished(&config.queue).await? == 0 {
             return Ok(true);
         }
         if store.queued(&config.queue, None, 1).await?.is_empty() {

@@ -243,6 +243,19 @@ impl Store for SqliteStore {
         rows::record(&row, &errors).map(Some)
     }
 
+    async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {
+        let row = sqlx::query(
+            "SELECT count(*) AS jobs FROM jobs WHERE model = ?1 AND format = ?2
+             AND state IN ('scheduled', 'queued', 'running', 'retrying')",
+        )
+        .bind(&queue.model)
+        .bind(&queue.format)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        Ok(rows::integer(&row, "jobs")?.unsigned_abs())
+    }
+
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError> {
         let (model, format) = queue.map_or((None, None), |q| (Some(&q.model), Some(&q.format)));
         let rows = sqlx::query(

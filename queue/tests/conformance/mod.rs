@@ -268,6 +268,7 @@ pub async fn a_restart_feeds_what_is_unfinished(fixture: impl Fixture) {
         claims[1].held()
     };
     let store = fixture.open().await;
+    assert_eq!(store.unfinished(&queue()).await.unwrap(), 9);
     fixture.advance(LEASE);
     assert_eq!(store.reconcile().await.unwrap(), 3);
     let mut fed = Vec::new();

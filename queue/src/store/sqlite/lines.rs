@@ -175,12 +175,12 @@ impl SqliteStore {
     /// [`StoreError`].
     pub async fn prune(&self, run: i64) -> Result<u64, StoreError> {
         let mut tx = self.begin().await?;
-        sqlx::query("DELETE FROM jobs WHERE id IN (SELECT job_id FROM lines WHERE run <> ?1)")
+        sqlx::query("DELETE FROM jobs WHERE id IN (SELECT job_id FROM lines WHERE run < ?1)")
             .bind(run)
             .execute(&mut *tx)
             .await
             .map_err(unavailable)?;
-        let done = sqlx::query("DELETE FROM lines WHERE run <> ?1")
+        let done = sqlx::query("DELETE FROM lines WHERE run < ?1")
             .bind(run)
             .execute(&mut *tx)
             .await
@@ -190,6 +190,7 @@ impl SqliteStore {
     }
 
     /// Puts every unfinished job into `queue`: the same model may be served in another format now.
+    /// Reads every job.
     ///
     /// # Errors
     /// [`StoreError`].
