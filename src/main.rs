@@ -6,6 +6,7 @@
 
 mod batch_run;
 mod bench;
+mod demo;
 mod demo_model;
 mod doctor;
 mod embedded;
@@ -27,6 +28,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Answer 1000 lines with the built-in model: shows that everything works, and how fast
+    Demo(demo::Arguments),
     /// Answer files of requests
     #[command(subcommand)]
     Batch(Batch),
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     };
     output::start_log();
     let result = match cli.command {
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Batch(Batch::Run(arguments)) => batch_run::run(*arguments),
         Command::Model(command) => model::run(command),
         Command::Bench(command) => bench::run(command),

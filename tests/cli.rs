@@ -4,9 +4,13 @@
 mod program;
 
 use program::{fails, json, run};
+use serde_json::Value;
 
-const COMMANDS: [&str; 8] = [
+const COMMANDS: [&str; 11] = [
     "",
+    "demo",
+    "batch",
+    "batch run",
     "model",
     "model inspect",
     "model logits",
@@ -47,4 +51,23 @@ fn doctor_reports_the_machine() {
     for check in answer["checks"].as_array().expect("checks") {
         assert_eq!(check["ok"], true, "{check}");
     }
+}
+
+#[test]
+fn the_demo_answers_every_line_and_nearly_all_rightly() {
+    let output = run(&["demo", "--json"]);
+    assert_eq!(output.code, 0, "{}", output.stderr);
+    let figures: Value =
+        serde_json::from_str(output.stdout.lines().next_back().expect("figures")).expect("JSON");
+    assert_eq!(figures["jobs"], 1000);
+    assert!(figures["accuracy"].as_f64() >= Some(0.99), "{figures}");
+    assert!(figures["tokens_per_s"].as_f64() > Some(0.0));
+    assert!(figures["jobs_per_s"].as_f64() > Some(0.0));
+}
+
+#[test]
+fn the_built_in_model_answers_from_any_folder() {
+    let line = "MEETING 03/Mar/24 at 9:30";
+    let answer = json(&["model", "generate", "--chat", "--prompt", line, "--json"]);
+    assert_eq!((&answer["text"], &answer["finish_reason"]), (&"2024-03-03".into(), &"stop".into()));
 }

@@ -1,0 +1,224 @@
+//! `tritmill demo`: the whole embedded path on the built-in model, from batch lines over store,
+//! dispatcher, worker and engine to answers, which are then compared with the truth.
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tritmill_engine::load;
+use tritmill_worker::{Served, Stop};
+
+use crate::{
+    demo_model::{self, HELD_OUT_LINES},
+    embedded::{self, Embedded, Tally, Update},
+    options::{self, CapacityOptions, RunOptions},
+    output,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  tritmill demo
+  tritmill demo --format tl2 --threads 1
+  tritmill demo --json | tail -1
+
+Exit code 1 if a line is not answered, or if fewer answers are right than the model is known for.";
+
+/// Share of right answers below which something is wrong with the program or the machine.
+const ACCURACY_MIN: f64 = 0.99;
+/// Answers shown.
+const SAMPLES: usize = 10;
+/// A date and the end of the answer; nothing longer is right.
+const MAX_TOKENS: u32 = 12;
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// Print the figures as JSON, in the last line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    run: RunOptions,
+    #[command(flatten)]
+    capacity: CapacityOptions,
+}
+
+/// A line of text and the date in it.
+#[derive(Debug, Deserialize)]
+struct Question {
+    text: String,
+    date: String,
+}
+
+/// Runs and prints.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let questions = questions()?;
+    let folder = tempfile::Builder::new().prefix("tritmill-demo-").tempdir();
+    let folder = folder.context("cannot make a temporary folder")?;
+    let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));
+    fs::write(&input, batch_lines(&questions)).context("cannot write the batch lines")?;
+    let count = questions.len();
+    eprintln!(
+        "The built-in model finds the date in a line of text. {count} lines it never saw, as"
+    );
+    eprintln!("jobs through the whole path: batch file → SQLite → dispatcher → worker → engine.\n");
+    let (tally, elapsed) = answer(arguments, &input, &output)?;
+    ensure!(tally.failed == 0, "{} of {count} lines have no answer", tally.failed);
+    let answers = answers(&output)?;
+    ensure!(answers.len() == count, "{} answers to {count} lines", answers.len());
+    let right = |(index, question): (usize, &Question)| {
+        answers.get(&custom_id(index)).is_some_and(|answer| *answer == question.date)
+    };
+    let correct = questions.iter().enumerate().filter(|pair| right(*pair)).count();
+    print_samples(&questions, &answers)?;
+    print_figures(arguments, count, correct, &tally, elapsed)?;
+    let enough = correct as f64 >= ACCURACY_MIN * count as f64;
+    ensure!(enough, "only {correct} of {count} answers are right: run tritmill doctor");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn questions() -> anyhow::Result<Vec<Question>> {
+    let parse = |line| serde_json::from_str(line).context("the built-in lines are JSON");
+    HELD_OUT_LINES.lines().map(parse).collect()
+}
+
+fn custom_id(index: usize) -> String {
+    format!("line-{:04}", index + 1)
+}
+
+/// What a person would write into IN.jsonl for `batch run`.
+fn batch_lines(questions: &[Question]) -> String {
+    let line = |(index, question): (usize, &Question)| {
+        let line = json!({
+            "custom_id": custom_id(index),
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": demo_model::NAME,
+                "messages": [{ "role": "user", "content": question.text }],
+                "temperature": 0,
+                "max_tokens": MAX_TOKENS,
+            },
+        });
+        format!("{line}\n")
+    };
+    questions.iter().enumerate().map(line).collect()
+}
+
+/// Runs the batch file; how far it came and how long it took, without loading the model.
+fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<(Tally, Duration)> {
+    let model = options::open(demo_model::NAME)?;
+    let options = arguments.capacity.apply(arguments.run.engine());
+    let engine = load::engine(&model, &options)?;
+    let numerics_class = engine.backend().numerics_class().to_owned();
+    let work = Embedded {
+        input: input.to_owned(),
+        output: output.to_owned(),
+        ordered: false,
+        restart: false,
+        served: Served::new(model, demo_model::NAME.to_owned(), numerics_class),
+        format: options.format.to_string(),
+        max_sequences: options.max_sequences,
+    };
+    let bar = ProgressBar::new(0);
+    bar.set_style(ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}")?);
+    let started = Instant::now();
+    // Nobody stops the demo but a signal, whose default ends the process.
+    let (_running, stop) = watch::channel(Stop::No);
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let tally = runtime.block_on(embedded::answer(work, engine, stop, |update| {
+        if let Update::Tally(tally) = update {
+            bar.set_length(tally.lines);
+            bar.set_position(tally.done());
+            let rate = tally.tokens as f64 / started.elapsed().as_secs_f64().max(1e-3);
+            bar.set_message(format!("{rate:.0} tokens/s"));
+        }
+    }))?;
+    let elapsed = started.elapsed();
+    bar.finish_and_clear();
+    Ok((tally, elapsed))
+}
+
+/// The text of every answer, by `custom_id`.
+fn answers(output: &Path) -> anyhow::Result<HashMap<String, String>> {
+    let text = fs::read_to_string(output).context("cannot read the answers")?;
+    let mut answers = HashMap::new();
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).context("an answer is not JSON")?;
+        let answer = &line["response"]["body"]["choices"][0]["message"]["content"];
+        let (id, answer) = (line["custom_id"].as_str(), answer.as_str());
+        let (id, answer) = id.zip(answer).with_context(|| format!("not an answer: {line}"))?;
+        let earlier = answers.insert(id.to_owned(), answer.to_owned());
+        ensure!(earlier.is_none(), "{id} is answered twice");
+    }
+    Ok(answers)
+}
+
+fn print_samples(questions: &[Question], answers: &HashMap<String, String>) -> anyhow::Result<()> {
+    for index in (0..SAMPLES).map(|sample| sample * questions.len() / SAMPLES) {
+        let Question { text, date } = &questions[index];
+        let answer = answers.get(&custom_id(index)).map_or("", String::as_str);
+        let verdict = if answer == date { String::new() } else { format!("  (it is {date})") };
+        output::line(format_args!("  {text}\n    → {answer}{verdict}"))?;
+    }
+    Ok(())
+}
+
+fn print_figures(
+    arguments: &Arguments,
+    jobs: usize,
+    correct: usize,
+    tally: &Tally,
+    elapsed: Duration,
+) -> anyhow::Result<()> {
+    let seconds = elapsed.as_secs_f64().max(1e-3);
+    let accuracy = correct as f64 / jobs as f64;
+    let (jobs_per_s, tokens_per_s) = (jobs as f64 / seconds, tally.tokens as f64 / seconds);
+    let percent = 100.0 * accuracy;
+    output::line(format_args!("\n{correct} of {jobs} dates are right ({percent:.1} %)"))?;
+    output::line(format_args!(
+        "{seconds:.1} s: {jobs_per_s:.0} jobs/s, {tokens_per_s:.0} generated tokens/s"
+    ))?;
+    output::line("\nNow with a file of your own, one {\"prompt\": \"…\"} in each line:")?;
+    output::line("  echo '{\"prompt\": \"Paid on the 3rd of March, 2024\"}' > in.jsonl")?;
+    let program = std::env::args().next().unwrap_or_else(|| "tritmill".to_owned());
+    output::line(format_args!("  {program} batch run in.jsonl -o out.jsonl"))?;
+    if arguments.json {
+        let round = |value: f64| (value * 1000.0).round() / 1000.0;
+        output::line(json!({
+            "jobs": jobs,
+            "accuracy": accuracy,
+            "tokens_per_s": round(tokens_per_s),
+            "jobs_per_s": round(jobs_per_s),
+            "correct": correct,
+            "tokens": tally.tokens,
+            "seconds": round(seconds),
+        }))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_lines_are_a_thousand_questions_with_dates() {
+        let questions = questions().expect("they are JSON");
+        assert_eq!(questions.len(), 1000);
+        assert!(questions.iter().all(|question| question.date.len() == 10));
+        let lines = batch_lines(&questions[..2]);
+        assert_eq!(lines.lines().count(), 2);
+        assert!(lines.contains("\"custom_id\":\"line-0002\""));
+    }
+}
