@@ -60,7 +60,7 @@ mod tests {
         let ids = |count| -> Vec<u32> {
             top(&[0.5, 2.0, -1.0, 2.0], count).iter().map(|token| token.id).collect()
         };
-        assert_eq!(ids(0), []);
+        assert_eq!(ids(0), Vec::<u32>::new());
         assert_eq!(ids(1), [1]);
         assert_eq!(ids(3), [1, 3, 0]);
         assert_eq!(ids(9), [1, 3, 0, 2]);
