@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 13] = [
     "",
     "demo",
     "batch",
@@ -15,6 +15,8 @@ const COMMANDS: [&str; 11] = [
     "model inspect",
     "model logits",
     "model generate",
+    "model synth",
+    "model convert",
     "bench",
     "bench engine",
     "doctor",

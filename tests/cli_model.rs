@@ -136,6 +136,45 @@ fn inspect_shows_shape_tensors_and_fingerprint() {
 }
 
 #[test]
+fn a_converted_model_is_the_same_model() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let model = golden("bitnet-tiny");
+    let fingerprint = |model: &str| {
+        let mut answer = json(&["model", "inspect", model, "--json"]);
+        answer["fingerprint"].take()
+    };
+    let (gguf, back) = (path("tiny.gguf"), path("back"));
+    let convert = |from: &str, to: &str, out: &str| {
+        json(&["model", "convert", from, "--to", to, "--out", out, "--json"])
+    };
+    assert_eq!(convert(&model, "gguf-i2_s", &gguf)["inexact_scales"], 0);
+    assert_eq!(fingerprint(&gguf), fingerprint(&model));
+    convert(&gguf, "hf", &back);
+    assert_eq!(fingerprint(&back), fingerprint(&model));
+    let arguments = ["model", "convert", &model, "--to", "onnx", "--out", &back];
+    fails(&arguments, "possible values: gguf-i2_s, gguf-tq2_0, hf");
+}
+
+#[test]
+fn a_synthetic_model_can_be_measured() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let out = folder.path().join("small").to_str().expect("UTF-8").to_owned();
+    let synth = ["model", "synth", "--shape", "bitnet-0.7b", "--layers", "1", "--out", &out];
+    assert_eq!(json(&[&synth[..], &["--json"]].concat())["layer_count"], 1);
+    let bench = ["bench", "engine", "--model", &out, "--batch", "1,3", "--prompt", "4"];
+    let more = ["--generate", "2", "--repetitions", "1", "--json"];
+    let answer = json(&[&bench[..], &more].concat());
+    let rows = answer["rows"].as_array().expect("rows");
+    let phases = rows.iter().map(|row| (row["phase"].as_str(), row["batch"].as_u64()));
+    let expect = [("prefill", 1), ("prefill", 3), ("decode", 1), ("decode", 3)];
+    assert!(phases.eq(expect.map(|(phase, batch)| (Some(phase), Some(batch)))));
+    assert!(rows.iter().all(|row| row["tokens_per_s"].as_f64() > Some(0.0)));
+    assert!(answer["weight_bytes"].as_u64() > Some(1 << 20));
+    fails(&["model", "synth", "--shape", "gpt-5", "--out", &out], "bitnet-2b");
+}
+
+#[test]
 fn arguments_that_cannot_be_are_refused_in_one_line() {
     let model = golden("bitnet-tiny");
     let logits = ["model", "logits", "--model", &model, "--tokens"];

@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
-use tritmill_engine::files::Model;
+use tritmill_engine::files::{self, Inspection};
 
 use crate::{options, output};
 
@@ -28,72 +27,38 @@ pub struct Arguments {
 /// Opens, reads and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = options::open(&arguments.model)?;
-    let fingerprint = model.fingerprint()?.to_string();
+    let inspection = files::inspect(&model)?;
     if arguments.json {
-        print_json(&model, &fingerprint)?
+        output::line(serde_json::to_string(&inspection)?)?;
     } else {
-        print(&model, &fingerprint)?
+        print(&inspection)?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn size_bytes(model: &Model) -> u64 {
-    model.tensors().iter().map(|tensor| tensor.size_bytes).sum()
-}
-
-fn print_json(model: &Model, fingerprint: &str) -> anyhow::Result<()> {
-    let config = model.config();
-    output::line(json!({
-        "name": model.name(),
-        "container": model.container(),
-        "fingerprint": fingerprint,
-        "size_bytes": size_bytes(model),
-        "config": {
-            "architecture": config.architecture,
-            "hidden_size": config.hidden_size,
-            "layer_count": config.layer_count,
-            "head_count": config.head_count,
-            "kv_head_count": config.kv_head_count,
-            "head_dim": config.head_dim,
-            "intermediate_size": config.intermediate_size,
-            "vocab_size": config.vocab_size,
-            "context_length": config.context_length,
-            "rms_norm_eps": config.rms_norm_eps,
-            "rope_theta": config.rope_theta,
-            "activation": format!("{:?}", config.activation),
-            "sub_norms": config.sub_norms,
-            "linear_norm_eps": config.linear_norm_eps,
-            "tied_head": config.tied_head,
-            "bos_token": config.bos_token,
-            "eos_tokens": config.eos_tokens,
-        },
-        "chat_template": model.chat_template().is_some(),
-        "tensors": model.tensors(),
-    }))?;
-    Ok(())
-}
-
-fn print(model: &Model, fingerprint: &str) -> anyhow::Result<()> {
-    let config = model.config();
+fn print(model: &Inspection) -> anyhow::Result<()> {
+    let config = &model.config;
     let field = |name: &str, value: String| output::line(format_args!("{name:<14} {value}"));
-    field("name", model.name().to_owned())?;
-    field("container", model.container().to_owned())?;
-    field("fingerprint", fingerprint.to_owned())?;
-    field("architecture", config.architecture.clone())?;
-    let (heads, kv_heads, head_dim) = (config.head_count, config.kv_head_count, config.head_dim);
+    field("name", model.name.clone())?;
+    field("container", model.container.to_owned())?;
+    field("fingerprint", model.fingerprint.to_string())?;
+    field("architecture", model.architecture.clone())?;
     field("layers", config.layer_count.to_string())?;
     field("hidden", config.hidden_size.to_string())?;
+    let (heads, kv_heads, head_dim) = (config.head_count, config.kv_head_count, config.head_dim);
     field("heads", format!("{heads} of {head_dim}, {kv_heads} for keys and values"))?;
-    field("intermediate", format!("{}, {:?}", config.intermediate_size, config.activation))?;
+    field("intermediate", format!("{}, {}", config.intermediate_size, config.activation))?;
     let head = if config.tied_head { "the embedding" } else { "its own" };
     field("vocabulary", format!("{}, head: {head}", config.vocab_size))?;
     field("context", format!("{} tokens", config.context_length))?;
-    let chat = if model.chat_template().is_some() { "yes" } else { "no" };
+    let chat = if model.has_chat_template { "yes" } else { "no" };
     field("chat template", chat.to_owned())?;
-    let count = model.tensors().len();
-    field("tensors", format!("{count}, {}", output::bytes(size_bytes(model))))?;
-    let name_width = model.tensors().iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);
-    for tensor in model.tensors() {
+    let (ternary, dense) = (model.ternary_parameter_count, model.dense_parameter_count);
+    field("parameters", format!("{ternary} ternary, {dense} dense"))?;
+    let (count, size) = (model.tensors.len(), output::bytes(model.size_bytes));
+    field("tensors", format!("{count}, {size}"))?;
+    let name_width = model.tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);
+    for tensor in &model.tensors {
         let shape = format!("{:?}", tensor.shape);
         let size = output::bytes(tensor.size_bytes);
         let (name, type_name) = (&tensor.name, &tensor.type_name);

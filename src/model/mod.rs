@@ -1,8 +1,10 @@
 //! `tritmill model`: everything about one model file.
 
+mod convert;
 mod generate;
 mod inspect;
 mod logits;
+mod synth;
 
 use std::process::ExitCode;
 
@@ -17,6 +19,10 @@ pub enum Command {
     Logits(logits::Arguments),
     /// Continue one prompt
     Generate(generate::Arguments),
+    /// Make a model with random weights in a real model's shape, for measuring
+    Synth(synth::Arguments),
+    /// Write a model in another container
+    Convert(convert::Arguments),
 }
 
 /// Runs one of them.
@@ -25,5 +31,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Logits(arguments) => logits::run(&arguments),
         Command::Generate(arguments) => generate::run(arguments),
+        Command::Synth(arguments) => synth::run(&arguments),
+        Command::Convert(arguments) => convert::run(&arguments),
     }
 }

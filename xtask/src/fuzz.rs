@@ -17,7 +17,9 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let (targets, seconds) = parse(arguments)?;
     let guided = has_cargo_subcommand("fuzz");
     if !guided {
-        println!("cargo-fuzz is not installed (cargo install cargo-fuzz): mutating without coverage");
+        println!(
+            "cargo-fuzz is not installed (cargo install cargo-fuzz): mutating without coverage"
+        );
     }
     for target in targets {
         if guided { with_coverage(target, seconds)? } else { without_coverage(target, seconds)? }

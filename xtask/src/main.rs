@@ -1,6 +1,8 @@
 //! Repository tasks: `cargo xtask TASK`. What people run by hand and what CI runs are the same
 //! commands; each task is a file that starts other programs and adds no logic of its own.
 
+mod bench;
+mod fuzz;
 mod process;
 mod test;
 
@@ -14,12 +16,26 @@ struct Task {
     run: fn(&[String]) -> anyhow::Result<()>,
 }
 
-const TASKS: &[Task] = &[Task {
-    name: "test",
-    arguments: "[FILTER…]",
-    summary: "run every test: unit, integration, documentation; a filter runs only matching ones",
-    run: test::run,
-}];
+const TASKS: &[Task] = &[
+    Task {
+        name: "test",
+        arguments: "[FILTER…]",
+        summary: "run every test: unit, integration, documentation; a filter runs matching ones",
+        run: test::run,
+    },
+    Task {
+        name: "fuzz",
+        arguments: "[TARGET…] [--seconds N]",
+        summary: "feed the parsers of foreign bytes with mutated ones: gguf, safetensors, batch_line",
+        run: fuzz::run,
+    },
+    Task {
+        name: "bench",
+        arguments: "[SHAPE] [OPTIONS…]",
+        summary: "measure engine steps on a synthetic model (bitnet-2b; options of bench engine)",
+        run: bench::run,
+    },
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -9,7 +9,12 @@ pub mod mutate;
 
 use std::path::{Path, PathBuf};
 
-use tritmill_engine::files::{gguf, hf_config, safetensors, shard_names};
+use tritmill_engine::{
+    files::{gguf as gguf_file, hf_config, safetensors as safetensors_file, shard_names},
+    tokenizer::TokenizerConfig,
+};
+use tritmill_producer::{LineReader, parse_line};
+use tritmill_queue::QueueName;
 
 /// One parser.
 #[derive(Debug, Clone, Copy)]
@@ -43,4 +48,50 @@ impl Target {
         inputs.sort();
         Ok(inputs)
     }
+}
+
+/// A GGUF file: header, metadata, tensor table.
+pub fn gguf(data: &[u8]) {
+    let Ok(file) = gguf_file::parse("fuzzed", data) else { return };
+    for value in file.metadata.values() {
+        if let gguf_file::Value::Array(array) = value {
+            // Every element was paid for with bytes of the file.
+            assert!(array.values("fuzzed").count() <= data.len());
+        }
+    }
+    let length = data.len() as u64;
+    assert!(file.tensors.iter().all(|tensor| tensor.entry_offset < length));
+}
+
+/// The files of a Hugging Face folder that are read before any weight: the header of
+/// `model.safetensors`, the index of a sharded model, and the configurations. The first byte says
+/// which.
+pub fn safetensors(data: &[u8]) {
+    let Some((which, data)) = data.split_first() else { return };
+    match which {
+        b'c' => drop(hf_config::parse(data)),
+        b'g' => drop(hf_config::parse_generation_eos(data, 1024)),
+        b'i' => drop(shard_names("fuzzed", data)),
+        b't' => drop(TokenizerConfig::parse(data)),
+        _ => {
+            for tensor in safetensors_file::parse("fuzzed", data).unwrap_or_default() {
+                assert!(tensor.range.end <= data.len(), "tensors lie inside the file");
+            }
+        }
+    }
+}
+
+/// A batch file: lines of anything. Every line that is not blank becomes a job or a refusal.
+pub fn batch_line(data: &[u8]) {
+    let queue = QueueName { model: "demo".to_owned(), format: "i2_s".to_owned() };
+    let mut lines = LineReader::new(data);
+    let mut last = 0;
+    while let Ok(Some(line)) = lines.next_line() {
+        assert!(line.number > last, "line numbers grow");
+        last = line.number;
+        let (once, again) = (parse_line(&line, &queue), parse_line(&line, &queue));
+        assert_eq!(once.key, again.key, "a line's key depends on the line alone");
+        assert_eq!(once.content.is_ok(), again.content.is_ok());
+    }
+    assert_eq!(lines.bytes_read(), data.len() as u64);
 }
