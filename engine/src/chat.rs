@@ -14,7 +14,7 @@ use minijinja::{
 use serde::{Deserialize, Serialize};
 
 /// Instructions a template may execute in one rendering; real ones need some 50 per message.
-const FUEL: u64 = 10_000_000;
+const FUEL: u64 = 2_000_000;
 /// Deepest nesting of macros and blocks.
 const RECURSION: usize = 64;
 const NAME: &str = "chat_template";

@@ -8,7 +8,7 @@
 //! What would make encoding depend on anything but the text (dropout, truncation, padding) and
 //! vocabularies that are not byte-level (SentencePiece) are refused or switched off at load.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -406,10 +406,14 @@ fn digest(json: &TokenizerJson, tokens: &TokenTable, framed_empty: &[u32]) -> [u
     for merge in &json.model.merges {
         field(merge.joined().as_bytes());
     }
-    field(&[u8::from(json.model.ignore_merges)]);
     field(json.normalizer.to_string().as_bytes());
-    for pattern in split_patterns(&json.pre_tokenizer) {
-        field(pattern.as_bytes());
+    if is_bytes_only(json) {
+        field(b"bytes");
+    } else {
+        field(&[u8::from(json.model.ignore_merges)]);
+        for pattern in split_patterns(&json.pre_tokenizer) {
+            field(pattern.as_bytes());
+        }
     }
     for id in framed_empty {
         field(&id.to_le_bytes());
@@ -422,6 +426,9 @@ fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> {
     let pre = &json.pre_tokenizer;
     if !json.normalizer.is_null() {
         return None;
+    }
+    if is_bytes_only(json) {
+        return Some("llama-bpe");
     }
     let [split] = split_patterns(pre).try_into().ok()?;
     let split: Value = serde_json::from_str(&split).ok()?;
@@ -437,6 +444,23 @@ fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> {
         false if is_gpt2 => Some("gpt-2"),
         _ => None,
     }
+}
+
+/// Whether every byte is a token and nothing else is: then it makes no difference where the text is
+/// split.
+fn is_bytes_only(json: &TokenizerJson) -> bool {
+    let keeps_text = |pattern: &String| {
+        serde_json::from_str::<Value>(pattern).is_ok_and(|part| {
+            let isolates = part["type"] == "Split" && part["behavior"] == "Isolated";
+            let no_space = part["add_prefix_space"] == Value::Bool(false);
+            isolates || (part["type"] == "ByteLevel" && no_space)
+        })
+    };
+    let added: HashSet<&str> = json.added_tokens.iter().map(|token| &*token.content).collect();
+    let is_byte = |token: &String| token.chars().nth(1).is_none() || added.contains(token.as_str());
+    json.model.merges.is_empty()
+        && json.model.vocab.keys().all(is_byte)
+        && split_patterns(&json.pre_tokenizer).iter().all(keeps_text)
 }
 
 /// What the pre-tokenizer splits by: its parts except the byte-level mapping, which only adds

@@ -182,3 +182,29 @@ fn inspection_lists_every_tensor_and_counts_parameters() {
     assert_eq!(json["fingerprint"].as_str().unwrap().len(), 64);
     assert_eq!(json["tensors"][0]["type"], "F32");
 }
+
+#[test]
+fn a_vocabulary_of_bytes_is_one_tokenizer_whatever_splits_the_text() {
+    let dir = TempDir::new().unwrap();
+    let mut config = shape("bitnet-2b").unwrap();
+    shrink(&mut config);
+    let folder = dir.path().join("folder");
+    synth(&config, &folder, 1).unwrap();
+    let split = Model::open(&folder).unwrap();
+    let path = folder.join("tokenizer.json");
+    let mut json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let byte_level = json["pre_tokenizer"]["pretokenizers"][1].clone();
+    json["pre_tokenizer"] = byte_level;
+    json["model"]["ignore_merges"] = false.into();
+    std::fs::write(&path, json.to_string()).unwrap();
+    let whole = Model::open(&folder).unwrap();
+    check_same(&split, &whole);
+    assert_eq!(split.fingerprint().unwrap(), whole.fingerprint().unwrap());
+
+    let out = dir.path().join("bytes.gguf");
+    convert(&whole, Target::GgufI2S, &out).unwrap();
+    let converted = Model::open(&out).unwrap();
+    check_same(&whole, &converted);
+    assert_eq!(whole.fingerprint().unwrap(), converted.fingerprint().unwrap());
+}
