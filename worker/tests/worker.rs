@@ -123,8 +123,7 @@ async fn a_drained_worker_hands_back_what_it_cannot_finish() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_service_skips_what_is_over_and_runs_until_told_to_stop() {
     let mut setup = setup(Mode::Service, Duration::from_secs(60)).await;
-    let (withdrawn, wanted) =
-        (job(Prompt::Text("a".into()), 2), job(Prompt::Text("b".into()), 2));
+    let (withdrawn, wanted) = (job(Prompt::Text("a".into()), 2), job(Prompt::Text("b".into()), 2));
     setup.store.submit(&[withdrawn.clone(), wanted.clone()]).await.unwrap();
     setup.store.cancel(&[withdrawn.id]).await.unwrap();
     let entry = |job: &Job| Entry {

@@ -92,6 +92,7 @@ pub unsafe fn attention<L: Lanes, E: Element, const Q: usize>(
 
 /// # Safety
 /// As for [`attention`], after its checks.
+#[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
 #[inline(always)]
 unsafe fn scores<L: Lanes, E: Element, const Q: usize>(
     tile: &AttentionTile<'_, E>,
@@ -162,6 +163,7 @@ unsafe fn softmax<L: Lanes, const Q: usize>(
 
 /// # Safety
 /// As for [`attention`], after its checks.
+#[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
 #[inline(always)]
 unsafe fn weigh_values<L: Lanes, E: Element, const Q: usize>(
     tile: &AttentionTile<'_, E>,
