@@ -127,7 +127,26 @@ página {small}, {d}|El Sr. {name} viaja {D} a {city}|El alquiler sube un {pct} 
 Consumir antes de {d}|{noun} {n} pendiente desde {d}|{small} personas {D} a las {time}
 Actualizado {D} a las {time}|{d} - {price} - {name}""",
 }
-FRAMES = {k: [f.strip() for f in v.replace("\n", "|").split("|")] for k, v in FRAMES.items()}
+# Counted things beside the date: quantities are the numbers most easily taken for a day or a year.
+COUNTED = {
+    "en": """{name} bought {small} {thing} {D} for {price}|{small} {thing} sold {D} to {name}
+{name} returned {small} {thing} {D}|{name} sent {D} {small} {thing} to {city}|{D} {name} counted {small} {thing}""",
+    "de": """{name} kaufte {D} {small} {thing} für {price}|{small} {thing} {D} an {name} verkauft
+{name} lieferte {small} {thing} {D}|{D} schickte {name} {small} {thing} nach {city}""",
+    "fr": """{name} a acheté {small} {thing} {D}|{small} {thing} vendus {D} à {name} pour {price}
+{name} a rendu {D} {small} {thing}|{D}, {name} compte {small} {thing}""",
+    "es": """{name} compró {small} {thing} {D}|{small} {thing} vendidas {D} a {name} por {price}
+{name} devolvió {D} {small} {thing}|{D} {name} contó {small} {thing}""",
+}
+THINGS = {
+    "en": "tables lamps shirts bottles pallets tickets cups doors bikes books tyres pens".split(),
+    "de": "Tische Lampen Hemden Flaschen Paletten Karten Tassen Türen Räder Bücher Reifen Kisten".split(),
+    "fr": "tables lampes chemises bouteilles palettes billets tasses portes vélos livres pneus cartons".split(),
+    "es": "mesas lámparas camisas botellas cajas entradas tazas puertas libros ruedas bolsas copas".split(),
+}
+
+FRAMES, COUNTED = ({k: [f.strip() for f in v.replace("\n", "|").split("|")] for k, v in frames.items()}
+                   for frames in (FRAMES, COUNTED))
 FRAMES_HELD = {
     "en": ["{name} ordered {small} chairs {D} for {price}", "Inspected {d} by {name}, score {pct}"],
     "de": ["{name} bestellte {D} {small} Stühle für {price}", "Geprüft {D} von {name}, Note {small}"],
@@ -396,7 +415,9 @@ class Lines:
         if rng.random() < 0.12:
             line = self.row(lang, bare)
         else:
-            frame = self.pick(FRAMES[lang], FRAMES_HELD[lang])
+            # The held-out lines meet counted things in the held-out frames only.
+            common = FRAMES[lang] if self.split == "eval" else FRAMES[lang] + COUNTED[lang]
+            frame = self.pick(common, FRAMES_HELD[lang])
             where = frame.find("{D}") if "{D}" in frame else frame.find("{d}")
             head, tail = frame[:where], frame[where + 3:]
             date_part = led if "{D}" in frame else bare
@@ -417,6 +438,7 @@ class Lines:
                            ("{city}", lambda: self.pick(CITIES, CITIES_HELD)), ("{n}", self.number),
                            ("{price}", lambda: self.price(lang)), ("{time}", lambda: self.time(lang)),
                            ("{pct}", lambda: self.percent(lang)), ("{phone}", self.phone),
+                           ("{thing}", lambda: rng.choice(THINGS[lang])),
                            ("{year}", lambda: str(rng.randint(1970, 2069))),
                            ("{small}", lambda: str(rng.randint(1, 99)))):
             if slot in frame:
