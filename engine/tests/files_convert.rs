@@ -208,3 +208,19 @@ fn a_vocabulary_of_bytes_is_one_tokenizer_whatever_splits_the_text() {
     check_same(&whole, &converted);
     assert_eq!(whole.fingerprint().unwrap(), converted.fingerprint().unwrap());
 }
+
+#[test]
+fn the_demo_model_keeps_its_fingerprint_in_every_container() {
+    let dir = TempDir::new().unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/dates/model");
+    let demo = Model::open(&demo).unwrap();
+    for (target, name) in
+        [(Target::GgufI2S, "a.gguf"), (Target::GgufTq2_0, "b.gguf"), (Target::Folder, "folder")]
+    {
+        let out = dir.path().join(name);
+        convert(&demo, target, &out).unwrap();
+        let converted = Model::open(&out).unwrap();
+        check_same(&demo, &converted);
+        assert_eq!(demo.fingerprint().unwrap(), converted.fingerprint().unwrap(), "{target}");
+    }
+}
