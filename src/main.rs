@@ -45,7 +45,6 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum Batch {
-    /// Answer a file of requests, all in this process
     Run(Box<batch_run::BatchRunArgs>),
 }
 

@@ -14,7 +14,6 @@ CREATE INDEX lines_by_number ON lines (number);
 CREATE INDEX lines_by_custom_id ON lines (custom_id) WHERE custom_id IS NOT NULL;
 CREATE UNIQUE INDEX lines_by_job ON lines (job_id) WHERE job_id IS NOT NULL;
 CREATE INDEX lines_refused ON lines (number) WHERE job_id IS NULL;
-CREATE INDEX lines_by_run ON lines (run);
 
 -- Facts about the run: which model answers, how many runs there were.
 CREATE TABLE facts (

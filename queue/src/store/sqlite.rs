@@ -24,7 +24,7 @@ use sqlx::{
 use super::{Claim, Claimant, Finished, Held, JobRecord, Progress, Settled, Store, StoreError};
 use crate::{
     dispatch::Entry,
-    job::{Job, JobId, JobState, QueueName, Timestamp},
+    job::{Job, JobId, QueueName, Timestamp},
 };
 
 /// The schema, embedded in the program: forward only.
@@ -298,6 +298,3 @@ fn backoff(id: JobId, attempts: u32) -> Duration {
     let jitter = f64::from(id.as_bytes()[15]) / 512.0;
     doubled.mul_f64(0.5 + jitter)
 }
-
-/// States whose job a deadline ends without a worker.
-const WAITING: [JobState; 3] = [JobState::Scheduled, JobState::Queued, JobState::Retrying];

@@ -6,7 +6,7 @@ use serde_json::json;
 use sqlx::SqliteConnection;
 
 use super::{
-    WAITING, backoff,
+    backoff,
     rows::{self, to_json},
     unavailable,
 };
@@ -136,26 +136,24 @@ pub(super) async fn lapse(tx: &mut SqliteConnection, now: Timestamp) -> Result<u
     Ok(done.rows_affected())
 }
 
-/// Ends waiting jobs whose deadline has passed.
+/// Ends waiting jobs whose deadline has passed. The states are spelled out, since only then does the
+/// partial index serve.
 pub(super) async fn expire(tx: &mut SqliteConnection, now: Timestamp) -> Result<u64, StoreError> {
-    let waiting = to_json(&WAITING)?;
     sqlx::query(
         "INSERT INTO results (job_id, outcome, finished_at)
          SELECT id, ?2, ?1 FROM jobs
-         WHERE expires_at <= ?1 AND state IN (SELECT value FROM json_each(?3))",
+         WHERE expires_at <= ?1 AND state IN ('scheduled', 'queued', 'retrying')",
     )
     .bind(now.0)
     .bind(to_json(&Outcome::Expired)?)
-    .bind(&waiting)
     .execute(&mut *tx)
     .await
     .map_err(unavailable)?;
     let done = sqlx::query(
         "UPDATE jobs SET state = 'expired', run_at = NULL
-         WHERE expires_at <= ?1 AND state IN (SELECT value FROM json_each(?2))",
+         WHERE expires_at <= ?1 AND state IN ('scheduled', 'queued', 'retrying')",
     )
     .bind(now.0)
-    .bind(&waiting)
     .execute(tx)
     .await
     .map_err(unavailable)?;

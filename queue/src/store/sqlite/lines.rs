@@ -134,8 +134,11 @@ impl SqliteStore {
         custom_ids: &[&str],
     ) -> Result<HashMap<String, u64>, StoreError> {
         let found = sqlx::query(
-            "SELECT custom_id, min(number) AS number FROM lines
-             WHERE custom_id IN (SELECT value FROM json_each(?1)) AND run = ?2 GROUP BY custom_id",
+            // The cross join keeps the names outside and looks each up by its index; left alone,
+            // the planner scans every line of the run.
+            "SELECT custom_id, min(number) AS number
+             FROM json_each(?1) AS name CROSS JOIN lines ON lines.custom_id = name.value
+             WHERE run = ?2 GROUP BY custom_id",
         )
         .bind(to_json(&custom_ids)?)
         .bind(run)
