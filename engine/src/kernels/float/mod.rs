@@ -265,8 +265,18 @@ macro_rules! instantiate {
                         // SAFETY: features as above; `head_tile` checks its ranges.
                         x += unsafe {
                             match (height, n - x) {
-                                ($rows, $xs..) => head_tile::<E, $rows, $xs>(rows, len, xs, row, x, r, out),
-                                ($rows, _) => head_tile::<E, $rows, 1>(rows, len, xs, row, x, r, out),
+                                ($rows, $xs..) => {
+                                    head_tile::<E, $rows, $xs>(rows, len, xs, row, x, r, out)
+                                }
+                                ($rows, 4..) => {
+                                    head_tile::<E, $rows, 4>(rows, len, xs, row, x, r, out)
+                                }
+                                ($rows, 2..) => {
+                                    head_tile::<E, $rows, 2>(rows, len, xs, row, x, r, out)
+                                }
+                                ($rows, _) => {
+                                    head_tile::<E, $rows, 1>(rows, len, xs, row, x, r, out)
+                                }
                                 _ => head_tile::<E, 1, 1>(rows, len, xs, row, x, r, out),
                             }
                         };

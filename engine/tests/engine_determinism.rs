@@ -1,0 +1,112 @@
+//! The whole engine on a real model: company, preemption, prefix reuse and chunking change no token
+//! and no bit of a log probability.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Instant};
+
+use tritmill_engine::{
+    Engine, EngineConfig, Event, Output, Request, RequestId, SamplingParams,
+    backend::cpu::{self, CpuOptions, HeadMode, KvType},
+    files::Model,
+    formats::Format,
+    kernels::Isa,
+};
+
+const REQUESTS: usize = 24;
+
+fn model() -> Arc<Model> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/bitnet-tiny");
+    Arc::new(Model::open(&path).unwrap())
+}
+
+fn engine(model: &Arc<Model>, block_count: usize, config: EngineConfig) -> Engine {
+    let (format, isa, kv, head) = (Format::Tl2, Isa::detect(), KvType::F16, HeadMode::Exact);
+    let options = CpuOptions { format, isa, threads: 2, kv, head, block_count };
+    let backend = cpu::load(Arc::clone(model), options).unwrap();
+    let vocabulary: Arc<dyn tritmill_engine::TokenText> = Arc::clone(model) as _;
+    Engine::new(backend, vocabulary, model.config().eos_tokens.clone(), config)
+}
+
+/// Greedy and sampled requests; every third starts with the same 40 tokens as its neighbours.
+fn request(index: usize) -> Request {
+    let seed = index as u32;
+    let shared = (0..40).map(|i| (i * 37 + 5) % 1000);
+    let own = (0..10 + seed * 5 % 47).map(|i| (i * 7919 + seed * 104_729) % 1000);
+    let prompt = if index.is_multiple_of(3) { shared.chain(own).collect() } else { own.collect() };
+    let sampling = SamplingParams {
+        max_tokens: 20 + index,
+        temperature: if index.is_multiple_of(2) { 0.0 } else { 0.9 },
+        top_k: 50,
+        seed: u64::from(seed),
+        n: 1 + index % 2,
+        ignore_eos: true,
+        logprobs: Some(3),
+        ..SamplingParams::default()
+    };
+    Request { prompt, sampling, ..Request::default() }
+}
+
+fn run(engine: &mut Engine, indices: impl IntoIterator<Item = usize>) -> BTreeMap<usize, Output> {
+    let now = Instant::now();
+    let ids: BTreeMap<RequestId, usize> =
+        indices.into_iter().map(|i| (engine.submit(request(i), now).unwrap(), i)).collect();
+    let mut outputs = BTreeMap::new();
+    while !engine.is_idle() {
+        for event in engine.step(now).events {
+            match event {
+                Event::Finished { id, output } => {
+                    outputs.insert(ids[&id], output);
+                }
+                Event::Failed { id, error, .. } => panic!("request {}: {error}", ids[&id]),
+                _ => {}
+            }
+        }
+    }
+    outputs
+}
+
+/// Tokens and the bits of their log probabilities.
+fn essence(output: &Output) -> Vec<(Vec<u32>, Vec<u64>)> {
+    output
+        .choices
+        .iter()
+        .map(|choice| {
+            let bits = choice.logprobs.iter().flatten().map(|l| f64::from(l.logprob).to_bits());
+            (choice.tokens.clone(), bits.collect())
+        })
+        .collect()
+}
+
+#[test]
+fn company_preemption_and_prefix_reuse_change_no_bit() {
+    let model = model();
+    let context = model.config().context_length;
+    let plain = EngineConfig { prefix_cache: false, ..EngineConfig::new(context) };
+    let mut alone = engine(&model, 64, plain);
+    let want: BTreeMap<usize, _> =
+        (0..REQUESTS).map(|i| (i, essence(&run(&mut alone, [i])[&i]))).collect();
+    assert!(want.values().all(|choices| choices.iter().all(|c| c.0.len() >= 20)));
+    assert_eq!(alone.stats().preemptions, 0);
+
+    let cached = EngineConfig::new(context);
+    for (blocks, config) in [
+        (400, cached),
+        (400, EngineConfig { token_budget: 24, max_sequences: 24, ..cached }),
+        (20, cached),
+        (20, EngineConfig { max_sequences: 7, ..plain }),
+    ] {
+        let mut engine = engine(&model, blocks, config);
+        // Twice, in another order: the second time finds prefixes of the first.
+        for order in [(0..REQUESTS).collect::<Vec<_>>(), (0..REQUESTS).rev().collect()] {
+            let got = run(&mut engine, order);
+            for (index, want) in &want {
+                assert!(essence(&got[index]) == *want, "request {index}, {blocks} blocks");
+            }
+        }
+        let stats = engine.stats();
+        assert_eq!(stats.blocks_used, 0, "blocks are leaked");
+        assert_eq!(stats.preemptions > 0, blocks == 20, "{} preemptions", stats.preemptions);
+        assert_eq!(stats.prefix_hit_tokens > 0, config.prefix_cache);
+    }
+}
