@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, bail};
 
-use super::process::{self, cargo, has_cargo_subcommand};
+use super::process::{self, cargo, has_cargo_subcommand, root};
 
 const TARGETS: [&str; 3] = ["gguf", "safetensors", "batch_line"];
 const SECONDS_DEFAULT: u64 = 60;
@@ -28,11 +28,17 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 }
 
 fn with_coverage(target: &str, seconds: u64) -> anyhow::Result<()> {
+    // Found inputs go to the first folder; what is committed is only read.
+    let found = root().join("target").join("fuzz-corpus").join(target);
+    std::fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
     let mut command = cargo();
     command
         .args(["fuzz", "run", "--fuzz-dir", "xtask/fuzz", "--features", "libfuzzer"])
-        .args(["--sanitizer", "none", target, "--"])
-        .args([format!("-max_total_time={seconds}"), "-rss_limit_mb=1024".to_owned()]);
+        .args(["--sanitizer", "none", target])
+        .arg(found)
+        .arg(format!("xtask/fuzz/corpus/{target}"))
+        .args(["--".to_owned(), format!("-max_total_time={seconds}")])
+        .arg("-rss_limit_mb=1024");
     process::run(&mut command)
 }
 
