@@ -254,6 +254,7 @@ macro_rules! instantiate {
 
             /// Cuts `(r, len)` × `(n, len)` into register tiles.
             #[inline(always)]
+            #[allow(unreachable_patterns, reason = "the widest tile of some ISAs is a narrow one")]
             unsafe fn head<E: Element>(rows: &[E], len: usize, xs: &[f32], out: &mut [f32]) {
                 let (r, n) = (rows.len() / len, xs.len() / len);
                 assert!(rows.len() == r * len && xs.len() == n * len && out.len() == r * n);
