@@ -184,6 +184,21 @@ fn either_file_may_be_deleted_and_a_torn_line_is_mended() {
     assert_eq!(scratch.run(&[]).code, Some(0));
     let whole = fs::read(scratch.output()).unwrap();
 
+    scratch.run(&["--ordered"]);
+    let run = scratch.run(&["--ordered", "--json"]);
+    assert!(!run.stderr.contains("note:"), "nothing to mend: {}", run.stderr);
+    let run = scratch.run(&["--json"]);
+    assert_eq!(fs::read(scratch.output()).unwrap(), whole, "{}", run.stderr);
+    let run = scratch.run(&["--json"]);
+    assert!(!run.stderr.contains("note:"), "nothing to mend: {}", run.stderr);
+
+    let mut longer = whole.clone();
+    longer.extend_from_slice(b"{\"custom_id\":\"torn");
+    fs::write(scratch.output(), longer).unwrap();
+    let run = scratch.run(&[]);
+    assert!(run.stderr.contains("torn line"), "{}", run.stderr);
+    assert_eq!(fs::read(scratch.output()).unwrap(), whole);
+
     fs::write(scratch.output(), &whole[..whole.len() - 5]).unwrap();
     let run = scratch.run(&["--json"]);
     assert!(run.stderr.contains("torn line"), "{}", run.stderr);

@@ -132,6 +132,7 @@ impl Output {
             let lines = page(store, self.position).await?;
             if lines.is_empty() {
                 // What the store does not know: a torn line, or lines that are nobody's.
+                found.clear();
                 reader.take(1 << 20).read_to_end(&mut found)?;
                 return Ok(match found.contains(&b'\n') {
                     true => Comparison::Differs,
