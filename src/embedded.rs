@@ -16,6 +16,9 @@ const LEASE: Duration = Duration::from_secs(3600);
 /// How long a clean stop waits for running jobs before it hands them back.
 const DRAIN: Duration = Duration::from_secs(10);
 
+/// Far longer than any step takes; one that runs on has hung.
+const STEP_LIMIT: Duration = Duration::from_secs(600);
+
 /// Which files, and who answers.
 #[derive(Debug)]
 pub struct Embedded {
@@ -127,6 +130,7 @@ pub async fn answer(
         slots: max_sequences + max_sequences.div_ceil(4),
         lease: LEASE,
         drain: DRAIN,
+        step_limit: STEP_LIMIT,
         mode: Mode::Embedded,
     };
     let worker = Worker { store, dispatcher, served: Arc::new(served), config, committed };

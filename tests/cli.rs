@@ -62,7 +62,7 @@ fn the_demo_answers_every_line_and_nearly_all_rightly() {
     let figures: Value =
         serde_json::from_str(output.stdout.lines().next_back().expect("figures")).expect("JSON");
     assert_eq!(figures["jobs"], 1000);
-    assert!(figures["accuracy"].as_f64() >= Some(0.99), "{figures}");
+    assert!(figures["accuracy"].as_f64() >= Some(0.995), "{figures}");
     assert!(figures["tokens_per_s"].as_f64() > Some(0.0));
     assert!(figures["jobs_per_s"].as_f64() > Some(0.0));
 }

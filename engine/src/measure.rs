@@ -8,6 +8,7 @@ use std::{hint::black_box, ops::Range, time::Instant};
 
 use crate::{
     backend::{Backend, Chunk, LogitsFor, StepError},
+    formats::memory::AlignedBytes,
     kv::{BlockId, blocks_for},
 };
 
@@ -15,9 +16,9 @@ use crate::{
 pub const PREFILL_ROWS: usize = 512;
 
 /// Bytes that a bandwidth measurement reads in each pass: far more than any cache.
-const BANDWIDTH_BYTES: usize = 256 << 20;
+const BANDWIDTH_BYTES: usize = 512 << 20;
 /// Passes; the fastest counts.
-const BANDWIDTH_PASSES: usize = 3;
+const BANDWIDTH_PASSES: usize = 4;
 
 /// What to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -215,10 +216,14 @@ fn rate(tokens: usize, start: Instant) -> Option<f64> {
     (tokens > 0).then(|| tokens as f64 / start.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Bytes per second that `threads` threads together read from memory: the ceiling of decode, which
-/// reads every weight once for each token. Takes a moment and 256 MiB.
+/// Bytes per second that `threads` threads together read from memory, from pages as weights have
+/// them: the ceiling of decode, which reads every weight once for each token. Takes a moment and
+/// 512 MiB.
 pub fn memory_bandwidth(threads: usize) -> f64 {
-    let words = vec![1u64; BANDWIDTH_BYTES / size_of::<u64>()];
+    let mut bytes = AlignedBytes::zeroed(BANDWIDTH_BYTES);
+    // Pages that were never written are all one page of zeros.
+    bytes.fill(1);
+    let words: &[u64] = bytemuck::cast_slice(&bytes);
     let part = words.len().div_ceil(threads.max(1));
     let pass = || {
         let start = Instant::now();
@@ -232,12 +237,17 @@ pub fn memory_bandwidth(threads: usize) -> f64 {
     (0..BANDWIDTH_PASSES).map(|_| pass()).fold(0.0, f64::max)
 }
 
-/// Eight independent sums, so that no addition waits for the one before.
+/// Reads four stretches at once, a cache line of each in turn: one alone leaves requests unmade.
 fn sum(words: &[u64]) -> u64 {
+    let (near, far) = words.split_at(words.len() / 2);
+    let ((a, b), (c, d)) = (near.split_at(near.len() / 2), far.split_at(far.len() / 2));
+    let count = a.len().min(c.len()) / 8;
     let mut sums = [0u64; 8];
-    for chunk in words.chunks_exact(8) {
-        for (sum, word) in sums.iter_mut().zip(chunk) {
-            *sum = sum.wrapping_add(*word);
+    for line in 0..count {
+        for stretch in [a, b, c, d] {
+            for (sum, word) in sums.iter_mut().zip(&stretch[8 * line..8 * line + 8]) {
+                *sum = sum.wrapping_add(*word);
+            }
         }
     }
     sums.iter().fold(0, |a, b| a.wrapping_add(*b))

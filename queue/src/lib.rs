@@ -16,6 +16,7 @@ pub mod job;
 pub mod outcome;
 pub mod sampling;
 pub mod store;
+pub mod wire;
 
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
 pub use job::{

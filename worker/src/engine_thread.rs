@@ -5,7 +5,11 @@
 
 use std::{
     collections::HashMap,
-    sync::mpsc::{self, TryRecvError},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, TryRecvError},
+    },
     thread::{self, JoinHandle},
     time::Instant,
 };
@@ -39,6 +43,8 @@ pub struct EngineThread {
     /// Every submitted request comes back here exactly once. `None` after a panic of the thread.
     pub ended: async_mpsc::UnboundedReceiver<(Held, End)>,
     thread: Option<JoinHandle<()>>,
+    /// Grows when a step begins and when it ends: odd while one runs.
+    pulse: Arc<AtomicU64>,
 }
 
 impl EngineThread {
@@ -50,9 +56,11 @@ impl EngineThread {
         let (commands, inbox) = mpsc::channel();
         // Unbounded, but never longer than the requests the worker has room for.
         let (outbox, ended) = async_mpsc::unbounded_channel();
-        let body = move || Loop { engine, held: HashMap::new(), inbox, outbox }.run();
+        let pulse = Arc::new(AtomicU64::new(0));
+        let beat = Arc::clone(&pulse);
+        let body = move || Loop { engine, held: HashMap::new(), inbox, outbox, pulse: beat }.run();
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
-        Ok(Self { commands: Some(commands), ended, thread: Some(thread) })
+        Ok(Self { commands: Some(commands), ended, thread: Some(thread), pulse })
     }
 
     /// Starts a request. A thread that died answers nothing; `ended` says so.
@@ -63,6 +71,17 @@ impl EngineThread {
     /// Ends a request early; it still comes back.
     pub fn cancel(&self, held: Held) {
         self.send(Command::Cancel(held));
+    }
+
+    /// The number of the step that runs at this moment, if one does.
+    pub fn running_step(&self) -> Option<u64> {
+        let pulse = self.pulse.load(Ordering::Relaxed);
+        (pulse % 2 == 1).then_some(pulse / 2)
+    }
+
+    /// Gives up a thread whose step does not end: nobody waits for it any more.
+    pub fn forsake(&mut self) {
+        self.thread = None;
     }
 
     fn send(&self, command: Command) {
@@ -89,6 +108,7 @@ struct Loop {
     held: HashMap<RequestId, Held>,
     inbox: mpsc::Receiver<Command>,
     outbox: async_mpsc::UnboundedSender<(Held, End)>,
+    pulse: Arc<AtomicU64>,
 }
 
 impl Loop {
@@ -107,7 +127,10 @@ impl Loop {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            for event in self.engine.step(Instant::now()).events {
+            self.pulse.fetch_add(1, Ordering::Relaxed);
+            let events = self.engine.step(Instant::now()).events;
+            self.pulse.fetch_add(1, Ordering::Relaxed);
+            for event in events {
                 match event {
                     Event::Delta { .. } => {}
                     Event::Finished { id, output } => self.end(id, End::Finished(output)),

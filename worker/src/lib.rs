@@ -11,6 +11,7 @@ pub mod engine_thread;
 pub mod machine;
 mod served;
 mod translate;
+mod watchdog;
 mod worker;
 
 pub use served::Served;

@@ -32,6 +32,7 @@ use crate::{
     engine_thread::{End, EngineThread},
     served::Served,
     translate,
+    watchdog::Watchdog,
 };
 
 /// Results per transaction before a flush does not wait any longer.
@@ -79,6 +80,8 @@ pub struct WorkerConfig {
     pub lease: Duration,
     /// How long a drain waits for running jobs before it hands them back.
     pub drain: Duration,
+    /// How long one step may run before the worker takes the engine for hung.
+    pub step_limit: Duration,
     /// Who fills the dispatcher.
     pub mode: Mode,
 }
@@ -107,6 +110,9 @@ pub enum WorkerError {
     /// The engine's thread died.
     #[error("the engine stopped: its thread panicked")]
     EngineStopped,
+    /// A step did not end. Claims were handed back; the process should end, its thread never may.
+    #[error("the engine hangs: one step has run for more than {} s", .0.as_secs_f32())]
+    EngineHangs(Duration),
     /// The engine's thread could not be started.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[source] std::io::Error),
@@ -175,6 +181,7 @@ impl Turn<'_> {
         let worker = self.worker;
         let mut renewals = interval((worker.config.lease / 3).max(Duration::from_millis(1)));
         renewals.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut watchdog = Watchdog::new(worker.config.step_limit);
         let mut pulling: Option<PullFuture<'_>> = None;
         let mut draining: Option<Instant> = None;
         loop {
@@ -206,6 +213,14 @@ impl Turn<'_> {
                     }
                 }
                 _ = renewals.tick() => self.renew().await?,
+                () = watchdog.wait() => {
+                    if watchdog.look(self.thread.running_step()) {
+                        self.thread.forsake();
+                        self.flush().await?;
+                        self.abandon().await?;
+                        return Err(WorkerError::EngineHangs(worker.config.step_limit));
+                    }
+                }
                 Ok(()) = stop.changed(), if draining.is_none() => {}
                 () = sleep_until(flush_at.unwrap_or(forever)), if flush_at.is_some() => {
                     self.flush().await?;

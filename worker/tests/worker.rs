@@ -6,8 +6,10 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, watch};
 use tritmill_engine::{
-    Engine,
+    Engine, EngineConfig, TokenText,
+    backend::{Backend, Chunk, StepError},
     files::Model,
+    kv::BlockId,
     load::{self, EngineOptions},
 };
 use tritmill_queue::{
@@ -61,6 +63,7 @@ async fn setup(mode: Mode, drain: Duration) -> Setup {
         slots: 5,
         lease: Duration::from_secs(60),
         drain,
+        step_limit: Duration::from_secs(600),
         mode,
     };
     let worker = Worker {
@@ -150,4 +153,54 @@ async fn a_store_that_is_gone_ends_the_worker_with_its_error() {
     let (_stop, stopped) = watch::channel(Stop::No);
     let error = setup.worker.run(setup.engine, stopped).await.unwrap_err();
     assert!(matches!(error, WorkerError::Store(_)), "{error}");
+}
+
+/// A device whose steps never end.
+struct Hung;
+
+impl Backend for Hung {
+    fn vocab_size(&self) -> usize {
+        1000
+    }
+    fn block_count(&self) -> usize {
+        64
+    }
+    fn numerics_class(&self) -> &str {
+        "hung"
+    }
+    fn step(&mut self, _: &[Chunk<'_>], _: &mut Vec<f32>) -> Result<(), StepError> {
+        loop {
+            std::thread::park();
+        }
+    }
+    fn copy_block(&mut self, _: BlockId, _: BlockId) {}
+}
+
+/// Tokens without text.
+struct NoText;
+
+impl TokenText for NoText {
+    fn bytes(&self, _: u32) -> &[u8] {
+        b""
+    }
+    fn is_special(&self, _: u32) -> bool {
+        false
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_hangs_ends_the_worker_and_frees_its_jobs() {
+    let mut setup = setup(Mode::Embedded, Duration::ZERO).await;
+    setup.worker.config.step_limit = Duration::from_millis(200);
+    let engine = Engine::new(Box::new(Hung), Arc::new(NoText), vec![2], EngineConfig::new(64));
+    let jobs: Vec<Job> = (0..3).map(|_| job(Prompt::Tokens(vec![1, 2]), 4)).collect();
+    setup.store.submit(&jobs).await.unwrap();
+    let (_stop, stopped) = watch::channel(Stop::No);
+    let error = setup.worker.run(engine, stopped).await.unwrap_err();
+    assert!(matches!(error, WorkerError::EngineHangs(_)), "{error}");
+    let progress = setup.store.progress(None).await.unwrap();
+    assert_eq!((progress.queued, progress.running), (3, 0));
+    for job in &jobs {
+        assert_eq!(setup.store.job(job.id).await.unwrap().unwrap().attempts, 0);
+    }
 }

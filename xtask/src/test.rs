@@ -1,12 +1,39 @@
 //! `cargo xtask test`: every test of the workspace, with cargo-nextest where it is installed.
 //!
 //! All tests run in the dev profile (dependencies and the engine are optimised there), so that one
-//! build serves them all. No test needs a service today; one that does belongs behind a check here
-//! that says what is missing instead of failing in the middle.
+//! build serves them all. Tests start Redis and Postgres themselves; where the programs are
+//! missing they are installed here, before anything runs.
+
+use std::process::Command;
+
+use anyhow::Context as _;
 
 use super::process::{self, cargo, has_cargo_subcommand};
 
+/// Installs Debian packages without the services that come with them.
+fn install(packages: &[&str]) -> anyhow::Result<()> {
+    let apt = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments);
+        // Keeps the packages from starting servers: tests start their own.
+        command.env("RUNLEVEL", "1");
+        process::run(&mut command)
+    };
+    apt(&["update", "-q"]).and_then(|()| {
+        let mut arguments = vec!["install", "-y", "-q", "--no-install-recommends"];
+        arguments.extend(packages);
+        apt(&arguments)
+    })
+}
+
 pub fn run(filters: &[String]) -> anyhow::Result<()> {
+    let missing = tritmill_servers::missing_packages();
+    if !missing.is_empty() {
+        let packages = missing.join(" ");
+        install(&missing).with_context(|| {
+            format!("tests need {packages}; install by hand with: sudo apt-get install {packages}")
+        })?;
+    }
     if has_cargo_subcommand("nextest") {
         process::run(
             cargo().args(["nextest", "run", "--workspace", "--no-fail-fast"]).args(filters),

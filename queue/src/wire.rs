@@ -1,0 +1,79 @@
+//! How jobs and outcomes travel and rest: MessagePack with field names behind two bytes.
+//!
+//! ```text
+//! byte 0   version, 1
+//! byte 1   0: MessagePack follows; 1: a zstd frame of it
+//! ```
+//!
+//! Readers ignore fields they do not know, and new fields have defaults, so that workers of two
+//! releases can share a queue. A layout that breaks this gets a new version. Encoded examples of
+//! every version are in `tests/data/wire` and must keep decoding.
+
+use serde::{Serialize, de::DeserializeOwned};
+
+/// The version written.
+pub const VERSION: u8 = 1;
+/// From here on a value is compressed.
+const COMPRESS_BYTES: usize = 4 << 10;
+const COMPRESSION_LEVEL: i32 = 1;
+/// Most bytes that a compressed value may become: far above any job, far below a machine's memory.
+const DECODED_BYTES_MAX: usize = 64 << 20;
+const PLAIN: u8 = 0;
+const ZSTD: u8 = 1;
+
+/// Bytes that are no value of this program's.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// Fewer than the two leading bytes.
+    #[error("{0} bytes are too few")]
+    Short(usize),
+    /// A version of a later release.
+    #[error("wire version {0} is not known here (this release reads 1)")]
+    Version(u8),
+    /// An unknown second byte.
+    #[error("encoding {0} is not known")]
+    Encoding(u8),
+    /// A zstd frame that is damaged or too large.
+    #[error("damaged compression: {0}")]
+    Compression(#[source] std::io::Error),
+    /// Not the MessagePack that was expected.
+    #[error("{0}")]
+    Value(#[source] rmp_serde::decode::Error),
+}
+
+/// Encodes a value, compressed if it is long.
+///
+/// # Panics
+/// Never for this crate's types: their maps have text for keys and a known length.
+pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    let plain = rmp_serde::to_vec_named(value).expect("this crate's types are encodable");
+    let compressed = (plain.len() > COMPRESS_BYTES)
+        .then(|| zstd::bulk::compress(&plain, COMPRESSION_LEVEL).ok())
+        .flatten()
+        .filter(|compressed| compressed.len() < plain.len());
+    let (encoding, body) = compressed.map_or((PLAIN, plain), |body| (ZSTD, body));
+    let mut bytes = Vec::with_capacity(body.len() + 2);
+    bytes.extend([VERSION, encoding]);
+    bytes.extend(body);
+    bytes
+}
+
+/// Decodes a value.
+///
+/// # Errors
+/// [`WireError`] says what is wrong with the bytes.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
+    let &[version, encoding, ref body @ ..] = bytes else {
+        return Err(WireError::Short(bytes.len()));
+    };
+    match (version, encoding) {
+        (VERSION, PLAIN) => rmp_serde::from_slice(body).map_err(WireError::Value),
+        (VERSION, ZSTD) => {
+            let plain = zstd::bulk::decompress(body, DECODED_BYTES_MAX);
+            rmp_serde::from_slice(&plain.map_err(WireError::Compression)?).map_err(WireError::Value)
+        }
+        (VERSION, encoding) => Err(WireError::Encoding(encoding)),
+        (version, _) => Err(WireError::Version(version)),
+    }
+}

@@ -1,0 +1,170 @@
+//! Child processes that do not outlive their test.
+
+use std::{
+    fs::File,
+    net::{Ipv4Addr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+
+/// How long a server may take to start: machines that run tests are busy.
+const START_LIMIT: Duration = Duration::from_secs(60);
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What a server can be sent.
+#[derive(Debug, Clone, Copy)]
+pub enum Signal {
+    /// Ends it at once.
+    Kill,
+    /// Asks it to end.
+    Terminate,
+    /// Freezes it.
+    Stop,
+    /// Lets it go on.
+    Continue,
+}
+
+impl Signal {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "KILL",
+            Self::Terminate => "TERM",
+            Self::Stop => "STOP",
+            Self::Continue => "CONT",
+        }
+    }
+
+    /// Sends it to a process; an error if there is none.
+    ///
+    /// # Errors
+    /// If there is no such process.
+    pub fn send(self, pid: u32) -> anyhow::Result<()> {
+        let status = Command::new("kill")
+            .args(["-s", self.name(), &pid.to_string()])
+            .stderr(Stdio::null())
+            .status()
+            .context("cannot run kill")?;
+        if !status.success() {
+            bail!("no process {pid}");
+        }
+        Ok(())
+    }
+}
+
+/// A program on `PATH`, or where Debian keeps those of the newest Postgres.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    folders.push("/usr/sbin".into());
+    let mut versions: Vec<PathBuf> = std::fs::read_dir(super::POSTGRES_FOLDERS)
+        .map(|entries| entries.flatten().map(|entry| entry.path().join("bin")).collect())
+        .unwrap_or_default();
+    versions.sort();
+    folders.extend(versions.into_iter().rev());
+    folders.into_iter().map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// The program's path, or what to install.
+pub fn need(program: &str, package: &str) -> anyhow::Result<PathBuf> {
+    find(program).with_context(|| {
+        format!("{program} is not installed (cargo xtask test does it, or: apt install {package})")
+    })
+}
+
+/// A port that nobody listens on at this moment.
+pub fn free_port() -> anyhow::Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+    Ok(listener.local_addr()?.port())
+}
+
+/// A user that may run what root may not.
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl User {
+    /// For a process of root, somebody else: `postgres` where it exists, `nobody` otherwise.
+    pub fn unprivileged() -> Option<Self> {
+        if id(&["-u"])? != 0 {
+            return None;
+        }
+        let of = |name| Some(Self { uid: id(&["-u", name])?, gid: id(&["-g", name])? });
+        of("postgres").or_else(|| of("nobody"))
+    }
+}
+
+fn id(arguments: &[&str]) -> Option<u32> {
+    let output = Command::new("id").args(arguments).stderr(Stdio::null()).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+/// A command that ends when the thread that starts it does, as `user` if one is given.
+pub fn tied(program: &Path, user: Option<&User>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]);
+    if let Some(User { uid, gid }) = user {
+        command.args(["--reuid", &uid.to_string(), "--regid", &gid.to_string(), "--clear-groups"]);
+    }
+    command.arg("--").arg(program).stdin(Stdio::null());
+    command
+}
+
+/// A server that runs.
+pub struct Server {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts it, its output in `log`, and waits until it is `ready`.
+    pub fn start(
+        mut command: Command,
+        log: PathBuf,
+        ready: impl Fn() -> bool,
+    ) -> anyhow::Result<Self> {
+        let output = File::options().create(true).append(true).open(&log)?;
+        let child = command.stdout(output.try_clone()?).stderr(output).spawn();
+        let mut server = Self { child: child.context("cannot start a server")?, log };
+        let started = Instant::now();
+        while !ready() {
+            if let Some(status) = server.child.try_wait()? {
+                bail!("the server ended with {status}:\n{}", server.log_text());
+            }
+            if started.elapsed() > START_LIMIT {
+                bail!("the server is not ready after {START_LIMIT:?}:\n{}", server.log_text());
+            }
+            sleep(LOOK_INTERVAL);
+        }
+        Ok(server)
+    }
+
+    fn log_text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        signal.send(self.child.id())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Both fail only for a process that is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

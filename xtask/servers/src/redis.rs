@@ -1,0 +1,109 @@
+//! A Redis of one's own.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use tempfile::TempDir;
+
+use crate::{
+    Signal,
+    process::{Server, free_port, need, tied},
+};
+
+/// A Redis with its own folder and port.
+pub struct Redis {
+    server: Option<Server>,
+    folder: TempDir,
+    port: u16,
+    options: Vec<String>,
+}
+
+impl Redis {
+    /// Starts one that keeps nothing on disk.
+    ///
+    /// # Errors
+    /// If it is not installed or does not start.
+    pub fn start() -> anyhow::Result<Self> {
+        Self::start_with(&["--save", "", "--appendonly", "no"])
+    }
+
+    /// Starts one that writes every command to a file, and has it again after a restart.
+    ///
+    /// # Errors
+    /// If it is not installed or does not start.
+    pub fn start_durable() -> anyhow::Result<Self> {
+        Self::start_with(&["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
+    }
+
+    /// Starts one with these options of its command line.
+    ///
+    /// # Errors
+    /// If it is not installed or does not start.
+    pub fn start_with(options: &[&str]) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("tritmill-redis-").tempdir()?;
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        let mut redis = Self { server: None, folder, port: free_port()?, options };
+        redis.restart()?;
+        Ok(redis)
+    }
+
+    /// Starts it again, at the same port and in the same folder.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.server = None;
+        let (port, folder) = (self.port, self.folder.path());
+        let mut command = tied(&need("redis-server", "redis-server")?, None);
+        command
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
+            .arg(folder)
+            .args(["--maxmemory-policy", "noeviction", "--daemonize", "no"])
+            .args(&self.options);
+        let server = Server::start(command, folder.join("log"), || ping(port).is_some());
+        self.server = Some(server.context("redis-server")?);
+        Ok(())
+    }
+
+    /// Kills it, without a chance to save.
+    pub fn kill(&mut self) {
+        self.server = None;
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        self.server.as_ref().context("redis does not run")?.signal(signal)
+    }
+
+    /// Its port on the loopback address.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Where clients find it.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/0", self.port)
+    }
+
+    /// Its process, if it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.server.as_ref().map(Server::pid)
+    }
+}
+
+/// Whether a Redis at this port answers, having read what it keeps on disk.
+fn ping(port: u16) -> Option<()> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
+    stream.write_all(b"PING\r\n").ok()?;
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer).ok()?;
+    (&answer == b"+PONG").then_some(())
+}
