@@ -24,6 +24,8 @@ pub struct Entry {
     pub priority: Priority,
     /// Whose it is.
     pub tenant: Tenant,
+    /// Tokens it is expected to take, for fairness between tenants and for admission.
+    pub cost: u32,
 }
 
 /// An entry handed to a consumer until it is acknowledged or handed back.
@@ -106,6 +108,25 @@ pub trait Dispatcher: Send + Sync {
         consumer: &str,
         deliveries: &[Delivery],
     ) -> Result<usize, DispatchError>;
+
+    /// Says that the consumer still works on these, so that nobody reclaims them; returns those that
+    /// are its own no more. Only a hint about speed: the lease is in the store.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    async fn renew(
+        &self,
+        consumer: &str,
+        deliveries: &[Delivery],
+    ) -> Result<Vec<Delivery>, DispatchError>;
+
+    /// Takes up to `pull.max` entries that other consumers were delivered but have not renewed for
+    /// `idle`; does not wait. Their claims in the store may still live: the caller tries.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    async fn reclaim(&self, pull: Pull<'_>, idle: Duration)
+    -> Result<Vec<Delivery>, DispatchError>;
 
     /// Entries waiting in a queue, delivered ones not counted.
     ///

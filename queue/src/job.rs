@@ -14,7 +14,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::sampling::Sampling;
+use crate::{dispatch::Entry, sampling::Sampling};
 
 /// Attempts a job has when nothing else is said.
 pub const ATTEMPTS_DEFAULT: u32 = 3;
@@ -316,6 +316,35 @@ pub struct Job {
     /// Not after this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
+}
+
+/// Bytes of a prompt that make a token, roughly; exact counts are the worker's.
+const BYTES_PER_TOKEN: usize = 4;
+
+impl Job {
+    /// Tokens it is expected to take: its prompt by length, and all it may generate.
+    pub fn cost(&self) -> u32 {
+        let prompt = match &self.prompt {
+            Prompt::Text(text) | Prompt::Question(text) => text.len() / BYTES_PER_TOKEN,
+            Prompt::Messages(messages) => {
+                messages.iter().map(|message| message.content.len() / BYTES_PER_TOKEN).sum()
+            }
+            Prompt::Tokens(tokens) => tokens.len(),
+        };
+        let generated = self.sampling.max_tokens.saturating_mul(self.sampling.n);
+        u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)
+    }
+
+    /// What a dispatcher keeps of it.
+    pub fn entry(&self) -> Entry {
+        Entry {
+            id: self.id,
+            queue: self.queue.clone(),
+            priority: self.priority,
+            tenant: self.tenant.clone(),
+            cost: self.cost(),
+        }
+    }
 }
 
 #[cfg(test)]

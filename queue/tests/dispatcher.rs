@@ -14,8 +14,13 @@ fn queue() -> QueueName {
 }
 
 fn entries(priority: Priority, count: usize) -> Vec<Entry> {
-    let entry =
-        |_| Entry { id: JobId::generate(), queue: queue(), priority, tenant: Tenant::default() };
+    let entry = |_| Entry {
+        id: JobId::generate(),
+        queue: queue(),
+        priority,
+        tenant: Tenant::default(),
+        cost: 1,
+    };
     (0..count).map(entry).collect()
 }
 
@@ -122,4 +127,26 @@ async fn a_waiting_pull_wakes_for_a_new_entry_and_gives_up_in_time() {
     let (queue, wait) = (queue(), Duration::from_millis(1));
     let pull = Pull { queue: &queue, consumer: "a", max: 5, wait };
     assert!(dispatcher.pull(pull).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn only_what_others_left_alone_is_reclaimed() {
+    let dispatcher = MemoryDispatcher::new(10);
+    dispatcher.enqueue(&entries(Priority::Normal, 3)).await.unwrap();
+    let taken = pull(&dispatcher, "dead", 3).await;
+    let (queue, wait) = (queue(), Duration::ZERO);
+    let wish = |consumer: &'static str| Pull { queue: &queue, consumer, max: 2, wait };
+    let idle = Duration::from_millis(20);
+    assert!(dispatcher.reclaim(wish("b"), idle).await.unwrap().is_empty());
+    tokio::time::sleep(idle).await;
+    assert!(dispatcher.renew("dead", &taken[..1]).await.unwrap().is_empty());
+    assert!(dispatcher.reclaim(wish("dead"), idle).await.unwrap().is_empty());
+    let reclaimed = dispatcher.reclaim(wish("b"), idle).await.unwrap();
+    assert_eq!(reclaimed.len(), 2);
+    assert!(
+        reclaimed.iter().all(|delivery| delivery.deliveries == 2 && delivery.id != taken[0].id)
+    );
+    assert_eq!(dispatcher.renew("dead", &taken).await.unwrap(), taken[1..]);
+    assert_eq!(dispatcher.acknowledge("dead", &taken).await.unwrap(), 1);
+    assert_eq!(dispatcher.acknowledge("b", &reclaimed).await.unwrap(), 2);
 }

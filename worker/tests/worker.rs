@@ -13,8 +13,8 @@ use tritmill_engine::{
     load::{self, EngineOptions},
 };
 use tritmill_queue::{
-    Dispatcher, Entry, ErrorKind, Job, JobId, JobState, Outcome, Priority, Prompt, QueueName,
-    Sampling, Store, Tenant, dispatch::MemoryDispatcher, store::SqliteStore,
+    Dispatcher, ErrorKind, Job, JobId, JobState, Outcome, Priority, Prompt, QueueName, Sampling,
+    Store, Tenant, dispatch::MemoryDispatcher, store::SqliteStore,
 };
 use tritmill_worker::{Committed, Mode, Served, Stop, Worker, WorkerConfig, WorkerError};
 
@@ -129,15 +129,9 @@ async fn a_service_skips_what_is_over_and_runs_until_told_to_stop() {
     let (withdrawn, wanted) = (job(Prompt::Text("a".into()), 2), job(Prompt::Text("b".into()), 2));
     setup.store.submit(&[withdrawn.clone(), wanted.clone()]).await.unwrap();
     setup.store.cancel(&[withdrawn.id]).await.unwrap();
-    let entry = |job: &Job| Entry {
-        id: job.id,
-        queue: queue(),
-        priority: job.priority,
-        tenant: job.tenant.clone(),
-    };
     let (stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(setup.worker.run(setup.engine, stopped));
-    setup.dispatcher.enqueue(&[entry(&withdrawn), entry(&wanted)]).await.unwrap();
+    setup.dispatcher.enqueue(&[withdrawn.entry(), wanted.entry()]).await.unwrap();
     let committed = setup.commits.recv().await.unwrap();
     assert_eq!(committed.settled, [(wanted.id, JobState::Completed)]);
     stop.send(Stop::Drain).unwrap();

@@ -8,7 +8,7 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::{Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -60,6 +60,8 @@ struct Pending {
     waiting: Waiting,
     consumer: String,
     receipt: String,
+    /// When it was delivered, or renewed last.
+    renewed: Instant,
 }
 
 impl Lanes {
@@ -102,20 +104,43 @@ impl State {
             let deliveries = waiting.deliveries;
             self.waiting.remove(&id);
             let consumer = pull.consumer.to_owned();
-            self.pending.insert(id, Pending { waiting, consumer, receipt: receipt.clone() });
+            let renewed = Instant::now();
+            self.pending
+                .insert(id, Pending { waiting, consumer, receipt: receipt.clone(), renewed });
             taken.push(Delivery { id, receipt, deliveries });
         }
         taken
     }
 
+    /// Gives entries that others left alone for `idle` to the puller.
+    fn take_over(&mut self, pull: &Pull<'_>, idle: Duration) -> Vec<Delivery> {
+        let mut taken = Vec::new();
+        for (id, pending) in &mut self.pending {
+            let theirs = pending.consumer != pull.consumer && pending.renewed.elapsed() >= idle;
+            if taken.len() >= pull.max || !theirs || pending.waiting.entry.queue != *pull.queue {
+                continue;
+            }
+            self.receipts += 1;
+            pending.waiting.deliveries = pending.waiting.deliveries.saturating_add(1);
+            pending.consumer = pull.consumer.to_owned();
+            pending.receipt = self.receipts.to_string();
+            pending.renewed = Instant::now();
+            let (receipt, deliveries) = (pending.receipt.clone(), pending.waiting.deliveries);
+            taken.push(Delivery { id: *id, receipt, deliveries });
+        }
+        taken
+    }
+
+    /// The pending entry, if this very delivery is still the consumer's.
+    fn pending_of(&mut self, consumer: &str, delivery: &Delivery) -> Option<&mut Pending> {
+        self.pending
+            .get_mut(&delivery.id)
+            .filter(|pending| pending.consumer == consumer && pending.receipt == delivery.receipt)
+    }
+
     /// Removes a pending entry if this very delivery is still the consumer's.
     fn release(&mut self, consumer: &str, delivery: &Delivery) -> Option<Waiting> {
-        let mine = self.pending.get(&delivery.id).is_some_and(|pending| {
-            pending.consumer == consumer && pending.receipt == delivery.receipt
-        });
-        if !mine {
-            return None;
-        }
+        self.pending_of(consumer, delivery)?;
         self.pending.remove(&delivery.id).map(|pending| pending.waiting)
     }
 }
@@ -214,6 +239,27 @@ impl Dispatcher for MemoryDispatcher {
         drop(state);
         self.arrived.notify_waiters();
         Ok(count)
+    }
+
+    async fn renew(
+        &self,
+        consumer: &str,
+        deliveries: &[Delivery],
+    ) -> Result<Vec<Delivery>, DispatchError> {
+        let mut state = self.state();
+        let lost = deliveries.iter().filter(|delivery| {
+            let mine = state.pending_of(consumer, delivery);
+            mine.map(|pending| pending.renewed = Instant::now()).is_none()
+        });
+        Ok(lost.cloned().collect())
+    }
+
+    async fn reclaim(
+        &self,
+        pull: Pull<'_>,
+        idle: Duration,
+    ) -> Result<Vec<Delivery>, DispatchError> {
+        Ok(self.state().take_over(&pull, idle))
     }
 
     async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError> {

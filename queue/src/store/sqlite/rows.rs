@@ -88,6 +88,8 @@ pub(super) fn entry(row: &SqliteRow, queue: &QueueName) -> Result<Entry, StoreEr
         queue: queue.clone(),
         priority: text(row, "priority")?.parse().map_err(|error| damaged("priority", error))?,
         tenant: Tenant(text(row, "tenant")?),
+        // One tenant, one process: nobody weighs it.
+        cost: 1,
     })
 }
 
