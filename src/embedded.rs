@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 use tritmill_engine::Engine;
 use tritmill_producer::{BatchFile, Counts, Identity, Notice, Settings};
 use tritmill_queue::{Dispatcher, JobState, QueueName, Store, dispatch::MemoryDispatcher};
-use tritmill_worker::{Committed, Mode, Served, Stop, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
 
 /// Entries the dispatcher holds at most; the store holds the rest.
 const DISPATCH_LIMIT: usize = 1 << 16;
@@ -133,7 +133,9 @@ pub async fn answer(
         step_limit: STEP_LIMIT,
         mode: Mode::Embedded,
     };
-    let worker = Worker { store, dispatcher, served: Arc::new(served), config, committed };
+    let vitals = Arc::new(Vitals::default());
+    let served = Arc::new(served);
+    let worker = Worker { store, dispatcher, served, config, committed, vitals };
     let working = tokio::spawn(worker.run(engine, stop));
     while let Some(committed) = commits.recv().await {
         tally.add(&committed);

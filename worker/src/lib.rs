@@ -8,11 +8,14 @@
 //! of its claim.
 
 pub mod engine_thread;
+pub mod http;
 pub mod machine;
 mod served;
 mod translate;
+mod vitals;
 mod watchdog;
 mod worker;
 
 pub use served::Served;
+pub use vitals::Vitals;
 pub use worker::{Committed, Mode, Stop, Worker, WorkerConfig, WorkerError};

@@ -72,6 +72,7 @@ async fn setup(mode: Mode, drain: Duration) -> Setup {
         served: Arc::new(Served::new(model, "tiny".into(), class)),
         config,
         committed,
+        vitals: Arc::default(),
     };
     Setup { store, dispatcher, commits, worker, engine, _folder: folder }
 }

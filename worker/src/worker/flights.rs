@@ -5,20 +5,45 @@ use std::{collections::HashMap, time::Duration};
 use tokio::time::Instant;
 use tritmill_queue::{Claim, Delivery, Finished, Held, Outcome, Prompt};
 
+use super::renewer::Holding;
+
 #[derive(Debug)]
 struct Flight {
     delivery: Delivery,
     prompt: Prompt,
     /// Choices it asked for: slots it takes.
     choices: usize,
+    claimed_at: Instant,
+    /// The store was away at its lease's end: the claim is to be given back, if it still is one.
+    unrenewed: bool,
+}
+
+/// A claim that ended, and what to record of it.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub held: Held,
+    pub delivery: Delivery,
+    pub end: Ending,
+    claimed_at: Instant,
+}
+
+/// What to do about an ended claim.
+#[derive(Debug)]
+pub(super) enum Ending {
+    /// Record this.
+    Record(Outcome),
+    /// Nothing: whoever ended it has recorded that.
+    Forget,
+    /// Give the claim back.
+    HandBack,
 }
 
 /// Claims by what happens to them.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     running: HashMap<Held, Flight>,
-    /// Ended, not committed; `None` when there is nothing to record.
-    done: Vec<(Held, Delivery, Option<Outcome>)>,
+    /// Ended, not committed.
+    done: Vec<Done>,
     /// When the oldest of `done` ended.
     waiting_since: Option<Instant>,
     choices: usize,
@@ -26,11 +51,12 @@ pub(super) struct Flights {
 
 impl Flights {
     /// Notes a claim that is about to run.
-    pub(super) fn start(&mut self, claim: &Claim, delivery: Delivery) {
+    pub(super) fn start(&mut self, claim: &Claim, delivery: Delivery, claimed_at: Instant) {
         let choices = claim.job.sampling.n as usize;
         self.choices += choices;
         let prompt = claim.job.prompt.clone();
-        self.running.insert(claim.held(), Flight { delivery, prompt, choices });
+        let flight = Flight { delivery, prompt, choices, claimed_at, unrenewed: false };
+        self.running.insert(claim.held(), flight);
     }
 
     /// The prompt of a running claim.
@@ -38,21 +64,36 @@ impl Flights {
         self.running.get(&held).map(|flight| &flight.prompt)
     }
 
+    /// Notes that a running claim's lease may be over, for want of a store; false if it does not
+    /// run.
+    pub(super) fn unrenewed(&mut self, held: Held) -> bool {
+        self.running.get_mut(&held).map(|flight| flight.unrenewed = true).is_some()
+    }
+
     /// Moves a claim from running to done.
     pub(super) fn end(&mut self, held: Held, outcome: Option<Outcome>) {
         let Some(flight) = self.running.remove(&held) else { return };
         self.choices -= flight.choices;
-        self.done.push((held, flight.delivery, outcome));
+        let end = match outcome {
+            Some(outcome) => Ending::Record(outcome),
+            None if flight.unrenewed => Ending::HandBack,
+            None => Ending::Forget,
+        };
+        let Flight { delivery, claimed_at, .. } = flight;
+        self.done.push(Done { held, delivery, end, claimed_at });
         self.waiting_since.get_or_insert_with(Instant::now);
     }
 
     /// Everything that is done, for one commit.
-    pub(super) fn take_done(&mut self) -> Vec<(Delivery, Option<Finished>)> {
+    pub(super) fn take_done(&mut self) -> Vec<Done> {
         self.waiting_since = None;
-        let record = |(held, delivery, outcome): (Held, Delivery, Option<Outcome>)| {
-            (delivery, outcome.map(|outcome| Finished { held, outcome }))
-        };
-        self.done.drain(..).map(record).collect()
+        std::mem::take(&mut self.done)
+    }
+
+    /// What could not be committed.
+    pub(super) fn put_back(&mut self, done: Vec<Done>) {
+        self.waiting_since = (!done.is_empty()).then(Instant::now);
+        self.done = done;
     }
 
     /// When what is done must be committed.
@@ -65,9 +106,9 @@ impl Flights {
         self.done.len()
     }
 
-    /// Whether nothing runs that a commit could wait for.
-    pub(super) fn only_done(&self) -> bool {
-        self.running.is_empty() && !self.done.is_empty()
+    /// Claims in the engine.
+    pub(super) fn running_count(&self) -> usize {
+        self.running.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -80,12 +121,32 @@ impl Flights {
     }
 
     /// Every claim whose lease must live on.
-    pub(super) fn held(&self) -> Vec<Held> {
-        self.running.keys().copied().chain(self.done.iter().map(|(held, ..)| *held)).collect()
+    pub(super) fn holdings(&self) -> Vec<Holding> {
+        let running = self.running.iter().map(|(held, flight)| Holding {
+            held: *held,
+            delivery: flight.delivery.clone(),
+            claimed_at: flight.claimed_at,
+        });
+        let done = self.done.iter().map(|done| Holding {
+            held: done.held,
+            delivery: done.delivery.clone(),
+            claimed_at: done.claimed_at,
+        });
+        running.chain(done).collect()
     }
+}
 
-    /// Deliveries of the running claims.
-    pub(super) fn deliveries(&self) -> Vec<Delivery> {
-        self.running.values().map(|flight| flight.delivery.clone()).collect()
-    }
+/// What to record, of those that have something.
+pub(super) fn finished(done: &[Done]) -> Vec<Finished> {
+    let record = |done: &Done| match &done.end {
+        Ending::Record(outcome) => Some(Finished { held: done.held, outcome: outcome.clone() }),
+        Ending::Forget | Ending::HandBack => None,
+    };
+    done.iter().filter_map(record).collect()
+}
+
+/// Claims to give back.
+pub(super) fn handed_back(done: &[Done]) -> Vec<Held> {
+    let given = done.iter().filter(|done| matches!(done.end, Ending::HandBack));
+    given.map(|done| done.held).collect()
 }

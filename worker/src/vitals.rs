@@ -1,0 +1,188 @@
+//! What a worker counts and when it last reached what it depends on, for `/metrics` and `/readyz`.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use prometheus_client::{
+    encoding::text,
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
+use tokio::time::Instant;
+use tritmill_queue::JobState;
+
+use crate::worker::Committed;
+
+/// A worker that has not read its queue for this long is not ready: alive, but silently idle.
+const READ_LIMIT: Duration = Duration::from_secs(30);
+
+/// Counters, gauges and the time of the last successful read.
+#[derive(Debug)]
+pub struct Vitals {
+    registry: Registry,
+    completed: Counter,
+    failed: Counter,
+    retried: Counter,
+    prompt_tokens: Counter,
+    completion_tokens: Counter,
+    fenced: Counter,
+    leases_lost: Counter,
+    troubles: Counter,
+    running: Gauge,
+    uncommitted: Gauge,
+    depth: Gauge,
+    started: Instant,
+    /// Milliseconds after `started` of the last successful read; −1 before the first.
+    last_read: AtomicI64,
+    /// Failures of store or dispatcher since either last worked.
+    troubles_in_a_row: AtomicU64,
+    draining: AtomicBool,
+}
+
+impl Default for Vitals {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("tritmill_worker");
+        let mut counter = |name: &str, help: &str| {
+            let counter = Counter::default();
+            registry.register(name, help, counter.clone());
+            counter
+        };
+        let completed = counter("jobs_completed", "Jobs answered");
+        let failed = counter("jobs_failed", "Jobs that ended without an answer");
+        let retried = counter("jobs_retried", "Attempts that ended in an error with some left");
+        let prompt_tokens = counter("prompt_tokens", "Prompt tokens of answered jobs");
+        let completion_tokens = counter("completion_tokens", "Generated tokens of answered jobs");
+        let fenced = counter("results_fenced", "Results discarded since the claim was gone");
+        let leases_lost = counter("leases_lost", "Jobs stopped since their claim was gone");
+        let troubles = counter("dependency_failures", "Failed calls of store or dispatcher");
+        let mut gauge = |name: &str, help: &str| {
+            let gauge = Gauge::default();
+            registry.register(name, help, gauge.clone());
+            gauge
+        };
+        let running = gauge("jobs_running", "Jobs in the engine");
+        let uncommitted = gauge("results_waiting", "Results that wait for their commit");
+        let depth = gauge("queue_depth", "Entries waiting in the dispatcher");
+        Self {
+            registry,
+            completed,
+            failed,
+            retried,
+            prompt_tokens,
+            completion_tokens,
+            fenced,
+            leases_lost,
+            troubles,
+            running,
+            uncommitted,
+            depth,
+            started: Instant::now(),
+            last_read: AtomicI64::new(-1),
+            troubles_in_a_row: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Vitals {
+    /// All metrics in Prometheus' text form.
+    pub fn metrics(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string does not fail.
+        let _ = text::encode(&mut out, &self.registry);
+        out
+    }
+
+    /// Why the worker is not ready for work, if it is not.
+    pub fn unready(&self) -> Option<String> {
+        self.unready_after(self.started.elapsed())
+    }
+
+    fn unready_after(&self, now: Duration) -> Option<String> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Some("draining".to_owned());
+        }
+        let last = self.last_read.load(Ordering::Relaxed);
+        let Ok(last) = u64::try_from(last) else {
+            return Some("has not read its queue".to_owned());
+        };
+        let age = now.saturating_sub(Duration::from_millis(last));
+        // A worker that is full does not read, and need not.
+        if age > READ_LIMIT && self.running.get() == 0 {
+            return Some(format!("last read its queue {} s ago", age.as_secs()));
+        }
+        match self.troubles_in_a_row.load(Ordering::Relaxed) {
+            0 => None,
+            count => Some(format!("store or dispatcher failed {count} times in a row")),
+        }
+    }
+
+    pub(crate) fn pulled(&self) {
+        let ms = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
+        self.last_read.store(ms, Ordering::Relaxed);
+        self.troubles_in_a_row.store(0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn trouble(&self) {
+        self.troubles.inc();
+        self.troubles_in_a_row.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn lease_lost(&self) {
+        self.leases_lost.inc();
+    }
+
+    pub(crate) fn fenced(&self) {
+        self.fenced.inc();
+    }
+
+    pub(crate) fn queue_depth(&self, depth: usize) {
+        self.depth.set(i64::try_from(depth).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn holding(&self, running: usize, uncommitted: usize) {
+        self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
+        self.uncommitted.set(i64::try_from(uncommitted).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn committed(&self, committed: &Committed) {
+        for (_, state) in &committed.settled {
+            match state {
+                JobState::Completed => self.completed.inc(),
+                JobState::Retrying | JobState::Queued => self.retried.inc(),
+                _ => self.failed.inc(),
+            };
+        }
+        self.prompt_tokens.inc_by(committed.prompt_tokens);
+        self.completion_tokens.inc_by(committed.completion_tokens);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_ready_while_it_reads_and_nothing_fails() {
+        let vitals = Vitals::default();
+        assert!(vitals.unready().is_some());
+        vitals.pulled();
+        assert_eq!(vitals.unready(), None);
+        vitals.trouble();
+        assert!(vitals.unready().expect("not ready").contains("failed 1 times"));
+        vitals.pulled();
+        let later = READ_LIMIT * 2 + Duration::from_secs(1);
+        assert!(vitals.unready_after(later).expect("not ready").contains("last read its queue"));
+        vitals.holding(3, 0);
+        assert_eq!(vitals.unready_after(later), None, "a full worker does not read");
+        vitals.draining();
+        assert_eq!(vitals.unready().as_deref(), Some("draining"));
+        assert!(vitals.metrics().contains("tritmill_worker_dependency_failures_total 1"));
+    }
+}
