@@ -2,7 +2,8 @@
 //!
 //! The crate owns the batch-line codec ([`parse_line`], [`answer`]) and the batch file that an
 //! embedded run answers ([`BatchFile`]): the input is read into the store, the output follows the
-//! store. It never links the engine.
+//! store. Its [`Client`] submits jobs to a queue and waits for them; a [`Courier`] has a batch file
+//! answered by one. It never links the engine.
 //!
 //! Promise: whatever the bytes of an input line, it becomes a job or an error line that names the
 //! field and the line number; its neighbours go on. Everything in an output line but `created` is a
@@ -11,11 +12,17 @@
 pub mod answer;
 mod batch_file;
 mod body;
+mod builder;
 mod canonical;
+mod client;
+mod courier;
 mod fields;
 mod lines;
 mod request;
 
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};
+pub use builder::{BuildError, JobBuilder};
+pub use client::{Client, ClientError, Waited};
+pub use courier::{Carried, Courier};
 pub use lines::{LINE_BYTES_MAX, LineReader, RawLine};
 pub use request::{Refusal, parse_line};

@@ -81,6 +81,13 @@ pub trait Dispatcher: Send + Sync {
     /// [`DispatchError::Busy`] over the bound.
     async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError>;
 
+    /// Whether [`Dispatcher::enqueue`] would take these now. Concurrent producers may each be
+    /// told yes; the bound is passed by no more than what they submit at once.
+    ///
+    /// # Errors
+    /// [`DispatchError::Busy`] over the bound.
+    async fn admit(&self, entries: &[Entry]) -> Result<(), DispatchError>;
+
     /// Takes up to `max` entries, high before normal before low by weight; waits up to `wait` for
     /// the first, then returns what is there.
     ///

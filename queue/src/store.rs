@@ -83,6 +83,17 @@ pub struct Settled {
     pub state: JobState,
 }
 
+/// A job that is over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ended {
+    /// The job.
+    pub id: JobId,
+    /// A terminal state.
+    pub state: JobState,
+    /// The answer or the last error; none for a cancelled job.
+    pub outcome: Option<Outcome>,
+}
+
 /// A job as the store knows it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobRecord {
@@ -214,6 +225,12 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`StoreError`].
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError>;
+
+    /// Those of `ids` that are over, and how.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError>;
 
     /// How many jobs of a queue are not over.
     ///

@@ -91,6 +91,26 @@ impl Lanes {
 }
 
 impl State {
+    /// The ids that are new here, if their queues have room for them.
+    fn admit(&self, entries: &[Entry], limit: usize) -> Result<HashSet<JobId>, DispatchError> {
+        let mut added: HashMap<&QueueName, usize> = HashMap::new();
+        let mut fresh = HashSet::new();
+        for entry in entries {
+            let known = self.waiting.contains(&entry.id) || self.pending.contains_key(&entry.id);
+            if !known && fresh.insert(entry.id) {
+                *added.entry(&entry.queue).or_default() += 1;
+            }
+        }
+        for (queue, count) in added {
+            let depth = self.queues.get(queue).map_or(0, Lanes::len);
+            if depth.saturating_add(count) > limit {
+                let queue = queue.clone();
+                return Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER });
+            }
+        }
+        Ok(fresh)
+    }
+
     fn take(&mut self, pull: &Pull<'_>) -> Vec<Delivery> {
         let mut taken = Vec::new();
         while taken.len() < pull.max {
@@ -174,25 +194,7 @@ impl MemoryDispatcher {
 impl Dispatcher for MemoryDispatcher {
     async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError> {
         let mut state = self.state();
-        let mut added: HashMap<&QueueName, usize> = HashMap::new();
-        let mut fresh = HashSet::new();
-        for entry in entries {
-            let known = state.waiting.contains(&entry.id) || state.pending.contains_key(&entry.id);
-            if !known && fresh.insert(entry.id) {
-                *added.entry(&entry.queue).or_default() += 1;
-            }
-        }
-        for (queue, count) in added {
-            let depth = state.queues.get(queue).map_or(0, Lanes::len);
-            if depth.saturating_add(count) > self.limit {
-                let queue = queue.clone();
-                return Err(DispatchError::Busy {
-                    queue,
-                    limit: self.limit,
-                    retry_after: RETRY_AFTER,
-                });
-            }
-        }
+        let mut fresh = state.admit(entries, self.limit)?;
         for entry in entries.iter().filter(|entry| fresh.remove(&entry.id)) {
             state.waiting.insert(entry.id);
             let lanes = state.queues.entry(entry.queue.clone()).or_default();
@@ -202,6 +204,10 @@ impl Dispatcher for MemoryDispatcher {
         drop(state);
         self.arrived.notify_waiters();
         Ok(())
+    }
+
+    async fn admit(&self, entries: &[Entry]) -> Result<(), DispatchError> {
+        self.state().admit(entries, self.limit).map(|_| ())
     }
 
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError> {

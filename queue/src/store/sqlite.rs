@@ -21,7 +21,9 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
-use super::{Claim, Claimant, Finished, Held, JobRecord, Progress, Settled, Store, StoreError};
+use super::{
+    Claim, Claimant, Ended, Finished, Held, JobRecord, Progress, Settled, Store, StoreError,
+};
 use crate::{
     dispatch::Entry,
     job::{Job, JobId, QueueName, Timestamp},
@@ -241,6 +243,20 @@ impl Store for SqliteStore {
                 .await
                 .map_err(unavailable)?;
         rows::record(&row, &errors).map(Some)
+    }
+
+    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT jobs.id, state, outcome FROM json_each(?1) AS wanted
+             JOIN jobs ON jobs.id = unhex(wanted.value)
+             LEFT JOIN results ON results.job_id = jobs.id
+             WHERE state IN ('completed', 'failed', 'cancelled', 'expired')",
+        )
+        .bind(rows::ids_json(ids))
+        .fetch_all(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        rows.iter().map(rows::ended).collect()
     }
 
     async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {

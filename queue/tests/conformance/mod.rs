@@ -285,6 +285,29 @@ pub async fn a_restart_feeds_what_is_unfinished(fixture: impl Fixture) {
     assert!(store.queued(&other, None, 4).await.unwrap().is_empty());
 }
 
+pub async fn only_what_is_over_has_ended(fixture: impl Fixture) {
+    let store = fixture.open().await;
+    let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    store.submit(&jobs).await.unwrap();
+    assert!(store.ended(&ids).await.unwrap().is_empty());
+    let claims = store.claim(&ids[..3], by("a")).await.unwrap();
+    let refusal = error(ErrorKind::InvalidRequest);
+    let done =
+        [finished(claims[0].held(), answer("x")), finished(claims[1].held(), refusal.clone())];
+    store.finish(&done).await.unwrap();
+    store.cancel(&ids[3..4]).await.unwrap();
+    let mut ended = store.ended(&ids).await.unwrap();
+    ended.sort_by_key(|ended| ended.id);
+    let ended: Vec<_> = ended.into_iter().map(|one| (one.id, one.state, one.outcome)).collect();
+    let expected = [
+        (ids[0], JobState::Completed, Some(answer("x"))),
+        (ids[1], JobState::Failed, Some(refusal)),
+        (ids[3], JobState::Cancelled, None),
+    ];
+    assert_eq!(ended, expected);
+}
+
 /// One test per rule of the suite.
 #[macro_export]
 macro_rules! store_conformance {
@@ -303,6 +326,7 @@ macro_rules! store_conformance {
             a_cancelled_job_cannot_be_claimed_or_finished
             a_scheduled_job_waits_and_a_late_one_expires
             a_restart_feeds_what_is_unfinished
+            only_what_is_over_has_ended
         );
     };
     (@rules $name:ident, $fixture:ty; $($rule:ident)+) => {

@@ -9,7 +9,7 @@ use super::{super::StoreError, unavailable};
 use crate::{
     dispatch::Entry,
     job::{JobId, JobState, QueueName, Tenant, Timestamp},
-    store::{Held, JobRecord, Progress},
+    store::{Ended, Held, JobRecord, Progress},
 };
 
 pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
@@ -107,6 +107,15 @@ pub(super) fn record(row: &SqliteRow, errors: &[SqliteRow]) -> Result<JobRecord,
             .iter()
             .map(|row| from_json("attempt error", &text(row, "error")?))
             .collect::<Result<_, _>>()?,
+    })
+}
+
+pub(super) fn ended(row: &SqliteRow) -> Result<Ended, StoreError> {
+    let outcome: Option<String> = row.try_get("outcome").map_err(unavailable)?;
+    Ok(Ended {
+        id: id(row, "id")?,
+        state: state(row)?,
+        outcome: outcome.map(|json| from_json("outcome", &json)).transpose()?,
     })
 }
 

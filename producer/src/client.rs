@@ -1,0 +1,204 @@
+//! [`Client`]: jobs in, answers out, over any store and dispatcher.
+//!
+//! A job is accepted when the store has it. The dispatcher is told next; if it cannot be reached the
+//! job is accepted all the same, since workers feed a dispatcher from the store.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use futures_util::{Stream, StreamExt as _, stream};
+use tokio::time::{Instant, sleep};
+use tritmill_queue::{
+    DispatchError, Dispatcher, Ended, Entry, Job, JobId, JobState, Store, StoreError,
+    store::JobRecord,
+};
+
+/// Jobs recorded per transaction.
+const SUBMIT_CHUNK: usize = 1000;
+/// Jobs asked about in one call.
+const POLL_CHUNK: usize = 1000;
+/// Between two looks at the store: grows from the first to the last while nothing ends.
+const POLL_FIRST: Duration = Duration::from_millis(10);
+const POLL_LAST: Duration = Duration::from_millis(500);
+
+/// What went wrong, and so what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The queue is full: nothing of the call was accepted. Submit again after `retry_after`.
+    #[error("queue is full: try again in {:.1} s", retry_after.as_secs_f32())]
+    Busy {
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The store cannot be reached or refused: the call may be repeated as it is, a job that was
+    /// accepted is not accepted twice.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// No such job: it was never accepted, or is past its retention.
+    #[error("no job {0}")]
+    Unknown(JobId),
+}
+
+/// How many of a set of jobs are over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Waited {
+    /// Answered.
+    pub completed: usize,
+    /// Over without an answer.
+    pub failed: usize,
+    /// All of the set.
+    pub total: usize,
+}
+
+impl Waited {
+    /// Jobs that are over.
+    pub fn done(&self) -> usize {
+        self.completed + self.failed
+    }
+}
+
+/// A producer's connection.
+#[derive(Clone)]
+pub struct Client {
+    store: Arc<dyn Store>,
+    dispatcher: Arc<dyn Dispatcher>,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A client of this store and this dispatcher.
+    pub fn new(store: Arc<dyn Store>, dispatcher: Arc<dyn Dispatcher>) -> Self {
+        Self { store, dispatcher }
+    }
+
+    /// Submits one job.
+    ///
+    /// # Errors
+    /// [`ClientError`]; then it may or may not be accepted, and the same job (the same id) may be
+    /// submitted again.
+    pub async fn submit(&self, job: Job) -> Result<JobId, ClientError> {
+        let id = job.id;
+        self.submit_many(std::slice::from_ref(&job)).await?;
+        Ok(id)
+    }
+
+    /// Submits jobs in bulk, a thousand a transaction. Jobs whose id is known already stay as they
+    /// are.
+    ///
+    /// # Errors
+    /// [`ClientError`]; some may be accepted, and the same call may be repeated.
+    pub async fn submit_many(&self, jobs: &[Job]) -> Result<(), ClientError> {
+        for chunk in jobs.chunks(SUBMIT_CHUNK) {
+            let entries: Vec<Entry> =
+                chunk.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
+            self.admit(&entries).await?;
+            self.store.submit(chunk).await?;
+            match self.dispatcher.enqueue(&entries).await {
+                Ok(()) => {}
+                // Accepted by the store: workers feed the dispatcher from there.
+                Err(error) => tracing::debug!(%error, "dispatcher not told"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses what the queue has no room for, before the store has it.
+    async fn admit(&self, entries: &[Entry]) -> Result<(), ClientError> {
+        match self.dispatcher.admit(entries).await {
+            Err(DispatchError::Busy { retry_after, .. }) => Err(ClientError::Busy { retry_after }),
+            // Nobody can say how full the queue is: the store decides what it takes.
+            Err(_) | Ok(()) => Ok(()),
+        }
+    }
+
+    /// Where a job is.
+    ///
+    /// # Errors
+    /// [`ClientError::Unknown`] or [`ClientError::Store`].
+    pub async fn poll(&self, id: JobId) -> Result<JobState, ClientError> {
+        Ok(self.result(id).await?.state)
+    }
+
+    /// A job's whole story, its outcome included once it is over.
+    ///
+    /// # Errors
+    /// [`ClientError::Unknown`] or [`ClientError::Store`].
+    pub async fn result(&self, id: JobId) -> Result<JobRecord, ClientError> {
+        self.store.job(id).await?.ok_or(ClientError::Unknown(id))
+    }
+
+    /// Withdraws jobs that are not over; returns those it withdrew. Running ones stop within a
+    /// third of a lease.
+    ///
+    /// # Errors
+    /// [`ClientError::Store`].
+    pub async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, ClientError> {
+        Ok(self.store.cancel(ids).await?)
+    }
+
+    /// Those of `ids` that are over.
+    ///
+    /// # Errors
+    /// [`ClientError::Store`].
+    pub async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, ClientError> {
+        let mut ended = Vec::new();
+        for chunk in ids.chunks(POLL_CHUNK) {
+            ended.extend(self.store.ended(chunk).await?);
+        }
+        Ok(ended)
+    }
+
+    /// Ends of jobs as they come, until all of `ids` are over. An error does not end the stream:
+    /// the next item is tried again.
+    pub fn results(&self, ids: Vec<JobId>) -> impl Stream<Item = Result<Ended, ClientError>> + '_ {
+        let waiting: HashSet<JobId> = ids.into_iter().collect();
+        let state = (waiting, POLL_FIRST);
+        let pages = stream::unfold(state, async move |(mut waiting, mut wait)| {
+            if waiting.is_empty() {
+                return None;
+            }
+            sleep(wait).await;
+            let ids: Vec<JobId> = waiting.iter().copied().collect();
+            let page: Vec<Result<Ended, ClientError>> = match self.ended(&ids).await {
+                Ok(ended) => ended.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error)],
+            };
+            wait = if page.is_empty() { (wait * 2).min(POLL_LAST) } else { POLL_FIRST };
+            for ended in page.iter().flatten() {
+                waiting.remove(&ended.id);
+            }
+            Some((stream::iter(page), (waiting, wait)))
+        });
+        pages.flatten()
+    }
+
+    /// Waits until all of `ids` are over, or `limit` has passed; tells `progress` of every change.
+    /// Outages of the store are waited out.
+    pub async fn wait_all(
+        &self,
+        ids: &[JobId],
+        limit: Duration,
+        mut progress: impl FnMut(Waited),
+    ) -> Waited {
+        let until = Instant::now() + limit;
+        let mut waited = Waited { total: ids.len(), ..Waited::default() };
+        let mut results = Box::pin(self.results(ids.to_vec()));
+        while let Ok(Some(result)) = tokio::time::timeout_at(until, results.next()).await {
+            match result {
+                Ok(ended) if ended.state == JobState::Completed => waited.completed += 1,
+                Ok(_) => waited.failed += 1,
+                Err(error) => {
+                    tracing::warn!(%error, "waiting for results");
+                    continue;
+                }
+            }
+            progress(waited);
+        }
+        waited
+    }
+}

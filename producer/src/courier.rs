@@ -1,0 +1,168 @@
+//! [`Courier`]: carries the jobs of a local store to a remote queue and their outcomes back.
+//!
+//! A batch file's lines are jobs of the SQLite store beside its output. The courier claims them
+//! there, submits them under the same ids and finishes them with what comes back, so a batch that
+//! runs elsewhere is as durable as one that runs here: a job that was submitted already is not
+//! submitted twice, and an outcome that was recorded is not asked for again.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+use tritmill_queue::{
+    Claimant, Ended, Finished, Held, Job, JobId, JobState, Outcome, QueueName, Store, StoreError,
+};
+
+use crate::client::{Client, ClientError};
+
+/// Jobs that wait for their answers at most.
+const IN_FLIGHT: usize = 20_000;
+/// Jobs claimed and submitted at a time.
+const CHUNK: u32 = 1000;
+/// Nobody else has the local store open.
+const LEASE: Duration = Duration::from_secs(365 * 86_400);
+const WAIT_FIRST: Duration = Duration::from_millis(10);
+const WAIT_LAST: Duration = Duration::from_millis(500);
+/// Wait after a failure of the remote store.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Outcomes that were recorded together.
+#[derive(Debug, Clone, Default)]
+pub struct Carried {
+    /// States of the local jobs.
+    pub settled: Vec<JobState>,
+    /// Generated tokens of the completed ones.
+    pub completion_tokens: u64,
+}
+
+/// Carries jobs out and outcomes home.
+pub struct Courier {
+    local: Arc<dyn Store>,
+    remote: Client,
+    queue: QueueName,
+    carried: mpsc::UnboundedSender<Carried>,
+    flying: HashMap<JobId, Held>,
+    cursor: Option<JobId>,
+    sent_all: bool,
+}
+
+impl std::fmt::Debug for Courier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Courier").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+impl Courier {
+    /// Between `local` and `remote`, for the jobs of one queue; `carried` is told of every commit.
+    pub fn new(
+        local: Arc<dyn Store>,
+        remote: Client,
+        queue: QueueName,
+        carried: mpsc::UnboundedSender<Carried>,
+    ) -> Self {
+        let flying = HashMap::new();
+        Self { local, remote, queue, carried, flying, cursor: None, sent_all: false }
+    }
+
+    /// Runs until every local job is over, or `stop` turns true; then what is under way goes on
+    /// elsewhere and is asked for at the next start. Failures of the remote are waited out.
+    ///
+    /// # Errors
+    /// Failures of the local store.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<(), StoreError> {
+        let mut wait = WAIT_FIRST;
+        loop {
+            if *stop.borrow_and_update() {
+                let held: Vec<Held> = self.flying.values().copied().collect();
+                self.local.hand_back(&held).await?;
+                return Ok(());
+            }
+            self.send().await?;
+            if self.flying.is_empty() && self.sent_all {
+                self.local.reconcile().await?;
+                (self.cursor, self.sent_all) = (None, false);
+                if self.local.unfinished(&self.queue).await? == 0 {
+                    return Ok(());
+                }
+            }
+            wait = if self.collect().await? { WAIT_FIRST } else { (wait * 2).min(WAIT_LAST) };
+            tokio::select! {
+                () = sleep(wait) => {}
+                // A sender that is gone stops nothing.
+                Ok(()) = stop.changed() => {}
+            }
+        }
+    }
+
+    /// Claims the next jobs and submits them, if there is room.
+    async fn send(&mut self) -> Result<(), StoreError> {
+        while self.flying.len() < IN_FLIGHT && !self.sent_all {
+            let entries = self.local.queued(&self.queue, self.cursor, CHUNK).await?;
+            self.sent_all = entries.is_empty();
+            let ids: Vec<JobId> = entries.iter().map(|entry| entry.id).collect();
+            let by = Claimant { owner: "courier", lease: LEASE };
+            let claims = self.local.claim(&ids, by).await?;
+            let held: Vec<Held> = claims.iter().map(|claim| claim.held()).collect();
+            let jobs: Vec<Job> = claims.into_iter().map(|claim| claim.job).collect();
+            match self.remote.submit_many(&jobs).await {
+                Ok(()) => {
+                    self.flying.extend(held.into_iter().map(|held| (held.id, held)));
+                    self.cursor = ids.last().copied().or(self.cursor);
+                }
+                Err(error) => {
+                    self.local.hand_back(&held).await?;
+                    let pause = match error {
+                        ClientError::Busy { retry_after } => retry_after,
+                        ClientError::Store(_) | ClientError::Unknown(_) => {
+                            tracing::warn!(%error, "jobs not submitted, trying again");
+                            RETRY
+                        }
+                    };
+                    // Answers go on coming in meanwhile, a little later.
+                    sleep(pause.min(RETRY)).await;
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Records what has ended; whether anything had.
+    async fn collect(&mut self) -> Result<bool, StoreError> {
+        let ids: Vec<JobId> = self.flying.keys().copied().collect();
+        let ended = match self.remote.ended(&ids).await {
+            Ok(ended) => ended,
+            Err(error) => {
+                tracing::warn!(%error, "results not read, trying again");
+                sleep(RETRY).await;
+                return Ok(false);
+            }
+        };
+        if ended.is_empty() {
+            return Ok(false);
+        }
+        let mut carried = Carried::default();
+        let (mut finished, mut withdrawn) = (Vec::new(), Vec::new());
+        for Ended { id, outcome, .. } in ended {
+            let Some(held) = self.flying.remove(&id) else { continue };
+            match outcome {
+                Some(outcome) => {
+                    if let Outcome::Completed(completion) = &outcome {
+                        carried.completion_tokens += completion.usage.completion_tokens;
+                    }
+                    finished.push(Finished { held, outcome });
+                }
+                None => withdrawn.push(id),
+            }
+        }
+        let settled = self.local.finish(&finished).await?;
+        carried.settled.extend(settled.iter().map(|settled| settled.state));
+        let withdrawn = self.local.cancel(&withdrawn).await?;
+        carried.settled.extend(withdrawn.iter().map(|_| JobState::Cancelled));
+        // Nobody may be listening.
+        let _ = self.carried.send(carried);
+        Ok(true)
+    }
+}
