@@ -13,12 +13,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use tokio::sync::watch;
 use tritmill_engine::load;
+use tritmill_queue::QueueName;
 use tritmill_worker::{Served, Stop};
 
 use crate::{
-    embedded::{self, Embedded, Tally, Update},
+    answering::{self, Answerer, Tally, Update, Work},
     options::{self, CapacityOptions, RunOptions},
     output,
+    servers::Servers,
 };
 
 /// Between two lines of progress where no bar can be drawn.
@@ -42,6 +44,7 @@ const EXIT_INTERRUPTED: u8 = 130;
 Examples:
   tritmill batch run questions.jsonl -o answers.jsonl
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --ordered --json | tail -1
+  tritmill batch run in.jsonl -o out.jsonl --model bitnet-2b --redis redis://… --database postgres://…
 
 Exit codes:
   0 all lines answered, 2 finished with error lines, 1 could not run, 130 interrupted")]
@@ -52,7 +55,8 @@ pub struct BatchRunArgs {
     /// Where the answers go
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
-    /// Model to run: a Hugging Face folder, a .gguf file, or `demo`
+    /// Model to run: a Hugging Face folder, a .gguf file, or `demo`; with servers, the name of one
+    /// that workers serve
     #[arg(long, value_name = "PATH", default_value = "demo")]
     pub model: String,
     /// Name of the model in answers [default: the folder's or file's]
@@ -71,6 +75,8 @@ pub struct BatchRunArgs {
     pub run: RunOptions,
     #[command(flatten)]
     pub capacity: CapacityOptions,
+    #[command(flatten)]
+    pub servers: Servers,
 }
 
 /// Runs the command.
@@ -79,28 +85,27 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     let input = std::fs::metadata(&args.input);
     let input_bytes = input.with_context(|| format!("cannot read {}", args.input.display()))?.len();
     let started = Instant::now();
-    let model = options::open(&args.model)?;
-    let engine_options = args.capacity.apply(args.run.engine());
-    let engine = load::engine(&model, &engine_options)
-        .with_context(|| format!("cannot load model {}", args.model))?;
-    let name = args.name.unwrap_or_else(|| model.name().to_owned());
-    let numerics_class = engine.backend().numerics_class().to_owned();
-    let work = Embedded {
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let (queue, answerer) = match args.servers.given()? {
+        None => here(&args)?,
+        Some(servers) => {
+            let queue = queue_of(args.name.as_ref().unwrap_or(&args.model), &args.run);
+            (queue, Answerer::There(runtime.block_on(servers.client())?))
+        }
+    };
+    let work = Work {
         input: args.input,
         output: args.output,
         ordered: args.ordered,
         restart: args.restart,
-        served: Served::new(model, name, numerics_class),
-        format: engine_options.format.to_string(),
-        max_sequences: engine_options.max_sequences,
+        queue,
     };
     let (stop, stopped) = watch::channel(Stop::No);
     let interrupted = stopped.clone();
     let mut display = Display::new(input_bytes);
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let tally = runtime.block_on(async {
         tokio::spawn(stop_on_signal(stop));
-        embedded::answer(work, engine, stopped, |update| display.show(update)).await
+        answering::answer(work, answerer, stopped, |update| display.show(update)).await
     });
     display.finish();
     let tally = tally?;
@@ -113,9 +118,27 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+fn queue_of(model: &str, run: &RunOptions) -> QueueName {
+    QueueName { model: model.to_owned(), format: run.format.to_string() }
+}
+
+/// A worker in this process, with the model that the arguments name.
+fn here(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
+    let model = options::open(&args.model)?;
+    let options = args.capacity.apply(args.run.engine());
+    let engine = load::engine(&model, &options)
+        .with_context(|| format!("cannot load model {}", args.model))?;
+    let name = args.name.clone().unwrap_or_else(|| model.name().to_owned());
+    let numerics_class = engine.backend().numerics_class().to_owned();
+    let queue = queue_of(&name, &args.run);
+    let served = Served::new(model, name, numerics_class);
+    let max_sequences = options.max_sequences;
+    Ok((queue, Answerer::Here { served, engine: Box::new(engine), max_sequences }))
+}
+
 /// The first signal asks for a clean stop, the second one ends the process: everything committed
 /// stays.
-async fn stop_on_signal(stop: watch::Sender<Stop>) {
+pub async fn stop_on_signal(stop: watch::Sender<Stop>) {
     wait_for_signal().await;
     eprintln!("stopping: running jobs finish first; once more to stop at once");
     // The run may just have ended.

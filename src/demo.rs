@@ -16,11 +16,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tritmill_engine::load;
+use tritmill_queue::QueueName;
 use tritmill_worker::{Served, Stop};
 
 use crate::{
+    answering::{self, Answerer, Tally, Update, Work},
     demo_model::{self, HELD_OUT_LINES},
-    embedded::{self, Embedded, Tally, Update},
     options::{self, CapacityOptions, RunOptions},
     output,
 };
@@ -121,13 +122,17 @@ fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<
     let options = arguments.capacity.apply(arguments.run.engine());
     let engine = load::engine(&model, &options)?;
     let numerics_class = engine.backend().numerics_class().to_owned();
-    let work = Embedded {
+    let name = demo_model::NAME.to_owned();
+    let work = Work {
         input: input.to_owned(),
         output: output.to_owned(),
         ordered: false,
         restart: false,
-        served: Served::new(model, demo_model::NAME.to_owned(), numerics_class),
-        format: options.format.to_string(),
+        queue: QueueName { model: name.clone(), format: options.format.to_string() },
+    };
+    let answerer = Answerer::Here {
+        served: Served::new(model, name, numerics_class),
+        engine: Box::new(engine),
         max_sequences: options.max_sequences,
     };
     let bar = ProgressBar::new(0);
@@ -136,7 +141,7 @@ fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<
     // Nobody stops the demo but a signal, whose default ends the process.
     let (_running, stop) = watch::channel(Stop::No);
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    let tally = runtime.block_on(embedded::answer(work, engine, stop, |update| {
+    let tally = runtime.block_on(answering::answer(work, answerer, stop, |update| {
         if let Update::Tally(tally) = update {
             bar.set_length(tally.lines);
             bar.set_position(tally.done());

@@ -4,15 +4,20 @@
 //! Results go to standard output, everything else to standard error. Exit codes: 0 it worked,
 //! 1 it could not (one line says why), and those that a command's help names.
 
+mod answering;
 mod batch_run;
 mod bench;
 mod demo;
 mod demo_model;
 mod doctor;
-mod embedded;
+mod jobs;
+mod migrate;
 mod model;
+mod operate;
 mod options;
 mod output;
+mod servers;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -33,6 +38,27 @@ enum Command {
     /// Answer files of requests
     #[command(subcommand)]
     Batch(Batch),
+    /// Answer the jobs of a queue
+    Worker(Box<worker::Arguments>),
+    /// Bring the database's tables up to date
+    Migrate(migrate::Arguments),
+    /// Put jobs into a queue
+    Submit(jobs::SubmitArguments),
+    /// Wait for jobs and print them
+    Watch(jobs::WatchArguments),
+    /// Print jobs as they are now
+    Results(jobs::JobArguments),
+    /// Withdraw jobs
+    Cancel(jobs::JobArguments),
+    /// List, pause, resume and bound queues
+    #[command(subcommand)]
+    Queue(operate::QueueCommand),
+    /// List workers, ask them to drain
+    #[command(subcommand)]
+    Workers(operate::WorkersCommand),
+    /// Look at jobs that failed for good, replay or delete them
+    #[command(subcommand)]
+    Dlq(operate::DlqCommand),
     /// Look into models, run them once, make and convert them
     #[command(subcommand)]
     Model(model::Command),
@@ -61,6 +87,15 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Batch(Batch::Run(arguments)) => batch_run::run(*arguments),
+        Command::Worker(arguments) => worker::run(*arguments),
+        Command::Migrate(arguments) => migrate::run(&arguments),
+        Command::Submit(arguments) => jobs::submit(&arguments),
+        Command::Watch(arguments) => jobs::watch(&arguments),
+        Command::Results(arguments) => jobs::results(&arguments),
+        Command::Cancel(arguments) => jobs::cancel(&arguments),
+        Command::Queue(command) => operate::queue(command),
+        Command::Workers(command) => operate::workers(command),
+        Command::Dlq(command) => operate::dlq(command),
         Command::Model(command) => model::run(command),
         Command::Bench(command) => bench::run(command),
         Command::Doctor(arguments) => doctor::run(&arguments),

@@ -23,7 +23,7 @@ from data import Lines
 BOS, EOS, PAD = 256, 257, 258
 VOCAB, HIDDEN, LAYERS, HEADS, KV, HEAD, FFN = 259, 256, 4, 8, 4, 32, 768
 EPS, THETA, ANSWER = 1e-5, 10000.0, 11  # the answer is ten characters and EOS
-WARMUP = 100  # steps
+WARMUP, FIRST = 100, 4000  # steps
 SHAPES = {
     "self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (KV * HEAD, HIDDEN),
     "self_attn.v_proj": (KV * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
@@ -191,10 +191,14 @@ def accuracy(model, pairs):
 
 
 def learning_rate(step, steps):
-    """The share of the peak rate: a linear warm-up, then a cosine down to 2 %."""
+    """The share of the peak rate: a linear warm-up, a cosine down to 2 % at FIRST, and a second, lower
+    cosine from 40 % to 1 % over the rest."""
     if step <= WARMUP:
         return step / WARMUP
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (steps - WARMUP)))
+    fall = lambda done: 0.5 * (1 + math.cos(math.pi * done))
+    if step <= FIRST:
+        return 0.02 + 0.98 * fall((step - WARMUP) / (FIRST - WARMUP))
+    return 0.01 + 0.39 * fall((step - FIRST) / (steps - FIRST))
 
 
 def main():
@@ -202,7 +206,7 @@ def main():
     a.add_argument("--out", default="/tmp/dates", help="folder of the checkpoints")
     a.add_argument("--log", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.log"))
     a.add_argument("--seed", type=int, default=1)
-    a.add_argument("--steps", type=int, default=4000)
+    a.add_argument("--steps", type=int, default=5500)
     a.add_argument("--stop", type=int, help="stop early at this step, for a trial")
     a.add_argument("--batch", type=int, default=64)
     a.add_argument("--lr", type=float, default=2e-3)

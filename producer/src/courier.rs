@@ -5,12 +5,9 @@
 //! runs elsewhere is as durable as one that runs here: a job that was submitted already is not
 //! submitted twice, and an outcome that was recorded is not asked for again.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{mpsc, watch},
-    time::sleep,
-};
+use tokio::{sync::mpsc, time::sleep};
 use tritmill_queue::{
     Claimant, Ended, Finished, Held, Job, JobId, JobState, Outcome, QueueName, Store, StoreError,
 };
@@ -66,15 +63,17 @@ impl Courier {
         Self { local, remote, queue, carried, flying, cursor: None, sent_all: false }
     }
 
-    /// Runs until every local job is over, or `stop` turns true; then what is under way goes on
+    /// Runs until every local job is over, or `stop` resolves; then what is under way goes on
     /// elsewhere and is asked for at the next start. Failures of the remote are waited out.
     ///
     /// # Errors
     /// Failures of the local store.
-    pub async fn run(mut self, mut stop: watch::Receiver<bool>) -> Result<(), StoreError> {
+    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), StoreError> {
+        let mut stop = pin!(stop);
+        let mut stopping = false;
         let mut wait = WAIT_FIRST;
         loop {
-            if *stop.borrow_and_update() {
+            if stopping {
                 let held: Vec<Held> = self.flying.values().copied().collect();
                 self.local.hand_back(&held).await?;
                 return Ok(());
@@ -90,8 +89,7 @@ impl Courier {
             wait = if self.collect().await? { WAIT_FIRST } else { (wait * 2).min(WAIT_LAST) };
             tokio::select! {
                 () = sleep(wait) => {}
-                // A sender that is gone stops nothing.
-                Ok(()) = stop.changed() => {}
+                () = &mut stop => stopping = true,
             }
         }
     }

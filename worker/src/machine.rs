@@ -21,6 +21,13 @@ pub struct Machine {
     pub huge_pages: Option<String>,
 }
 
+/// Name of this machine, for people.
+pub fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "unknown".to_owned() } else { name.to_owned() }
+}
+
 impl Machine {
     /// Reads it now.
     pub fn read() -> Self {

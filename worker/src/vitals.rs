@@ -119,6 +119,18 @@ impl Vitals {
         }
     }
 
+    pub(crate) fn running(&self) -> i64 {
+        self.running.get()
+    }
+
+    pub(crate) fn completion_tokens(&self) -> u64 {
+        self.completion_tokens.get()
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn pulled(&self) {
         let ms = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
         self.last_read.store(ms, Ordering::Relaxed);

@@ -18,6 +18,7 @@
 
 mod backoff;
 mod flights;
+mod heart;
 mod reconciler;
 mod renewer;
 mod turn;
@@ -28,8 +29,11 @@ use tokio::sync::{mpsc, watch};
 use tritmill_engine::Engine;
 use tritmill_queue::{DispatchError, Dispatcher, JobId, JobState, QueueName, Store, StoreError};
 
-use self::{reconciler::Reconciler, renewer::Renewer, turn::Turn};
+use self::{heart::Heart, reconciler::Reconciler, renewer::Renewer, turn::Turn};
 use crate::{engine_thread::EngineThread, served::Served, vitals::Vitals};
+
+/// How long the last word may take.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Who fills the dispatcher, and when the worker ends by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +110,9 @@ pub struct Worker {
     pub store: Arc<dyn Store>,
     /// Says what is next.
     pub dispatcher: Arc<dyn Dispatcher>,
+    /// Where it says that it lives and hears what operators want; an embedded one has nobody to
+    /// tell.
+    pub operations: Option<Arc<dyn Operations>>,
     /// What answers.
     pub served: Arc<Served>,
     /// How.
@@ -149,10 +156,18 @@ impl Worker {
             let reconciler = Reconciler::of(&self);
             tokio::spawn(reconciler.run())
         });
-        let mut turn = Turn::new(&self, thread, holding, losses);
+        let (directing, directive) = watch::channel(heart::GO_ON);
+        let beating = self.operations.clone().map(|operations| {
+            let (vitals, config) = (Arc::clone(&self.vitals), self.config.clone());
+            tokio::spawn(Heart { operations, vitals, config, directive: directing }.run())
+        });
+        let mut turn = Turn::new(&self, thread, holding, losses, directive);
         let result = turn.run(&mut stop).await;
-        if let Some(task) = reconciling {
-            task.abort();
+        reconciling.into_iter().chain(beating).for_each(|task| task.abort());
+        if let Some(operations) = &self.operations {
+            // A worker that could not say goodbye is listed as silent.
+            let goodbye = operations.forget_worker(&self.config.owner);
+            let _ = tokio::time::timeout(GOODBYE_LIMIT, goodbye).await;
         }
         result
     }

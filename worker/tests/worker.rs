@@ -69,6 +69,7 @@ async fn setup(mode: Mode, drain: Duration) -> Setup {
     let worker = Worker {
         store: store.clone(),
         dispatcher: dispatcher.clone(),
+        operations: None,
         served: Arc::new(Served::new(model, "tiny".into(), class)),
         config,
         committed,

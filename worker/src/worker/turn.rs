@@ -13,6 +13,7 @@ use tokio::{
 use tritmill_engine::Request;
 use tritmill_queue::{
     Claim, Claimant, Delivery, DispatchError, Held, JobError, JobId, Outcome, Pull, Settled,
+    store::Directive,
 };
 
 use super::{
@@ -57,6 +58,8 @@ pub(super) struct Turn<'a> {
     /// Tells the renewer what to renew.
     holding: watch::Sender<Vec<Holding>>,
     losses: mpsc::UnboundedReceiver<Lost>,
+    /// What operators want.
+    directive: watch::Receiver<Directive>,
     /// Wait after a failure of store or dispatcher before anything new is taken.
     backoff: Backoff,
     reclaim_at: Instant,
@@ -72,6 +75,7 @@ impl<'a> Turn<'a> {
         thread: EngineThread,
         holding: watch::Sender<Vec<Holding>>,
         losses: mpsc::UnboundedReceiver<Lost>,
+        directive: watch::Receiver<Directive>,
     ) -> Self {
         Self {
             worker,
@@ -79,6 +83,7 @@ impl<'a> Turn<'a> {
             flights: Flights::default(),
             holding,
             losses,
+            directive,
             backoff: Backoff::default(),
             reclaim_at: Instant::now() + RECLAIM_INTERVAL,
             cursor: None,
@@ -92,7 +97,12 @@ impl<'a> Turn<'a> {
         let mut pulling: Option<PullFuture<'_>> = None;
         let mut draining: Option<Instant> = None;
         loop {
-            if draining.is_none() && *stop.borrow_and_update() == Stop::Drain {
+            let Directive { drain, paused } = *self.directive.borrow_and_update();
+            let told = *stop.borrow_and_update() == Stop::Drain;
+            if paused {
+                pulling = None;
+            }
+            if draining.is_none() && (told || drain) {
                 draining = Some(Instant::now() + worker.config.drain);
                 worker.vitals.draining();
                 pulling = None;
@@ -101,7 +111,7 @@ impl<'a> Turn<'a> {
                 return Ok(());
             }
             let resting = self.backoff.until();
-            if draining.is_none() && pulling.is_none() && resting.is_none() {
+            if draining.is_none() && !paused && pulling.is_none() && resting.is_none() {
                 match self.next_pull().await {
                     Ok(pull) => pulling = pull,
                     Err(error) => self.excuse(error)?,
@@ -137,6 +147,7 @@ impl<'a> Turn<'a> {
                     }
                 }
                 Ok(()) = stop.changed(), if draining.is_none() => {}
+                Ok(()) = self.directive.changed() => {}
                 () = sleep_until(flush_at.unwrap_or(forever)), if flush_at.is_some() => {
                     self.flush().await?;
                 }

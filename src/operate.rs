@@ -1,0 +1,280 @@
+//! `tritmill queue | workers | dlq`: what operators see and set.
+
+use std::{process::ExitCode, sync::Arc};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use serde_json::json;
+use tritmill_queue::{
+    Dispatcher as _, Entry, Job, JobId, Operations as _, QueueName,
+    store::{PostgresStore, QueueOverview},
+};
+
+use crate::{jobs::story, output, servers::Servers};
+
+/// Queues: list them, pause and resume them, bound them.
+#[derive(Debug, Subcommand)]
+pub enum QueueCommand {
+    /// Every queue with its jobs by state
+    List(ListArguments),
+    /// Let workers take nothing new
+    Pause(QueueArguments),
+    /// Let them go on
+    Resume(QueueArguments),
+    /// Bound the backlog
+    Limit(LimitArguments),
+}
+
+/// Workers: list them, ask them to drain.
+#[derive(Debug, Subcommand)]
+pub enum WorkersCommand {
+    /// Every worker that was heard of lately
+    List(ListArguments),
+    /// Ask a worker to finish what runs and exit
+    Drain(DrainArguments),
+}
+
+/// Dead letters: jobs that failed for good.
+#[derive(Debug, Subcommand)]
+pub enum DlqCommand {
+    /// Dead letters of a queue
+    List(DlqListArguments),
+    /// Everything about some
+    Show(DlqArguments),
+    /// Submit them again as new jobs
+    Replay(DlqArguments),
+    /// Delete them
+    Purge(DlqArguments),
+}
+
+/// Only where the servers are.
+#[derive(Debug, Args)]
+pub struct ListArguments {
+    /// Print one line of JSON for each
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+/// Which queue.
+#[derive(Debug, Args)]
+pub struct QueueArguments {
+    /// MODEL@FORMAT
+    #[arg(value_parser = queue_name)]
+    queue: QueueName,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+/// Which queue, and its bound.
+#[derive(Debug, Args)]
+pub struct LimitArguments {
+    #[command(flatten)]
+    queue: QueueArguments,
+    /// Tokens that may wait; none returns to the default
+    #[arg(value_name = "TOKENS")]
+    tokens: Option<u64>,
+}
+
+/// Which worker.
+#[derive(Debug, Args)]
+pub struct DrainArguments {
+    /// Its name, as `workers list` prints it
+    owner: String,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+/// Which queue's dead letters.
+#[derive(Debug, Args)]
+pub struct DlqListArguments {
+    #[command(flatten)]
+    queue: QueueArguments,
+    /// How many
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: u32,
+    /// Only those after this one
+    #[arg(long, value_name = "ID")]
+    after: Option<JobId>,
+}
+
+/// Which dead letters.
+#[derive(Debug, Args)]
+pub struct DlqArguments {
+    /// Ids, as `dlq list` prints them
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<JobId>,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+fn queue_name(text: &str) -> Result<QueueName, String> {
+    match text.rsplit_once('@') {
+        Some((model, format)) if !model.is_empty() && !format.is_empty() => {
+            Ok(QueueName { model: model.to_owned(), format: format.to_owned() })
+        }
+        _ => Err("expected MODEL@FORMAT, e.g. demo@i2_s".to_owned()),
+    }
+}
+
+/// Runs something on the store.
+fn with_store<T>(
+    servers: &Servers,
+    work: impl AsyncFnOnce(Arc<PostgresStore>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let url = servers.database()?;
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    runtime.block_on(async {
+        let store = PostgresStore::connect(url).await.context("cannot use the database")?;
+        work(Arc::new(store)).await
+    })
+}
+
+/// Runs `queue …`.
+pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        QueueCommand::List(ListArguments { json, servers }) => {
+            with_store(&servers, async |store| print_queues(&store.queues().await?, json))?;
+        }
+        QueueCommand::Pause(QueueArguments { queue, servers }) => {
+            with_store(&servers, async |store| Ok(store.set_paused(&queue, true).await?))?;
+            eprintln!("{queue} is paused: workers finish what runs and take nothing new");
+        }
+        QueueCommand::Resume(QueueArguments { queue, servers }) => {
+            with_store(&servers, async |store| Ok(store.set_paused(&queue, false).await?))?;
+            eprintln!("{queue} goes on");
+        }
+        QueueCommand::Limit(LimitArguments {
+            queue: QueueArguments { queue, servers },
+            tokens,
+        }) => {
+            with_store(&servers, async |store| Ok(store.set_limit(&queue, tokens).await?))?;
+            let bound =
+                tokens.map_or("the default".to_owned(), |tokens| format!("{tokens} tokens"));
+            eprintln!("{queue} is bounded at {bound}");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {
+    if !as_json {
+        output::line(format_args!(
+            "{:<32} {:>9} {:>9} {:>10} {:>7} {:>9}  state",
+            "queue", "queued", "running", "completed", "failed", "oldest s"
+        ))?;
+    }
+    for QueueOverview { settings, progress, oldest_queued } in queues {
+        let name = settings.queue.to_string();
+        if as_json {
+            output::line(json!({
+                "queue": name, "paused": settings.paused, "limit_tokens": settings.limit_tokens,
+                "numerics_class": settings.class, "scheduled": progress.scheduled,
+                "queued": progress.queued, "running": progress.running,
+                "retrying": progress.retrying, "completed": progress.completed,
+                "failed": progress.failed, "cancelled": progress.cancelled,
+                "expired": progress.expired, "prompt_tokens": progress.prompt_tokens,
+                "completion_tokens": progress.completion_tokens,
+                "oldest_queued_s": oldest_queued.map(|age| age.as_secs_f64()),
+            }))?;
+            continue;
+        }
+        let waiting = progress.queued + progress.scheduled + progress.retrying;
+        output::line(format_args!(
+            "{name:<32} {waiting:>9} {:>9} {:>10} {:>7} {:>9}  {}",
+            progress.running,
+            progress.completed,
+            progress.failed,
+            oldest_queued.map_or("-".to_owned(), |age| age.as_secs().to_string()),
+            if settings.paused { "paused" } else { "open" }
+        ))?;
+    }
+    Ok(())
+}
+
+/// Runs `workers …`.
+pub fn workers(command: WorkersCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        WorkersCommand::List(ListArguments { json, servers }) => {
+            with_store(&servers, async |store| {
+                for worker in store.workers().await? {
+                    let beat = &worker.heartbeat;
+                    let silent = worker.silent.as_secs_f64();
+                    let draining = beat.draining || worker.drain_requested;
+                    if json {
+                        output::line(json!({
+                            "owner": beat.owner, "queue": beat.queue.to_string(), "host": beat.host,
+                            "pid": beat.pid, "running": beat.running, "slots": beat.slots,
+                            "draining": draining, "tokens_per_s": beat.tokens_per_s,
+                            "silent_s": silent,
+                        }))?;
+                    } else {
+                        let state = if draining { "draining" } else { "serves" };
+                        output::line(format_args!(
+                            "{}  {state} {}  {}/{} running  {:.0} tokens/s  heard {silent:.0} s ago",
+                            beat.owner, beat.queue, beat.running, beat.slots, beat.tokens_per_s
+                        ))?;
+                    }
+                }
+                Ok(ExitCode::SUCCESS)
+            })
+        }
+        WorkersCommand::Drain(DrainArguments { owner, servers }) => {
+            let known =
+                with_store(&servers, async |store| Ok(store.request_drain(&owner).await?))?;
+            anyhow::ensure!(known, "no worker {owner}: see tritmill workers list");
+            eprintln!("{owner} drains with its next heartbeat");
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// Runs `dlq …`.
+pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        DlqCommand::List(DlqListArguments {
+            queue: QueueArguments { queue, servers },
+            limit,
+            after,
+        }) => {
+            with_store(&servers, async |store| {
+                for letter in store.dead_letters(&queue, limit, after).await? {
+                    let mut story = story(&letter.record);
+                    story["replay_of"] = json!(letter.replay_of.map(|id| id.to_string()));
+                    output::line(story)?;
+                }
+                Ok(())
+            })?;
+        }
+        DlqCommand::Show(DlqArguments { ids, servers }) => with_store(&servers, async |store| {
+            use tritmill_queue::Store as _;
+            for id in &ids {
+                let record = store.job(*id).await?.with_context(|| format!("no job {id}"))?;
+                let mut story = story(&record);
+                story["job"] = json!(record.job);
+                output::line(story)?;
+            }
+            Ok(())
+        })?,
+        DlqCommand::Replay(DlqArguments { ids, servers }) => {
+            let replays = with_store(&servers, async |store| Ok(store.replay(&ids).await?))?;
+            for replay in &replays {
+                let (id, of) = (replay.job.id.to_string(), replay.replay_of.to_string());
+                output::line(json!({ "id": id, "replay_of": of }))?;
+            }
+            // Workers find them in the store as well; this is only sooner.
+            if let Ok(Some(given)) = servers.given() {
+                let entries: Vec<Entry> =
+                    replays.iter().map(|replay| Job::entry(&replay.job)).collect();
+                let runtime = tokio::runtime::Runtime::new()?;
+                let _ = runtime.block_on(given.dispatcher()?.enqueue(&entries));
+            }
+        }
+        DlqCommand::Purge(DlqArguments { ids, servers }) => {
+            let count = with_store(&servers, async |store| Ok(store.purge(&ids).await?))?;
+            eprintln!("{count} dead letters deleted");
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,62 @@
+//! Says every few seconds that the worker lives, and hears what operators want of it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval},
+};
+use tritmill_queue::{
+    Operations,
+    store::{Directive, Heartbeat},
+};
+
+use super::WorkerConfig;
+use crate::{machine, vitals::Vitals};
+
+const INTERVAL: Duration = Duration::from_secs(2);
+
+/// Until told otherwise.
+pub(super) const GO_ON: Directive = Directive { drain: false, paused: false };
+
+/// The task's state.
+pub(super) struct Heart {
+    pub operations: Arc<dyn Operations>,
+    pub vitals: Arc<Vitals>,
+    pub config: WorkerConfig,
+    pub directive: watch::Sender<Directive>,
+}
+
+impl Heart {
+    /// Beats until it is aborted.
+    pub async fn run(self) {
+        let mut ticks = interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut then, mut tokens) = (Instant::now(), self.vitals.completion_tokens());
+        loop {
+            ticks.tick().await;
+            let (now, total) = (Instant::now(), self.vitals.completion_tokens());
+            #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+            let tokens_per_s =
+                (total - tokens) as f64 / now.duration_since(then).as_secs_f64().max(0.001);
+            (then, tokens) = (now, total);
+            let heartbeat = Heartbeat {
+                owner: self.config.owner.clone(),
+                queue: self.config.queue.clone(),
+                host: machine::host_name(),
+                pid: std::process::id(),
+                running: u32::try_from(self.vitals.running()).unwrap_or(u32::MAX),
+                slots: u32::try_from(self.config.slots).unwrap_or(u32::MAX),
+                draining: self.vitals.is_draining(),
+                tokens_per_s,
+            };
+            match self.operations.heartbeat(&heartbeat).await {
+                Ok(directive) => {
+                    self.directive
+                        .send_if_modified(|old| std::mem::replace(old, directive) != directive);
+                }
+                Err(error) => tracing::warn!(%error, "heartbeat not recorded"),
+            }
+        }
+    }
+}
