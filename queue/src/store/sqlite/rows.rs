@@ -9,7 +9,7 @@ use super::{super::StoreError, unavailable};
 use crate::{
     dispatch::Entry,
     job::{JobId, JobState, QueueName, Tenant, Timestamp},
-    store::{Held, JobRecord, Progress},
+    store::{Held, JobRecord},
 };
 
 pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
@@ -108,18 +108,4 @@ pub(super) fn record(row: &SqliteRow, errors: &[SqliteRow]) -> Result<JobRecord,
             .map(|row| from_json("attempt error", &text(row, "error")?))
             .collect::<Result<_, _>>()?,
     })
-}
-
-/// The counter of a state.
-pub(super) fn counter(progress: &mut Progress, state: JobState) -> &mut u64 {
-    match state {
-        JobState::Scheduled => &mut progress.scheduled,
-        JobState::Queued => &mut progress.queued,
-        JobState::Running => &mut progress.running,
-        JobState::Retrying => &mut progress.retrying,
-        JobState::Completed => &mut progress.completed,
-        JobState::Failed => &mut progress.failed,
-        JobState::Cancelled => &mut progress.cancelled,
-        JobState::Expired => &mut progress.expired,
-    }
 }
