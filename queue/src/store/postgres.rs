@@ -105,9 +105,15 @@ impl PostgresStore {
     /// [`StoreError::Unavailable`] when the server cannot be reached, [`StoreError::Migrate`] when
     /// a migration fails or was changed after it ran.
     pub async fn migrate(url: &str) -> Result<(), StoreError> {
-        let mut connection =
-            sqlx::PgConnection::connect_with(&parse(url)?).await.map_err(unavailable)?;
-        schema::migrate(&mut connection).await?;
+        // Without a limit on statements: a migration may rewrite a table.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .acquire_timeout(PostgresOptions::default().acquire_timeout)
+            .connect_with(parse(url)?)
+            .await
+            .map_err(unavailable)?;
+        schema::migrate(&pool).await?;
+        let mut connection = pool.acquire().await.map_err(unavailable)?;
         partitions::create_ahead(&mut connection, None).await?;
         connection.close().await.map_err(unavailable)
     }

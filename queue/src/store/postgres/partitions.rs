@@ -205,11 +205,15 @@ async fn create(connection: &mut PgConnection, table: Table, day: i64) -> Result
         return Ok(false);
     }
     let (from, to) = (first_id(day), first_id(day + 1));
-    // Attached only when it is filled: the table itself stays open to traffic meanwhile, only the
-    // default partition is closed.
+    if has_rows(&mut tx, table, day).await? {
+        // A statement that was planned before the move would look for the rows where they were: it
+        // must be over before, or wait for the table and be planned after.
+        close(&mut tx, &format!("ONLY {name}")).await?;
+    }
+    close(&mut tx, &format!("{name}_default")).await?;
+    // Attached only when it is filled: usually the table itself stays open to traffic meanwhile.
     let statements = format!(
-        "LOCK TABLE {name}_default IN ACCESS EXCLUSIVE MODE;
-         CREATE TABLE {partition}
+        "CREATE TABLE {partition}
              (LIKE {name} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)
              WITH ({storage});
          WITH moved AS (
@@ -221,6 +225,27 @@ async fn create(connection: &mut PgConnection, table: Table, day: i64) -> Result
     sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *tx).await.map_err(unavailable)?;
     tx.commit().await.map_err(unavailable)?;
     Ok(true)
+}
+
+/// Whether the default partition holds rows of a day.
+async fn has_rows(tx: &mut PgConnection, table: Table, day: i64) -> Result<bool, StoreError> {
+    let Table { name, key, .. } = table;
+    let row = sqlx::query(AssertSqlSafe(format!(
+        "SELECT EXISTS (SELECT FROM {name}_default WHERE {key} >= $1 AND {key} < $2) AS found"
+    )))
+    .bind(first_id(day))
+    .bind(first_id(day + 1))
+    .fetch_one(tx)
+    .await
+    .map_err(unavailable)?;
+    row.try_get("found").map_err(unavailable)
+}
+
+/// Closes tables to everybody else until the transaction ends.
+async fn close(tx: &mut PgConnection, tables: &str) -> Result<(), StoreError> {
+    let lock = format!("LOCK TABLE {tables} IN ACCESS EXCLUSIVE MODE");
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(tx).await.map_err(unavailable)?;
+    Ok(())
 }
 
 /// Drops the partitions of the days before `day`.
@@ -255,39 +280,35 @@ async fn drop_before(
 }
 
 /// Drops a partition of jobs that are all over; false if one is not.
-async fn drop_finished(connection: &mut PgConnection, partition: &str) -> Result<bool, StoreError> {
-    // Looked at before the lock, so that a partition that must stay holds nobody up.
-    if has_unfinished(connection, partition).await? {
-        return Ok(false);
-    }
+async fn drop_finished(connection: &mut PgConnection, name: &str) -> Result<bool, StoreError> {
     let mut tx = begin(connection).await?;
-    if exists(&mut tx, partition).await? {
-        let lock = format!("LOCK TABLE ONLY jobs, {partition} IN ACCESS EXCLUSIVE MODE");
-        sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *tx).await.map_err(unavailable)?;
-        if has_unfinished(&mut tx, partition).await? {
+    if exists(&mut tx, name).await? {
+        // Looked at before it is closed, so that one that must stay holds nobody up.
+        if has_unfinished(&mut tx, name).await? {
             return Ok(false);
         }
-        drop_table(&mut tx, JOBS, partition).await?;
+        close(&mut tx, &format!("ONLY jobs, {name}")).await?;
+        if has_unfinished(&mut tx, name).await? {
+            return Ok(false);
+        }
+        drop_table(&mut tx, JOBS, name).await?;
     }
     tx.commit().await.map_err(unavailable)?;
     Ok(true)
 }
 
 async fn drop_table(tx: &mut PgConnection, table: Table, name: &str) -> Result<(), StoreError> {
-    let statement = format!(
-        "LOCK TABLE ONLY {} IN ACCESS EXCLUSIVE MODE;
-                             DROP TABLE IF EXISTS {name}",
-        table.name
-    );
-    sqlx::raw_sql(AssertSqlSafe(statement)).execute(tx).await.map_err(unavailable)?;
+    // The whole table first, as every statement locks it before its partitions.
+    close(tx, &format!("ONLY {}", table.name)).await?;
+    sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE IF EXISTS {name}")))
+        .execute(tx)
+        .await
+        .map_err(unavailable)?;
     Ok(())
 }
 
 /// Whether a partition holds a job that is not over: one look into each partial index.
 async fn has_unfinished(connection: &mut PgConnection, name: &str) -> Result<bool, StoreError> {
-    if !exists(connection, name).await? {
-        return Ok(false);
-    }
     let row = sqlx::query(AssertSqlSafe(format!(
         "SELECT EXISTS (SELECT FROM {name} WHERE state = 'queued')
              OR EXISTS (SELECT FROM {name} WHERE state = 'running')

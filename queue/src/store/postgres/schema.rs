@@ -3,7 +3,7 @@
 //! Migrations expand, then contract, so a program runs on any schema that is at least its own: the
 //! schema is migrated first, then the processes are replaced one by one.
 
-use sqlx::{PgConnection, PgPool, Row as _, migrate::Migrator};
+use sqlx::{PgPool, Row as _, migrate::Migrator};
 
 use super::{rows, unavailable};
 use crate::store::StoreError;
@@ -29,14 +29,14 @@ pub enum SchemaError {
 }
 
 /// Runs the migrations that have not run; waits for another process that does the same.
-pub(super) async fn migrate(connection: &mut PgConnection) -> Result<(), StoreError> {
+pub(super) async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
     let migrator = Migrator {
         migrations: MIGRATIONS.migrations.clone(),
         // A later release was here first.
         ignore_missing: true,
         ..Migrator::DEFAULT
     };
-    migrator.run(connection).await.map_err(|error| StoreError::Migrate(Box::new(error)))
+    migrator.run(pool).await.map_err(|error| StoreError::Migrate(Box::new(error)))
 }
 
 /// Refuses a schema that lacks a migration of this program's.
