@@ -41,6 +41,18 @@ impl JobId {
     }
 }
 
+impl From<Uuid> for JobId {
+    fn from(uuid: Uuid) -> Self {
+        Self(uuid)
+    }
+}
+
+impl From<JobId> for Uuid {
+    fn from(id: JobId) -> Self {
+        id.0
+    }
+}
+
 impl fmt::Display for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_hyphenated().fmt(f)

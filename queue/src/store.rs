@@ -9,16 +9,24 @@
 //! | `submit` | nothing → queued or scheduled |
 //! | `claim` | queued, or running with its lease over → running, epoch + 1 |
 //! | `renew` | lease of running jobs |
+//! | `checkpoint` | what running jobs have saved |
 //! | `finish` | running → completed, failed, retrying, expired |
 //! | `hand_back` | running → queued, epoch + 1, no attempt counted |
 //! | `cancel` | any unfinished → cancelled, epoch + 1 |
 //! | `reconcile` | due scheduled and retrying → queued; lease over → queued or failed; deadline over → expired |
 
+mod attempts;
+pub mod operations;
+mod postgres;
 mod sqlite;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use operations::Operations;
+pub use postgres::{
+    Conflict, Maintained, PostgresOptions, PostgresStore, SchemaError, Submission, SubmitError,
+};
 pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
 
 use crate::{
@@ -56,6 +64,8 @@ pub struct Claim {
     pub attempts: u32,
     /// What the job's deadline leaves, if it has one.
     pub expires_in: Option<Duration>,
+    /// What the claim before this one saved, if its lease was lost or it was handed back.
+    pub checkpoint: Option<Vec<u8>>,
 }
 
 impl Claim {
@@ -138,6 +148,22 @@ pub struct Progress {
     pub completion_tokens: u64,
 }
 
+impl Progress {
+    /// The counter of a state.
+    pub fn counter(&mut self, state: JobState) -> &mut u64 {
+        match state {
+            JobState::Scheduled => &mut self.scheduled,
+            JobState::Queued => &mut self.queued,
+            JobState::Running => &mut self.running,
+            JobState::Retrying => &mut self.retrying,
+            JobState::Completed => &mut self.completed,
+            JobState::Failed => &mut self.failed,
+            JobState::Cancelled => &mut self.cancelled,
+            JobState::Expired => &mut self.expired,
+        }
+    }
+}
+
 /// A store that did not do as told. Nothing of the call was written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -181,6 +207,14 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// [`StoreError`]; then the old leases run on.
     async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError>;
+
+    /// Saves what running attempts have generated so far, in bytes of the caller's; each replaces
+    /// what the job had. The next claim brings it back, unless the attempt ends by `finish`, which
+    /// clears it. Returns the claims that hold no more: their work must stop.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then nothing was saved.
+    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError>;
 
     /// Records how attempts ended, in one transaction. Only those whose epoch still matches a
     /// running job are written and returned; the others were fenced out and must be discarded.

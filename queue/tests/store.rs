@@ -14,7 +14,14 @@ use std::{
 };
 
 use conformance::Fixture;
-use tritmill_queue::{Timestamp, store::SqliteStore};
+use tritmill_queue::{
+    Timestamp,
+    store::{PostgresStore, SqliteStore},
+};
+use tritmill_servers::Postgres;
+
+/// Where every clock starts.
+const START: i64 = 1_700_000_000_000;
 
 /// A SQLite file of its own in a temporary folder, on a clock moved by hand.
 struct Sqlite {
@@ -33,7 +40,7 @@ impl Fixture for Sqlite {
 
     fn create() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        Self { folder, now: Arc::new(AtomicI64::new(1_700_000_000_000)) }
+        Self { folder, now: Arc::new(AtomicI64::new(START)) }
     }
 
     async fn open(&self) -> SqliteStore {
@@ -48,6 +55,33 @@ impl Fixture for Sqlite {
 }
 
 store_conformance!(sqlite, super::Sqlite);
+
+/// A Postgres of its own, on a clock moved by hand.
+struct Server {
+    server: Postgres,
+    now: Arc<AtomicI64>,
+}
+
+impl Fixture for Server {
+    type Store = PostgresStore;
+
+    fn create() -> Self {
+        Self { server: Postgres::start().unwrap(), now: Arc::new(AtomicI64::new(START)) }
+    }
+
+    async fn open(&self) -> PostgresStore {
+        let now = Arc::clone(&self.now);
+        let clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
+        PostgresStore::migrate(&self.server.url()).await.unwrap();
+        PostgresStore::connect(&self.server.url()).await.unwrap().with_clock(clock)
+    }
+
+    fn advance(&self, by: Duration) {
+        self.now.fetch_add(i64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+}
+
+store_conformance!(postgres, super::Server);
 
 #[tokio::test]
 async fn a_file_of_another_program_is_refused() {

@@ -32,11 +32,6 @@ use crate::{
 /// The schema, embedded in the program: forward only.
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations/sqlite");
 
-/// Wait before the second attempt; doubles per attempt.
-const BACKOFF_BASE: Duration = Duration::from_millis(250);
-/// Longest wait between attempts.
-const BACKOFF_MAX: Duration = Duration::from_secs(60);
-
 /// Tells the store the time.
 pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
@@ -165,6 +160,13 @@ impl Store for SqliteStore {
         Ok(held.iter().copied().filter(|held| !kept.contains(held)).collect())
     }
 
+    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
+        let mut tx = self.begin().await?;
+        let lost = claims::checkpoint(&mut tx, saved).await?;
+        tx.commit().await.map_err(unavailable)?;
+        Ok(lost)
+    }
+
     async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
         let mut tx = self.begin().await?;
         let settled = claims::finish(&mut tx, finished, self.now()).await?;
@@ -286,7 +288,7 @@ impl Store for SqliteStore {
         let mut progress = Progress::default();
         for row in &rows {
             let count: i64 = row.try_get("jobs").map_err(unavailable)?;
-            *rows::counter(&mut progress, rows::state(row)?) = count.unsigned_abs();
+            *progress.counter(rows::state(row)?) = count.unsigned_abs();
         }
         let row = sqlx::query(
             "SELECT coalesce(sum(prompt_tokens), 0) AS prompt,
@@ -306,11 +308,4 @@ impl Store for SqliteStore {
             row.try_get::<i64, _>("completion").map_err(unavailable)?.unsigned_abs();
         Ok(progress)
     }
-}
-
-/// Wait before attempt `attempts + 1`: exponential, with a jitter in `0.5..1` drawn from the id.
-fn backoff(id: JobId, attempts: u32) -> Duration {
-    let doubled = BACKOFF_BASE.saturating_mul(1 << attempts.min(16)).min(BACKOFF_MAX);
-    let jitter = f64::from(id.as_bytes()[15]) / 512.0;
-    doubled.mul_f64(0.5 + jitter)
 }

@@ -308,6 +308,79 @@ pub async fn only_what_is_over_has_ended(fixture: impl Fixture) {
     assert_eq!(ended, expected);
 }
 
+pub async fn an_attempt_under_an_old_epoch_hides_nothing(fixture: impl Fixture) {
+    let store = fixture.open().await;
+    let job = job();
+    store.submit(std::slice::from_ref(&job)).await.unwrap();
+    let live = claim_one(&store, job.id, "a").await;
+    let late = Held { epoch: live.epoch - 1, ..live };
+    let both = [finished(late, answer("late")), finished(live, answer("live"))];
+    assert_eq!(store.finish(&both).await.unwrap().len(), 1);
+    assert_eq!(store.job(job.id).await.unwrap().unwrap().outcome, Some(answer("live")));
+}
+
+pub async fn a_checkpoint_comes_back_with_the_next_claim(fixture: impl Fixture) {
+    let store = fixture.open().await;
+    let jobs: Vec<Job> = (0..3).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    store.submit(&jobs).await.unwrap();
+    let claims = store.claim(&ids, by("a")).await.unwrap();
+    assert!(claims.iter().all(|claim| claim.checkpoint.is_none()));
+    let held: Vec<Held> = claims.iter().map(tritmill_queue::Claim::held).collect();
+    let save = |text: &str| -> Vec<(Held, Vec<u8>)> {
+        held[..2].iter().map(|held| (*held, text.as_bytes().to_vec())).collect()
+    };
+    assert!(store.checkpoint(&save("first")).await.unwrap().is_empty());
+    assert!(store.checkpoint(&save("first and second")).await.unwrap().is_empty());
+    // One comes back by the loss of its lease, the other by hand.
+    store.hand_back(&held[1..2]).await.unwrap();
+    fixture.advance(LEASE);
+    store.reconcile().await.unwrap();
+    let claims = store.claim(&ids, by("b")).await.unwrap();
+    let saved: Vec<_> = claims.iter().map(|claim| claim.checkpoint.as_deref()).collect();
+    let expected = Some(b"first and second".as_slice());
+    assert_eq!(saved, [expected, expected, None]);
+}
+
+pub async fn only_the_holder_saves_a_checkpoint(fixture: impl Fixture) {
+    let store = fixture.open().await;
+    let job = job();
+    store.submit(std::slice::from_ref(&job)).await.unwrap();
+    let late = claim_one(&store, job.id, "a").await;
+    store.hand_back(&[late]).await.unwrap();
+    assert_eq!(store.checkpoint(&[(late, b"late".to_vec())]).await.unwrap(), [late]);
+    let claims = store.claim(&[job.id], by("b")).await.unwrap();
+    assert_eq!(claims[0].checkpoint, None);
+    let live = claims[0].held();
+    let both = [(late, b"late".to_vec()), (live, b"live".to_vec())];
+    assert_eq!(store.checkpoint(&both).await.unwrap(), [late]);
+}
+
+pub async fn an_attempt_that_ends_clears_its_checkpoint(fixture: impl Fixture) {
+    let store = fixture.open().await;
+    let job = job();
+    store.submit(std::slice::from_ref(&job)).await.unwrap();
+    let held = claim_one(&store, job.id, "a").await;
+    store.checkpoint(&[(held, b"what made the engine fail".to_vec())]).await.unwrap();
+    store.finish(&[finished(held, error(ErrorKind::Engine))]).await.unwrap();
+    fixture.advance(Duration::from_secs(60));
+    store.reconcile().await.unwrap();
+    let claims = store.claim(&[job.id], by("b")).await.unwrap();
+    assert_eq!(claims[0].checkpoint, None);
+}
+
+pub async fn nothing_is_asked_about_nothing(fixture: impl Fixture) {
+    let store = fixture.open().await;
+    store.submit(&[]).await.unwrap();
+    assert!(store.claim(&[], by("a")).await.unwrap().is_empty());
+    assert!(store.renew(&[], LEASE).await.unwrap().is_empty());
+    assert!(store.checkpoint(&[]).await.unwrap().is_empty());
+    assert!(store.finish(&[]).await.unwrap().is_empty());
+    assert!(store.hand_back(&[]).await.unwrap().is_empty());
+    assert!(store.cancel(&[JobId::generate()]).await.unwrap().is_empty());
+    assert_eq!(store.reconcile().await.unwrap(), 0);
+}
+
 /// One test per rule of the suite.
 #[macro_export]
 macro_rules! store_conformance {
@@ -327,6 +400,11 @@ macro_rules! store_conformance {
             a_scheduled_job_waits_and_a_late_one_expires
             a_restart_feeds_what_is_unfinished
             only_what_is_over_has_ended
+            an_attempt_under_an_old_epoch_hides_nothing
+            a_checkpoint_comes_back_with_the_next_claim
+            only_the_holder_saves_a_checkpoint
+            an_attempt_that_ends_clears_its_checkpoint
+            nothing_is_asked_about_nothing
         );
     };
     (@rules $name:ident, $fixture:ty; $($rule:ident)+) => {

@@ -3,28 +3,20 @@
 use std::collections::HashMap;
 
 use serde_json::json;
-use sqlx::SqliteConnection;
+use sqlx::{Row, SqliteConnection};
 
 use super::{
-    backoff,
     rows::{self, to_json},
     unavailable,
 };
 use crate::{
     job::{Job, JobId, JobState, Timestamp},
-    outcome::{ErrorKind, JobError, Outcome},
-    store::{Claim, Claimant, Finished, Settled, StoreError},
+    outcome::Outcome,
+    store::{
+        Claim, Claimant, Finished, Held, Settled, StoreError,
+        attempts::{backoff, lease_lost, verdict},
+    },
 };
-
-/// What a job fails with when its last attempt lost its lease.
-fn lease_lost() -> JobError {
-    JobError {
-        kind: ErrorKind::LeaseLost,
-        code: "lease_lost".to_owned(),
-        message: "the worker stopped renewing its lease".to_owned(),
-        param: None,
-    }
-}
 
 /// Records jobs as queued or scheduled; known ids stay as they are.
 pub(super) async fn insert_jobs(
@@ -77,7 +69,7 @@ pub(super) async fn claim(
         "UPDATE jobs SET state = 'running', epoch = epoch + 1, owner = ?1, lease_until = ?2
          WHERE id IN (SELECT unhex(value) FROM json_each(?3))
            AND state = 'queued' AND (expires_at IS NULL OR expires_at > ?4)
-         RETURNING id, epoch, attempts, job",
+         RETURNING id, epoch, attempts, job, checkpoint",
     )
     .bind(by.owner)
     .bind(now.after(by.lease).0)
@@ -94,10 +86,36 @@ pub(super) async fn claim(
             job,
             epoch: rows::integer(row, "epoch")?,
             attempts: rows::count(row, "attempts")?,
+            checkpoint: row.try_get("checkpoint").map_err(unavailable)?,
         };
         claims.insert(rows::id(row, "id")?, claim);
     }
     Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
+}
+
+/// Saves the work of the claims that hold; returns the others.
+pub(super) async fn checkpoint(
+    tx: &mut SqliteConnection,
+    saved: &[(Held, Vec<u8>)],
+) -> Result<Vec<Held>, StoreError> {
+    let mut lost = Vec::new();
+    // One by one: bytes would have to be spelled in JSON to travel together, and nothing waits.
+    for (held, bytes) in saved {
+        let done = sqlx::query(
+            "UPDATE jobs SET checkpoint = ?3
+             WHERE id = ?1 AND epoch = ?2 AND state = 'running'",
+        )
+        .bind(held.id.as_bytes().as_slice())
+        .bind(held.epoch)
+        .bind(bytes.as_slice())
+        .execute(&mut *tx)
+        .await
+        .map_err(unavailable)?;
+        if done.rows_affected() == 0 {
+            lost.push(*held);
+        }
+    }
+    Ok(lost)
 }
 
 /// Ends running attempts whose lease is over: back to queued, or a dead letter.
@@ -126,6 +144,7 @@ pub(super) async fn lapse(tx: &mut SqliteConnection, now: Timestamp) -> Result<u
     let done = sqlx::query(
         "UPDATE jobs
          SET state = CASE WHEN attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
+             checkpoint = CASE WHEN attempts + 1 < attempts_max THEN checkpoint END,
              attempts = attempts + 1, owner = NULL, lease_until = NULL
          WHERE state = 'running' AND lease_until <= ?1",
     )
@@ -150,7 +169,7 @@ pub(super) async fn expire(tx: &mut SqliteConnection, now: Timestamp) -> Result<
     .await
     .map_err(unavailable)?;
     let done = sqlx::query(
-        "UPDATE jobs SET state = 'expired', run_at = NULL
+        "UPDATE jobs SET state = 'expired', run_at = NULL, checkpoint = NULL
          WHERE expires_at <= ?1 AND state IN ('scheduled', 'queued', 'retrying')",
     )
     .bind(now.0)
@@ -181,7 +200,7 @@ pub(super) async fn cancel(
 ) -> Result<Vec<JobId>, StoreError> {
     let rows = sqlx::query(
         "UPDATE jobs SET state = 'cancelled', epoch = epoch + 1, owner = NULL, lease_until = NULL,
-                         run_at = NULL
+                         run_at = NULL, checkpoint = NULL
          WHERE id IN (SELECT unhex(value) FROM json_each(?1))
            AND state IN ('scheduled', 'queued', 'running', 'retrying')
          RETURNING id",
@@ -206,10 +225,10 @@ pub(super) async fn cancel(
 async fn still_held(
     tx: &mut SqliteConnection,
     finished: &[Finished],
-) -> Result<HashMap<JobId, (u32, u32)>, StoreError> {
+) -> Result<HashMap<Held, (u32, u32)>, StoreError> {
     let held: Vec<_> = finished.iter().map(|finished| finished.held).collect();
     let rows = sqlx::query(
-        "SELECT jobs.id AS id, attempts, attempts_max FROM json_each(?1) AS held
+        "SELECT jobs.id AS id, epoch, attempts, attempts_max FROM json_each(?1) AS held
          JOIN jobs ON jobs.id = unhex(held.value ->> 'id')
          WHERE jobs.epoch = held.value ->> 'epoch' AND jobs.state = 'running'",
     )
@@ -220,20 +239,10 @@ async fn still_held(
     rows.iter()
         .map(|row| {
             let attempts = (rows::count(row, "attempts")?, rows::count(row, "attempts_max")?);
-            Ok((rows::id(row, "id")?, attempts))
+            let held = Held { id: rows::id(row, "id")?, epoch: rows::integer(row, "epoch")? };
+            Ok((held, attempts))
         })
         .collect()
-}
-
-/// The state an outcome leads to.
-fn verdict(outcome: &Outcome, attempts: u32, attempts_max: u32) -> JobState {
-    match outcome {
-        Outcome::Completed(_) => JobState::Completed,
-        Outcome::Expired => JobState::Expired,
-        Outcome::Error(error) if error.kind == ErrorKind::InvalidRequest => JobState::Failed,
-        Outcome::Error(_) if attempts.saturating_add(1) >= attempts_max => JobState::Failed,
-        Outcome::Error(_) => JobState::Retrying,
-    }
 }
 
 /// Records the attempts whose epoch still holds; the others were fenced out.
@@ -247,7 +256,7 @@ pub(super) async fn finish(
     let mut rows = Vec::with_capacity(held.len());
     for Finished { held: by, outcome } in finished {
         // Removed, so that an attempt named twice in one call is recorded once.
-        let Some((attempts, attempts_max)) = held.remove(&by.id) else { continue };
+        let Some((attempts, attempts_max)) = held.remove(by) else { continue };
         let state = verdict(outcome, attempts, attempts_max);
         settled.push(Settled { id: by.id, state });
         let usage = match outcome {
@@ -300,7 +309,8 @@ async fn record(tx: &mut SqliteConnection, rows: &str, now: Timestamp) -> Result
     .map_err(unavailable)?;
     sqlx::query(
         "UPDATE jobs SET state = done.value ->> 'state', attempts = done.value ->> 'attempts',
-                         run_at = done.value ->> 'run_at', owner = NULL, lease_until = NULL
+                         run_at = done.value ->> 'run_at', owner = NULL, lease_until = NULL,
+                         checkpoint = NULL
          FROM json_each(?1) AS done WHERE jobs.id = unhex(done.value ->> 'id')",
     )
     .bind(rows)

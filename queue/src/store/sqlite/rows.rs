@@ -9,7 +9,7 @@ use super::{super::StoreError, unavailable};
 use crate::{
     dispatch::Entry,
     job::{JobId, JobState, QueueName, Tenant, Timestamp},
-    store::{Ended, Held, JobRecord, Progress},
+    store::{Ended, Held, JobRecord},
 };
 
 pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
@@ -117,18 +117,4 @@ pub(super) fn ended(row: &SqliteRow) -> Result<Ended, StoreError> {
         state: state(row)?,
         outcome: outcome.map(|json| from_json("outcome", &json)).transpose()?,
     })
-}
-
-/// The counter of a state.
-pub(super) fn counter(progress: &mut Progress, state: JobState) -> &mut u64 {
-    match state {
-        JobState::Scheduled => &mut progress.scheduled,
-        JobState::Queued => &mut progress.queued,
-        JobState::Running => &mut progress.running,
-        JobState::Retrying => &mut progress.retrying,
-        JobState::Completed => &mut progress.completed,
-        JobState::Failed => &mut progress.failed,
-        JobState::Cancelled => &mut progress.cancelled,
-        JobState::Expired => &mut progress.expired,
-    }
 }

@@ -1,0 +1,228 @@
+//! What people who run a fleet set and see: the [`Operations`] trait.
+//!
+//! Queues can be paused and bounded, and belong to one numerics class; workers are listed by their
+//! heartbeats and asked to drain; dead letters are read, replayed or purged. The store keeps these
+//! settings; who obeys them is the producer (limits) and the worker (pauses, drains, classes).
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{JobRecord, Progress, StoreError};
+use crate::job::{Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp};
+
+/// What is set for a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueState {
+    /// The queue.
+    pub queue: QueueName,
+    /// Whether workers leave it alone.
+    pub paused: bool,
+    /// Bound of its backlog, in tokens; `None` is the program's default.
+    pub limit_tokens: Option<u64>,
+    /// The numerics class of its first worker.
+    pub class: Option<String>,
+}
+
+/// A queue in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueOverview {
+    /// What is set.
+    pub settings: QueueState,
+    /// Its jobs by state, and the tokens of the completed ones.
+    pub progress: Progress,
+    /// How long ago the oldest queued job was submitted.
+    pub oldest_queued: Option<Duration>,
+}
+
+/// A worker that would answer otherwise than the queue's other workers.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClassError {
+    /// The queue has another class: its jobs would depend on who runs them.
+    #[error("queue {queue} has numerics class '{registered}', not '{offered}'")]
+    Mismatch {
+        /// The queue.
+        queue: QueueName,
+        /// The class of its first worker.
+        registered: String,
+        /// The class that was refused.
+        offered: String,
+    },
+    /// The store did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What a worker says of itself, every few seconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Heartbeat {
+    /// Name of the process incarnation, as in its claims.
+    pub owner: String,
+    /// The queue it serves.
+    pub queue: QueueName,
+    /// Its machine.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// Jobs in its engine.
+    pub running: u32,
+    /// Jobs its engine has room for.
+    pub slots: u32,
+    /// Whether it takes no more.
+    pub draining: bool,
+    /// Generated tokens per second, lately.
+    pub tokens_per_s: f64,
+}
+
+/// What a heartbeat's sender is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Directive {
+    /// Finish or checkpoint what runs, then exit.
+    pub drain: bool,
+    /// Take nothing new for now.
+    pub paused: bool,
+}
+
+/// A worker in a list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Worker {
+    /// What it said last.
+    pub heartbeat: Heartbeat,
+    /// When it said something first.
+    pub started_at: Timestamp,
+    /// How long it has been silent.
+    pub silent: Duration,
+    /// Whether somebody asked it to drain.
+    pub drain_requested: bool,
+}
+
+/// A job that failed for good.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeadLetter {
+    /// Its whole story.
+    pub record: JobRecord,
+    /// The dead letter it was a replay of.
+    pub replay_of: Option<JobId>,
+}
+
+/// A dead letter and the new job that repeats it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replay {
+    /// The dead letter; it stays.
+    pub replay_of: JobId,
+    /// The new job, queued; the caller hands its entry to the dispatcher.
+    pub job: Job,
+}
+
+/// A job in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobSummary {
+    /// The job.
+    pub id: JobId,
+    /// Where it waits or waited.
+    pub queue: QueueName,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// Where it is.
+    pub state: JobState,
+    /// When it came.
+    pub submitted_at: Timestamp,
+}
+
+/// Settings and lists for operators.
+#[async_trait]
+pub trait Operations: Send + Sync {
+    /// What is set for a queue; the defaults for one that nobody has touched.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn queue_state(&self, queue: &QueueName) -> Result<QueueState, StoreError>;
+
+    /// Pauses or resumes a queue.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn set_paused(&self, queue: &QueueName, paused: bool) -> Result<(), StoreError>;
+
+    /// Bounds a queue's backlog in tokens, or returns it to the default.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn set_limit(
+        &self,
+        queue: &QueueName,
+        limit_tokens: Option<u64>,
+    ) -> Result<(), StoreError>;
+
+    /// Gives a queue its numerics class, or confirms it.
+    ///
+    /// # Errors
+    /// [`ClassError::Mismatch`] when another class was registered first.
+    async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError>;
+
+    /// Every queue that has jobs or settings, by name. Reads every job: for people, not for loops.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn queues(&self) -> Result<Vec<QueueOverview>, StoreError>;
+
+    /// Records that a worker lives; returns what it is to do.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<Directive, StoreError>;
+
+    /// Every worker that was heard lately, the silent ones included, by name.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn workers(&self) -> Result<Vec<Worker>, StoreError>;
+
+    /// Asks a worker to drain; its next heartbeat tells it. False if it is not known.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn request_drain(&self, owner: &str) -> Result<bool, StoreError>;
+
+    /// Forgets a worker that has ended.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn forget_worker(&self, owner: &str) -> Result<(), StoreError>;
+
+    /// Up to `limit` dead letters of a queue with an id above `after`, in order of id.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn dead_letters(
+        &self,
+        queue: &QueueName,
+        limit: u32,
+        after: Option<JobId>,
+    ) -> Result<Vec<DeadLetter>, StoreError>;
+
+    /// Submits each of these dead letters again as a new job, due at once and without a deadline;
+    /// ids that are no dead letters are passed over.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then none was submitted.
+    async fn replay(&self, ids: &[JobId]) -> Result<Vec<Replay>, StoreError>;
+
+    /// Deletes these dead letters with their errors; returns how many there were.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn purge(&self, ids: &[JobId]) -> Result<u64, StoreError>;
+
+    /// Up to `limit` jobs of a tenant with an id below `before`, the latest first.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn jobs_of(
+        &self,
+        tenant: &Tenant,
+        limit: u32,
+        before: Option<JobId>,
+    ) -> Result<Vec<JobSummary>, StoreError>;
+}

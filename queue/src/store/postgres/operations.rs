@@ -1,0 +1,220 @@
+//! Queues, and the list of a tenant's jobs; the other operations are next door.
+
+use async_trait::async_trait;
+use sqlx::postgres::PgRow;
+use uuid::Uuid;
+
+use super::{PostgresStore, dead_letters, rows, unavailable, workers};
+use crate::{
+    job::{JobId, QueueName, Tenant},
+    store::{
+        Progress, StoreError,
+        operations::{
+            ClassError, DeadLetter, Directive, Heartbeat, JobSummary, Operations, QueueOverview,
+            QueueState, Replay, Worker,
+        },
+    },
+};
+
+#[async_trait]
+impl Operations for PostgresStore {
+    async fn queue_state(&self, queue: &QueueName) -> Result<QueueState, StoreError> {
+        let row = sqlx::query(
+            "SELECT model, format, paused, limit_tokens, numerics_class FROM queues
+             WHERE model = $1 AND format = $2",
+        )
+        .bind(&queue.model)
+        .bind(&queue.format)
+        .fetch_optional(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        row.as_ref().map_or_else(|| Ok(untouched(queue.clone())), settings)
+    }
+
+    async fn set_paused(&self, queue: &QueueName, paused: bool) -> Result<(), StoreError> {
+        sqlx::query(
+            "INSERT INTO queues (model, format, paused) VALUES ($1, $2, $3)
+             ON CONFLICT (model, format) DO UPDATE SET paused = excluded.paused",
+        )
+        .bind(&queue.model)
+        .bind(&queue.format)
+        .bind(paused)
+        .execute(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        Ok(())
+    }
+
+    async fn set_limit(
+        &self,
+        queue: &QueueName,
+        limit_tokens: Option<u64>,
+    ) -> Result<(), StoreError> {
+        sqlx::query(
+            "INSERT INTO queues (model, format, limit_tokens) VALUES ($1, $2, $3)
+             ON CONFLICT (model, format) DO UPDATE SET limit_tokens = excluded.limit_tokens",
+        )
+        .bind(&queue.model)
+        .bind(&queue.format)
+        .bind(limit_tokens.map(|tokens| i64::try_from(tokens).unwrap_or(i64::MAX)))
+        .execute(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        Ok(())
+    }
+
+    async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError> {
+        let row = sqlx::query(
+            // Written even when it is known, since only what is written is returned.
+            "INSERT INTO queues (model, format, numerics_class) VALUES ($1, $2, $3)
+             ON CONFLICT (model, format) DO UPDATE
+             SET numerics_class = coalesce(queues.numerics_class, excluded.numerics_class)
+             RETURNING numerics_class",
+        )
+        .bind(&queue.model)
+        .bind(&queue.format)
+        .bind(class)
+        .fetch_one(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        let registered: String = rows::get(&row, "numerics_class")?;
+        if registered == class {
+            return Ok(());
+        }
+        let (queue, offered) = (queue.clone(), class.to_owned());
+        Err(ClassError::Mismatch { queue, registered, offered })
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueOverview>, StoreError> {
+        let found = sqlx::query(
+            "WITH counted AS (
+                 SELECT model, format,
+                        count(*) FILTER (WHERE state = 'scheduled') AS scheduled,
+                        count(*) FILTER (WHERE state = 'queued') AS queued,
+                        count(*) FILTER (WHERE state = 'running') AS running,
+                        count(*) FILTER (WHERE state = 'retrying') AS retrying,
+                        count(*) FILTER (WHERE state = 'completed') AS completed,
+                        count(*) FILTER (WHERE state = 'failed') AS failed,
+                        count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
+                        count(*) FILTER (WHERE state = 'expired') AS expired,
+                        store_now_ms($1) - min(submitted_at) FILTER (WHERE state = 'queued')
+                            AS oldest_queued
+                 FROM jobs GROUP BY model, format
+             ), used AS (
+                 SELECT model, format, sum(prompt_tokens)::bigint AS prompt_tokens,
+                        sum(completion_tokens)::bigint AS completion_tokens
+                 FROM results GROUP BY model, format
+             )
+             SELECT model, format, coalesce(paused, false) AS paused, limit_tokens,
+                    numerics_class, scheduled, queued, running, retrying, completed, failed,
+                    cancelled, expired, oldest_queued, prompt_tokens, completion_tokens
+             FROM counted FULL JOIN queues USING (model, format)
+                  LEFT JOIN used USING (model, format)
+             ORDER BY model, format",
+        )
+        .bind(self.given_now())
+        .fetch_all(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        found.iter().map(overview).collect()
+    }
+
+    async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<Directive, StoreError> {
+        workers::heartbeat(&self.pool, heartbeat, self.given_now()).await
+    }
+
+    async fn workers(&self) -> Result<Vec<Worker>, StoreError> {
+        workers::list(&self.pool, self.given_now()).await
+    }
+
+    async fn request_drain(&self, owner: &str) -> Result<bool, StoreError> {
+        workers::request_drain(&self.pool, owner).await
+    }
+
+    async fn forget_worker(&self, owner: &str) -> Result<(), StoreError> {
+        workers::forget(&self.pool, owner).await
+    }
+
+    async fn dead_letters(
+        &self,
+        queue: &QueueName,
+        limit: u32,
+        after: Option<JobId>,
+    ) -> Result<Vec<DeadLetter>, StoreError> {
+        dead_letters::list(&self.pool, queue, limit, after).await
+    }
+
+    async fn replay(&self, ids: &[JobId]) -> Result<Vec<Replay>, StoreError> {
+        dead_letters::replay(&self.pool, ids, self.given_now()).await
+    }
+
+    async fn purge(&self, ids: &[JobId]) -> Result<u64, StoreError> {
+        dead_letters::purge(&self.pool, ids).await
+    }
+
+    async fn jobs_of(
+        &self,
+        tenant: &Tenant,
+        limit: u32,
+        before: Option<JobId>,
+    ) -> Result<Vec<JobSummary>, StoreError> {
+        let found = sqlx::query(
+            "SELECT id, model, format, priority, state, submitted_at FROM jobs
+             WHERE tenant = $1 AND id < $2 ORDER BY id DESC LIMIT $3",
+        )
+        .bind(&tenant.0)
+        .bind(before.map_or_else(Uuid::max, Uuid::from))
+        .bind(i64::from(limit))
+        .fetch_all(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        found.iter().map(summary).collect()
+    }
+}
+
+/// A queue that nobody has set anything for.
+fn untouched(queue: QueueName) -> QueueState {
+    QueueState { queue, paused: false, limit_tokens: None, class: None }
+}
+
+fn settings(row: &PgRow) -> Result<QueueState, StoreError> {
+    let limit_tokens: Option<i64> = rows::get(row, "limit_tokens")?;
+    Ok(QueueState {
+        queue: rows::queue(row)?,
+        paused: rows::get(row, "paused")?,
+        limit_tokens: limit_tokens.map(i64::unsigned_abs),
+        class: rows::get(row, "numerics_class")?,
+    })
+}
+
+fn overview(row: &PgRow) -> Result<QueueOverview, StoreError> {
+    // A queue without jobs has no row to count.
+    let count = |column| Ok(rows::get::<Option<i64>>(row, column)?.map_or(0, i64::unsigned_abs));
+    let oldest_queued: Option<i64> = rows::get(row, "oldest_queued")?;
+    Ok(QueueOverview {
+        settings: settings(row)?,
+        progress: Progress {
+            scheduled: count("scheduled")?,
+            queued: count("queued")?,
+            running: count("running")?,
+            retrying: count("retrying")?,
+            completed: count("completed")?,
+            failed: count("failed")?,
+            cancelled: count("cancelled")?,
+            expired: count("expired")?,
+            prompt_tokens: count("prompt_tokens")?,
+            completion_tokens: count("completion_tokens")?,
+        },
+        oldest_queued: oldest_queued.map(rows::duration),
+    })
+}
+
+fn summary(row: &PgRow) -> Result<JobSummary, StoreError> {
+    Ok(JobSummary {
+        id: rows::id(row, "id")?,
+        queue: rows::queue(row)?,
+        priority: rows::priority(row)?,
+        state: rows::state(row)?,
+        submitted_at: rows::time(row, "submitted_at")?,
+    })
+}

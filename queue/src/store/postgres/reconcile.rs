@@ -1,0 +1,96 @@
+//! The moves that time makes: leases that run out, deadlines, jobs that are due.
+//!
+//! Each statement moves a bounded number of jobs and passes over those that somebody else holds at
+//! the moment, so that several reconcilers share the work and none waits for a claim or a finish.
+
+use sqlx::{PgPool, Row as _};
+
+use super::unavailable;
+use crate::{
+    outcome::Outcome,
+    store::{StoreError, attempts::lease_lost},
+    wire,
+};
+
+/// Jobs that one statement moves.
+const BATCH: i64 = 1000;
+
+/// Ends running attempts whose lease is over: back to queued, or a dead letter.
+const LAPSE: &str = "
+WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
+    SELECT id FROM jobs WHERE state = 'running' AND lease_until <= (SELECT now FROM clock)
+    ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE jobs
+    SET state = CASE WHEN attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
+        checkpoint = CASE WHEN attempts + 1 < attempts_max THEN checkpoint END,
+        attempts = attempts + 1, owner = NULL, lease_until = NULL
+    FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
+    RETURNING jobs.id, epoch, state, tenant, model, format
+), errors AS (
+    INSERT INTO attempt_errors (job_id, epoch, at, error)
+    SELECT id, epoch, now, $3 FROM moved, clock ON CONFLICT DO NOTHING
+), recorded AS (
+    INSERT INTO results (job_id, tenant, model, format, outcome, finished_at)
+    SELECT id, tenant, model, format, $4, now FROM moved, clock WHERE state = 'failed'
+)
+SELECT count(*) AS moved FROM moved";
+
+/// Ends waiting jobs whose deadline has passed.
+const EXPIRE: &str = "
+WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE expires_at <= (SELECT now FROM clock) AND state IN ('scheduled', 'queued', 'retrying')
+    ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE jobs SET state = 'expired', run_at = NULL, checkpoint = NULL
+    FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
+    RETURNING jobs.id, tenant, model, format
+), recorded AS (
+    INSERT INTO results (job_id, tenant, model, format, outcome, finished_at)
+    SELECT id, tenant, model, format, $3, now FROM moved, clock
+)
+SELECT count(*) AS moved FROM moved";
+
+/// Queues scheduled and retrying jobs whose time has come.
+const PROMOTE: &str = "
+WITH due AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE state IN ('scheduled', 'retrying') AND run_at <= (SELECT store_now_ms($1))
+    ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+), moved AS (
+    UPDATE jobs SET state = 'queued', run_at = NULL
+    FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
+    RETURNING jobs.id
+)
+SELECT count(*) AS moved FROM moved";
+
+/// Moves what time has moved; returns how many jobs that were.
+pub(super) async fn reconcile(pool: &PgPool, now: Option<i64>) -> Result<u64, StoreError> {
+    let error = wire::encode(&lease_lost());
+    let failed = wire::encode(&Outcome::Error(lease_lost()));
+    let moved = repeat(pool, LAPSE, now, &[error, failed]).await?
+        + repeat(pool, EXPIRE, now, &[wire::encode(&Outcome::Expired)]).await?
+        + repeat(pool, PROMOTE, now, &[]).await?;
+    Ok(moved)
+}
+
+/// Repeats a statement until it finds less than it may move.
+async fn repeat(
+    pool: &PgPool,
+    statement: &'static str,
+    now: Option<i64>,
+    values: &[Vec<u8>],
+) -> Result<u64, StoreError> {
+    let mut total = 0;
+    loop {
+        let query = sqlx::query(statement).bind(now).bind(BATCH);
+        let query = values.iter().fold(query, |query, value| query.bind(value));
+        let row = query.fetch_one(pool).await.map_err(unavailable)?;
+        let moved: i64 = row.try_get("moved").map_err(unavailable)?;
+        total += moved.unsigned_abs();
+        if moved < BATCH {
+            return Ok(total);
+        }
+    }
+}

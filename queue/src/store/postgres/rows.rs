@@ -1,0 +1,133 @@
+//! Rows to types and back. A row this program did not write is an error, never a panic.
+
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use sqlx::{
+    Row as _,
+    postgres::{PgRow, Postgres},
+};
+use uuid::Uuid;
+
+use super::unavailable;
+use crate::{
+    dispatch::Entry,
+    job::{JobId, JobState, Priority, QueueName, Tenant, Timestamp},
+    store::{Held, StoreError},
+    wire,
+};
+
+pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
+    StoreError::Damaged { what, detail: detail.to_string() }
+}
+
+/// A column as it is, of a type that fits the schema.
+pub(super) fn get<'r, T>(row: &'r PgRow, column: &str) -> Result<T, StoreError>
+where
+    T: sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
+{
+    row.try_get(column).map_err(unavailable)
+}
+
+pub(super) fn integer(row: &PgRow, column: &str) -> Result<i64, StoreError> {
+    get(row, column)
+}
+
+/// A `bigint` that is never negative.
+pub(super) fn count(row: &PgRow, column: &'static str) -> Result<u64, StoreError> {
+    let value = integer(row, column)?;
+    u64::try_from(value).map_err(|_| damaged(column, value))
+}
+
+/// A `bigint` that fits thirty-two bits.
+pub(super) fn small(row: &PgRow, column: &'static str) -> Result<u32, StoreError> {
+    let value = integer(row, column)?;
+    u32::try_from(value).map_err(|_| damaged(column, value))
+}
+
+pub(super) fn attempts(row: &PgRow) -> Result<u32, StoreError> {
+    let value: i32 = get(row, "attempts")?;
+    u32::try_from(value).map_err(|_| damaged("attempts", value))
+}
+
+pub(super) fn time(row: &PgRow, column: &str) -> Result<Timestamp, StoreError> {
+    integer(row, column).map(Timestamp)
+}
+
+pub(super) fn id(row: &PgRow, column: &str) -> Result<JobId, StoreError> {
+    get::<Uuid>(row, column).map(JobId::from)
+}
+
+pub(super) fn ids(rows: &[PgRow]) -> Result<Vec<JobId>, StoreError> {
+    rows.iter().map(|row| id(row, "id")).collect()
+}
+
+pub(super) fn held(row: &PgRow) -> Result<Held, StoreError> {
+    Ok(Held { id: id(row, "id")?, epoch: integer(row, "epoch")? })
+}
+
+pub(super) fn state(row: &PgRow) -> Result<JobState, StoreError> {
+    get::<&str>(row, "state")?.parse().map_err(|error| damaged("state", error))
+}
+
+pub(super) fn priority(row: &PgRow) -> Result<Priority, StoreError> {
+    get::<&str>(row, "priority")?.parse().map_err(|error| damaged("priority", error))
+}
+
+pub(super) fn queue(row: &PgRow) -> Result<QueueName, StoreError> {
+    Ok(QueueName { model: get(row, "model")?, format: get(row, "format")? })
+}
+
+/// A value in wire format.
+pub(super) fn decode<T: DeserializeOwned>(
+    row: &PgRow,
+    column: &'static str,
+) -> Result<T, StoreError> {
+    wire::decode(get::<&[u8]>(row, column)?).map_err(|error| damaged(column, error))
+}
+
+/// A value in wire format, or NULL.
+pub(super) fn decode_optional<T: DeserializeOwned>(
+    row: &PgRow,
+    column: &'static str,
+) -> Result<Option<T>, StoreError> {
+    let bytes: Option<&[u8]> = get(row, column)?;
+    bytes.map(|bytes| wire::decode(bytes).map_err(|error| damaged(column, error))).transpose()
+}
+
+pub(super) fn entry(row: &PgRow, queue: &QueueName) -> Result<Entry, StoreError> {
+    Ok(Entry {
+        id: id(row, "id")?,
+        queue: queue.clone(),
+        priority: priority(row)?,
+        tenant: Tenant(get(row, "tenant")?),
+        cost: small(row, "cost")?,
+    })
+}
+
+/// A difference of two times; zero if the earlier one is later.
+pub(super) fn duration(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+/// Ids in ascending order: the order in which every statement locks its rows.
+pub(super) fn sorted(ids: impl IntoIterator<Item = JobId>) -> Vec<Uuid> {
+    let mut sorted: Vec<Uuid> = ids.into_iter().map(Uuid::from).collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    sorted
+}
+
+/// Ids in ascending order, and their epochs.
+pub(super) fn columns(held: &[Held]) -> (Vec<Uuid>, Vec<i64>) {
+    let mut sorted: Vec<(Uuid, i64)> =
+        held.iter().map(|held| (Uuid::from(held.id), held.epoch)).collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    sorted.into_iter().unzip()
+}
+
+/// Text that Postgres can hold: it has no NUL.
+pub(super) fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
+    if text.contains('\0') { Err(damaged(what, "it contains a NUL character")) } else { Ok(()) }
+}

@@ -1,0 +1,93 @@
+//! Who lives: one row per process incarnation, written by its heartbeats.
+
+use sqlx::{PgPool, postgres::PgRow};
+
+use super::{rows, unavailable};
+use crate::store::{
+    StoreError,
+    operations::{Directive, Heartbeat, Worker},
+};
+
+pub(super) async fn heartbeat(
+    pool: &PgPool,
+    heartbeat: &Heartbeat,
+    now: Option<i64>,
+) -> Result<Directive, StoreError> {
+    let row = sqlx::query(
+        "WITH beat AS (
+             INSERT INTO workers (owner, model, format, host, pid, started_at, seen_at, running,
+                                  slots, draining, tokens_per_s)
+             SELECT $2, $3, $4, $5, $6, now, now, $7, $8, $9, $10
+             FROM (SELECT store_now_ms($1) AS now) AS clock
+             ON CONFLICT (owner) DO UPDATE
+             SET seen_at = excluded.seen_at, running = excluded.running, slots = excluded.slots,
+                 draining = excluded.draining, tokens_per_s = excluded.tokens_per_s
+             RETURNING drain_requested
+         )
+         SELECT drain_requested, coalesce(paused, false) AS paused
+         FROM beat LEFT JOIN queues ON queues.model = $3 AND queues.format = $4",
+    )
+    .bind(now)
+    .bind(&heartbeat.owner)
+    .bind(&heartbeat.queue.model)
+    .bind(&heartbeat.queue.format)
+    .bind(&heartbeat.host)
+    .bind(i64::from(heartbeat.pid))
+    .bind(i64::from(heartbeat.running))
+    .bind(i64::from(heartbeat.slots))
+    .bind(heartbeat.draining)
+    .bind(heartbeat.tokens_per_s)
+    .fetch_one(pool)
+    .await
+    .map_err(unavailable)?;
+    Ok(Directive { drain: rows::get(&row, "drain_requested")?, paused: rows::get(&row, "paused")? })
+}
+
+pub(super) async fn list(pool: &PgPool, now: Option<i64>) -> Result<Vec<Worker>, StoreError> {
+    let found = sqlx::query(
+        "SELECT owner, model, format, host, pid, started_at, store_now_ms($1) - seen_at AS silent,
+                running, slots, draining, drain_requested, tokens_per_s
+         FROM workers ORDER BY owner",
+    )
+    .bind(now)
+    .fetch_all(pool)
+    .await
+    .map_err(unavailable)?;
+    found.iter().map(worker).collect()
+}
+
+fn worker(row: &PgRow) -> Result<Worker, StoreError> {
+    Ok(Worker {
+        heartbeat: Heartbeat {
+            owner: rows::get(row, "owner")?,
+            queue: rows::queue(row)?,
+            host: rows::get(row, "host")?,
+            pid: rows::small(row, "pid")?,
+            running: rows::small(row, "running")?,
+            slots: rows::small(row, "slots")?,
+            draining: rows::get(row, "draining")?,
+            tokens_per_s: rows::get(row, "tokens_per_s")?,
+        },
+        started_at: rows::time(row, "started_at")?,
+        silent: rows::duration(rows::integer(row, "silent")?),
+        drain_requested: rows::get(row, "drain_requested")?,
+    })
+}
+
+pub(super) async fn request_drain(pool: &PgPool, owner: &str) -> Result<bool, StoreError> {
+    let done = sqlx::query("UPDATE workers SET drain_requested = true WHERE owner = $1")
+        .bind(owner)
+        .execute(pool)
+        .await
+        .map_err(unavailable)?;
+    Ok(done.rows_affected() == 1)
+}
+
+pub(super) async fn forget(pool: &PgPool, owner: &str) -> Result<(), StoreError> {
+    sqlx::query("DELETE FROM workers WHERE owner = $1")
+        .bind(owner)
+        .execute(pool)
+        .await
+        .map_err(unavailable)?;
+    Ok(())
+}

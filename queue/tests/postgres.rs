@@ -1,0 +1,427 @@
+//! What the Postgres store does beyond the suite: many processes at once, old schemas, restarts,
+//! partitions, keys.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[allow(dead_code, unused_macros, reason = "the suite itself runs in tests/store.rs")]
+mod conformance;
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use conformance::{LEASE, answer, by, finished, job, queue};
+use futures_util::future::join_all;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use tritmill_queue::{
+    Claimant, ErrorKind, Job, JobId, JobState, Store, StoreError, Tenant, Timestamp,
+    store::{
+        Conflict, Maintained, PostgresOptions, PostgresStore, SchemaError, Submission, SubmitError,
+    },
+};
+use tritmill_servers::Postgres;
+use uuid::Uuid;
+
+const DAY_MS: i64 = 24 * 60 * 60 * 1000;
+/// 2023-11-14.
+const TODAY: i64 = 19_675;
+
+/// A server and a connected store.
+async fn start() -> (Postgres, PostgresStore) {
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    (server, store)
+}
+
+/// The first column of a statement's first row, on a connection of its own.
+async fn number(server: &Postgres, statement: &str) -> i64 {
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
+    row.get(0)
+}
+
+async fn execute(server: &Postgres, statement: &str) {
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
+}
+
+fn ids(jobs: &[Job]) -> Vec<JobId> {
+    jobs.iter().map(|job| job.id).collect()
+}
+
+/// A job whose id is of that day.
+fn job_of(day: i64) -> Job {
+    let ms = u128::try_from(day * DAY_MS + DAY_MS / 2).unwrap();
+    let bits = Uuid::now_v7().as_u128() & ((1 << 80) - 1);
+    Job { id: JobId::from(Uuid::from_u128(ms << 80 | bits)), ..job() }
+}
+
+fn cause(error: StoreError) -> SchemaError {
+    match error {
+        StoreError::Migrate(cause) => *cause.downcast().unwrap(),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn claimers_of_the_same_jobs_share_none() {
+    let (_server, store) = start().await;
+    let jobs: Vec<Job> = (0..500).map(|_| job()).collect();
+    store.submit(&jobs).await.unwrap();
+    let claimers = (0..8).map(|number| {
+        let store = store.clone();
+        let mut wanted = ids(&jobs);
+        // Each in an order of its own.
+        wanted.rotate_left(number * 61);
+        if number % 2 == 1 {
+            wanted.reverse();
+        }
+        tokio::spawn(async move {
+            let mut claimed = Vec::new();
+            for some in wanted.chunks(50) {
+                let owner = format!("worker {number}");
+                let claimant = Claimant { owner: &owner, lease: LEASE };
+                let claims = store.claim(some, claimant).await.unwrap();
+                assert!(claims.iter().all(|claim| claim.epoch == 1));
+                claimed.extend(claims.iter().map(tritmill_queue::Claim::held));
+            }
+            claimed
+        })
+    });
+    let claimed: Vec<_> = join_all(claimers).await.into_iter().flat_map(Result::unwrap).collect();
+    assert_eq!(claimed.len(), jobs.len());
+    assert_eq!(claimed.iter().collect::<HashSet<_>>().len(), jobs.len());
+
+    // The same for the end: however many say it, one is heard.
+    let endings = (0..4).map(|number| {
+        let store = store.clone();
+        let mut done: Vec<_> = claimed.iter().map(|held| finished(*held, answer("x"))).collect();
+        if number % 2 == 1 {
+            done.reverse();
+        }
+        tokio::spawn(async move { store.finish(&done).await.unwrap().len() })
+    });
+    let settled: usize = join_all(endings).await.into_iter().map(Result::unwrap).sum();
+    assert_eq!(settled, jobs.len());
+    let progress = store.progress(Some(&queue())).await.unwrap();
+    assert_eq!((progress.completed, progress.prompt_tokens), (500, 1500));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn processes_may_migrate_together() {
+    let server = Postgres::start().unwrap();
+    let url = server.url();
+    let opens = (0..4).map(|_| {
+        let url = url.clone();
+        tokio::spawn(async move {
+            PostgresStore::migrate(&url).await.unwrap();
+            PostgresStore::connect(&url).await.unwrap().submit(&[job()]).await.unwrap();
+        })
+    });
+    for opened in join_all(opens).await {
+        opened.unwrap();
+    }
+    let store = PostgresStore::connect(&url).await.unwrap();
+    assert_eq!(store.progress(None).await.unwrap().queued, 4);
+}
+
+#[tokio::test]
+async fn only_a_schema_of_this_release_or_later_is_accepted() {
+    let server = Postgres::start().unwrap();
+    let url = server.url();
+    let refused = PostgresStore::connect(&url).await.unwrap_err();
+    assert_eq!(cause(refused), SchemaError::Missing);
+
+    PostgresStore::migrate(&url).await.unwrap();
+    let last = number(&server, "SELECT max(version) FROM _sqlx_migrations").await;
+    execute(
+        &server,
+        &format!(
+            "INSERT INTO _sqlx_migrations VALUES ({}, 'of a later release', now(), true, 'x', 0)",
+            last + 1,
+        ),
+    )
+    .await;
+    PostgresStore::connect(&url).await.unwrap();
+    PostgresStore::migrate(&url).await.unwrap();
+
+    execute(&server, &format!("DELETE FROM _sqlx_migrations WHERE version >= {last}")).await;
+    let refused = PostgresStore::connect(&url).await.unwrap_err();
+    assert_eq!(cause(refused), SchemaError::Older { found: last - 1, missing: last });
+}
+
+#[tokio::test]
+async fn a_password_is_shown_nowhere() {
+    let (server, store) = start().await;
+    let at = format!("127.0.0.1:{}", server.port());
+    let secret = "hunter2";
+    let options =
+        PostgresOptions { connections_max: 1, acquire_timeout: Duration::from_millis(200) };
+    let mut shown = vec![format!("{store:?}")];
+    for url in [
+        format!("postgres://postgres:{secret}@{at}/no_such_database"),
+        format!("postgres://nobody:{secret}@{at}/postgres"),
+        format!("postgres://postgres:{secret}@{at}/postgres?sslmode=require"),
+        format!("postgres://postgres:{secret}@{at}/postgres?sslmode=perhaps"),
+        format!("postgres://postgres:{secret}@127.0.0.1:1/postgres"),
+        format!("postgres://postgres:{secret}@127.0.0.1:port/postgres"),
+        format!("postgres://postgres:{secret}@"),
+        format!("postgres:{secret}"),
+    ] {
+        match PostgresStore::connect_with(&url, options).await {
+            Ok(store) => shown.push(format!("{store:?}")),
+            Err(error) => {
+                assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
+                shown.extend([format!("{error}"), format!("{error:?}")]);
+            }
+        }
+    }
+    let url = format!("postgres://postgres:{secret}@{at}/postgres");
+    shown.push(format!("{:?}", PostgresStore::connect(&url).await.unwrap()));
+    assert!(shown.len() > 10);
+    for text in shown {
+        assert!(!text.contains(secret), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_restart_of_the_server_costs_the_calls_of_that_moment() {
+    let mut server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let options =
+        PostgresOptions { connections_max: 4, acquire_timeout: Duration::from_millis(300) };
+    let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
+    let jobs = [job(), job()];
+    store.submit(&jobs).await.unwrap();
+    let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
+    // Every connection of the pool has been in use.
+    join_all((0..4).map(|_| store.job(jobs[0].id))).await;
+
+    server.kill();
+    let done: Vec<_> = claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
+    let lost = store.finish(&done).await.unwrap_err();
+    assert!(matches!(lost, StoreError::Unavailable(_)), "{lost}");
+    server.restart().unwrap();
+    // As often as there were connections, no more.
+    let mut settled = Err(lost);
+    for _ in 0..5 {
+        settled = store.finish(&done).await;
+        if settled.is_ok() {
+            break;
+        }
+    }
+    assert_eq!(settled.unwrap().len(), 2);
+    assert_eq!(store.progress(None).await.unwrap().completed, 2);
+}
+
+#[tokio::test]
+async fn a_job_that_cannot_be_read_does_not_stop_its_neighbours() {
+    let (server, store) = start().await;
+    let jobs = [job(), job(), job()];
+    store.submit(&jobs).await.unwrap();
+    execute(&server, &format!("UPDATE jobs SET job = '\\x00' WHERE id = '{}'", jobs[1].id)).await;
+    let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
+    let claimed: Vec<_> = claims.iter().map(|claim| claim.job.id).collect();
+    assert_eq!(claimed, [jobs[0].id, jobs[2].id]);
+    let damaged = store.job(jobs[1].id).await.unwrap_err();
+    assert!(matches!(damaged, StoreError::Damaged { what: "job", .. }), "{damaged}");
+}
+
+#[tokio::test]
+async fn text_that_postgres_cannot_hold_is_refused_by_name() {
+    let (_server, store) = start().await;
+    let refused = store.submit(&[Job { tenant: Tenant("a\0b".into()), ..job() }]).await;
+    assert!(matches!(refused, Err(StoreError::Damaged { what: "tenant", .. })));
+    assert_eq!(store.progress(None).await.unwrap().queued, 0);
+}
+
+/// Partitions of the table `jobs`, the default one left out.
+async fn partitions(server: &Postgres) -> i64 {
+    let statement = "SELECT count(*) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+                     WHERE inhparent = 'jobs'::regclass AND relname <> 'jobs_default'";
+    number(server, statement).await
+}
+
+#[tokio::test]
+async fn old_days_are_dropped_when_their_jobs_are_over() {
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let made = partitions(&server).await;
+    assert_eq!(made, 4, "migration makes today and three days");
+    let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
+    let clock = Arc::clone(&now);
+    let store = PostgresStore::connect(&server.url())
+        .await
+        .unwrap()
+        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+
+    // No partition is there for any of these: they rest in the default one, and move.
+    let (old, open, recent) = (job_of(TODAY - 20), job_of(TODAY - 10), job_of(TODAY - 1));
+    let odd = Job { id: JobId::from(Uuid::from_u128(7)), ..job() };
+    store.submit(&[old.clone(), open.clone(), recent.clone(), odd.clone()]).await.unwrap();
+    for id in [old.id, recent.id] {
+        let held = store.claim(&[id], by("a")).await.unwrap()[0].held();
+        store.finish(&[finished(held, answer("x"))]).await.unwrap();
+    }
+    assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 4);
+    let retention = Duration::from_secs(7 * 24 * 60 * 60);
+    let done = store.maintain(retention).await.unwrap();
+    // Seven days of jobs, six of results, four of errors; what is over and old goes again.
+    let expected = Maintained { created: 7 + 6 + 4, dropped: 2, kept_unfinished: 1 };
+    assert_eq!(done, expected);
+    assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 1);
+    assert_eq!(store.job(old.id).await.unwrap(), None);
+    for (id, state) in
+        [(open.id, JobState::Queued), (recent.id, JobState::Completed), (odd.id, JobState::Queued)]
+    {
+        assert_eq!(store.job(id).await.unwrap().unwrap().state, state);
+    }
+    let again = store.maintain(retention).await.unwrap();
+    assert_eq!(again, Maintained { kept_unfinished: 1, ..Maintained::default() });
+
+    // Moved rows live on: this one is claimed, ends, and goes with its day.
+    let held = store.claim(&[open.id], by("a")).await.unwrap()[0].held();
+    store.finish(&[finished(held, answer("x"))]).await.unwrap();
+    assert_eq!(store.maintain(retention).await.unwrap().kept_unfinished, 0);
+    assert_eq!(store.job(open.id).await.unwrap(), None);
+    now.fetch_add(8 * DAY_MS, Ordering::SeqCst);
+    store.maintain(retention).await.unwrap();
+    assert_eq!(store.job(recent.id).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn maintenance_goes_on_beside_work_and_other_maintenance() {
+    let (_server, store) = start().await;
+    let retention = Duration::from_secs(60 * 86_400);
+    let maintainers = (0..3).map(|_| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                assert_eq!(store.maintain(retention).await.unwrap().dropped, 0);
+            }
+        })
+    });
+    let maintained = join_all(maintainers);
+    let today = i64::try_from(Uuid::now_v7().as_u128() >> 80).unwrap() / DAY_MS;
+    let work = async {
+        for day in 10..20 {
+            let jobs: Vec<Job> = (0..20).map(|_| job_of(today - day)).collect();
+            store.submit(&jobs).await.unwrap();
+            let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
+            assert_eq!(claims.len(), jobs.len());
+            store.maintain(retention).await.unwrap();
+            let done: Vec<_> =
+                claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
+            assert_eq!(store.finish(&done).await.unwrap().len(), jobs.len());
+        }
+    };
+    let (maintained, ()) = futures_util::future::join(maintained, work).await;
+    for done in maintained {
+        done.unwrap();
+    }
+    assert_eq!(store.progress(None).await.unwrap().completed, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_key_names_one_request() {
+    let (_server, store) = start().await;
+    let tenant = Tenant("a".into());
+    let submissions = (0..8).map(|_| {
+        let (store, tenant) = (store.clone(), tenant.clone());
+        tokio::spawn(async move {
+            let job = job();
+            let id = job.id;
+            (id, store.submit_idempotent(&tenant, "k", b"hash", &[job]).await.unwrap())
+        })
+    });
+    let outcomes: Vec<_> = join_all(submissions).await.into_iter().map(Result::unwrap).collect();
+    let first: Vec<JobId> = outcomes
+        .iter()
+        .filter(|(_, outcome)| *outcome == Submission::New)
+        .map(|(id, _)| *id)
+        .collect();
+    assert_eq!(first.len(), 1);
+    let repeated = Submission::Known(first.clone());
+    assert_eq!(outcomes.iter().filter(|(_, outcome)| *outcome == repeated).count(), 7);
+    assert_eq!(store.progress(None).await.unwrap().queued, 1);
+
+    let other = store.submit_idempotent(&tenant, "k", b"other", &[job()]).await.unwrap_err();
+    assert!(matches!(&other, SubmitError::Conflict(Conflict { key }) if key == "k"), "{other}");
+    let neighbour = Tenant("b".into());
+    let fresh = store.submit_idempotent(&neighbour, "k", b"other", &[job()]).await.unwrap();
+    assert_eq!(fresh, Submission::New);
+    assert_eq!(store.progress(None).await.unwrap().queued, 2);
+}
+
+#[tokio::test]
+async fn reconcilers_pass_over_what_somebody_holds() {
+    let (server, store) = start().await;
+    let jobs: Vec<Job> = (0..3).map(|_| job()).collect();
+    store.submit(&jobs).await.unwrap();
+    store.claim(&ids(&jobs), Claimant { owner: "a", lease: Duration::ZERO }).await.unwrap();
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let mut tx = connection.begin().await.unwrap();
+    sqlx::query("SELECT id FROM jobs WHERE id = $1 FOR UPDATE")
+        .bind(Uuid::from(jobs[0].id))
+        .fetch_one(&mut *tx)
+        .await
+        .unwrap();
+    assert_eq!(store.reconcile().await.unwrap(), 2);
+    tx.rollback().await.unwrap();
+    assert_eq!(store.reconcile().await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn more_jobs_than_a_statement_moves_are_reconciled() {
+    let (_server, store) = start().await;
+    let jobs: Vec<Job> = (0..2500).map(|_| Job { attempts_max: 1, ..job() }).collect();
+    store.submit(&jobs).await.unwrap();
+    store.claim(&ids(&jobs), Claimant { owner: "a", lease: Duration::ZERO }).await.unwrap();
+    assert_eq!(store.reconcile().await.unwrap(), 2500);
+    let record = store.job(jobs[0].id).await.unwrap().unwrap();
+    assert_eq!((record.state, record.errors.len()), (JobState::Failed, 1));
+    assert_eq!(record.errors[0].kind, ErrorKind::LeaseLost);
+    assert_eq!(record.outcome, Some(tritmill_queue::Outcome::Error(record.errors[0].clone())));
+}
+
+/// `cargo nextest run --run-ignored only -E 'test(claims_and_finishes_per_second)' --no-capture`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement: takes its time and the machine"]
+async fn claims_and_finishes_per_second() {
+    let server = Postgres::start_with(&[]).unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    let jobs: Vec<Job> = (0..100_000).map(|_| job()).collect();
+    let started = std::time::Instant::now();
+    for some in jobs.chunks(1000) {
+        store.submit(some).await.unwrap();
+    }
+    println!("submitted {:.0}/s", 1e5 / started.elapsed().as_secs_f64());
+    for size in [32, 128] {
+        let started = std::time::Instant::now();
+        let half = if size == 32 { &jobs[..50_000] } else { &jobs[50_000..] };
+        let workers = half.chunks(half.len() / 8 + 1).map(|share| {
+            let (store, share) = (store.clone(), ids(share));
+            tokio::spawn(async move {
+                let mut settled = 0;
+                for some in share.chunks(size) {
+                    let claims = store.claim(some, by("a")).await.unwrap();
+                    let done: Vec<_> =
+                        claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
+                    settled += store.finish(&done).await.unwrap().len();
+                }
+                settled
+            })
+        });
+        let settled: usize = join_all(workers).await.into_iter().map(Result::unwrap).sum();
+        assert_eq!(settled, half.len());
+        let rate = 5e4 / started.elapsed().as_secs_f64();
+        println!("claimed and finished {rate:.0}/s in micro-batches of {size}");
+    }
+}
