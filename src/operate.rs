@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_queue::{
     Dispatcher as _, Entry, Job, JobId, Operations as _, QueueName,
-    store::{PostgresStore, QueueOverview},
+    store::{PostgresStore, operations::QueueOverview},
 };
 
 use crate::{jobs::story, output, servers::Servers};

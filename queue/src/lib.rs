@@ -26,4 +26,6 @@ pub use outcome::{
     Choice, Completion, ErrorKind, FinishReason, JobError, Outcome, TokenLogprob, TopLogprob, Usage,
 };
 pub use sampling::{Sampling, SamplingError};
-pub use store::{Claim, Claimant, Ended, Finished, Held, Progress, Settled, Store, StoreError};
+pub use store::{
+    Claim, Claimant, Ended, Finished, Held, Operations, Progress, Settled, Store, StoreError,
+};

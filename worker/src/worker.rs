@@ -27,7 +27,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, watch};
 use tritmill_engine::Engine;
-use tritmill_queue::{DispatchError, Dispatcher, JobId, JobState, QueueName, Store, StoreError};
+use tritmill_queue::{
+    DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
+};
 
 use self::{heart::Heart, reconciler::Reconciler, renewer::Renewer, turn::Turn};
 use crate::{engine_thread::EngineThread, served::Served, vitals::Vitals};

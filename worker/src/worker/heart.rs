@@ -8,7 +8,7 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::{Directive, Heartbeat},
+    store::operations::{Directive, Heartbeat},
 };
 
 use super::WorkerConfig;

@@ -13,7 +13,7 @@ use tokio::{
 use tritmill_engine::Request;
 use tritmill_queue::{
     Claim, Claimant, Delivery, DispatchError, Held, JobError, JobId, Outcome, Pull, Settled,
-    store::Directive,
+    store::operations::Directive,
 };
 
 use super::{
