@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::timeout};
 
-use super::{Delivery, DispatchError, Dispatcher, Entry, Pull};
+use super::{Delivery, DispatchError, Dispatcher, Entry, Limit, Pull};
 use crate::job::{JobId, Priority, QueueName};
 
 /// What to tell a caller that found the queue full: about one step of an engine.
@@ -105,6 +105,7 @@ impl State {
             let depth = self.queues.get(queue).map_or(0, Lanes::len);
             if depth.saturating_add(count) > limit {
                 let queue = queue.clone();
+                let limit = Limit::Entries(limit);
                 return Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER });
             }
         }
