@@ -158,7 +158,8 @@ impl Worker {
             let reconciler = Reconciler::of(&self);
             tokio::spawn(reconciler.run())
         });
-        let (directing, directive) = watch::channel(heart::GO_ON);
+        let (directing, directive) =
+            watch::channel(heart::before_the_first_beat(self.operations.is_some()));
         let beating = self.operations.clone().map(|operations| {
             let (vitals, config) = (Arc::clone(&self.vitals), self.config.clone());
             tokio::spawn(Heart { operations, vitals, config, directive: directing }.run())

@@ -16,8 +16,11 @@ use crate::{machine, vitals::Vitals};
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Until told otherwise.
-pub(super) const GO_ON: Directive = Directive { drain: false, paused: false };
+/// What a worker does before it has heard anything: one that nobody directs goes on, one that may
+/// have been told to pause waits to hear it.
+pub(super) fn before_the_first_beat(directed: bool) -> Directive {
+    Directive { drain: false, paused: directed }
+}
 
 /// The task's state.
 pub(super) struct Heart {

@@ -35,12 +35,10 @@ const FLUSH_COUNT: usize = 64;
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
 /// Jobs fed to the dispatcher at a time when it runs low.
 const FEED_COUNT: u32 = 256;
-/// Wait for the first entry of a pull; a stop does not wait for it.
+/// Longest wait for the first entry of a pull; a stop does not wait for it.
 const PULL_WAIT: Duration = Duration::from_secs(5);
 /// Wait before looking again whether a retrying job is due.
 const IDLE_WAIT: Duration = Duration::from_millis(50);
-/// How often a service looks for entries of workers that are gone.
-const RECLAIM_INTERVAL: Duration = Duration::from_secs(5);
 /// How long handing back may take at the end: a store that is away must not hold up an exit.
 const ABANDON_LIMIT: Duration = Duration::from_secs(5);
 
@@ -85,7 +83,7 @@ impl<'a> Turn<'a> {
             losses,
             directive,
             backoff: Backoff::default(),
-            reclaim_at: Instant::now() + RECLAIM_INTERVAL,
+            reclaim_at: Instant::now(),
             cursor: None,
             fed_all: false,
         }
@@ -197,16 +195,18 @@ impl<'a> Turn<'a> {
         if max == 0 {
             return Ok(None);
         }
+        // Entries of workers that are gone are taken at most this much later than they could be.
+        let reclaim_interval = worker.config.lease / 3;
         let pull = Pull {
             queue: &worker.config.queue,
             consumer: &worker.config.owner,
             max,
-            wait: PULL_WAIT,
+            wait: PULL_WAIT.min(reclaim_interval),
         };
         match worker.config.mode {
             Mode::Embedded if !self.feed(max).await? => return Ok(None),
             Mode::Service if Instant::now() >= self.reclaim_at => {
-                self.reclaim_at = Instant::now() + RECLAIM_INTERVAL;
+                self.reclaim_at = Instant::now() + reclaim_interval;
                 return Ok(Some(worker.dispatcher.reclaim(pull, worker.config.lease)));
             }
             Mode::Embedded | Mode::Service => {}

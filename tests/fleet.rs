@@ -1,0 +1,166 @@
+//! Producers and workers over a real Redis and a real Postgres.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[path = "support/fleet.rs"]
+mod fleet;
+#[allow(dead_code, reason = "shared with other tests")]
+mod support;
+
+use std::{fs, path::Path, time::Duration};
+
+use fleet::{Fleet, eventually};
+use serde_json::{Value, json};
+use support::{lines_of, without_created};
+use tritmill_servers::Signal;
+
+/// Batch lines for the demo model, most of them short.
+fn questions(count: usize) -> String {
+    let line = |index: usize| {
+        let text = format!("Invoice {index} was paid on the {} of March, 2024", 1 + index % 28);
+        let body = json!({
+            "messages": [{ "role": "user", "content": text }],
+            "max_tokens": 12 + index % 9,
+            "temperature": if index.is_multiple_of(3) { 0.0 } else { 1.0 },
+        });
+        let url = "/v1/chat/completions";
+        let line =
+            json!({ "custom_id": format!("q{index}"), "method": "POST", "url": url, "body": body });
+        format!("{line}\n")
+    };
+    (0..count).map(line).collect()
+}
+
+fn answers(path: &Path) -> Vec<Value> {
+    let mut answers: Vec<Value> = lines_of(path).iter().map(without_created).collect();
+    answers.sort_by_key(|answer| answer["custom_id"].to_string());
+    answers
+}
+
+fn batch(fleet: &Fleet, input: &Path, output: &Path) -> (Option<i32>, String, String) {
+    let (input, output) = (input.to_str().unwrap(), output.to_str().unwrap());
+    fleet.run(&["batch", "run", input, "-o", output, "--json"])
+}
+
+/// The same lines answered in one process, without servers.
+fn embedded(input: &Path, output: &Path) -> Vec<Value> {
+    let status = std::process::Command::new(env!("CARGO_BIN_EXE_tritmill"))
+        .args(["batch", "run"])
+        .arg(input)
+        .arg("-o")
+        .arg(output)
+        .env_remove("REDIS_URL")
+        .env_remove("DATABASE_URL")
+        .stderr(std::process::Stdio::null())
+        .status();
+    assert!(status.unwrap().success());
+    answers(output)
+}
+
+#[test]
+fn two_workers_answer_a_batch_as_one_process_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, here, there] = ["in", "here", "there"].map(|name| folder.path().join(name));
+    fs::write(&input, questions(300)).unwrap();
+    let fleet = Fleet::start();
+    let workers = [fleet.worker(&[]), fleet.worker(&[])];
+    let (code, stdout, stderr) = batch(&fleet, &input, &there);
+    assert_eq!(code, Some(0), "{stderr}");
+    let summary: Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&summary["completed"], &summary["failed"]), (&json!(300), &json!(0)));
+    assert_eq!(answers(&there), embedded(&input, &here));
+    for worker in &workers {
+        assert_eq!(worker.get("/healthz").0, 200);
+        let (status, why) = worker.get("/readyz");
+        assert_eq!(status, 200, "{why}");
+        assert!(worker.get("/metrics").1.contains("tritmill_worker_jobs_completed_total"));
+    }
+    let (_, queues, _) = fleet.run(&["queue", "list", "--json"]);
+    let queue: Value = serde_json::from_str(queues.lines().next().unwrap()).unwrap();
+    assert_eq!((&queue["queue"], &queue["completed"]), (&json!("demo@i2_s"), &json!(300)));
+}
+
+#[test]
+fn a_worker_killed_in_the_middle_loses_and_doubles_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, here, there] = ["in", "here", "there"].map(|name| folder.path().join(name));
+    fs::write(&input, questions(600)).unwrap();
+    let fleet = Fleet::start();
+    let doomed = fleet.worker(&[]);
+    let runner = std::thread::scope(|scope| {
+        let run = scope.spawn(|| batch(&fleet, &input, &there));
+        eventually("something is answered", || {
+            fs::read_to_string(&there).is_ok_and(|text| text.lines().count() > 5)
+        });
+        doomed.signal(Signal::Kill);
+        let _heir = fleet.worker(&[]);
+        run.join().unwrap()
+    });
+    assert_eq!(runner.0, Some(0), "{}", runner.2);
+    assert_eq!(answers(&there), embedded(&input, &here));
+}
+
+#[test]
+fn a_drained_worker_finishes_hands_back_and_exits() {
+    let fleet = Fleet::start();
+    let mut worker = fleet.worker(&["--drain", "10"]);
+    let (_, listed, _) = fleet.run(&["workers", "list", "--json"]);
+    assert!(listed.contains(&worker.owner), "{listed}");
+    worker.signal(Signal::Terminate);
+    assert_eq!(worker.wait(Duration::from_secs(30)), Some(0));
+    let (_, listed, _) = fleet.run(&["workers", "list", "--json"]);
+    assert!(!listed.contains(&worker.owner), "{listed}");
+
+    let mut worker = fleet.worker(&[]);
+    let (code, _, stderr) = fleet.run(&["workers", "drain", &worker.owner]);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert_eq!(worker.wait(Duration::from_secs(30)), Some(0));
+}
+
+#[test]
+fn jobs_are_submitted_watched_cancelled_and_held_by_a_pause() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    fs::write(
+        &input,
+        "{\"prompt\": \"Paid on the 3rd of March, 2024\", \"temperature\": 0}\nnonsense\n",
+    )
+    .unwrap();
+    let input = input.to_str().unwrap();
+    let fleet = Fleet::start();
+    let submit = || {
+        let (code, stdout, stderr) = fleet.run(&["submit", input]);
+        assert_eq!(code, Some(2), "one line is refused: {stderr}");
+        let line: Value = serde_json::from_str(stdout.lines().next().unwrap()).unwrap();
+        (line["id"].as_str().unwrap().to_owned(), stderr)
+    };
+    let (withdrawn, said) = submit();
+    assert!(said.contains("workers: 0"), "{said}");
+    assert!(said.contains("line 2"), "{said}");
+    assert_eq!(fleet.run(&["cancel", &withdrawn]).0, Some(0));
+    let (wanted, _) = submit();
+    assert_eq!(fleet.run(&["queue", "pause", "demo@i2_s"]).0, Some(0));
+    let _worker = fleet.worker(&[]);
+    let (code, stdout, _) = fleet.run(&["watch", &wanted, "--timeout", "2"]);
+    assert_eq!(code, Some(2), "a paused queue answers nothing: {stdout}");
+    assert_eq!(fleet.run(&["queue", "resume", "demo@i2_s"]).0, Some(0));
+    let (code, stdout, stderr) = fleet.run(&["watch", &wanted, &withdrawn, "--timeout", "60"]);
+    assert_eq!(code, Some(2), "{stderr}");
+    let stories: Vec<Value> = stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(stories[0]["state"], "completed");
+    assert_eq!(stories[0]["choices"][0]["text"], "2024-03-03");
+    assert_eq!(stories[1]["state"], "cancelled");
+}
+
+#[test]
+fn servers_that_are_missing_or_half_given_are_named() {
+    let fleet = Fleet::start();
+    let (code, _, stderr) = fleet.run(&["worker", "--redis", "ftp://x"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("--redis"), "{stderr}");
+    let gone = "postgres://u:secret@127.0.0.1:1/x";
+    let (code, _, stderr) = fleet.run(&["worker", "--database", gone]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("database") && !stderr.contains("secret"), "{stderr}");
+}

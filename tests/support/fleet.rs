@@ -1,0 +1,119 @@
+//! Redis, Postgres and workers of a test's own, and the program run against them.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tritmill_servers::{Postgres, Redis, Signal};
+
+/// Servers, and the program pointed at them.
+pub struct Fleet {
+    pub redis: Redis,
+    pub postgres: Postgres,
+}
+
+impl Fleet {
+    /// Starts both servers and makes the tables.
+    pub fn start() -> Self {
+        let fleet = Self { redis: Redis::start().unwrap(), postgres: Postgres::start().unwrap() };
+        let migrated = fleet.command(&["migrate"]).output().unwrap();
+        assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
+        fleet
+    }
+
+    /// The program, told where the servers are.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
+        command
+            .args(arguments)
+            .env("REDIS_URL", self.redis.url())
+            .env("DATABASE_URL", self.postgres.url())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs the program to its end; what it printed.
+    pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.command(arguments).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+
+    /// Starts a worker on the demo model and waits until it serves.
+    pub fn worker(&self, arguments: &[&str]) -> WorkerProcess {
+        let mut child = self
+            .command(&["worker", "--json", "--threads", "1", "--lease", "2"])
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
+            let mut said = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+            panic!("the worker did not start: {said}");
+        };
+        let listen = ready["listen"].as_str().unwrap().to_owned();
+        WorkerProcess { child, listen, owner: ready["owner"].as_str().unwrap().to_owned() }
+    }
+}
+
+/// A worker that runs; killed when dropped.
+pub struct WorkerProcess {
+    child: Child,
+    listen: String,
+    pub owner: String,
+}
+
+impl WorkerProcess {
+    pub fn signal(&self, signal: Signal) {
+        signal.send(self.child.id()).unwrap();
+    }
+
+    /// Its exit code, if it ends within `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Option<i32> {
+        let started = Instant::now();
+        while started.elapsed() < limit {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+
+    /// Status and body of a page of its own.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.listen).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: w\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned();
+        (status, body)
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        // Both fail only for one that has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until something holds.
+pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
