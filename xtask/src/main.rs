@@ -2,6 +2,7 @@
 //! commands; each task is a file that starts other programs and adds no logic of its own.
 
 mod bench;
+mod chaos;
 mod fuzz;
 mod process;
 mod test;
@@ -28,6 +29,12 @@ const TASKS: &[Task] = &[
         arguments: "[TARGET…] [--seconds N]",
         summary: "feed the parsers of foreign bytes with mutated ones: gguf, safetensors, batch_line",
         run: fuzz::run,
+    },
+    Task {
+        name: "chaos",
+        arguments: "[--minutes M] [--seed S]",
+        summary: "attack workers, producers, Redis and Postgres; then check every promise",
+        run: chaos::run,
     },
     Task {
         name: "bench",

@@ -74,6 +74,18 @@ impl Redis {
         self.server = None;
     }
 
+    /// Deletes what it kept on disk: after a kill, it comes back empty.
+    ///
+    /// # Errors
+    /// If the files cannot be deleted.
+    pub fn forget(&self) -> anyhow::Result<()> {
+        let files = self.folder.path().join("appendonlydir");
+        if files.is_dir() {
+            std::fs::remove_dir_all(files)?;
+        }
+        Ok(())
+    }
+
     /// Sends it a signal.
     ///
     /// # Errors

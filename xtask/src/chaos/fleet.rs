@@ -1,0 +1,188 @@
+//! The processes under attack: workers and producers of the program, behind proxies.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+
+/// Lease of the workers: short, so that a minute has many.
+pub const LEASE: Duration = Duration::from_secs(2);
+
+/// Where a program finds its servers.
+#[derive(Clone)]
+pub struct Address {
+    pub program: PathBuf,
+    pub redis: String,
+    pub database: String,
+    /// Where logs and files go.
+    pub folder: PathBuf,
+}
+
+impl Address {
+    pub fn command(&self, arguments: &[&str]) -> anyhow::Result<Command> {
+        let log = File::options().create(true).append(true).open(self.folder.join("log"))?;
+        let mut command = Command::new(&self.program);
+        command
+            .args(arguments)
+            .env("REDIS_URL", &self.redis)
+            .env("DATABASE_URL", &self.database)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        Ok(command)
+    }
+}
+
+/// A worker process.
+pub struct Worker {
+    pub child: Child,
+    pub owner: String,
+    listen: String,
+    /// Counters as they were read last: they are lost with the process.
+    pub counters: HashMap<String, u64>,
+}
+
+/// Counters that are summed up over all workers that ever lived.
+pub const COUNTERS: [&str; 4] = [
+    "tritmill_worker_jobs_completed_total",
+    "tritmill_worker_results_fenced_total",
+    "tritmill_worker_leases_lost_total",
+    "tritmill_worker_dependency_failures_total",
+];
+
+impl Worker {
+    /// Starts one; `None` if it could not reach its servers, as may happen here.
+    pub fn start(address: &Address) -> anyhow::Result<Option<Self>> {
+        let lease = LEASE.as_secs_f64().to_string();
+        let mut command = address.command(&[
+            "worker",
+            "--json",
+            "--threads",
+            "1",
+            "--max-sequences",
+            "16",
+            "--drain",
+            "5",
+            "--lease",
+            &lease,
+        ])?;
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start a worker")?;
+        let stdout = child.stdout.take().context("it has a pipe")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let field = |name: &str| {
+            let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
+            rest.split_once('"').map(|(value, _)| value.to_owned())
+        };
+        let (Some(owner), Some(listen)) = (field("owner"), field("listen")) else {
+            let _ = child.wait();
+            return Ok(None);
+        };
+        Ok(Some(Self { child, owner, listen, counters: HashMap::new() }))
+    }
+
+    /// Reads its counters, if it answers.
+    pub fn scrape(&mut self) {
+        let page = || -> Option<String> {
+            let mut stream = TcpStream::connect(&self.listen).ok()?;
+            stream.set_read_timeout(Some(Duration::from_millis(500))).ok()?;
+            stream
+                .write_all(b"GET /metrics HTTP/1.1\r\nHost: w\r\nConnection: close\r\n\r\n")
+                .ok()?;
+            let mut page = String::new();
+            stream.read_to_string(&mut page).ok()?;
+            Some(page)
+        };
+        for line in page().unwrap_or_default().lines() {
+            if let Some((name, value)) = line.split_once(' ')
+                && COUNTERS.contains(&name)
+                && let Ok(value) = value.parse()
+            {
+                self.counters.insert(name.to_owned(), value);
+            }
+        }
+    }
+
+    pub fn kill(&mut self) {
+        // Both fail only for one that has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A `batch run` that is started again until it ends well.
+pub struct Producer {
+    pub child: Child,
+    pub output: PathBuf,
+    input: PathBuf,
+    address: Address,
+    pub started: Instant,
+}
+
+impl Producer {
+    pub fn start(address: &Address, input: &Path, output: PathBuf) -> anyhow::Result<Self> {
+        let child = Self::spawn(address, input, &output)?;
+        let (input, address) = (input.to_owned(), address.clone());
+        Ok(Self { child, output, input, address, started: Instant::now() })
+    }
+
+    fn spawn(address: &Address, input: &Path, output: &Path) -> anyhow::Result<Child> {
+        let mut command = address.command(&["batch", "run"])?;
+        command.arg(input).arg("-o").arg(output);
+        command.spawn().context("cannot start a producer")
+    }
+
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Whether it has answered everything; one that ended otherwise is started again.
+    pub fn is_done(&mut self) -> anyhow::Result<bool> {
+        let Some(status) = self.child.try_wait()? else { return Ok(false) };
+        if status.success() {
+            return Ok(true);
+        }
+        ensure!(
+            status.code() != Some(2),
+            "lines of {} ended in errors: see {}",
+            self.output.display(),
+            self.address.folder.join("log").display()
+        );
+        self.child = Self::spawn(&self.address, &self.input, &self.output)?;
+        Ok(false)
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Output lines by custom_id order, without the one thing that may differ between runs.
+pub fn answers(path: &Path) -> anyhow::Result<Vec<String>> {
+    let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let mut lines: Vec<String> = text.lines().map(without_created).collect();
+    lines.sort();
+    Ok(lines)
+}
+
+fn without_created(line: &str) -> String {
+    let Some((before, rest)) = line.split_once("\"created\":") else { return line.to_owned() };
+    let after = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+    format!("{before}\"created\":0{after}")
+}

@@ -1,0 +1,100 @@
+//! A TCP proxy that cuts and delays what goes through it.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+
+#[derive(Default)]
+struct Shared {
+    /// Both ends of every connection that was made; closed ones do no harm.
+    streams: Mutex<Vec<TcpStream>>,
+    delay_ms: AtomicU64,
+}
+
+/// Passes connections on to one port, until the process ends.
+#[derive(Clone)]
+pub struct Proxy {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+impl Proxy {
+    /// Listens on a free port.
+    pub fn start(target: u16) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
+        let port = listener.local_addr()?.port();
+        let shared = Arc::new(Shared::default());
+        let proxy = Self { port, shared: Arc::clone(&shared) };
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                // A server that is away refuses; so does the proxy, by closing.
+                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, target)) else {
+                    continue;
+                };
+                shared.carry(client, server);
+            }
+        });
+        Ok(proxy)
+    }
+
+    /// Where clients connect.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Closes every connection.
+    pub fn cut(&self) {
+        let mut streams = self.shared.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        for stream in streams.drain(..) {
+            // Fails for one that is closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Holds back every piece of data for so long from now on.
+    pub fn delay(&self, delay: Duration) {
+        let ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self.shared.delay_ms.store(ms, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    fn carry(self: &Arc<Self>, client: TcpStream, server: TcpStream) {
+        let both = || Some((client.try_clone().ok()?, server.try_clone().ok()?));
+        let (Some((client_in, server_out)), Some((client_out, server_in))) = (both(), both())
+        else {
+            return;
+        };
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.extend([client, server]);
+        drop(streams);
+        for (from, to) in [(client_in, server_out), (server_in, client_out)] {
+            let shared = Arc::clone(self);
+            thread::spawn(move || shared.copy(from, to));
+        }
+    }
+
+    fn copy(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            let delay = self.delay_ms.load(Ordering::Relaxed);
+            if delay > 0 {
+                thread::sleep(Duration::from_millis(delay));
+            }
+            if to.write_all(&buffer[..length]).is_err() {
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+}
