@@ -91,10 +91,37 @@ fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// What a URL may say after its `?`. Others are refused: one that is misspelt would be ignored, and
+/// written to the log with its value.
+const PARAMETERS: [&str; 11] = [
+    "application_name",
+    "dbname",
+    "host",
+    "options",
+    "password",
+    "port",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "user",
+];
+
+/// A parameter of a URL that is not known.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown parameter in the database URL (known: {})", PARAMETERS.join(", "))]
+struct UnknownParameter;
+
 /// Options of every connection to `url` (`postgres://USER:PASSWORD@HOST/DATABASE?sslmode=…`).
 fn parse(url: &str) -> Result<PgConnectOptions, StoreError> {
+    let query = url.split('#').next().and_then(|url| url.split_once('?')).map_or("", |(_, q)| q);
+    let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
+    if names.any(|name| !name.is_empty() && !PARAMETERS.contains(&name)) {
+        return Err(StoreError::Unavailable(Box::new(UnknownParameter)));
+    }
     let options = PgConnectOptions::from_str(url).map_err(unavailable)?;
-    Ok(options.application_name(APPLICATION_NAME))
+    let name = options.get_application_name().unwrap_or(APPLICATION_NAME).to_owned();
+    Ok(options.application_name(&name))
 }
 
 impl PostgresStore {
