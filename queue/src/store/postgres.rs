@@ -46,7 +46,8 @@ use crate::{
 /// Name under which the server lists this program's connections.
 const APPLICATION_NAME: &str = "tritmill";
 /// A connection that was idle for longer is tried before it is used: the server may have restarted.
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+/// Shorter than any restart, so that none costs more than the calls of its moment.
+const TRUSTED_IDLE: Duration = Duration::from_millis(100);
 /// Longest a statement may run, in the server's notation.
 const STATEMENT_TIMEOUT: &str = "60s";
 /// Longest a statement may wait for a lock, in the server's notation.
@@ -173,7 +174,10 @@ impl PostgresStore {
             .test_before_acquire(false)
             .before_acquire(|connection, meta| {
                 Box::pin(async move {
-                    Ok(meta.idle_for < TRUSTED_IDLE || connection.ping().await.is_ok())
+                    if meta.idle_for >= TRUSTED_IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
                 })
             })
             .connect_with(connect)
