@@ -141,8 +141,11 @@ async fn a_password_is_shown_nowhere() {
     let (server, store) = start().await;
     let at = format!("127.0.0.1:{}", server.port());
     let secret = "hunter2";
-    let options =
-        PostgresOptions { connections_max: 1, acquire_timeout: Duration::from_millis(200) };
+    let options = PostgresOptions {
+        connections_max: 1,
+        acquire_timeout: Duration::from_millis(200),
+        ..PostgresOptions::default()
+    };
     let mut shown = vec![format!("{store:?}")];
     for url in [
         format!("postgres://postgres:{secret}@{at}/no_such_database"),
@@ -175,8 +178,11 @@ async fn a_password_is_shown_nowhere() {
 async fn a_restart_of_the_server_costs_the_calls_of_that_moment() {
     let mut server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
-    let options =
-        PostgresOptions { connections_max: 4, acquire_timeout: Duration::from_millis(300) };
+    let options = PostgresOptions {
+        connections_max: 4,
+        acquire_timeout: Duration::from_millis(300),
+        ..PostgresOptions::default()
+    };
     let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
     let jobs = [job(), job()];
     store.submit(&jobs).await.unwrap();
@@ -202,6 +208,24 @@ async fn a_restart_of_the_server_costs_the_calls_of_that_moment() {
         errors += 1;
     }
     assert_eq!(store.progress(None).await.unwrap().completed, 2);
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_costs_a_bounded_wait() {
+    let (server, _) = start().await;
+    let call_timeout = Duration::from_millis(200);
+    let options = PostgresOptions { call_timeout, ..PostgresOptions::default() };
+    let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
+    let job = job();
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let mut tx = connection.begin().await.unwrap();
+    sqlx::raw_sql("LOCK TABLE jobs").execute(&mut *tx).await.unwrap();
+    let silent = store.submit(std::slice::from_ref(&job)).await.unwrap_err();
+    assert!(silent.to_string().contains("no answer"), "{silent}");
+    tx.rollback().await.unwrap();
+    // Whatever became of the first call, the second one makes sure.
+    store.submit(std::slice::from_ref(&job)).await.unwrap();
+    assert_eq!(store.progress(None).await.unwrap().queued, 1);
 }
 
 #[tokio::test]

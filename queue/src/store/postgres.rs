@@ -53,18 +53,26 @@ const STATEMENT_TIMEOUT: &str = "60s";
 /// Longest a statement may wait for a lock, in the server's notation.
 const LOCK_TIMEOUT: &str = "15s";
 
-/// How many connections a process keeps, and how long it waits for one.
+/// How many connections a process keeps, and how long it waits for the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostgresOptions {
     /// Most connections at a time; at least 1.
     pub connections_max: u32,
     /// Longest wait for a connection, connecting included; then the call fails as unavailable.
     pub acquire_timeout: Duration,
+    /// Longest a call of [`Store`] may take, the wait for a connection included; then it fails as
+    /// unavailable, whatever became of it at the server. For a server that neither answers nor
+    /// hangs up.
+    pub call_timeout: Duration,
 }
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { connections_max: 8, acquire_timeout: Duration::from_secs(5) }
+        Self {
+            connections_max: 8,
+            acquire_timeout: Duration::from_secs(5),
+            call_timeout: Duration::from_secs(60),
+        }
     }
 }
 
@@ -72,8 +80,14 @@ impl Default for PostgresOptions {
 #[derive(Clone)]
 pub struct PostgresStore {
     pool: PgPool,
+    call_timeout: Duration,
     clock: Option<Clock>,
 }
+
+/// A server that did not answer in time.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from the database within {0:?}")]
+struct NoAnswer(Duration);
 
 impl std::fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -184,7 +198,7 @@ impl PostgresStore {
             .await
             .map_err(unavailable)?;
         schema::check(&pool).await?;
-        Ok(Self { pool, clock: None })
+        Ok(Self { pool, call_timeout: options.call_timeout, clock: None })
     }
 
     /// The same store on a clock of the caller's instead of the server's: for tests.
@@ -198,6 +212,17 @@ impl PostgresStore {
         self.pool.close().await;
     }
 
+    /// A call's result, or an error when it takes too long.
+    async fn within<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        let limit = self.call_timeout;
+        tokio::time::timeout(limit, call)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))))
+    }
+
     /// The time of a test's clock; statements take the server's when there is none.
     fn given_now(&self) -> Option<i64> {
         self.clock.as_ref().map(|clock| clock().0)
@@ -207,36 +232,39 @@ impl PostgresStore {
 #[async_trait]
 impl Store for PostgresStore {
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError> {
-        let mut connection = self.pool.acquire().await.map_err(unavailable)?;
-        claims::insert_jobs(&mut connection, jobs, None, self.given_now()).await
+        self.within(async {
+            let mut connection = self.pool.acquire().await.map_err(unavailable)?;
+            claims::insert_jobs(&mut connection, jobs, None, self.given_now()).await
+        })
+        .await
     }
 
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError> {
-        claims::claim(&self.pool, ids, by, self.given_now()).await
+        self.within(claims::claim(&self.pool, ids, by, self.given_now())).await
     }
 
     async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError> {
-        claims::renew(&self.pool, held, lease, self.given_now()).await
+        self.within(claims::renew(&self.pool, held, lease, self.given_now())).await
     }
 
     async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
-        claims::checkpoint(&self.pool, saved).await
+        self.within(claims::checkpoint(&self.pool, saved)).await
     }
 
     async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
-        claims::finish(&self.pool, finished, self.given_now()).await
+        self.within(claims::finish(&self.pool, finished, self.given_now())).await
     }
 
     async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
-        claims::hand_back(&self.pool, held).await
+        self.within(claims::hand_back(&self.pool, held)).await
     }
 
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
-        claims::cancel(&self.pool, ids, self.given_now()).await
+        self.within(claims::cancel(&self.pool, ids, self.given_now())).await
     }
 
     async fn reconcile(&self) -> Result<u64, StoreError> {
-        reconcile::reconcile(&self.pool, self.given_now()).await
+        self.within(reconcile::reconcile(&self.pool, self.given_now())).await
     }
 
     async fn queued(
@@ -245,18 +273,18 @@ impl Store for PostgresStore {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError> {
-        reads::queued(&self.pool, queue, after, limit).await
+        self.within(reads::queued(&self.pool, queue, after, limit)).await
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {
-        Ok(reads::records(&self.pool, &[id]).await?.pop())
+        Ok(self.within(reads::records(&self.pool, &[id])).await?.pop())
     }
 
     async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {
-        reads::unfinished(&self.pool, queue).await
+        self.within(reads::unfinished(&self.pool, queue)).await
     }
 
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError> {
-        reads::progress(&self.pool, queue).await
+        self.within(reads::progress(&self.pool, queue)).await
     }
 }
