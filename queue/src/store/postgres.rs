@@ -46,24 +46,33 @@ use crate::{
 /// Name under which the server lists this program's connections.
 const APPLICATION_NAME: &str = "tritmill";
 /// A connection that was idle for longer is tried before it is used: the server may have restarted.
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+/// Shorter than any restart, so that none costs more than the calls of its moment.
+const TRUSTED_IDLE: Duration = Duration::from_millis(100);
 /// Longest a statement may run, in the server's notation.
 const STATEMENT_TIMEOUT: &str = "60s";
 /// Longest a statement may wait for a lock, in the server's notation.
 const LOCK_TIMEOUT: &str = "15s";
 
-/// How many connections a process keeps, and how long it waits for one.
+/// How many connections a process keeps, and how long it waits for the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostgresOptions {
     /// Most connections at a time; at least 1.
     pub connections_max: u32,
     /// Longest wait for a connection, connecting included; then the call fails as unavailable.
     pub acquire_timeout: Duration,
+    /// Longest a call of [`Store`] may take, the wait for a connection included; then it fails as
+    /// unavailable, whatever became of it at the server. For a server that neither answers nor
+    /// hangs up.
+    pub call_timeout: Duration,
 }
 
 impl Default for PostgresOptions {
     fn default() -> Self {
-        Self { connections_max: 8, acquire_timeout: Duration::from_secs(5) }
+        Self {
+            connections_max: 8,
+            acquire_timeout: Duration::from_secs(5),
+            call_timeout: Duration::from_secs(60),
+        }
     }
 }
 
@@ -71,8 +80,14 @@ impl Default for PostgresOptions {
 #[derive(Clone)]
 pub struct PostgresStore {
     pool: PgPool,
+    call_timeout: Duration,
     clock: Option<Clock>,
 }
+
+/// A server that did not answer in time.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer from the database within {0:?}")]
+struct NoAnswer(Duration);
 
 impl std::fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -91,10 +106,37 @@ fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// What a URL may say after its `?`. Others are refused: one that is misspelt would be ignored, and
+/// written to the log with its value.
+const PARAMETERS: [&str; 11] = [
+    "application_name",
+    "dbname",
+    "host",
+    "options",
+    "password",
+    "port",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "user",
+];
+
+/// A parameter of a URL that is not known.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown parameter in the database URL (known: {})", PARAMETERS.join(", "))]
+struct UnknownParameter;
+
 /// Options of every connection to `url` (`postgres://USER:PASSWORD@HOST/DATABASE?sslmode=…`).
 fn parse(url: &str) -> Result<PgConnectOptions, StoreError> {
+    let query = url.split('#').next().and_then(|url| url.split_once('?')).map_or("", |(_, q)| q);
+    let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
+    if names.any(|name| !name.is_empty() && !PARAMETERS.contains(&name)) {
+        return Err(StoreError::Unavailable(Box::new(UnknownParameter)));
+    }
     let options = PgConnectOptions::from_str(url).map_err(unavailable)?;
-    Ok(options.application_name(APPLICATION_NAME))
+    let name = options.get_application_name().unwrap_or(APPLICATION_NAME).to_owned();
+    Ok(options.application_name(&name))
 }
 
 impl PostgresStore {
@@ -146,14 +188,17 @@ impl PostgresStore {
             .test_before_acquire(false)
             .before_acquire(|connection, meta| {
                 Box::pin(async move {
-                    Ok(meta.idle_for < TRUSTED_IDLE || connection.ping().await.is_ok())
+                    if meta.idle_for >= TRUSTED_IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
                 })
             })
             .connect_with(connect)
             .await
             .map_err(unavailable)?;
         schema::check(&pool).await?;
-        Ok(Self { pool, clock: None })
+        Ok(Self { pool, call_timeout: options.call_timeout, clock: None })
     }
 
     /// The same store on a clock of the caller's instead of the server's: for tests.
@@ -167,6 +212,17 @@ impl PostgresStore {
         self.pool.close().await;
     }
 
+    /// A call's result, or an error when it takes too long.
+    async fn within<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        let limit = self.call_timeout;
+        tokio::time::timeout(limit, call)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))))
+    }
+
     /// The time of a test's clock; statements take the server's when there is none.
     fn given_now(&self) -> Option<i64> {
         self.clock.as_ref().map(|clock| clock().0)
@@ -176,36 +232,39 @@ impl PostgresStore {
 #[async_trait]
 impl Store for PostgresStore {
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError> {
-        let mut connection = self.pool.acquire().await.map_err(unavailable)?;
-        claims::insert_jobs(&mut connection, jobs, None, self.given_now()).await
+        self.within(async {
+            let mut connection = self.pool.acquire().await.map_err(unavailable)?;
+            claims::insert_jobs(&mut connection, jobs, None, self.given_now()).await
+        })
+        .await
     }
 
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError> {
-        claims::claim(&self.pool, ids, by, self.given_now()).await
+        self.within(claims::claim(&self.pool, ids, by, self.given_now())).await
     }
 
     async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError> {
-        claims::renew(&self.pool, held, lease, self.given_now()).await
+        self.within(claims::renew(&self.pool, held, lease, self.given_now())).await
     }
 
     async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
-        claims::checkpoint(&self.pool, saved).await
+        self.within(claims::checkpoint(&self.pool, saved)).await
     }
 
     async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
-        claims::finish(&self.pool, finished, self.given_now()).await
+        self.within(claims::finish(&self.pool, finished, self.given_now())).await
     }
 
     async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
-        claims::hand_back(&self.pool, held).await
+        self.within(claims::hand_back(&self.pool, held)).await
     }
 
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
-        claims::cancel(&self.pool, ids, self.given_now()).await
+        self.within(claims::cancel(&self.pool, ids, self.given_now())).await
     }
 
     async fn reconcile(&self) -> Result<u64, StoreError> {
-        reconcile::reconcile(&self.pool, self.given_now()).await
+        self.within(reconcile::reconcile(&self.pool, self.given_now())).await
     }
 
     async fn queued(
@@ -214,11 +273,11 @@ impl Store for PostgresStore {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError> {
-        reads::queued(&self.pool, queue, after, limit).await
+        self.within(reads::queued(&self.pool, queue, after, limit)).await
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {
-        Ok(reads::records(&self.pool, &[id]).await?.pop())
+        Ok(self.within(reads::records(&self.pool, &[id])).await?.pop())
     }
 
     async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
@@ -226,10 +285,10 @@ impl Store for PostgresStore {
     }
 
     async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {
-        reads::unfinished(&self.pool, queue).await
+        self.within(reads::unfinished(&self.pool, queue)).await
     }
 
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError> {
-        reads::progress(&self.pool, queue).await
+        self.within(reads::progress(&self.pool, queue)).await
     }
 }

@@ -9,7 +9,12 @@ use super::{rows, unavailable};
 use crate::store::StoreError;
 
 /// The schema, embedded in the program: forward only.
-static MIGRATIONS: Migrator = sqlx::migrate!("../migrations/postgres");
+fn migrations() -> Migrator {
+    let mut migrator = sqlx::migrate!("../migrations/postgres");
+    // What a later release has run stays.
+    migrator.set_ignore_missing(true);
+    migrator
+}
 
 /// A schema this program cannot run on; the source of a [`StoreError::Migrate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -30,13 +35,7 @@ pub enum SchemaError {
 
 /// Runs the migrations that have not run; waits for another process that does the same.
 pub(super) async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
-    let migrator = Migrator {
-        migrations: MIGRATIONS.migrations.clone(),
-        // A later release was here first.
-        ignore_missing: true,
-        ..Migrator::DEFAULT
-    };
-    migrator.run(pool).await.map_err(|error| StoreError::Migrate(Box::new(error)))
+    migrations().run(pool).await.map_err(|error| StoreError::Migrate(Box::new(error)))
 }
 
 /// Refuses a schema that lacks a migration of this program's.
@@ -57,7 +56,7 @@ pub(super) async fn check(pool: &PgPool) -> Result<(), StoreError> {
     let applied: Vec<i64> =
         applied.iter().map(|row| rows::integer(row, "version")).collect::<Result<_, _>>()?;
     let Some(&found) = applied.iter().max() else { return Err(refuse(SchemaError::Missing)) };
-    match MIGRATIONS.iter().find(|migration| !applied.contains(&migration.version)) {
+    match migrations().iter().find(|migration| !applied.contains(&migration.version)) {
         Some(lacking) => Err(refuse(SchemaError::Older { found, missing: lacking.version })),
         None => Ok(()),
     }

@@ -1,0 +1,135 @@
+//! The big tables of the Postgres store come and go by day.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[allow(dead_code, unused_macros, reason = "the suite itself runs in tests/store.rs")]
+mod conformance;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use conformance::{answer, by, finished, job};
+use futures_util::future::join_all;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use tritmill_queue::{
+    Job, JobId, JobState, Store, Timestamp,
+    store::{Maintained, PostgresStore},
+};
+use tritmill_servers::Postgres;
+use uuid::Uuid;
+
+const DAY_MS: i64 = 24 * 60 * 60 * 1000;
+/// 2023-11-14.
+const TODAY: i64 = 19_675;
+
+/// The first column of a statement's first row, on a connection of its own.
+async fn number(server: &Postgres, statement: &str) -> i64 {
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
+    row.get(0)
+}
+
+fn ids(jobs: &[Job]) -> Vec<JobId> {
+    jobs.iter().map(|job| job.id).collect()
+}
+
+/// A job whose id is of that day.
+fn job_of(day: i64) -> Job {
+    let ms = u128::try_from(day * DAY_MS + DAY_MS / 2).unwrap();
+    let bits = Uuid::now_v7().as_u128() & ((1 << 80) - 1);
+    Job { id: JobId::from(Uuid::from_u128(ms << 80 | bits)), ..job() }
+}
+
+/// Partitions of the table `jobs`, the default one left out.
+async fn partitions(server: &Postgres) -> i64 {
+    let statement = "SELECT count(*) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
+                     WHERE inhparent = 'jobs'::regclass AND relname <> 'jobs_default'";
+    number(server, statement).await
+}
+
+#[tokio::test]
+async fn old_days_are_dropped_when_their_jobs_are_over() {
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let made = partitions(&server).await;
+    assert_eq!(made, 4, "migration makes today and three days");
+    let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
+    let clock = Arc::clone(&now);
+    let store = PostgresStore::connect(&server.url())
+        .await
+        .unwrap()
+        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+
+    // No partition is there for any of these: they rest in the default one, and move.
+    let (old, open, recent) = (job_of(TODAY - 20), job_of(TODAY - 10), job_of(TODAY - 1));
+    let odd = Job { id: JobId::from(Uuid::from_u128(7)), ..job() };
+    store.submit(&[old.clone(), open.clone(), recent.clone(), odd.clone()]).await.unwrap();
+    for id in [old.id, recent.id] {
+        let held = store.claim(&[id], by("a")).await.unwrap()[0].held();
+        store.finish(&[finished(held, answer("x"))]).await.unwrap();
+    }
+    assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 4);
+    let retention = Duration::from_secs(7 * 24 * 60 * 60);
+    let done = store.maintain(retention).await.unwrap();
+    // Seven days of jobs, six of results, four of errors; what is over and old goes again.
+    let expected = Maintained { created: 7 + 6 + 4, dropped: 2, kept_unfinished: 1 };
+    assert_eq!(done, expected);
+    assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 1);
+    assert_eq!(store.job(old.id).await.unwrap(), None);
+    for (id, state) in
+        [(open.id, JobState::Queued), (recent.id, JobState::Completed), (odd.id, JobState::Queued)]
+    {
+        assert_eq!(store.job(id).await.unwrap().unwrap().state, state);
+    }
+    let again = store.maintain(retention).await.unwrap();
+    assert_eq!(again, Maintained { kept_unfinished: 1, ..Maintained::default() });
+
+    // Moved rows live on: this one is claimed, ends, and goes with its day.
+    let held = store.claim(&[open.id], by("a")).await.unwrap()[0].held();
+    store.finish(&[finished(held, answer("x"))]).await.unwrap();
+    assert_eq!(store.maintain(retention).await.unwrap().kept_unfinished, 0);
+    assert_eq!(store.job(open.id).await.unwrap(), None);
+    now.fetch_add(8 * DAY_MS, Ordering::SeqCst);
+    store.maintain(retention).await.unwrap();
+    assert_eq!(store.job(recent.id).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn maintenance_goes_on_beside_work_and_other_maintenance() {
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    let retention = Duration::from_secs(60 * 86_400);
+    let maintainers = (0..3).map(|_| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                assert_eq!(store.maintain(retention).await.unwrap().dropped, 0);
+            }
+        })
+    });
+    let maintained = join_all(maintainers);
+    let today = i64::try_from(Uuid::now_v7().as_u128() >> 80).unwrap() / DAY_MS;
+    let work = async {
+        for day in 10..20 {
+            let jobs: Vec<Job> = (0..20).map(|_| job_of(today - day)).collect();
+            store.submit(&jobs).await.unwrap();
+            let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
+            assert_eq!(claims.len(), jobs.len());
+            store.maintain(retention).await.unwrap();
+            let done: Vec<_> =
+                claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
+            assert_eq!(store.finish(&done).await.unwrap().len(), jobs.len());
+        }
+    };
+    let (maintained, ()) = futures_util::future::join(maintained, work).await;
+    for done in maintained {
+        done.unwrap();
+    }
+    assert_eq!(store.progress(None).await.unwrap().completed, 200);
+}
