@@ -3,13 +3,20 @@
 //! A dispatcher orders ids: priorities weighted 16:4:1, first in first out within one. It may lose
 //! everything at any time; whoever feeds it asks the store what is unfinished. So a delivery is a
 //! hint, and only a claim in the store makes a job somebody's.
+//!
+//! [`MemoryDispatcher`] serves one process, [`RedisDispatcher`] many.
 
+mod backlog;
 mod memory;
+mod redis;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use backlog::{Backlog, BacklogLimit, Limit};
 pub use memory::MemoryDispatcher;
+pub(crate) use redis::{BLOCK_MAX, Connections};
+pub use redis::{Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
 
 use crate::job::{JobId, Priority, QueueName, Tenant};
 
@@ -57,12 +64,12 @@ pub struct Pull<'a> {
 #[non_exhaustive]
 pub enum DispatchError {
     /// The queue is at its bound; nothing was taken.
-    #[error("queue {queue} is full at {limit} entries")]
+    #[error("queue {queue} is full at {limit}")]
     Busy {
         /// The queue.
         queue: QueueName,
-        /// Its bound in entries.
-        limit: usize,
+        /// The bound that would be passed.
+        limit: Limit,
         /// When to try again.
         retry_after: Duration,
     },

@@ -12,6 +12,7 @@
 //! See also [`job`] for the life of a job and [`store`] for what each operation may change.
 
 pub mod dispatch;
+pub mod events;
 pub mod job;
 pub mod outcome;
 pub mod sampling;
@@ -19,6 +20,7 @@ pub mod store;
 pub mod wire;
 
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
+pub use events::{EventId, JobEvent};
 pub use job::{
     Job, JobId, JobState, Message, Priority, Prompt, QueueName, Role, Tenant, Timestamp,
 };

@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::timeout};
 
-use super::{Delivery, DispatchError, Dispatcher, Entry, Pull};
+use super::{Delivery, DispatchError, Dispatcher, Entry, Limit, Pull};
 use crate::job::{JobId, Priority, QueueName};
 
 /// What to tell a caller that found the queue full: about one step of an engine.
@@ -188,7 +188,7 @@ impl Dispatcher for MemoryDispatcher {
                 let queue = queue.clone();
                 return Err(DispatchError::Busy {
                     queue,
-                    limit: self.limit,
+                    limit: Limit::Entries(self.limit),
                     retry_after: RETRY_AFTER,
                 });
             }

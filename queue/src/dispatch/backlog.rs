@@ -1,0 +1,61 @@
+//! How much waits, and how much may.
+
+use std::{fmt, time::Duration};
+
+/// Bounds of a queue's waiting entries. Delivered ones are not counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BacklogLimit {
+    /// Entries that may wait; as many again may be delayed.
+    pub entries: usize,
+    /// Tokens that they may be expected to take.
+    pub tokens: u64,
+}
+
+/// The bound that an enqueue would have passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limit {
+    /// So many entries.
+    Entries(usize),
+    /// Entries worth so many tokens.
+    Tokens(u64),
+    /// The dispatcher's memory.
+    Memory,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Entries(entries) => write!(f, "{entries} entries"),
+            Self::Tokens(tokens) => write!(f, "{tokens} tokens"),
+            Self::Memory => f.write_str("the dispatcher's memory"),
+        }
+    }
+}
+
+/// What waits in a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Backlog {
+    /// Entries ready for a consumer.
+    pub entries: usize,
+    /// Tokens that they are expected to take.
+    pub tokens: u64,
+    /// For how long the oldest of them has waited.
+    pub oldest_ms: Option<u64>,
+    /// Entries that are not due yet.
+    pub delayed: usize,
+    /// Tokens that consumers acknowledged per second lately; unknown until the first, and again
+    /// after minutes without any.
+    pub drain_rate: Option<f64>,
+}
+
+impl Backlog {
+    /// How long an entry that arrives now will wait at the present rate.
+    pub fn estimated_wait(&self) -> Option<Duration> {
+        if self.entries == 0 {
+            return Some(Duration::ZERO);
+        }
+        let rate = self.drain_rate.filter(|rate| *rate > 0.0)?;
+        Duration::try_from_secs_f64(self.tokens as f64 / rate).ok()
+    }
+}

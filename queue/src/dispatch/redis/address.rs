@@ -1,0 +1,288 @@
+//! Where Redis is: URLs of the three ways to run it.
+//!
+//! ```text
+//! redis://[user:password@]host[:6379][/db]                        one server
+//! redis+sentinel://[user:password@]host[:26379],…/service[/db]    the master that sentinels name
+//! redis+cluster://[user:password@]host[:6379],…                   a cluster
+//! ```
+//!
+//! `rediss` in place of `redis` speaks TLS, to the sentinels as well. User and password are percent
+//! encoded and belong to the data servers; `?sentinel_password=` is the sentinels'. Nothing here
+//! prints either: an error names the part of the URL that is wrong, and [`Address`] prints hosts.
+
+use std::fmt;
+
+use redis::{
+    Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo, RedisError,
+    TlsMode,
+    sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
+};
+
+/// Port of a data server.
+const PORT: u16 = 6379;
+/// Port of a sentinel.
+const SENTINEL_PORT: u16 = 26379;
+
+/// A URL that names no Redis. It never repeats the URL, which may hold a password.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RedisUrlError {
+    /// Another scheme, or none.
+    #[error(
+        "a Redis URL begins with redis://, redis+sentinel:// or redis+cluster:// (rediss for TLS)"
+    )]
+    Scheme,
+    /// No host, or one that cannot be.
+    #[error("host {0} of the Redis URL is not HOST or HOST:PORT")]
+    Host(usize),
+    /// More than one host for one server.
+    #[error("redis:// names one server; lists of hosts are for redis+sentinel and redis+cluster")]
+    Hosts,
+    /// Text after the host that is no database.
+    #[error("the Redis URL's path is not a database number")]
+    Database,
+    /// A sentinel URL without a service.
+    #[error("a redis+sentinel:// URL names its service after the hosts: …/SERVICE or …/SERVICE/DB")]
+    Service,
+    /// User or password that do not decode.
+    #[error("user or password of the Redis URL are not percent encoded UTF-8")]
+    Credentials,
+    /// A parameter that does not exist.
+    #[error("the Redis URL has an unknown parameter")]
+    Parameter,
+}
+
+/// Which way Redis is run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Server,
+    Sentinel,
+    Cluster,
+}
+
+/// A parsed URL.
+#[derive(Clone)]
+pub(super) struct Address {
+    pub kind: Kind,
+    tls: bool,
+    hosts: Vec<(String, u16)>,
+    service: String,
+    database: i64,
+    username: Option<String>,
+    password: Option<String>,
+    sentinel_password: Option<String>,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tls = if self.tls { "s" } else { "" };
+        let kind = match self.kind {
+            Kind::Server => "",
+            Kind::Sentinel => "+sentinel",
+            Kind::Cluster => "+cluster",
+        };
+        let hosts: Vec<String> =
+            self.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+        write!(f, "redis{tls}{kind}://{}", hosts.join(","))
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Address {
+    pub(super) fn parse(url: &str) -> Result<Self, RedisUrlError> {
+        let (scheme, rest) = url.trim().split_once("://").ok_or(RedisUrlError::Scheme)?;
+        let (tls, kind) = match scheme {
+            "redis" => (false, Kind::Server),
+            "rediss" => (true, Kind::Server),
+            "redis+sentinel" => (false, Kind::Sentinel),
+            "rediss+sentinel" => (true, Kind::Sentinel),
+            "redis+cluster" => (false, Kind::Cluster),
+            "rediss+cluster" => (true, Kind::Cluster),
+            _ => return Err(RedisUrlError::Scheme),
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        // A password with a raw slash is still the user's part: that ends at the last @.
+        let (credentials, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (username, password) = credentials.split_once(':').unwrap_or((credentials, ""));
+        let sentinel_password = match query.split_once('=') {
+            Some(("sentinel_password", value)) if kind == Kind::Sentinel => secret(value)?,
+            None if query.is_empty() => None,
+            _ => return Err(RedisUrlError::Parameter),
+        };
+        let (service, database) = match kind {
+            Kind::Sentinel => path.split_once('/').unwrap_or((path, "")),
+            Kind::Server | Kind::Cluster => ("", path),
+        };
+        if kind == Kind::Sentinel && service.is_empty() {
+            return Err(RedisUrlError::Service);
+        }
+        let database = match (kind, database.trim_end_matches('/')) {
+            (_, "") => 0,
+            (Kind::Cluster, _) => return Err(RedisUrlError::Database),
+            (_, number) => number.parse::<u16>().map_err(|_| RedisUrlError::Database)?.into(),
+        };
+        let port = if kind == Kind::Sentinel { SENTINEL_PORT } else { PORT };
+        let host = |(index, text)| host(text, port).ok_or(RedisUrlError::Host(index + 1));
+        let hosts = hosts.split(',').enumerate().map(host).collect::<Result<Vec<_>, _>>()?;
+        if kind == Kind::Server && hosts.len() > 1 {
+            return Err(RedisUrlError::Hosts);
+        }
+        Ok(Self {
+            kind,
+            tls,
+            hosts,
+            service: service.to_owned(),
+            database,
+            username: secret(username)?,
+            password: secret(password)?,
+            sentinel_password,
+        })
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = ConnectionAddr> {
+        self.hosts.iter().cloned().map(|(host, port)| match self.tls {
+            true => ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None },
+            false => ConnectionAddr::Tcp(host, port),
+        })
+    }
+
+    fn login(&self) -> RedisConnectionInfo {
+        let mut login = RedisConnectionInfo::default().set_db(self.database);
+        if let Some(username) = &self.username {
+            login = login.set_username(username);
+        }
+        if let Some(password) = &self.password {
+            login = login.set_password(password);
+        }
+        login
+    }
+
+    /// A client of the one server.
+    pub(super) fn client(&self) -> Result<Client, RedisError> {
+        let address = self.addresses().next();
+        let address =
+            address.ok_or_else(|| RedisError::from((ErrorKind::InvalidClientConfig, "no host")))?;
+        Client::open(address.into_connection_info()?.set_redis_settings(self.login()))
+    }
+
+    /// A client that asks the sentinels for the master.
+    pub(super) fn sentinel(&self) -> Result<SentinelClient, RedisError> {
+        let kind = SentinelServerType::Master;
+        let mut builder = SentinelClientBuilder::new(self.addresses(), &self.service, kind)?
+            .set_client_to_redis_db(self.database);
+        if self.tls {
+            builder = builder
+                .set_client_to_redis_tls_mode(TlsMode::Secure)
+                .set_client_to_sentinel_tls_mode(TlsMode::Secure);
+        }
+        if let Some(username) = &self.username {
+            builder = builder.set_client_to_redis_username(username);
+        }
+        if let Some(password) = &self.password {
+            builder = builder.set_client_to_redis_password(password);
+        }
+        if let Some(password) = &self.sentinel_password {
+            builder = builder.set_client_to_sentinel_password(password);
+        }
+        builder.build()
+    }
+
+    /// The nodes from which a cluster is discovered.
+    pub(super) fn nodes(&self) -> Result<Vec<redis::ConnectionInfo>, RedisError> {
+        let login = self.login();
+        let node = |address: ConnectionAddr| {
+            Ok(address.into_connection_info()?.set_redis_settings(login.clone()))
+        };
+        self.addresses().map(node).collect()
+    }
+}
+
+/// `host`, `host:port`, `[v6]` or `[v6]:port`.
+fn host(text: &str, default: u16) -> Option<(String, u16)> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']')?;
+            (host, port.strip_prefix(':').or(port.is_empty().then_some(""))?)
+        }
+        None => text.split_once(':').unwrap_or((text, "")),
+    };
+    let port = if port.is_empty() { default } else { port.parse().ok()? };
+    let legal = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%');
+    (!host.is_empty() && host.chars().all(legal)).then(|| (host.to_owned(), port))
+}
+
+/// A percent encoded part of a URL; nothing if it is empty.
+fn secret(text: &str) -> Result<Option<String>, RedisUrlError> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let [high, low, tail @ ..] = tail else { return Err(RedisUrlError::Credentials) };
+        let digit = |byte: &u8| char::from(*byte).to_digit(16);
+        let (Some(high), Some(low)) = (digit(high), digit(low)) else {
+            return Err(RedisUrlError::Credentials);
+        };
+        bytes.push(u8::try_from(high * 16 + low).map_err(|_| RedisUrlError::Credentials)?);
+        rest = tail;
+    }
+    let text = String::from_utf8(bytes).map_err(|_| RedisUrlError::Credentials)?;
+    Ok((!text.is_empty()).then_some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_to_run_redis_has_a_url() {
+        let check = |url: &str, expect: &str| match Address::parse(url) {
+            Ok(address) => assert_eq!(address.to_string(), expect),
+            Err(error) => panic!("{url}: {error}"),
+        };
+        check("redis://localhost", "redis://localhost:6379");
+        check("rediss://u:p%40ss@h:1/3", "rediss://h:1");
+        check("redis://[::1]:7/0", "redis://::1:7");
+        check("redis+sentinel://:p@a,b:5/main/2", "redis+sentinel://a:26379,b:5");
+        check("redis+sentinel://a/main?sentinel_password=x", "redis+sentinel://a:26379");
+        check("rediss+cluster://u:p@a:1,b:2", "rediss+cluster://a:1,b:2");
+    }
+
+    #[test]
+    fn credentials_are_decoded_and_never_printed() {
+        let address = Address::parse("redis://me:s3cr%2Ft@h/1").expect("a URL");
+        assert_eq!(address.password.as_deref(), Some("s3cr/t"));
+        assert_eq!((address.username.as_deref(), address.database), (Some("me"), 1));
+        assert!(!format!("{address:?} {address}").contains("s3cr"));
+    }
+
+    #[test]
+    fn a_wrong_url_is_refused_without_repeating_it() {
+        let wrong = [
+            "http://:s3cret@h",
+            "s3cret",
+            "redis://:s3cret@",
+            "redis://:s3cret@h:port",
+            "redis://:s3cret@a,b",
+            "redis://:s3cret@h/x",
+            "redis://:s3cret%4@h",
+            "redis://:s3cret@h?x=1",
+            "redis+sentinel://:s3cret@a,b",
+            "redis+cluster://:s3cret@a,b/1",
+            "redis://:s3cret@h/99999999999",
+        ];
+        for url in wrong {
+            let Err(error) = Address::parse(url) else { panic!("{url} was taken") };
+            assert!(!format!("{error} {error:?}").contains("s3cret"), "{error}");
+        }
+    }
+}

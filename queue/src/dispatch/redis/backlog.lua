@@ -1,0 +1,37 @@
+-- What waits: returns {entries, tokens, age of the oldest in ms or -1, tokens drained per second or
+-- -1 (as text), delayed entries}. The age is taken over the ARGV[1] tenants of each priority that
+-- were served least, where the longest waits are.
+local now, oldest = now_ms(), nil
+
+local function look(entry)
+  local ms = tonumber(entry:match('^%d+'))
+  if not oldest or ms < oldest then oldest = ms end
+end
+
+for _, priority in ipairs(PRIORITIES) do
+  local active = redis.call('ZRANGE', P .. ':active:' .. priority, 0, tonumber(ARGV[1]) - 1)
+  for _, tenant in ipairs(active) do
+    local stream = stream_of(priority .. ':' .. tenant)
+    local parked = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1, RETURNED)
+    if not parked.err and #parked > 0 then look(parked[1][1]) end
+    local groups = redis.pcall('XINFO', 'GROUPS', stream)
+    for _, group in ipairs(groups.err and {} or groups) do
+      local named = {}
+      for i = 1, #group, 2 do named[group[i]] = group[i + 1] end
+      if named.name == GROUP then
+        local after = '(' .. named['last-delivered-id']
+        local fresh = redis.call('XRANGE', stream, after, '+', 'COUNT', 1)
+        if fresh[1] then look(fresh[1][1]) end
+      end
+    end
+  end
+end
+local waiting = redis.call('HMGET', META, 'n', 't')
+local rate = drain_rate(now)
+return {
+  math.max(0, tonumber(waiting[1] or 0)),
+  math.max(0, tonumber(waiting[2] or 0)),
+  oldest and math.max(0, now - oldest) or -1,
+  rate and string.format('%.3f', rate * 1000) or '-1',
+  redis.call('ZCARD', DUE),
+}

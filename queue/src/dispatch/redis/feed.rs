@@ -1,0 +1,172 @@
+//! Putting entries in, now or later, and saying how much there is.
+
+use std::{collections::HashMap, time::Duration};
+
+use redis::RedisError;
+
+use super::{Delayed, Inner, keys, scripts, unavailable};
+use crate::{
+    dispatch::{Backlog, DispatchError, Entry, Limit},
+    job::QueueName,
+};
+
+/// Entries of one script: some milliseconds of Redis's time.
+const CHUNK: usize = 512;
+/// When to try again if nothing says so.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Tenants of each priority among which the oldest entry is looked for.
+const TENANTS_LOOKED_AT: usize = 128;
+
+/// What of a chunk the script is told besides its entries.
+#[derive(Default)]
+struct Admission {
+    /// Entries and tokens of later chunks that must fit as well.
+    entries_after: usize,
+    tokens_after: u64,
+    /// Room was found before.
+    forced: bool,
+}
+
+fn tokens(entries: &[&Entry]) -> u64 {
+    entries.iter().map(|entry| u64::from(entry.cost)).sum()
+}
+
+/// A Redis whose memory is full refuses a script that grows, before its first command.
+fn refusal(queue: &QueueName, error: RedisError) -> DispatchError {
+    if error.code() == Some("OOM") {
+        let (queue, limit) = (queue.clone(), Limit::Memory);
+        return DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER };
+    }
+    unavailable(error)
+}
+
+impl Inner {
+    /// One script if it is one queue and one chunk. Else every queue is first asked for room for
+    /// all of its part, and then takes it: all or nothing but for producers that ask at the same
+    /// moment, who may pass the bound together by a chunk. What an error in between left is found
+    /// by the caller's next try, which adds nothing twice.
+    pub(super) async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError> {
+        let mut queues: Vec<(&QueueName, Vec<&Entry>)> = Vec::new();
+        let mut index: HashMap<&QueueName, usize> = HashMap::new();
+        for entry in entries {
+            let at = *index.entry(&entry.queue).or_insert_with(|| {
+                queues.push((&entry.queue, Vec::new()));
+                queues.len() - 1
+            });
+            queues[at].1.push(entry);
+        }
+        if let [(queue, entries)] = &*queues
+            && entries.len() <= CHUNK
+        {
+            return self.add(queue, entries, Admission::default()).await;
+        }
+        for (queue, entries) in &queues {
+            // The first chunk of a single queue asks for all, so that repeats of it are no excess.
+            let (first, rest) = entries.split_at(if queues.len() == 1 { CHUNK } else { 0 });
+            let (entries_after, tokens_after) = (rest.len(), tokens(rest));
+            let admission = Admission { entries_after, tokens_after, forced: false };
+            self.add(queue, first, admission).await?;
+        }
+        for (queue, entries) in &queues {
+            let done = if queues.len() == 1 { CHUNK } else { 0 };
+            for chunk in entries[done..].chunks(CHUNK) {
+                let admission = Admission { forced: true, ..Admission::default() };
+                self.add(queue, chunk, admission).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn add(
+        &self,
+        queue: &QueueName,
+        entries: &[&Entry],
+        admission: Admission,
+    ) -> Result<(), DispatchError> {
+        let mut arguments = vec![
+            self.limit.entries.to_string(),
+            self.limit.tokens.to_string(),
+            admission.entries_after.to_string(),
+            admission.tokens_after.to_string(),
+            u8::from(admission.forced).to_string(),
+        ];
+        for entry in entries {
+            let (id, cost) = (entry.id.to_string(), entry.cost.to_string());
+            arguments.extend([id, keys::place(entry), cost]);
+        }
+        let prefix = keys::prefix(queue);
+        let run = self.connections.run_again(&scripts::ENQUEUE, &prefix, &arguments).await;
+        let (added, which, retry_ms): (i64, u8, u64) =
+            run.map_err(|error| refusal(queue, error))?;
+        if added >= 0 {
+            return Ok(());
+        }
+        let limit = match which {
+            1 => Limit::Entries(self.limit.entries),
+            _ => Limit::Tokens(self.limit.tokens),
+        };
+        let retry_after = Duration::from_millis(retry_ms);
+        Err(DispatchError::Busy { queue: queue.clone(), limit, retry_after })
+    }
+
+    pub(super) async fn delay(&self, delayed: &[Delayed]) -> Result<(), DispatchError> {
+        let mut queues: HashMap<&QueueName, Vec<&Delayed>> = HashMap::new();
+        for one in delayed {
+            queues.entry(&one.entry.queue).or_default().push(one);
+        }
+        for (queue, delayed) in queues {
+            let prefix = keys::prefix(queue);
+            for chunk in delayed.chunks(CHUNK) {
+                let mut arguments = vec![self.limit.entries.to_string()];
+                for Delayed { entry, due } in chunk {
+                    let (id, cost) = (entry.id.to_string(), entry.cost.to_string());
+                    arguments.extend([id, keys::place(entry), cost, due.0.to_string()]);
+                }
+                let run = self.connections.run_again(&scripts::DELAY, &prefix, &arguments);
+                let kept: i64 = run.await.map_err(|error| refusal(queue, error))?;
+                if kept < 0 {
+                    let limit = Limit::Entries(self.limit.entries);
+                    let queue = queue.clone();
+                    return Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn promote(&self, queue: &QueueName) -> Result<usize, DispatchError> {
+        let (prefix, mut count) = (keys::prefix(queue), 0);
+        loop {
+            let limit = [CHUNK.to_string()];
+            let run = self.connections.run_again(&scripts::PROMOTE, &prefix, &limit);
+            let moved: usize = run.await.map_err(unavailable)?;
+            count += moved;
+            if moved < CHUNK {
+                return Ok(count);
+            }
+        }
+    }
+
+    pub(super) async fn backlog(&self, queue: &QueueName) -> Result<Backlog, DispatchError> {
+        let (prefix, tenants) = (keys::prefix(queue), [TENANTS_LOOKED_AT.to_string()]);
+        let run = self.connections.run_again(&scripts::BACKLOG, &prefix, &tenants);
+        let (entries, tokens, oldest, rate, delayed): (usize, u64, i64, f64, usize) =
+            run.await.map_err(unavailable)?;
+        let oldest_ms = u64::try_from(oldest).ok();
+        let drain_rate = (rate >= 0.0).then_some(rate);
+        Ok(Backlog { entries, tokens, oldest_ms, delayed, drain_rate })
+    }
+
+    pub(super) async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError> {
+        let mut command = redis::cmd("HGET");
+        command.arg(format!("{}:meta", keys::prefix(queue))).arg("n");
+        let result = match self.connections.query::<Option<i64>>(&command).await {
+            Err(error) if super::connections::breaks(&error) && !error.is_timeout() => {
+                self.connections.query(&command).await
+            }
+            result => result,
+        };
+        let waiting = result.map_err(unavailable)?.unwrap_or(0);
+        Ok(usize::try_from(waiting).unwrap_or(0))
+    }
+}

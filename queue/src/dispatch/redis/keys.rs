@@ -1,0 +1,111 @@
+//! Names in Redis: `tm:{MODEL:FORMAT}:PRIORITY:TENANT`, and receipts, which are such a name and an
+//! entry's id.
+//!
+//! The braces are the hash tag of Redis Cluster: all keys of a queue share a slot. Models, formats
+//! and tenants are free text, so what has a meaning in a key is percent encoded.
+
+use std::fmt::Write as _;
+
+use crate::{
+    dispatch::{Delivery, Entry},
+    job::QueueName,
+};
+
+/// Free text as a part of a key.
+pub(super) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '{' | '}' | ':' | '%') || c.is_control() {
+            let mut bytes = [0; 4];
+            for byte in c.encode_utf8(&mut bytes).bytes() {
+                write!(escaped, "%{byte:02X}").expect("text can always grow");
+            }
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped
+}
+
+/// What the keys of a queue begin with.
+pub(super) fn prefix(queue: &QueueName) -> String {
+    format!("tm:{{{}:{}}}", escape(&queue.model), escape(&queue.format))
+}
+
+/// Where an entry waits within its queue: `PRIORITY:TENANT`.
+pub(super) fn place(entry: &Entry) -> String {
+    format!("{}:{}", entry.priority.as_str(), escape(&entry.tenant.0))
+}
+
+/// A delivery's receipt: the key of its stream, and the entry's id in it.
+pub(super) fn receipt(prefix: &str, here: &str) -> String {
+    format!("{prefix}:{here}")
+}
+
+/// A receipt's queue and, within it, `PRIORITY:TENANT:ENTRY`. Nothing if it is another dispatcher's.
+pub(super) fn split(receipt: &str) -> Option<(&str, &str)> {
+    let end = receipt.strip_prefix("tm:{")?.find("}:")? + "tm:{}".len();
+    let (prefix, rest) = (receipt.get(..end)?, receipt.get(end + 1..)?);
+    let (place, entry) = rest.rsplit_once(':')?;
+    let (ms, sequence) = entry.split_once('-')?;
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let known = place.split_once(':')?.0.parse::<crate::job::Priority>().is_ok();
+    (known && number(ms) && number(sequence)).then_some((prefix, rest))
+}
+
+/// Deliveries of one queue as a script's arguments `id place entry deliveries`, with their positions.
+pub(super) struct Group<'a> {
+    pub prefix: &'a str,
+    pub arguments: Vec<String>,
+    /// Where in the caller's list each came from.
+    pub positions: Vec<usize>,
+}
+
+/// Deliveries by queue, and the positions of those that were never this dispatcher's. The arguments
+/// begin with the consumer.
+pub(super) fn group<'a>(
+    consumer: &str,
+    deliveries: &'a [Delivery],
+) -> (Vec<Group<'a>>, Vec<usize>) {
+    let (mut groups, mut others): (Vec<Group<'a>>, _) = (Vec::new(), Vec::new());
+    for (position, delivery) in deliveries.iter().enumerate() {
+        let parts = split(&delivery.receipt)
+            .and_then(|(prefix, rest)| rest.rsplit_once(':').map(|parts| (prefix, parts)));
+        let Some((prefix, (place, entry))) = parts else {
+            others.push(position);
+            continue;
+        };
+        let index = groups.iter().position(|group| group.prefix == prefix).unwrap_or_else(|| {
+            let arguments = vec![escape(consumer)];
+            groups.push(Group { prefix, arguments, positions: Vec::new() });
+            groups.len() - 1
+        });
+        let (id, deliveries) = (delivery.id.to_string(), delivery.deliveries.to_string());
+        groups[index].arguments.extend([id, place.to_owned(), entry.to_owned(), deliveries]);
+        groups[index].positions.push(position);
+    }
+    (groups, others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_text_cannot_leave_its_part_of_a_key() {
+        let queue = QueueName { model: "a}:{b\n%".into(), format: "i2_s".into() };
+        assert_eq!(prefix(&queue), "tm:{a%7D%3A%7Bb%0A%25:i2_s}");
+        assert_eq!(escape("größe/7B"), "größe/7B");
+        assert_eq!(escape("\u{85}"), "%C2%85");
+    }
+
+    #[test]
+    fn receipts_come_apart_again_and_others_are_told_apart() {
+        let made = receipt("tm:{m:i2_s}", "high:t:12-3");
+        assert_eq!(split(&made), Some(("tm:{m:i2_s}", "high:t:12-3")));
+        assert_eq!(split("tm:{m:f}:low::1-0"), Some(("tm:{m:f}", "low::1-0")));
+        for other in ["", "17", "tm:{m", "tm:{m:f}:ids:x:1-0", "tm:{m:f}:high:t:x", "tm:{é}:"] {
+            assert_eq!(split(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+-- Delivers up to ARGV[2] entries to the consumer ARGV[1]. ARGV[3] names the queue's data if nothing
+-- does yet: who sees another name than before knows that Redis came back empty.
+-- Returns {name, groups made again, foreign entries dropped, ms until the next delayed entry is due
+-- or -1, last id of the bell, {{id, place:entry, deliveries}, …}}.
+--
+-- Priorities share by smooth weighted round robin over what waits (see memory.rs). Tenants of one
+-- priority are served in order of tokens served so far: a deficit round robin without a quantum,
+-- fair to within one entry. A tenant that is alone is read in one command.
+local WEIGHTS = { high = 16, normal = 4, low = 1 }
+local me, max = ARGV[1], tonumber(ARGV[2])
+local taken, made_again, foreign = {}, 0, 0
+
+local function deliver(id, place, entry, deliveries)
+  taken[#taken + 1] = { id, place .. ':' .. entry, deliveries }
+end
+
+-- Entries handed back, in their old order, before anything fresh.
+local function take_parked(place, want)
+  local parked = tonumber(redis.call('HGET', PARKED, place) or 0)
+  if parked <= 0 then return 0, 0 end
+  local stream, entries, tokens = stream_of(place), 0, 0
+  local pending = redis.pcall('XPENDING', stream, GROUP, '-', '+', want, RETURNED)
+  if pending.err then pending = {} end
+  for _, item in ipairs(pending) do
+    local claimed = redis.call('XCLAIM', stream, GROUP, me, 0, item[1])
+    local id, cost = decode(claimed[1] and claimed[1][2])
+    if id then
+      deliver(id, place, item[1], item[4] + 1)
+      entries, tokens = entries + 1, tokens + cost
+    else
+      drop(place, item[1])
+      foreign = foreign + 1
+    end
+  end
+  if #pending < want then
+    redis.call('HDEL', PARKED, place)
+  else
+    redis.call('HINCRBY', PARKED, place, -#pending)
+  end
+  return entries, tokens
+end
+
+local function read(place, want)
+  local stream = stream_of(place)
+  local reply = redis.pcall('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', want, 'STREAMS', stream, '>')
+  if reply and reply.err and reply.err:match('NOGROUP') then
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+    made_again = made_again + 1
+    -- All that the stream holds is fresh again.
+    local known = tonumber(redis.call('HGET', COUNTS, place) or 0)
+    count(place, redis.call('XLEN', stream) - known, 0)
+    redis.call('HDEL', PARKED, place)
+    reply = redis.call('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', want, 'STREAMS', stream, '>')
+  end
+  if not reply then return {} end
+  if reply.err then
+    -- Not a stream: nothing can come of it.
+    redis.call('DEL', stream)
+    return {}
+  end
+  return reply[1][2]
+end
+
+-- Fresh entries. What another program added is dropped if it means nothing, or if its job waits
+-- elsewhere; a job that nobody knows is taken in.
+local function take_fresh(place, want)
+  local entries, tokens = 0, 0
+  while entries < want do
+    local reply = read(place, want - entries)
+    if #reply == 0 then return entries, tokens, true end
+    local ids, costs = {}, {}
+    for n, item in ipairs(reply) do
+      local id, cost = decode(item[2])
+      ids[n], costs[n] = id or '', cost
+    end
+    local known = redis.call('HMGET', IDS, unpack(ids))
+    for n, item in ipairs(reply) do
+      local id, cost, here = ids[n], costs[n], place .. ':' .. item[1]
+      local expected = cost and string.format('%d:%s', cost, here)
+      -- Twice in one reply: the second is seen where the first was taken in.
+      local is_new = cost and not known[n] and redis.call('HSETNX', IDS, id, expected) == 1
+      if is_new then count(place, 1, cost) end
+      if cost and (is_new or known[n] == expected) then
+        deliver(id, place, item[1], 1)
+        entries, tokens = entries + 1, tokens + cost
+      else
+        drop(place, item[1])
+        foreign = foreign + 1
+      end
+    end
+  end
+  return entries, tokens, false
+end
+
+-- Takes from one tenant; returns how many.
+local function take(priority, tenant, want)
+  local place = priority .. ':' .. tenant
+  local entries, tokens = take_parked(place, want)
+  local dry = false
+  if entries < want then
+    local more, cost
+    more, cost, dry = take_fresh(place, want - entries)
+    entries, tokens = entries + more, tokens + cost
+  end
+  if entries > 0 then
+    -- At least one token each, or what costs nothing would be served for ever.
+    redis.call('ZINCRBY', P .. ':active:' .. priority, math.max(tokens, entries), tenant)
+  end
+  if (entries > 0 and count(place, -entries, -tokens) <= 0) or dry then
+    deactivate(place)
+    foreign = foreign + close(place)
+  end
+  return entries
+end
+
+-- How many of each priority come next, of those that wait.
+local function plan(want)
+  local left, credit, share, total_left = {}, {}, {}, 0
+  for _, priority in ipairs(PRIORITIES) do
+    local waiting = tonumber(redis.call('HGET', META, 'n:' .. priority) or 0)
+    local active = redis.call('EXISTS', P .. ':active:' .. priority) == 1
+    -- Whoever is active is looked at, whatever the counts say.
+    left[priority] = active and math.max(1, waiting) or 0
+    credit[priority] = tonumber(redis.call('HGET', META, 'credit:' .. priority) or 0)
+    share[priority] = 0
+    total_left = total_left + left[priority]
+  end
+  if total_left == 0 then return share end
+  for _ = 1, math.min(want, total_left) do
+    local total, best = 0, nil
+    for _, priority in ipairs(PRIORITIES) do
+      if left[priority] > 0 then
+        credit[priority] = credit[priority] + WEIGHTS[priority]
+        total = total + WEIGHTS[priority]
+        if not best or credit[priority] > credit[best] then best = priority end
+      else
+        credit[priority] = 0
+      end
+    end
+    if not best then break end
+    credit[best] = credit[best] - total
+    left[best], share[best] = left[best] - 1, share[best] + 1
+  end
+  for _, priority in ipairs(PRIORITIES) do
+    redis.call('HSET', META, 'credit:' .. priority, credit[priority])
+  end
+  return share
+end
+
+local function serve(priority, want)
+  local active = P .. ':active:' .. priority
+  while want > 0 do
+    local least = redis.call('ZRANGE', active, 0, 1)
+    if #least == 0 then return end
+    want = want - take(priority, least[1], #least == 1 and want or 1)
+  end
+end
+
+local name = redis.call('HGET', META, 'name')
+if not name then
+  name = ARGV[3]
+  redis.call('HSET', META, 'name', name)
+end
+-- More than one round only if counts were off, because somebody else deleted entries.
+while #taken < max do
+  local before, share = #taken, plan(max - #taken)
+  for _, priority in ipairs(PRIORITIES) do serve(priority, share[priority]) end
+  if #taken == before then break end
+end
+local due = redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
+local due_in = due[2] and math.max(0, tonumber(due[2]) - now_ms()) or -1
+local bell = redis.call('XREVRANGE', BELL, '+', '-', 'COUNT', 1)
+return { name, made_again, foreign, due_in, bell[1] and bell[1][1] or '0-0', taken }

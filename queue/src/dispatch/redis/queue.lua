@@ -1,0 +1,213 @@
+-- What the scripts of one queue share; each is this file and then its own.
+--
+-- KEYS[1] is the queue's prefix `tm:{MODEL:FORMAT}`. Every other key is made from it and so carries
+-- the same hash tag: one slot of a cluster. A place is `PRIORITY:TENANT`; its stream is
+-- `PREFIX:PLACE`. Fresh entries of a stream are those its group has not delivered; parked ones were
+-- handed back and are pending with the consumer RETURNED, whom nobody can be called.
+local P = KEYS[1]
+local GROUP, RETURNED = 'workers', ':returned'
+local PRIORITIES = { 'high', 'normal', 'low' }
+local IDS = P .. ':ids'         -- hash: job -> COST:PLACE:ENTRY, or @COST:PLACE while delayed
+local META = P .. ':meta'       -- hash: n and t (waiting entries, tokens), n:PRIORITY, credits, rate
+local STREAMS = P .. ':streams' -- set: places that have a stream
+local COUNTS = P .. ':counts'   -- hash: place -> waiting entries
+local COSTS = P .. ':costs'     -- hash: place -> waiting tokens
+local PARKED = P .. ':parked'   -- hash: place -> handed-back entries among the waiting
+local DUE = P .. ':due'         -- sorted set: delayed jobs by due time in ms
+local BELL = P .. ':bell'       -- stream of one entry, renewed whenever something arrives
+local RATE_MS = 30000           -- the drain rate forgets with this time constant
+local RATE_WARM_MS = 1000       -- the shortest time it is taken over
+local UUID = '^' .. (('[0-9a-f]'):rep(8) .. '%-') .. ((('[0-9a-f]'):rep(4) .. '%-'):rep(3))
+  .. ('[0-9a-f]'):rep(12) .. '$'
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local function stream_of(place) return P .. ':' .. place end
+
+-- Where a job's entry lies, as PLACE:ENTRY; nil if it is delayed or unknown.
+local function located(id)
+  local value = redis.call('HGET', IDS, id)
+  if not value then return nil end
+  local cost, place = value:match('^(%d+):(.*)$')
+  return place, tonumber(cost)
+end
+
+-- Job and cost of a stream's entry; nil if it is none of ours.
+local function decode(fields)
+  local named = {}
+  for i = 1, #(fields or {}), 2 do named[fields[i]] = fields[i + 1] end
+  local known = named.v == '1' and named.id and named.id:match(UUID)
+  if not (known and named.cost and #named.cost <= 10 and named.cost:match('^%d+$')) then
+    return nil
+  end
+  return named.id, tonumber(named.cost)
+end
+
+local function is_before(one, other)
+  local ms, seq = one:match('^(%d+)%-(%d+)$')
+  local other_ms, other_seq = other:match('^(%d+)%-(%d+)$')
+  if ms ~= other_ms then return tonumber(ms) < tonumber(other_ms) end
+  return tonumber(seq) < tonumber(other_seq)
+end
+
+-- Entries of a place from first to last that are pending with the consumer, and how often they were
+-- delivered.
+local function held_by(consumer, place, first, last)
+  local held, page, start = {}, 256, first
+  while start do
+    local pending = redis.pcall('XPENDING', stream_of(place), GROUP, start, last, page, consumer)
+    if pending.err then return held end
+    for _, item in ipairs(pending) do held[item[1]] = item[4] end
+    start = #pending == page and '(' .. pending[page][1] or nil
+  end
+  return held
+end
+
+-- The fence. Of ARGV from 2 on, `id place entry deliveries` each, the entries that are pending with
+-- the consumer by this very delivery (an earlier one may have been handed back or reclaimed since)
+-- and still are that job's. Returns them as place -> {ids, entries, tokens}; then how many; then the
+-- positions of the others.
+local function fenced(consumer)
+  local wanted, mine, total, others, seen = {}, {}, 0, {}, {}
+  for i = 2, #ARGV, 4 do
+    local place, entry = ARGV[i + 1], ARGV[i + 2]
+    local at = wanted[place]
+    if not at then
+      at = { first = entry, last = entry }
+      wanted[place] = at
+    end
+    if is_before(entry, at.first) then at.first = entry end
+    if is_before(at.last, entry) then at.last = entry end
+    if not seen[place .. entry] then at[#at + 1] = i end
+    seen[place .. entry] = true
+  end
+  for place, at in pairs(wanted) do
+    local held = held_by(consumer, place, at.first, at.last)
+    local ids = {}
+    for n, i in ipairs(at) do ids[n] = ARGV[i] end
+    local known = redis.call('HMGET', IDS, unpack(ids))
+    local found = { ids = {}, entries = {}, tokens = 0 }
+    for n, i in ipairs(at) do
+      local entry = ARGV[i + 2]
+      local cost, where = (known[n] or ''):match('^(%d+):(.*)$')
+      if held[entry] == tonumber(ARGV[i + 3]) and where == place .. ':' .. entry then
+        found.ids[#found.ids + 1] = ids[n]
+        found.entries[#found.entries + 1] = entry
+        found.tokens = found.tokens + tonumber(cost)
+      else
+        others[#others + 1] = (i - 2) / 4
+      end
+    end
+    if #found.ids > 0 then mine[place] = found end
+    total = total + #found.ids
+  end
+  return mine, total, others
+end
+
+-- Makes entries a consumer's as if just delivered, but for the count of deliveries.
+local function claim(place, entries, consumer)
+  local words = { 'XCLAIM', stream_of(place), GROUP, consumer, 0 }
+  for _, entry in ipairs(entries) do words[#words + 1] = entry end
+  words[#words + 1] = 'JUSTID'
+  redis.call(unpack(words))
+end
+
+-- Counts entries that began (or, negative, ceased) to wait; returns how many are left there.
+local function count(place, entries, tokens)
+  -- Lua has a negative zero, which Redis does not take for an integer.
+  entries, tokens = entries + 0, tokens + 0
+  redis.call('HINCRBY', META, 'n', entries)
+  redis.call('HINCRBY', META, 'n:' .. place:match('^%a+'), entries)
+  redis.call('HINCRBY', META, 't', tokens)
+  redis.call('HINCRBY', COSTS, place, tokens)
+  return redis.call('HINCRBY', COUNTS, place, entries)
+end
+
+-- Lets a tenant take part. It starts level with the one served least, or with what it owes.
+local function activate(place)
+  local priority, tenant = place:match('^(%a+):(.*)$')
+  local active = P .. ':active:' .. priority
+  if redis.call('ZSCORE', active, tenant) then return end
+  local least = redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')
+  local owed = redis.call('ZSCORE', P .. ':owed:' .. priority, tenant)
+  redis.call('ZADD', active, math.max(tonumber(least[2] or 0), tonumber(owed or 0)), tenant)
+end
+
+-- Ends a tenant's part. What it was served beyond the others is remembered while others are active.
+local function deactivate(place)
+  local priority, tenant = place:match('^(%a+):(.*)$')
+  local active, owed = P .. ':active:' .. priority, P .. ':owed:' .. priority
+  local entries = tonumber(redis.call('HGET', COUNTS, place) or 0)
+  local tokens = tonumber(redis.call('HGET', COSTS, place) or 0)
+  if entries ~= 0 or tokens ~= 0 then count(place, -entries, -tokens) end
+  redis.call('HDEL', COUNTS, place)
+  redis.call('HDEL', COSTS, place)
+  redis.call('HDEL', PARKED, place)
+  local score = redis.call('ZSCORE', active, tenant)
+  redis.call('ZREM', active, tenant)
+  local least = redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')
+  if #least == 0 then
+    redis.call('DEL', owed)
+  else
+    if score then redis.call('ZADD', owed, score, tenant) end
+    redis.call('ZREMRANGEBYSCORE', owed, '-inf', least[2])
+  end
+end
+
+-- Makes a place's stream and group if they are not there.
+local function open(place)
+  if redis.call('SADD', STREAMS, place) == 1 then
+    redis.pcall('XGROUP', 'CREATE', stream_of(place), GROUP, '0', 'MKSTREAM')
+  end
+end
+
+-- Removes a stream in which nothing waits and nothing is pending; returns the foreign entries that
+-- went with it.
+local function close(place)
+  if redis.call('HEXISTS', COUNTS, place) == 1 then return 0 end
+  local stream = stream_of(place)
+  local left = redis.pcall('XLEN', stream)
+  if type(left) == 'number' and left > 0 then
+    local pending = redis.pcall('XPENDING', stream, GROUP)
+    if not pending.err and pending[1] > 0 then return 0 end
+  end
+  redis.call('DEL', stream)
+  redis.call('SREM', STREAMS, place)
+  return type(left) == 'number' and left or 0
+end
+
+-- Appends an entry; the caller counts it.
+local function append(id, place, cost)
+  local entry = redis.call('XADD', stream_of(place), '*', 'v', '1', 'id', id, 'cost', cost)
+  redis.call('HSET', IDS, id, string.format('%d:%s:%s', cost, place, entry))
+end
+
+-- Wakes whoever waits for the queue.
+local function ring() redis.call('XADD', BELL, 'MAXLEN', 1, '*', 'r', '1') end
+
+-- Tokens acknowledged per ms, or nil while unknown; then the sum that decays, and its beginning.
+local function drain_rate(now)
+  local kept = redis.call('HMGET', META, 'rate', 'rate_at', 'rate_from')
+  if not kept[1] or now - tonumber(kept[2]) > 10 * RATE_MS then return nil, 0, now end
+  local sum = tonumber(kept[1]) * math.exp(-math.max(0, now - tonumber(kept[2])) / RATE_MS)
+  local from = tonumber(kept[3])
+  local warm = RATE_MS * (1 - math.exp(-math.max(RATE_WARM_MS, now - from) / RATE_MS))
+  return sum / warm, sum, from
+end
+
+-- Counts acknowledged tokens for the drain rate.
+local function drained(tokens)
+  local now = now_ms()
+  local _, sum, from = drain_rate(now)
+  redis.call('HSET', META, 'rate', string.format('%.6f', sum + tokens), 'rate_at', now,
+    'rate_from', from)
+end
+
+-- Drops an entry that is none of ours.
+local function drop(place, entry)
+  redis.call('XACK', stream_of(place), GROUP, entry)
+  redis.call('XDEL', stream_of(place), entry)
+end

@@ -1,0 +1,7 @@
+-- Says that the consumer still works on entries, if they are its own.
+-- ARGV: consumer, then per entry: id place entry deliveries. Returns the positions (from 0) of those
+-- lost.
+local mine, _, lost = fenced(ARGV[1])
+for place, found in pairs(mine) do claim(place, found.entries, ARGV[1]) end
+table.sort(lost)
+return lost

@@ -1,0 +1,192 @@
+//! What happens to a job, as it happens: a capped, expiring stream per job in Redis.
+//!
+//! Workers write, coalesced; a subscriber reads from the start, however late it comes, and then
+//! waits for more. It is a convenience, not a record: the stream may be cut at its cap, expire or
+//! vanish with Redis, and a subscriber then asks the store, which has the result.
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+
+use redis::streams::StreamReadReply;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    dispatch::{BLOCK_MAX, Connections, DispatchError},
+    job::{JobId, JobState},
+    wire,
+};
+
+/// Events that a job's stream holds, roughly: Redis cuts whole nodes.
+const EVENTS_MAX: usize = 16 << 10;
+/// How long a stream outlives its last event.
+const EXPIRE: Duration = Duration::from_secs(3600);
+/// Events of one read.
+const READ_MAX: usize = 256;
+
+/// Something that happened to a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum JobEvent {
+    /// It waits, for the first time or again.
+    Queued,
+    /// A worker took it. Deltas of an earlier attempt are void.
+    Started,
+    /// Text was generated.
+    Delta {
+        /// Which of the job's choices.
+        choice: u32,
+        /// What is added to it.
+        text: String,
+    },
+    /// It is over; the store has the rest.
+    Finished {
+        /// How it ended.
+        state: JobState,
+    },
+}
+
+/// Where a subscriber is in a job's events. The default is before the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct EventId {
+    ms: u64,
+    sequence: u64,
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.ms, self.sequence)
+    }
+}
+
+/// Text that is no [`EventId`].
+#[derive(Debug, thiserror::Error)]
+#[error("an event id is two numbers with a hyphen between them")]
+pub struct BadEventId;
+
+impl FromStr for EventId {
+    type Err = BadEventId;
+
+    fn from_str(text: &str) -> Result<Self, BadEventId> {
+        let (ms, sequence) = text.split_once('-').ok_or(BadEventId)?;
+        let number = |text: &str| text.parse().map_err(|_| BadEventId);
+        Ok(Self { ms: number(ms)?, sequence: number(sequence)? })
+    }
+}
+
+/// Events of jobs in Redis.
+#[derive(Debug, Clone)]
+pub struct RedisEvents {
+    connections: Arc<Connections>,
+}
+
+fn key(job: JobId) -> String {
+    format!("tm:ev:{{{job}}}")
+}
+
+impl RedisEvents {
+    pub(crate) fn new(connections: Arc<Connections>) -> Self {
+        Self { connections }
+    }
+
+    /// Appends events to a job's stream, in order.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`]. Whoever writes may go on without: events are no record.
+    pub async fn publish(&self, job: JobId, events: &[JobEvent]) -> Result<(), DispatchError> {
+        if events.is_empty() {
+            return Ok(());
+        }
+        let key = key(job);
+        let mut pipeline = redis::pipe();
+        for event in events {
+            let append = pipeline.cmd("XADD").arg(&key).arg("MAXLEN").arg("~").arg(EVENTS_MAX);
+            append.arg("*").arg("e").arg(wire::encode(event)).ignore();
+        }
+        pipeline.cmd("EXPIRE").arg(&key).arg(EXPIRE.as_secs()).ignore();
+        let sent = self.connections.pipeline(&pipeline).await;
+        sent.map_err(|error| DispatchError::Unavailable(Box::new(error)))
+    }
+
+    /// Appends generated text to a job's stream.
+    ///
+    /// # Errors
+    /// As [`Self::publish`].
+    pub async fn publish_delta(
+        &self,
+        job: JobId,
+        choice: u32,
+        text: &str,
+    ) -> Result<(), DispatchError> {
+        self.publish(job, &[JobEvent::Delta { choice, text: text.to_owned() }]).await
+    }
+
+    /// A job's events after `after`, oldest first; waits up to `wait` for the first. Entries that
+    /// are no events are passed over.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    pub async fn read_events(
+        &self,
+        job: JobId,
+        after: EventId,
+        wait: Duration,
+    ) -> Result<Vec<(EventId, JobEvent)>, DispatchError> {
+        let started = std::time::Instant::now();
+        let mut after = after;
+        loop {
+            let left = wait.saturating_sub(started.elapsed());
+            let (last, events) = self.read(job, after, left).await?;
+            if !events.is_empty() || (left.is_zero() && last == after) {
+                return Ok(events);
+            }
+            after = last;
+        }
+    }
+
+    /// One read: the last id seen, and what decoded.
+    async fn read(
+        &self,
+        job: JobId,
+        after: EventId,
+        wait: Duration,
+    ) -> Result<(EventId, Vec<(EventId, JobEvent)>), DispatchError> {
+        let mut command = redis::cmd("XREAD");
+        command.arg("COUNT").arg(READ_MAX);
+        if !wait.is_zero() {
+            let ms = wait.min(BLOCK_MAX).as_millis().max(1);
+            command.arg("BLOCK").arg(u64::try_from(ms).unwrap_or(1));
+        }
+        command.arg("STREAMS").arg(key(job)).arg(after.to_string());
+        let reply: Result<Option<StreamReadReply>, _> = match wait.is_zero() {
+            true => self.connections.query(&command).await,
+            false => self.connections.block(&command).await,
+        };
+        let reply = reply.map_err(|error| DispatchError::Unavailable(Box::new(error)))?;
+        let (mut last, mut events) = (after, Vec::new());
+        for entry in reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids) {
+            let Ok(id) = entry.id.parse::<EventId>() else { continue };
+            last = id;
+            let bytes: Option<Vec<u8>> = entry.get("e");
+            match bytes.map(|bytes| wire::decode(&bytes)) {
+                Some(Ok(event)) => events.push((id, event)),
+                _ => tracing::warn!(%job, %id, "passed over an entry that is no event"),
+            }
+        }
+        Ok((last, events))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_ids_are_read_from_their_own_text() {
+        let id: EventId = "1700000000000-7".parse().expect("an id");
+        assert_eq!(id.to_string(), "1700000000000-7");
+        assert!(EventId::default() < id);
+        for wrong in ["", "1", "1-", "-1", "a-b", "$"] {
+            assert!(wrong.parse::<EventId>().is_err(), "{wrong}");
+        }
+    }
+}

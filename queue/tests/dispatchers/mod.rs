@@ -1,0 +1,219 @@
+//! What every dispatcher must do. `dispatcher_conformance!(name, Fixture)` makes one test per rule.
+
+use std::{sync::Arc, time::Duration};
+
+use tritmill_queue::{
+    Delivery, DispatchError, Dispatcher, Entry, JobId, Priority, Pull, QueueName, Tenant,
+    dispatch::Limit,
+};
+
+/// A dispatcher of a test's own.
+pub trait Fixture {
+    /// An empty one whose queues hold so many entries.
+    async fn create(entries_max: usize) -> Self;
+    /// The dispatcher under test.
+    fn dispatcher(&self) -> Arc<dyn Dispatcher>;
+}
+
+pub fn queue() -> QueueName {
+    QueueName { model: "tiny".into(), format: "i2_s".into() }
+}
+
+pub fn entries(priority: Priority, count: usize) -> Vec<Entry> {
+    let entry = |_| Entry {
+        id: JobId::generate(),
+        queue: queue(),
+        priority,
+        tenant: Tenant::default(),
+        cost: 1,
+    };
+    (0..count).map(entry).collect()
+}
+
+pub async fn pull(dispatcher: &Arc<dyn Dispatcher>, consumer: &str, max: usize) -> Vec<Delivery> {
+    let queue = queue();
+    let wait = Duration::ZERO;
+    dispatcher.pull(Pull { queue: &queue, consumer, max, wait }).await.unwrap()
+}
+
+pub fn ids(deliveries: &[Delivery]) -> Vec<JobId> {
+    deliveries.iter().map(|delivery| delivery.id).collect()
+}
+
+pub async fn priorities_are_served_sixteen_to_four_to_one_and_first_in_first_out<F: Fixture>() {
+    let fixture = F::create(1000).await;
+    let dispatcher = fixture.dispatcher();
+    let all: Vec<Vec<Entry>> =
+        Priority::ALL.into_iter().map(|priority| entries(priority, 100)).collect();
+    // Low first: the order of arrival across priorities does not matter.
+    for lane in all.iter().rev() {
+        dispatcher.enqueue(lane).await.unwrap();
+    }
+    let taken = ids(&pull(&dispatcher, "a", 42).await);
+    for (lane, count) in all.iter().zip([32, 8, 2]) {
+        let expected: Vec<JobId> = lane.iter().take(count).map(|entry| entry.id).collect();
+        let served: Vec<JobId> =
+            taken.iter().copied().filter(|id| lane.iter().any(|entry| entry.id == *id)).collect();
+        assert_eq!(served, expected);
+    }
+    assert_eq!(taken[0], all[0][0].id, "high goes first");
+}
+
+pub async fn low_alone_gets_everything<F: Fixture>() {
+    let fixture = F::create(100).await;
+    let dispatcher = fixture.dispatcher();
+    dispatcher.enqueue(&entries(Priority::Low, 50)).await.unwrap();
+    assert_eq!(pull(&dispatcher, "a", 100).await.len(), 50);
+}
+
+pub async fn a_full_queue_is_busy_and_takes_nothing<F: Fixture>() {
+    let fixture = F::create(10).await;
+    let dispatcher = fixture.dispatcher();
+    dispatcher.enqueue(&entries(Priority::Normal, 8)).await.unwrap();
+    let refused = dispatcher.enqueue(&entries(Priority::High, 3)).await;
+    assert!(matches!(refused, Err(DispatchError::Busy { limit: Limit::Entries(10), .. })));
+    assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 8);
+    pull(&dispatcher, "a", 1).await;
+    dispatcher.enqueue(&entries(Priority::High, 3)).await.unwrap();
+}
+
+pub async fn feeding_twice_delivers_once<F: Fixture>() {
+    let fixture = F::create(100).await;
+    let dispatcher = fixture.dispatcher();
+    let fed = entries(Priority::Normal, 3);
+    dispatcher.enqueue(&fed).await.unwrap();
+    dispatcher.enqueue(&fed).await.unwrap();
+    let first = pull(&dispatcher, "a", 2).await;
+    dispatcher.enqueue(&fed).await.unwrap();
+    let rest = pull(&dispatcher, "a", 10).await;
+    assert_eq!((first.len(), rest.len()), (2, 1));
+    assert_eq!(dispatcher.acknowledge("a", &first).await.unwrap(), 2);
+    // Acknowledged is forgotten: the store decides whether it may come again.
+    dispatcher.enqueue(&fed).await.unwrap();
+    assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 2);
+}
+
+pub async fn only_the_holder_of_a_delivery_may_acknowledge_it<F: Fixture>() {
+    let fixture = F::create(100).await;
+    let dispatcher = fixture.dispatcher();
+    dispatcher.enqueue(&entries(Priority::Normal, 1)).await.unwrap();
+    let first = pull(&dispatcher, "a", 1).await;
+    assert_eq!(dispatcher.acknowledge("b", &first).await.unwrap(), 0);
+    assert_eq!(dispatcher.hand_back("a", &first).await.unwrap(), 1);
+    let second = pull(&dispatcher, "a", 1).await;
+    assert_eq!(second[0].deliveries, 2);
+    assert_eq!(dispatcher.acknowledge("a", &first).await.unwrap(), 0, "an old receipt");
+    assert_eq!(dispatcher.acknowledge("a", &second).await.unwrap(), 1);
+}
+
+pub async fn what_is_handed_back_comes_first_and_in_order<F: Fixture>() {
+    let fixture = F::create(100).await;
+    let dispatcher = fixture.dispatcher();
+    let fed = entries(Priority::Normal, 4);
+    dispatcher.enqueue(&fed).await.unwrap();
+    let taken = pull(&dispatcher, "a", 2).await;
+    dispatcher.hand_back("a", &taken).await.unwrap();
+    let expected: Vec<JobId> = fed.iter().map(|entry| entry.id).collect();
+    assert_eq!(ids(&pull(&dispatcher, "b", 10).await), expected);
+}
+
+pub async fn a_waiting_pull_wakes_for_a_new_entry_and_gives_up_in_time<F: Fixture>() {
+    let fixture = F::create(100).await;
+    let dispatcher = fixture.dispatcher();
+    let waiting = {
+        let dispatcher = Arc::clone(&dispatcher);
+        tokio::spawn(async move {
+            let queue = queue();
+            let wait = Duration::from_secs(60);
+            dispatcher.pull(Pull { queue: &queue, consumer: "a", max: 5, wait }).await.unwrap()
+        })
+    };
+    dispatcher.enqueue(&entries(Priority::Low, 1)).await.unwrap();
+    assert_eq!(waiting.await.unwrap().len(), 1);
+    let (queue, wait) = (queue(), Duration::from_millis(1));
+    let pull = Pull { queue: &queue, consumer: "a", max: 5, wait };
+    assert!(dispatcher.pull(pull).await.unwrap().is_empty());
+}
+
+pub async fn only_what_others_left_alone_is_reclaimed<F: Fixture>() {
+    let fixture = F::create(10).await;
+    let dispatcher = fixture.dispatcher();
+    dispatcher.enqueue(&entries(Priority::Normal, 3)).await.unwrap();
+    let taken = pull(&dispatcher, "dead", 3).await;
+    let (queue, wait) = (queue(), Duration::ZERO);
+    let wish = |consumer: &'static str| Pull { queue: &queue, consumer, max: 2, wait };
+    let idle = Duration::from_millis(20);
+    assert!(dispatcher.reclaim(wish("b"), idle).await.unwrap().is_empty());
+    tokio::time::sleep(idle).await;
+    assert!(dispatcher.renew("dead", &taken[..1]).await.unwrap().is_empty());
+    assert!(dispatcher.reclaim(wish("dead"), idle).await.unwrap().is_empty());
+    let reclaimed = dispatcher.reclaim(wish("b"), idle).await.unwrap();
+    assert_eq!(reclaimed.len(), 2);
+    assert!(
+        reclaimed.iter().all(|delivery| delivery.deliveries == 2 && delivery.id != taken[0].id)
+    );
+    assert_eq!(dispatcher.renew("dead", &taken).await.unwrap(), taken[1..]);
+    assert_eq!(dispatcher.acknowledge("dead", &taken).await.unwrap(), 1);
+    assert_eq!(dispatcher.acknowledge("b", &reclaimed).await.unwrap(), 2);
+}
+
+pub async fn tenants_of_one_priority_all_move<F: Fixture>() {
+    let fixture = F::create(1000).await;
+    let dispatcher = fixture.dispatcher();
+    let mut all = entries(Priority::Normal, 6);
+    for (index, entry) in all.iter_mut().enumerate() {
+        entry.tenant = Tenant(format!("{{t:{}}}", index % 3));
+    }
+    dispatcher.enqueue(&all).await.unwrap();
+    let mut taken = ids(&pull(&dispatcher, "a", 10).await);
+    taken.sort();
+    assert_eq!(taken, all.iter().map(|entry| entry.id).collect::<Vec<_>>());
+}
+
+pub async fn queues_do_not_mix<F: Fixture>() {
+    let fixture = F::create(1000).await;
+    let dispatcher = fixture.dispatcher();
+    let mut all = entries(Priority::High, 4);
+    for entry in &mut all[2..] {
+        entry.queue.format = "tl1".into();
+    }
+    dispatcher.enqueue(&all).await.unwrap();
+    let taken = pull(&dispatcher, "a", 10).await;
+    assert_eq!(ids(&taken), [all[0].id, all[1].id]);
+    let wait = Duration::ZERO;
+    let wish = Pull { queue: &all[2].queue, consumer: "a", max: 10, wait };
+    let others = dispatcher.pull(wish).await.unwrap();
+    assert_eq!(ids(&others), [all[2].id, all[3].id]);
+    // One call for deliveries of both.
+    let both: Vec<Delivery> = taken.into_iter().chain(others).collect();
+    assert_eq!(dispatcher.acknowledge("a", &both).await.unwrap(), 4);
+}
+
+/// Makes one test per rule.
+#[macro_export]
+macro_rules! dispatcher_conformance {
+    ($name:ident, $fixture:ty) => {
+        $crate::dispatcher_conformance!(@rules $name, $fixture;
+            priorities_are_served_sixteen_to_four_to_one_and_first_in_first_out
+            low_alone_gets_everything
+            a_full_queue_is_busy_and_takes_nothing
+            feeding_twice_delivers_once
+            only_the_holder_of_a_delivery_may_acknowledge_it
+            what_is_handed_back_comes_first_and_in_order
+            a_waiting_pull_wakes_for_a_new_entry_and_gives_up_in_time
+            only_what_others_left_alone_is_reclaimed
+            tenants_of_one_priority_all_move
+            queues_do_not_mix
+        );
+    };
+    (@rules $name:ident, $fixture:ty; $($rule:ident)+) => {
+        mod $name {
+            $(
+                #[tokio::test]
+                async fn $rule() {
+                    $crate::dispatchers::$rule::<$fixture>().await;
+                }
+            )+
+        }
+    };
+}
