@@ -3,6 +3,8 @@
 //! A dispatcher orders ids: priorities weighted 16:4:1, first in first out within one. It may lose
 //! everything at any time; whoever feeds it asks the store what is unfinished. So a delivery is a
 //! hint, and only a claim in the store makes a job somebody's.
+//!
+//! [`MemoryDispatcher`] serves one process, [`RedisDispatcher`] many.
 
 mod backlog;
 mod memory;

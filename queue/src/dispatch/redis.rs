@@ -35,11 +35,10 @@ use async_trait::async_trait;
 pub(crate) use connections::{BLOCK_MAX, Connections};
 use redis::{RedisError, RedisResult};
 pub use stats::DispatchStats;
-use uuid::Uuid;
 
 use self::{
     address::Address,
-    pull::{Consumer, Delivered},
+    pull::Consumer,
     stats::{Counters, add},
 };
 use super::{Backlog, BacklogLimit, Delivery, DispatchError, Dispatcher, Entry, Pull};
@@ -63,8 +62,6 @@ struct Inner {
     connections: Arc<Connections>,
     limit: BacklogLimit,
     stats: Counters,
-    /// Names this process's view of a queue that it finds without data.
-    name: String,
     /// Names of queues' data, by prefix: a new one says that Redis was emptied.
     born: Mutex<HashMap<String, String>>,
     /// Consumers of this process, by name.
@@ -116,7 +113,6 @@ impl RedisDispatcher {
             connections: Arc::new(connections.map_err(|_| RedisUrlError::Host(1))?),
             limit,
             stats: Counters::default(),
-            name: Uuid::now_v7().simple().to_string(),
             born: Mutex::default(),
             consumers: Mutex::default(),
             swept: Mutex::default(),
@@ -247,30 +243,6 @@ impl Inner {
         Ok(lost)
     }
 
-    async fn reclaim(&self, pull: &Pull<'_>, idle: Duration) -> RedisResult<Vec<Delivery>> {
-        let prefix = keys::prefix(pull.queue);
-        let consumer = self.consumer(pull.consumer);
-        let (mut taken, mut cursor) = (Vec::new(), "0".to_owned());
-        while taken.len() < pull.max {
-            let left = (pull.max - taken.len()).min(BATCH);
-            let idle = idle.as_millis().to_string();
-            let arguments = [keys::escape(pull.consumer), left.to_string(), idle, cursor];
-            let answer = self.connections.run(&scripts::RECLAIM, &prefix, &arguments).await?;
-            let (next, deleted, foreign, found): (String, u64, u64, Delivered) = answer;
-            let found = self.deliveries(&prefix, found);
-            consumer.hold(&found);
-            add(&self.stats.reclaimed, found.len() as u64);
-            add(&self.stats.deleted_entries, deleted);
-            self.stats.foreign(&prefix, foreign);
-            taken.extend(found);
-            if next == "0" {
-                break;
-            }
-            cursor = next;
-        }
-        Ok(taken)
-    }
-
     async fn sweep(&self, queue: &QueueName, idle: Duration) -> RedisResult<usize> {
         let (prefix, mut cursor, mut count) = (keys::prefix(queue), "0".to_owned(), 0);
         loop {
@@ -341,14 +313,13 @@ impl Dispatcher for RedisDispatcher {
         pull: Pull<'_>,
         idle: Duration,
     ) -> Result<Vec<Delivery>, DispatchError> {
-        let taken = self.inner.reclaim(&pull, idle).await.map_err(unavailable)?;
         if self.inner.is_sweep_due(pull.queue) {
-            // A chore: what was reclaimed counts more than its failure.
+            // A chore: its failure is not the caller's.
             if let Err(error) = self.inner.sweep(pull.queue, CONSUMER_IDLE).await {
                 tracing::debug!(%error, "looking for dead consumers failed");
             }
         }
-        Ok(taken)
+        self.inner.reclaim(&pull, idle).await.map_err(unavailable)
     }
 
     async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError> {

@@ -1,16 +1,14 @@
 -- Forgets entries that are still the consumer's.
--- ARGV: consumer, then per entry: id place entry. Returns {how many were, foreign entries dropped}.
-local me, mine, tokens, foreign, places = ARGV[1], 0, 0, 0, {}
-for i = 2, #ARGV, 3 do
-  local id, place, entry = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if is_mine(id, place, entry, me) then
-    local _, cost = located(id)
-    drop(place, entry)
-    redis.call('HDEL', IDS, id)
-    mine, tokens = mine + 1, tokens + cost
-    places[place] = true
-  end
+-- ARGV: consumer, then per entry: id place entry deliveries. Returns {how many were, foreign entries
+-- dropped}.
+local mine, total = fenced(ARGV[1])
+local tokens, foreign = 0, 0
+for place, found in pairs(mine) do
+  redis.call('XACK', stream_of(place), GROUP, unpack(found.entries))
+  redis.call('XDEL', stream_of(place), unpack(found.entries))
+  redis.call('HDEL', IDS, unpack(found.ids))
+  tokens = tokens + found.tokens
+  foreign = foreign + close(place)
 end
-for place in pairs(places) do foreign = foreign + close(place) end
-if mine > 0 then drained(tokens) end
-return { mine, foreign }
+if total > 0 then drained(tokens) end
+return { total, foreign }

@@ -31,6 +31,8 @@ use super::{
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long it may take to find out where to connect, and to connect.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a command that does not block may take.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait of one blocking read.
@@ -128,7 +130,14 @@ impl Connections {
         Ok(Self { address, source, shared: tokio::sync::Mutex::new(None), opened, idle })
     }
 
+    /// A new connection. Sentinels and nodes are asked one by one, each within its own timeout, so
+    /// there is one for all of them too.
     async fn open(&self, blocking: bool) -> RedisResult<Link> {
+        let opened = tokio::time::timeout(OPEN_TIMEOUT, self.open_at_last(blocking)).await;
+        opened.map_err(|_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))?
+    }
+
+    async fn open_at_last(&self, blocking: bool) -> RedisResult<Link> {
         let timeout = if blocking { BLOCKING_TIMEOUT } else { RESPONSE_TIMEOUT };
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
@@ -144,10 +153,7 @@ impl Connections {
             }
             Source::Cluster { shared, blocking: longer } => {
                 let client = if blocking { longer } else { shared };
-                let connection = client.get_async_connection();
-                // A cluster is discovered node by node, each within its own timeout.
-                let connection = tokio::time::timeout(BLOCKING_TIMEOUT, connection).await;
-                connection.map_err(|_| late())?.map(Link::Cluster)
+                client.get_async_connection().await.map(Link::Cluster)
             }
         }
     }
@@ -245,10 +251,6 @@ impl Connections {
         }
         result
     }
-}
-
-fn late() -> RedisError {
-    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
 fn is_no_script(error: &RedisError) -> bool {

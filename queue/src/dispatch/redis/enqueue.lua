@@ -19,10 +19,7 @@ local function is_live(id)
     local named = {}
     for i = 1, #group, 2 do named[group[i]] = group[i + 1] end
     if named.name == GROUP then
-      local ms, seq = entry:match('^(%d+)%-(%d+)$')
-      local last_ms, last_seq = named['last-delivered-id']:match('^(%d+)%-(%d+)$')
-      ms, seq, last_ms, last_seq = tonumber(ms), tonumber(seq), tonumber(last_ms), tonumber(last_seq)
-      return ms > last_ms or (ms == last_ms and seq > last_seq)
+      return is_before(named['last-delivered-id'], entry)
     end
   end
   return true

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use crate::{
     dispatch::{Delivery, Entry},
-    job::{JobId, QueueName},
+    job::QueueName,
 };
 
 /// Free text as a part of a key.
@@ -53,7 +53,7 @@ pub(super) fn split(receipt: &str) -> Option<(&str, &str)> {
     (known && number(ms) && number(sequence)).then_some((prefix, rest))
 }
 
-/// Deliveries of one queue as a script's arguments `id place entry`, with their positions.
+/// Deliveries of one queue as a script's arguments `id place entry deliveries`, with their positions.
 pub(super) struct Group<'a> {
     pub prefix: &'a str,
     pub arguments: Vec<String>,
@@ -80,8 +80,8 @@ pub(super) fn group<'a>(
             groups.push(Group { prefix, arguments, positions: Vec::new() });
             groups.len() - 1
         });
-        let id: JobId = delivery.id;
-        groups[index].arguments.extend([id.to_string(), place.to_owned(), entry.to_owned()]);
+        let (id, deliveries) = (delivery.id.to_string(), delivery.deliveries.to_string());
+        groups[index].arguments.extend([id, place.to_owned(), entry.to_owned(), deliveries]);
         groups[index].positions.push(position);
     }
     (groups, others)

@@ -68,15 +68,19 @@ local function take_fresh(place, want)
   while entries < want do
     local reply = read(place, want - entries)
     if #reply == 0 then return entries, tokens, true end
-    for _, item in ipairs(reply) do
+    local ids, costs = {}, {}
+    for n, item in ipairs(reply) do
       local id, cost = decode(item[2])
-      local here = place .. ':' .. item[1]
-      local known = id and redis.call('HGET', IDS, id)
-      if id and not known then
-        redis.call('HSET', IDS, id, string.format('%d:%s', cost, here))
-        count(place, 1, cost)
-      end
-      if id and (not known or known == string.format('%d:%s', cost, here)) then
+      ids[n], costs[n] = id or '', cost
+    end
+    local known = redis.call('HMGET', IDS, unpack(ids))
+    for n, item in ipairs(reply) do
+      local id, cost, here = ids[n], costs[n], place .. ':' .. item[1]
+      local expected = cost and string.format('%d:%s', cost, here)
+      -- Twice in one reply: the second is seen where the first was taken in.
+      local is_new = cost and not known[n] and redis.call('HSETNX', IDS, id, expected) == 1
+      if is_new then count(place, 1, cost) end
+      if cost and (is_new or known[n] == expected) then
         deliver(id, place, item[1], 1)
         entries, tokens = entries + 1, tokens + cost
       else
@@ -98,7 +102,10 @@ local function take(priority, tenant, want)
     more, cost, dry = take_fresh(place, want - entries)
     entries, tokens = entries + more, tokens + cost
   end
-  if tokens > 0 then redis.call('ZINCRBY', P .. ':active:' .. priority, tokens, tenant) end
+  if entries > 0 then
+    -- At least one token each, or what costs nothing would be served for ever.
+    redis.call('ZINCRBY', P .. ':active:' .. priority, math.max(tokens, entries), tenant)
+  end
   if (entries > 0 and count(place, -entries, -tokens) <= 0) or dry then
     deactivate(place)
     foreign = foreign + close(place)

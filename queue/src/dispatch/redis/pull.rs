@@ -2,8 +2,9 @@
 //!
 //! A look never blocks, so it can be one atomic script. When it finds nothing it says which ring of
 //! the doorbell was the last it saw, and the wait is a blocking read of the bell from there: a ring
-//! in between ends the wait at once, every waiter hears it, and a wait that is dropped leaves no
-//! pending entry behind.
+//! in between ends the wait at once, and a wait that is dropped leaves no pending entry behind. Every
+//! waiter hears every ring and looks, which idle consumers can afford; a ring that one of them took
+//! away would be lost if that one died before its look.
 //!
 //! Nor does a look whose caller went away: it runs in a task of its own, which hands back what
 //! nobody took. And if the answer itself was lost (a timeout, a broken connection), the consumer may
@@ -21,6 +22,7 @@ use std::{
 
 use redis::{RedisResult, Value};
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use super::{Inner, keys, scripts, stats::add};
 use crate::{
@@ -31,21 +33,21 @@ use crate::{
 /// Most entries of one look: what a script may do before others want their turn.
 const LOOK_MAX: usize = 1024;
 /// What a script delivers: job, `PRIORITY:TENANT:ENTRY`, how often it was delivered.
-pub(super) type Delivered = Vec<(String, String, u32)>;
+type Delivered = Vec<(String, String, u32)>;
 
 /// What this process knows of one of its consumers.
 #[derive(Debug, Default)]
 pub(super) struct Consumer {
-    /// One look at a time, or the one would take the other's entries for lost ones.
+    /// One look or reclaim at a time, or the one would take the other's entries for lost ones.
     gate: tokio::sync::Mutex<()>,
-    /// Set before a look is sent, cleared when its answer is here.
+    /// Set before either is sent, cleared when its answer is here.
     unsure: AtomicBool,
     /// Receipts of entries it was given and has not acknowledged, handed back or lost.
     held: Mutex<HashSet<String>>,
 }
 
 impl Consumer {
-    pub(super) fn hold(&self, deliveries: &[Delivery]) {
+    fn hold(&self, deliveries: &[Delivery]) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         held.extend(deliveries.iter().map(|delivery| delivery.receipt.clone()));
     }
@@ -189,6 +191,10 @@ impl Inner {
         let mut deliveries = Vec::new();
         if consumer.unsure.load(Ordering::SeqCst) {
             deliveries = self.recover(&prefix, name, consumer).await?;
+            let excess = deliveries.split_off(max.min(deliveries.len()));
+            if !excess.is_empty() {
+                self.hand_back(name, &excess).await?;
+            }
         }
         let wanted = max.saturating_sub(deliveries.len());
         if wanted == 0 && !deliveries.is_empty() {
@@ -196,7 +202,8 @@ impl Inner {
             return Ok(Look { deliveries, due: None, bell: String::new() });
         }
         consumer.unsure.store(true, Ordering::SeqCst);
-        let arguments = [keys::escape(name), wanted.to_string(), self.name.clone()];
+        let fresh_name = Uuid::now_v7().simple().to_string();
+        let arguments = [keys::escape(name), wanted.to_string(), fresh_name];
         let answer = self.connections.run(&scripts::PULL, &prefix, &arguments).await?;
         let (born, again, foreign, due, bell, found): (String, u64, u64, i64, String, Delivered) =
             answer;
@@ -251,8 +258,38 @@ impl Inner {
         Ok(deliveries)
     }
 
+    pub(super) async fn reclaim(
+        &self,
+        pull: &Pull<'_>,
+        idle: Duration,
+    ) -> RedisResult<Vec<Delivery>> {
+        let (prefix, idle) = (keys::prefix(pull.queue), idle.as_millis().to_string());
+        let consumer = self.consumer(pull.consumer);
+        let _gate = consumer.gate.lock().await;
+        // Until all is in hand: what a dropped or broken reclaim took, the next look finds.
+        let was_unsure = consumer.unsure.swap(true, Ordering::SeqCst);
+        let (mut taken, mut cursor) = (Vec::new(), "0".to_owned());
+        while taken.len() < pull.max {
+            let left = (pull.max - taken.len()).min(LOOK_MAX).to_string();
+            let arguments = [keys::escape(pull.consumer), left, idle.clone(), cursor];
+            let answer = self.connections.run(&scripts::RECLAIM, &prefix, &arguments).await?;
+            let (next, deleted, foreign, found): (String, u64, u64, Delivered) = answer;
+            taken.extend(self.deliveries(&prefix, found));
+            add(&self.stats.deleted_entries, deleted);
+            self.stats.foreign(&prefix, foreign);
+            if next == "0" {
+                break;
+            }
+            cursor = next;
+        }
+        add(&self.stats.reclaimed, taken.len() as u64);
+        consumer.hold(&taken);
+        consumer.unsure.store(was_unsure, Ordering::SeqCst);
+        Ok(taken)
+    }
+
     /// A script's answer as deliveries. Scripts deliver nothing whose id does not parse.
-    pub(super) fn deliveries(&self, prefix: &str, found: Delivered) -> Vec<Delivery> {
+    fn deliveries(&self, prefix: &str, found: Delivered) -> Vec<Delivery> {
         let parsed = found.into_iter().filter_map(|(id, here, deliveries)| {
             let receipt = keys::receipt(prefix, &here);
             Some(Delivery { id: id.parse().ok()?, receipt, deliveries })

@@ -46,19 +46,79 @@ local function decode(fields)
   return named.id, tonumber(named.cost)
 end
 
--- Whether the pending entry is this consumer's.
-local function is_held(place, entry, consumer)
-  local pending = redis.pcall('XPENDING', stream_of(place), GROUP, entry, entry, 1, consumer)
-  return not pending.err and #pending > 0
+local function is_before(one, other)
+  local ms, seq = one:match('^(%d+)%-(%d+)$')
+  local other_ms, other_seq = other:match('^(%d+)%-(%d+)$')
+  if ms ~= other_ms then return tonumber(ms) < tonumber(other_ms) end
+  return tonumber(seq) < tonumber(other_seq)
 end
 
--- The fence: the entry is the consumer's, and still is this job's.
-local function is_mine(id, place, entry, consumer)
-  return is_held(place, entry, consumer) and located(id) == place .. ':' .. entry
+-- Entries of a place from first to last that are pending with the consumer, and how often they were
+-- delivered.
+local function held_by(consumer, place, first, last)
+  local held, page, start = {}, 256, first
+  while start do
+    local pending = redis.pcall('XPENDING', stream_of(place), GROUP, start, last, page, consumer)
+    if pending.err then return held end
+    for _, item in ipairs(pending) do held[item[1]] = item[4] end
+    start = #pending == page and '(' .. pending[page][1] or nil
+  end
+  return held
+end
+
+-- The fence. Of ARGV from 2 on, `id place entry deliveries` each, the entries that are pending with
+-- the consumer by this very delivery (an earlier one may have been handed back or reclaimed since)
+-- and still are that job's. Returns them as place -> {ids, entries, tokens}; then how many; then the
+-- positions of the others.
+local function fenced(consumer)
+  local wanted, mine, total, others, seen = {}, {}, 0, {}, {}
+  for i = 2, #ARGV, 4 do
+    local place, entry = ARGV[i + 1], ARGV[i + 2]
+    local at = wanted[place]
+    if not at then
+      at = { first = entry, last = entry }
+      wanted[place] = at
+    end
+    if is_before(entry, at.first) then at.first = entry end
+    if is_before(at.last, entry) then at.last = entry end
+    if not seen[place .. entry] then at[#at + 1] = i end
+    seen[place .. entry] = true
+  end
+  for place, at in pairs(wanted) do
+    local held = held_by(consumer, place, at.first, at.last)
+    local ids = {}
+    for n, i in ipairs(at) do ids[n] = ARGV[i] end
+    local known = redis.call('HMGET', IDS, unpack(ids))
+    local found = { ids = {}, entries = {}, tokens = 0 }
+    for n, i in ipairs(at) do
+      local entry = ARGV[i + 2]
+      local cost, where = (known[n] or ''):match('^(%d+):(.*)$')
+      if held[entry] == tonumber(ARGV[i + 3]) and where == place .. ':' .. entry then
+        found.ids[#found.ids + 1] = ids[n]
+        found.entries[#found.entries + 1] = entry
+        found.tokens = found.tokens + tonumber(cost)
+      else
+        others[#others + 1] = (i - 2) / 4
+      end
+    end
+    if #found.ids > 0 then mine[place] = found end
+    total = total + #found.ids
+  end
+  return mine, total, others
+end
+
+-- Makes entries a consumer's as if just delivered, but for the count of deliveries.
+local function claim(place, entries, consumer)
+  local words = { 'XCLAIM', stream_of(place), GROUP, consumer, 0 }
+  for _, entry in ipairs(entries) do words[#words + 1] = entry end
+  words[#words + 1] = 'JUSTID'
+  redis.call(unpack(words))
 end
 
 -- Counts entries that began (or, negative, ceased) to wait; returns how many are left there.
 local function count(place, entries, tokens)
+  -- Lua has a negative zero, which Redis does not take for an integer.
+  entries, tokens = entries + 0, tokens + 0
   redis.call('HINCRBY', META, 'n', entries)
   redis.call('HINCRBY', META, 'n:' .. place:match('^%a+'), entries)
   redis.call('HINCRBY', META, 't', tokens)

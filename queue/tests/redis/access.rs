@@ -1,0 +1,176 @@
+//! Ways to reach Redis, and the events of jobs in it.
+
+use std::{
+    net::{TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::rig::{MANY, command, dispatcher, entries, ids, ids_of, pull};
+use tritmill_queue::{
+    DispatchError, Dispatcher, EventId, JobEvent, JobId, JobState, dispatch::RedisDispatcher,
+};
+use tritmill_servers::Redis;
+
+/// A sentinel that watches one master.
+struct Sentinel {
+    process: Child,
+    port: u16,
+    _folder: tempfile::TempDir,
+}
+
+impl Sentinel {
+    fn start(master: &Redis) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let settings = format!(
+            "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor main 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 3000\n",
+            folder.path().display(),
+            master.port()
+        );
+        let file = folder.path().join("sentinel.conf");
+        std::fs::write(&file, settings).unwrap();
+        let process = Command::new("redis-server")
+            .arg(&file)
+            .arg("--sentinel")
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let started = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(started.elapsed() < Duration::from_secs(10), "the sentinel does not start");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Self { process, port, _folder: folder }
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+async fn sentinels_name_the_master() {
+    let mut redis = Redis::start().unwrap();
+    let sentinel = Sentinel::start(&redis);
+    let url = format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/main", sentinel.port);
+    let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
+    let fed = entries(3);
+    dispatcher.enqueue(&fed).await.unwrap();
+    assert_eq!(ids(&pull(&dispatcher, "a", 10).await), ids_of(&fed));
+    redis.kill();
+    assert!(dispatcher.enqueue(&fed).await.is_err());
+    redis.restart().unwrap();
+    dispatcher.enqueue(&fed).await.unwrap();
+    assert_eq!(pull(&dispatcher, "a", 10).await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_failover_is_followed() {
+    let mut master = Redis::start().unwrap();
+    let port = master.port().to_string();
+    let options = ["--save", "", "--appendonly", "no", "--replicaof", "127.0.0.1", &port];
+    let replica = Redis::start_with(&options).unwrap();
+    while !command::<String>(&master, &["INFO", "replication"]).await.contains("state=online") {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let sentinel = Sentinel::start(&master);
+    let url = format!("redis+sentinel://127.0.0.1:{}/main", sentinel.port);
+    let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
+    let fed = entries(3);
+    dispatcher.enqueue(&fed).await.unwrap();
+    let first = pull(&dispatcher, "a", 1).await;
+    let copies: usize = command(&master, &["WAIT", "1", "5000"]).await;
+    assert_eq!(copies, 1);
+    master.kill();
+    let started = Instant::now();
+    while dispatcher.acknowledge("a", &first).await.is_err() {
+        assert!(started.elapsed() < Duration::from_secs(30), "nobody became master");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(ids(&pull(&dispatcher, "a", 10).await), ids_of(&fed[1..]));
+    assert!(command::<String>(&replica, &["INFO", "replication"]).await.contains("role:master"));
+}
+
+#[tokio::test]
+async fn passwords_open_the_door_and_are_never_said() {
+    let redis = Redis::start().unwrap();
+    let _: String = command(&redis, &["CONFIG", "SET", "requirepass", "s3cr:t@/"]).await;
+    let host = format!("127.0.0.1:{}", redis.port());
+    let right = format!("redis://:s3cr%3At%40%2F@{host}/0");
+    let dispatcher = RedisDispatcher::new(&right, MANY).unwrap();
+    dispatcher.ping().await.unwrap();
+    assert!(!format!("{dispatcher:?} {:?}", dispatcher.events()).contains("s3cr"));
+    assert!(format!("{dispatcher:?}").contains(&host));
+    for scheme in ["redis", "redis+cluster"] {
+        let wrong = format!("{scheme}://:s3cr-wrong@{host}");
+        let error = RedisDispatcher::new(&wrong, MANY).unwrap().ping().await.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("s3cr"), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_is_not_there_is_said_soon() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("redis://127.0.0.1:{port}");
+    let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
+    let started = Instant::now();
+    let refused = dispatcher.enqueue(&entries(1)).await;
+    assert!(matches!(refused, Err(DispatchError::Unavailable(_))));
+    assert!(started.elapsed() < Duration::from_secs(4));
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_an_error_to_rediss() {
+    let redis = Redis::start().unwrap();
+    for scheme in ["rediss", "rediss+cluster"] {
+        let url = format!("{scheme}://127.0.0.1:{}", redis.port());
+        let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
+        assert!(matches!(dispatcher.ping().await, Err(DispatchError::Unavailable(_))));
+    }
+}
+
+#[tokio::test]
+async fn a_late_subscriber_sees_a_job_from_the_start() {
+    let redis = Redis::start().unwrap();
+    let events = dispatcher(&redis).events();
+    let (job, other) = (JobId::generate(), JobId::generate());
+    events.publish(job, &[JobEvent::Queued, JobEvent::Started]).await.unwrap();
+    events.publish_delta(job, 0, "Once ").await.unwrap();
+    events.publish_delta(other, 0, "Twice").await.unwrap();
+    let seen = events.read_events(job, EventId::default(), Duration::ZERO).await.unwrap();
+    let delta = JobEvent::Delta { choice: 0, text: "Once ".into() };
+    let said: Vec<JobEvent> = seen.iter().map(|(_, event)| event.clone()).collect();
+    assert_eq!(said, [JobEvent::Queued, JobEvent::Started, delta]);
+    // From where it was, it waits for more.
+    let last = seen.last().unwrap().0;
+    let waiting = {
+        let events = events.clone();
+        tokio::spawn(async move { events.read_events(job, last, Duration::from_secs(10)).await })
+    };
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let _: String = command(&redis, &["XADD", &format!("tm:ev:{{{job}}}"), "*", "e", "?"]).await;
+    let end = JobEvent::Finished { state: JobState::Completed };
+    events.publish(job, std::slice::from_ref(&end)).await.unwrap();
+    let more = waiting.await.unwrap().unwrap();
+    assert_eq!(more.into_iter().map(|(_, event)| event).collect::<Vec<_>>(), [end]);
+    let expires: i64 = command(&redis, &["TTL", &format!("tm:ev:{{{job}}}")]).await;
+    assert!(expires > 0);
+    let none = events.read_events(JobId::generate(), EventId::default(), Duration::from_millis(20));
+    assert!(none.await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_jobs_events_are_capped() {
+    let redis = Redis::start().unwrap();
+    let events = dispatcher(&redis).events();
+    let job = JobId::generate();
+    let many = vec![JobEvent::Delta { choice: 0, text: "x".into() }; 20_000];
+    events.publish(job, &many).await.unwrap();
+    let kept: usize = command(&redis, &["XLEN", &format!("tm:ev:{{{job}}}")]).await;
+    assert!(kept < 17_000, "{kept}");
+}

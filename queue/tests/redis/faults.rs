@@ -1,0 +1,322 @@
+//! What goes wrong around a Redis dispatcher, on a real Redis.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::rig::{
+    STREAM, abort, command, dispatcher, entries, ids, ids_of, pending, pull, pull_for, queue,
+    reclaim, shared,
+};
+use tritmill_queue::{DispatchError, Dispatcher, JobId, Pull};
+use tritmill_servers::{Redis, Signal};
+
+const IDLE: Duration = Duration::from_millis(30);
+
+#[tokio::test]
+async fn a_zombie_cannot_acknowledge_what_was_reclaimed() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    dispatcher.enqueue(&entries(2)).await.unwrap();
+    let zombie = pull(&dispatcher, "zombie", 2).await;
+    tokio::time::sleep(IDLE).await;
+    let reclaimed = reclaim(&dispatcher, "heir", 10, IDLE).await;
+    assert_eq!(ids(&reclaimed), ids(&zombie));
+    assert_eq!(dispatcher.acknowledge("zombie", &zombie).await.unwrap(), 0);
+    assert_eq!(pending(&redis).await, 2, "the heir still has them");
+    assert_eq!(dispatcher.acknowledge("heir", &reclaimed).await.unwrap(), 2);
+    let stats = dispatcher.stats();
+    assert_eq!((stats.fenced_acknowledgements, stats.reclaimed), (2, 2));
+}
+
+#[tokio::test]
+async fn a_zombie_that_renews_learns_of_its_loss_and_steals_nothing() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    dispatcher.enqueue(&entries(2)).await.unwrap();
+    let zombie = pull(&dispatcher, "zombie", 2).await;
+    tokio::time::sleep(IDLE).await;
+    let reclaimed = reclaim(&dispatcher, "heir", 1, IDLE).await;
+    let lost = dispatcher.renew("zombie", &zombie).await.unwrap();
+    assert_eq!(ids(&lost), ids(&reclaimed));
+    assert!(dispatcher.renew("heir", &reclaimed).await.unwrap().is_empty());
+    assert_eq!(dispatcher.hand_back("zombie", &zombie).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn a_redis_that_comes_back_empty_stops_nobody() {
+    let mut redis = Redis::start().unwrap();
+    let dispatcher = shared(&redis);
+    dispatcher.enqueue(&entries(5)).await.unwrap();
+    assert_eq!(pull(&dispatcher, "a", 2).await.len(), 2);
+    let looping = {
+        let dispatcher = Arc::clone(&dispatcher);
+        tokio::spawn(async move {
+            let (queue, wait) = (queue(), Duration::from_secs(5));
+            let mut taken: Vec<JobId> = Vec::new();
+            while taken.len() < 3 + 4 {
+                let wish = Pull { queue: &queue, consumer: "a", max: 1, wait };
+                match dispatcher.pull(wish).await {
+                    Ok(deliveries) => {
+                        taken.extend(ids(&deliveries));
+                        let _ = dispatcher.acknowledge("a", &deliveries).await;
+                    }
+                    Err(DispatchError::Unavailable(_)) => {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                    Err(other) => panic!("{other}"),
+                }
+            }
+            taken
+        })
+    };
+    // The loop drains the three that are left and then waits on the bell.
+    while dispatcher.depth(&queue()).await.unwrap() > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    redis.kill();
+    assert!(matches!(dispatcher.enqueue(&entries(1)).await, Err(DispatchError::Unavailable(_))));
+    redis.restart().unwrap();
+    let fed = entries(4);
+    dispatcher.enqueue(&fed).await.unwrap();
+    let taken = tokio::time::timeout(Duration::from_secs(20), looping).await.unwrap().unwrap();
+    assert_eq!(taken[3..], ids_of(&fed));
+    assert!(dispatcher.stats().group_recreations >= 1);
+}
+
+#[tokio::test]
+async fn a_durable_redis_comes_back_in_order_with_its_deliveries() {
+    let mut redis = Redis::start_durable().unwrap();
+    let dispatcher = dispatcher(&redis);
+    let fed = entries(20);
+    dispatcher.enqueue(&fed).await.unwrap();
+    let first = pull(&dispatcher, "a", 5).await;
+    redis.kill();
+    redis.restart().unwrap();
+    assert_eq!(dispatcher.acknowledge("a", &first).await.unwrap(), 5);
+    assert_eq!(ids(&pull(&dispatcher, "a", 50).await), ids_of(&fed[5..]));
+}
+
+#[tokio::test]
+async fn four_consumers_share_two_thousand_entries_without_repeats() {
+    let redis = Redis::start().unwrap();
+    let fed = entries(2000);
+    dispatcher(&redis).enqueue(&fed).await.unwrap();
+    let consumers = (0..4).map(|number| {
+        let dispatcher = dispatcher(&redis);
+        tokio::spawn(async move {
+            let (name, mut taken) = (format!("c{number}"), Vec::new());
+            loop {
+                let deliveries = pull(&dispatcher, &name, 16).await;
+                if deliveries.is_empty() {
+                    return taken;
+                }
+                taken.extend(ids(&deliveries));
+                let count = dispatcher.acknowledge(&name, &deliveries).await.unwrap();
+                assert_eq!(count, deliveries.len());
+            }
+        })
+    });
+    let mut seen: HashMap<JobId, usize> = HashMap::new();
+    for consumer in consumers.collect::<Vec<_>>() {
+        for id in consumer.await.unwrap() {
+            *seen.entry(id).or_default() += 1;
+        }
+    }
+    assert_eq!(seen.len(), fed.len());
+    assert!(seen.values().all(|count| *count == 1));
+    let keys: Vec<String> = command(&redis, &["KEYS", "tm:*"]).await;
+    assert!(keys.len() <= 2, "an empty queue keeps its counters and its bell: {keys:?}");
+}
+
+#[tokio::test]
+async fn garbage_in_a_stream_is_dropped_and_counted() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    let fed = entries(2);
+    dispatcher.enqueue(&fed[..1]).await.unwrap();
+    let garbage: [&[&str]; 5] = [
+        &["x", "y"],
+        &["v", "2", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "1"],
+        &["v", "1", "id", "nobody", "cost", "1"],
+        &["v", "1", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "-1"],
+        &["v", "1", "id", "0190b7a0-0000-7000-8000-000000000000"],
+    ];
+    for fields in garbage {
+        let words = [&["XADD", STREAM, "*"], fields].concat();
+        let _: String = command(&redis, &words).await;
+    }
+    // A job that waits already, a second time.
+    let again = fed[0].id.to_string();
+    let _: String =
+        command(&redis, &["XADD", STREAM, "*", "v", "1", "id", &again, "cost", "1"]).await;
+    dispatcher.enqueue(&fed[1..]).await.unwrap();
+    let taken = pull(&dispatcher, "a", 10).await;
+    assert_eq!(ids(&taken), ids_of(&fed));
+    assert_eq!(dispatcher.stats().foreign_entries, 6);
+    assert_eq!(dispatcher.acknowledge("a", &taken).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn entries_that_others_deleted_can_come_again() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    let fed = entries(3);
+    dispatcher.enqueue(&fed).await.unwrap();
+    let taken = pull(&dispatcher, "dead", 2).await;
+    let entry = taken[0].receipt.rsplit(':').next().unwrap();
+    let _: usize = command(&redis, &["XDEL", STREAM, entry]).await;
+    tokio::time::sleep(IDLE).await;
+    let reclaimed = reclaim(&dispatcher, "b", 10, IDLE).await;
+    assert_eq!(ids(&reclaimed), [fed[1].id]);
+    assert_eq!(dispatcher.stats().deleted_entries, 1);
+    // The store feeds all of them again; one was lost.
+    dispatcher.enqueue(&fed).await.unwrap();
+    assert_eq!(ids(&pull(&dispatcher, "b", 10).await), [fed[2].id, fed[0].id]);
+}
+
+#[tokio::test]
+async fn a_lost_group_is_made_again() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    let fed = entries(3);
+    dispatcher.enqueue(&fed).await.unwrap();
+    let _: usize = command(&redis, &["XGROUP", "DESTROY", STREAM, "workers"]).await;
+    assert_eq!(ids(&pull(&dispatcher, "a", 10).await), ids_of(&fed));
+    assert_eq!(dispatcher.stats().group_recreations, 1);
+}
+
+#[tokio::test]
+async fn a_wait_ends_within_fifty_milliseconds_of_an_enqueue() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = shared(&redis);
+    let mut slowest = Duration::ZERO;
+    for _ in 0..5 {
+        let waiting = {
+            let dispatcher = Arc::clone(&dispatcher);
+            tokio::spawn(async move {
+                let taken = pull_for(&dispatcher, "a", 4, Duration::from_secs(10)).await;
+                (taken, Instant::now())
+            })
+        };
+        while command::<String>(&redis, &["INFO", "clients"]).await.contains("blocked_clients:0") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let told = Instant::now();
+        dispatcher.enqueue(&entries(1)).await.unwrap();
+        let (taken, woken) = waiting.await.unwrap();
+        assert_eq!(taken.len(), 1);
+        slowest = slowest.max(woken - told);
+        dispatcher.acknowledge("a", &taken).await.unwrap();
+    }
+    assert!(slowest < Duration::from_millis(50), "{slowest:?}");
+}
+
+#[tokio::test]
+async fn a_wait_outlasts_its_blocking_reads() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = shared(&redis);
+    let waiting = {
+        let dispatcher = Arc::clone(&dispatcher);
+        tokio::spawn(async move { pull_for(&dispatcher, "a", 1, Duration::from_secs(30)).await })
+    };
+    // One blocking read takes five seconds at most.
+    tokio::time::sleep(Duration::from_millis(5500)).await;
+    assert!(!waiting.is_finished());
+    let fed = entries(1);
+    dispatcher.enqueue(&fed).await.unwrap();
+    assert_eq!(ids(&waiting.await.unwrap()), ids_of(&fed));
+}
+
+#[tokio::test]
+async fn a_dropped_pull_keeps_nothing() {
+    let redis = Redis::start().unwrap();
+    let one = shared(&redis);
+    for round in 0..30_u64 {
+        let waiting = {
+            let one = Arc::clone(&one);
+            tokio::spawn(async move { pull_for(&one, "gone", 4, Duration::from_secs(10)).await })
+        };
+        // From before the look to well into the wait.
+        tokio::time::sleep(Duration::from_micros(round * 150)).await;
+        let fed = entries(2);
+        let enqueued = one.enqueue(&fed);
+        if round % 2 == 0 {
+            abort(waiting).await;
+            enqueued.await.unwrap();
+        } else {
+            let (enqueued, ()) = tokio::join!(enqueued, abort(waiting));
+            enqueued.unwrap();
+        }
+        let mut taken = Vec::new();
+        let started = Instant::now();
+        while taken.len() < 2 && started.elapsed() < Duration::from_secs(2) {
+            taken.extend(pull_for(&one, "other", 4, Duration::from_millis(100)).await);
+        }
+        assert_eq!(ids(&taken).len(), 2, "round {round}");
+        one.acknowledge("other", &taken).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn entries_of_a_lost_answer_are_found_again() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = shared(&redis);
+    let fed = entries(3);
+    dispatcher.enqueue(&fed).await.unwrap();
+    assert_eq!(pull(&dispatcher, "a", 1).await.len(), 1);
+    // The server is stopped while the pull is on its way: it will run, but its answer comes too late.
+    redis.signal(Signal::Stop).unwrap();
+    let queue = queue();
+    let wish = Pull { queue: &queue, consumer: "a", max: 1, wait: Duration::ZERO };
+    assert!(matches!(dispatcher.pull(wish).await, Err(DispatchError::Unavailable(_))));
+    redis.signal(Signal::Continue).unwrap();
+    let mut taken = pull(&dispatcher, "a", 10).await;
+    taken.sort_by_key(|delivery| delivery.id);
+    assert_eq!(ids(&taken), ids_of(&fed[1..]), "not the one it knows");
+    assert_eq!(dispatcher.stats().recovered, 1);
+}
+
+#[tokio::test]
+async fn only_consumers_without_entries_are_removed() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    dispatcher.enqueue(&entries(3)).await.unwrap();
+    let done = pull(&dispatcher, "done", 1).await;
+    pull(&dispatcher, "busy", 1).await;
+    dispatcher.acknowledge("done", &done).await.unwrap();
+    tokio::time::sleep(IDLE).await;
+    assert_eq!(dispatcher.remove_idle_consumers(&queue(), IDLE).await.unwrap(), 1);
+    assert_eq!(pending(&redis).await, 1);
+    // Whoever was taken for dead goes on.
+    assert_eq!(pull(&dispatcher, "done", 1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn memory_that_is_full_refuses_new_entries_and_frees_old_ones() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    dispatcher.enqueue(&entries(2)).await.unwrap();
+    let _: String = command(&redis, &["CONFIG", "SET", "maxmemory", "1"]).await;
+    let refused = dispatcher.enqueue(&entries(1)).await;
+    assert!(matches!(refused, Err(DispatchError::Busy { .. })), "{refused:?}");
+    let taken = pull(&dispatcher, "a", 10).await;
+    assert_eq!(dispatcher.acknowledge("a", &taken).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn a_recovery_gives_no_more_than_was_asked_for() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    let fed = entries(4);
+    dispatcher.enqueue(&fed).await.unwrap();
+    redis.signal(Signal::Stop).unwrap();
+    let queue = queue();
+    let wish = Pull { queue: &queue, consumer: "a", max: 3, wait: Duration::ZERO };
+    assert!(dispatcher.pull(wish).await.is_err());
+    redis.signal(Signal::Continue).unwrap();
+    assert_eq!(ids(&pull(&dispatcher, "a", 1).await), [fed[0].id]);
+    assert_eq!(ids(&pull(&dispatcher, "b", 10).await), ids_of(&fed[1..]), "the rest is for others");
+}
