@@ -192,8 +192,18 @@ impl Engine {
         if let Some(deadline) = request.deadline {
             self.deadlines.insert((deadline, id));
         }
-        let active = Active::new(id, &request, self.config.context_length, &self.eos_tokens);
-        self.scheduler.add(active.sequence(0), request.prompt, root);
+        let fresh = || Active::new(id, &request, self.config.context_length, &self.eos_tokens);
+        let mut active = fresh();
+        let mut tokens = request.prompt.clone();
+        let vocab_size = self.backend.vocab_size();
+        if known("resume", request.resume.iter(), vocab_size).is_ok()
+            && active.resume(&request.resume, self.vocabulary.as_ref())
+        {
+            tokens.extend(&request.resume);
+        } else {
+            active = fresh();
+        }
+        self.scheduler.add(active.sequence(0), tokens, root);
         self.active.insert(id, active);
         Ok(id)
     }

@@ -241,7 +241,7 @@ pub fn memory_bandwidth(threads: usize) -> f64 {
 fn sum(words: &[u64]) -> u64 {
     let (near, far) = words.split_at(words.len() / 2);
     let ((a, b), (c, d)) = (near.split_at(near.len() / 2), far.split_at(far.len() / 2));
-    let count = a.len().min(c.len()) / 8;
+    let count = a.len().min(b.len()).min(c.len()).min(d.len()) / 8;
     let mut sums = [0u64; 8];
     for line in 0..count {
         for stretch in [a, b, c, d] {
@@ -250,7 +250,8 @@ fn sum(words: &[u64]) -> u64 {
             }
         }
     }
-    sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+    let rest = [a, b, c, d].into_iter().flat_map(|stretch| &stretch[8 * count..]);
+    sums.iter().chain(rest).fold(0, |a, b| a.wrapping_add(*b))
 }
 
 #[cfg(test)]

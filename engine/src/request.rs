@@ -25,6 +25,10 @@ pub struct Request {
     pub deadline: Option<Instant>,
     /// Requests share cached prefixes only with the same salt (a tenant's name, say).
     pub salt: Vec<u8>,
+    /// Tokens that an earlier attempt generated: the answer goes on behind them and ends as it would
+    /// have. Ignored where they cannot stand for all that was lost: more than one choice, or
+    /// log-probabilities.
+    pub resume: Vec<u32>,
 }
 
 /// Why a request was not accepted.

@@ -110,3 +110,51 @@ fn company_preemption_and_prefix_reuse_change_no_bit() {
         assert_eq!(stats.prefix_hit_tokens > 0, config.prefix_cache);
     }
 }
+
+#[test]
+fn an_answer_resumed_from_any_of_its_tokens_ends_as_it_would_have() {
+    let model = model();
+    let answer = |request: Request| {
+        let mut engine = engine(&model, 64, EngineConfig::new(512));
+        let now = Instant::now();
+        engine.submit(request, now).unwrap();
+        let mut finished = None;
+        while !engine.is_idle() {
+            for event in engine.step(now).events {
+                if let Event::Finished { output, .. } = event {
+                    finished = Some(output);
+                }
+            }
+        }
+        (finished.unwrap(), engine.stats().generated_tokens)
+    };
+    for index in [0, 1, 5] {
+        let mut request = request(index);
+        request.sampling.n = 1;
+        request.sampling.logprobs = None;
+        request.sampling.repetition_penalty = 1.3;
+        request.sampling.frequency_penalty = 0.5;
+        let (whole, generated) = answer(request.clone());
+        let tokens = whole.choices[0].tokens.clone();
+        // A stop string that the text has in the middle, so that its state must be right as well.
+        let text: Vec<char> = whole.choices[0].text.chars().collect();
+        let stop: String = text[text.len() / 2..].iter().take(3).collect();
+        let mut stopping = request.clone();
+        stopping.sampling.stop = vec![stop];
+        let (stopped, _) = answer(stopping.clone());
+        for cut in [1, 7, tokens.len() - 1] {
+            request.resume = tokens[..cut].to_vec();
+            let (resumed, drawn) = answer(request.clone());
+            assert_eq!(resumed.choices, whole.choices, "request {index} from token {cut}");
+            assert_eq!(resumed.completion_tokens, whole.completion_tokens);
+            assert_eq!(drawn, generated - cut as u64, "the tokens are not drawn again");
+        }
+        let stopped_tokens = stopped.choices[0].tokens.len();
+        for cut in [1, stopped_tokens - 1, stopped_tokens] {
+            stopping.resume = stopped.choices[0].tokens[..cut].to_vec();
+            assert_eq!(answer(stopping.clone()).0.choices, stopped.choices, "{index}, {cut}");
+        }
+        request.resume = vec![u32::MAX];
+        assert_eq!(answer(request).0.choices, whole.choices, "what is no checkpoint is ignored");
+    }
+}

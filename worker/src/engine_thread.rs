@@ -25,6 +25,18 @@ enum Command {
     Cancel(Held),
 }
 
+/// New tokens of a request before its tokens so far are told.
+const TELL_TOKENS: usize = 32;
+
+/// What the engine tells.
+#[derive(Debug)]
+pub enum Report {
+    /// A request ended.
+    Ended(Held, End),
+    /// All tokens of a request so far; told of requests that can be resumed from them.
+    Progress(Held, Vec<u32>),
+}
+
 /// How a request ended.
 #[derive(Debug)]
 pub enum End {
@@ -40,8 +52,8 @@ pub enum End {
 #[derive(Debug)]
 pub struct EngineThread {
     commands: Option<mpsc::Sender<Command>>,
-    /// Every submitted request comes back here exactly once. `None` after a panic of the thread.
-    pub ended: async_mpsc::UnboundedReceiver<(Held, End)>,
+    /// Every submitted request ends here exactly once. `None` after a panic of the thread.
+    pub reports: async_mpsc::UnboundedReceiver<Report>,
     thread: Option<JoinHandle<()>>,
     /// Grows when a step begins and when it ends: odd while one runs.
     pulse: Arc<AtomicU64>,
@@ -55,15 +67,15 @@ impl EngineThread {
     pub fn start(engine: Engine) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         // Unbounded, but never longer than the requests the worker has room for.
-        let (outbox, ended) = async_mpsc::unbounded_channel();
+        let (outbox, reports) = async_mpsc::unbounded_channel();
         let pulse = Arc::new(AtomicU64::new(0));
         let beat = Arc::clone(&pulse);
         let body = move || Loop { engine, held: HashMap::new(), inbox, outbox, pulse: beat }.run();
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
-        Ok(Self { commands: Some(commands), ended, thread: Some(thread), pulse })
+        Ok(Self { commands: Some(commands), reports, thread: Some(thread), pulse })
     }
 
-    /// Starts a request. A thread that died answers nothing; `ended` says so.
+    /// Starts a request. A thread that died answers nothing; `reports` says so.
     pub fn submit(&self, held: Held, request: Request) {
         self.send(Command::Submit(held, Box::new(request)));
     }
@@ -86,7 +98,7 @@ impl EngineThread {
 
     fn send(&self, command: Command) {
         if let Some(commands) = &self.commands {
-            // Fails only when the thread is gone, which `ended` reports.
+            // Fails only when the thread is gone, which `reports` shows.
             let _ = commands.send(command);
         }
     }
@@ -97,17 +109,26 @@ impl Drop for EngineThread {
         // Closing the channel ends the thread after the step it is in.
         self.commands = None;
         if let Some(thread) = self.thread.take() {
-            // A panic was reported by the closed `ended` channel already.
+            // A panic was reported by the closed `reports` channel already.
             let _ = thread.join();
         }
     }
 }
 
+/// A request in the engine.
+struct Flight {
+    held: Held,
+    /// Its tokens, if it can be resumed from them.
+    tokens: Option<Vec<u32>>,
+    /// How many of them were told.
+    told: usize,
+}
+
 struct Loop {
     engine: Engine,
-    held: HashMap<RequestId, Held>,
+    held: HashMap<RequestId, Flight>,
     inbox: mpsc::Receiver<Command>,
-    outbox: async_mpsc::UnboundedSender<(Held, End)>,
+    outbox: async_mpsc::UnboundedSender<Report>,
     pulse: Arc<AtomicU64>,
 }
 
@@ -132,7 +153,7 @@ impl Loop {
             self.pulse.fetch_add(1, Ordering::Relaxed);
             for event in events {
                 match event {
-                    Event::Delta { .. } => {}
+                    Event::Delta { id, tokens, .. } => self.grow(id, &tokens),
                     Event::Finished { id, output } => self.end(id, End::Finished(output)),
                     Event::Failed { id, error, .. } => self.end(id, End::Failed(error)),
                 }
@@ -142,14 +163,19 @@ impl Loop {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit(held, request) => match self.engine.submit(*request, Instant::now()) {
-                Ok(id) => {
-                    self.held.insert(id, held);
+            Command::Submit(held, request) => {
+                let whole = request.sampling.n == 1 && request.sampling.logprobs.is_none();
+                let tokens = whole.then(|| request.resume.clone());
+                let told = request.resume.len();
+                match self.engine.submit(*request, Instant::now()) {
+                    Ok(id) => {
+                        self.held.insert(id, Flight { held, tokens, told });
+                    }
+                    Err(error) => self.report(Report::Ended(held, End::Refused(error))),
                 }
-                Err(error) => self.report(held, End::Refused(error)),
-            },
+            }
             Command::Cancel(held) => {
-                let found = self.held.iter().find(|(_, candidate)| **candidate == held);
+                let found = self.held.iter().find(|(_, flight)| flight.held == held);
                 if let Some((id, _)) = found {
                     self.engine.cancel(*id);
                 }
@@ -157,14 +183,25 @@ impl Loop {
         }
     }
 
-    fn end(&mut self, id: RequestId, end: End) {
-        if let Some(held) = self.held.remove(&id) {
-            self.report(held, end);
+    fn grow(&mut self, id: RequestId, new: &[u32]) {
+        let Some(flight) = self.held.get_mut(&id) else { return };
+        let Some(tokens) = &mut flight.tokens else { return };
+        tokens.extend(new);
+        if tokens.len() >= flight.told + TELL_TOKENS {
+            flight.told = tokens.len();
+            let report = Report::Progress(flight.held, tokens.clone());
+            self.report(report);
         }
     }
 
-    fn report(&self, held: Held, end: End) {
+    fn end(&mut self, id: RequestId, end: End) {
+        if let Some(flight) = self.held.remove(&id) {
+            self.report(Report::Ended(flight.held, end));
+        }
+    }
+
+    fn report(&self, report: Report) {
         // Nobody listens any more only while the worker is being dropped.
-        let _ = self.outbox.send((held, end));
+        let _ = self.outbox.send(report);
     }
 }

@@ -1,14 +1,14 @@
 //! From a job to an engine request, and from its end to the job's outcome.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tritmill_engine::{
     FinishReason as EngineReason, Output, Priority as EnginePriority, Request, SamplingParams,
     SubmitError, TokenLogprob as EngineLogprob,
 };
 use tritmill_queue::{
-    Choice, Completion, ErrorKind, FinishReason, Job, JobError, Outcome, Priority, Prompt,
-    TokenLogprob, TopLogprob, Usage,
+    Choice, Claim, Completion, ErrorKind, FinishReason, JobError, Outcome, Priority, Prompt,
+    TokenLogprob, TopLogprob, Usage, wire,
 };
 
 use crate::{
@@ -19,13 +19,17 @@ use crate::{
 /// Stands for a log probability of minus infinity in results, as OpenAI has it.
 const LOGPROB_FLOOR: f32 = -9999.0;
 
-/// The engine's view of a job. `expires_in` is what its deadline leaves.
-pub(crate) fn request(
-    served: &Served,
-    job: &Job,
-    expires_in: Option<Duration>,
-) -> Result<Request, JobError> {
+/// A checkpoint: the tokens of a running answer.
+pub(crate) fn checkpoint(tokens: &[u32]) -> Vec<u8> {
+    wire::encode(&tokens)
+}
+
+/// The engine's view of a claimed job.
+pub(crate) fn request(served: &Served, claim: &Claim) -> Result<Request, JobError> {
+    let Claim { job, expires_in, checkpoint, .. } = claim;
     let sampling = &job.sampling;
+    // One that cannot be read costs the time that it would have saved.
+    let resume = checkpoint.as_ref().and_then(|bytes| wire::decode(bytes).ok()).unwrap_or_default();
     Ok(Request {
         prompt: served.tokens(&job.prompt)?,
         sampling: SamplingParams {
@@ -53,6 +57,7 @@ pub(crate) fn request(
         },
         deadline: expires_in.and_then(|left| Instant::now().checked_add(left)),
         salt: job.tenant.0.clone().into_bytes(),
+        resume,
     })
 }
 

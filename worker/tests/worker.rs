@@ -200,3 +200,25 @@ async fn a_step_that_hangs_ends_the_worker_and_frees_its_jobs() {
         assert_eq!(setup.store.job(job.id).await.unwrap().unwrap().attempts, 0);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_drained_worker_had_generated_is_gone_on_with() {
+    let setup = setup(Mode::Embedded, Duration::from_millis(300)).await;
+    let long = job(Prompt::Question("why".into()), 100_000);
+    setup.store.submit(std::slice::from_ref(&long)).await.unwrap();
+    let (stop, stopped) = watch::channel(Stop::No);
+    let running = tokio::spawn(setup.worker.run(setup.engine, stopped));
+    while setup.store.progress(None).await.unwrap().running == 0 {
+        tokio::task::yield_now().await;
+    }
+    stop.send(Stop::Drain).unwrap();
+    running.await.unwrap().unwrap();
+    let by = tritmill_queue::Claimant { owner: "next", lease: Duration::from_secs(60) };
+    let claims = setup.store.claim(&[long.id], by).await.unwrap();
+    // It may have been quick enough to end.
+    if let Some(claim) = claims.first() {
+        let saved = claim.checkpoint.as_ref().expect("300 ms are many tokens");
+        let tokens: Vec<u32> = tritmill_queue::wire::decode(saved).unwrap();
+        assert!(tokens.len() >= 32, "{} tokens", tokens.len());
+    }
+}

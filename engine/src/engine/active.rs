@@ -72,6 +72,18 @@ impl Active {
         }
     }
 
+    /// Books the tokens of an earlier attempt, with their text. False if they end the answer by
+    /// themselves or cannot be resumed from: then nothing about this value holds any more.
+    pub fn resume(&mut self, tokens: &[u32], vocabulary: &dyn TokenText) -> bool {
+        let whole = self.choices.len() == 1 && self.sampling.logprobs.is_none();
+        let mut unheard = Vec::new();
+        let goes_on = |token: &u32| {
+            let drawn = Drawn { token: *token, logprobs: None };
+            !self.push(0, drawn, vocabulary, &mut unheard)
+        };
+        whole && tokens.iter().all(goes_on)
+    }
+
     /// The scheduler's name for a choice.
     pub fn sequence(&self, choice: u32) -> SequenceId {
         SequenceId { priority: self.priority, request: self.id.0, choice }

@@ -45,7 +45,7 @@ fn submission() -> impl Strategy<Value = Action> {
     (0u32..4, 1usize..60, sampling(), priority, deadline, 0u8..2).prop_map(
         |(kind, length, sampling, priority, seconds, salt)| {
             let (prompt, salt) = (prompt(kind, length), vec![salt]);
-            let request = Request { prompt, sampling, priority, deadline: None, salt };
+            let request = Request { prompt, sampling, priority, salt, ..Request::default() };
             Action::Submit(Box::new(request), seconds)
         },
     )

@@ -4,11 +4,11 @@
 //! Results are committed together: when enough have come, when the oldest has waited
 //! [`FLUSH_WAIT`], or when the engine has nothing else to do.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout},
 };
 use tritmill_engine::Request;
 use tritmill_queue::{
@@ -23,7 +23,7 @@ use super::{
     renewer::{Holding, Lost},
 };
 use crate::{
-    engine_thread::{End, EngineThread},
+    engine_thread::{End, EngineThread, Report},
     served::Served,
     translate,
     watchdog::Watchdog,
@@ -39,6 +39,8 @@ const FEED_COUNT: u32 = 256;
 const PULL_WAIT: Duration = Duration::from_secs(5);
 /// Wait before looking again whether a retrying job is due.
 const IDLE_WAIT: Duration = Duration::from_millis(50);
+/// How often the tokens of long generations are saved: what a crash costs at most.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(3);
 /// How long handing back may take at the end: a store that is away must not hold up an exit.
 const ABANDON_LIMIT: Duration = Duration::from_secs(5);
 
@@ -61,6 +63,8 @@ pub(super) struct Turn<'a> {
     /// Wait after a failure of store or dispatcher before anything new is taken.
     backoff: Backoff,
     reclaim_at: Instant,
+    /// Tokens of running answers that are in no checkpoint yet.
+    unsaved: HashMap<Held, Vec<u32>>,
     /// Last job fed to the dispatcher.
     cursor: Option<JobId>,
     /// Whether the store had nothing queued beyond the cursor.
@@ -84,6 +88,7 @@ impl<'a> Turn<'a> {
             directive,
             backoff: Backoff::default(),
             reclaim_at: Instant::now(),
+            unsaved: HashMap::new(),
             cursor: None,
             fed_all: false,
         }
@@ -92,6 +97,8 @@ impl<'a> Turn<'a> {
     pub async fn run(&mut self, stop: &mut watch::Receiver<Stop>) -> Result<(), WorkerError> {
         let worker = self.worker;
         let mut watchdog = Watchdog::new(worker.config.step_limit);
+        let mut saves = interval(CHECKPOINT_INTERVAL);
+        saves.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut pulling: Option<PullFuture<'_>> = None;
         let mut draining: Option<Instant> = None;
         loop {
@@ -128,14 +135,14 @@ impl<'a> Turn<'a> {
             let forever = Instant::now() + Duration::from_secs(86_400);
             tokio::select! {
                 biased;
-                end = self.thread.ended.recv() => {
-                    let (held, end) = end.ok_or(WorkerError::EngineStopped)?;
-                    self.note(held, end);
-                    while let Ok((held, end)) = self.thread.ended.try_recv() {
-                        self.note(held, end);
+                report = self.thread.reports.recv() => {
+                    self.note(report.ok_or(WorkerError::EngineStopped)?);
+                    while let Ok(report) = self.thread.reports.try_recv() {
+                        self.note(report);
                     }
                 }
                 Some(lost) = self.losses.recv() => self.lose(lost),
+                _ = saves.tick() => self.save().await,
                 () = watchdog.wait() => {
                     if watchdog.look(self.thread.running_step()) {
                         self.thread.forsake();
@@ -299,8 +306,32 @@ impl<'a> Turn<'a> {
         self.worker.vitals.holding(self.flights.running_count(), self.flights.done_count());
     }
 
-    /// Takes note of a request's end.
-    fn note(&mut self, held: Held, end: End) {
+    /// Takes note of what the engine tells.
+    fn note(&mut self, report: Report) {
+        match report {
+            Report::Ended(held, end) => self.note_end(held, end),
+            Report::Progress(held, tokens) => {
+                self.unsaved.insert(held, tokens);
+            }
+        }
+    }
+
+    /// Saves what long generations have so far, for whoever may have to go on with them.
+    async fn save(&mut self) {
+        self.unsaved.retain(|held, _| self.flights.prompt(*held).is_some());
+        let save = |(held, tokens): (&Held, &Vec<u32>)| (*held, translate::checkpoint(tokens));
+        let checkpoints: Vec<(Held, Vec<u8>)> = self.unsaved.iter().map(save).collect();
+        if checkpoints.is_empty() {
+            return;
+        }
+        match self.worker.store.checkpoint(&checkpoints).await {
+            // Lost claims are the renewer's business.
+            Ok(_) => self.unsaved.clear(),
+            Err(error) => tracing::warn!(%error, "checkpoints not saved, trying again"),
+        }
+    }
+
+    fn note_end(&mut self, held: Held, end: End) {
         let Some(prompt) = self.flights.prompt(held) else { return };
         let outcome = translate::outcome(&self.worker.served, prompt, end);
         self.flights.end(held, outcome);
@@ -384,6 +415,10 @@ impl<'a> Turn<'a> {
     /// Hands back what is still running, if store and dispatcher can be reached. What is left
     /// lapses.
     async fn abandon(&mut self) {
+        // A limit of its own: a store that is away must not hold up the rest either.
+        if timeout(ABANDON_LIMIT, self.save()).await.is_err() {
+            tracing::warn!("checkpoints not saved: no answer in time");
+        }
         let Worker { store, dispatcher, config, .. } = self.worker;
         let (held, deliveries): (Vec<Held>, Vec<Delivery>) =
             self.flights.holdings().into_iter().map(|one| (one.held, one.delivery)).unzip();
@@ -404,7 +439,7 @@ impl<'a> Turn<'a> {
 async fn prepare(served: Arc<Served>, claims: Vec<Claim>) -> Vec<Prepared> {
     let work = move || {
         let each = |claim: Claim| {
-            let request = translate::request(&served, &claim.job, claim.expires_in);
+            let request = translate::request(&served, &claim);
             (claim, request)
         };
         claims.into_iter().map(each).collect()
