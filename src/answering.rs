@@ -49,7 +49,12 @@ pub enum Answerer {
         max_sequences: usize,
     },
     /// The workers of a queue, wherever they are.
-    There(Client),
+    There {
+        /// The way to them.
+        client: Client,
+        /// Attempts that each line has.
+        attempts_max: u32,
+    },
 }
 
 impl Answerer {
@@ -58,7 +63,7 @@ impl Answerer {
     fn numerics_class(&self, queue: &QueueName) -> String {
         match self {
             Self::Here { served, .. } => served.numerics_class().to_owned(),
-            Self::There(_) => format!("queue {queue}"),
+            Self::There { .. } => format!("queue {queue}"),
         }
     }
 }
@@ -151,9 +156,9 @@ pub async fn answer(
             let worker = worker(store, served, queue, max_sequences, committed);
             tokio::spawn(async move { Ok(worker.run(*engine, stop).await?) })
         }
-        Answerer::There(client) => {
+        Answerer::There { client, attempts_max } => {
             drop(committed);
-            let courier = Courier::new(store, client, queue, carried);
+            let courier = Courier::new(store, client, queue, attempts_max, carried);
             tokio::spawn(async move { Ok(courier.run(told_to(stop)).await?) })
         }
     };

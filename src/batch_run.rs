@@ -2,6 +2,7 @@
 
 use std::{
     io::IsTerminal,
+    num::NonZeroU32,
     path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
@@ -75,6 +76,9 @@ pub struct BatchRunArgs {
     pub run: RunOptions,
     #[command(flatten)]
     pub capacity: CapacityOptions,
+    /// With servers: how often a line is tried; a worker that dies with it counts as once
+    #[arg(long, value_name = "N", default_value = "5")]
+    pub attempts: NonZeroU32,
     #[command(flatten)]
     pub servers: Servers,
 }
@@ -90,7 +94,8 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
         None => here(&args)?,
         Some(servers) => {
             let queue = queue_of(args.name.as_ref().unwrap_or(&args.model), &args.run);
-            (queue, Answerer::There(runtime.block_on(servers.client())?))
+            let client = runtime.block_on(servers.client())?;
+            (queue, Answerer::There { client, attempts_max: args.attempts.get() })
         }
     };
     let work = Work {

@@ -40,6 +40,7 @@ pub struct Courier {
     remote: Client,
     queue: QueueName,
     carried: mpsc::UnboundedSender<Carried>,
+    attempts_max: u32,
     flying: HashMap<JobId, Held>,
     cursor: Option<JobId>,
     sent_all: bool,
@@ -53,14 +54,16 @@ impl std::fmt::Debug for Courier {
 
 impl Courier {
     /// Between `local` and `remote`, for the jobs of one queue; `carried` is told of every commit.
+    /// Elsewhere a job has `attempts_max` attempts.
     pub fn new(
         local: Arc<dyn Store>,
         remote: Client,
         queue: QueueName,
+        attempts_max: u32,
         carried: mpsc::UnboundedSender<Carried>,
     ) -> Self {
         let flying = HashMap::new();
-        Self { local, remote, queue, carried, flying, cursor: None, sent_all: false }
+        Self { local, remote, queue, carried, attempts_max, flying, cursor: None, sent_all: false }
     }
 
     /// Runs until every local job is over, or `stop` resolves; then what is under way goes on
@@ -103,7 +106,9 @@ impl Courier {
             let by = Claimant { owner: "courier", lease: LEASE };
             let claims = self.local.claim(&ids, by).await?;
             let held: Vec<Held> = claims.iter().map(|claim| claim.held()).collect();
-            let jobs: Vec<Job> = claims.into_iter().map(|claim| claim.job).collect();
+            let attempts_max = self.attempts_max;
+            let jobs: Vec<Job> =
+                claims.into_iter().map(|claim| Job { attempts_max, ..claim.job }).collect();
             match self.remote.submit_many(&jobs).await {
                 Ok(()) => {
                     self.flying.extend(held.into_iter().map(|held| (held.id, held)));

@@ -8,7 +8,10 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
-use super::process::{self, cargo, has_cargo_subcommand};
+use super::{
+    chaos,
+    process::{self, cargo, has_cargo_subcommand},
+};
 
 /// Installs Debian packages without the services that come with them.
 fn install(packages: &[&str]) -> anyhow::Result<()> {
@@ -42,5 +45,10 @@ pub fn run(filters: &[String]) -> anyhow::Result<()> {
         let tests = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests"];
         process::run(cargo().args(tests).arg("--").args(filters))?;
     }
-    process::run(cargo().args(["test", "--doc", "--workspace", "--"]).args(filters))
+    process::run(cargo().args(["test", "--doc", "--workspace", "--"]).args(filters))?;
+    if filters.is_empty() {
+        let short = ["--minutes", "0.3", "--seed", "1"].map(str::to_owned);
+        chaos::run(&short)?;
+    }
+    Ok(())
 }

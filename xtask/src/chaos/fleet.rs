@@ -140,7 +140,8 @@ impl Producer {
     }
 
     fn spawn(address: &Address, input: &Path, output: &Path) -> anyhow::Result<Child> {
-        let mut command = address.command(&["batch", "run"])?;
+        // Workers die far more often here than a poison job would need to be told.
+        let mut command = address.command(&["batch", "run", "--attempts", "1000"])?;
         command.arg(input).arg("-o").arg(output);
         command.spawn().context("cannot start a producer")
     }

@@ -5,15 +5,24 @@ use std::{
     fmt,
     net::Ipv4Addr,
     process::Command,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::{LINES, Stage, fleet::COUNTERS};
+use super::{
+    LINES, Stage,
+    fleet::{COUNTERS, LEASE},
+};
 
 /// How long entries and consumers of the last workers may take to go.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long, and how often, to look whether a dead worker's jobs are taken up again.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
+const RECOVERY_LOOK: Duration = Duration::from_millis(100);
 
 /// What was seen while it lasted.
 #[derive(Debug, Default)]
@@ -22,10 +31,11 @@ pub struct Tally {
     pub batches: usize,
     pub batch_seconds: Vec<f64>,
     counters: HashMap<String, u64>,
-    killed: Vec<String>,
+    killed: usize,
     terminal: u64,
     completion_tokens: u64,
-    recoveries_ms: Vec<u64>,
+    /// From a kill until no job was the dead worker's any more; shared with who waits for that.
+    recoveries_ms: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Tally {
@@ -35,8 +45,28 @@ impl Tally {
         }
     }
 
-    pub fn killed(&mut self, owner: String) {
-        self.killed.push(owner);
+    /// A worker was killed just now: measures how long its jobs stay with it.
+    pub fn killed(&mut self, owner: &str, port: u16) {
+        self.killed += 1;
+        let (times, killed_at) = (Arc::clone(&self.recoveries_ms), Instant::now());
+        let sql =
+            format!("SELECT count(*) FROM jobs WHERE state = 'running' AND owner = '{owner}'");
+        thread::spawn(move || {
+            let mut held = false;
+            // Postgres may be away for a while as well.
+            while killed_at.elapsed() < RECOVERY_LIMIT {
+                match number(port, &sql) {
+                    Ok(0) => break,
+                    Ok(_) => held = true,
+                    Err(_) => {}
+                }
+                thread::sleep(RECOVERY_LOOK);
+            }
+            if held {
+                let ms = u64::try_from(killed_at.elapsed().as_millis()).unwrap_or(u64::MAX);
+                times.lock().unwrap_or_else(PoisonError::into_inner).push(ms);
+            }
+        });
     }
 }
 
@@ -51,16 +81,19 @@ impl fmt::Display for Tally {
         for name in COUNTERS {
             writeln!(f, "{name} {}", self.counters.get(name).unwrap_or(&0))?;
         }
-        let mut times = self.recoveries_ms.clone();
+        let mut times = self.recoveries_ms.lock().unwrap_or_else(PoisonError::into_inner).clone();
         times.sort_unstable();
         if let Some(last) = times.len().checked_sub(1) {
             let at = |share: f64| times[((last as f64) * share).round() as usize];
             write!(
                 f,
-                "jobs of {} killed workers were taken up again after p50 {} ms, p99 {} ms",
-                self.killed.len(),
+                "{} workers killed; jobs of {} were taken up again after p50 {} ms, p99 {} ms (lease \
+                 {} ms)",
+                self.killed,
+                times.len(),
                 at(0.5),
-                at(0.99)
+                at(0.99),
+                LEASE.as_millis()
             )?;
         }
         Ok(())
@@ -128,7 +161,7 @@ pub fn check(stage: &mut Stage) -> anyhow::Result<()> {
         if started.elapsed() > SETTLE_LIMIT {
             bail!("left in Redis: {left:?}");
         }
-        std::thread::sleep(Duration::from_millis(200));
+        thread::sleep(Duration::from_millis(200));
     }
 }
 

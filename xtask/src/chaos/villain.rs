@@ -109,7 +109,7 @@ impl Villain {
             worker.kill();
             self.count("workers killed");
             let owner = worker.owner.clone();
-            stage.tally.killed(owner);
+            stage.tally.killed(&owner, stage.postgres.port());
             stage.restart_at[place] = Some(Instant::now() + self.ms(0, 1500));
             stage.bury(place);
         }
