@@ -23,7 +23,7 @@ from data import Lines
 BOS, EOS, PAD = 256, 257, 258
 VOCAB, HIDDEN, LAYERS, HEADS, KV, HEAD, FFN = 259, 256, 4, 8, 4, 32, 768
 EPS, THETA, ANSWER = 1e-5, 10000.0, 11  # the answer is ten characters and EOS
-WARMUP, FIRST = 100, 4000  # steps
+WARMUP, TURN, SETTLE, AGAIN, COUNTED = 100, 1300, 1600, 3500, 4500  # where the rate changes course
 SHAPES = {
     "self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (KV * HEAD, HIDDEN),
     "self_attn.v_proj": (KV * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
@@ -191,14 +191,20 @@ def accuracy(model, pairs):
 
 
 def learning_rate(step, steps):
-    """The share of the peak rate: a linear warm-up, a cosine down to 2 % at FIRST, and a second, lower
-    cosine from 40 % to 1 % over the rest."""
+    """The share of the peak rate: a linear warm-up, half of a falling cosine, a slower straight
+    line, from SETTLE, where steadier averages take over too, a line from 30 % to 1 %, and from
+    AGAIN and from COUNTED one from 20 % to 0.5 %."""
     if step <= WARMUP:
         return step / WARMUP
-    fall = lambda done: 0.5 * (1 + math.cos(math.pi * done))
-    if step <= FIRST:
-        return 0.02 + 0.98 * fall((step - WARMUP) / (FIRST - WARMUP))
-    return 0.01 + 0.39 * fall((step - FIRST) / (steps - FIRST))
+    if step <= TURN:
+        return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi / 2 * (step - WARMUP) / (TURN - WARMUP)))
+    if step <= SETTLE:
+        return 0.525 - 0.475 * (step - TURN) / 1900
+    if step <= AGAIN:
+        return 0.3 - 0.29 * (step - SETTLE) / (AGAIN - SETTLE)
+    if step <= COUNTED:
+        return 0.2 - 0.195 * (step - AGAIN) / (COUNTED - AGAIN)
+    return 0.2 - 0.195 * (step - COUNTED) / (steps - COUNTED)
 
 
 def main():
@@ -206,7 +212,7 @@ def main():
     a.add_argument("--out", default="/tmp/dates", help="folder of the checkpoints")
     a.add_argument("--log", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.log"))
     a.add_argument("--seed", type=int, default=1)
-    a.add_argument("--steps", type=int, default=5500)
+    a.add_argument("--steps", type=int, default=5000)
     a.add_argument("--stop", type=int, help="stop early at this step, for a trial")
     a.add_argument("--batch", type=int, default=64)
     a.add_argument("--lr", type=float, default=2e-3)
@@ -220,7 +226,7 @@ def main():
     matrices = [p for p in model.parameters() if p.dim() == 2]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     opt = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.01}, {"params": vectors, "weight_decay": 0.0}],
-                            lr=args.lr, betas=(0.9, 0.98))
+                            lr=args.lr, betas=(0.9, 0.95))
     source = batches(1000 + args.seed, args.batch)
     checkpoint = os.path.join(args.out, "last.pt")
     start, spent = 0, 0.0
@@ -243,6 +249,7 @@ def main():
         rate = learning_rate(step, args.steps)
         for group in opt.param_groups:
             group["lr"] = args.lr * rate
+            group["betas"] = (0.9, 0.95 if step <= SETTLE else 0.99)
         ids, at, want = next(source)
         loss = F.cross_entropy(model(ids, at).flatten(0, 1), want.flatten())
         opt.zero_grad(set_to_none=True)
