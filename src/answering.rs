@@ -209,6 +209,7 @@ fn worker(
         store,
         dispatcher: Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT)),
         operations: None,
+        events: None,
         served: Arc::new(served),
         config,
         committed,

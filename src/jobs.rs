@@ -10,11 +10,12 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Args;
+use futures_util::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tritmill_producer::{Client, ClientError, LineReader, parse_line};
 use tritmill_queue::{
-    Job, JobId, JobState, Operations as _, Outcome, Priority, QueueName, store::JobRecord,
+    Job, JobEvent, JobId, JobState, Operations as _, Outcome, Priority, QueueName, store::JobRecord,
 };
 
 use crate::{demo_model, options::RunOptions, output, servers::Servers};
@@ -46,6 +47,9 @@ pub struct SubmitArguments {
     /// Before or behind other jobs of the queue
     #[arg(long, default_value = "normal", value_parser = ["high", "normal", "low"])]
     priority: String,
+    /// Let `watch --follow` show the text while it is generated
+    #[arg(long)]
+    stream: bool,
     #[command(flatten)]
     run: RunOptions,
     #[command(flatten)]
@@ -78,7 +82,10 @@ pub fn submit(arguments: &SubmitArguments) -> anyhow::Result<ExitCode> {
             if let Some(line) = line {
                 let parsed = parse_line(&line, &queue);
                 match parsed.content {
-                    Ok(job) => jobs.push((parsed.custom_id, Job { priority, ..*job })),
+                    Ok(job) => {
+                        let job = Job { priority, stream: arguments.stream, ..*job };
+                        jobs.push((parsed.custom_id, job));
+                    }
                     Err(refusal) => {
                         refused += 1;
                         let refusal: Value = serde_json::from_str(&refusal).unwrap_or_default();
@@ -150,9 +157,26 @@ Exit codes:
 pub struct WatchArguments {
     #[command(flatten)]
     jobs: JobArguments,
+    /// Show the text of jobs that stream while it is generated, one job after the other
+    #[arg(long)]
+    follow: bool,
     /// Seconds to wait at most
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400)]
     timeout: u64,
+}
+
+/// Shows a job's text on standard error as it comes; standard output has the results.
+async fn follow(client: &Client, id: JobId) {
+    let mut events = std::pin::pin!(client.subscribe(id));
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(JobEvent::Started) => eprintln!("{id} runs"),
+            Ok(JobEvent::Delta { text, .. }) => eprint!("{text}"),
+            Ok(JobEvent::Finished { state }) => eprintln!("\n{id} is {}", state.as_str()),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "following {id}"),
+        }
+    }
 }
 
 /// Runs `watch`.
@@ -163,6 +187,15 @@ pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
         bar.set_style(ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}")?);
         let terminal = std::io::stderr().is_terminal();
         let limit = Duration::from_secs(arguments.timeout);
+        if arguments.follow {
+            let all = async {
+                for id in &jobs.ids {
+                    follow(&client, *id).await;
+                }
+            };
+            // What is not over by then is said below.
+            let _ = tokio::time::timeout(limit, all).await;
+        }
         let waited = client.wait_all(&jobs.ids, limit, |waited| {
             bar.set_position(waited.done() as u64);
             bar.set_message(format!("{} failed", waited.failed));

@@ -69,6 +69,6 @@ impl Given<'_> {
 
     /// A producer's connection.
     pub async fn client(self) -> anyhow::Result<Client> {
-        Ok(Client::new(self.store().await?, self.dispatcher()?))
+        Ok(Client::connect(self.redis, self.database).await?)
     }
 }

@@ -99,6 +99,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
         store: store.clone(),
+        events: Some(dispatcher.events()),
         dispatcher,
         operations: Some(store.clone()),
         served: Arc::new(Served::new(model, name, class.clone())),

@@ -164,3 +164,22 @@ fn servers_that_are_missing_or_half_given_are_named() {
     assert_eq!(code, Some(1));
     assert!(stderr.contains("database") && !stderr.contains("secret"), "{stderr}");
 }
+
+#[test]
+fn a_late_follower_hears_a_streaming_job_from_its_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    fs::write(&input, "{\"prompt\": \"Paid on the 3rd of March, 2024\", \"temperature\": 0}\n")
+        .unwrap();
+    let fleet = Fleet::start();
+    let _worker = fleet.worker(&[]);
+    let (_, stdout, _) = fleet.run(&["submit", input.to_str().unwrap(), "--stream"]);
+    let job: Value = serde_json::from_str(stdout.lines().next().unwrap()).unwrap();
+    let id = job["id"].as_str().unwrap();
+    for _ in 0..2 {
+        let (code, _, heard) = fleet.run(&["watch", id, "--follow", "--timeout", "60"]);
+        assert_eq!(code, Some(0), "{heard}");
+        assert!(heard.contains("2024-03-03"), "{heard}");
+        assert!(heard.contains("is completed"), "{heard}");
+    }
+}

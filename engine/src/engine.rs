@@ -127,6 +127,8 @@ pub struct Engine {
     scheduler: Scheduler,
     active: BTreeMap<RequestId, Active>,
     next_request: u64,
+    /// Text of resumed answers, told with the next step.
+    resumed: Vec<Event>,
     /// Requests to end with the next step.
     cancelled: BTreeSet<RequestId>,
     /// Requests with a deadline, the earliest first.
@@ -171,6 +173,7 @@ impl Engine {
             scheduler,
             active: BTreeMap::new(),
             next_request: 0,
+            resumed: Vec::new(),
             cancelled: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             logits: Vec::new(),
@@ -196,12 +199,15 @@ impl Engine {
         let mut active = fresh();
         let mut tokens = request.prompt.clone();
         let vocab_size = self.backend.vocab_size();
-        if known("resume", request.resume.iter(), vocab_size).is_ok()
-            && active.resume(&request.resume, self.vocabulary.as_ref())
-        {
-            tokens.extend(&request.resume);
-        } else {
-            active = fresh();
+        let readable = known("resume", request.resume.iter(), vocab_size).is_ok();
+        let resume = readable && !request.resume.is_empty();
+        match resume.then(|| active.resume(&request.resume, self.vocabulary.as_ref())).flatten() {
+            Some(text) => {
+                tokens.extend(&request.resume);
+                // Whoever listens has not heard it from this engine; the tokens are known to them.
+                self.resumed.push(Event::Delta { id, choice: 0, text, tokens: Vec::new() });
+            }
+            None => active = fresh(),
         }
         self.scheduler.add(active.sequence(0), tokens, root);
         self.active.insert(id, active);
@@ -269,7 +275,8 @@ impl Engine {
 
     /// One turn of the loop. Runs nothing when no request is left.
     pub fn step(&mut self, now: Instant) -> StepReport {
-        let mut report = StepReport::default();
+        let events = std::mem::take(&mut self.resumed);
+        let mut report = StepReport { events, ..StepReport::default() };
         self.end_cancelled_and_late(now, &mut report);
         let mut plan = self.scheduler.plan();
         self.note_plan(&mut plan, &mut report);

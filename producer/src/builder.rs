@@ -60,6 +60,7 @@ impl JobBuilder {
             attempts_max: ATTEMPTS_DEFAULT,
             run_at: None,
             expires_at: None,
+            stream: false,
         };
         Self { job, seed: None }
     }
@@ -133,6 +134,13 @@ impl JobBuilder {
     #[must_use]
     pub fn expires_after(mut self, now: Timestamp, limit: Duration) -> Self {
         self.job.expires_at = Some(now.after(limit));
+        self
+    }
+
+    /// Lets [`Client::subscribe`](crate::Client::subscribe) read the text while it is generated.
+    #[must_use]
+    pub fn stream(mut self) -> Self {
+        self.job.stream = true;
         self
     }
 

@@ -8,8 +8,11 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use futures_util::{Stream, StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
 use tritmill_queue::{
-    DispatchError, Dispatcher, Ended, Entry, Job, JobId, JobState, Store, StoreError,
-    store::JobRecord,
+    DispatchError, Dispatcher, Ended, Entry, EventId, Job, JobEvent, JobId, JobState, Store,
+    StoreError,
+    dispatch::{BacklogLimit, RedisDispatcher, RedisUrlError},
+    events::RedisEvents,
+    store::{JobRecord, PostgresStore},
 };
 
 /// Jobs recorded per transaction.
@@ -39,6 +42,25 @@ pub enum ClientError {
     Unknown(JobId),
 }
 
+/// What a queue's streams may hold: some 600 MB of Redis's memory.
+const BACKLOG: BacklogLimit = BacklogLimit { entries: 2_000_000, tokens: 10_000_000_000 };
+/// Wait for the next event before the store is asked whether the job is over.
+const EVENT_WAIT: Duration = Duration::from_secs(2);
+/// Wait after a failure of Redis.
+const EVENT_RETRY: Duration = Duration::from_millis(500);
+
+/// Why a client could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The database cannot be used.
+    #[error("cannot use the database: {0}")]
+    Store(#[from] StoreError),
+    /// The address of Redis is none.
+    #[error("cannot use Redis: {0}")]
+    Redis(#[from] RedisUrlError),
+}
+
 /// How many of a set of jobs are over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Waited {
@@ -62,6 +84,7 @@ impl Waited {
 pub struct Client {
     store: Arc<dyn Store>,
     dispatcher: Arc<dyn Dispatcher>,
+    events: Option<RedisEvents>,
 }
 
 impl std::fmt::Debug for Client {
@@ -73,7 +96,30 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A client of this store and this dispatcher.
     pub fn new(store: Arc<dyn Store>, dispatcher: Arc<dyn Dispatcher>) -> Self {
-        Self { store, dispatcher }
+        Self { store, dispatcher, events: None }
+    }
+
+    /// A client of the Postgres and the Redis at these addresses, which also hears events.
+    ///
+    /// # Errors
+    /// [`ConnectError`] names the address at fault, without its password.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tritmill_producer::{Client, JobBuilder};
+    ///
+    /// let database = "postgres://tritmill@localhost/tritmill";
+    /// let client = Client::connect("redis://localhost", database).await?;
+    /// let id = client.submit(JobBuilder::question("demo", "Due 3/3/24").build()?).await?;
+    /// println!("{:?}", client.poll(id).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn connect(redis: &str, database: &str) -> Result<Self, ConnectError> {
+        let store = Arc::new(PostgresStore::connect(database).await?);
+        let dispatcher = RedisDispatcher::new(redis, BACKLOG)?;
+        let events = Some(dispatcher.events());
+        Ok(Self { store, dispatcher: Arc::new(dispatcher), events })
     }
 
     /// Submits one job.
@@ -175,6 +221,52 @@ impl Client {
             Some((stream::iter(page), (waiting, wait)))
         });
         pages.flatten()
+    }
+
+    /// What happens to a job that streams: from its start, however late the call, to its end. An
+    /// outage of Redis is waited out; the end is then taken from the store. A client that does not
+    /// hear events gets the end alone.
+    pub fn subscribe(&self, id: JobId) -> impl Stream<Item = Result<JobEvent, ClientError>> + '_ {
+        let start = Some(EventId::default());
+        let pages = stream::unfold(start, move |after| async move {
+            let after = after?;
+            let (last, mut events) = self.heard(id, after).await;
+            let is_end = |event: &JobEvent| matches!(event, JobEvent::Finished { .. });
+            if events.is_empty() {
+                match self.poll(id).await {
+                    Ok(state) if state.is_terminal() => events.push(JobEvent::Finished { state }),
+                    Ok(_) => {}
+                    Err(error) => {
+                        let over = matches!(error, ClientError::Unknown(_));
+                        let page = stream::iter(vec![Err(error)]);
+                        return Some((page, (!over).then_some(last)));
+                    }
+                }
+            }
+            let next = (!events.iter().any(is_end)).then_some(last);
+            let page: Vec<Result<JobEvent, ClientError>> = events.into_iter().map(Ok).collect();
+            Some((stream::iter(page), next))
+        });
+        pages.flatten()
+    }
+
+    /// The next events, if any came within [`EVENT_WAIT`], and where they end.
+    async fn heard(&self, id: JobId, after: EventId) -> (EventId, Vec<JobEvent>) {
+        let Some(events) = &self.events else {
+            sleep(EVENT_RETRY).await;
+            return (after, Vec::new());
+        };
+        match events.read_events(id, after, EVENT_WAIT).await {
+            Ok(page) => {
+                let last = page.last().map_or(after, |(id, _)| *id);
+                (last, page.into_iter().map(|(_, event)| event).collect())
+            }
+            Err(error) => {
+                tracing::debug!(%error, "events not read, trying again");
+                sleep(EVENT_RETRY).await;
+                (after, Vec::new())
+            }
+        }
     }
 
     /// Waits until all of `ids` are over, or `limit` has passed; tells `progress` of every change.

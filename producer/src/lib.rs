@@ -22,7 +22,7 @@ mod request;
 
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};
 pub use builder::{BuildError, JobBuilder};
-pub use client::{Client, ClientError, Waited};
+pub use client::{Client, ClientError, ConnectError, Waited};
 pub use courier::{Carried, Courier};
 pub use lines::{LINE_BYTES_MAX, LineReader, RawLine};
 pub use request::{Refusal, parse_line};

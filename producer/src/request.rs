@@ -141,6 +141,7 @@ fn parse(
         attempts_max: ATTEMPTS_DEFAULT,
         run_at: None,
         expires_at: None,
+        stream: false,
     };
     let shape = if endpoint == Endpoint::Chat { "chat" } else { "completion" };
     let key = hash(Purpose::Key, &parts);

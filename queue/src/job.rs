@@ -328,6 +328,9 @@ pub struct Job {
     /// Not after this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
+    /// Whether somebody may want to read the text while it is generated.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stream: bool,
 }
 
 /// Bytes of a prompt that make a token, roughly; exact counts are the worker's.

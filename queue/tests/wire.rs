@@ -40,6 +40,7 @@ fn plain_job() -> Job {
         attempts_max: 3,
         run_at: None,
         expires_at: Some(Timestamp(1_700_000_000_000)),
+        stream: false,
     }
 }
 
@@ -198,6 +199,7 @@ fn jobs() -> impl Strategy<Value = Job> {
             attempts_max,
             run_at: run_at.map(Timestamp),
             expires_at: expires_at.map(Timestamp),
+            stream: false,
         }
     })
 }

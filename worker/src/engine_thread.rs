@@ -21,7 +21,7 @@ use tritmill_queue::Held;
 /// What the engine is told.
 #[derive(Debug)]
 enum Command {
-    Submit(Held, Box<Request>),
+    Submit(Held, Box<Request>, bool),
     Cancel(Held),
 }
 
@@ -35,6 +35,8 @@ pub enum Report {
     Ended(Held, End),
     /// All tokens of a request so far; told of requests that can be resumed from them.
     Progress(Held, Vec<u32>),
+    /// More text of one choice of a request that streams.
+    Text(Held, u32, String),
 }
 
 /// How a request ended.
@@ -75,9 +77,10 @@ impl EngineThread {
         Ok(Self { commands: Some(commands), reports, thread: Some(thread), pulse })
     }
 
-    /// Starts a request. A thread that died answers nothing; `reports` says so.
-    pub fn submit(&self, held: Held, request: Request) {
-        self.send(Command::Submit(held, Box::new(request)));
+    /// Starts a request, whose text is told while it grows if `stream` says so. A thread that died
+    /// answers nothing; `reports` says so.
+    pub fn submit(&self, held: Held, request: Request, stream: bool) {
+        self.send(Command::Submit(held, Box::new(request), stream));
     }
 
     /// Ends a request early; it still comes back.
@@ -122,6 +125,8 @@ struct Flight {
     tokens: Option<Vec<u32>>,
     /// How many of them were told.
     told: usize,
+    /// Whether its text is told.
+    stream: bool,
 }
 
 struct Loop {
@@ -153,7 +158,9 @@ impl Loop {
             self.pulse.fetch_add(1, Ordering::Relaxed);
             for event in events {
                 match event {
-                    Event::Delta { id, tokens, .. } => self.grow(id, &tokens),
+                    Event::Delta { id, choice, text, tokens } => {
+                        self.grow(id, choice, text, &tokens)
+                    }
                     Event::Finished { id, output } => self.end(id, End::Finished(output)),
                     Event::Failed { id, error, .. } => self.end(id, End::Failed(error)),
                 }
@@ -163,13 +170,13 @@ impl Loop {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit(held, request) => {
+            Command::Submit(held, request, stream) => {
                 let whole = request.sampling.n == 1 && request.sampling.logprobs.is_none();
                 let tokens = whole.then(|| request.resume.clone());
                 let told = request.resume.len();
                 match self.engine.submit(*request, Instant::now()) {
                     Ok(id) => {
-                        self.held.insert(id, Flight { held, tokens, told });
+                        self.held.insert(id, Flight { held, tokens, told, stream });
                     }
                     Err(error) => self.report(Report::Ended(held, End::Refused(error))),
                 }
@@ -183,7 +190,12 @@ impl Loop {
         }
     }
 
-    fn grow(&mut self, id: RequestId, new: &[u32]) {
+    fn grow(&mut self, id: RequestId, choice: u32, text: String, new: &[u32]) {
+        if let Some(Flight { held, stream: true, .. }) = self.held.get(&id)
+            && !text.is_empty()
+        {
+            self.report(Report::Text(*held, choice, text));
+        }
         let Some(flight) = self.held.get_mut(&id) else { return };
         let Some(tokens) = &mut flight.tokens else { return };
         tokens.extend(new);

@@ -19,6 +19,7 @@
 mod backoff;
 mod flights;
 mod heart;
+mod herald;
 mod reconciler;
 mod renewer;
 mod turn;
@@ -29,6 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tritmill_engine::Engine;
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
+    events::RedisEvents,
 };
 
 use self::{heart::Heart, reconciler::Reconciler, renewer::Renewer, turn::Turn};
@@ -115,6 +117,8 @@ pub struct Worker {
     /// Where it says that it lives and hears what operators want; an embedded one has nobody to
     /// tell.
     pub operations: Option<Arc<dyn Operations>>,
+    /// Where subscribers listen, if anywhere.
+    pub events: Option<RedisEvents>,
     /// What answers.
     pub served: Arc<Served>,
     /// How.
@@ -164,7 +168,13 @@ impl Worker {
             let (vitals, config) = (Arc::clone(&self.vitals), self.config.clone());
             tokio::spawn(Heart { operations, vitals, config, directive: directing }.run())
         });
-        let mut turn = Turn::new(&self, thread, holding, losses, directive);
+        let telling = self.events.clone().map(|events| {
+            let (tell, told) = mpsc::unbounded_channel();
+            // Ends by itself, when the last event is out.
+            tokio::spawn(herald::run(events, told));
+            tell
+        });
+        let mut turn = Turn::new(&self, thread, holding, losses, directive, telling);
         let result = turn.run(&mut stop).await;
         reconciling.into_iter().chain(beating).for_each(|task| task.abort());
         if let Some(operations) = &self.operations {

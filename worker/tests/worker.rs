@@ -44,6 +44,7 @@ fn job(prompt: Prompt, max_tokens: u32) -> Job {
         attempts_max: 3,
         run_at: None,
         expires_at: None,
+        stream: false,
     }
 }
 
@@ -70,6 +71,7 @@ async fn setup(mode: Mode, drain: Duration) -> Setup {
         store: store.clone(),
         dispatcher: dispatcher.clone(),
         operations: None,
+        events: None,
         served: Arc::new(Served::new(model, "tiny".into(), class)),
         config,
         committed,

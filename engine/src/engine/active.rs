@@ -72,16 +72,22 @@ impl Active {
         }
     }
 
-    /// Books the tokens of an earlier attempt, with their text. False if they end the answer by
-    /// themselves or cannot be resumed from: then nothing about this value holds any more.
-    pub fn resume(&mut self, tokens: &[u32], vocabulary: &dyn TokenText) -> bool {
+    /// Books the tokens of an earlier attempt; returns their text as far as it is certain. `None` if
+    /// they end the answer by themselves or cannot be resumed from: then nothing about this value
+    /// holds any more.
+    pub fn resume(&mut self, tokens: &[u32], vocabulary: &dyn TokenText) -> Option<String> {
         let whole = self.choices.len() == 1 && self.sampling.logprobs.is_none();
-        let mut unheard = Vec::new();
-        let goes_on = |token: &u32| {
+        let mut events = Vec::new();
+        let mut goes_on = |token: &u32| {
             let drawn = Drawn { token: *token, logprobs: None };
-            !self.push(0, drawn, vocabulary, &mut unheard)
+            !self.push(0, drawn, vocabulary, &mut events)
         };
-        whole && tokens.iter().all(goes_on)
+        let resumed = whole && tokens.iter().all(&mut goes_on);
+        let text = |event| match event {
+            Event::Delta { text, .. } => text,
+            Event::Finished { .. } | Event::Failed { .. } => String::new(),
+        };
+        resumed.then(|| events.into_iter().map(text).collect())
     }
 
     /// The scheduler's name for a choice.

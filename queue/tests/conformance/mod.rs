@@ -38,6 +38,7 @@ pub fn job() -> Job {
         attempts_max: ATTEMPTS_DEFAULT,
         run_at: None,
         expires_at: None,
+        stream: false,
     }
 }
 

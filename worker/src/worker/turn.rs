@@ -4,7 +4,13 @@
 //! Results are committed together: when enough have come, when the oldest has waited
 //! [`FLUSH_WAIT`], or when the engine has nothing else to do.
 
-use std::{collections::HashMap, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -12,8 +18,8 @@ use tokio::{
 };
 use tritmill_engine::Request;
 use tritmill_queue::{
-    Claim, Claimant, Delivery, DispatchError, Held, JobError, JobId, Outcome, Pull, Settled,
-    store::operations::Directive,
+    Claim, Claimant, Delivery, DispatchError, Held, JobError, JobEvent, JobId, Outcome, Pull,
+    Settled, store::operations::Directive,
 };
 
 use super::{
@@ -60,6 +66,10 @@ pub(super) struct Turn<'a> {
     losses: mpsc::UnboundedReceiver<Lost>,
     /// What operators want.
     directive: watch::Receiver<Directive>,
+    /// Where events of jobs that stream go.
+    telling: Option<mpsc::UnboundedSender<(JobId, JobEvent)>>,
+    /// Running jobs that stream.
+    streaming: HashSet<JobId>,
     /// Wait after a failure of store or dispatcher before anything new is taken.
     backoff: Backoff,
     reclaim_at: Instant,
@@ -78,6 +88,7 @@ impl<'a> Turn<'a> {
         holding: watch::Sender<Vec<Holding>>,
         losses: mpsc::UnboundedReceiver<Lost>,
         directive: watch::Receiver<Directive>,
+        telling: Option<mpsc::UnboundedSender<(JobId, JobEvent)>>,
     ) -> Self {
         Self {
             worker,
@@ -86,6 +97,8 @@ impl<'a> Turn<'a> {
             holding,
             losses,
             directive,
+            telling,
+            streaming: HashSet::new(),
             backoff: Backoff::default(),
             reclaim_at: Instant::now(),
             unsaved: HashMap::new(),
@@ -278,8 +291,13 @@ impl<'a> Turn<'a> {
                 continue;
             };
             self.flights.start(&claim, delivery.clone(), claimed_at);
+            let stream = claim.job.stream && self.telling.is_some();
+            if stream {
+                self.streaming.insert(held.id);
+                self.tell(held.id, JobEvent::Started);
+            }
             match request {
-                Ok(request) => self.thread.submit(held, request),
+                Ok(request) => self.thread.submit(held, request, stream),
                 Err(error) => self.flights.end(held, Some(Outcome::Error(error))),
             }
         }
@@ -313,6 +331,17 @@ impl<'a> Turn<'a> {
             Report::Progress(held, tokens) => {
                 self.unsaved.insert(held, tokens);
             }
+            Report::Text(held, choice, text) => {
+                self.tell(held.id, JobEvent::Delta { choice, text });
+            }
+        }
+    }
+
+    /// Tells subscribers.
+    fn tell(&self, job: JobId, event: JobEvent) {
+        if let Some(telling) = &self.telling {
+            // The herald ends only with this side.
+            let _ = telling.send((job, event));
         }
     }
 
@@ -369,6 +398,15 @@ impl<'a> Turn<'a> {
         };
         self.backoff.worked();
         let report = self.report(&done, &settled);
+        for Settled { id, state } in &settled {
+            if self.streaming.contains(id) {
+                let over = JobEvent::Finished { state: *state };
+                self.tell(*id, if state.is_terminal() { over } else { JobEvent::Queued });
+            }
+        }
+        for done in &done {
+            self.streaming.remove(&done.held.id);
+        }
         let deliveries: Vec<Delivery> = done.into_iter().map(|done| done.delivery).collect();
         self.acknowledge(&deliveries).await?;
         self.show();
