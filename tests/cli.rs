@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "",
     "demo",
     "batch",
@@ -19,6 +19,7 @@ const COMMANDS: [&str; 13] = [
     "model convert",
     "bench",
     "bench engine",
+    "bench queue",
     "doctor",
 ];
 

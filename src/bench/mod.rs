@@ -1,6 +1,7 @@
 //! `tritmill bench`: how fast this machine is.
 
 mod engine;
+mod queue;
 
 use std::process::ExitCode;
 
@@ -11,11 +12,14 @@ use clap::Subcommand;
 pub enum Command {
     /// Steps of a model: prefill and decode at several batch sizes
     Engine(engine::Arguments),
+    /// The way of a job through Redis and Postgres, without a model
+    Queue(queue::Arguments),
 }
 
 /// Runs one of them.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Engine(arguments) => engine::run(&arguments),
+        Command::Queue(arguments) => queue::run(&arguments),
     }
 }

@@ -38,8 +38,9 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "bench",
-        arguments: "[SHAPE] [OPTIONS…]",
-        summary: "measure engine steps on a synthetic model (bitnet-2b; options of bench engine)",
+        arguments: "[SHAPE|queue] [OPTIONS…]",
+        summary: "measure engine steps on a synthetic model (bitnet-2b; options of bench engine), or jobs\n\
+                  \x20                                          through servers of its own (bench queue)",
         run: bench::run,
     },
 ];

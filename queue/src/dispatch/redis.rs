@@ -178,6 +178,18 @@ impl RedisDispatcher {
         self.inner.sweep(queue, idle).await.map_err(unavailable)
     }
 
+    /// Deletes all that Redis has of a queue: for one that is gone for good, or was only tried. Jobs
+    /// of it that the store has queued are fed to it again by whoever reconciles.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    pub async fn forget_queue(&self, queue: &QueueName) -> Result<(), DispatchError> {
+        let (prefix, none) = (keys::prefix(queue), &[]);
+        self.inner.born.lock().unwrap_or_else(PoisonError::into_inner).remove(&prefix);
+        let run = self.inner.connections.run_again(&scripts::FORGET, &prefix, none);
+        run.await.map(|_: i64| ()).map_err(unavailable)
+    }
+
     /// Events of jobs in the same Redis, over the same connections.
     pub fn events(&self) -> crate::events::RedisEvents {
         crate::events::RedisEvents::new(Arc::clone(&self.inner.connections))

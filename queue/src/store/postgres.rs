@@ -207,6 +207,15 @@ impl PostgresStore {
         Self { clock: Some(clock), ..self }
     }
 
+    /// Deletes jobs with their results and errors, whatever their state: for jobs that were only
+    /// tried. Whoever runs one finds its claim gone. Returns how many there were.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then none was deleted.
+    pub async fn delete_jobs(&self, ids: &[JobId]) -> Result<u64, StoreError> {
+        self.within(claims::delete(&self.pool, ids)).await
+    }
+
     /// Waits for the calls in progress and closes every connection.
     pub async fn close(&self) {
         self.pool.close().await;

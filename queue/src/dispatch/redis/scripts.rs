@@ -55,4 +55,5 @@ scripts! {
     RECOVER = FREEING "recover.lua";
     SWEEP = FREEING "sweep.lua";
     BACKLOG = FREEING "backlog.lua";
+    FORGET = FREEING "forget.lua";
 }

@@ -237,6 +237,21 @@ pub(super) async fn cancel(
     rows::ids(&cancelled)
 }
 
+/// Deletes jobs with their results and errors, whatever their state.
+pub(super) async fn delete(pool: &PgPool, ids: &[JobId]) -> Result<u64, StoreError> {
+    let row = sqlx::query(
+        "WITH deleted AS (DELETE FROM jobs WHERE id = ANY($1) RETURNING id),
+              unrecorded AS (DELETE FROM results WHERE job_id = ANY($1)),
+              forgiven AS (DELETE FROM attempt_errors WHERE job_id = ANY($1))
+         SELECT count(*) AS jobs FROM deleted",
+    )
+    .bind(rows::sorted(ids.iter().copied()))
+    .fetch_one(pool)
+    .await
+    .map_err(unavailable)?;
+    rows::count(&row, "jobs")
+}
+
 /// Records the attempts whose epoch still holds: state, result, usage and error at once. The others
 /// were fenced out. The verdict is completed here, where the attempts are known: an error of a job
 /// that has no attempt left fails it.

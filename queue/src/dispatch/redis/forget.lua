@@ -1,0 +1,7 @@
+-- Deletes all that there is of the queue: streams first, then what counts them.
+for _, place in ipairs(redis.call('SMEMBERS', STREAMS)) do redis.call('DEL', stream_of(place)) end
+for _, priority in ipairs(PRIORITIES) do
+  redis.call('DEL', P .. ':active:' .. priority, P .. ':owed:' .. priority)
+end
+redis.call('DEL', IDS, META, STREAMS, COUNTS, COSTS, PARKED, DUE, BELL)
+return 1

@@ -1,0 +1,200 @@
+//! What `bench queue` makes jobs go through: submitted, consumed without being answered, and timed
+//! one by one on an idle queue.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use tokio::{sync::mpsc, task::JoinSet};
+use tritmill_producer::{Client, JobBuilder};
+use tritmill_queue::{
+    Choice, Claim, Claimant, Completion, Delivery, Dispatcher as _, FinishReason, Finished, Held,
+    Job, JobId, Outcome, Pull, QueueName, Store as _, Usage, dispatch::RedisDispatcher,
+    store::PostgresStore,
+};
+
+/// Length of a claim: nothing here runs that long.
+const LEASE: Duration = Duration::from_secs(60);
+/// How long a consumer waits for work that must be there.
+const PULL_WAIT: Duration = Duration::from_millis(100);
+/// How long one job may take to start before something is wrong.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// Between two jobs on the idle queue: so long that the store tries its connections again first, as
+/// it does when a queue really is idle.
+const IDLE: Duration = Duration::from_millis(110);
+
+/// The servers, and the queue of this run in them.
+#[derive(Clone)]
+pub struct Bench {
+    pub store: Arc<PostgresStore>,
+    pub dispatcher: Arc<RedisDispatcher>,
+    pub queue: QueueName,
+}
+
+impl Bench {
+    /// As many jobs as asked for, of a short prompt.
+    pub fn jobs(&self, count: usize) -> anyhow::Result<Vec<Job>> {
+        let name = self.queue.to_string();
+        let job = |index: usize| {
+            let prompt = format!("Invoice {index} was paid on the {} of March", 1 + index % 28);
+            JobBuilder::text(&name, prompt).max_tokens(16).build()
+        };
+        (0..count).map(job).collect::<Result<_, _>>().context("cannot make a job")
+    }
+
+    /// Submits all of them from several producers.
+    pub async fn submit(&self, jobs: &[Job], producers: usize) -> anyhow::Result<()> {
+        let mut tasks = JoinSet::new();
+        for part in jobs.chunks(jobs.len().div_ceil(producers).max(1)) {
+            let client = Client::new(self.store.clone(), self.dispatcher.clone());
+            let part = part.to_vec();
+            tasks.spawn(async move { client.submit_many(&part).await });
+        }
+        while let Some(submitted) = tasks.join_next().await {
+            submitted.context("a producer panicked")?.context("cannot submit")?;
+        }
+        Ok(())
+    }
+
+    /// Takes `count` jobs through pull, claim, renew, finish and acknowledge.
+    pub async fn consume(
+        &self,
+        count: usize,
+        consumers: usize,
+        micro_batch: usize,
+    ) -> anyhow::Result<()> {
+        let left = Arc::new(AtomicUsize::new(count));
+        let mut tasks = JoinSet::new();
+        for number in 0..consumers {
+            let (bench, left) = (self.clone(), Arc::clone(&left));
+            tasks.spawn(async move {
+                let name = format!("bench-{number}");
+                while left.load(Ordering::Relaxed) > 0 {
+                    let done = bench.turn(&name, micro_batch).await?;
+                    left.fetch_sub(done, Ordering::Relaxed);
+                }
+                anyhow::Ok(())
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.context("a consumer panicked")??;
+        }
+        Ok(())
+    }
+
+    /// One micro-batch; returns how many jobs it was.
+    async fn turn(&self, consumer: &str, max: usize) -> anyhow::Result<usize> {
+        let (claims, deliveries) = self.start(consumer, max, PULL_WAIT).await?;
+        let held: Vec<Held> = claims.iter().map(Claim::held).collect();
+        if held.is_empty() {
+            return Ok(0);
+        }
+        // As the worker's renewer: the store's lease, then the dispatcher's.
+        let lost = self.store.renew(&held, LEASE).await?;
+        ensure!(lost.is_empty(), "{} leases were lost", lost.len());
+        let lost = self.dispatcher.renew(consumer, &deliveries).await?;
+        ensure!(lost.is_empty(), "{} deliveries were lost", lost.len());
+        self.end(consumer, &held, &deliveries).await?;
+        Ok(held.len())
+    }
+
+    /// Pulls and claims.
+    async fn start(
+        &self,
+        consumer: &str,
+        max: usize,
+        wait: Duration,
+    ) -> anyhow::Result<(Vec<Claim>, Vec<Delivery>)> {
+        let pull = Pull { queue: &self.queue, consumer, max, wait };
+        let deliveries = self.dispatcher.pull(pull).await?;
+        if deliveries.is_empty() {
+            return Ok((Vec::new(), deliveries));
+        }
+        let ids: Vec<JobId> = deliveries.iter().map(|delivery| delivery.id).collect();
+        let claims = self.store.claim(&ids, Claimant { owner: consumer, lease: LEASE }).await?;
+        let (wanted, got) = (deliveries.len(), claims.len());
+        ensure!(got == wanted, "{got} of {wanted} jobs could be claimed: who else is here?");
+        Ok((claims, deliveries))
+    }
+
+    /// Writes results and acknowledges.
+    async fn end(
+        &self,
+        consumer: &str,
+        held: &[Held],
+        deliveries: &[Delivery],
+    ) -> anyhow::Result<()> {
+        let finish = |held: &Held| Finished { held: *held, outcome: self.outcome() };
+        let finished: Vec<Finished> = held.iter().map(finish).collect();
+        let settled = self.store.finish(&finished).await?.len();
+        ensure!(settled == held.len(), "{settled} of {} results were written", held.len());
+        let forgotten = self.dispatcher.acknowledge(consumer, deliveries).await?;
+        ensure!(forgotten == held.len(), "{forgotten} of {} were acknowledged", held.len());
+        Ok(())
+    }
+
+    /// An answer of a few words.
+    fn outcome(&self) -> Outcome {
+        let text = "an answer of a few words".to_owned();
+        let choice = Choice { index: 0, text, finish_reason: FinishReason::Stop, logprobs: None };
+        Outcome::Completed(Completion {
+            model: self.queue.model.clone(),
+            fingerprint: "bench".to_owned(),
+            choices: vec![choice],
+            usage: Usage { prompt_tokens: 12, completion_tokens: 6 },
+        })
+    }
+
+    /// From `submit` being called to the claim being there, for each job alone, with one consumer
+    /// waiting.
+    pub async fn starts(&self, jobs: &[Job]) -> anyhow::Result<Vec<Duration>> {
+        let (tell, mut started) = mpsc::channel(1);
+        let (bench, count) = (self.clone(), jobs.len());
+        // A set, so that it ends with this function.
+        let mut consumer = JoinSet::new();
+        consumer.spawn(async move {
+            for _ in 0..count {
+                let (claims, deliveries) = bench.start("bench-idle", 1, START_LIMIT).await?;
+                let at = Instant::now();
+                ensure!(!claims.is_empty(), "no job came within {START_LIMIT:?}");
+                let held: Vec<Held> = claims.iter().map(Claim::held).collect();
+                bench.end("bench-idle", &held, &deliveries).await?;
+                if tell.send(at).await.is_err() {
+                    break;
+                }
+            }
+            anyhow::Ok(())
+        });
+        let client = Client::new(self.store.clone(), self.dispatcher.clone());
+        let mut latencies = Vec::with_capacity(count);
+        for job in jobs {
+            tokio::time::sleep(IDLE).await;
+            let job = job.clone();
+            let submitted = Instant::now();
+            client.submit(job).await.context("cannot submit")?;
+            let Some(at) = started.recv().await else { break };
+            latencies.push(at.duration_since(submitted));
+        }
+        while let Some(ended) = consumer.join_next().await {
+            ended.context("the consumer panicked")??;
+        }
+        if latencies.len() != count {
+            bail!("{} of {count} jobs started", latencies.len());
+        }
+        Ok(latencies)
+    }
+
+    /// Deletes what the run left.
+    pub async fn clean_up(&self, jobs: &[JobId]) -> anyhow::Result<()> {
+        for chunk in jobs.chunks(1000) {
+            self.store.delete_jobs(chunk).await.context("cannot delete the benchmark's jobs")?;
+        }
+        let forgotten = self.dispatcher.forget_queue(&self.queue).await;
+        forgotten.context("cannot delete the benchmark's queue in Redis")
+    }
+}
