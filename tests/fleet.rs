@@ -154,6 +154,34 @@ fn jobs_are_submitted_watched_cancelled_and_held_by_a_pause() {
 }
 
 #[test]
+fn a_benchmark_of_the_queue_measures_every_phase_and_leaves_nothing_behind() {
+    let fleet = Fleet::start();
+    let pids = [fleet.redis.pid().unwrap(), fleet.postgres.pid().unwrap()].map(|p| p.to_string());
+    let words = "bench queue --json --jobs 300 --micro-batch 7 --repetitions 2 --starts 3";
+    let mut words: Vec<&str> = words.split(' ').collect();
+    words.extend(["--redis-pid", &pids[0], "--postgres-pid", &pids[1]]);
+    let (code, stdout, stderr) = fleet.run(&words);
+    assert_eq!(code, Some(0), "{stderr}");
+    let figures: Value = serde_json::from_str(&stdout).unwrap();
+    for (row, phase) in figures["rows"].as_array().unwrap().iter().zip(["submit", "consume"]) {
+        assert_eq!(row["phase"], phase);
+        assert!(row["jobs_per_s"].as_f64() > Some(0.0), "{row}");
+        for process in ["cpu_s", "redis_cpu_s", "postgres_cpu_s"] {
+            assert!(row[process].is_f64(), "{process}: {row}");
+        }
+    }
+    assert_eq!((figures["rows"].as_array().unwrap().len(), &figures["starts"]), (2, &json!(3)));
+    assert!(figures["start_ms_p99"].as_f64() >= figures["start_ms_p50"].as_f64(), "{figures}");
+    assert_eq!(fleet.redis_keys(), 0);
+    assert_eq!(fleet.rows(&["jobs", "results", "attempt_errors", "queues", "workers"]), 0);
+    // Neither does one that could not do its work.
+    let (code, _, stderr) = fleet.run(&["bench", "queue", "--redis-pid", "4194305"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("--redis-pid"), "{stderr}");
+    assert_eq!(fleet.redis_keys(), 0);
+}
+
+#[test]
 fn servers_that_are_missing_or_half_given_are_named() {
     let fleet = Fleet::start();
     let (code, _, stderr) = fleet.run(&["worker", "--redis", "ftp://x"]);

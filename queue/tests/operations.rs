@@ -196,3 +196,18 @@ async fn a_tenant_sees_its_own_jobs_latest_first() {
     assert_eq!(rest.len(), 1);
     assert_eq!((rest[0].id, rest[0].state), (mine[0].id, JobState::Queued));
 }
+
+#[tokio::test]
+async fn deleted_jobs_leave_nothing_and_their_claims_hold_no_more() {
+    let (_server, store, _) = start().await;
+    let [failed, running, kept] = [job(), job(), job()];
+    fail(&store, std::slice::from_ref(&failed)).await;
+    store.submit(&[running.clone(), kept.clone()]).await.unwrap();
+    let held = store.claim(&[running.id], by("a")).await.unwrap()[0].held();
+    let ids = [failed.id, running.id, running.id];
+    assert_eq!(store.delete_jobs(&ids).await.unwrap(), 2);
+    assert_eq!(store.delete_jobs(&ids).await.unwrap(), 0);
+    assert!(store.finish(&[finished(held, answer("a"))]).await.unwrap().is_empty());
+    assert!(store.ended(&[failed.id, running.id]).await.unwrap().is_empty());
+    assert_eq!(store.job(kept.id).await.unwrap().unwrap().state, JobState::Queued);
+}

@@ -43,6 +43,24 @@ impl Fleet {
         (output.status.code(), text(output.stdout), text(output.stderr))
     }
 
+    /// Keys that Redis holds.
+    pub fn redis_keys(&self) -> u64 {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.redis.port())).unwrap();
+        stream.write_all(b"DBSIZE\r\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line.trim_start_matches(':').trim().parse().unwrap()
+    }
+
+    /// Rows of all these tables together.
+    pub fn rows(&self, tables: &[&str]) -> u64 {
+        let count = |table: &&str| format!("(SELECT count(*) FROM {table})");
+        let sum = tables.iter().map(count).collect::<Vec<_>>().join(" + ");
+        let query = format!("SELECT {sum}");
+        let psql = Command::new("psql").args(["-Atc", &query, &self.postgres.url()]).output();
+        String::from_utf8(psql.unwrap().stdout).unwrap().trim().parse().unwrap()
+    }
+
     /// Starts a worker on the demo model and waits until it serves.
     pub fn worker(&self, arguments: &[&str]) -> WorkerProcess {
         let mut child = self

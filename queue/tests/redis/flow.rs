@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use crate::rig::{MANY, dispatcher, entries, entry, ids, ids_of, pull, pull_for, queue};
+use crate::rig::{MANY, command, dispatcher, entries, entry, ids, ids_of, pull, pull_for, queue};
 use tritmill_queue::{
-    DispatchError, Dispatcher, Entry, JobId, Priority, Timestamp,
+    DispatchError, Dispatcher, Entry, JobId, Priority, QueueName, Timestamp,
     dispatch::{BacklogLimit, Delayed, Limit, RedisDispatcher},
 };
 use tritmill_servers::Redis;
@@ -204,4 +204,34 @@ async fn parked_entries_survive_the_next_drain_too() {
     assert_eq!(ids(&rest), [fed[1].id, fed[2].id, fed[4].id, fed[5].id]);
     assert_eq!(rest[0].deliveries, 3);
     assert_eq!(dispatcher.acknowledge("c", &rest).await.unwrap(), 4);
+}
+
+#[tokio::test]
+async fn a_forgotten_queue_leaves_no_key_and_can_begin_again() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    let fed = [
+        entry(Priority::High, "a", 3),
+        entry(Priority::Low, "a:{b}", 1),
+        entry(Priority::Low, "c", 1),
+        entry(Priority::Normal, "d", 1),
+    ];
+    dispatcher.enqueue(&fed).await.unwrap();
+    dispatcher.delay(&[Delayed { entry: entries(1).remove(0), due: in_ms(60_000) }]).await.unwrap();
+    let taken = pull(&dispatcher, "a", 3).await;
+    dispatcher.acknowledge("a", &taken[..1]).await.unwrap();
+    dispatcher.hand_back("a", &taken[1..2]).await.unwrap();
+    let other = QueueName { model: "other".into(), ..queue() };
+    let elsewhere = Entry { queue: other.clone(), ..entries(1).remove(0) };
+    dispatcher.enqueue(&[elsewhere]).await.unwrap();
+
+    dispatcher.forget_queue(&queue()).await.unwrap();
+    let keys: Vec<String> = command(&redis, &["KEYS", "tm:{tiny:*"]).await;
+    assert!(keys.is_empty(), "{keys:?}");
+    assert_eq!(dispatcher.acknowledge("a", &taken[2..]).await.unwrap(), 0);
+    assert_eq!(dispatcher.depth(&other).await.unwrap(), 1, "others keep theirs");
+    let again = entries(2);
+    dispatcher.enqueue(&again).await.unwrap();
+    assert_eq!(ids(&pull(&dispatcher, "a", 10).await), ids_of(&again));
+    assert_eq!(dispatcher.stats().group_recreations, 0, "nothing was lost");
 }
