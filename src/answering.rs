@@ -203,6 +203,8 @@ fn worker(
         lease: LEASE,
         drain: DRAIN,
         step_limit: STEP_LIMIT,
+        // Its store has no days to drop.
+        retention: Duration::MAX,
         mode: Mode::Embedded,
     };
     Worker {

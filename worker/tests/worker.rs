@@ -65,6 +65,7 @@ async fn setup(mode: Mode, drain: Duration) -> Setup {
         lease: Duration::from_secs(60),
         drain,
         step_limit: Duration::from_secs(600),
+        retention: Duration::MAX,
         mode,
     };
     let worker = Worker {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{JobRecord, Progress, StoreError};
+use super::{JobRecord, Maintained, Progress, StoreError};
 use crate::job::{Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp};
 
 /// What is set for a queue.
@@ -190,6 +190,14 @@ pub trait Operations: Send + Sync {
     /// # Errors
     /// [`StoreError`].
     async fn forget_worker(&self, owner: &str) -> Result<(), StoreError>;
+
+    /// Does what keeps the store in order over the days: makes room ahead, drops what ended longer
+    /// ago than `retention` and forgets workers long silent. To be called every few hours, by any
+    /// number of processes.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the rest is done by the next call.
+    async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError>;
 
     /// Up to `limit` dead letters of a queue with an id above `after`, in order of id.
     ///

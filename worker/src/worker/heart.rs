@@ -16,6 +16,9 @@ use crate::{machine, vitals::Vitals};
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
+/// How often the store is kept in order; every worker does it, and most find nothing to do.
+const MAINTAIN_INTERVAL: Duration = Duration::from_secs(3600);
+
 /// What a worker does before it has heard anything: one that nobody directs goes on, one that may
 /// have been told to pause waits to hear it.
 pub(super) fn before_the_first_beat(directed: bool) -> Directive {
@@ -35,6 +38,7 @@ impl Heart {
     pub async fn run(self) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut maintain_at = Instant::now();
         let (mut then, mut tokens) = (Instant::now(), self.vitals.completion_tokens());
         loop {
             ticks.tick().await;
@@ -59,6 +63,16 @@ impl Heart {
                         .send_if_modified(|old| std::mem::replace(old, directive) != directive);
                 }
                 Err(error) => tracing::warn!(%error, "heartbeat not recorded"),
+            }
+            if Instant::now() >= maintain_at {
+                maintain_at = Instant::now() + MAINTAIN_INTERVAL;
+                let (operations, retention) = (self.operations.clone(), self.config.retention);
+                // Beside the beats: dropping a day of jobs may take a while.
+                tokio::spawn(async move {
+                    if let Err(error) = operations.maintain(retention).await {
+                        tracing::warn!(%error, "store not kept in order, trying again in an hour");
+                    }
+                });
             }
         }
     }

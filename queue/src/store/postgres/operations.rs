@@ -1,5 +1,7 @@
 //! Queues, and the list of a tenant's jobs; the other operations are next door.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
@@ -8,7 +10,7 @@ use super::{PostgresStore, dead_letters, rows, unavailable, workers};
 use crate::{
     job::{JobId, QueueName, Tenant},
     store::{
-        Progress, StoreError,
+        Maintained, Progress, StoreError,
         operations::{
             ClassError, DeadLetter, Directive, Heartbeat, JobSummary, Operations, QueueOverview,
             QueueState, Replay, Worker,
@@ -18,6 +20,10 @@ use crate::{
 
 #[async_trait]
 impl Operations for PostgresStore {
+    async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError> {
+        Self::maintain(self, retention).await
+    }
+
     async fn queue_state(&self, queue: &QueueName) -> Result<QueueState, StoreError> {
         let row = sqlx::query(
             "SELECT model, format, paused, limit_tokens, numerics_class FROM queues
