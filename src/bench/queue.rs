@@ -1,7 +1,8 @@
 //! `tritmill bench queue`: jobs per second through Redis and Postgres, without a model.
 //!
 //! Every run has a queue of its own, `bench-ID@none`, and deletes its jobs and keys when it ends,
-//! also after an error or ctrl-c. A run that is killed leaves them; nobody serves such a queue.
+//! also after an error or ctrl-c. A run that is killed leaves them, and one that is interrupted what
+//! the database was just recording; nobody serves such a queue.
 
 mod flow;
 mod processor_time;
@@ -103,6 +104,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
         };
         let cleaned = bench.clean_up(&submitted).await;
+        if let (Err(error), Err(_)) = (&cleaned, &measured) {
+            eprintln!("{} is left: {}", bench.queue, output::one_line(error));
+        }
         let figures = measured?;
         cleaned.map(|()| figures)
     })?;

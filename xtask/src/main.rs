@@ -39,8 +39,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "bench",
         arguments: "[SHAPE|queue] [OPTIONS…]",
-        summary: "measure engine steps on a synthetic model (bitnet-2b; options of bench engine), or jobs\n\
-                  \x20                                          through servers of its own (bench queue)",
+        summary: "measure engine steps on a synthetic model (bitnet-2b), or jobs through Redis and Postgres",
         run: bench::run,
     },
 ];
