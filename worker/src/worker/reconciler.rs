@@ -64,13 +64,14 @@ impl Reconciler {
         }
         let count = if is_low { FEED_COUNT } else { SCAN_COUNT };
         let entries = self.store.queued(&self.queue, self.cursor, count).await?;
+        if !entries.is_empty() {
+            self.dispatcher.enqueue(&entries).await?;
+        }
+        // Only now: what could not be fed is tried again.
         self.cursor = match entries.last() {
             Some(last) if entries.len() == count as usize => Some(last.id),
             _ => None,
         };
-        if !entries.is_empty() {
-            self.dispatcher.enqueue(&entries).await?;
-        }
         Ok(())
     }
 }

@@ -54,7 +54,8 @@ impl Renewer {
             if holdings.is_empty() {
                 continue;
             }
-            self.renew(&holdings, &mut renewed, period).await;
+            self.renew_claims(&holdings, &mut renewed, period).await;
+            // Before anything else that may have to be waited for.
             for Holding { held, claimed_at, .. } in &holdings {
                 // A little early: the lease runs on the store's clock, and stopping takes a step.
                 let since = renewed.get(held).unwrap_or(claimed_at);
@@ -62,10 +63,11 @@ impl Renewer {
                     self.report(Lost::Unrenewed(*held));
                 }
             }
+            self.renew_deliveries(&holdings, period).await;
         }
     }
 
-    async fn renew(
+    async fn renew_claims(
         &self,
         holdings: &[Holding],
         renewed: &mut HashMap<Held, Instant>,
@@ -81,6 +83,9 @@ impl Renewer {
             Ok(Err(error)) => tracing::warn!(%error, jobs = held.len(), "leases not renewed"),
             Err(_) => tracing::warn!(jobs = held.len(), "leases not renewed: no answer in time"),
         }
+    }
+
+    async fn renew_deliveries(&self, holdings: &[Holding], limit: Duration) {
         let deliveries: Vec<Delivery> =
             holdings.iter().map(|holding| holding.delivery.clone()).collect();
         // Deliveries lost here were taken by somebody whose claim the store refused, or will.

@@ -119,6 +119,8 @@ impl<'a> Turn<'a> {
             let told = *stop.borrow_and_update() == Stop::Drain;
             if paused {
                 pulling = None;
+                // Not to read is what it was told: it is as ready as the queue lets it be.
+                worker.vitals.pulled();
             }
             if draining.is_none() && (told || drain) {
                 draining = Some(Instant::now() + worker.config.drain);
