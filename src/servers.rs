@@ -10,9 +10,6 @@ use tritmill_queue::{
     store::PostgresStore,
 };
 
-/// What may wait in a queue's streams: some 600 MB of Redis's memory.
-const BACKLOG: BacklogLimit = BacklogLimit { entries: 2_000_000, tokens: 10_000_000_000 };
-
 /// The servers that producers and workers share.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Servers")]
@@ -63,7 +60,7 @@ impl Given<'_> {
 
     /// The dispatcher, which connects when it is used: Redis may be away for now.
     pub fn dispatcher(self) -> anyhow::Result<Arc<RedisDispatcher>> {
-        let dispatcher = RedisDispatcher::new(self.redis, BACKLOG);
+        let dispatcher = RedisDispatcher::new(self.redis, BacklogLimit::default());
         Ok(Arc::new(dispatcher.context("--redis")?))
     }
 

@@ -77,8 +77,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     // Before the model is loaded, which may take a while.
     let servers = arguments.servers.needed()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    let store = runtime.block_on(servers.store())?;
     let dispatcher = servers.dispatcher()?;
+    let store = runtime.block_on(servers.store())?;
     let model = arguments.model.open()?;
     let options = arguments.capacity.apply(arguments.run.engine());
     let engine = load::engine(&model, &options)

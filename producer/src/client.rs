@@ -42,8 +42,6 @@ pub enum ClientError {
     Unknown(JobId),
 }
 
-/// What a queue's streams may hold: some 600 MB of Redis's memory.
-const BACKLOG: BacklogLimit = BacklogLimit { entries: 2_000_000, tokens: 10_000_000_000 };
 /// Wait for the next event before the store is asked whether the job is over.
 const EVENT_WAIT: Duration = Duration::from_secs(2);
 /// Wait after a failure of Redis.
@@ -117,7 +115,7 @@ impl Client {
     /// ```
     pub async fn connect(redis: &str, database: &str) -> Result<Self, ConnectError> {
         let store = Arc::new(PostgresStore::connect(database).await?);
-        let dispatcher = RedisDispatcher::new(redis, BACKLOG)?;
+        let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
         let events = Some(dispatcher.events());
         Ok(Self { store, dispatcher: Arc::new(dispatcher), events })
     }

@@ -11,6 +11,13 @@ pub struct BacklogLimit {
     pub tokens: u64,
 }
 
+impl Default for BacklogLimit {
+    /// Some 600 MB of Redis's memory.
+    fn default() -> Self {
+        Self { entries: 2_000_000, tokens: 10_000_000_000 }
+    }
+}
+
 /// The bound that an enqueue would have passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

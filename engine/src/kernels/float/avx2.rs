@@ -27,19 +27,20 @@ pub(super) unsafe fn sum_of_eight(v: __m256) -> f32 {
     }
 }
 
-// SAFETY of every block below: the trait's contract gives the ISA and valid pointers.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "one contract, stated above, covers them all")]
 impl Lanes for Avx2Lanes {
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             Self(
                 _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
@@ -49,6 +50,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
@@ -60,6 +62,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             let bytes = _mm_loadu_si128(from.cast());
             Self(
@@ -70,6 +73,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the trait's contract.
         unsafe {
             _mm256_storeu_ps(to, self.0);
             _mm256_storeu_ps(to.add(8), self.1);
@@ -77,6 +81,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn store_f16(self, to: *mut f16) {
+        // SAFETY: the trait's contract.
         unsafe {
             _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
             _mm_storeu_si128(
@@ -87,6 +92,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn store_i8(self, to: *mut i8) {
+        // SAFETY: the trait's contract.
         unsafe {
             // cvtps rounds to nearest even: the default rounding mode, which Rust never changes.
             let a = _mm256_cvtps_epi32(self.0);
@@ -101,22 +107,27 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             Self(
                 _mm256_fmadd_ps(self.0, factor.0, addend.0),
@@ -126,14 +137,17 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn abs(self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             let mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fff_ffff));
             Self(_mm256_and_ps(self.0, mask), _mm256_and_ps(self.1, mask))
@@ -141,12 +155,14 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn round(self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             Self(_mm256_round_ps::<ROUND_EVEN>(self.0), _mm256_round_ps::<ROUND_EVEN>(self.1))
         }
     }
     #[inline(always)]
     unsafe fn exp2_integer(self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             let bias = _mm256_set1_epi32(127);
             let low = _mm256_add_epi32(_mm256_cvtps_epi32(self.0), bias);
@@ -159,6 +175,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn first(self, count: usize, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             let limit = _mm256_set1_epi32(count.min(16) as i32);
             let low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -173,6 +190,7 @@ impl Lanes for Avx2Lanes {
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
+        // SAFETY: the trait's contract.
         unsafe { sum_of_eight(_mm256_add_ps(self.0, self.1)) }
     }
 }

@@ -12,23 +12,25 @@ pub struct Avx512Lanes(__m512);
 
 const ROUND_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-// SAFETY of every block below: the trait's contract gives the ISA and valid pointers.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "one contract, stated above, covers them all")]
 impl Lanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_set1_ps(value)) }
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_loadu_ps(from)) }
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const f16) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
@@ -36,20 +38,24 @@ impl Lanes for Avx512Lanes {
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))) }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the trait's contract.
         unsafe { _mm512_storeu_ps(to, self.0) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, to: *mut f16) {
+        // SAFETY: the trait's contract.
         unsafe {
             _mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))
         }
     }
     #[inline(always)]
     unsafe fn store_i8(self, to: *mut i8) {
+        // SAFETY: the trait's contract.
         unsafe {
             let rounded = _mm512_cvt_roundps_epi32::<ROUND_EVEN>(self.0);
             _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(rounded));
@@ -57,42 +63,52 @@ impl Lanes for Avx512Lanes {
     }
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_add_ps(self.0, other.0)) }
     }
     #[inline(always)]
     unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_sub_ps(self.0, other.0)) }
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
     }
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_div_ps(self.0, other.0)) }
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_max_ps(self.0, other.0)) }
     }
     #[inline(always)]
     unsafe fn min(self, other: Self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_min_ps(self.0, other.0)) }
     }
     #[inline(always)]
     unsafe fn abs(self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_abs_ps(self.0)) }
     }
     #[inline(always)]
     unsafe fn round(self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_roundscale_ps::<ROUND_EVEN>(self.0)) }
     }
     #[inline(always)]
     unsafe fn exp2_integer(self) -> Self {
+        // SAFETY: the trait's contract.
         unsafe {
             let biased = _mm512_add_epi32(_mm512_cvtps_epi32(self.0), _mm512_set1_epi32(127));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
@@ -101,10 +117,12 @@ impl Lanes for Avx512Lanes {
     #[inline(always)]
     unsafe fn first(self, count: usize, other: Self) -> Self {
         let mask = ((1u32 << count.min(16)) - 1) as __mmask16;
+        // SAFETY: the trait's contract.
         unsafe { Self(_mm512_mask_blend_ps(mask, other.0, self.0)) }
     }
     #[inline(always)]
     unsafe fn sum(self) -> f32 {
+        // SAFETY: the trait's contract.
         unsafe {
             let low = _mm512_castps512_ps256(self.0);
             let high = _mm512_extractf32x8_ps::<1>(self.0);
