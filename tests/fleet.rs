@@ -105,16 +105,19 @@ fn a_worker_killed_in_the_middle_loses_and_doubles_nothing() {
 fn a_drained_worker_finishes_hands_back_and_exits() {
     let fleet = Fleet::start();
     let mut worker = fleet.worker(&["--drain", "10"]);
-    let (_, listed, _) = fleet.run(&["workers", "list", "--json"]);
-    assert!(listed.contains(&worker.owner), "{listed}");
+    // With its first heartbeat, which comes a moment after it serves.
+    eventually("the worker is listed", || {
+        fleet.run(&["workers", "list", "--json"]).1.contains(&worker.owner)
+    });
     worker.signal(Signal::Terminate);
     assert_eq!(worker.wait(Duration::from_secs(30)), Some(0));
     let (_, listed, _) = fleet.run(&["workers", "list", "--json"]);
     assert!(!listed.contains(&worker.owner), "{listed}");
 
     let mut worker = fleet.worker(&[]);
-    let (code, _, stderr) = fleet.run(&["workers", "drain", &worker.owner]);
-    assert_eq!(code, Some(0), "{stderr}");
+    eventually("the worker is known and told to drain", || {
+        fleet.run(&["workers", "drain", &worker.owner]).0 == Some(0)
+    });
     assert_eq!(worker.wait(Duration::from_secs(30)), Some(0));
 }
 
