@@ -18,6 +18,7 @@
 mod attempts;
 pub mod operations;
 mod postgres;
+mod redis;
 mod sqlite;
 
 use std::time::Duration;
@@ -27,6 +28,7 @@ pub use operations::Operations;
 pub use postgres::{
     Conflict, Maintained, PostgresOptions, PostgresStore, SchemaError, Submission, SubmitError,
 };
+pub use redis::{RETENTION_DEFAULT, RedisStore, UnfitError};
 pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
 
 use crate::{
@@ -174,6 +176,14 @@ pub enum StoreError {
     /// The database's schema cannot be brought up to date.
     #[error("store cannot be migrated: {0}")]
     Migrate(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A job of another queue than the store keeps.
+    #[error("job {job} is not of queue {queue}, whose jobs are kept here")]
+    OtherQueue {
+        /// The job.
+        job: JobId,
+        /// The store's queue.
+        queue: QueueName,
+    },
     /// A row that this program did not write.
     #[error("stored {what} is damaged: {detail}")]
     Damaged {

@@ -16,9 +16,10 @@ use std::{
 use conformance::Fixture;
 use tritmill_queue::{
     Timestamp,
-    store::{PostgresStore, SqliteStore},
+    dispatch::{BacklogLimit, RedisDispatcher},
+    store::{PostgresStore, RETENTION_DEFAULT, RedisStore, SqliteStore},
 };
-use tritmill_servers::Postgres;
+use tritmill_servers::{Postgres, Redis};
 
 /// Where every clock starts.
 const START: i64 = 1_700_000_000_000;
@@ -82,6 +83,33 @@ impl Fixture for Server {
 }
 
 store_conformance!(postgres, super::Server);
+
+/// A Redis of its own, on a clock moved by hand.
+struct Fast {
+    server: Redis,
+    now: Arc<AtomicI64>,
+}
+
+impl Fixture for Fast {
+    type Store = RedisStore;
+
+    fn create() -> Self {
+        Self { server: Redis::start().unwrap(), now: Arc::new(AtomicI64::new(START)) }
+    }
+
+    async fn open(&self) -> RedisStore {
+        let now = Arc::clone(&self.now);
+        let clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
+        let dispatcher = RedisDispatcher::new(&self.server.url(), BacklogLimit::default()).unwrap();
+        dispatcher.store(conformance::queue(), RETENTION_DEFAULT).with_clock(clock)
+    }
+
+    fn advance(&self, by: Duration) {
+        self.now.fetch_add(i64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+}
+
+store_conformance!(redis, super::Fast);
 
 #[tokio::test]
 async fn a_file_of_another_program_is_refused() {

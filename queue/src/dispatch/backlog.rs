@@ -2,6 +2,9 @@
 
 use std::{fmt, time::Duration};
 
+use super::DispatchError;
+use crate::job::QueueName;
+
 /// Bounds of a queue's waiting entries. Delivered ones are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BacklogLimit {
@@ -15,6 +18,18 @@ impl Default for BacklogLimit {
     /// Some 600 MB of Redis's memory.
     fn default() -> Self {
         Self { entries: 2_000_000, tokens: 10_000_000_000 }
+    }
+}
+
+impl BacklogLimit {
+    /// What a script's refusal means: which bound, and when to come back.
+    pub(crate) fn busy(self, queue: &QueueName, which: u8, retry_ms: u64) -> DispatchError {
+        let limit = match which {
+            1 => Limit::Entries(self.entries),
+            _ => Limit::Tokens(self.tokens),
+        };
+        let retry_after = Duration::from_millis(retry_ms);
+        DispatchError::Busy { queue: queue.clone(), limit, retry_after }
     }
 }
 

@@ -18,9 +18,9 @@
 mod address;
 mod connections;
 mod feed;
-mod keys;
+pub(crate) mod keys;
 mod pull;
-mod scripts;
+pub(crate) mod scripts;
 mod stats;
 
 use std::{
@@ -33,6 +33,7 @@ use std::{
 pub use address::RedisUrlError;
 use async_trait::async_trait;
 pub(crate) use connections::{BLOCK_MAX, Connections};
+pub(crate) use feed::refusal;
 use redis::{RedisError, RedisResult};
 pub use stats::DispatchStats;
 
@@ -42,7 +43,10 @@ use self::{
     stats::{Counters, add},
 };
 use super::{Backlog, BacklogLimit, Delivery, DispatchError, Dispatcher, Entry, Pull};
-use crate::job::{QueueName, Timestamp};
+use crate::{
+    job::{QueueName, Timestamp},
+    store::RedisStore,
+};
 
 /// How often a process looks for dead consumers of a queue, at most.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
@@ -184,10 +188,17 @@ impl RedisDispatcher {
     /// # Errors
     /// [`DispatchError::Unavailable`].
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<(), DispatchError> {
-        let (prefix, none) = (keys::prefix(queue), &[]);
+        let (prefix, none): (String, &[String]) = (keys::prefix(queue), &[]);
         self.inner.born.lock().unwrap_or_else(PoisonError::into_inner).remove(&prefix);
         let run = self.inner.connections.run_again(&scripts::FORGET, &prefix, none);
         run.await.map(|_: i64| ()).map_err(unavailable)
+    }
+
+    /// A store of one queue's jobs in the same Redis, over the same connections: the fast mode, see
+    /// [`RedisStore`] for what it may lose. Jobs that are over are kept for `retention`.
+    pub fn store(&self, queue: QueueName, retention: Duration) -> RedisStore {
+        let connections = Arc::clone(&self.inner.connections);
+        RedisStore::new(connections, queue, self.inner.limit, retention)
     }
 
     /// Events of jobs in the same Redis, over the same connections.

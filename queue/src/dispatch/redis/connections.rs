@@ -17,7 +17,7 @@ use std::{
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, RedisFuture,
-    RedisResult, Value,
+    RedisResult, ToRedisArgs, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cluster::ClusterClient,
     cluster_async::ClusterConnection,
@@ -198,11 +198,11 @@ impl Connections {
     }
 
     /// Runs a script once; a server that does not know it is given its text.
-    pub(super) async fn run<T: FromRedisValue>(
+    pub(crate) async fn run<T: FromRedisValue, A: ToRedisArgs + Sync>(
         &self,
         script: &Script,
         prefix: &str,
-        arguments: &[String],
+        arguments: &[A],
     ) -> RedisResult<T> {
         match self.query(&script.by_hash(prefix, arguments)).await {
             Err(error) if is_no_script(&error) => {
@@ -214,11 +214,11 @@ impl Connections {
 
     /// Runs a script that may run twice; a connection found broken is replaced and it is sent again,
     /// so that a Redis that came back is no error.
-    pub(super) async fn run_again<T: FromRedisValue>(
+    pub(crate) async fn run_again<T: FromRedisValue, A: ToRedisArgs + Sync>(
         &self,
         script: &Script,
         prefix: &str,
-        arguments: &[String],
+        arguments: &[A],
     ) -> RedisResult<T> {
         match self.run(script, prefix, arguments).await {
             Err(error) if breaks(&error) && !error.is_timeout() => {

@@ -32,7 +32,7 @@ fn tokens(entries: &[&Entry]) -> u64 {
 }
 
 /// A Redis whose memory is full refuses a script that grows, before its first command.
-fn refusal(queue: &QueueName, error: RedisError) -> DispatchError {
+pub(crate) fn refusal(queue: &QueueName, error: RedisError) -> DispatchError {
     if error.code() == Some("OOM") {
         let (queue, limit) = (queue.clone(), Limit::Memory);
         return DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER };
@@ -107,7 +107,7 @@ impl Inner {
         ];
         for entry in entries {
             let (id, cost) = (entry.id.to_string(), entry.cost.to_string());
-            arguments.extend([id, keys::place(entry), cost]);
+            arguments.extend([id, keys::place(entry.priority, &entry.tenant), cost]);
         }
         let prefix = keys::prefix(queue);
         let run = self.connections.run_again(&scripts::ENQUEUE, &prefix, &arguments).await;
@@ -116,12 +116,7 @@ impl Inner {
         if added >= 0 {
             return Ok(());
         }
-        let limit = match which {
-            1 => Limit::Entries(self.limit.entries),
-            _ => Limit::Tokens(self.limit.tokens),
-        };
-        let retry_after = Duration::from_millis(retry_ms);
-        Err(DispatchError::Busy { queue: queue.clone(), limit, retry_after })
+        Err(self.limit.busy(queue, which, retry_ms))
     }
 
     pub(super) async fn delay(&self, delayed: &[Delayed]) -> Result<(), DispatchError> {
@@ -135,7 +130,12 @@ impl Inner {
                 let mut arguments = vec![self.limit.entries.to_string()];
                 for Delayed { entry, due } in chunk {
                     let (id, cost) = (entry.id.to_string(), entry.cost.to_string());
-                    arguments.extend([id, keys::place(entry), cost, due.0.to_string()]);
+                    arguments.extend([
+                        id,
+                        keys::place(entry.priority, &entry.tenant),
+                        cost,
+                        due.0.to_string(),
+                    ]);
                 }
                 let run = self.connections.run_again(&scripts::DELAY, &prefix, &arguments);
                 let kept: i64 = run.await.map_err(|error| refusal(queue, error))?;

@@ -7,12 +7,12 @@
 use std::fmt::Write as _;
 
 use crate::{
-    dispatch::{Delivery, Entry},
-    job::QueueName,
+    dispatch::Delivery,
+    job::{Priority, QueueName, Tenant},
 };
 
 /// Free text as a part of a key.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         if matches!(c, '{' | '}' | ':' | '%') || c.is_control() {
@@ -27,14 +27,32 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
+/// The text that [`escape`] was given. What it never made is an error.
+pub(crate) fn unescape(escaped: &str) -> Option<String> {
+    let mut parts = escaped.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (code, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(code, 16).ok()?);
+        bytes.extend(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
+}
+
 /// What the keys of a queue begin with.
-pub(super) fn prefix(queue: &QueueName) -> String {
+pub(crate) fn prefix(queue: &QueueName) -> String {
     format!("tm:{{{}:{}}}", escape(&queue.model), escape(&queue.format))
 }
 
 /// Where an entry waits within its queue: `PRIORITY:TENANT`.
-pub(super) fn place(entry: &Entry) -> String {
-    format!("{}:{}", entry.priority.as_str(), escape(&entry.tenant.0))
+pub(crate) fn place(priority: Priority, tenant: &Tenant) -> String {
+    format!("{}:{}", priority.as_str(), escape(&tenant.0))
+}
+
+/// A place's priority and tenant.
+pub(crate) fn parse_place(place: &str) -> Option<(Priority, String)> {
+    let (priority, tenant) = place.split_once(':')?;
+    Some((priority.parse().ok()?, unescape(tenant)?))
 }
 
 /// A delivery's receipt: the key of its stream, and the entry's id in it.
@@ -49,7 +67,7 @@ pub(super) fn split(receipt: &str) -> Option<(&str, &str)> {
     let (place, entry) = rest.rsplit_once(':')?;
     let (ms, sequence) = entry.split_once('-')?;
     let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let known = place.split_once(':')?.0.parse::<crate::job::Priority>().is_ok();
+    let known = place.split_once(':')?.0.parse::<Priority>().is_ok();
     (known && number(ms) && number(sequence)).then_some((prefix, rest))
 }
 
@@ -97,6 +115,10 @@ mod tests {
         assert_eq!(prefix(&queue), "tm:{a%7D%3A%7Bb%0A%25:i2_s}");
         assert_eq!(escape("größe/7B"), "größe/7B");
         assert_eq!(escape("\u{85}"), "%C2%85");
+        for text in ["", "a}:{b\n%", "größe/7B", "\u{85}"] {
+            assert_eq!(unescape(&escape(text)).as_deref(), Some(text));
+        }
+        assert_eq!(["%", "%4", "%zz", "%FF"].map(unescape), [const { None }; 4]);
     }
 
     #[test]

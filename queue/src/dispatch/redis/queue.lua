@@ -206,6 +206,22 @@ local function drained(tokens)
     'rate_from', from)
 end
 
+-- Which bound these would pass (1 entries, 2 tokens), and in how many ms to try again; nil if none.
+local function excess(entries, tokens, entries_max, tokens_max)
+  if entries == 0 then return nil end
+  local waiting = redis.call('HMGET', META, 'n', 't')
+  local entries_left = entries_max - tonumber(waiting[1] or 0)
+  local tokens_left = tokens_max - tonumber(waiting[2] or 0)
+  local which = entries > entries_left and 1 or tokens > tokens_left and 2
+  if not which then return nil end
+  -- Until the excess is drained; entries in excess are taken to cost what these cost.
+  local share = math.min(1, (entries - entries_left) / entries)
+  local over = which == 2 and tokens - tokens_left or tokens * share
+  local rate = drain_rate(now_ms())
+  local after = rate and rate > 0 and over / rate or 1000
+  return which, math.floor(math.max(100, math.min(60000, after)))
+end
+
 -- Drops an entry that is none of ours.
 local function drop(place, entry)
   redis.call('XACK', stream_of(place), GROUP, entry)

@@ -1,0 +1,174 @@
+//! A job as Redis holds it: one string. See `store.lua`, which reads and writes the same head.
+//!
+//! ```text
+//! version 1, state 1, flags 1, epoch 8, attempts 4, attempts_max 4, expires_at 8 (0: never),
+//! finished_at 8, cost 4, bytes of place 2, bytes of job 4          (big endian, 45 bytes)
+//! place, encoded job, encoded outcome (none before the end, nor of a cancelled job)
+//! ```
+
+use crate::{
+    job::{Job, JobState, Timestamp},
+    outcome::Outcome,
+    store::{JobRecord, StoreError},
+    wire,
+};
+
+const VERSION: u8 = 1;
+const HEAD_BYTES: usize = 45;
+/// Times and counts pass through Lua, whose numbers are exact up to here.
+const EXACT_MAX: i64 = 1 << 53;
+
+/// The letter of a state.
+pub(super) fn letter(state: JobState) -> u8 {
+    match state {
+        JobState::Scheduled => b's',
+        JobState::Queued => b'q',
+        JobState::Running => b'r',
+        JobState::Retrying => b't',
+        JobState::Completed => b'c',
+        JobState::Failed => b'f',
+        JobState::Cancelled => b'x',
+        JobState::Expired => b'e',
+    }
+}
+
+/// The state of a letter.
+pub(super) fn state(found: u8) -> Option<JobState> {
+    JobState::ALL.into_iter().find(|state| letter(*state) == found)
+}
+
+pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
+    StoreError::Damaged { what, detail: detail.to_string() }
+}
+
+/// A time that is exact in Lua.
+pub(super) fn exact(time: Timestamp) -> i64 {
+    time.0.clamp(1, EXACT_MAX)
+}
+
+/// A job that is queued, as it is written first.
+pub(super) fn encode(job: &Job, place: &str) -> Result<Vec<u8>, StoreError> {
+    let body = wire::encode(job);
+    let place_bytes = u16::try_from(place.len());
+    let place_bytes = place_bytes.map_err(|_| damaged("tenant", "its name is too long"))?;
+    let job_bytes = u32::try_from(body.len()).map_err(|_| damaged("job", "it is too long"))?;
+    let mut value = Vec::with_capacity(HEAD_BYTES + place.len() + body.len());
+    value.extend([VERSION, letter(JobState::Queued), 0]);
+    value.extend(0_u64.to_be_bytes());
+    value.extend(0_u32.to_be_bytes());
+    value.extend(job.attempts_max.max(1).to_be_bytes());
+    value.extend(job.expires_at.map_or(0, exact).to_be_bytes());
+    value.extend(0_u64.to_be_bytes());
+    value.extend(job.cost().to_be_bytes());
+    value.extend(place_bytes.to_be_bytes());
+    value.extend(job_bytes.to_be_bytes());
+    value.extend(place.as_bytes());
+    value.extend(body);
+    Ok(value)
+}
+
+/// Takes bytes from the front.
+fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], StoreError> {
+    let (front, rest) =
+        bytes.split_first_chunk().ok_or_else(|| damaged("job's head", "it is cut off"))?;
+    *bytes = rest;
+    Ok(*front)
+}
+
+/// A job's story, but for its errors.
+pub(super) fn decode(value: &[u8]) -> Result<JobRecord, StoreError> {
+    let mut rest = value;
+    let [version, state_letter, _flags] = take::<3>(&mut rest)?;
+    if version != VERSION {
+        return Err(damaged("job's head", format_args!("version {version} is not known here")));
+    }
+    let state = state(state_letter).ok_or_else(|| damaged("state", state_letter.escape_ascii()))?;
+    let epoch = i64::from_be_bytes(take(&mut rest)?);
+    let attempts = u32::from_be_bytes(take(&mut rest)?);
+    let _attempts_max = take::<4>(&mut rest)?;
+    let _expires_at = take::<8>(&mut rest)?;
+    let finished_at = i64::from_be_bytes(take(&mut rest)?);
+    let _cost = take::<4>(&mut rest)?;
+    let place_bytes = usize::from(u16::from_be_bytes(take(&mut rest)?));
+    let job_bytes = u32::from_be_bytes(take(&mut rest)?) as usize;
+    let cut = || damaged("job", "it is cut off");
+    let (_, rest) = rest.split_at_checked(place_bytes).ok_or_else(cut)?;
+    let (job, outcome) = rest.split_at_checked(job_bytes).ok_or_else(cut)?;
+    Ok(JobRecord {
+        job: wire::decode(job).map_err(|error| damaged("job", error))?,
+        state,
+        epoch,
+        attempts,
+        outcome: decode_outcome(outcome)?,
+        finished_at: state.is_terminal().then_some(Timestamp(finished_at)),
+        errors: Vec::new(),
+    })
+}
+
+/// An outcome, if there is one.
+pub(super) fn decode_outcome(bytes: &[u8]) -> Result<Option<Outcome>, StoreError> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    wire::decode(bytes).map(Some).map_err(|error| damaged("outcome", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{JobId, Priority, Prompt, QueueName, Tenant};
+
+    fn job() -> Job {
+        Job {
+            id: JobId::generate(),
+            tenant: Tenant::default(),
+            queue: QueueName { model: "m".into(), format: "i2_s".into() },
+            priority: Priority::Low,
+            prompt: Prompt::Tokens(vec![1, 2]),
+            sampling: crate::Sampling::default(),
+            seed: 1,
+            attempts_max: 3,
+            run_at: None,
+            expires_at: Some(Timestamp(i64::MAX)),
+            stream: false,
+        }
+    }
+
+    #[test]
+    fn a_job_is_read_as_it_was_written() {
+        let job = job();
+        let value = encode(&job, "low:default").expect("it is short");
+        let read = decode(&value).expect("just written");
+        assert_eq!((read.job, read.state, read.epoch), (job, JobState::Queued, 0));
+        assert_eq!((read.outcome, read.finished_at), (None, None));
+    }
+
+    #[test]
+    fn every_state_has_a_letter_of_its_own() {
+        for one in JobState::ALL {
+            assert_eq!(state(letter(one)), Some(one));
+        }
+        assert_eq!(state(b'-'), None);
+    }
+
+    #[test]
+    fn what_others_wrote_is_an_error() {
+        let value = encode(&job(), "low:default").expect("it is short");
+        for end in 0..value.len() {
+            assert!(decode(&value[..end]).is_err(), "{end} bytes");
+        }
+        for (at, byte) in [(0, 2), (1, b'-'), (HEAD_BYTES + 11, 0xc1)] {
+            let mut changed = value.clone();
+            changed[at] = byte;
+            assert!(decode(&changed).is_err(), "byte {at}");
+        }
+        let mut more = value;
+        more.push(7);
+        assert!(decode(&more).is_err(), "an outcome that is none");
+    }
+
+    #[test]
+    fn a_place_too_long_to_count_is_refused() {
+        assert!(encode(&job(), &"x".repeat(1 << 16)).is_err());
+    }
+}
