@@ -15,10 +15,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tritmill_producer::{Client, ClientError, LineReader, parse_line};
 use tritmill_queue::{
-    Job, JobEvent, JobId, JobState, Operations as _, Outcome, Priority, QueueName, store::JobRecord,
+    Job, JobEvent, JobId, JobState, Outcome, Priority, QueueName,
+    store::{JobRecord, RETENTION_DEFAULT},
 };
 
-use crate::{demo_model, options::RunOptions, output, servers::Servers};
+use crate::{
+    demo_model,
+    operate::queue_name,
+    options::RunOptions,
+    output,
+    servers::{FastOption, Keeper, Mode, Servers},
+};
 
 /// Jobs submitted in one call.
 const SUBMIT_CHUNK: usize = 1000;
@@ -54,11 +61,13 @@ pub struct SubmitArguments {
     run: RunOptions,
     #[command(flatten)]
     servers: Servers,
+    #[command(flatten)]
+    fast: FastOption,
 }
 
 /// Runs `submit`.
 pub fn submit(arguments: &SubmitArguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.needed()?;
+    let servers = arguments.servers.mode(arguments.fast)?;
     let format = arguments.run.format.to_string();
     let queue = QueueName { model: arguments.model.clone(), format };
     let priority: Priority = arguments.priority.parse()?;
@@ -71,8 +80,10 @@ pub fn submit(arguments: &SubmitArguments) -> anyhow::Result<ExitCode> {
     };
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     runtime.block_on(async {
-        let store = servers.store().await?;
-        let client = Client::new(store.clone(), servers.dispatcher()?);
+        let dispatcher = servers.dispatcher()?;
+        let database = servers.database().await?;
+        let keeper = Keeper::of(database, &dispatcher, &queue, RETENTION_DEFAULT).await?;
+        let client = keeper.client(dispatcher);
         let mut lines = LineReader::new(BufReader::new(input));
         let (mut jobs, mut refused) = (Vec::new(), 0_u64);
         let mut more = true;
@@ -97,11 +108,13 @@ pub fn submit(arguments: &SubmitArguments) -> anyhow::Result<ExitCode> {
                 send(&client, std::mem::take(&mut jobs)).await?;
             }
         }
-        let workers = store.workers().await?;
-        let serving = workers.iter().filter(|worker| worker.heartbeat.queue == queue).count();
-        eprintln!("workers: {serving}");
-        if serving == 0 {
-            eprintln!("no worker serves {queue}: jobs wait until one does");
+        if let Some(store) = keeper.operations() {
+            let workers = store.workers().await?;
+            let serving = workers.iter().filter(|worker| worker.heartbeat.queue == queue).count();
+            eprintln!("workers: {serving}");
+            if serving == 0 {
+                eprintln!("no worker serves {queue}: jobs wait until one does");
+            }
         }
         Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     })
@@ -133,6 +146,17 @@ pub struct JobArguments {
     ids: Vec<JobId>,
     #[command(flatten)]
     servers: Servers,
+    #[command(flatten)]
+    fast: FastOption,
+    /// The jobs' queue, which the fast mode must know
+    #[arg(
+        long,
+        value_name = "MODEL@FORMAT",
+        default_value = "demo@i2_s",
+        value_parser = queue_name,
+        help_heading = "Servers"
+    )]
+    queue: QueueName,
 }
 
 impl JobArguments {
@@ -140,9 +164,15 @@ impl JobArguments {
         &self,
         work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let servers = self.servers.needed()?;
+        let servers = self.servers.mode(self.fast)?;
         let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-        runtime.block_on(async { work(servers.client().await?).await })
+        runtime.block_on(async {
+            let client = match servers {
+                Mode::Journalled(servers) => servers.client().await?,
+                Mode::Fast(redis) => Client::fast(redis, self.queue.clone()).await?,
+            };
+            work(client).await
+        })
     }
 }
 

@@ -109,7 +109,7 @@ pub struct DlqArguments {
     servers: Servers,
 }
 
-fn queue_name(text: &str) -> Result<QueueName, String> {
+pub fn queue_name(text: &str) -> Result<QueueName, String> {
     match text.rsplit_once('@') {
         Some((model, format)) if !model.is_empty() && !format.is_empty() => {
             Ok(QueueName { model: model.to_owned(), format: format.to_owned() })

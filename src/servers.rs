@@ -1,13 +1,14 @@
 //! Where Redis and Postgres are, and connecting to them.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use tritmill_producer::Client;
 use tritmill_queue::{
+    JobId, Operations, QueueName, Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::PostgresStore,
+    store::{PostgresStore, RedisStore, operations::ClassError},
 };
 
 /// The servers that producers and workers share.
@@ -20,6 +21,116 @@ pub struct Servers {
     /// Postgres: postgres://USER:PASSWORD@HOST/DATABASE
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
     pub database: Option<String>,
+}
+
+/// Jobs deleted in one call.
+const DELETE_CHUNK: usize = 1000;
+
+/// Whether there is a database.
+#[derive(Debug, Clone, Copy, Args)]
+#[command(next_help_heading = "Servers")]
+pub struct FastOption {
+    /// Fast mode, without a database: Redis alone keeps the jobs, for a day after they are over. A
+    /// crash of Redis loses about its last second, or everything if it writes no append-only file
+    #[arg(long)]
+    pub fast: bool,
+}
+
+/// The servers of one mode.
+#[derive(Clone, Copy)]
+pub enum Mode<'a> {
+    /// Both.
+    Journalled(Given<'a>),
+    /// The address of Redis.
+    Fast(&'a str),
+}
+
+impl Mode<'_> {
+    /// The dispatcher, which connects when it is used: Redis may be away for now.
+    pub fn dispatcher(self) -> anyhow::Result<RedisDispatcher> {
+        let (Self::Journalled(Given { redis, .. }) | Self::Fast(redis)) = self;
+        RedisDispatcher::new(redis, BacklogLimit::default()).context("--redis")
+    }
+
+    /// The database, if there is one.
+    pub async fn database(self) -> anyhow::Result<Option<Arc<PostgresStore>>> {
+        match self {
+            Self::Journalled(given) => given.store().await.map(Some),
+            Self::Fast(_) => Ok(None),
+        }
+    }
+}
+
+/// Where jobs are kept.
+#[derive(Clone)]
+pub enum Keeper {
+    /// In the database.
+    Journal(Arc<PostgresStore>),
+    /// In Redis alone.
+    Fast(RedisStore),
+}
+
+impl Keeper {
+    /// In the database if there is one, else in the dispatcher's Redis, if that is fit.
+    pub async fn of(
+        database: Option<Arc<PostgresStore>>,
+        dispatcher: &RedisDispatcher,
+        queue: &QueueName,
+        retention: Duration,
+    ) -> anyhow::Result<Self> {
+        let Some(database) = database else {
+            let store = dispatcher.store(queue.clone(), retention);
+            store.check().await.context("cannot keep jobs in Redis alone")?;
+            return Ok(Self::Fast(store));
+        };
+        Ok(Self::Journal(database))
+    }
+
+    /// The store.
+    pub fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Journal(store) => store.clone(),
+            Self::Fast(store) => Arc::new(store.clone()),
+        }
+    }
+
+    /// What operators use, if it is there.
+    pub fn operations(&self) -> Option<Arc<dyn Operations>> {
+        match self {
+            Self::Journal(store) => Some(store.clone()),
+            Self::Fast(_) => None,
+        }
+    }
+
+    /// Gives a queue its numerics class, or confirms it.
+    pub async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError> {
+        match self {
+            Self::Journal(store) => store.register_class(queue, class).await,
+            Self::Fast(store) => store.register_class(class).await,
+        }
+    }
+
+    /// A producer's connection.
+    pub fn client(&self, dispatcher: RedisDispatcher) -> Client {
+        match self {
+            Self::Journal(store) => Client::new(store.clone(), Arc::new(dispatcher)),
+            Self::Fast(store) => Client::within(dispatcher, store.clone()),
+        }
+    }
+
+    /// Deletes jobs, whatever their state, and what the store knows of their queue.
+    pub async fn delete(&self, jobs: &[JobId]) -> Result<(), StoreError> {
+        for chunk in jobs.chunks(DELETE_CHUNK) {
+            match self {
+                Self::Journal(store) => store.delete_jobs(chunk).await?,
+                Self::Fast(store) => store.delete_jobs(chunk).await?,
+            };
+        }
+        match self {
+            Self::Journal(_) => Ok(()),
+            Self::Fast(store) => store.forget_queue().await,
+        }
+    }
 }
 
 /// Both addresses.
@@ -45,6 +156,18 @@ impl Servers {
         self.given()?.context("give --redis and --database (or REDIS_URL and DATABASE_URL)")
     }
 
+    /// What the command needs for this mode.
+    pub fn mode(&self, fast: FastOption) -> anyhow::Result<Mode<'_>> {
+        if !fast.fast {
+            return self.needed().map(Mode::Journalled);
+        }
+        if self.database.is_some() {
+            bail!("--fast keeps nothing in a database: leave out --database (and DATABASE_URL)");
+        }
+        let redis = self.redis.as_deref();
+        redis.map(Mode::Fast).context("--fast needs --redis (or REDIS_URL)")
+    }
+
     /// The database's address alone.
     pub fn database(&self) -> anyhow::Result<&str> {
         self.database.as_deref().context("give --database (or DATABASE_URL)")
@@ -60,8 +183,7 @@ impl Given<'_> {
 
     /// The dispatcher, which connects when it is used: Redis may be away for now.
     pub fn dispatcher(self) -> anyhow::Result<Arc<RedisDispatcher>> {
-        let dispatcher = RedisDispatcher::new(self.redis, BacklogLimit::default());
-        Ok(Arc::new(dispatcher.context("--redis")?))
+        Mode::Journalled(self).dispatcher().map(Arc::new)
     }
 
     /// A producer's connection.

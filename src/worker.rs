@@ -7,15 +7,19 @@ use clap::Args;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tritmill_engine::load;
-use tritmill_queue::{Operations as _, QueueName};
+use tritmill_queue::{QueueName, store::RETENTION_DEFAULT};
 use tritmill_worker::{Mode, Served, Stop, Vitals, Worker, WorkerConfig, http, machine};
 
 use crate::{
     batch_run::stop_on_signal,
     options::{CapacityOptions, ModelOption, RunOptions},
     output,
-    servers::Servers,
+    servers::{FastOption, Keeper, Servers},
 };
+
+const DAY: Duration = Duration::from_secs(86_400);
+/// Days that a database keeps what is over.
+const RETENTION_DAYS: u32 = 365;
 
 /// Answer the jobs of a queue.
 ///
@@ -26,6 +30,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   tritmill worker --redis redis://localhost --database postgres://tritmill@localhost/tritmill
+  tritmill worker --redis redis://localhost --fast
   tritmill worker --model ./bitnet-2b --format tl2 --slots 32 --listen 0.0.0.0:9100
 
 Exit codes:
@@ -48,9 +53,9 @@ pub struct Arguments {
     /// Seconds a single step may take before the engine counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     step_limit: f64,
-    /// Days that jobs and results are kept after they are over
-    #[arg(long, value_name = "DAYS", default_value_t = 365)]
-    retention: u32,
+    /// Days that jobs and results are kept after they are over [default: 365; 1 with --fast]
+    #[arg(long, value_name = "DAYS")]
+    retention: Option<u32>,
     /// Where /healthz, /readyz and /metrics are served
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
@@ -63,6 +68,8 @@ pub struct Arguments {
     capacity: CapacityOptions,
     #[command(flatten)]
     servers: Servers,
+    #[command(flatten)]
+    fast: FastOption,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -75,10 +82,10 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     // Before the model is loaded, which may take a while.
-    let servers = arguments.servers.needed()?;
+    let servers = arguments.servers.mode(arguments.fast)?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let dispatcher = servers.dispatcher()?;
-    let store = runtime.block_on(servers.store())?;
+    let database = runtime.block_on(servers.database())?;
     let model = arguments.model.open()?;
     let options = arguments.capacity.apply(arguments.run.engine());
     let engine = load::engine(&model, &options)
@@ -86,6 +93,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.name.unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let class = engine.backend().numerics_class().to_owned();
+    let days = |days: u32| DAY * days.max(1);
+    let retention = arguments.retention.map_or(RETENTION_DEFAULT, days);
+    let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
     let vitals = Arc::new(Vitals::default());
     let slots = options.max_sequences + options.max_sequences.div_ceil(4);
     let config = WorkerConfig {
@@ -95,24 +105,24 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         lease: Duration::from_secs_f64(arguments.lease),
         drain: Duration::from_secs_f64(arguments.drain),
         step_limit: Duration::from_secs_f64(arguments.step_limit),
-        retention: Duration::from_secs(86_400) * arguments.retention.max(1),
+        retention: days(arguments.retention.unwrap_or(RETENTION_DAYS)),
         mode: Mode::Service,
     };
     let owner = config.owner.clone();
     // Nobody listens: what is committed is counted by the vitals.
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
-        store: store.clone(),
+        store: keeper.store(),
         events: Some(dispatcher.events()),
-        dispatcher,
-        operations: Some(store.clone()),
+        dispatcher: Arc::new(dispatcher),
+        operations: keeper.operations(),
         served: Arc::new(Served::new(model, name, class.clone())),
         config,
         committed,
         vitals: Arc::clone(&vitals),
     };
     runtime.block_on(async {
-        store.register_class(&queue, &class).await?;
+        keeper.register_class(&queue, &class).await?;
         let (listener, address) = http::listen(arguments.listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
         tokio::spawn(stop_on_signal(stop));

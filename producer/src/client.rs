@@ -8,11 +8,11 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use futures_util::{Stream, StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
 use tritmill_queue::{
-    DispatchError, Dispatcher, Ended, Entry, EventId, Job, JobEvent, JobId, JobState, Store,
-    StoreError,
+    DispatchError, Dispatcher, Ended, Entry, EventId, Job, JobEvent, JobId, JobState, QueueName,
+    Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher, RedisUrlError},
     events::RedisEvents,
-    store::{JobRecord, PostgresStore},
+    store::{AcceptError, JobRecord, PostgresStore, RETENTION_DEFAULT, RedisStore, UnfitError},
 };
 
 /// Jobs recorded per transaction.
@@ -42,6 +42,18 @@ pub enum ClientError {
     Unknown(JobId),
 }
 
+impl From<AcceptError> for ClientError {
+    fn from(error: AcceptError) -> Self {
+        match error {
+            AcceptError::Store(error) => Self::Store(error),
+            AcceptError::Dispatch(DispatchError::Busy { retry_after, .. }) => {
+                Self::Busy { retry_after }
+            }
+            other => Self::Store(StoreError::Unavailable(Box::new(other))),
+        }
+    }
+}
+
 /// Wait for the next event before the store is asked whether the job is over.
 const EVENT_WAIT: Duration = Duration::from_secs(2);
 /// Wait after a failure of Redis.
@@ -57,6 +69,9 @@ pub enum ConnectError {
     /// The address of Redis is none.
     #[error("cannot use Redis: {0}")]
     Redis(#[from] RedisUrlError),
+    /// Redis cannot be the only place of jobs.
+    #[error("cannot keep jobs in Redis alone: {0}")]
+    Unfit(#[from] UnfitError),
 }
 
 /// How many of a set of jobs are over.
@@ -83,6 +98,8 @@ pub struct Client {
     store: Arc<dyn Store>,
     dispatcher: Arc<dyn Dispatcher>,
     events: Option<RedisEvents>,
+    /// Accepts jobs and adds their entries in one step, if the store is the dispatcher's Redis.
+    fast: Option<RedisStore>,
 }
 
 impl std::fmt::Debug for Client {
@@ -94,7 +111,7 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A client of this store and this dispatcher.
     pub fn new(store: Arc<dyn Store>, dispatcher: Arc<dyn Dispatcher>) -> Self {
-        Self { store, dispatcher, events: None }
+        Self { store, dispatcher, events: None, fast: None }
     }
 
     /// A client of the Postgres and the Redis at these addresses, which also hears events.
@@ -117,7 +134,53 @@ impl Client {
         let store = Arc::new(PostgresStore::connect(database).await?);
         let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
         let events = Some(dispatcher.events());
-        Ok(Self { store, dispatcher: Arc::new(dispatcher), events })
+        Ok(Self { store, dispatcher: Arc::new(dispatcher), events, fast: None })
+    }
+
+    /// A client of one queue in the fast mode: the Redis at this address is all there is, for its
+    /// workers too (`tritmill worker --fast`). Several times as fast, and only as durable as that
+    /// Redis. **Lost, when it dies:**
+    ///
+    /// | Redis | accepted jobs and written results that may be lost |
+    /// | --- | --- |
+    /// | `appendonly yes`, `appendfsync everysec` | those of about the last second |
+    /// | `appendonly yes`, `appendfsync always` | none that were answered for |
+    /// | no append-only file | all since the last snapshot; all, without one |
+    /// | failover to a replica | those that the replica had not got |
+    ///
+    /// A result that was lost leaves a job that runs again, or that is lost with it; what is
+    /// answered is never answered differently (a job has the same tokens each time). Redis must not
+    /// evict: `maxmemory-policy noeviction`, which is checked here. Full, it answers
+    /// [`ClientError::Busy`]. Jobs that are over are kept for a day, then unknown.
+    ///
+    /// Not there in this mode: pauses and bounds of queues, lists of workers, replay and purge of
+    /// dead letters (a failed job can be read, with its errors, until it expires), erasure by
+    /// tenant, idempotency keys (the job's id is the key), and retention beyond a day.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tritmill_producer::{Client, JobBuilder, QueueName};
+    ///
+    /// let queue = QueueName { model: "demo".into(), format: "i2_s".into() };
+    /// let client = Client::fast("redis://localhost", queue).await?;
+    /// let id = client.submit(JobBuilder::question("demo", "Due 3/3/24").build()?).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn fast(redis: &str, queue: QueueName) -> Result<Self, ConnectError> {
+        let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
+        let store = dispatcher.store(queue, RETENTION_DEFAULT);
+        store.check().await?;
+        Ok(Self::within(dispatcher, store))
+    }
+
+    /// As [`Self::fast`], of a store of this dispatcher that is there already.
+    pub fn within(dispatcher: RedisDispatcher, store: RedisStore) -> Self {
+        let (events, fast) = (Some(dispatcher.events()), Some(store.clone()));
+        Self { store: Arc::new(store), dispatcher: Arc::new(dispatcher), events, fast }
     }
 
     /// Submits one job.
@@ -131,12 +194,15 @@ impl Client {
         Ok(id)
     }
 
-    /// Submits jobs in bulk, a thousand a transaction. Jobs whose id is known already stay as they
-    /// are.
+    /// Submits jobs in bulk, a thousand a transaction; in the fast mode, some hundreds a script.
+    /// Jobs whose id is known already stay as they are.
     ///
     /// # Errors
     /// [`ClientError`]; some may be accepted, and the same call may be repeated.
     pub async fn submit_many(&self, jobs: &[Job]) -> Result<(), ClientError> {
+        if let Some(fast) = &self.fast {
+            return Ok(fast.accept(jobs).await?);
+        }
         for chunk in jobs.chunks(SUBMIT_CHUNK) {
             let entries: Vec<Entry> =
                 chunk.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();

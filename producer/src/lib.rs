@@ -26,3 +26,4 @@ pub use client::{Client, ClientError, ConnectError, Waited};
 pub use courier::{Carried, Courier};
 pub use lines::{LINE_BYTES_MAX, LineReader, RawLine};
 pub use request::{Refusal, parse_line};
+pub use tritmill_queue::QueueName;

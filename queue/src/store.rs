@@ -28,7 +28,7 @@ pub use operations::Operations;
 pub use postgres::{
     Conflict, Maintained, PostgresOptions, PostgresStore, SchemaError, Submission, SubmitError,
 };
-pub use redis::{RETENTION_DEFAULT, RedisStore, UnfitError};
+pub use redis::{AcceptError, RETENTION_DEFAULT, RedisStore, UnfitError};
 pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
 
 use crate::{

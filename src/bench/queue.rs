@@ -1,4 +1,4 @@
-//! `tritmill bench queue`: jobs per second through Redis and Postgres, without a model.
+//! `tritmill bench queue`: jobs per second through Redis and Postgres, or Redis alone, without a model.
 //!
 //! Every run has a queue of its own, `bench-ID@none`, and deletes its jobs and keys when it ends,
 //! also after an error or ctrl-c. A run that is killed leaves them, and one that is interrupted what
@@ -16,21 +16,25 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use tritmill_queue::{Job, JobId, QueueName};
+use tritmill_queue::{Job, JobId, QueueName, store::RETENTION_DEFAULT};
 
 use self::{
     flow::Bench,
     processor_time::{Pids, Used},
 };
-use crate::{output, servers::Servers};
+use crate::{
+    output,
+    servers::{FastOption, Keeper, Servers},
+};
 
 const EXAMPLES: &str = "\
 Examples:
   tritmill bench queue --redis redis://localhost --database postgres://tritmill@localhost/tritmill
+  tritmill bench queue --fast --redis redis://localhost --jobs 200000
   tritmill bench queue --jobs 100000 --micro-batch 64 --consumers 8 --json
   tritmill bench queue --redis-pid $(pidof redis-server) --postgres-pid $(head -1 DATA/postmaster.pid)
 
-submit: jobs recorded in Postgres and told to Redis. consume: jobs pulled, claimed, renewed once,
+submit: jobs recorded in Postgres and told to Redis; with --fast, recorded and told in Redis alone. consume: jobs pulled, claimed, renewed once,
 their result written, acknowledged. start: from submitting one job to an idle queue until its claim
 is there. CPU time is by process. The database must be migrated; the run deletes what it added.";
 
@@ -67,6 +71,8 @@ pub struct Arguments {
     json: bool,
     #[command(flatten)]
     servers: Servers,
+    #[command(flatten)]
+    fast: FastOption,
 }
 
 /// One phase, once.
@@ -88,16 +94,15 @@ struct Figures {
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.needed()?;
+    let servers = arguments.servers.mode(arguments.fast)?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let figures = runtime.block_on(async {
         let model = format!("bench-{}", JobId::generate());
-        let bench = Bench {
-            store: servers.store().await?,
-            dispatcher: servers.dispatcher()?,
-            queue: QueueName { model, format: "none".to_owned() },
-        };
-        bench.dispatcher.ping().await.context("cannot use Redis")?;
+        let queue = QueueName { model, format: "none".to_owned() };
+        let (database, dispatcher) = (servers.database().await?, servers.dispatcher()?);
+        dispatcher.ping().await.context("cannot use Redis")?;
+        let keeper = Keeper::of(database, &dispatcher, &queue, RETENTION_DEFAULT).await?;
+        let bench = Bench::new(keeper, dispatcher, queue);
         let mut submitted = Vec::new();
         let measured = tokio::select! {
             figures = measure(&bench, arguments, &mut submitted) => figures,
@@ -194,7 +199,7 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
         let rows: Vec<Value> = phases.iter().filter_map(|(name, runs)| row(name, runs)).collect();
         output::line(json!({
-            "jobs": arguments.jobs, "micro_batch": arguments.micro_batch,
+            "mode": mode(arguments), "jobs": arguments.jobs, "micro_batch": arguments.micro_batch,
             "producers": arguments.producers, "consumers": arguments.consumers,
             "repetitions": arguments.repetitions, "rows": rows,
             "starts": figures.starts.len(), "start_ms_p50": p50, "start_ms_p99": p99,
@@ -203,8 +208,9 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
     }
     let (jobs, micro_batch) = (arguments.jobs, arguments.micro_batch);
     let (producers, consumers) = (arguments.producers, arguments.consumers);
+    let mode = mode(arguments);
     output::line(format_args!(
-        "{jobs} jobs, micro-batch {micro_batch}, {producers} producers, {consumers} consumers"
+        "{mode}: {jobs} jobs, micro-batch {micro_batch}, {producers} producers, {consumers} consumers"
     ))?;
     output::line("                                                CPU µs a job")?;
     output::line("phase       jobs/s  (slowest … fastest)   client   redis  postgres")?;
@@ -226,6 +232,10 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
         output::line(format_args!("start    p50 {p50:.2} ms, p99 {p99:.2} ms, of {count} jobs"))?;
     }
     Ok(())
+}
+
+fn mode(arguments: &Arguments) -> &'static str {
+    if arguments.fast.fast { "fast" } else { "journalled" }
 }
 
 fn row(name: &str, runs: &[Run]) -> Option<Value> {

@@ -30,6 +30,13 @@ fn queue(options: &[String]) -> anyhow::Result<()> {
     process::run(cargo().args(["build", "--release", "--workspace", "--bins"]))?;
     let redis =
         Redis::start_with(&["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"])?;
+    if options.iter().any(|option| option == "--fast") {
+        let pid = redis.pid().context("redis-server ended")?.to_string();
+        let mut bench = std::process::Command::new(root().join("target/release/tritmill"));
+        bench.env("REDIS_URL", redis.url()).env_remove("DATABASE_URL");
+        bench.args(["bench", "queue", "--redis-pid", &pid]).args(options);
+        return process::run(&mut bench).context("bench queue");
+    }
     let durable = ["fsync=on", "full_page_writes=on", "synchronous_commit=on"];
     let postgres = Postgres::start_with(&durable)?;
     let pids = [redis.pid(), postgres.pid()].map(|pid| pid.map(|pid| pid.to_string()));

@@ -19,11 +19,13 @@
 //!
 //! See also `redis/record.rs` for how a job lies in Redis.
 
+mod accept;
 mod record;
 mod scripts;
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
+pub use accept::AcceptError;
 use async_trait::async_trait;
 use redis::{FromRedisValue, RedisError};
 
@@ -33,8 +35,8 @@ use super::{
     operations::ClassError,
 };
 use crate::{
-    dispatch::{BacklogLimit, Connections, DispatchError, Entry, keys, refusal, scripts::Script},
-    job::{Job, JobId, JobState, QueueName, Tenant, Timestamp},
+    dispatch::{BacklogLimit, Connections, Entry, keys, scripts::Script},
+    job::{Job, JobId, JobState, QueueName, Tenant},
     outcome::{JobError, Outcome, Usage},
     wire,
 };
@@ -176,29 +178,6 @@ impl RedisStore {
         Err(ClassError::Mismatch { queue, registered, offered })
     }
 
-    /// Submits jobs and adds their entries to the dispatcher, one script for each chunk of some
-    /// hundreds. Known ids stay as they are. Jobs that are scheduled get their entry when they are
-    /// due, from a reconciler.
-    ///
-    /// # Errors
-    /// [`DispatchError::Busy`] over the queue's bound. Of several chunks the first may be accepted,
-    /// and the call may be repeated.
-    pub async fn accept(&self, jobs: &[Job]) -> Result<(), DispatchError> {
-        for chunk in jobs.chunks(CHUNK) {
-            let bounds = Some(self.limit);
-            let arguments = self
-                .submission(chunk, bounds)
-                .map_err(|error| DispatchError::Unavailable(Box::new(error)))?;
-            let run = self.connections.run_again(&scripts::SUBMIT, &self.prefix, &arguments.0);
-            let (added, which, retry_ms): (i64, u8, u64) =
-                run.await.map_err(|error| refusal(&self.queue, error))?;
-            if added < 0 {
-                return Err(self.limit.busy(&self.queue, which, retry_ms));
-            }
-        }
-        Ok(())
-    }
-
     /// Deletes jobs with their results and errors, whatever their state; returns how many there
     /// were.
     ///
@@ -242,36 +221,6 @@ impl RedisStore {
     ) -> Result<T, StoreError> {
         self.connections.run_again(script, &self.prefix, &arguments.0).await.map_err(unavailable)
     }
-
-    fn submission(
-        &self,
-        jobs: &[Job],
-        bounds: Option<BacklogLimit>,
-    ) -> Result<Arguments, StoreError> {
-        let mut arguments = self.arguments();
-        arguments.push(bounds.map_or_else(String::new, |limit| limit.entries.to_string()));
-        arguments.push(bounds.map_or_else(String::new, |limit| limit.tokens.to_string()));
-        let mut seen = HashSet::with_capacity(jobs.len());
-        for job in jobs.iter().filter(|job| seen.insert(job.id)) {
-            if job.queue != self.queue {
-                return Err(StoreError::OtherQueue { job: job.id, queue: self.queue.clone() });
-            }
-            let place = keys::place(job.priority, &job.tenant);
-            arguments.number(job.id);
-            arguments.push(record::encode(job, &place)?);
-            arguments.push(place);
-            arguments.number(job.cost());
-            arguments.push(match (job.run_at, job.expires_at) {
-                (None, None) => String::new(),
-                (run_at, expires_at) => [run_at, expires_at].map(time).join(","),
-            });
-        }
-        Ok(arguments)
-    }
-}
-
-fn time(time: Option<Timestamp>) -> String {
-    time.map_or_else(String::new, |time| record::exact(time).to_string())
 }
 
 #[async_trait]
@@ -288,9 +237,9 @@ impl Store for RedisStore {
         ids.iter().for_each(|id| arguments.number(id));
         type Row = (usize, i64, u32, i64, Vec<u8>, Option<Vec<u8>>);
         let rows: Vec<Row> = self.run(&scripts::CLAIM, &arguments).await?;
-        let claim = |(position, epoch, attempts, left, job, checkpoint): Row| {
+        let claim = |(position, epoch, attempts, left, value, checkpoint): Row| {
             let expires_in = u64::try_from(left).ok().map(Duration::from_millis);
-            match wire::decode(&job) {
+            match record::decode_job(&value) {
                 Ok(job) => Some(Claim { job, epoch, attempts, expires_in, checkpoint }),
                 Err(error) => {
                     // Its lease runs out, and so do its attempts; its neighbours do not wait.

@@ -11,12 +11,13 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use tokio::{sync::mpsc, task::JoinSet};
-use tritmill_producer::{Client, JobBuilder};
+use tritmill_producer::JobBuilder;
 use tritmill_queue::{
     Choice, Claim, Claimant, Completion, Delivery, Dispatcher as _, FinishReason, Finished, Held,
-    Job, JobId, Outcome, Pull, QueueName, Store as _, Usage, dispatch::RedisDispatcher,
-    store::PostgresStore,
+    Job, JobId, Outcome, Pull, QueueName, Store, Usage, dispatch::RedisDispatcher,
 };
+
+use crate::servers::Keeper;
 
 /// Length of a claim: nothing here runs that long.
 const LEASE: Duration = Duration::from_secs(60);
@@ -31,12 +32,18 @@ const IDLE: Duration = Duration::from_millis(110);
 /// The servers, and the queue of this run in them.
 #[derive(Clone)]
 pub struct Bench {
-    pub store: Arc<PostgresStore>,
-    pub dispatcher: Arc<RedisDispatcher>,
+    store: Arc<dyn Store>,
+    keeper: Keeper,
+    dispatcher: RedisDispatcher,
     pub queue: QueueName,
 }
 
 impl Bench {
+    /// A queue of its own on these servers.
+    pub fn new(keeper: Keeper, dispatcher: RedisDispatcher, queue: QueueName) -> Self {
+        Self { store: keeper.store(), keeper, dispatcher, queue }
+    }
+
     /// As many jobs as asked for, of a short prompt.
     pub fn jobs(&self, count: usize) -> anyhow::Result<Vec<Job>> {
         let name = self.queue.to_string();
@@ -51,7 +58,7 @@ impl Bench {
     pub async fn submit(&self, jobs: &[Job], producers: usize) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         for part in jobs.chunks(jobs.len().div_ceil(producers).max(1)) {
-            let client = Client::new(self.store.clone(), self.dispatcher.clone());
+            let client = self.keeper.client(self.dispatcher.clone());
             let part = part.to_vec();
             tasks.spawn(async move { client.submit_many(&part).await });
         }
@@ -170,7 +177,7 @@ impl Bench {
             }
             anyhow::Ok(())
         });
-        let client = Client::new(self.store.clone(), self.dispatcher.clone());
+        let client = self.keeper.client(self.dispatcher.clone());
         let mut latencies = Vec::with_capacity(count);
         for job in jobs {
             tokio::time::sleep(IDLE).await;
@@ -191,9 +198,7 @@ impl Bench {
 
     /// Deletes what the run left.
     pub async fn clean_up(&self, jobs: &[JobId]) -> anyhow::Result<()> {
-        for chunk in jobs.chunks(1000) {
-            self.store.delete_jobs(chunk).await.context("cannot delete the benchmark's jobs")?;
-        }
+        self.keeper.delete(jobs).await.context("cannot delete the benchmark's jobs")?;
         let forgotten = self.dispatcher.forget_queue(&self.queue).await;
         forgotten.context("cannot delete the benchmark's queue in Redis")
     }

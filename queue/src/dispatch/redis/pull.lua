@@ -68,10 +68,10 @@ local function take_fresh(place, want)
   while entries < want do
     local reply = read(place, want - entries)
     if #reply == 0 then return entries, tokens, true end
-    local ids, costs = {}, {}
+    local ids, costs, accepted = {}, {}, {}
     for n, item in ipairs(reply) do
-      local id, cost = decode(item[2])
-      ids[n], costs[n] = id or '', cost
+      local id, cost, without_ids = decode(item[2])
+      ids[n], costs[n], accepted[n] = id or '', cost, without_ids
     end
     local known = redis.call('HMGET', IDS, unpack(ids))
     for n, item in ipairs(reply) do
@@ -79,7 +79,8 @@ local function take_fresh(place, want)
       local expected = cost and string.format('%d:%s', cost, here)
       -- Twice in one reply: the second is seen where the first was taken in.
       local is_new = cost and not known[n] and redis.call('HSETNX', IDS, id, expected) == 1
-      if is_new then count(place, 1, cost) end
+      -- An accepted job was counted when its entry was added.
+      if is_new and not accepted[n] then count(place, 1, cost) end
       if cost and (is_new or known[n] == expected) then
         deliver(id, place, item[1], 1)
         entries, tokens = entries + 1, tokens + cost

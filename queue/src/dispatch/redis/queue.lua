@@ -35,18 +35,26 @@ local function located(id)
   return place, tonumber(cost)
 end
 
--- Job and cost of a stream's entry; nil if it is none of ours.
+-- Job and cost of a stream's entry, and whether IDS has the job only from its first delivery on
+-- (version 2, added with the job's record in the fast mode); nil if it is none of ours.
 local function decode(fields)
-  local named = {}
-  for i = 1, #(fields or {}), 2 do named[fields[i]] = fields[i + 1] end
-  local known = named.v == '1' and named.id and named.id:match(UUID)
-  if not (known and named.cost and #named.cost <= 10 and named.cost:match('^%d+$')) then
-    return nil
+  if not fields then return nil end
+  local v, id, cost
+  if fields[1] == 'v' and fields[3] == 'id' and fields[5] == 'cost' then
+    v, id, cost = fields[2], fields[4], fields[6]
+  else
+    local named = {}
+    for i = 1, #fields, 2 do named[fields[i]] = fields[i + 1] end
+    v, id, cost = named.v, named.id, named.cost
   end
-  return named.id, tonumber(named.cost)
+  if not ((v == '1' or v == '2') and id and id:find(UUID)) then return nil end
+  if not (cost and #cost <= 10 and cost:find('^%d+$')) then return nil end
+  return id, tonumber(cost), v == '2'
 end
 
 local function is_before(one, other)
+  -- The same digits before and after the hyphen, as nearly always: the texts are in order too.
+  if #one == #other and one:byte(14) == 45 and other:byte(14) == 45 then return one < other end
   local ms, seq = one:match('^(%d+)%-(%d+)$')
   local other_ms, other_seq = other:match('^(%d+)%-(%d+)$')
   if ms ~= other_ms then return tonumber(ms) < tonumber(other_ms) end
@@ -92,8 +100,10 @@ local function fenced(consumer)
     local found = { ids = {}, entries = {}, tokens = 0 }
     for n, i in ipairs(at) do
       local entry = ARGV[i + 2]
-      local cost, where = (known[n] or ''):match('^(%d+):(.*)$')
-      if held[entry] == tonumber(ARGV[i + 3]) and where == place .. ':' .. entry then
+      local here = ':' .. place .. ':' .. entry
+      local value = held[entry] == tonumber(ARGV[i + 3]) and known[n] or ''
+      local cost = #value > #here and value:sub(-#here) == here and value:sub(1, -#here - 1)
+      if cost and cost:find('^%d+$') then
         found.ids[#found.ids + 1] = ids[n]
         found.entries[#found.entries + 1] = entry
         found.tokens = found.tokens + tonumber(cost)

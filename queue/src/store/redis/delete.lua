@@ -3,9 +3,9 @@
 local count = 0
 for i = 2, #ARGV do
   local id = ARGV[i]
-  for _, set in ipairs({ QUEUED, LEASES, SCHEDULED, RETRYING, DEADLINES }) do
-    redis.call('ZREM', set, id)
-  end
+  local head = head_of(id)
+  if head then leave(id, head) end
+  if head and head.expires_at > 0 then redis.call('ZREM', DEADLINES, id) end
   count = count + redis.call('DEL', JOB .. id)
   redis.call('DEL', SAVED .. id, ERRORS .. id)
 end

@@ -3,9 +3,8 @@ local ended = {}
 for i = 2, #ARGV do
   local head = head_of(ARGV[i])
   if head and NAMES[head.state] then
-    local outcome = redis.call('GETRANGE', JOB .. ARGV[i],
-      HEAD_BYTES + head.place_bytes + head.job_bytes, -1)
-    ended[#ended + 1] = { i - 2, head.state, outcome }
+    ended[#ended + 1] = { i - 2, head.state, redis.call('GETRANGE',
+      JOB .. ARGV[i], HEAD_BYTES + head.place_bytes + head.job_bytes, -1) }
   end
 end
 return ended

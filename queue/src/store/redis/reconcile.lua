@@ -1,15 +1,16 @@
 -- Moves what time has moved, up to a number of jobs of each kind.
 -- ARGV: now, retention in ms, that number, error of a lost lease, outcome of a job that failed by one,
 -- outcome of an expired job. Returns {how many were moved, whether there may be more}.
-local now, retention, limit = clock(), tonumber(ARGV[2]), tonumber(ARGV[3])
+local now, retention, limit = clock(), ARGV[2], tonumber(ARGV[3])
 local moved, more = 0, 0
 
--- The members of a set whose time has come, with their values; what has no value leaves the set.
+-- The members of a set whose time has come, with their strings; what has none leaves the set.
 local function due(set, visit)
-  local ids = redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', 0, limit)
-  if #ids == limit then more = 1 end
+  local members, ids = redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', 0, limit), {}
+  if #members == limit then more = 1 end
+  for n, member in ipairs(members) do ids[n] = member:match('^[^:]*') end
   for n, value in ipairs(values(ids)) do
-    redis.call('ZREM', set, ids[n])
+    redis.call('ZREM', set, members[n])
     local head = parse(value)
     if head then
       visit(ids[n], head, value)
@@ -36,7 +37,7 @@ due(LEASES, function(id, head, value)
   end
 end)
 due(DEADLINES, function(id, head, value)
-  redis.call('ZREM', SETS[head.state] or DEADLINES, id)
+  leave(id, head)
   over(id, head, value, 'e', ARGV[6], now, retention)
   expired = expired + 1
 end)

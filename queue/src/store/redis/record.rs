@@ -32,8 +32,14 @@ pub(super) fn letter(state: JobState) -> u8 {
     }
 }
 
+/// The letter of a queued job that got its entry with its record.
+pub(super) const ACCEPTED: u8 = b'a';
+
 /// The state of a letter.
 pub(super) fn state(found: u8) -> Option<JobState> {
+    if found == ACCEPTED {
+        return Some(JobState::Queued);
+    }
     JobState::ALL.into_iter().find(|state| letter(*state) == found)
 }
 
@@ -47,13 +53,14 @@ pub(super) fn exact(time: Timestamp) -> i64 {
 }
 
 /// A job that is queued, as it is written first.
-pub(super) fn encode(job: &Job, place: &str) -> Result<Vec<u8>, StoreError> {
+pub(super) fn encode(job: &Job, place: &str, accepted: bool) -> Result<Vec<u8>, StoreError> {
     let body = wire::encode(job);
     let place_bytes = u16::try_from(place.len());
     let place_bytes = place_bytes.map_err(|_| damaged("tenant", "its name is too long"))?;
     let job_bytes = u32::try_from(body.len()).map_err(|_| damaged("job", "it is too long"))?;
     let mut value = Vec::with_capacity(HEAD_BYTES + place.len() + body.len());
-    value.extend([VERSION, letter(JobState::Queued), 0]);
+    let state = if accepted { ACCEPTED } else { letter(JobState::Queued) };
+    value.extend([VERSION, state, 0]);
     value.extend(0_u64.to_be_bytes());
     value.extend(0_u32.to_be_bytes());
     value.extend(job.attempts_max.max(1).to_be_bytes());
@@ -75,8 +82,17 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], StoreError> {
     Ok(*front)
 }
 
-/// A job's story, but for its errors.
-pub(super) fn decode(value: &[u8]) -> Result<JobRecord, StoreError> {
+/// The parts of a job's string.
+struct Parts<'a> {
+    state: JobState,
+    epoch: i64,
+    attempts: u32,
+    finished_at: Timestamp,
+    job: &'a [u8],
+    outcome: &'a [u8],
+}
+
+fn parts(value: &[u8]) -> Result<Parts<'_>, StoreError> {
     let mut rest = value;
     let [version, state_letter, _flags] = take::<3>(&mut rest)?;
     if version != VERSION {
@@ -87,20 +103,31 @@ pub(super) fn decode(value: &[u8]) -> Result<JobRecord, StoreError> {
     let attempts = u32::from_be_bytes(take(&mut rest)?);
     let _attempts_max = take::<4>(&mut rest)?;
     let _expires_at = take::<8>(&mut rest)?;
-    let finished_at = i64::from_be_bytes(take(&mut rest)?);
+    let finished_at = Timestamp(i64::from_be_bytes(take(&mut rest)?));
     let _cost = take::<4>(&mut rest)?;
     let place_bytes = usize::from(u16::from_be_bytes(take(&mut rest)?));
     let job_bytes = u32::from_be_bytes(take(&mut rest)?) as usize;
     let cut = || damaged("job", "it is cut off");
     let (_, rest) = rest.split_at_checked(place_bytes).ok_or_else(cut)?;
     let (job, outcome) = rest.split_at_checked(job_bytes).ok_or_else(cut)?;
+    Ok(Parts { state, epoch, attempts, finished_at, job, outcome })
+}
+
+/// The job as submitted.
+pub(super) fn decode_job(value: &[u8]) -> Result<Job, StoreError> {
+    wire::decode(parts(value)?.job).map_err(|error| damaged("job", error))
+}
+
+/// A job's story, but for its errors.
+pub(super) fn decode(value: &[u8]) -> Result<JobRecord, StoreError> {
+    let Parts { state, epoch, attempts, finished_at, job, outcome } = parts(value)?;
     Ok(JobRecord {
         job: wire::decode(job).map_err(|error| damaged("job", error))?,
         state,
         epoch,
         attempts,
         outcome: decode_outcome(outcome)?,
-        finished_at: state.is_terminal().then_some(Timestamp(finished_at)),
+        finished_at: state.is_terminal().then_some(finished_at),
         errors: Vec::new(),
     })
 }
@@ -137,7 +164,7 @@ mod tests {
     #[test]
     fn a_job_is_read_as_it_was_written() {
         let job = job();
-        let value = encode(&job, "low:default").expect("it is short");
+        let value = encode(&job, "low:default", false).expect("it is short");
         let read = decode(&value).expect("just written");
         assert_eq!((read.job, read.state, read.epoch), (job, JobState::Queued, 0));
         assert_eq!((read.outcome, read.finished_at), (None, None));
@@ -148,12 +175,12 @@ mod tests {
         for one in JobState::ALL {
             assert_eq!(state(letter(one)), Some(one));
         }
-        assert_eq!(state(b'-'), None);
+        assert_eq!((state(ACCEPTED), state(b'-')), (Some(JobState::Queued), None));
     }
 
     #[test]
     fn what_others_wrote_is_an_error() {
-        let value = encode(&job(), "low:default").expect("it is short");
+        let value = encode(&job(), "low:default", true).expect("it is short");
         for end in 0..value.len() {
             assert!(decode(&value[..end]).is_err(), "{end} bytes");
         }
@@ -162,13 +189,10 @@ mod tests {
             changed[at] = byte;
             assert!(decode(&changed).is_err(), "byte {at}");
         }
-        let mut more = value;
-        more.push(7);
-        assert!(decode(&more).is_err(), "an outcome that is none");
     }
 
     #[test]
     fn a_place_too_long_to_count_is_refused() {
-        assert!(encode(&job(), &"x".repeat(1 << 16)).is_err());
+        assert!(encode(&job(), &"x".repeat(1 << 16), false).is_err());
     }
 }

@@ -4,18 +4,19 @@
 -- a slot. ARGV[1] is the time in ms of a test's clock; empty for Redis's own.
 --
 -- A job is one string: a head of HEAD_BYTES, then its place (`PRIORITY:TENANT`, as in the name of its
--- stream), the encoded job, and the encoded outcome once it has one. Where it is in its life is in
--- the head, and in which of the sets it is a member: so counting is cheap, and finding what is due.
+-- stream), the encoded job, and the encoded outcome once it has one. Where it is in its life is in the head, and in which of the sets it is
+-- a member: so counting is cheap, and finding what is due. An accepted job (state `a`) is queued and
+-- in no set: it got its entry with its record, and nobody has to be told of it.
 local S = KEYS[1]
 local JOB = S .. ':job:'           -- string: the job
 local SAVED = S .. ':saved:'       -- string: the checkpoint of an attempt that runs or will go on
 local ERRORS = S .. ':errors:'     -- list: encoded errors of attempts, oldest first
 local QUEUED = S .. ':queued'      -- sorted set, all scores 0: in order of id
-local LEASES = S .. ':leases'      -- sorted set: running jobs by the end of their lease
+local LEASES = S .. ':leases'      -- sorted set: running jobs, as ID:EPOCH, by their lease's end
 local SCHEDULED = S .. ':scheduled' -- sorted set: by when they are due
 local RETRYING = S .. ':retrying'  -- sorted set: by when they are due
 local DEADLINES = S .. ':deadlines' -- sorted set: waiting jobs that have a deadline, by it
-local TOTALS = S .. ':totals'      -- hash: jobs over by state, tokens, numerics class
+local TOTALS = S .. ':totals'      -- hash: accepted jobs, jobs over by state, tokens, class
 -- version, state, flags, epoch, attempts, attempts_max, expires_at (0: never), finished_at, cost,
 -- bytes of place, bytes of job. As `Head` in record.rs.
 local HEAD, HEAD_BYTES, VERSION = '>Bc1BI8I4I4I8I8I4I2I4', 45, 1
@@ -52,10 +53,12 @@ end
 -- The head of a value; nil if it is none of ours.
 local function parse(value)
   if not value or #value < HEAD_BYTES or value:byte() ~= VERSION then return nil end
-  local head, version = {}, nil
-  version, head.state, head.flags, head.epoch, head.attempts, head.attempts_max, head.expires_at,
-    head.finished_at, head.cost, head.place_bytes, head.job_bytes = struct.unpack(HEAD, value)
-  return head
+  local _, state, flags, epoch, attempts, attempts_max, expires_at, finished_at, cost, place_bytes,
+    job_bytes = struct.unpack(HEAD, value)
+  -- Made at its full size: a table that grows field by field takes much longer.
+  return { state = state, flags = flags, epoch = epoch, attempts = attempts,
+    attempts_max = attempts_max, expires_at = expires_at, finished_at = finished_at, cost = cost,
+    place_bytes = place_bytes, job_bytes = job_bytes }
 end
 
 local function packed(head)
@@ -64,15 +67,31 @@ local function packed(head)
     head.job_bytes)
 end
 
+-- A number as text: Redis spells numbers of Lua with seventeen digits, which takes long.
+local function text(number) return string.format('%d', number) end
+
 local function head_of(id) return parse(redis.call('GETRANGE', JOB .. id, 0, HEAD_BYTES - 1)) end
 
 local function write(id, head) redis.call('SETRANGE', JOB .. id, 0, packed(head)) end
 
 local function has(head, flag) return math.floor(head.flags / flag) % 2 == 1 end
 
-local function job_of(head, value)
-  local start = HEAD_BYTES + head.place_bytes
-  return value:sub(start + 1, start + head.job_bytes)
+-- A claim, as LEASES knows it. A job is running, under this epoch, if and only if it is there.
+local function claim_of(id, epoch) return id .. ':' .. epoch end
+
+-- Positions (from 1) of ARGV, `id epoch` and more at each step, whose claims hold; then, from 0, the
+-- numbers of the others.
+local function held(first, step)
+  local claims, mine, lost = {}, {}, {}
+  for i = first, #ARGV, step do claims[#claims + 1] = claim_of(ARGV[i], ARGV[i + 1]) end
+  for from = 1, #claims, PAGE do
+    local to = math.min(from + PAGE - 1, #claims)
+    for n, score in ipairs(redis.call('ZMSCORE', LEASES, unpack(claims, from, to))) do
+      local at = from + n - 2
+      if score then mine[#mine + 1] = first + at * step else lost[#lost + 1] = at end
+    end
+  end
+  return mine, lost
 end
 
 -- Ends a job: what it was is kept for `retention` ms, with its outcome. The caller takes it out of
@@ -84,8 +103,22 @@ local function over(id, head, value, state, outcome, now, retention)
     head.flags = head.flags - HAS_SAVED
   end
   if has(head, HAS_ERRORS) then redis.call('PEXPIRE', ERRORS .. id, retention) end
-  local kept = value:sub(HEAD_BYTES + 1, HEAD_BYTES + head.place_bytes + head.job_bytes)
-  redis.call('SET', JOB .. id, packed(head) .. kept .. outcome, 'PX', retention)
+  redis.call('SET', JOB .. id, packed(head) .. value:sub(HEAD_BYTES + 1) .. outcome, 'PX', retention)
+end
+
+-- Counts jobs that were accepted, or (negative) are so no more.
+local function count_accepted(jobs)
+  if jobs ~= 0 then redis.call('HINCRBY', TOTALS, 'accepted', jobs) end
+end
+
+-- Takes a job out of the set of its state.
+local function leave(id, head)
+  local set = SETS[head.state]
+  if set then
+    redis.call('ZREM', set, set == LEASES and claim_of(id, head.epoch) or id)
+  elseif head.state == 'a' then
+    count_accepted(-1)
+  end
 end
 
 -- Keeps an attempt's error; the caller writes the head.

@@ -1,82 +1,82 @@
 -- Records jobs, and adds their entries if it is to; all of them or none.
 -- ARGV: now, entries_max tokens_max (empty: no entries are added), then per job: id value place cost
--- times, where the value's state is queued and times is `run_at,expires_at` or empty. No id twice.
+-- times, where the value's state is accepted if entries are added, else queued, and times is `run_at,expires_at` or empty. No id twice, and no more of them than one
+-- command takes.
 -- Returns {recorded, 0, 0}, or {-1, which bound is hit (1 entries, 2 tokens), retry_after in ms}.
 local FIRST, STEP = 4, 5
 local now, entries_max, tokens_max = clock(), tonumber(ARGV[2]), tonumber(ARGV[3])
 
-local keys, chosen = {}, {}
-for i = FIRST, #ARGV, STEP do
-  keys[#keys + 1], chosen[#chosen + 1] = JOB .. ARGV[i], i
-end
-local known = 0
-for from = 1, #keys, PAGE do
-  local to = math.min(from + PAGE - 1, #keys)
-  known = known + redis.call('EXISTS', unpack(keys, from, to))
-end
-if known > 0 then
-  chosen = {}
-  for i = FIRST, #ARGV, STEP do
-    if redis.call('EXISTS', JOB .. ARGV[i]) == 0 then chosen[#chosen + 1] = i end
-  end
-end
-
--- What is recorded under which key, and in which set; entries by place.
-local strings, queued, places, entries, tokens = {}, {}, {}, 0, 0
-for _, i in ipairs(chosen) do
-  local id, value, place, times = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
-  local later = false
-  if times ~= '' then
-    local run_at = tonumber(times:match('^(%-?%d+),'))
-    later = run_at and run_at > now and run_at
-  end
-  if later then
-    value = value:sub(1, 1) .. 's' .. value:sub(3)
-  else
-    queued[#queued + 1], queued[#queued + 2] = 0, id
-    if entries_max then
-      local waiting = places[place]
+-- The jobs at these places of ARGV: what is recorded under which key, who is in which set, and the
+-- entries of each place. Counters, since Lua searches for the length of a table.
+local function gather(chosen)
+  local all = { strings = {}, queued = {}, timed = {}, places = {}, entries = 0, tokens = 0 }
+  local strings, queued, q = all.strings, all.queued, 0
+  for n, i in ipairs(chosen) do
+    local id, value, place, times = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
+    local later = false
+    if times ~= '' then
+      all.timed[#all.timed + 1] = i
+      local run_at = tonumber(times:match('^(%-?%d+),'))
+      later = run_at and run_at > now
+      if later then value = value:sub(1, 1) .. 's' .. value:sub(3) end
+    end
+    strings[2 * n - 1], strings[2 * n] = JOB .. id, value
+    if not later then
+      if not entries_max then queued[q + 1], queued[q + 2], q = '0', id, q + 2 end
+      local waiting = all.places[place]
       if not waiting then
-        waiting = { tokens = 0 }
-        places[place] = waiting
+        waiting = { count = 0, tokens = 0 }
+        all.places[place] = waiting
       end
-      waiting[#waiting + 1] = i
-      waiting.tokens = waiting.tokens + tonumber(ARGV[i + 3])
-      entries, tokens = entries + 1, tokens + tonumber(ARGV[i + 3])
+      waiting.count = waiting.count + 1
+      waiting[waiting.count] = i
+      waiting.tokens = waiting.tokens + ARGV[i + 3]
+      all.entries, all.tokens = all.entries + 1, all.tokens + ARGV[i + 3]
     end
   end
-  strings[#strings + 1], strings[#strings + 2] = JOB .. id, value
-end
-if entries_max then
-  local which, after = excess(entries, tokens, entries_max, tokens_max)
-  if which then return { -1, which, after } end
+  return all
 end
 
-for from = 1, #strings, PAGE do
-  redis.call('MSET', unpack(strings, from, math.min(from + PAGE - 1, #strings)))
+local function over_the_bound(jobs)
+  if not entries_max then return nil end
+  return excess(jobs.entries, jobs.tokens, entries_max, tokens_max)
 end
-many('ZADD', QUEUED, queued)
-for _, i in ipairs(chosen) do
-  if ARGV[i + 4] ~= '' then
-    local run_at, expires_at = ARGV[i + 4]:match('^(%-?%d*),(%d*)$')
-    if expires_at ~= '' then redis.call('ZADD', DEADLINES, expires_at, ARGV[i]) end
-    if run_at ~= '' and tonumber(run_at) > now then
-      redis.call('ZADD', SCHEDULED, run_at, ARGV[i])
-    end
+
+local chosen = {}
+for i = FIRST, #ARGV, STEP do chosen[#chosen + 1] = i end
+local jobs = gather(chosen)
+-- Nearly always there is room and none is known. Else those that are known do not count.
+local new = #chosen > 0 and not over_the_bound(jobs)
+  and redis.call('MSETNX', unpack(jobs.strings)) == 1
+if not new then
+  local fresh = {}
+  for _, i in ipairs(chosen) do
+    if redis.call('EXISTS', JOB .. ARGV[i]) == 0 then fresh[#fresh + 1] = i end
   end
+  if #fresh == 0 then return { 0, 0, 0 } end
+  chosen = fresh
+  jobs = gather(chosen)
+  local which, after = over_the_bound(jobs)
+  if which then return { -1, which, after } end
+  redis.call('MSET', unpack(jobs.strings))
 end
-local located = {}
-for place, waiting in pairs(places) do
+
+many('ZADD', QUEUED, jobs.queued)
+for _, i in ipairs(jobs.timed) do
+  local run_at, expires_at = ARGV[i + 4]:match('^(%-?%d*),(%d*)$')
+  if expires_at ~= '' then redis.call('ZADD', DEADLINES, expires_at, ARGV[i]) end
+  if run_at ~= '' and tonumber(run_at) > now then redis.call('ZADD', SCHEDULED, run_at, ARGV[i]) end
+end
+if not entries_max then return { #chosen, 0, 0 } end
+for place, waiting in pairs(jobs.places) do
   open(place)
   local stream = stream_of(place)
   for _, i in ipairs(waiting) do
-    local id, cost = ARGV[i], ARGV[i + 3]
-    local entry = redis.call('XADD', stream, '*', 'v', '1', 'id', id, 'cost', cost)
-    located[#located + 1], located[#located + 2] = id, cost .. ':' .. place .. ':' .. entry
+    redis.call('XADD', stream, '*', 'v', '2', 'id', ARGV[i], 'cost', ARGV[i + 3])
   end
-  count(place, #waiting, waiting.tokens)
+  count(place, waiting.count, waiting.tokens)
   activate(place)
 end
-many('HSET', IDS, located)
-if entries > 0 then ring() end
+count_accepted(jobs.entries)
+if jobs.entries > 0 then ring() end
 return { #chosen, 0, 0 }
