@@ -45,11 +45,7 @@ impl Fleet {
 
     /// Keys that Redis holds.
     pub fn redis_keys(&self) -> u64 {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.redis.port())).unwrap();
-        stream.write_all(b"DBSIZE\r\n").unwrap();
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line).unwrap();
-        line.trim_start_matches(':').trim().parse().unwrap()
+        redis_keys(&self.redis)
     }
 
     /// Rows of all these tables together.
@@ -125,6 +121,15 @@ impl Drop for WorkerProcess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Keys that a Redis holds.
+pub fn redis_keys(redis: &Redis) -> u64 {
+    let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
+    stream.write_all(b"DBSIZE\r\n").unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).unwrap();
+    line.trim_start_matches(':').trim().parse().unwrap()
 }
 
 /// Waits until something holds.

@@ -139,7 +139,7 @@ async fn garbage_in_a_stream_is_dropped_and_counted() {
     dispatcher.enqueue(&fed[..1]).await.unwrap();
     let garbage: [&[&str]; 5] = [
         &["x", "y"],
-        &["v", "2", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "1"],
+        &["v", "3", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "1"],
         &["v", "1", "id", "nobody", "cost", "1"],
         &["v", "1", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "-1"],
         &["v", "1", "id", "0190b7a0-0000-7000-8000-000000000000"],

@@ -1,0 +1,196 @@
+//! The fast mode with real processes: producers and workers over a Redis alone.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "support/fleet.rs"]
+mod fleet;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fs,
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Stdio},
+};
+
+use fleet::eventually;
+use serde_json::{Value, json};
+use tritmill_servers::{Redis, Signal};
+
+/// A Redis, and the program pointed at it.
+struct Fast {
+    redis: Redis,
+}
+
+/// A worker; killed when dropped.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Both fail only for one that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Fast {
+    fn start() -> Self {
+        Self { redis: Redis::start().unwrap() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
+        command
+            .args(arguments)
+            .arg("--fast")
+            .env("REDIS_URL", self.redis.url())
+            .env_remove("DATABASE_URL")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let output = self.command(arguments).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+
+    fn worker(&self) -> Worker {
+        let words = ["worker", "--json", "--threads", "1", "--lease", "2"];
+        let mut command = self.command(&words);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("demo@i2_s"), "the worker did not start: {line}");
+        Worker(child)
+    }
+
+    /// Submits a file; the ids by custom_id.
+    fn submit(&self, lines: &str) -> BTreeMap<String, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("in");
+        fs::write(&input, lines).unwrap();
+        let (code, stdout, stderr) = self.run(&["submit", input.to_str().unwrap()]);
+        assert_eq!(code, Some(0), "{stderr}");
+        let read = |line: &str| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let text = |name: &str| line[name].as_str().unwrap().to_owned();
+            (text("custom_id"), text("id"))
+        };
+        stdout.lines().map(read).collect()
+    }
+
+    /// Waits for jobs; their stories in order of the ids.
+    fn watch(&self, ids: &[&str]) -> (Option<i32>, Vec<Value>) {
+        let words = [&["watch", "--timeout", "120"], ids].concat();
+        let (code, stdout, _) = self.run(&words);
+        (code, stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    }
+}
+
+fn questions(count: usize) -> String {
+    let line = |index: usize| {
+        let text = format!("Invoice {index} was paid on the {} of March, 2024", 1 + index % 28);
+        let body = json!({
+            "messages": [{ "role": "user", "content": text }],
+            "max_tokens": 12 + index % 9,
+            "temperature": if index.is_multiple_of(3) { 0.0 } else { 1.0 },
+        });
+        let url = "/v1/chat/completions";
+        let name = format!("q{index}");
+        let line = json!({ "custom_id": name, "method": "POST", "url": url, "body": body });
+        format!("{line}\n")
+    };
+    (0..count).map(line).collect()
+}
+
+/// What each job was answered, by custom_id.
+fn answers(fast: &Fast, jobs: &BTreeMap<String, String>) -> BTreeMap<String, Value> {
+    let ids: Vec<&str> = jobs.values().map(String::as_str).collect();
+    let (code, stories) = fast.watch(&ids);
+    assert_eq!((code, stories.len()), (Some(0), jobs.len()));
+    let answered = jobs.keys().zip(&stories).map(|(name, story)| {
+        assert_eq!(story["state"], "completed", "{story}");
+        (name.clone(), story["choices"].clone())
+    });
+    answered.collect()
+}
+
+#[test]
+fn a_worker_killed_in_the_middle_loses_and_doubles_nothing() {
+    let fast = Fast::start();
+    let doomed = fast.worker();
+    let jobs = fast.submit(&questions(400));
+    assert_eq!(jobs.values().collect::<HashSet<_>>().len(), 400);
+    let first = jobs.values().next().unwrap();
+    eventually("something is answered", || {
+        fast.run(&["results", first]).1.contains("\"completed\"")
+    });
+    Signal::Kill.send(doomed.0.id()).unwrap();
+    let _heir = fast.worker();
+    let disturbed = answers(&fast, &jobs);
+
+    let calm = Fast::start();
+    let _worker = calm.worker();
+    let again = calm.submit(&questions(400));
+    assert_eq!(disturbed, answers(&calm, &again));
+}
+
+#[test]
+fn jobs_are_withdrawn_and_unknown_ones_are_said_to_be() {
+    let fast = Fast::start();
+    let jobs = fast.submit(&questions(2));
+    let ids: Vec<&str> = jobs.values().map(String::as_str).collect();
+    let (code, stdout, _) = fast.run(&["cancel", ids[0]]);
+    assert_eq!(code, Some(0));
+    assert!(stdout.contains("\"cancelled\":true"), "{stdout}");
+    let _worker = fast.worker();
+    let (code, stories) = fast.watch(&ids);
+    assert_eq!(code, Some(2), "one is withdrawn");
+    assert_eq!(
+        (&stories[0]["state"], &stories[1]["state"]),
+        (&json!("cancelled"), &json!("completed"))
+    );
+    let (_, stdout, _) = fast.run(&["results", ids[1], "--queue", "other@i2_s"]);
+    let story: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(story["state"], Value::Null, "another queue knows nothing of it");
+}
+
+#[test]
+fn a_database_beside_the_fast_mode_and_a_redis_that_evicts_are_refused() {
+    let fast = Fast::start();
+    for words in
+        [&["worker"][..], &["submit", "-"], &["results", "0199f3c2-0000-7000-8000-000000000000"]]
+    {
+        let mut command = fast.command(words);
+        let output = command.args(["--database", "postgres://localhost/x"]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("--fast") && said.contains("--database"), "{said}");
+    }
+    let evicting = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+    let evicting = Fast { redis: Redis::start_with(&evicting).unwrap() };
+    let (code, _, stderr) = evicting.run(&["submit", "-"]);
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("noeviction"), "{stderr}");
+}
+
+#[test]
+fn a_benchmark_of_the_fast_mode_measures_every_phase_and_leaves_nothing_behind() {
+    let fast = Fast::start();
+    let pid = fast.redis.pid().unwrap().to_string();
+    let words = "bench queue --json --jobs 1300 --micro-batch 7 --repetitions 2 --starts 3";
+    let mut words: Vec<&str> = words.split(' ').collect();
+    words.extend(["--redis-pid", &pid]);
+    let (code, stdout, stderr) = fast.run(&words);
+    assert_eq!(code, Some(0), "{stderr}");
+    let figures: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((&figures["mode"], &figures["starts"]), (&json!("fast"), &json!(3)));
+    for (row, phase) in figures["rows"].as_array().unwrap().iter().zip(["submit", "consume"]) {
+        assert_eq!(row["phase"], phase);
+        assert!(row["jobs_per_s"].as_f64() > Some(0.0), "{row}");
+        assert!(row["postgres_cpu_s"].is_null(), "{row}");
+    }
+    assert_eq!(fleet::redis_keys(&fast.redis), 0);
+}
