@@ -153,6 +153,8 @@ impl Client {
     /// evict: `maxmemory-policy noeviction`, which is checked here. Full, it answers
     /// [`ClientError::Busy`]. Jobs that are over are kept for a day, then unknown.
     ///
+    /// A queue is either fast or journalled; both modes of one queue need two Redis databases.
+    ///
     /// Not there in this mode: pauses and bounds of queues, lists of workers, replay and purge of
     /// dead letters (a failed job can be read, with its errors, until it expires), erasure by
     /// tenant, idempotency keys (the job's id is the key), and retention beyond a day.

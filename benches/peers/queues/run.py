@@ -120,7 +120,7 @@ def install(work):
     if not os.path.isdir(os.path.join(node, "node_modules/bullmq")):
         tell("installing BullMQ")
         os.makedirs(node, exist_ok=True)
-        subprocess.run(["npm", "install", "--silent", "--prefix", node, "bullmq"], check=True, stdout=sys.stderr)
+        subprocess.run(["npm", "install", "--silent", "--prefix", node, "bullmq", "ioredis"], check=True, stdout=sys.stderr)
     python = os.path.join(venv, "bin/python")
     if not os.path.exists(os.path.join(venv, "bin/rq")):
         tell("installing Celery and RQ")

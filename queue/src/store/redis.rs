@@ -13,7 +13,8 @@
 //! again, or lost with it. Nothing is ever answered twice within what Redis still knows. Redis must not
 //! evict (`maxmemory-policy noeviction`, see [`RedisStore::check`]).
 //!
-//! Jobs that are over are kept for a retention and then expire by themselves. There are no
+//! A queue is either fast or journalled: workers of the other mode would take its entries for jobs that
+//! are over. Jobs that are over are kept for a retention and then expire by themselves. There are no
 //! [`super::Operations`] here: no pauses, heartbeats, replays or purges; a dead letter is a failed job
 //! with its errors until it expires.
 //!
@@ -330,6 +331,8 @@ impl Store for RedisStore {
         }
     }
 
+    /// Accepted jobs are not among them: they got their entries with their records, in the same
+    /// Redis, and only somebody who deletes entries by hand can part them.
     async fn queued(
         &self,
         queue: &QueueName,
