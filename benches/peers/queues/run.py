@@ -75,7 +75,7 @@ class Peer:
         with Redis() as redis:
             words = {"url": redis.url, "jobs": str(self.jobs)}
             fill = lambda command: [word.format(**words) for word in command]
-            out = subprocess.run(fill(self.submit), check=True, capture_output=True, text=True, cwd=HERE).stdout
+            out = output(fill(self.submit), cwd=HERE)
             submit = self.jobs / json.loads(out.strip().splitlines()[-1])["seconds"]
             done = lambda: int(redis.ask(*self.done) or 0) if self.done[0] != "DBSIZE" else redis_size(redis)
             workers = [subprocess.Popen(fill(self.work), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=HERE)
@@ -113,22 +113,25 @@ def redis_size(redis):
         return int(lines.readline().strip().lstrip(":"))
 
 
-def install(work):
+def install(work, wanted):
     """What is not there yet; where each peer's runtime is."""
     os.makedirs(work, exist_ok=True)
     node, venv, target = (os.path.join(work, name) for name in ("node", "venv", "apalis"))
     if not os.path.isdir(os.path.join(node, "node_modules/bullmq")):
         tell("installing BullMQ")
         os.makedirs(node, exist_ok=True)
-        subprocess.run(["npm", "install", "--silent", "--prefix", node, "bullmq", "ioredis"], check=True, stdout=sys.stderr)
+        subprocess.run(["npm", "install", "--silent", "--prefix", node, "bullmq", "ioredis"], check=True,
+                       stdout=sys.stderr)
     python = os.path.join(venv, "bin/python")
     if not os.path.exists(os.path.join(venv, "bin/rq")):
         tell("installing Celery and RQ")
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "celery[redis]", "rq"], check=True, stdout=sys.stderr)
-    tell("building the apalis program")
-    subprocess.run(["cargo", "build", "--release", "--quiet", "--manifest-path", os.path.join(HERE, "apalis/Cargo.toml"),
-                    "--target-dir", target], check=True, stdout=sys.stderr)
+    if "apalis-redis" in wanted:
+        tell("building the apalis program")
+        manifest = os.path.join(HERE, "apalis/Cargo.toml")
+        subprocess.run(["cargo", "build", "--release", "--quiet", "--manifest-path", manifest, "--target-dir", target],
+                       check=True, stdout=sys.stderr)
     return node, venv, os.path.join(target, "release/apalis-peer")
 
 
@@ -136,8 +139,7 @@ def versions(node, venv):
     with open(os.path.join(node, "node_modules/bullmq/package.json"), encoding="utf8") as f:
         found = {"bullmq": json.load(f)["version"]}
     ask = "import celery, rq; print(celery.__version__, rq.__version__)"
-    out = subprocess.run([os.path.join(venv, "bin/python"), "-c", ask], check=True, capture_output=True, text=True).stdout
-    found["celery"], found["rq"] = out.split()
+    found["celery"], found["rq"] = output([os.path.join(venv, "bin/python"), "-c", ask]).split()
     with open(os.path.join(HERE, "apalis/Cargo.lock"), encoding="utf8") as f:
         lines = f.read().splitlines()
     found["apalis-redis"] = lines[lines.index('name = "apalis-redis"') + 1].split('"')[1]
@@ -145,27 +147,39 @@ def versions(node, venv):
 
 
 def tritmill(args, fast):
-    """Submit and consume rates of one run, on servers that `xtask` starts."""
-    command = [args.xtask, "bench", "queue", "--json", "--jobs", str(args.jobs), "--repetitions", "1", "--starts", "1",
-               "--micro-batch", str(args.micro_batch), "--consumers", str(args.consumers)]
-    out = subprocess.run(command + (["--fast"] if fast else []), check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    """Submit and consume rates of one run; the journalled one on servers that `xtask` starts."""
+    words = ["bench", "queue", "--json", "--jobs", str(args.jobs), "--repetitions", "1", "--starts", "1",
+             "--micro-batch", str(args.micro_batch), "--consumers", str(args.consumers)]
+    if fast:
+        with Redis() as redis:
+            environment = {k: v for k, v in os.environ.items() if k != "DATABASE_URL"} | {"REDIS_URL": redis.url}
+            out = output([args.tritmill, *words, "--fast"], env=environment)
+    else:
+        out = output([args.xtask, *words], cwd=ROOT)
     rows = {row["phase"]: row["jobs_per_s"] for row in json.loads(out.strip().splitlines()[-1])["rows"]}
     return rows["submit"], rows["consume"]
+
+
+def output(command, **options):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, **options).stdout
 
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--work", required=True, help="folder for what is installed")
+    a.add_argument("--tritmill", default=os.path.join(ROOT, "target/release/tritmill"))
+    a.add_argument("--without-journalled", action="store_true", help="leave out the mode that needs Postgres")
     a.add_argument("--xtask", default=os.path.join(ROOT, "target/debug/xtask"), help="the built xtask")
     a.add_argument("--jobs", type=int, default=20000)
     a.add_argument("--micro-batch", type=int, default=64, help="of tritmill's consumers")
     a.add_argument("--consumers", type=int, default=4, help="of tritmill")
     a.add_argument("--rounds", type=int, default=3)
+    a.add_argument("--peers", default="BullMQ,Celery,RQ,apalis-redis", help="which of them")
     a.add_argument("--json", action="store_true")
     args = a.parse_args()
-    node, venv, apalis = install(args.work)
-    os.environ["NODE_PATH"] = os.path.join(node, "node_modules")
-    os.environ["PEER_NODE_MODULES"] = os.environ["NODE_PATH"]
+    wanted = args.peers.split(",")
+    node, venv, apalis = install(args.work, wanted)
+    os.environ["PEER_NODE_MODULES"] = os.path.join(node, "node_modules")
     bin_ = lambda name: os.path.join(venv, "bin", name)
     some = lambda share: max(args.jobs // share, 100)
     peers = [
@@ -181,26 +195,28 @@ def main():
         Peer("apalis-redis", args.jobs, [apalis, "submit", "{url}", "{jobs}"], [apalis, "work", "{url}", "{jobs}"],
              ("SCARD", "peer:done")),
     ]
-    rates = {name: [] for name in ["Tritmill, fast", "Tritmill, journalled", *(peer.name for peer in peers)]}
+    peers = [peer for peer in peers if peer.name in wanted]
+    ours = {"Tritmill, fast": True, "Tritmill, journalled": False}
+    if args.without_journalled:
+        del ours["Tritmill, journalled"]
+    rates = {name: [] for name in [*ours, *(peer.name for peer in peers)]}
     for number in range(args.rounds):
-        for name, fast in (("Tritmill, fast", True), ("Tritmill, journalled", False)):
+        for name, fast in ours.items():
             tell(f"round {number + 1}: {name}")
             rates[name].append(tritmill(args, fast))
         for peer in peers:
             tell(f"round {number + 1}: {peer.name}, {peer.jobs} jobs")
             rates[peer.name].append(peer.run())
     medians = {name: [statistics.median(run[i] for run in runs) for i in (0, 1)] for name, runs in rates.items()}
-    fast, journalled = medians["Tritmill, fast"], medians["Tritmill, journalled"]
     if args.json:
         print(json.dumps({"jobs": args.jobs, "rounds": args.rounds, "load": os.getloadavg(), "runs": rates,
                           "medians": medians, "versions": versions(node, venv)}))
         return
     print(f"versions {versions(node, venv)}, load now {os.getloadavg()}")
-    print("                      submit/s  fast is  journalled is   consume/s  fast is  journalled is")
+    print("                      submit/s   consume/s   " + "   ".join(f"{name} is" for name in ours))
     for name, (submit, consume) in medians.items():
-        ratio = lambda ours, theirs: f"{ours / theirs:.1f}x"
-        print(f"{name:<20} {submit:>9.0f} {ratio(fast[0], submit):>8} {ratio(journalled[0], submit):>14}"
-              f" {consume:>11.0f} {ratio(fast[1], consume):>8} {ratio(journalled[1], consume):>14}")
+        ratios = (f"{medians[our][0] / submit:>7.1f}x {medians[our][1] / consume:>6.1f}x" for our in ours)
+        print(f"{name:<20} {submit:>9.0f} {consume:>11.0f}   " + "   ".join(ratios))
 
 
 if __name__ == "__main__":
