@@ -1,6 +1,7 @@
 //! `tritmill submit | watch | results | cancel`: jobs by hand and from scripts.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{BufReader, IsTerminal as _, Read},
     path::PathBuf,
@@ -15,10 +16,16 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tritmill_producer::{Client, ClientError, LineReader, parse_line};
 use tritmill_queue::{
-    Job, JobEvent, JobId, JobState, Operations as _, Outcome, Priority, QueueName, store::JobRecord,
+    Job, JobEvent, JobId, JobState, Operations as _, Outcome, Priority, QueueName,
+    store::{JobRecord, PostgresStore, operations::Worker},
 };
 
-use crate::{demo_model, options::RunOptions, output, servers::Servers};
+use crate::{
+    demo_model,
+    options::{self, RunOptions},
+    output,
+    servers::Servers,
+};
 
 /// Jobs submitted in one call.
 const SUBMIT_CHUNK: usize = 1000;
@@ -42,7 +49,8 @@ pub struct SubmitArguments {
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// Name of a model that workers serve
-    #[arg(long, value_name = "NAME", default_value = demo_model::NAME)]
+    #[arg(long, value_name = "NAME", default_value = demo_model::NAME,
+          value_parser = options::model_name)]
     model: String,
     /// Before or behind other jobs of the queue
     #[arg(long, default_value = "normal", value_parser = ["high", "normal", "low"])]
@@ -98,7 +106,8 @@ pub fn submit(arguments: &SubmitArguments) -> anyhow::Result<ExitCode> {
             }
         }
         let workers = store.workers().await?;
-        let serving = workers.iter().filter(|worker| worker.heartbeat.queue == queue).count();
+        let serves = |worker: &&Worker| worker.is_alive() && worker.heartbeat.queue == queue;
+        let serving = workers.iter().filter(serves).count();
         eprintln!("workers: {serving}");
         if serving == 0 {
             eprintln!("no worker serves {queue}: jobs wait until one does");
@@ -127,6 +136,9 @@ async fn send(client: &Client, jobs: Vec<(Option<String>, Job)>) -> anyhow::Resu
 
 /// Which jobs.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes:
+  0 done, 2 some are unknown, 1 could not run")]
 pub struct JobArguments {
     /// Ids, as `submit` prints them
     #[arg(value_name = "ID", required = true)]
@@ -153,7 +165,7 @@ Examples:
   tritmill watch 0199f3c2-… --timeout 60
 
 Exit codes:
-  0 all completed, 2 some failed or are not over, 1 could not run")]
+  0 all completed, 2 some failed, are not over or are unknown, 1 could not run")]
 pub struct WatchArguments {
     #[command(flatten)]
     jobs: JobArguments,
@@ -161,7 +173,8 @@ pub struct WatchArguments {
     #[arg(long)]
     follow: bool,
     /// Seconds to wait at most
-    #[arg(long, value_name = "SECONDS", default_value_t = 86_400)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400,
+          value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     timeout: u64,
 }
 
@@ -179,24 +192,57 @@ async fn follow(client: &Client, id: JobId) {
     }
 }
 
+/// Those of `ids` that there are; says of waiting ones whose queue nobody serves.
+async fn known(
+    client: &Client,
+    store: &PostgresStore,
+    ids: &[JobId],
+) -> anyhow::Result<Vec<JobId>> {
+    let mut known = Vec::with_capacity(ids.len());
+    let mut queues: BTreeMap<QueueName, usize> = BTreeMap::new();
+    for id in ids {
+        match client.result(*id).await {
+            Ok(record) => {
+                known.push(*id);
+                if !record.state.is_terminal() {
+                    *queues.entry(record.job.queue).or_default() += 1;
+                }
+            }
+            Err(ClientError::Unknown(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let workers = if queues.is_empty() { Vec::new() } else { store.workers().await? };
+    for (queue, count) in queues {
+        let serves = |worker: &Worker| worker.is_alive() && worker.heartbeat.queue == queue;
+        if !workers.iter().any(serves) {
+            eprintln!("no worker serves {queue}: {count} of these jobs wait until one does");
+        }
+    }
+    Ok(known)
+}
+
 /// Runs `watch`.
 pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
     let jobs = &arguments.jobs;
     jobs.with_client(async |client| {
+        // What is unknown now will not be known later: it is not waited for.
+        let store = jobs.servers.needed()?.store().await?;
+        let known = known(&client, &store, &jobs.ids).await?;
         let bar = ProgressBar::new(jobs.ids.len() as u64);
         bar.set_style(ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}")?);
         let terminal = std::io::stderr().is_terminal();
         let limit = Duration::from_secs(arguments.timeout);
         if arguments.follow {
             let all = async {
-                for id in &jobs.ids {
+                for id in &known {
                     follow(&client, *id).await;
                 }
             };
             // What is not over by then is said below.
             let _ = tokio::time::timeout(limit, all).await;
         }
-        let waited = client.wait_all(&jobs.ids, limit, |waited| {
+        let waited = client.wait_all(&known, limit, |waited| {
             bar.set_position(waited.done() as u64);
             bar.set_message(format!("{} failed", waited.failed));
             if !terminal {
@@ -214,8 +260,8 @@ pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
 /// Runs `results`.
 pub fn results(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
     arguments.with_client(async |client| {
-        print_all(&client, &arguments.ids).await?;
-        Ok(ExitCode::SUCCESS)
+        let unknown = print_all(&client, &arguments.ids).await?;
+        Ok(if unknown == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     })
 }
 
@@ -223,27 +269,48 @@ pub fn results(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
 pub fn cancel(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
     arguments.with_client(async |client| {
         let cancelled = client.cancel(&arguments.ids).await?;
+        let mut unknown = 0;
         for id in &arguments.ids {
-            let done =
-                if cancelled.contains(id) { "cancelled" } else { "over already, or unknown" };
-            output::line(json!({ "id": id.to_string(), "cancelled": cancelled.contains(id) }))?;
-            eprintln!("{id}: {done}");
+            let is_cancelled = cancelled.contains(id);
+            let state = match client.poll(*id).await {
+                Ok(state) => Some(state.as_str()),
+                Err(ClientError::Unknown(_)) => None,
+                Err(error) => return Err(error.into()),
+            };
+            let line = json!({ "id": id.to_string(), "cancelled": is_cancelled, "state": state });
+            output::line(line)?;
+            match state {
+                Some(_) if is_cancelled => eprintln!("{id}: cancelled"),
+                Some(state) => eprintln!("{id}: over already, {state}"),
+                None => {
+                    unknown += 1;
+                    say_unknown(*id);
+                }
+            }
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(if unknown == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     })
 }
 
-async fn print_all(client: &Client, ids: &[JobId]) -> anyhow::Result<()> {
+fn say_unknown(id: JobId) {
+    eprintln!("no job {id}: never submitted here, or deleted");
+}
+
+/// Prints them; returns how many are unknown.
+async fn print_all(client: &Client, ids: &[JobId]) -> anyhow::Result<usize> {
+    let mut unknown = 0;
     for id in ids {
         match client.result(*id).await {
             Ok(record) => output::line(story(&record))?,
             Err(ClientError::Unknown(id)) => {
                 output::line(json!({ "id": id.to_string(), "state": Value::Null }))?;
+                unknown += 1;
+                say_unknown(id);
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+    Ok(unknown)
 }
 
 /// A job as JSON for people and scripts: without its prompt, which may be nobody's business.

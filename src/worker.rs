@@ -12,10 +12,13 @@ use tritmill_worker::{Mode, Served, Stop, Vitals, Worker, WorkerConfig, http, ma
 
 use crate::{
     batch_run::stop_on_signal,
-    options::{CapacityOptions, ModelOption, RunOptions},
+    options::{self, CapacityOptions, ModelOption, RunOptions},
     output,
     servers::Servers,
 };
+
+/// Shortest lease.
+const LEASE_S_MIN: f64 = 0.5;
 
 /// Answer the jobs of a queue.
 ///
@@ -34,13 +37,13 @@ pub struct Arguments {
     #[command(flatten)]
     model: ModelOption,
     /// Name of the model's queue [default: the folder's or file's]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = options::model_name)]
     name: Option<String>,
     /// Jobs held at once [default: the sequences that run at once, and a quarter more]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = options::up_to::<131_072>)]
     slots: Option<NonZeroUsize>,
     /// Seconds a job stays this worker's without a sign of life
-    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = lease)]
     lease: f64,
     /// Seconds that running jobs get to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
@@ -72,6 +75,14 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A lease must outlast some round trips to the store.
+fn lease(text: &str) -> Result<f64, String> {
+    seconds(text)
+        .ok()
+        .filter(|value| *value >= LEASE_S_MIN)
+        .ok_or_else(|| format!("expected seconds between {LEASE_S_MIN} and 86400"))
+}
+
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     // Before the model is loaded, which may take a while.
@@ -86,7 +97,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.name.unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let class = engine.backend().numerics_class().to_owned();
-    let vitals = Arc::new(Vitals::default());
+    let vitals = Arc::new(Vitals::with_dispatcher(&dispatcher));
     let slots = options.max_sequences + options.max_sequences.div_ceil(4);
     let config = WorkerConfig {
         queue: queue.clone(),

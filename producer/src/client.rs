@@ -145,7 +145,7 @@ impl Client {
             match self.dispatcher.enqueue(&entries).await {
                 Ok(()) => {}
                 // Accepted by the store: workers feed the dispatcher from there.
-                Err(error) => tracing::debug!(%error, "dispatcher not told"),
+                Err(error) => crate::outage::not_told(&error),
             }
         }
         Ok(())
@@ -275,7 +275,9 @@ impl Client {
         limit: Duration,
         mut progress: impl FnMut(Waited),
     ) -> Waited {
-        let until = Instant::now() + limit;
+        let now = Instant::now();
+        // A limit beyond the clock is none.
+        let until = now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 32));
         let mut waited = Waited { total: ids.len(), ..Waited::default() };
         let mut results = Box::pin(self.results(ids.to_vec()));
         while let Ok(Some(result)) = tokio::time::timeout_at(until, results.next()).await {

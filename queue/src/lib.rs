@@ -22,7 +22,8 @@ pub mod wire;
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
 pub use events::{EventId, JobEvent};
 pub use job::{
-    Job, JobId, JobState, Message, Priority, Prompt, QueueName, Role, Tenant, Timestamp,
+    Job, JobId, JobState, Message, Priority, Prompt, QueueName, QueueNameError, Role, Tenant,
+    Timestamp,
 };
 pub use outcome::{
     Choice, Completion, ErrorKind, FinishReason, JobError, Outcome, TokenLogprob, TopLogprob, Usage,

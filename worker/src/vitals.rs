@@ -6,12 +6,16 @@ use std::{
 };
 
 use prometheus_client::{
-    encoding::text,
-    metrics::{counter::Counter, gauge::Gauge},
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _, text},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        gauge::Gauge,
+    },
     registry::Registry,
 };
 use tokio::time::Instant;
-use tritmill_queue::JobState;
+use tritmill_queue::{JobState, dispatch::RedisDispatcher};
 
 use crate::worker::Committed;
 
@@ -86,7 +90,42 @@ impl Default for Vitals {
     }
 }
 
+/// What a dispatcher put right, read when somebody asks.
+#[derive(Debug)]
+struct Repairs(RedisDispatcher);
+
+impl Collector for Repairs {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let stats = self.0.stats();
+        let counts = [
+            ("stream_entries_foreign", "Stream entries dropped: no jobs", stats.foreign_entries),
+            ("stream_entries_deleted", "Entries deleted by others", stats.deleted_entries),
+            ("stream_entries_reclaimed", "Entries taken over from the silent", stats.reclaimed),
+            ("stream_entries_recovered", "Entries of lost answers", stats.recovered),
+            (
+                "acknowledgements_fenced",
+                "Acknowledgements of what had passed to others",
+                stats.fenced_acknowledgements,
+            ),
+            ("redis_losses", "Times that Redis lost data of a queue", stats.group_recreations),
+        ];
+        for (name, help, count) in counts {
+            let counter = ConstCounter::new(count);
+            let kind = prometheus_client::metrics::MetricType::Counter;
+            counter.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
+        }
+        Ok(())
+    }
+}
+
 impl Vitals {
+    /// Vitals that also tell what this dispatcher had to put right.
+    pub fn with_dispatcher(dispatcher: &RedisDispatcher) -> Self {
+        let mut vitals = Self::default();
+        vitals.registry.register_collector(Box::new(Repairs(dispatcher.clone())));
+        vitals
+    }
+
     /// All metrics in Prometheus' text form.
     pub fn metrics(&self) -> String {
         let mut out = String::new();

@@ -103,14 +103,17 @@ impl RedisDispatcher {
     /// redis+cluster://[user:password@]host[:6379],…
     /// ```
     ///
-    /// with `rediss` for TLS; user and passwords are percent encoded.
+    /// with `rediss` for TLS, then with `?sslrootcert=FILE` for a private authority and
+    /// `sslcert=FILE&sslkey=FILE` for a certificate of one's own; all values are percent encoded.
     ///
     /// # Errors
     /// [`RedisUrlError`] if the URL names no Redis; it does not repeat the URL.
     pub fn new(url: &str, limit: BacklogLimit) -> Result<Self, RedisUrlError> {
         let connections = Connections::new(Address::parse(url)?);
         let inner = Inner {
-            connections: Arc::new(connections.map_err(|_| RedisUrlError::Host(1))?),
+            connections: Arc::new(
+                connections.map_err(|error| RedisUrlError::Certificates(error.to_string()))?,
+            ),
             limit,
             stats: Counters::default(),
             born: Mutex::default(),

@@ -33,6 +33,10 @@ pub struct QueueOverview {
     pub progress: Progress,
     /// How long ago the oldest queued job was submitted.
     pub oldest_queued: Option<Duration>,
+    /// Waiting jobs whose deadline has passed: they expire when a worker, of whatever queue, looks.
+    pub overdue: u64,
+    /// Workers that serve it and were heard of lately.
+    pub workers: u64,
 }
 
 /// A worker that would answer otherwise than the queue's other workers.
@@ -95,6 +99,16 @@ pub struct Worker {
     pub silent: Duration,
     /// Whether somebody asked it to drain.
     pub drain_requested: bool,
+}
+
+impl Worker {
+    /// Silent for longer than this, it is taken for dead: some heartbeats were missed.
+    pub const SILENT_MAX: Duration = Duration::from_secs(15);
+
+    /// Whether it was heard of lately.
+    pub fn is_alive(&self) -> bool {
+        self.silent <= Self::SILENT_MAX
+    }
 }
 
 /// A job that failed for good.

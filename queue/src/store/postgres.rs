@@ -96,8 +96,24 @@ impl std::fmt::Debug for PostgresStore {
     }
 }
 
+/// What the server said. Its own words and code alone: the driver adds a line of the server's source,
+/// which reads like one of the user's.
+#[derive(Debug, thiserror::Error)]
+#[error("the database says: {message} (SQLSTATE {code})")]
+struct ServerError {
+    message: String,
+    code: String,
+}
+
 /// A database error; the caller may repeat the call.
 fn unavailable(error: sqlx::Error) -> StoreError {
+    if let sqlx::Error::Database(said) = &error {
+        let code = said.code().map_or_else(|| "unknown".to_owned(), std::borrow::Cow::into_owned);
+        return StoreError::Unavailable(Box::new(ServerError {
+            message: said.message().to_owned(),
+            code,
+        }));
+    }
     StoreError::Unavailable(Box::new(error))
 }
 
@@ -127,12 +143,30 @@ const PARAMETERS: [&str; 11] = [
 #[error("unknown parameter in the database URL (known: {})", PARAMETERS.join(", "))]
 struct UnknownParameter;
 
+/// A file that a URL names and that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {parameter} {path}: {error}")]
+struct NoFile {
+    parameter: &'static str,
+    path: String,
+    error: std::io::Error,
+}
+
 /// Options of every connection to `url` (`postgres://USER:PASSWORD@HOST/DATABASE?sslmode=…`).
 fn parse(url: &str) -> Result<PgConnectOptions, StoreError> {
     let query = url.split('#').next().and_then(|url| url.split_once('?')).map_or("", |(_, q)| q);
     let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
     if names.any(|name| !name.is_empty() && !PARAMETERS.contains(&name)) {
         return Err(StoreError::Unavailable(Box::new(UnknownParameter)));
+    }
+    for parameter in ["sslrootcert", "sslcert", "sslkey"] {
+        let given = query.split('&').filter_map(|pair| pair.split_once('='));
+        for (_, path) in given.filter(|(name, path)| *name == parameter && !path.contains('%')) {
+            if let Err(error) = std::fs::File::open(path) {
+                let path = path.to_owned();
+                return Err(StoreError::Unavailable(Box::new(NoFile { parameter, path, error })));
+            }
+        }
     }
     let options = PgConnectOptions::from_str(url).map_err(unavailable)?;
     let name = options.get_application_name().unwrap_or(APPLICATION_NAME).to_owned();

@@ -36,7 +36,7 @@ impl Reconciler {
             dispatcher: Arc::clone(&worker.dispatcher),
             vitals: Arc::clone(&worker.vitals),
             queue: worker.config.queue.clone(),
-            low: worker.config.slots * 4,
+            low: worker.config.slots.saturating_mul(4),
             cursor: None,
         }
     }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::{PostgresStore, dead_letters, rows, unavailable, workers};
+use super::{PostgresStore, dead_letters, milliseconds, rows, unavailable, workers};
 use crate::{
     job::{JobId, QueueName, Tenant},
     store::{
@@ -103,9 +103,15 @@ impl Operations for PostgresStore {
                         count(*) FILTER (WHERE state = 'failed') AS failed,
                         count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
                         count(*) FILTER (WHERE state = 'expired') AS expired,
+                        count(*) FILTER (WHERE expires_at <= store_now_ms($1)
+                            AND state IN ('scheduled', 'queued', 'retrying')) AS overdue,
                         store_now_ms($1) - min(submitted_at) FILTER (WHERE state = 'queued')
                             AS oldest_queued
                  FROM jobs GROUP BY model, format
+             ), serving AS (
+                 SELECT model COLLATE \"C\" AS model, format COLLATE \"C\" AS format,
+                        count(*) AS workers
+                 FROM workers WHERE seen_at >= store_now_ms($1) - $2 GROUP BY 1, 2
              ), used AS (
                  SELECT model, format, sum(prompt_tokens)::bigint AS prompt_tokens,
                         sum(completion_tokens)::bigint AS completion_tokens
@@ -113,12 +119,15 @@ impl Operations for PostgresStore {
              )
              SELECT model, format, coalesce(paused, false) AS paused, limit_tokens,
                     numerics_class, scheduled, queued, running, retrying, completed, failed,
-                    cancelled, expired, oldest_queued, prompt_tokens, completion_tokens
+                    cancelled, expired, overdue, workers, oldest_queued, prompt_tokens,
+                    completion_tokens
              FROM counted FULL JOIN queues USING (model, format)
                   LEFT JOIN used USING (model, format)
+                  LEFT JOIN serving USING (model, format)
              ORDER BY model, format",
         )
         .bind(self.given_now())
+        .bind(milliseconds(Worker::SILENT_MAX))
         .fetch_all(&self.pool)
         .await
         .map_err(unavailable)?;
@@ -212,6 +221,8 @@ fn overview(row: &PgRow) -> Result<QueueOverview, StoreError> {
             completion_tokens: count("completion_tokens")?,
         },
         oldest_queued: oldest_queued.map(rows::duration),
+        overdue: count("overdue")?,
+        workers: count("workers")?,
     })
 }
 

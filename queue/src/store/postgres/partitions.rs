@@ -2,7 +2,8 @@
 //!
 //! A day's partition holds the ids of that day (a UUIDv7 begins with its milliseconds). Ids of a day
 //! without one rest in the default partition until the next maintenance makes it and moves them.
-//! A partition with an unfinished job is never dropped; results and errors go after their jobs.
+//! A partition with a job that is unfinished, or ended lately, is never dropped, however old its ids: a
+//! producer's clock may have been wrong. Results and errors go after their jobs.
 //!
 //! Each step is a transaction of its own under one advisory lock, and looks again under the lock:
 //! several processes may maintain at once. Steps wait for the tables only briefly and fail rather
@@ -53,13 +54,14 @@ pub struct Maintained {
     pub created: u32,
     /// Partitions dropped, over all tables.
     pub dropped: u32,
-    /// Partitions of jobs that are old enough but hold a job that is not over.
-    pub kept_unfinished: u32,
+    /// Partitions of jobs that are old enough but hold a job that is not over, or has not been for as
+    /// long.
+    pub kept: u32,
 }
 
 impl PostgresStore {
     /// Makes the partitions of the coming days and drops those whose every id is older than
-    /// `retention`, unless they hold a job that is not over; forgets idempotency keys as old and
+    /// `retention`, unless they hold a job that is not over or ended later than that; forgets idempotency keys as old and
     /// workers long silent. To be called every few hours, by any number of processes.
     ///
     /// # Errors
@@ -76,7 +78,7 @@ impl PostgresStore {
             .await
             .map_err(unavailable)?;
         let oldest = rows::integer(&row, "oldest")?;
-        drop_before(&mut connection, oldest.div_euclid(DAY_MS), &mut done).await?;
+        drop_before(&mut connection, oldest, &mut done).await?;
         sqlx::query("DELETE FROM idempotency WHERE created_at < $1")
             .bind(oldest)
             .execute(&mut *connection)
@@ -248,22 +250,24 @@ async fn close(tx: &mut PgConnection, tables: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Drops the partitions of the days before `day`.
+/// Drops the partitions of the days before `oldest` whose jobs ended before it too.
 async fn drop_before(
     connection: &mut PgConnection,
-    day: i64,
+    oldest: i64,
     done: &mut Maintained,
 ) -> Result<(), StoreError> {
+    let day = oldest.div_euclid(DAY_MS);
     let mut kept = Vec::new();
     for (partition, of) in partitions(connection, JOBS).await? {
         if of >= day {
             continue;
         }
-        if drop_finished(connection, &partition).await? {
+        let is_due = !ended_since(connection, of, oldest).await?;
+        if is_due && drop_finished(connection, &partition).await? {
             done.dropped += 1;
         } else {
             kept.push(of);
-            done.kept_unfinished += 1;
+            done.kept += 1;
         }
     }
     for table in [RESULTS, ERRORS] {
@@ -277,6 +281,32 @@ async fn drop_before(
         }
     }
     Ok(())
+}
+
+/// Whether a job of this day's ids ended at `time` or later. Reads the results of a day that is about
+/// to be dropped, up to the first such.
+async fn ended_since(
+    connection: &mut PgConnection,
+    day: i64,
+    time: i64,
+) -> Result<bool, StoreError> {
+    let mut tx = connection.begin().await.map_err(unavailable)?;
+    // It has no index to help it, and nobody waits for it.
+    sqlx::query("SET LOCAL statement_timeout = '1h'")
+        .execute(&mut *tx)
+        .await
+        .map_err(unavailable)?;
+    let row = sqlx::query(
+        "SELECT EXISTS (SELECT FROM results WHERE job_id >= $1 AND job_id < $2
+                                              AND finished_at >= $3) AS found",
+    )
+    .bind(first_id(day))
+    .bind(first_id(day + 1))
+    .bind(time)
+    .fetch_one(&mut *tx)
+    .await
+    .map_err(unavailable)?;
+    row.try_get("found").map_err(unavailable)
 }
 
 /// Drops a partition of jobs that are all over; false if one is not.

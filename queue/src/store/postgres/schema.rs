@@ -21,10 +21,10 @@ fn migrations() -> Migrator {
 #[non_exhaustive]
 pub enum SchemaError {
     /// An empty database, or one of another program.
-    #[error("the database has no tritmill schema; migrate it first")]
+    #[error("the database has no tritmill schema: run tritmill migrate")]
     Missing,
     /// The schema of an earlier release.
-    #[error("the schema lacks migration {missing} (it is at {found}); migrate it first")]
+    #[error("the schema lacks migration {missing} (it is at {found}): run tritmill migrate")]
     Older {
         /// The latest migration it has.
         found: i64,
