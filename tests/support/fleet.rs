@@ -63,22 +63,9 @@ impl Fleet {
 
     /// Starts a worker on the demo model and waits until it serves.
     pub fn worker(&self, arguments: &[&str]) -> WorkerProcess {
-        let mut child = self
-            .command(&["worker", "--json", "--threads", "1", "--lease", "2"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
-            let mut said = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-            panic!("the worker did not start: {said}");
-        };
-        let listen = ready["listen"].as_str().unwrap().to_owned();
-        WorkerProcess { child, listen, owner: ready["owner"].as_str().unwrap().to_owned() }
+        let mut command = self.command(&["worker", "--json", "--threads", "1", "--lease", "2"]);
+        command.args(arguments).stderr(Stdio::piped());
+        WorkerProcess::start(command)
     }
 }
 
@@ -90,6 +77,22 @@ pub struct WorkerProcess {
 }
 
 impl WorkerProcess {
+    /// Starts one by its command, which prints JSON, and waits until it serves.
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
+            let mut said = String::new();
+            if let Some(mut stderr) = child.stderr.take() {
+                stderr.read_to_string(&mut said).unwrap();
+            }
+            panic!("the worker did not start: {said}");
+        };
+        let listen = ready["listen"].as_str().unwrap().to_owned();
+        Self { child, listen, owner: ready["owner"].as_str().unwrap().to_owned() }
+    }
+
     pub fn signal(&self, signal: Signal) {
         signal.send(self.child.id()).unwrap();
     }
