@@ -86,7 +86,7 @@ fn jobs_that_nobody_serves_are_shown_and_expire_by_their_deadline() {
 fn a_job_that_kills_its_workers_ends_in_the_dead_letters_and_the_others_are_answered() {
     let fleet = Fleet::start();
     // Long enough to be caught in the act; the others are short.
-    let poison = "{\"prompt\": \"Paid\", \"max_tokens\": 400, \"ignore_eos\": true, \"n\": 64}\n";
+    let poison = "{\"prompt\": \"Paid\", \"max_tokens\": 400, \"ignore_eos\": true, \"n\": 16}\n";
     let (ids, _) = rig::submit(&fleet, &format!("{poison}{}", LINE.repeat(8)), &[]);
     let done = |count: usize| {
         move |fleet: &Fleet| {
@@ -109,7 +109,7 @@ fn a_job_that_kills_its_workers_ends_in_the_dead_letters_and_the_others_are_answ
     let story = rig::story(&fleet, &ids[0]);
     assert_eq!((&story["attempts"], &story["error"]["code"]), (&3.into(), &"lease_lost".into()));
     assert_eq!(story["errors"].as_array().unwrap().len(), 3);
-    assert_eq!(story["job"]["sampling"]["n"], 64, "what was asked");
+    assert_eq!(story["job"]["sampling"]["n"], 16, "what was asked");
     for id in &ids[1..] {
         let story = rig::story(&fleet, id);
         assert_eq!((&story["state"], &story["attempts"]), (&"completed".into(), &0.into()));

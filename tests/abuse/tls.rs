@@ -152,7 +152,7 @@ fn what_is_wrong_with_the_tls_of_redis_is_said_without_the_password() {
     check(format!("rediss://:s3cr3t@127.0.0.1:{plain}/0?sslrootcert={ca}"), "does it speak TLS?");
     // What is wrong with the URL itself ends the command.
     let refuse = |query: &str, expect: &str| {
-        let (code, _, stderr) = fleet.run(&["worker", "--redis", &format!("{tls}/0?{query}")]);
+        let (code, _, stderr) = fleet.run(&["submit", "-", "--redis", &format!("{tls}/0?{query}")]);
         assert_eq!(code, Some(1));
         assert!(rig::is_one_clear_line(&stderr), "{stderr}");
         assert!(stderr.contains(expect) && !stderr.contains("s3cr3t"), "{stderr}");
@@ -206,7 +206,7 @@ fn a_postgres_with_a_private_authority_is_verified() {
         (format!("sslmode=verify-full&sslrootcert={stranger}"), "UnknownIssuer"),
         ("sslmode=verify-full".to_owned(), "UnknownIssuer"),
         ("sslmode=verify-full&sslrootcert=/nowhere/ca.crt".to_owned(), "/nowhere/ca.crt"),
-        ("sslmode=sometimes".to_owned(), "sslmode"),
+        ("sslmode=sometimes".to_owned(), "sometimes"),
         ("sslrotcert=x".to_owned(), "unknown parameter"),
     ] {
         let (code, _, stderr) = fleet.run(&["submit", "-", "--database", &url(&query)]);

@@ -89,7 +89,16 @@ pub struct Delayed {
     pub due: Timestamp,
 }
 
+/// A Redis that wants a password where the URL has none.
+#[derive(Debug, thiserror::Error)]
+#[error("authentication required (NOAUTH): the Redis URL has no password")]
+struct NoPassword;
+
 fn unavailable(error: RedisError) -> DispatchError {
+    // Anything long is refused before Redis looks which command it is.
+    if error.code() == Some("NOAUTH") || error.to_string().contains("unauthenticated") {
+        return DispatchError::Unavailable(Box::new(NoPassword));
+    }
     DispatchError::Unavailable(Box::new(error))
 }
 

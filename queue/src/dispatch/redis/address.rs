@@ -283,6 +283,10 @@ fn certificates(
         std::fs::read(&path).map_err(|error| RedisUrlError::File { parameter, path, error })
     };
     let root_cert = root.map(|path| read("sslrootcert", path)).transpose()?;
+    let has_one = |pem: &Vec<u8>| String::from_utf8_lossy(pem).contains("BEGIN CERTIFICATE");
+    if !root_cert.as_ref().is_none_or(has_one) {
+        return Err(RedisUrlError::Certificates("no certificate in sslrootcert".to_owned()));
+    }
     let client_tls = match (certificate, key) {
         (Some(certificate), Some(key)) => Some(ClientTlsConfig {
             client_cert: read("sslcert", certificate)?,

@@ -3,7 +3,10 @@
 //! Migrations expand, then contract, so a program runs on any schema that is at least its own: the
 //! schema is migrated first, then the processes are replaced one by one.
 
-use sqlx::{PgPool, Row as _, migrate::Migrator};
+use sqlx::{
+    PgPool, Row as _,
+    migrate::{MigrateError, Migrator},
+};
 
 use super::{rows, unavailable};
 use crate::store::StoreError;
@@ -35,7 +38,15 @@ pub enum SchemaError {
 
 /// Runs the migrations that have not run; waits for another process that does the same.
 pub(super) async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
-    migrations().run(pool).await.map_err(|error| StoreError::Migrate(Box::new(error)))
+    migrations().run(pool).await.map_err(|error| match error {
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
+            match unavailable(error) {
+                StoreError::Unavailable(said) => StoreError::Migrate(said),
+                other => other,
+            }
+        }
+        other => StoreError::Migrate(Box::new(other)),
+    })
 }
 
 /// Refuses a schema that lacks a migration of this program's.
