@@ -15,6 +15,7 @@ pub mod dispatch;
 pub mod events;
 pub mod job;
 pub mod outcome;
+mod queue_name;
 pub mod sampling;
 pub mod store;
 pub mod wire;

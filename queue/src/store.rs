@@ -174,6 +174,14 @@ pub enum StoreError {
     /// The database's schema cannot be brought up to date.
     #[error("store cannot be migrated: {0}")]
     Migrate(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A value that the store cannot hold: the call may not be repeated as it is.
+    #[error("{what} cannot be stored: {problem}")]
+    Refused {
+        /// Which field.
+        what: &'static str,
+        /// Why not.
+        problem: String,
+    },
     /// A row that this program did not write.
     #[error("stored {what} is damaged: {detail}")]
     Damaged {

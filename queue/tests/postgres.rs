@@ -279,15 +279,19 @@ async fn a_job_that_cannot_be_read_does_not_stop_its_neighbours() {
     let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
     let claimed: Vec<_> = claims.iter().map(|claim| claim.job.id).collect();
     assert_eq!(claimed, [jobs[0].id, jobs[2].id]);
-    let damaged = store.job(jobs[1].id).await.unwrap_err();
-    assert!(matches!(damaged, StoreError::Damaged { what: "job", .. }), "{damaged}");
+    // Its attempt is over and says why; what its row says is still known.
+    let record = store.job(jobs[1].id).await.unwrap().unwrap();
+    assert_eq!((record.state, record.attempts), (JobState::Retrying, 1));
+    assert_eq!((record.job.id, &record.job.queue), (jobs[1].id, &jobs[1].queue));
+    let codes: Vec<&str> = record.errors.iter().map(|error| error.code.as_str()).collect();
+    assert_eq!(codes, ["unreadable"]);
 }
 
 #[tokio::test]
 async fn text_that_postgres_cannot_hold_is_refused_by_name() {
     let (_server, store) = start().await;
     let refused = store.submit(&[Job { tenant: Tenant("a\0b".into()), ..job() }]).await;
-    assert!(matches!(refused, Err(StoreError::Damaged { what: "tenant", .. })));
+    assert!(matches!(refused, Err(StoreError::Refused { what: "tenant", .. })));
     assert_eq!(store.progress(None).await.unwrap().queued, 0);
 }
 

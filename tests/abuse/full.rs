@@ -33,6 +33,12 @@ fn a_full_redis_makes_producers_wait_and_loses_nothing() {
         .stderr(File::create(&log).unwrap())
         .spawn()
         .unwrap();
+    let answers = folder.path().join("answers");
+    let mut batch = fleet
+        .command(&["batch", "run", input, "-o", answers.to_str().unwrap()])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
     eventually("the producer says that it waits", || {
         let said = rig::text(&log);
         said.contains("full") && said.contains("waiting 1.0 s")
@@ -46,6 +52,8 @@ fn a_full_redis_makes_producers_wait_and_loses_nothing() {
     words.extend(ids.iter().map(|id| id.as_str().unwrap()));
     let (code, stdout, stderr) = fleet.run(&words);
     assert_eq!((code, stdout.lines().count()), (Some(0), 50), "{stderr}");
+    assert_eq!(batch.wait().unwrap().code(), Some(0));
+    assert_eq!(rig::text(&answers).matches("2024-03-03").count(), 50);
     assert_eq!(worker.get("/readyz").0, 200);
 }
 

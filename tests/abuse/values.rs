@@ -1,6 +1,8 @@
 //! Hostile values on the command line and in lines of a batch.
 
 use serde_json::json;
+use tritmill_producer::{Client, JobBuilder};
+use tritmill_queue::{Job, Tenant};
 
 use crate::{
     fleet::Fleet,
@@ -68,6 +70,32 @@ fn no_value_makes_the_program_panic() {
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("2024-03-03"), "{stdout}");
     assert_eq!(rig::queue(&fleet, &queue)["completed"], 1);
+}
+
+#[test]
+fn tenants_are_called_what_they_like_within_bounds() {
+    let fleet = Fleet::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let submit = |name: &str| {
+        let tenant = Tenant(name.to_owned());
+        let job = JobBuilder::question("demo", "Paid on the 3rd of March, 2024").temperature(0.0);
+        let job = Job { tenant, ..job.build().unwrap() };
+        runtime.block_on(async {
+            let client = Client::connect(&fleet.redis.url(), &fleet.postgres.url()).await.unwrap();
+            client.submit(job).await.map(|id| id.to_string()).map_err(|error| error.to_string())
+        })
+    };
+    let names = ["{a}:%", "", "é\n\t\u{1b}[31m", "' OR 1=1 --", "normal:default", &"t".repeat(512)];
+    let ids: Vec<String> = names.iter().map(|name| submit(name).unwrap()).collect();
+    for (name, expect) in [("a\0b", "NUL"), (&*"t".repeat(513), "the limit is 512")] {
+        let error = submit(name).unwrap_err();
+        assert!(error.contains("tenant") && error.contains(expect), "{error}");
+    }
+    let _worker = fleet.worker(&[]);
+    let mut words = vec!["watch", "--timeout", "60"];
+    words.extend(ids.iter().map(String::as_str));
+    let (code, stdout, stderr) = fleet.run(&words);
+    assert_eq!((code, stdout.matches("2024-03-03").count()), (Some(0), 6), "{stderr}");
 }
 
 #[test]

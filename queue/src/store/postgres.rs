@@ -31,7 +31,7 @@ pub use idempotency::{Conflict, Submission, SubmitError};
 pub use partitions::Maintained;
 pub use schema::SchemaError;
 use sqlx::{
-    Connection as _, PgPool,
+    ConnectOptions as _, Connection as _, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -48,6 +48,8 @@ const APPLICATION_NAME: &str = "tritmill";
 /// A connection that was idle for longer is tried before it is used: the server may have restarted.
 /// Shorter than any restart, so that none costs more than the calls of its moment.
 const TRUSTED_IDLE: Duration = Duration::from_millis(100);
+/// How long a connection that only has to say what is wrong may take.
+const LAST_TRY: Duration = Duration::from_secs(1);
 /// Longest a statement may run, in the server's notation.
 const STATEMENT_TIMEOUT: &str = "60s";
 /// Longest a statement may wait for a lock, in the server's notation.
@@ -173,6 +175,20 @@ fn parse(url: &str) -> Result<PgConnectOptions, StoreError> {
     Ok(options.application_name(&name))
 }
 
+/// Connects. A pool that had no connection in time does not say why: one more try does.
+async fn open(pool: PgPoolOptions, connect: PgConnectOptions) -> Result<PgPool, StoreError> {
+    let error = match pool.connect_with(connect.clone()).await {
+        Ok(pool) => return Ok(pool),
+        Err(error) => error,
+    };
+    if matches!(error, sqlx::Error::PoolTimedOut)
+        && let Ok(Err(why)) = tokio::time::timeout(LAST_TRY, connect.connect()).await
+    {
+        return Err(unavailable(why));
+    }
+    Err(unavailable(error))
+}
+
 impl PostgresStore {
     /// Creates the database's schema or brings it up to date; a later one is left as it is. Several
     /// processes may do so at once. Also makes the partitions of the coming days.
@@ -184,10 +200,8 @@ impl PostgresStore {
         // Without a limit on statements: a migration may rewrite a table.
         let pool = PgPoolOptions::new()
             .max_connections(1)
-            .acquire_timeout(PostgresOptions::default().acquire_timeout)
-            .connect_with(parse(url)?)
-            .await
-            .map_err(unavailable)?;
+            .acquire_timeout(PostgresOptions::default().acquire_timeout);
+        let pool = open(pool, parse(url)?).await?;
         schema::migrate(&pool).await?;
         let mut connection = pool.acquire().await.map_err(unavailable)?;
         partitions::create_ahead(&mut connection, None).await?;
@@ -227,10 +241,8 @@ impl PostgresStore {
                     }
                     Ok(true)
                 })
-            })
-            .connect_with(connect)
-            .await
-            .map_err(unavailable)?;
+            });
+        let pool = open(pool, connect).await?;
         schema::check(&pool).await?;
         Ok(Self { pool, call_timeout: options.call_timeout, clock: None })
     }

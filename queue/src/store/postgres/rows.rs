@@ -172,11 +172,11 @@ const NAME_BYTES_MAX: usize = 512;
 /// A name that Postgres can hold and index: short, and without NUL.
 pub(super) fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
     if text.contains('\0') {
-        return Err(damaged(what, "it contains a NUL character"));
+        return Err(StoreError::Refused { what, problem: "it has a NUL character".to_owned() });
     }
     if text.len() > NAME_BYTES_MAX {
         let problem = format!("it has {} bytes, the limit is {NAME_BYTES_MAX}", text.len());
-        return Err(damaged(what, problem));
+        return Err(StoreError::Refused { what, problem });
     }
     Ok(())
 }
