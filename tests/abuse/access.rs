@@ -74,8 +74,11 @@ fn a_database_that_refuses_is_named_without_the_password() {
         (url(&format!("postgres:{SECRET}"), "missing"), "does not exist"),
         (format!("postgres://u:{SECRET}@127.0.0.1:1/x"), "refused"),
     ] {
-        for command in [&["submit", "-"][..], &["worker"], &["queue", "list"], &["migrate"]] {
-            let words = [command, &["--database", &url]].concat();
+        let commands = [&["submit", "-"][..], &["worker"], &["queue", "list"], &["migrate"]];
+        // Whether anybody is there at all is asked for some seconds: once is enough.
+        let count = if expect == "refused" { 1 } else { commands.len() };
+        for command in &commands[..count] {
+            let words = [*command, &["--database", &url]].concat();
             let output = fleet.command(&words).env("RUST_LOG", "trace").output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");

@@ -71,7 +71,7 @@ impl Clocks {
     }
 
     fn worker(&self, fleet: &Fleet, arguments: &[&str], seconds: i64) -> WorkerProcess {
-        let base = ["worker", "--json", "--threads", "1", "--lease", "2"];
+        let base = ["worker", "--json", "--threads", "1"];
         let mut command = fleet.command(&[&base, arguments].concat());
         command.stderr(Stdio::null());
         self.shift(&mut command, seconds);
@@ -89,7 +89,7 @@ impl Clocks {
 fn workers_an_hour_early_and_late_keep_leases_and_deadlines() {
     let Some(clocks) = Clocks::new() else { return };
     let fleet = Fleet::start();
-    // Longer than some leases.
+    // Longer than a renewal takes to come.
     let slow = "{\"prompt\": \"Paid\", \"max_tokens\": 200, \"ignore_eos\": true, \"n\": 8}\n";
     let (mut ids, _) = rig::submit(&fleet, slow, &[]);
     ids.extend(rig::submit(&fleet, &LINE.repeat(20), &[]).0);
@@ -101,13 +101,16 @@ fn workers_an_hour_early_and_late_keep_leases_and_deadlines() {
     };
     deadline(&dated[0], -1);
     deadline(&dated[1], 30);
-    let isa = ["--isa", "scalar"];
+    let isa = ["--isa", "scalar", "--lease", "4"];
     let workers = [-HOUR_S, HOUR_S].map(|shift| clocks.worker(&fleet, &isa, shift));
     let mut words = vec!["watch", "--timeout", "120"];
     words.extend(ids.iter().chain(&dated).map(String::as_str));
     let (_, _, stderr) = fleet.run(&words);
     assert!(stderr.contains("23/23 over, 1 failed"), "{stderr}");
     assert_eq!(rig::states(&fleet, &dated), ["expired", "completed"]);
+    let lasted = "SELECT max(finished_at) - (SELECT min(started_at) FROM workers) FROM results";
+    let lasted: u64 = rig::sql(&fleet, lasted).parse().unwrap();
+    assert!(lasted > 2000, "{lasted} ms: no lease had to be renewed");
     let lost = "SELECT count(*) FROM jobs WHERE attempts > 0 OR epoch > 1";
     assert_eq!(rig::sql(&fleet, lost), "0", "each was claimed once");
     for worker in &workers {
@@ -128,12 +131,12 @@ fn workers_an_hour_early_and_late_keep_leases_and_deadlines() {
 fn a_lease_that_ended_is_taken_over_by_a_worker_with_another_clock() {
     let Some(clocks) = Clocks::new() else { return };
     let fleet = Fleet::start();
-    let early = clocks.worker(&fleet, &["--isa", "scalar"], DAY_S);
+    let early = clocks.worker(&fleet, &["--isa", "scalar", "--lease", "2"], DAY_S);
     let slow = "{\"prompt\": \"Paid\", \"max_tokens\": 200, \"ignore_eos\": true, \"n\": 16}\n";
     let (ids, _) = rig::submit(&fleet, slow, &[]);
     eventually("it runs", || rig::states(&fleet, &ids) == ["running"]);
     early.signal(Signal::Kill);
-    let _late = clocks.worker(&fleet, &[], -DAY_S);
+    let _late = clocks.worker(&fleet, &["--lease", "2"], -DAY_S);
     eventually("it is answered by the other", || rig::states(&fleet, &ids) == ["completed"]);
     assert_eq!(rig::story(&fleet, &ids[0])["attempts"], 1);
 }
