@@ -10,6 +10,7 @@ use crate::{migrate, worker};
 ///
 /// For one machine, or the first of many: more workers may join at any time.
 #[derive(Debug, Args)]
+#[group(id = "standalone")]
 #[command(after_help = "\
 Examples:
   tritmill standalone --redis redis://localhost --database postgres://tritmill@localhost/tritmill
