@@ -23,9 +23,14 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let url = arguments.servers.database()?;
+    up(arguments.servers.database()?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Brings a database up to date.
+pub fn up(url: &str) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     runtime.block_on(PostgresStore::migrate(url)).context("cannot migrate the database")?;
     eprintln!("the database is up to date");
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

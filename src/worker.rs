@@ -14,7 +14,7 @@ use crate::{
     batch_run::stop_on_signal,
     options::{self, CapacityOptions, ModelOption, RunOptions},
     output,
-    servers::Servers,
+    servers::{Given, Servers},
 };
 
 /// Shortest lease.
@@ -66,6 +66,13 @@ pub struct Arguments {
     capacity: CapacityOptions,
     #[command(flatten)]
     servers: Servers,
+}
+
+impl Arguments {
+    /// Where Redis and Postgres are.
+    pub fn servers(&self) -> anyhow::Result<Given<'_>> {
+        self.servers.needed()
+    }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -19,6 +19,7 @@ mod courier;
 mod fields;
 mod lines;
 mod outage;
+mod quotas;
 mod request;
 
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};

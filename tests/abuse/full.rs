@@ -39,9 +39,9 @@ fn a_full_redis_makes_producers_wait_and_loses_nothing() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    eventually("the producer says that it waits", || {
+    eventually("the producer says that it waits, and for what", || {
         let said = rig::text(&log);
-        said.contains("full") && said.contains("waiting 1.0 s")
+        said.contains("memory") && said.contains("waiting 1.0 s")
     });
     assert_eq!(fleet.rows(&["jobs"]), 1, "nothing is accepted by halves");
     rig::redis(&fleet, "CONFIG SET maxmemory 0");
