@@ -14,6 +14,8 @@ struct Flight {
     /// Choices it asked for: slots it takes.
     choices: usize,
     claimed_at: Instant,
+    /// The engine has its request.
+    submitted: bool,
     /// The store was away at its lease's end: the claim is to be given back, if it still is one.
     unrenewed: bool,
 }
@@ -25,6 +27,13 @@ pub(super) struct Done {
     pub delivery: Delivery,
     pub end: Ending,
     claimed_at: Instant,
+}
+
+impl Done {
+    fn holding(&self) -> Holding {
+        let Self { held, delivery, claimed_at, .. } = self;
+        Holding { held: *held, delivery: delivery.clone(), claimed_at: *claimed_at }
+    }
 }
 
 /// What to do about an ended claim.
@@ -44,6 +53,8 @@ pub(super) struct Flights {
     running: HashMap<Held, Flight>,
     /// Ended, not committed.
     done: Vec<Done>,
+    /// On their way to the store; their leases must live on.
+    committing: Vec<Holding>,
     /// When the oldest of `done` ended.
     waiting_since: Option<Instant>,
     choices: usize,
@@ -55,13 +66,24 @@ impl Flights {
         let choices = claim.job.sampling.n as usize;
         self.choices += choices;
         let prompt = claim.job.prompt.clone();
-        let flight = Flight { delivery, prompt, choices, claimed_at, unrenewed: false };
+        let flight =
+            Flight { delivery, prompt, choices, claimed_at, submitted: false, unrenewed: false };
         self.running.insert(claim.held(), flight);
     }
 
     /// The prompt of a running claim.
     pub(super) fn prompt(&self, held: Held) -> Option<&Prompt> {
         self.running.get(&held).map(|flight| &flight.prompt)
+    }
+
+    /// Notes that the engine gets a claim's request; false if the claim does not run any more.
+    pub(super) fn submitted(&mut self, held: Held) -> bool {
+        self.running.get_mut(&held).map(|flight| flight.submitted = true).is_some()
+    }
+
+    /// Whether the engine has a claim's request.
+    pub(super) fn is_submitted(&self, held: Held) -> bool {
+        self.running.get(&held).is_some_and(|flight| flight.submitted)
     }
 
     /// Notes that a running claim's lease may be over, for want of a store; false if it does not
@@ -84,14 +106,24 @@ impl Flights {
         self.waiting_since.get_or_insert_with(Instant::now);
     }
 
-    /// Everything that is done, for one commit.
+    /// Everything that is done, for one commit; it is held until that is [`Self::committed`] or
+    /// [`Self::put_back`].
     pub(super) fn take_done(&mut self) -> Vec<Done> {
         self.waiting_since = None;
-        std::mem::take(&mut self.done)
+        let done = std::mem::take(&mut self.done);
+        self.committing = done.iter().map(Done::holding).collect();
+        done
     }
 
-    /// What could not be committed.
-    pub(super) fn put_back(&mut self, done: Vec<Done>) {
+    /// The commit is over: what it was about is held no more.
+    pub(super) fn committed(&mut self) {
+        self.committing.clear();
+    }
+
+    /// What could not be committed; it comes before what has ended since.
+    pub(super) fn put_back(&mut self, mut done: Vec<Done>) {
+        self.committing.clear();
+        done.append(&mut self.done);
         self.waiting_since = (!done.is_empty()).then(Instant::now);
         self.done = done;
     }
@@ -101,18 +133,23 @@ impl Flights {
         self.waiting_since.map(|since| since + wait)
     }
 
-    /// Results that wait.
+    /// Results that wait for a commit to begin.
     pub(super) fn done_count(&self) -> usize {
         self.done.len()
     }
 
-    /// Claims in the engine.
+    /// Results that no commit has recorded yet.
+    pub(super) fn waiting_count(&self) -> usize {
+        self.done.len() + self.committing.len()
+    }
+
+    /// Claims in the engine, or about to be.
     pub(super) fn running_count(&self) -> usize {
         self.running.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.running.is_empty() && self.done.is_empty()
+        self.running.is_empty() && self.done.is_empty() && self.committing.is_empty()
     }
 
     /// Slots taken by running claims.
@@ -127,12 +164,8 @@ impl Flights {
             delivery: flight.delivery.clone(),
             claimed_at: flight.claimed_at,
         });
-        let done = self.done.iter().map(|done| Holding {
-            held: done.held,
-            delivery: done.delivery.clone(),
-            claimed_at: done.claimed_at,
-        });
-        running.chain(done).collect()
+        let done = self.done.iter().map(Done::holding);
+        running.chain(done).chain(self.committing.iter().cloned()).collect()
     }
 }
 
