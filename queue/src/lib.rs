@@ -29,5 +29,6 @@ pub use outcome::{
 };
 pub use sampling::{Sampling, SamplingError};
 pub use store::{
-    Claim, Claimant, Ended, Finished, Held, Operations, Progress, Settled, Store, StoreError,
+    Claim, Claimant, Ended, Finished, Held, Operations, Progress, Reconciled, Settled, Store,
+    StoreError,
 };

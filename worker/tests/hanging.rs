@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use rig::{Rig, engine_on, eventually, gauge, hang, job, queue, rig};
 use tokio::sync::watch;
 use tritmill_queue::{
-    Claim, Claimant, Dispatcher, Held, Job, JobId, JobState, Prompt, QueueName, Settled, Store,
-    StoreError,
+    Claim, Claimant, Dispatcher, Held, Job, JobId, JobState, Prompt, QueueName, Reconciled,
+    Settled, Store, StoreError,
     dispatch::Entry,
     store::{Ended, Finished, JobRecord, Progress, SqliteStore},
 };
@@ -74,7 +74,7 @@ impl Store for Hanging {
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         self.store.cancel(ids).await
     }
-    async fn reconcile(&self) -> Result<u64, StoreError> {
+    async fn reconcile(&self) -> Result<Reconciled, StoreError> {
         self.pass("reconcile").await;
         self.store.reconcile().await
     }

@@ -36,7 +36,8 @@ use sqlx::{
 };
 
 use super::{
-    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Settled, Store, StoreError,
+    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
+    StoreError,
 };
 use crate::{
     dispatch::Entry,
@@ -272,7 +273,7 @@ impl Store for PostgresStore {
         self.within(claims::cancel(&self.pool, ids, self.given_now())).await
     }
 
-    async fn reconcile(&self) -> Result<u64, StoreError> {
+    async fn reconcile(&self) -> Result<Reconciled, StoreError> {
         self.within(reconcile::reconcile(&self.pool, self.given_now())).await
     }
 

@@ -30,6 +30,11 @@ pub(super) struct Done {
 }
 
 impl Done {
+    /// Whether the claim is given back rather than recorded.
+    pub(super) fn goes_back(&self) -> bool {
+        matches!(self.end, Ending::HandBack)
+    }
+
     fn holding(&self) -> Holding {
         let Self { held, delivery, claimed_at, .. } = self;
         Holding { held: *held, delivery: delivery.clone(), claimed_at: *claimed_at }
@@ -180,6 +185,6 @@ pub(super) fn finished(done: &[Done]) -> Vec<Finished> {
 
 /// Claims to give back.
 pub(super) fn handed_back(done: &[Done]) -> Vec<Held> {
-    let given = done.iter().filter(|done| matches!(done.end, Ending::HandBack));
+    let given = done.iter().filter(|done| done.goes_back());
     given.map(|done| done.held).collect()
 }

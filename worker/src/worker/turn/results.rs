@@ -1,6 +1,6 @@
 //! What goes out: checkpoints, commits, and the acknowledgements that follow them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tritmill_queue::{Delivery, Held, JobEvent, Outcome, Settled};
 
@@ -90,7 +90,9 @@ impl Turn<'_> {
         for done in &done {
             self.streaming.remove(&done.held.id);
         }
-        self.acknowledge(done.into_iter().map(|done| done.delivery).collect());
+        let (back, over): (Vec<Done>, Vec<Done>) = done.into_iter().partition(Done::goes_back);
+        self.acknowledge(over.into_iter().map(|done| done.delivery).collect());
+        self.give_back(back.into_iter().map(|done| done.delivery).collect());
         self.show();
         // Nobody may be listening, which is their choice.
         let _ = self.worker.committed.send(report);
@@ -110,6 +112,21 @@ impl Turn<'_> {
             let Worker { dispatcher, config, .. } = worker;
             within(limit, dispatcher.acknowledge(&config.owner, &deliveries)).await
         }));
+    }
+
+    /// Leaves entries of claims that were given back to others. Nobody waits for it: an entry that
+    /// stays is idle soon, and taken then.
+    fn give_back(&self, deliveries: Vec<Delivery>) {
+        if deliveries.is_empty() {
+            return;
+        }
+        let (dispatcher, limit) = (Arc::clone(&self.worker.dispatcher), self.call_limit());
+        let owner = self.worker.config.owner.clone();
+        tokio::spawn(async move {
+            if let Err(error) = within(limit, dispatcher.hand_back(&owner, &deliveries)).await {
+                tracing::warn!(%error, "entries not given back: others take them when they are idle");
+            }
+        });
     }
 
     fn report(&self, done: &[Done], settled: &[Settled]) -> Committed {
