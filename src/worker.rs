@@ -48,9 +48,6 @@ pub struct Arguments {
     /// Seconds a single step may take before the engine counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     step_limit: f64,
-    /// Days that jobs and results are kept after they are over
-    #[arg(long, value_name = "DAYS", default_value_t = 365)]
-    retention: u32,
     /// Where /healthz, /readyz and /metrics are served
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
@@ -95,7 +92,6 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         lease: Duration::from_secs_f64(arguments.lease),
         drain: Duration::from_secs_f64(arguments.drain),
         step_limit: Duration::from_secs_f64(arguments.step_limit),
-        retention: Duration::from_secs(86_400) * arguments.retention.max(1),
         mode: Mode::Service,
     };
     let owner = config.owner.clone();

@@ -25,7 +25,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 pub use operations::Operations;
 pub use postgres::{
-    Conflict, Maintained, PostgresOptions, PostgresStore, SchemaError, Submission, SubmitError,
+    Conflict, Maintained, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError,
+    Submission, SubmitError,
 };
 pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
 

@@ -130,7 +130,7 @@ async fn a_heartbeat_tells_the_worker_what_was_asked_of_it() {
 
     store.heartbeat(&beat).await.unwrap();
     now.fetch_add(25 * 60 * 60 * 1000, Ordering::SeqCst);
-    store.maintain(Duration::from_secs(86_400)).await.unwrap();
+    store.maintain().await.unwrap();
     assert!(store.workers().await.unwrap().is_empty(), "one that never said goodbye");
 }
 

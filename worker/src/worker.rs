@@ -70,8 +70,6 @@ pub struct WorkerConfig {
     pub lease: Duration,
     /// How long a drain waits for running jobs before it hands them back.
     pub drain: Duration,
-    /// How long the store keeps jobs that are over.
-    pub retention: Duration,
     /// How long one step may run before the worker takes the engine for hung.
     pub step_limit: Duration,
     /// Who fills the dispatcher.

@@ -192,12 +192,12 @@ pub trait Operations: Send + Sync {
     async fn forget_worker(&self, owner: &str) -> Result<(), StoreError>;
 
     /// Does what keeps the store in order over the days: makes room ahead, drops what ended longer
-    /// ago than `retention` and forgets workers long silent. To be called every few hours, by any
+    /// ago than the database's retention and forgets workers long silent. To be called every few hours, by any
     /// number of processes.
     ///
     /// # Errors
     /// [`StoreError`]; the rest is done by the next call.
-    async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError>;
+    async fn maintain(&self) -> Result<Maintained, StoreError>;
 
     /// Up to `limit` dead letters of a queue with an id above `after`, in order of id.
     ///

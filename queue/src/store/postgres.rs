@@ -22,6 +22,7 @@ mod reads;
 mod reconcile;
 mod rows;
 mod schema;
+mod settings;
 mod workers;
 
 use std::{str::FromStr, time::Duration};
@@ -30,6 +31,7 @@ use async_trait::async_trait;
 pub use idempotency::{Conflict, Submission, SubmitError};
 pub use partitions::Maintained;
 pub use schema::SchemaError;
+pub use settings::RETENTION_DEFAULT;
 use sqlx::{
     Connection as _, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},

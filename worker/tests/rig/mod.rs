@@ -68,7 +68,6 @@ pub async fn rig(mode: Mode, drain: Duration) -> Rig {
         lease: Duration::from_secs(60),
         drain,
         step_limit: Duration::from_secs(600),
-        retention: Duration::MAX,
         mode,
     };
     let worker = Worker {

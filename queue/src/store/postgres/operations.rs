@@ -1,7 +1,5 @@
 //! Queues, and the list of a tenant's jobs; the other operations are next door.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
@@ -20,8 +18,8 @@ use crate::{
 
 #[async_trait]
 impl Operations for PostgresStore {
-    async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError> {
-        Self::maintain(self, retention).await
+    async fn maintain(&self) -> Result<Maintained, StoreError> {
+        Self::maintain(self).await
     }
 
     async fn queue_state(&self, queue: &QueueName) -> Result<QueueState, StoreError> {
