@@ -33,6 +33,12 @@ async fn number(server: &Postgres, statement: &str) -> i64 {
     row.get(0)
 }
 
+async fn text(server: &Postgres, statement: &str) -> String {
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
+    row.get(0)
+}
+
 async fn execute(server: &Postgres, statement: &str) {
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
@@ -174,6 +180,53 @@ async fn a_password_is_shown_nowhere() {
     for text in shown {
         assert!(!text.contains(secret), "{text}");
     }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_used_is_named_with_the_reason() {
+    let (server, _store) = start().await;
+    let at = format!("127.0.0.1:{}", server.port());
+    // Takes connections, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    let options = PostgresOptions {
+        acquire_timeout: Duration::from_millis(200),
+        ..PostgresOptions::default()
+    };
+    let closed = "127.0.0.1:1".to_owned();
+    for (url, address, reason) in [
+        (format!("postgres://postgres:hunter2@{closed}/postgres"), closed, "refused"),
+        (format!("postgres://nobody:hunter2@{at}/postgres"), at.clone(), "\"nobody\""),
+        (format!("postgres://postgres:hunter2@{at}/nothing"), at, "\"nothing\""),
+        (format!("postgres://postgres:hunter2@{silent}/postgres"), silent, "no answer"),
+    ] {
+        let refused = PostgresStore::connect_with(&url, options).await.unwrap_err();
+        assert!(matches!(refused, StoreError::Unavailable(_)), "{refused}");
+        let said = refused.to_string();
+        assert!(said.contains(reason) && said.contains(&address), "{said}");
+        assert!(!said.contains("hunter2") && !said.contains("pool"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_that_is_wrong_is_said_to_be() {
+    let (server, _store) = start().await;
+    execute(&server, "CREATE ROLE careful SUPERUSER LOGIN PASSWORD 'right'").await;
+    let folder = text(&server, "SHOW hba_file").await;
+    let rules = std::fs::read_to_string(&folder).unwrap();
+    std::fs::write(&folder, format!("host all careful all scram-sha-256\n{rules}")).unwrap();
+    execute(&server, "SELECT pg_reload_conf()").await;
+    let url =
+        |password| format!("postgres://careful:{password}@127.0.0.1:{}/postgres", server.port());
+    let said = loop {
+        match PostgresStore::connect(&url("wrong")).await {
+            Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(refused) => break refused.to_string(),
+        }
+    };
+    assert!(said.contains("password authentication failed"), "{said}");
+    assert!(!said.contains("wrong"), "{said}");
+    PostgresStore::connect(&url("right")).await.unwrap();
 }
 
 #[tokio::test]
