@@ -39,6 +39,19 @@ async fn an_embedded_worker_answers_everything_and_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn feeding_and_committing_share_the_one_connection_of_a_file() {
+    let mut setup = setup(Mode::Embedded, Duration::ZERO).await;
+    setup.engine = engine_on(|| Ok(()));
+    let jobs: Vec<Job> = (0..3000).map(|_| job(Prompt::Tokens(vec![1, 2]), 1)).collect();
+    setup.store.submit(&jobs).await.unwrap();
+    let (_stop, stopped) = watch::channel(Stop::No);
+    // Whoever waited for the other would wait for the half minute that a connection may take.
+    let running = setup.worker.run(setup.engine, stopped);
+    tokio::time::timeout(Duration::from_secs(25), running).await.unwrap().unwrap();
+    assert_eq!(setup.store.progress(None).await.unwrap().completed, 3000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drained_worker_hands_back_what_it_cannot_finish() {
     let setup = setup(Mode::Embedded, Duration::ZERO).await;
     let jobs: Vec<Job> = (0..8).map(|_| job(Prompt::Question("why".into()), 100_000)).collect();

@@ -2,7 +2,8 @@
 //! an answer of store or dispatcher, the flush timer, the watchdog, or the wish to stop.
 //!
 //! The loop asks and goes on: calls of store and dispatcher are on their way beside it ([`calls`]),
-//! so that one that hangs holds up neither the watchdog nor the end of work whose lease is lost.
+//! so that one that hangs holds up neither the watchdog nor the end of work whose lease is lost. It
+//! waits for none of them by itself: calls may share a connection, and the one that has it must go on.
 //! What is asked, and what becomes of the answer, is next door: `intake.rs` for what comes in,
 //! `results.rs` for what goes out, `parting.rs` for what is left at the end.
 //!
@@ -25,7 +26,7 @@ use tokio::{
 };
 use tritmill_queue::{Delivery, Held, JobEvent, JobId, store::operations::Directive};
 
-use self::calls::{Answer, Calls};
+use self::calls::{Answer, Calls, Feed};
 use super::{
     Mode, Stop, Worker, WorkerError,
     backoff::Backoff,
@@ -71,10 +72,8 @@ pub(super) struct Turn<'a> {
     drain_until: Option<Instant>,
     /// Tokens of running answers that are in no checkpoint yet.
     unsaved: HashMap<Held, Vec<u32>>,
-    /// Last job fed to the dispatcher.
-    cursor: Option<JobId>,
-    /// Whether the store had nothing queued beyond the cursor.
-    fed_all: bool,
+    /// How far an embedded worker has fed its dispatcher.
+    feed: Feed,
 }
 
 impl<'a> Turn<'a> {
@@ -101,8 +100,7 @@ impl<'a> Turn<'a> {
             reclaim_at: Instant::now(),
             drain_until: None,
             unsaved: HashMap::new(),
-            cursor: None,
-            fed_all: false,
+            feed: Feed::default(),
         }
     }
 
@@ -116,8 +114,8 @@ impl<'a> Turn<'a> {
             if self.drain_until.is_some() && self.is_empty() {
                 return Ok(());
             }
-            if !paused && self.look_for_work().await? {
-                return Ok(());
+            if !paused {
+                self.look_for_work();
             }
             let resting = self.backoff.until();
             let flush_at = self.flights.flush_at(FLUSH_WAIT).max(resting);
@@ -147,7 +145,11 @@ impl<'a> Turn<'a> {
                 () = sleep_until(drain_until.unwrap_or(forever)), if drain_until.is_some() => {
                     return self.part().await;
                 }
-                answer = self.calls.next() => self.hear(answer)?,
+                answer = self.calls.next() => {
+                    if self.hear(answer)? {
+                        return Ok(());
+                    }
+                }
             }
             self.worker.vitals.holding(self.flights.running_count(), self.flights.waiting_count());
             let enough = self.flights.done_count() >= FLUSH_COUNT;
@@ -179,20 +181,17 @@ impl<'a> Turn<'a> {
         self.flights.is_empty() && self.acknowledged.is_empty() && !self.calls.concern_claims()
     }
 
-    /// Asks for work if there is room for it; true when an embedded run has nothing left.
-    async fn look_for_work(&mut self) -> Result<bool, WorkerError> {
+    /// Asks for work if there is room for it; an embedded worker that knows of none looks what has
+    /// become due.
+    fn look_for_work(&mut self) {
         if self.drain_until.is_some() || self.backoff.until().is_some() || self.calls.bring_work() {
-            return Ok(false);
+            return;
         }
-        match self.pull().await {
-            Ok(()) => {}
-            Err(error) => self.excuse(error)?,
+        if !self.feed.is_dry {
+            self.pull();
+        } else if self.is_empty() {
+            self.look();
         }
-        let embedded = self.worker.config.mode == Mode::Embedded;
-        if embedded && self.calls.pull.is_none() && self.is_empty() {
-            return self.is_done().await;
-        }
-        Ok(false)
     }
 
     /// A failure of store or dispatcher: the end of an embedded worker, a wait for a service.
@@ -206,29 +205,24 @@ impl<'a> Turn<'a> {
         Ok(())
     }
 
-    /// Takes an answer to where it belongs.
-    fn hear(&mut self, answer: Answer) -> Result<(), WorkerError> {
+    /// Takes an answer to where it belongs; true when an embedded run has nothing left.
+    fn hear(&mut self, answer: Answer) -> Result<bool, WorkerError> {
         match answer {
-            Answer::Pulled(pulled) => self.claim(pulled),
+            Answer::Looked(done) => return self.note_look(done),
+            Answer::Pulled(pulled) => self.claim(pulled)?,
             Answer::Claimed(claimed) => {
                 let claims = self.note_claimed(claimed)?;
                 self.prepare(claims);
-                Ok(())
             }
-            Answer::Prepared(prepared) => {
-                self.submit(prepared);
-                Ok(())
-            }
-            Answer::Committed(done, settled) => self.note_commit(done, settled),
-            Answer::Saved(saved, result) => {
-                self.note_saved(saved, result);
-                Ok(())
-            }
+            Answer::Prepared(prepared) => self.submit(prepared),
+            Answer::Committed(done, settled) => self.note_commit(done, settled)?,
+            Answer::Saved(saved, result) => self.note_saved(saved, result),
             Answer::Acknowledged(result) => {
                 self.acknowledge(Vec::new());
-                result.map(|_| ()).or_else(|error| self.excuse(error))
+                result.map(|_| ()).or_else(|error| self.excuse(error))?;
             }
         }
+        Ok(false)
     }
 
     /// Takes note of what the engine tells.
@@ -254,11 +248,15 @@ impl<'a> Turn<'a> {
             Lost::Taken(_) => self.flights.prompt(held).is_some(),
             Lost::Unrenewed(_) => self.flights.unrenewed(held),
         };
-        if !running {
-            return;
+        if running {
+            tracing::warn!(job = %held.id, epoch = held.epoch, "{why}");
+            self.worker.vitals.lease_lost();
+            self.halt(held);
         }
-        tracing::warn!(job = %held.id, epoch = held.epoch, "{why}");
-        self.worker.vitals.lease_lost();
+    }
+
+    /// Stops a running claim's work.
+    fn halt(&mut self, held: Held) {
         if self.flights.is_submitted(held) {
             self.thread.cancel(held);
         } else {

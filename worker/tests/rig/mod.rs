@@ -21,6 +21,7 @@ use tritmill_queue::{
 use tritmill_worker::{Committed, Mode, Served, Vitals, Worker, WorkerConfig};
 
 /// A worker with all it needs, not yet running.
+#[allow(dead_code, reason = "not every test looks at everything")]
 pub struct Rig {
     pub store: Arc<SqliteStore>,
     pub dispatcher: Arc<MemoryDispatcher>,

@@ -5,12 +5,29 @@ use std::{collections::HashMap, future::Future, pin::Pin, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use tritmill_engine::Request;
-use tritmill_queue::{Claim, Delivery, DispatchError, Held, JobError, Settled, StoreError};
+use tritmill_queue::{Claim, Delivery, Held, JobError, JobId, Settled, StoreError};
 
 use crate::worker::{WorkerError, flights::Done};
 
 /// A call on its way, if there is one.
 type Call<'a, T> = Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
+
+/// How far an embedded worker has fed its dispatcher.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Feed {
+    /// Last job fed.
+    pub cursor: Option<JobId>,
+    /// The store had nothing queued beyond the cursor.
+    pub fed_all: bool,
+    /// And the dispatcher nothing left.
+    pub is_dry: bool,
+}
+
+/// What a pull brought, and the feeding before it.
+pub(super) struct Pulled {
+    pub feed: Feed,
+    pub deliveries: Result<Vec<Delivery>, WorkerError>,
+}
 
 /// What a claim brought.
 pub(super) struct Claimed {
@@ -35,7 +52,8 @@ type Settling = Result<Vec<Settled>, WorkerError>;
 
 /// The answer to one of [`Calls`].
 pub(super) enum Answer {
-    Pulled(Result<Vec<Delivery>, DispatchError>),
+    Looked(Result<bool, WorkerError>),
+    Pulled(Pulled),
     Claimed(Claimed),
     Prepared(Vec<Prepared>),
     Committed(Vec<Done>, Settling),
@@ -46,7 +64,9 @@ pub(super) enum Answer {
 /// See the module.
 #[derive(Default)]
 pub(super) struct Calls<'a> {
-    pub pull: Call<'a, Result<Vec<Delivery>, DispatchError>>,
+    /// Whether an embedded run has nothing left.
+    pub look: Call<'a, Result<bool, WorkerError>>,
+    pub pull: Call<'a, Pulled>,
     pub claim: Call<'a, Claimed>,
     pub prepare: Call<'a, Vec<Prepared>>,
     pub commit: Call<'a, (Vec<Done>, Settling)>,
@@ -64,12 +84,13 @@ impl Calls<'_> {
             acknowledged = answer(&mut self.acknowledge) => Answer::Acknowledged(acknowledged),
             (saved, result) = answer(&mut self.save) => Answer::Saved(saved, result),
             pulled = answer(&mut self.pull) => Answer::Pulled(pulled),
+            done = answer(&mut self.look) => Answer::Looked(done),
         }
     }
 
     /// Whether an answer may bring work: the free slots are spoken for.
     pub fn bring_work(&self) -> bool {
-        self.pull.is_some() || self.claim.is_some() || self.prepare.is_some()
+        self.look.is_some() || self.pull.is_some() || self.claim.is_some() || self.prepare.is_some()
     }
 
     /// Whether an answer about claims or entries of this worker is awaited.

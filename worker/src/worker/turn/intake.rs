@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep};
-use tritmill_queue::{Claim, Claimant, Delivery, DispatchError, JobEvent, JobId, Outcome, Pull};
+use tritmill_queue::{Claim, Claimant, Delivery, JobEvent, JobId, Outcome, Pull};
 
 use super::{
     Turn,
-    calls::{Claimed, Prepared, within},
+    calls::{Claimed, Feed, Prepared, Pulled, within},
 };
 use crate::{
     translate,
@@ -22,12 +22,11 @@ const PULL_WAIT: Duration = Duration::from_secs(5);
 const IDLE_WAIT: Duration = Duration::from_millis(50);
 
 impl Turn<'_> {
-    /// Asks the dispatcher for what fits, if there is room and anything to be had.
-    pub(super) async fn pull(&mut self) -> Result<(), WorkerError> {
-        let worker = self.worker;
-        let max = worker.config.slots.saturating_sub(self.flights.choices());
+    /// Asks the dispatcher for what fits, if there is room.
+    pub(super) fn pull(&mut self) {
+        let (worker, feed, max) = (self.worker, self.feed, self.room());
         if max == 0 {
-            return Ok(());
+            return;
         }
         // Entries of workers that are gone are taken at most this much later than they could be.
         let reclaim_interval = worker.config.lease / 3;
@@ -37,56 +36,57 @@ impl Turn<'_> {
             max,
             wait: PULL_WAIT.min(reclaim_interval),
         };
-        match worker.config.mode {
-            Mode::Embedded if !self.feed(max).await? => return Ok(()),
-            Mode::Service if Instant::now() >= self.reclaim_at => {
-                self.reclaim_at = Instant::now() + reclaim_interval;
-                self.calls.pull = Some(worker.dispatcher.reclaim(pull, worker.config.lease));
-                return Ok(());
-            }
-            Mode::Embedded | Mode::Service => {}
+        if worker.config.mode == Mode::Embedded {
+            self.calls.pull = Some(Box::pin(feed_and_pull(worker, feed, pull)));
+            return;
         }
-        self.calls.pull = Some(worker.dispatcher.pull(pull));
-        Ok(())
+        let reclaim = Instant::now() >= self.reclaim_at;
+        if reclaim {
+            self.reclaim_at = Instant::now() + reclaim_interval;
+        }
+        self.calls.pull = Some(Box::pin(async move {
+            let deliveries = match reclaim {
+                true => worker.dispatcher.reclaim(pull, worker.config.lease).await,
+                false => worker.dispatcher.pull(pull).await,
+            };
+            Pulled { feed, deliveries: deliveries.map_err(WorkerError::from) }
+        }));
     }
 
-    /// Keeps the dispatcher from running dry; false when it is empty. Waited for: both are in this
-    /// process.
-    async fn feed(&mut self, wanted: usize) -> Result<bool, WorkerError> {
-        let Worker { store, dispatcher, config, .. } = self.worker;
-        let depth = dispatcher.depth(&config.queue).await?;
-        if depth >= wanted || self.fed_all {
-            return Ok(depth > 0);
-        }
-        let entries = store.queued(&config.queue, self.cursor, FEED_COUNT).await?;
-        self.cursor = entries.last().map(|entry| entry.id).or(self.cursor);
-        self.fed_all = entries.is_empty();
-        dispatcher.enqueue(&entries).await?;
-        Ok(depth > 0 || !entries.is_empty())
-    }
-
-    /// Whether an embedded run has nothing left; otherwise looks what has become due.
-    pub(super) async fn is_done(&mut self) -> Result<bool, WorkerError> {
+    /// Asks whether an embedded run has nothing left, and moves what has become due.
+    pub(super) fn look(&mut self) {
         let Worker { store, config, .. } = self.worker;
-        store.reconcile().await?;
-        (self.cursor, self.fed_all) = (None, false);
-        if store.unfinished(&config.queue).await? == 0 {
-            return Ok(true);
-        }
-        if store.queued(&config.queue, None, 1).await?.is_empty() {
-            sleep(IDLE_WAIT).await;
-        }
-        Ok(false)
+        self.calls.look = Some(Box::pin(async move {
+            store.reconcile().await?;
+            if store.unfinished(&config.queue).await? == 0 {
+                return Ok(true);
+            }
+            if store.queued(&config.queue, None, 1).await?.is_empty() {
+                sleep(IDLE_WAIT).await;
+            }
+            Ok(false)
+        }));
+    }
+
+    pub(super) fn note_look(
+        &mut self,
+        done: Result<bool, WorkerError>,
+    ) -> Result<bool, WorkerError> {
+        self.feed = Feed::default();
+        done.or_else(|error| self.excuse(error).map(|()| false))
+    }
+
+    /// Jobs to ask for.
+    fn room(&self) -> usize {
+        self.worker.config.slots.saturating_sub(self.flights.choices())
     }
 
     /// Claims what was delivered.
-    pub(super) fn claim(
-        &mut self,
-        pulled: Result<Vec<Delivery>, DispatchError>,
-    ) -> Result<(), WorkerError> {
-        let deliveries = match pulled {
+    pub(super) fn claim(&mut self, pulled: Pulled) -> Result<(), WorkerError> {
+        self.feed = pulled.feed;
+        let deliveries = match pulled.deliveries {
             Ok(deliveries) => deliveries,
-            Err(error) => return self.excuse(error.into()),
+            Err(error) => return self.excuse(error),
         };
         self.worker.vitals.pulled();
         if !deliveries.is_empty() {
@@ -162,6 +162,25 @@ impl Turn<'_> {
         }
         self.show();
     }
+}
+
+/// Keeps an embedded worker's dispatcher from running dry, and takes from it.
+async fn feed_and_pull(worker: &Worker, mut feed: Feed, pull: Pull<'_>) -> Pulled {
+    let deliveries = async {
+        let Worker { store, dispatcher, config, .. } = worker;
+        let depth = dispatcher.depth(&config.queue).await?;
+        let mut fed = 0;
+        if depth < pull.max && !feed.fed_all {
+            let entries = store.queued(&config.queue, feed.cursor, FEED_COUNT).await?;
+            feed.cursor = entries.last().map(|entry| entry.id).or(feed.cursor);
+            (feed.fed_all, fed) = (entries.is_empty(), entries.len());
+            dispatcher.enqueue(&entries).await?;
+        }
+        feed.is_dry = depth + fed == 0;
+        if feed.is_dry { Ok(Vec::new()) } else { Ok(dispatcher.pull(pull).await?) }
+    };
+    let deliveries = deliveries.await;
+    Pulled { feed, deliveries }
 }
 
 async fn claim(worker: &Worker, limit: Duration, deliveries: Vec<Delivery>) -> Claimed {

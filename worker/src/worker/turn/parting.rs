@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tritmill_queue::{Delivery, Held};
 
-use super::Turn;
+use super::{Turn, calls::Answer};
 use crate::worker::{Mode, Worker, WorkerError};
 
 /// How long all of it may take: a store that is away must not hold up an exit.
@@ -32,39 +32,25 @@ impl Turn<'_> {
     }
 
     async fn settle(&mut self) -> Result<(), WorkerError> {
+        (self.calls.look, self.calls.pull, self.calls.prepare) = (None, None, None);
         // What is on its way comes first: a claim may be held, and commits keep their order.
-        if let Some(claim) = self.calls.claim.take() {
-            let claimed = claim.await;
-            self.note_claimed(claimed)?;
-        }
-        self.hear_commit().await?;
-        // What has ended since.
+        self.hear_all().await?;
         self.commit();
-        self.hear_commit().await?;
-        self.hear_save().await;
         self.save();
-        self.hear_save().await;
+        self.hear_all().await?;
         self.hand_back().await;
-        while let Some(acknowledge) = self.calls.acknowledge.take() {
-            if let Err(error) = acknowledge.await {
-                tracing::warn!(%error, "entries not acknowledged: they come back once more");
+        self.hear_all().await
+    }
+
+    /// Waits for every answer; what was claimed meanwhile is held, and not begun.
+    async fn hear_all(&mut self) -> Result<(), WorkerError> {
+        while self.calls.concern_claims() || self.calls.save.is_some() {
+            match self.calls.next().await {
+                Answer::Claimed(claimed) => drop(self.note_claimed(claimed)?),
+                answer => drop(self.hear(answer)?),
             }
-            self.acknowledge(Vec::new());
         }
         Ok(())
-    }
-
-    async fn hear_commit(&mut self) -> Result<(), WorkerError> {
-        let Some(commit) = self.calls.commit.take() else { return Ok(()) };
-        let (done, settled) = commit.await;
-        self.note_commit(done, settled)
-    }
-
-    async fn hear_save(&mut self) {
-        if let Some(save) = self.calls.save.take() {
-            let (saved, result) = save.await;
-            self.note_saved(saved, result);
-        }
     }
 
     async fn hand_back(&mut self) {
