@@ -6,15 +6,19 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
-use tritmill_engine::load;
-use tritmill_queue::{Operations as _, QueueName};
+use tritmill_engine::{
+    Engine,
+    files::Model,
+    load::{self, EngineOptions},
+};
+use tritmill_queue::{Operations as _, QueueName, store::PostgresStore};
 use tritmill_worker::{Mode, Served, Stop, Vitals, Worker, WorkerConfig, http, machine};
 
 use crate::{
-    batch_run::stop_on_signal,
     options::{CapacityOptions, ModelOption, RunOptions},
     output,
-    servers::Servers,
+    servers::{Given, Servers},
+    signals::Signals,
 };
 
 /// Answer the jobs of a queue.
@@ -71,15 +75,29 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    // Before the model is loaded, which may take a while.
     let servers = arguments.servers.needed()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let dispatcher = servers.dispatcher()?;
-    let store = runtime.block_on(servers.store())?;
-    let model = arguments.model.open()?;
+    // Before the model is loaded, which may take a while.
+    let mut signals = {
+        let _context = runtime.enter();
+        Signals::listen().context("cannot listen for signals")?
+    };
     let options = arguments.capacity.apply(arguments.run.engine());
-    let engine = load::engine(&model, &options)
-        .with_context(|| format!("cannot load model {}", arguments.model.model))?;
+    let started = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            () = signals.next() => None,
+            started = start(servers, arguments.model, options) => Some(started),
+        }
+    });
+    let Some(started) = started else {
+        eprintln!("stopped before it held anything");
+        // What loads goes on until the process ends, in a moment.
+        runtime.shutdown_background();
+        return Ok(ExitCode::SUCCESS);
+    };
+    let (store, model, engine) = started?;
     let name = arguments.name.unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let class = engine.backend().numerics_class().to_owned();
@@ -111,7 +129,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         store.register_class(&queue, &class).await?;
         let (listener, address) = http::listen(arguments.listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
-        tokio::spawn(stop_on_signal(stop));
+        tokio::spawn(signals.stop(stop));
         tokio::spawn(http::serve(listener, vitals));
         if arguments.json {
             let address = address.to_string();
@@ -122,6 +140,23 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         eprintln!("worker {owner} is drained");
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Connects to the database, then loads the model.
+async fn start(
+    servers: Given<'_>,
+    model: ModelOption,
+    options: EngineOptions,
+) -> anyhow::Result<(Arc<PostgresStore>, Arc<Model>, Engine)> {
+    let store = servers.store().await?;
+    let load = move || {
+        let opened = model.open()?;
+        let engine = load::engine(&opened, &options)
+            .with_context(|| format!("cannot load model {}", model.model))?;
+        anyhow::Ok((opened, engine))
+    };
+    let (model, engine) = tokio::task::spawn_blocking(load).await.context("loading failed")??;
+    Ok((store, model, engine))
 }
 
 /// A name for this incarnation of the process.
