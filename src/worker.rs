@@ -1,18 +1,25 @@
 //! `tritmill worker`: answers the jobs of one queue until it is told to stop.
 
-use std::{net::SocketAddr, num::NonZeroUsize, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    io, net::SocketAddr, num::NonZeroUsize, pin::pin, process::ExitCode, sync::Arc, time::Duration,
+};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
 use tritmill_engine::{
     Engine,
     files::Model,
     load::{self, EngineOptions},
 };
 use tritmill_queue::{Operations as _, QueueName, store::PostgresStore};
-use tritmill_worker::{Mode, Served, Stop, Vitals, Worker, WorkerConfig, http, machine};
+use tritmill_worker::{
+    Mode, Served, Stop, Vitals, Worker, WorkerConfig, WorkerError, http, machine,
+};
 
 use crate::{
     options::{CapacityOptions, ModelOption, RunOptions},
@@ -33,7 +40,7 @@ Examples:
   tritmill worker --model ./bitnet-2b --format tl2 --slots 32 --listen 0.0.0.0:9100
 
 Exit codes:
-  0 drained, 1 could not start, or the engine failed")]
+  0 drained, 1 could not start, or the engine or the pages at --listen failed")]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOption,
@@ -129,17 +136,41 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         store.register_class(&queue, &class).await?;
         let (listener, address) = http::listen(arguments.listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
-        tokio::spawn(signals.stop(stop));
-        tokio::spawn(http::serve(listener, vitals));
+        tokio::spawn(signals.stop(stop.clone()));
+        let serving = tokio::spawn(http::serve(listener, vitals));
         if arguments.json {
             let address = address.to_string();
             output::line(json!({"owner": owner, "queue": queue.to_string(), "listen": address}))?;
         }
         eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");
-        worker.run(engine, stopped).await?;
+        while_served(worker.run(engine, stopped), serving, stop).await?;
         eprintln!("worker {owner} is drained");
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Runs a worker while its pages are served. One that nobody can ask how it is drains, and ends with
+/// an error: whoever started it starts it again.
+async fn while_served(
+    work: impl Future<Output = Result<(), WorkerError>>,
+    serving: JoinHandle<io::Result<()>>,
+    stop: watch::Sender<Stop>,
+) -> anyhow::Result<()> {
+    let mut work = pin!(work);
+    let ended = tokio::select! {
+        done = &mut work => return Ok(done?),
+        ended = serving => ended,
+    };
+    let why = match ended {
+        Ok(Ok(())) => anyhow!("it stopped"),
+        Ok(Err(error)) => error.into(),
+        Err(panic) => panic.into(),
+    };
+    tracing::error!(error = %why, "health and metrics are served no more: draining");
+    // It may just have ended.
+    let _ = stop.send(Stop::Drain);
+    work.await?;
+    Err(why.context("health and metrics were served no more"))
 }
 
 /// Connects to the database, then loads the model.
@@ -164,4 +195,29 @@ fn owner() -> String {
     let host = machine::host_name();
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     format!("{host}-{}-{:x}", std::process::id(), since.unwrap_or_default().as_millis())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_without_its_pages_drains_and_ends_with_an_error() {
+        let (stop, mut stopped) = watch::channel(Stop::No);
+        let work = async {
+            stopped.wait_for(|stop| *stop == Stop::Drain).await.expect("told to drain");
+            Ok(())
+        };
+        let broken = tokio::spawn(async { Err(io::Error::other("no more files")) });
+        let error = while_served(work, broken, stop).await.expect_err("it is no success");
+        let said = format!("{error:#}");
+        assert!(said.contains("health and metrics") && said.contains("no more files"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_drains_by_itself_is_a_success() {
+        let (stop, _stopped) = watch::channel(Stop::No);
+        let serving = tokio::spawn(std::future::pending());
+        while_served(async { Ok(()) }, serving, stop).await.expect("a success");
+    }
 }
