@@ -17,6 +17,7 @@
 //! | store | ends with the error | results wait in memory; what runs is stopped when its lease ends |
 
 mod backoff;
+mod breaker;
 mod flights;
 mod heart;
 mod herald;

@@ -16,8 +16,8 @@ struct Flight {
     claimed_at: Instant,
     /// The engine has its request.
     submitted: bool,
-    /// The store was away at its lease's end: the claim is to be given back, if it still is one.
-    unrenewed: bool,
+    /// It is stopped for no fault of its own: the claim is to be given back, if it still is one.
+    gives_back: bool,
 }
 
 /// A claim that ended, and what to record of it.
@@ -72,7 +72,7 @@ impl Flights {
         self.choices += choices;
         let prompt = claim.job.prompt.clone();
         let flight =
-            Flight { delivery, prompt, choices, claimed_at, submitted: false, unrenewed: false };
+            Flight { delivery, prompt, choices, claimed_at, submitted: false, gives_back: false };
         self.running.insert(claim.held(), flight);
     }
 
@@ -91,10 +91,10 @@ impl Flights {
         self.running.get(&held).is_some_and(|flight| flight.submitted)
     }
 
-    /// Notes that a running claim's lease may be over, for want of a store; false if it does not
+    /// Notes that a running claim is to be given back when its work has stopped; false if it does not
     /// run.
-    pub(super) fn unrenewed(&mut self, held: Held) -> bool {
-        self.running.get_mut(&held).map(|flight| flight.unrenewed = true).is_some()
+    pub(super) fn will_go_back(&mut self, held: Held) -> bool {
+        self.running.get_mut(&held).map(|flight| flight.gives_back = true).is_some()
     }
 
     /// Moves a claim from running to done.
@@ -103,7 +103,7 @@ impl Flights {
         self.choices -= flight.choices;
         let end = match outcome {
             Some(outcome) => Ending::Record(outcome),
-            None if flight.unrenewed => Ending::HandBack,
+            None if flight.gives_back => Ending::HandBack,
             None => Ending::Forget,
         };
         let Flight { delivery, claimed_at, .. } = flight;
@@ -141,6 +141,11 @@ impl Flights {
     /// Results that wait for a commit to begin.
     pub(super) fn done_count(&self) -> usize {
         self.done.len()
+    }
+
+    /// Every running claim.
+    pub(super) fn running(&self) -> Vec<Held> {
+        self.running.keys().copied().collect()
     }
 
     /// Results that no commit has recorded yet.

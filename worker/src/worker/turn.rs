@@ -11,6 +11,7 @@
 //! [`FLUSH_WAIT`], or when the engine has nothing else to do.
 
 mod calls;
+mod device;
 mod intake;
 mod parting;
 mod results;
@@ -30,6 +31,7 @@ use self::calls::{Answer, Calls, Feed};
 use super::{
     Mode, Stop, Worker, WorkerError,
     backoff::Backoff,
+    breaker::Breaker,
     flights::Flights,
     renewer::{Holding, Lost},
 };
@@ -67,6 +69,8 @@ pub(super) struct Turn<'a> {
     streaming: HashSet<JobId>,
     /// Wait after a failure of store or dispatcher before anything new is taken.
     backoff: Backoff,
+    /// Whether the device is left alone.
+    breaker: Breaker,
     reclaim_at: Instant,
     /// When running jobs have had their time, once the worker drains.
     drain_until: Option<Instant>,
@@ -97,6 +101,7 @@ impl<'a> Turn<'a> {
             telling,
             streaming: HashSet::new(),
             backoff: Backoff::default(),
+            breaker: Breaker::default(),
             reclaim_at: Instant::now(),
             drain_until: None,
             unsaved: HashMap::new(),
@@ -121,7 +126,7 @@ impl<'a> Turn<'a> {
             let flush_at = self.flights.flush_at(FLUSH_WAIT).max(resting);
             let may_flush = flush_at.is_some() && self.calls.commit.is_none();
             let forever = Instant::now() + FOREVER;
-            let drain_until = self.drain_until;
+            let (drain_until, retry_at) = (self.drain_until, self.breaker.until());
             tokio::select! {
                 biased;
                 report = self.thread.reports.recv() => {
@@ -145,6 +150,7 @@ impl<'a> Turn<'a> {
                 () = sleep_until(drain_until.unwrap_or(forever)), if drain_until.is_some() => {
                     return self.part().await;
                 }
+                () = sleep_until(retry_at.unwrap_or(forever)), if retry_at.is_some() => {}
                 answer = self.calls.next() => {
                     if self.hear(answer)? {
                         return Ok(());
@@ -230,6 +236,7 @@ impl<'a> Turn<'a> {
         match report {
             Report::Ended(held, end) => self.note_end(held, end),
             Report::Progress(held, tokens) => {
+                self.device_works();
                 self.unsaved.insert(held, tokens);
             }
             Report::Text(held, choice, text) => {
@@ -246,7 +253,7 @@ impl<'a> Turn<'a> {
         };
         let running = match lost {
             Lost::Taken(_) => self.flights.prompt(held).is_some(),
-            Lost::Unrenewed(_) => self.flights.unrenewed(held),
+            Lost::Unrenewed(_) => self.flights.will_go_back(held),
         };
         if running {
             tracing::warn!(job = %held.id, epoch = held.epoch, "{why}");

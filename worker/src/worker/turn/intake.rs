@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     translate,
-    worker::{Mode, Worker, WorkerError},
+    worker::{Mode, Worker, WorkerError, breaker::Allowance},
 };
 
 /// Jobs fed to the dispatcher at a time when it runs low.
@@ -77,8 +77,13 @@ impl Turn<'_> {
     }
 
     /// Jobs to ask for.
-    fn room(&self) -> usize {
-        self.worker.config.slots.saturating_sub(self.flights.choices())
+    fn room(&mut self) -> usize {
+        let free = self.worker.config.slots.saturating_sub(self.flights.choices());
+        match self.breaker.allows() {
+            Allowance::All => free,
+            Allowance::Probe if self.flights.is_empty() => free.min(1),
+            Allowance::Probe | Allowance::Nothing => 0,
+        }
     }
 
     /// Claims what was delivered.
@@ -147,6 +152,9 @@ impl Turn<'_> {
     /// Gives requests to the engine, but for those whose claim was lost meanwhile.
     pub(super) fn submit(&mut self, prepared: Vec<Prepared>) {
         for Prepared { held, stream, request } in prepared {
+            if self.breaker.is_open() && self.flights.will_go_back(held) {
+                self.flights.end(held, None);
+            }
             if !self.flights.submitted(held) {
                 continue;
             }

@@ -19,6 +19,7 @@ use crate::{
 
 impl Turn<'_> {
     pub(super) fn note_end(&mut self, held: Held, end: End) {
+        self.judge(&end);
         let Some(prompt) = self.flights.prompt(held) else { return };
         let outcome = translate::outcome(&self.worker.served, prompt, end);
         self.flights.end(held, outcome);
