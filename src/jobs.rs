@@ -1,129 +1,19 @@
-//! `tritmill submit | watch | results | cancel`: jobs by hand and from scripts.
+//! `tritmill watch | results | cancel`: jobs by hand and from scripts.
 
-use std::{
-    fs::File,
-    io::{BufReader, IsTerminal as _, Read},
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
 use futures_util::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tritmill_producer::{Client, ClientError, LineReader, parse_line};
-use tritmill_queue::{
-    Job, JobEvent, JobId, JobState, Operations as _, Outcome, Priority, QueueName, store::JobRecord,
-};
+use tritmill_producer::{Client, ClientError};
+use tritmill_queue::{JobEvent, JobId, JobState, Outcome, store::JobRecord};
 
-use crate::{demo_model, options::RunOptions, output, servers::Servers};
+use crate::{output, servers::Servers};
 
-/// Jobs submitted in one call.
-const SUBMIT_CHUNK: usize = 1000;
 /// Some jobs or lines had no answer.
 const EXIT_INCOMPLETE: u8 = 2;
-
-/// Put jobs into a queue and return at once.
-///
-/// IN has batch lines, as for `batch run`; `-` reads them from standard input. Prints one line for
-/// each job, its id and custom_id. For a file in and a file out use `batch run`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  tritmill submit in.jsonl --model bitnet-2b --redis redis://… --database postgres://…
-  echo '{\"prompt\": \"Paid on the 3rd of March, 2024\"}' | tritmill submit - --priority high
-
-Exit codes:
-  0 all submitted, 2 some lines were refused, 1 could not run")]
-pub struct SubmitArguments {
-    /// Batch lines
-    #[arg(value_name = "IN")]
-    input: PathBuf,
-    /// Name of a model that workers serve
-    #[arg(long, value_name = "NAME", default_value = demo_model::NAME)]
-    model: String,
-    /// Before or behind other jobs of the queue
-    #[arg(long, default_value = "normal", value_parser = ["high", "normal", "low"])]
-    priority: String,
-    /// Let `watch --follow` show the text while it is generated
-    #[arg(long)]
-    stream: bool,
-    #[command(flatten)]
-    run: RunOptions,
-    #[command(flatten)]
-    servers: Servers,
-}
-
-/// Runs `submit`.
-pub fn submit(arguments: &SubmitArguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.needed()?;
-    let format = arguments.run.format.to_string();
-    let queue = QueueName { model: arguments.model.clone(), format };
-    let priority: Priority = arguments.priority.parse()?;
-    let input: Box<dyn Read> = match arguments.input.to_str() {
-        Some("-") => Box::new(std::io::stdin()),
-        _ => {
-            let file = File::open(&arguments.input);
-            Box::new(file.with_context(|| format!("cannot read {}", arguments.input.display()))?)
-        }
-    };
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    runtime.block_on(async {
-        let store = servers.store().await?;
-        let client = Client::new(store.clone(), servers.dispatcher()?);
-        let mut lines = LineReader::new(BufReader::new(input));
-        let (mut jobs, mut refused) = (Vec::new(), 0_u64);
-        let mut more = true;
-        while more {
-            let line = lines.next_line().context("cannot read the lines")?;
-            more = line.is_some();
-            if let Some(line) = line {
-                let parsed = parse_line(&line, &queue);
-                match parsed.content {
-                    Ok(job) => {
-                        let job = Job { priority, stream: arguments.stream, ..*job };
-                        jobs.push((parsed.custom_id, job));
-                    }
-                    Err(refusal) => {
-                        refused += 1;
-                        let refusal: Value = serde_json::from_str(&refusal).unwrap_or_default();
-                        eprintln!("refused: {}", refusal["message"].as_str().unwrap_or_default());
-                    }
-                }
-            }
-            if jobs.len() >= SUBMIT_CHUNK || !more {
-                send(&client, std::mem::take(&mut jobs)).await?;
-            }
-        }
-        let workers = store.workers().await?;
-        let serving = workers.iter().filter(|worker| worker.heartbeat.queue == queue).count();
-        eprintln!("workers: {serving}");
-        if serving == 0 {
-            eprintln!("no worker serves {queue}: jobs wait until one does");
-        }
-        Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
-    })
-}
-
-/// Submits, waiting while the queue is full, and prints the ids.
-async fn send(client: &Client, jobs: Vec<(Option<String>, Job)>) -> anyhow::Result<()> {
-    let (names, jobs): (Vec<Option<String>>, Vec<Job>) = jobs.into_iter().unzip();
-    loop {
-        match client.submit_many(&jobs).await {
-            Err(ClientError::Busy { retry_after }) => {
-                eprintln!("the queue is full, waiting {:.1} s", retry_after.as_secs_f32());
-                tokio::time::sleep(retry_after).await;
-            }
-            other => break other?,
-        }
-    }
-    for (job, custom_id) in jobs.iter().zip(names) {
-        output::line(json!({ "id": job.id.to_string(), "custom_id": custom_id }))?;
-    }
-    Ok(())
-}
 
 /// Which jobs.
 #[derive(Debug, Args)]

@@ -30,17 +30,22 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let url = arguments.servers.database()?;
+    up(arguments.servers.database()?, arguments.retention)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Brings a database up to date; it keeps jobs for `retention` days from now on, or as before.
+pub fn up(url: &str, retention: Option<u32>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     runtime.block_on(PostgresStore::migrate(url)).context("cannot migrate the database")?;
     let kept = runtime.block_on(async {
         let store = PostgresStore::connect(url).await?;
-        if let Some(days) = arguments.retention {
+        if let Some(days) = retention {
             store.set_retention(DAY * days).await?;
         }
         store.retention().await
     });
     let days = kept.context("cannot use the database")?.as_secs() / DAY.as_secs();
     eprintln!("the database is up to date; it keeps jobs for {days} days after they are over");
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }

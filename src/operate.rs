@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_queue::{
-    Dispatcher as _, Entry, Job, JobId, Operations as _, QueueName,
+    Dispatcher as _, Entry, Job, JobId, Operations as _, QueueName, Tenant,
     store::{PostgresStore, operations::QueueOverview},
 };
 
@@ -71,12 +71,26 @@ pub struct QueueArguments {
 
 /// Which queue, and its bound.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill queue limit demo@i2_s 50000000
+  tritmill queue limit demo@i2_s 2000000 --each-tenant
+  tritmill queue limit demo@i2_s 9000000 --tenant big-customer
+  tritmill queue limit demo@i2_s
+
+Producers heed it within seconds: what would pass the bound is refused with a time to try again.")]
 pub struct LimitArguments {
     #[command(flatten)]
     queue: QueueArguments,
-    /// Tokens that may wait; none returns to the default
+    /// Tokens that may wait; none lifts the bound
     #[arg(value_name = "TOKENS")]
     tokens: Option<u64>,
+    /// Bound what waits of this tenant's only
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// Bound what waits of each tenant that has no bound of its own
+    #[arg(long, conflicts_with = "tenant")]
+    each_tenant: bool,
 }
 
 /// Which worker.
@@ -147,15 +161,7 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
             with_store(&servers, async |store| Ok(store.set_paused(&queue, false).await?))?;
             eprintln!("{queue} goes on");
         }
-        QueueCommand::Limit(LimitArguments {
-            queue: QueueArguments { queue, servers },
-            tokens,
-        }) => {
-            with_store(&servers, async |store| Ok(store.set_limit(&queue, tokens).await?))?;
-            let bound =
-                tokens.map_or("the default".to_owned(), |tokens| format!("{tokens} tokens"));
-            eprintln!("{queue} is bounded at {bound}");
-        }
+        QueueCommand::Limit(arguments) => limit(arguments)?,
         QueueCommand::ResetClass(QueueArguments { queue, servers }) => {
             let had = with_store(&servers, async |store| Ok(store.reset_class(&queue).await?))?;
             match had {
@@ -165,6 +171,29 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn limit(arguments: LimitArguments) -> anyhow::Result<()> {
+    let LimitArguments { queue: QueueArguments { queue, servers }, tokens, tenant, each_tenant } =
+        arguments;
+    let tenant = tenant.map(Tenant);
+    with_store(&servers, async |store| {
+        match (&tenant, each_tenant) {
+            (None, false) => store.set_limit(&queue, tokens).await?,
+            (tenant, _) => store.set_quota(&queue, tenant.as_ref(), tokens).await?,
+        }
+        Ok(())
+    })?;
+    let whose = match tenant {
+        Some(Tenant(name)) => format!("{queue}: tenant {name}"),
+        None if each_tenant => format!("{queue}: each tenant"),
+        None => queue.to_string(),
+    };
+    match tokens {
+        Some(tokens) => eprintln!("{whose} is bounded at {tokens} tokens"),
+        None => eprintln!("{whose} is not bounded any more"),
+    }
+    Ok(())
 }
 
 fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {

@@ -51,7 +51,12 @@ impl Servers {
     }
 }
 
-impl Given<'_> {
+impl<'a> Given<'a> {
+    /// Postgres's address.
+    pub fn database_url(self) -> &'a str {
+        self.database
+    }
+
     /// Connects to Postgres.
     pub async fn store(self) -> anyhow::Result<Arc<PostgresStore>> {
         let store = PostgresStore::connect(self.database).await;
@@ -66,6 +71,6 @@ impl Given<'_> {
 
     /// A producer's connection.
     pub async fn client(self) -> anyhow::Result<Client> {
-        Ok(Client::connect(self.redis, self.database).await?)
+        Ok(Client::of_servers(self.store().await?, self.dispatcher()?))
     }
 }

@@ -73,6 +73,13 @@ pub struct Arguments {
     servers: Servers,
 }
 
+impl Arguments {
+    /// Where Redis and Postgres are.
+    pub fn servers(&self) -> anyhow::Result<Given<'_>> {
+        self.servers.needed()
+    }
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),

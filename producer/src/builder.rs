@@ -70,6 +70,11 @@ impl JobBuilder {
         Self::new(model, Prompt::Text(text.into()))
     }
 
+    /// Tokens to continue.
+    pub fn tokens(model: &str, tokens: Vec<u32>) -> Self {
+        Self::new(model, Prompt::Tokens(tokens))
+    }
+
     /// A question, put into the model's chat template.
     pub fn question(model: &str, text: impl Into<String>) -> Self {
         Self::new(model, Prompt::Question(text.into()))

@@ -9,10 +9,15 @@ use futures_util::{Stream, StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
 use tritmill_queue::{
     DispatchError, Dispatcher, Ended, Entry, EventId, Job, JobEvent, JobId, JobState, Store,
-    StoreError,
-    dispatch::{BacklogLimit, RedisDispatcher, RedisUrlError},
+    StoreError, Timestamp,
+    dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::RedisEvents,
-    store::{JobRecord, PostgresStore},
+    store::{Conflict, JobRecord, PostgresStore, Submission, SubmitError},
+};
+
+use crate::{
+    canonical::{Purpose, hash},
+    quotas::KnownQuotas,
 };
 
 /// Jobs recorded per transaction.
@@ -27,9 +32,13 @@ const POLL_LAST: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The queue is full: nothing of the call was accepted. Submit again after `retry_after`.
-    #[error("queue is full: try again in {:.1} s", retry_after.as_secs_f32())]
+    /// The queue is full. Submit those beyond the first `accepted` again after `retry_after`.
+    #[error("queue is full at {limit}: try again in {:.1} s", retry_after.as_secs_f32())]
     Busy {
+        /// The bound that would be passed.
+        limit: Limit,
+        /// How many jobs of the call were accepted, from its first on.
+        accepted: usize,
         /// When to try again.
         retry_after: Duration,
     },
@@ -40,6 +49,12 @@ pub enum ClientError {
     /// No such job: it was never accepted, or is past its retention.
     #[error("no job {0}")]
     Unknown(JobId),
+    /// The idempotency key was used for another request: choose another key.
+    #[error(transparent)]
+    Conflict(#[from] Conflict),
+    /// The store of this client keeps no idempotency keys.
+    #[error("idempotency keys need Postgres")]
+    NoKeys,
 }
 
 /// Wait for the next event before the store is asked whether the job is over.
@@ -82,7 +97,16 @@ impl Waited {
 pub struct Client {
     store: Arc<dyn Store>,
     dispatcher: Arc<dyn Dispatcher>,
-    events: Option<RedisEvents>,
+    /// Of a client of servers.
+    servers: Option<Servers>,
+}
+
+/// What a client of Postgres and Redis has beyond the two traits.
+#[derive(Clone)]
+struct Servers {
+    store: Arc<PostgresStore>,
+    quotas: Arc<KnownQuotas>,
+    events: RedisEvents,
 }
 
 impl std::fmt::Debug for Client {
@@ -94,7 +118,7 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A client of this store and this dispatcher.
     pub fn new(store: Arc<dyn Store>, dispatcher: Arc<dyn Dispatcher>) -> Self {
-        Self { store, dispatcher, events: None }
+        Self { store, dispatcher, servers: None }
     }
 
     /// A client of the Postgres and the Redis at these addresses, which also hears events.
@@ -116,8 +140,17 @@ impl Client {
     pub async fn connect(redis: &str, database: &str) -> Result<Self, ConnectError> {
         let store = Arc::new(PostgresStore::connect(database).await?);
         let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
-        let events = Some(dispatcher.events());
-        Ok(Self { store, dispatcher: Arc::new(dispatcher), events })
+        Ok(Self::of_servers(store, Arc::new(dispatcher)))
+    }
+
+    /// A client of this Postgres and this Redis, which also heeds quotas and hears events.
+    pub fn of_servers(store: Arc<PostgresStore>, dispatcher: Arc<RedisDispatcher>) -> Self {
+        let servers = Servers {
+            store: store.clone(),
+            quotas: Arc::new(KnownQuotas::new(store.clone())),
+            events: dispatcher.events(),
+        };
+        Self { store, dispatcher, servers: Some(servers) }
     }
 
     /// Submits one job.
@@ -131,17 +164,26 @@ impl Client {
         Ok(id)
     }
 
-    /// Submits jobs in bulk, a thousand a transaction. Jobs whose id is known already stay as they
-    /// are.
+    /// Submits jobs in bulk, a thousand a transaction, or as few as there is room for. Jobs whose id
+    /// is known already stay as they are.
     ///
     /// # Errors
     /// [`ClientError`]; some may be accepted, and the same call may be repeated.
     pub async fn submit_many(&self, jobs: &[Job]) -> Result<(), ClientError> {
-        for chunk in jobs.chunks(SUBMIT_CHUNK) {
+        let (mut accepted, mut size) = (0, SUBMIT_CHUNK);
+        while accepted < jobs.len() {
+            let chunk = &jobs[accepted..jobs.len().min(accepted + size)];
             let entries: Vec<Entry> =
                 chunk.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
-            self.admit(&entries).await?;
+            if let Some((limit, retry_after)) = self.refusal(&entries).await {
+                if chunk.len() == 1 {
+                    return Err(ClientError::Busy { limit, accepted, retry_after });
+                }
+                size = (chunk.len() / 8).max(1);
+                continue;
+            }
             self.store.submit(chunk).await?;
+            accepted += chunk.len();
             match self.dispatcher.enqueue(&entries).await {
                 Ok(()) => {}
                 // Accepted by the store: workers feed the dispatcher from there.
@@ -151,13 +193,66 @@ impl Client {
         Ok(())
     }
 
-    /// Refuses what the queue has no room for, before the store has it.
-    async fn admit(&self, entries: &[Entry]) -> Result<(), ClientError> {
-        match self.dispatcher.admit(entries).await {
-            Err(DispatchError::Busy { retry_after, .. }) => Err(ClientError::Busy { retry_after }),
-            // Nobody can say how full the queue is: the store decides what it takes.
-            Err(_) | Ok(()) => Ok(()),
+    /// Submits jobs of one tenant under an idempotency key: doing so twice submits them once. Returns
+    /// the ids of the jobs, which are those of the first call. `request` is what the caller was
+    /// asked, in any bytes: it tells a repetition from another request under the same key. A key
+    /// stands for all of the jobs or none, so a queue with room for the first takes all.
+    ///
+    /// # Errors
+    /// [`ClientError::Conflict`] when the key stands for another request, [`ClientError::NoKeys`]
+    /// without Postgres; else as [`submit`](Self::submit), and the same call may be repeated.
+    pub async fn submit_once(
+        &self,
+        key: &str,
+        request: &[u8],
+        jobs: &[Job],
+    ) -> Result<Vec<JobId>, ClientError> {
+        let servers = self.servers.as_ref().ok_or(ClientError::NoKeys)?;
+        let entries: Vec<Entry> =
+            jobs.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
+        let first = entries.get(..1).unwrap_or_default();
+        if let Some((limit, retry_after)) = self.refusal(first).await {
+            return Err(ClientError::Busy { limit, accepted: 0, retry_after });
         }
+        let tenant = jobs.first().map(|job| job.tenant.clone()).unwrap_or_default();
+        let request = hash(Purpose::Submission, &[request]);
+        match servers.store.submit_idempotent(&tenant, key, &request, jobs).await {
+            Ok(Submission::Known(ids)) => Ok(ids),
+            Ok(Submission::New) => {
+                if let Err(error) = self.dispatcher.enqueue(&entries).await {
+                    tracing::debug!(%error, "dispatcher not told");
+                }
+                Ok(jobs.iter().map(|job| job.id).collect())
+            }
+            Err(SubmitError::Conflict(conflict)) => Err(conflict.into()),
+            Err(SubmitError::Store(error)) => Err(error.into()),
+            Err(error) => Err(StoreError::Unavailable(Box::new(error)).into()),
+        }
+    }
+
+    /// The time on the clock that deadlines go by, for
+    /// [`JobBuilder::expires_after`](crate::JobBuilder::expires_after).
+    ///
+    /// # Errors
+    /// [`ClientError::Store`].
+    pub async fn now(&self) -> Result<Timestamp, ClientError> {
+        Ok(self.store.now().await?)
+    }
+
+    /// The bound that these would pass, and when to try again.
+    async fn refusal(&self, entries: &[Entry]) -> Option<(Limit, Duration)> {
+        for demand in Demand::of(entries) {
+            let quotas = match &self.servers {
+                Some(servers) => servers.quotas.of(&demand.queue).await,
+                None => Quotas::default(),
+            };
+            let room = self.dispatcher.admit(&demand, &quotas).await;
+            // Of another error nobody can say how full the queue is: the store decides.
+            if let Err(DispatchError::Busy { limit, retry_after, .. }) = room {
+                return Some((limit, retry_after));
+            }
+        }
+        None
     }
 
     /// Where a job is.
@@ -250,11 +345,11 @@ impl Client {
 
     /// The next events, if any came within [`EVENT_WAIT`], and where they end.
     async fn heard(&self, id: JobId, after: EventId) -> (EventId, Vec<JobEvent>) {
-        let Some(events) = &self.events else {
+        let Some(servers) = &self.servers else {
             sleep(EVENT_RETRY).await;
             return (after, Vec::new());
         };
-        match events.read_events(id, after, EVENT_WAIT).await {
+        match servers.events.read_events(id, after, EVENT_WAIT).await {
             Ok(page) => {
                 let last = page.last().map_or(after, |(id, _)| *id);
                 (last, page.into_iter().map(|(_, event)| event).collect())

@@ -277,6 +277,12 @@ pub trait Store: Send + Sync {
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError>;
 
+    /// The time, on the clock that leases and deadlines go by.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn now(&self) -> Result<Timestamp, StoreError>;
+
     /// A job's whole story.
     ///
     /// # Errors

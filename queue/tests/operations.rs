@@ -16,6 +16,7 @@ use std::{
 use conformance::{answer, by, error, finished, job, queue};
 use tritmill_queue::{
     ErrorKind, Job, JobId, JobState, QueueName, Store, Tenant, Timestamp,
+    dispatch::Quotas,
     store::{
         Operations, PostgresStore,
         operations::{
@@ -73,6 +74,23 @@ async fn a_queue_keeps_what_is_set_for_it() {
     store.set_paused(&queue(), false).await.unwrap();
     store.set_limit(&queue(), None).await.unwrap();
     assert_eq!(store.queue_state(&queue()).await.unwrap(), untouched);
+}
+
+#[tokio::test]
+async fn quotas_are_a_queues_and_its_tenants() {
+    let (_server, store, _) = start().await;
+    assert_eq!(store.quotas(&queue()).await.unwrap(), Quotas::default());
+    let [a, b] = ["a", "b"].map(|name| Tenant(name.to_owned()));
+    store.set_limit(&queue(), Some(100)).await.unwrap();
+    store.set_quota(&queue(), None, Some(50)).await.unwrap();
+    store.set_quota(&queue(), Some(&a), Some(10)).await.unwrap();
+    store.set_quota(&queue(), Some(&a), Some(20)).await.unwrap();
+    let quotas = store.quotas(&queue()).await.unwrap();
+    assert_eq!((quotas.tokens, quotas.of(&a), quotas.of(&b)), (Some(100), Some(20), Some(50)));
+    store.set_quota(&queue(), Some(&a), None).await.unwrap();
+    assert_eq!(store.quotas(&queue()).await.unwrap().of(&a), Some(50));
+    let other = QueueName { format: "tl1".into(), ..queue() };
+    assert_eq!(store.quotas(&other).await.unwrap(), Quotas::default());
 }
 
 #[tokio::test]

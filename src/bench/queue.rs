@@ -18,10 +18,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_queue::{Job, JobId, QueueName};
 
-use self::{
-    flow::Bench,
-    processor_time::{Pids, Used},
-};
+pub use self::flow::Bench;
+use self::processor_time::{Pids, Used};
 use crate::{output, servers::Servers};
 
 const EXAMPLES: &str = "\

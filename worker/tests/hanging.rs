@@ -14,7 +14,7 @@ use rig::{Rig, engine_on, eventually, gauge, hang, job, queue, rig};
 use tokio::sync::watch;
 use tritmill_queue::{
     Claim, Claimant, Dispatcher, Held, Job, JobId, JobState, Prompt, QueueName, Reconciled,
-    Settled, Store, StoreError,
+    Settled, Store, StoreError, Timestamp,
     dispatch::Entry,
     store::{Ended, Finished, JobRecord, Progress, SqliteStore},
 };
@@ -70,6 +70,9 @@ impl Store for Hanging {
     async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
         self.pass("hand_back").await;
         self.store.hand_back(held).await
+    }
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        Store::now(&*self.store).await
     }
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
         self.store.cancel(ids).await

@@ -41,7 +41,9 @@ use self::{
     pull::Consumer,
     stats::{Counters, add},
 };
-use super::{Backlog, BacklogLimit, Delivery, DispatchError, Dispatcher, Entry, Pull};
+use super::{
+    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Pull, Quotas,
+};
 use crate::job::{QueueName, Timestamp};
 
 /// How often a process looks for dead consumers of a queue, at most.
@@ -288,8 +290,8 @@ impl Dispatcher for RedisDispatcher {
         self.inner.enqueue(entries).await
     }
 
-    async fn admit(&self, entries: &[Entry]) -> Result<(), DispatchError> {
-        self.inner.admit(entries).await
+    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {
+        self.inner.admit(demand, quotas).await
     }
 
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError> {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{JobRecord, Maintained, Progress, StoreError};
+use crate::dispatch::Quotas;
 use crate::job::{Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp};
 
 /// What is set for a queue.
@@ -172,6 +173,24 @@ pub trait Operations: Send + Sync {
     async fn set_limit(
         &self,
         queue: &QueueName,
+        limit_tokens: Option<u64>,
+    ) -> Result<(), StoreError>;
+
+    /// What may wait in a queue, in tokens: its own bound and its tenants'.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn quotas(&self, queue: &QueueName) -> Result<Quotas, StoreError>;
+
+    /// Bounds what may wait of a tenant's in a queue, or of each that has no quota of its own; none
+    /// lifts the bound.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn set_quota(
+        &self,
+        queue: &QueueName,
+        tenant: Option<&Tenant>,
         limit_tokens: Option<u64>,
     ) -> Result<(), StoreError>;
 

@@ -19,6 +19,7 @@ mod dead_letters;
 mod idempotency;
 mod operations;
 mod partitions;
+mod quotas;
 mod reads;
 mod reconcile;
 mod rows;
@@ -41,7 +42,7 @@ use super::{
 };
 use crate::{
     dispatch::Entry,
-    job::{Job, JobId, QueueName},
+    job::{Job, JobId, QueueName, Timestamp},
 };
 
 /// A connection that was idle for longer is tried before it is used: the server may have restarted.
@@ -245,6 +246,10 @@ impl Store for PostgresStore {
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError> {
         self.within(reads::queued(&self.pool, queue, after, limit)).await
+    }
+
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        self.within(reads::now(&self.pool, self.given_now())).await
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {

@@ -234,6 +234,10 @@ impl Store for SqliteStore {
         rows.iter().map(|row| rows::entry(row, queue)).collect()
     }
 
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        Ok(Self::now(self))
+    }
+
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {
         let row = sqlx::query(
             "SELECT job, state, epoch, attempts, outcome, finished_at

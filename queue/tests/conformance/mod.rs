@@ -42,6 +42,14 @@ pub fn job() -> Job {
     }
 }
 
+pub async fn time_goes_by_the_stores_clock<F: Fixture>(fixture: F) {
+    let store = fixture.open().await;
+    let before = store.now().await.unwrap();
+    fixture.advance(LEASE);
+    let after = store.now().await.unwrap();
+    assert!(after >= before.after(LEASE), "{before:?} {after:?}");
+}
+
 pub fn by(owner: &str) -> Claimant<'_> {
     Claimant { owner, lease: LEASE }
 }
@@ -403,6 +411,7 @@ macro_rules! store_conformance {
             a_bulk_finish_settles_each_job_by_its_own_epoch
             errors_are_retried_after_a_backoff_until_the_dead_letter
             lost_leases_end_in_the_dead_letter_too
+            time_goes_by_the_stores_clock
             handing_back_is_free_and_fences_the_claim
             a_cancelled_job_cannot_be_claimed_or_finished
             a_scheduled_job_waits_and_a_late_one_expires

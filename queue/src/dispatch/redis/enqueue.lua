@@ -37,19 +37,9 @@ end
 
 local entries = #chosen + tonumber(ARGV[3])
 if ARGV[5] == '0' and entries > 0 then
-  local waiting = redis.call('HMGET', META, 'n', 't')
-  local entries_left = tonumber(ARGV[1]) - tonumber(waiting[1] or 0)
-  local tokens_left = tonumber(ARGV[2]) - tonumber(waiting[2] or 0)
   local wanted = tokens + tonumber(ARGV[4])
-  local which = entries > entries_left and 1 or wanted > tokens_left and 2
-  if which then
-    -- Until the excess is drained; entries in excess are taken to cost what these cost.
-    local share = math.min(1, (entries - entries_left) / entries)
-    local excess = which == 2 and wanted - tokens_left or wanted * share
-    local rate = drain_rate(now_ms())
-    local after = rate and rate > 0 and excess / rate or 1000
-    return { -1, which, math.floor(math.max(100, math.min(60000, after))) }
-  end
+  local which, after = over(entries, wanted, tonumber(ARGV[1]), tonumber(ARGV[2]))
+  if which then return { -1, which, after } end
 end
 
 local added = {}

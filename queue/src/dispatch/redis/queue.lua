@@ -211,3 +211,22 @@ local function drop(place, entry)
   redis.call('XACK', stream_of(place), GROUP, entry)
   redis.call('XDEL', stream_of(place), entry)
 end
+
+-- How long until an excess of tokens has drained, in ms; some guess while no rate is known.
+local function wait_for(excess)
+  local rate = drain_rate(now_ms())
+  local after = rate and rate > 0 and excess / rate or 1000
+  return math.floor(math.max(100, math.min(60000, after)))
+end
+
+-- Which bound so much more would pass (1 entries, 2 tokens), and when to try again; nil for none.
+local function over(entries, tokens, entries_max, tokens_max)
+  local waiting = redis.call('HMGET', META, 'n', 't')
+  local entries_left = entries_max - tonumber(waiting[1] or 0)
+  local tokens_left = tokens_max - tonumber(waiting[2] or 0)
+  local which = entries > entries_left and 1 or tokens > tokens_left and 2
+  if not which then return nil end
+  -- Entries in excess are taken to cost what these cost.
+  local share = math.min(1, (entries - entries_left) / entries)
+  return which, wait_for(which == 2 and tokens - tokens_left or tokens * share)
+end

@@ -4,8 +4,9 @@ use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::{PostgresStore, dead_letters, milliseconds, rows, unavailable, workers};
+use super::{PostgresStore, dead_letters, milliseconds, quotas, rows, unavailable, workers};
 use crate::{
+    dispatch::Quotas,
     job::{JobId, QueueName, Tenant},
     store::{
         Maintained, Progress, StoreError,
@@ -65,6 +66,19 @@ impl Operations for PostgresStore {
         .await
         .map_err(unavailable)?;
         Ok(())
+    }
+
+    async fn quotas(&self, queue: &QueueName) -> Result<Quotas, StoreError> {
+        quotas::read(&self.pool, queue).await
+    }
+
+    async fn set_quota(
+        &self,
+        queue: &QueueName,
+        tenant: Option<&Tenant>,
+        limit_tokens: Option<u64>,
+    ) -> Result<(), StoreError> {
+        quotas::set(&self.pool, queue, tenant, limit_tokens).await
     }
 
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError> {

@@ -18,6 +18,12 @@ pub(super) fn after(id: Option<JobId>) -> Uuid {
     id.map_or_else(Uuid::nil, Uuid::from)
 }
 
+/// The time, on the server's clock.
+pub(super) async fn now(pool: &PgPool, given: Option<i64>) -> Result<Timestamp, StoreError> {
+    let row = sqlx::query("SELECT store_now_ms($1) AS now").bind(given).fetch_one(pool).await;
+    Ok(Timestamp(rows::integer(&row.map_err(unavailable)?, "now")?))
+}
+
 /// A page of a queue's queued jobs.
 pub(super) async fn queued(
     pool: &PgPool,
