@@ -17,6 +17,7 @@ pub mod job;
 pub mod outcome;
 pub mod sampling;
 pub mod store;
+mod trace;
 pub mod wire;
 
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
@@ -32,3 +33,4 @@ pub use store::{
     Claim, Claimant, Ended, Finished, Held, Operations, Progress, Reconciled, Settled, Store,
     StoreError,
 };
+pub use trace::{TraceParent, TraceParentError};

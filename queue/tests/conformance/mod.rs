@@ -39,6 +39,7 @@ pub fn job() -> Job {
         run_at: None,
         expires_at: None,
         stream: false,
+        traceparent: None,
     }
 }
 

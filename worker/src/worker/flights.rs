@@ -3,6 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
+use tracing::{Span, field::Empty};
 use tritmill_queue::{Claim, Delivery, Finished, Held, Outcome, Prompt};
 
 use super::renewer::Holding;
@@ -14,6 +15,8 @@ struct Flight {
     /// Choices it asked for: slots it takes.
     choices: usize,
     claimed_at: Instant,
+    /// Where log lines about it belong: its id, queue, attempt and trace.
+    span: Span,
     /// The engine has its request.
     submitted: bool,
     /// It is stopped for no fault of its own: the claim is to be given back, if it still is one.
@@ -26,6 +29,8 @@ pub(super) struct Done {
     pub held: Held,
     pub delivery: Delivery,
     pub end: Ending,
+    /// As of its flight.
+    pub span: Span,
     claimed_at: Instant,
 }
 
@@ -52,6 +57,19 @@ pub(super) enum Ending {
     HandBack,
 }
 
+impl Ending {
+    /// What happened, without what was said: prompts and answers stay out of logs.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Record(Outcome::Completed(_)) => "completed",
+            Self::Record(Outcome::Error(_)) => "error",
+            Self::Record(Outcome::Expired) => "expired",
+            Self::Forget => "forgotten",
+            Self::HandBack => "handed back",
+        }
+    }
+}
+
 /// Claims by what happens to them.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
@@ -71,9 +89,23 @@ impl Flights {
         let choices = claim.job.sampling.n as usize;
         self.choices += choices;
         let prompt = claim.job.prompt.clone();
-        let flight =
-            Flight { delivery, prompt, choices, claimed_at, submitted: false, gives_back: false };
+        let span = span(claim);
+        span.in_scope(|| tracing::debug!("claimed"));
+        let flight = Flight {
+            delivery,
+            prompt,
+            choices,
+            claimed_at,
+            submitted: false,
+            gives_back: false,
+            span,
+        };
         self.running.insert(claim.held(), flight);
+    }
+
+    /// Where log lines about a running claim belong.
+    pub(super) fn span(&self, held: Held) -> Span {
+        self.running.get(&held).map_or_else(Span::none, |flight| flight.span.clone())
     }
 
     /// The prompt of a running claim.
@@ -106,8 +138,9 @@ impl Flights {
             None if flight.gives_back => Ending::HandBack,
             None => Ending::Forget,
         };
-        let Flight { delivery, claimed_at, .. } = flight;
-        self.done.push(Done { held, delivery, end, claimed_at });
+        let Flight { delivery, span, claimed_at, .. } = flight;
+        span.in_scope(|| tracing::debug!(how = end.word(), "ended"));
+        self.done.push(Done { held, delivery, end, span, claimed_at });
         self.waiting_since.get_or_insert_with(Instant::now);
     }
 
@@ -177,6 +210,27 @@ impl Flights {
         let done = self.done.iter().map(Done::holding);
         running.chain(done).chain(self.committing.iter().cloned()).collect()
     }
+}
+
+/// A span of its own for each attempt: nobody's child here, since its parent is in the trace. At the
+/// level of warnings, so that they name it whatever else is logged.
+fn span(claim: &Claim) -> Span {
+    let Claim { job, epoch, attempts, .. } = claim;
+    let span = tracing::warn_span!(
+        parent: None,
+        "job",
+        job = %job.id,
+        queue = %job.queue,
+        attempt = attempts + 1,
+        epoch,
+        trace_id = Empty,
+        parent_id = Empty,
+    );
+    if let Some(parent) = &job.traceparent {
+        span.record("trace_id", parent.trace_id());
+        span.record("parent_id", parent.parent_id());
+    }
+    span
 }
 
 /// What to record, of those that have something.

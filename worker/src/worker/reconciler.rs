@@ -132,6 +132,7 @@ mod tests {
             run_at: None,
             expires_at: None,
             stream: false,
+            traceparent: None,
         }
     }
 

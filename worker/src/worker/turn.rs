@@ -256,7 +256,7 @@ impl<'a> Turn<'a> {
             Lost::Unrenewed(_) => self.flights.will_go_back(held),
         };
         if running {
-            tracing::warn!(job = %held.id, epoch = held.epoch, "{why}");
+            self.flights.span(held).in_scope(|| tracing::warn!("{why}"));
             self.worker.vitals.lease_lost();
             self.halt(held);
         }

@@ -49,6 +49,7 @@ pub fn job(prompt: Prompt, max_tokens: u32) -> Job {
         run_at: None,
         expires_at: None,
         stream: false,
+        traceparent: None,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     translate,
     worker::{
         Committed, Worker, WorkerError,
-        flights::{self, Done},
+        flights::{self, Done, Ending},
     },
 };
 
@@ -133,17 +133,17 @@ impl Turn<'_> {
     fn report(&self, done: &[Done], settled: &[Settled]) -> Committed {
         let mut report = Committed::default();
         report.settled.extend(settled.iter().map(|settled| (settled.id, settled.state)));
-        for finished in flights::finished(done) {
-            let written = settled.iter().any(|settled| settled.id == finished.held.id);
-            match finished.outcome {
+        for done in done {
+            let Ending::Record(outcome) = &done.end else { continue };
+            let written = settled.iter().any(|settled| settled.id == done.held.id);
+            match outcome {
                 Outcome::Completed(completion) if written => {
                     report.prompt_tokens += completion.usage.prompt_tokens;
                     report.completion_tokens += completion.usage.completion_tokens;
                 }
                 _ if written => {}
                 _ => {
-                    let Held { id, epoch } = finished.held;
-                    tracing::warn!(job = %id, epoch, "result fenced out");
+                    done.span.in_scope(|| tracing::warn!("result fenced out"));
                     self.worker.vitals.fenced();
                 }
             }
