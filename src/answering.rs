@@ -208,7 +208,6 @@ fn worker(
         drain: DRAIN,
         step_limit: STEP_LIMIT,
         // Its store has no days to drop.
-        retention: Duration::MAX,
         mode: Mode::Embedded,
     };
     Worker {

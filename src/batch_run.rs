@@ -22,6 +22,7 @@ use crate::{
     options::{self, CapacityOptions, RunOptions},
     output,
     servers::Servers,
+    signals::{EXIT_INTERRUPTED, Signals},
 };
 
 /// Between two lines of progress where no bar can be drawn.
@@ -29,8 +30,6 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Some lines could not be answered.
 const EXIT_ERROR_LINES: u8 = 2;
-/// Stopped by a signal.
-const EXIT_INTERRUPTED: u8 = 130;
 
 /// Answer a file of requests.
 ///
@@ -114,7 +113,8 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     let interrupted = stopped.clone();
     let mut display = Display::new(input_bytes);
     let tally = runtime.block_on(async {
-        tokio::spawn(stop_on_signal(stop));
+        let signals = Signals::listen().context("cannot listen for signals")?;
+        tokio::spawn(signals.stop(stop));
         answering::answer(work, answerer, stopped, |update| display.show(update)).await
     });
     display.finish();
@@ -157,35 +157,6 @@ fn here(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let served = Served::new(model, name, numerics_class);
     let max_sequences = options.max_sequences;
     Ok((queue, Answerer::Here { served, engine: Box::new(engine), max_sequences }))
-}
-
-/// The first signal asks for a clean stop, the second one ends the process: everything committed
-/// stays.
-pub async fn stop_on_signal(stop: watch::Sender<Stop>) {
-    wait_for_signal().await;
-    eprintln!("stopping: running jobs finish first; once more to stop at once");
-    // The run may just have ended.
-    let _ = stop.send(Stop::Drain);
-    wait_for_signal().await;
-    std::process::exit(i32::from(EXIT_INTERRUPTED));
-}
-
-async fn wait_for_signal() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-            return;
-        }
-    }
-    if tokio::signal::ctrl_c().await.is_err() {
-        // Without a handler the system's own ends the process.
-        std::future::pending::<()>().await;
-    }
 }
 
 fn summarize(tally: &Tally, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {

@@ -17,6 +17,7 @@ mod operate;
 mod options;
 mod output;
 mod servers;
+mod signals;
 mod standalone;
 mod submit;
 mod worker;

@@ -26,6 +26,8 @@ pub enum QueueCommand {
     Resume(QueueArguments),
     /// Bound the backlog
     Limit(LimitArguments),
+    /// Forget the numerics class, for another model or other settings; refused while it is served
+    ResetClass(QueueArguments),
 }
 
 /// Workers: list them, ask them to drain.
@@ -166,6 +168,13 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
             eprintln!("{queue} goes on");
         }
         QueueCommand::Limit(arguments) => limit(arguments)?,
+        QueueCommand::ResetClass(QueueArguments { queue, servers }) => {
+            let had = with_store(&servers, async |store| Ok(store.reset_class(&queue).await?))?;
+            match had {
+                Some(class) => eprintln!("{queue} was of class '{class}'; the next worker sets it"),
+                None => eprintln!("{queue} has no class: the next worker sets it"),
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -25,6 +25,6 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    migrate::up(arguments.worker.servers()?.database_url())?;
+    migrate::up(arguments.worker.servers()?.database_url(), None)?;
     worker::run(arguments.worker)
 }

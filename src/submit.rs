@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_producer::{Client, ClientError, LineReader, RawLine, parse_line};
 use tritmill_queue::{
-    Job, JobId, Operations as _, Priority, QueueName, Tenant, Timestamp,
+    Job, JobId, Operations as _, Priority, QueueName, Tenant, Timestamp, TraceParent,
     store::{PostgresStore, operations::Worker},
 };
 
@@ -68,6 +68,9 @@ pub struct Arguments {
     /// Let `watch --follow` show the text while it is generated
     #[arg(long)]
     stream: bool,
+    /// The trace the jobs belong to, for the workers' logs: a W3C traceparent
+    #[arg(long, value_name = "TRACEPARENT")]
+    traceparent: Option<TraceParent>,
     #[command(flatten)]
     run: RunOptions,
     #[command(flatten)]
@@ -124,6 +127,7 @@ struct Submission<'a> {
     tenant: Tenant,
     expires_at: Option<Timestamp>,
     stream: bool,
+    traceparent: Option<TraceParent>,
     key: Option<&'a str>,
     /// What this chunk's lines ask, for the key.
     asked: Vec<u8>,
@@ -147,6 +151,7 @@ impl<'a> Submission<'a> {
             tenant: arguments.tenant.clone().map_or_else(Tenant::default, Tenant),
             expires_at,
             stream: arguments.stream,
+            traceparent: arguments.traceparent.clone(),
             key: arguments.idempotency_key.as_deref(),
             asked: Vec::new(),
             chunks: 0,
@@ -168,6 +173,7 @@ impl<'a> Submission<'a> {
                     tenant: self.tenant.clone(),
                     expires_at: self.expires_at,
                     stream: self.stream,
+                    traceparent: self.traceparent.clone(),
                     ..*job
                 });
             }

@@ -209,6 +209,7 @@ fn servers_that_are_missing_or_half_given_are_named() {
     let (code, _, stderr) = fleet.run(&["worker", "--database", gone]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("database") && !stderr.contains("secret"), "{stderr}");
+    assert!(stderr.contains("127.0.0.1:1") && stderr.contains("refused"), "{stderr}");
 }
 
 #[test]

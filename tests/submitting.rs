@@ -31,6 +31,22 @@ fn ids(stdout: &str) -> Vec<String> {
 }
 
 #[test]
+fn a_trace_travels_with_the_job_and_a_bad_one_is_refused() {
+    let (_folder, input) = questions(1);
+    let fleet = Fleet::start();
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let submit =
+        |trace: &str| fleet.run(&["submit", input.to_str().unwrap(), "--traceparent", trace]);
+    let (code, stdout, stderr) = submit(trace);
+    assert_eq!((code, ids(&stdout).len()), (Some(0), 1), "{stderr}");
+    let carries = format!("jobs WHERE position('{trace}' IN encode(job, 'escape')) > 0");
+    assert_eq!(fleet.rows(&[&carries]), 1);
+    let (code, _, stderr) = submit(&trace.to_uppercase());
+    assert_ne!(code, Some(0));
+    assert!(stderr.contains("traceparent must be"), "{stderr}");
+}
+
+#[test]
 fn the_same_lines_under_one_key_are_submitted_once() {
     let (_folder, input) = questions(3);
     let fleet = Fleet::start();

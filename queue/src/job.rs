@@ -15,7 +15,11 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 pub use crate::queue_name::{QueueName, QueueNameError};
-use crate::{dispatch::Entry, sampling::Sampling};
+use crate::{
+    dispatch::Entry,
+    sampling::Sampling,
+    trace::{self, TraceParent},
+};
 
 /// Attempts a job has when nothing else is said.
 pub const ATTEMPTS_DEFAULT: u32 = 3;
@@ -317,6 +321,9 @@ pub struct Job {
     /// Whether somebody may want to read the text while it is generated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stream: bool,
+    /// The trace it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "trace::read")]
+    pub traceparent: Option<TraceParent>,
 }
 
 /// Bytes of a prompt that make a token, roughly; exact counts are the worker's.

@@ -18,6 +18,7 @@ pub mod outcome;
 mod queue_name;
 pub mod sampling;
 pub mod store;
+mod trace;
 pub mod wire;
 
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
@@ -31,5 +32,7 @@ pub use outcome::{
 };
 pub use sampling::{Sampling, SamplingError};
 pub use store::{
-    Claim, Claimant, Ended, Finished, Held, Operations, Progress, Settled, Store, StoreError,
+    Claim, Claimant, Ended, Finished, Held, Operations, Progress, Reconciled, Settled, Store,
+    StoreError,
 };
+pub use trace::{TraceParent, TraceParentError};

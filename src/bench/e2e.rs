@@ -200,7 +200,6 @@ impl Fleet {
                 lease: Duration::from_secs(15),
                 drain: Duration::from_secs(1),
                 step_limit: day,
-                retention: day,
                 mode: Mode::Service,
             },
             committed,

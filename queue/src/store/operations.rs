@@ -59,6 +59,26 @@ pub enum ClassError {
     Store(#[from] StoreError),
 }
 
+/// A numerics class that must stay.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResetClassError {
+    /// Workers of this class live: one of another class beside them would answer otherwise.
+    #[error("queue {queue} is served by {}: drain them first", .workers.join(", "))]
+    Served {
+        /// The queue.
+        queue: QueueName,
+        /// Names of the workers, as in their heartbeats.
+        workers: Vec<String>,
+    },
+    /// The store did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A worker that was silent for longer is not taken for alive: some dozen heartbeats.
+pub const SILENT_ALIVE_MAX: Duration = Duration::from_secs(30);
+
 /// What a worker says of itself, every few seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Heartbeat {
@@ -194,6 +214,15 @@ pub trait Operations: Send + Sync {
     /// [`ClassError::Mismatch`] when another class was registered first.
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError>;
 
+    /// Forgets a queue's numerics class, so that the next worker sets it; returns the one it had.
+    /// For a queue whose model or settings are replaced: its later answers may differ from its
+    /// earlier ones.
+    ///
+    /// # Errors
+    /// [`ResetClassError::Served`] while workers of the queue were heard within
+    /// [`SILENT_ALIVE_MAX`].
+    async fn reset_class(&self, queue: &QueueName) -> Result<Option<String>, ResetClassError>;
+
     /// Every queue that has jobs or settings, by name. Reads every job: for people, not for loops.
     ///
     /// # Errors
@@ -225,12 +254,12 @@ pub trait Operations: Send + Sync {
     async fn forget_worker(&self, owner: &str) -> Result<(), StoreError>;
 
     /// Does what keeps the store in order over the days: makes room ahead, drops what ended longer
-    /// ago than `retention` and forgets workers long silent. To be called every few hours, by any
+    /// ago than the database's retention and forgets workers long silent. To be called every few hours, by any
     /// number of processes.
     ///
     /// # Errors
     /// [`StoreError`]; the rest is done by the next call.
-    async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError>;
+    async fn maintain(&self) -> Result<Maintained, StoreError>;
 
     /// Up to `limit` dead letters of a queue with an id above `after`, in order of id.
     ///

@@ -14,6 +14,7 @@
 //! See also `migrations/postgres`, and `partitions.rs` for what keeps the tables small.
 
 mod claims;
+mod connect;
 mod dead_letters;
 mod idempotency;
 mod operations;
@@ -23,34 +24,30 @@ mod reads;
 mod reconcile;
 mod rows;
 mod schema;
+mod settings;
 mod workers;
 
-use std::{str::FromStr, time::Duration};
+use std::time::Duration;
 
 use async_trait::async_trait;
 pub use idempotency::{Conflict, Submission, SubmitError};
 pub use partitions::Maintained;
 pub use schema::SchemaError;
-use sqlx::{
-    ConnectOptions as _, Connection as _, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+pub use settings::RETENTION_DEFAULT;
+use sqlx::{Connection as _, PgPool, postgres::PgPoolOptions};
 
 use super::{
-    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Settled, Store, StoreError,
+    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
+    StoreError,
 };
 use crate::{
     dispatch::Entry,
     job::{Job, JobId, QueueName, Timestamp},
 };
 
-/// Name under which the server lists this program's connections.
-const APPLICATION_NAME: &str = "tritmill";
 /// A connection that was idle for longer is tried before it is used: the server may have restarted.
 /// Shorter than any restart, so that none costs more than the calls of its moment.
 const TRUSTED_IDLE: Duration = Duration::from_millis(100);
-/// How long a connection that only has to say what is wrong may take.
-const LAST_TRY: Duration = Duration::from_secs(1);
 /// Longest a statement may run, in the server's notation.
 const STATEMENT_TIMEOUT: &str = "60s";
 /// Longest a statement may wait for a lock, in the server's notation.
@@ -125,71 +122,6 @@ fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// What a URL may say after its `?`. Others are refused: one that is misspelt would be ignored, and
-/// written to the log with its value.
-const PARAMETERS: [&str; 11] = [
-    "application_name",
-    "dbname",
-    "host",
-    "options",
-    "password",
-    "port",
-    "sslcert",
-    "sslkey",
-    "sslmode",
-    "sslrootcert",
-    "user",
-];
-
-/// A parameter of a URL that is not known.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown parameter in the database URL (known: {})", PARAMETERS.join(", "))]
-struct UnknownParameter;
-
-/// A file that a URL names and that cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read {parameter} {path}: {error}")]
-struct NoFile {
-    parameter: &'static str,
-    path: String,
-    error: std::io::Error,
-}
-
-/// Options of every connection to `url` (`postgres://USER:PASSWORD@HOST/DATABASE?sslmode=…`).
-fn parse(url: &str) -> Result<PgConnectOptions, StoreError> {
-    let query = url.split('#').next().and_then(|url| url.split_once('?')).map_or("", |(_, q)| q);
-    let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
-    if names.any(|name| !name.is_empty() && !PARAMETERS.contains(&name)) {
-        return Err(StoreError::Unavailable(Box::new(UnknownParameter)));
-    }
-    for parameter in ["sslrootcert", "sslcert", "sslkey"] {
-        let given = query.split('&').filter_map(|pair| pair.split_once('='));
-        for (_, path) in given.filter(|(name, path)| *name == parameter && !path.contains('%')) {
-            if let Err(error) = std::fs::File::open(path) {
-                let path = path.to_owned();
-                return Err(StoreError::Unavailable(Box::new(NoFile { parameter, path, error })));
-            }
-        }
-    }
-    let options = PgConnectOptions::from_str(url).map_err(unavailable)?;
-    let name = options.get_application_name().unwrap_or(APPLICATION_NAME).to_owned();
-    Ok(options.application_name(&name))
-}
-
-/// Connects. A pool that had no connection in time does not say why: one more try does.
-async fn open(pool: PgPoolOptions, connect: PgConnectOptions) -> Result<PgPool, StoreError> {
-    let error = match pool.connect_with(connect.clone()).await {
-        Ok(pool) => return Ok(pool),
-        Err(error) => error,
-    };
-    if matches!(error, sqlx::Error::PoolTimedOut)
-        && let Ok(Err(why)) = tokio::time::timeout(LAST_TRY, connect.connect()).await
-    {
-        return Err(unavailable(why));
-    }
-    Err(unavailable(error))
-}
-
 impl PostgresStore {
     /// Creates the database's schema or brings it up to date; a later one is left as it is. Several
     /// processes may do so at once. Also makes the partitions of the coming days.
@@ -199,10 +131,10 @@ impl PostgresStore {
     /// a migration fails or was changed after it ran.
     pub async fn migrate(url: &str) -> Result<(), StoreError> {
         // Without a limit on statements: a migration may rewrite a table.
-        let pool = PgPoolOptions::new()
+        let options = PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(PostgresOptions::default().acquire_timeout);
-        let pool = open(pool, parse(url)?).await?;
+        let pool = connect::pool(options, connect::parse(url)?).await?;
         schema::migrate(&pool).await?;
         let mut connection = pool.acquire().await.map_err(unavailable)?;
         partitions::create_ahead(&mut connection, None).await?;
@@ -223,14 +155,14 @@ impl PostgresStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
-        let connect = parse(url)?.options([
+        let connect = connect::parse(url)?.options([
             ("plan_cache_mode", "force_custom_plan"),
             ("jit", "off"),
             ("statement_timeout", STATEMENT_TIMEOUT),
             ("lock_timeout", LOCK_TIMEOUT),
             ("idle_in_transaction_session_timeout", STATEMENT_TIMEOUT),
         ]);
-        let pool = PgPoolOptions::new()
+        let pool_options = PgPoolOptions::new()
             .max_connections(options.connections_max.max(1))
             .acquire_timeout(options.acquire_timeout)
             // The hook below does it, but not for every statement of a busy process.
@@ -243,7 +175,7 @@ impl PostgresStore {
                     Ok(true)
                 })
             });
-        let pool = open(pool, connect).await?;
+        let pool = connect::pool(pool_options, connect).await?;
         schema::check(&pool).await?;
         Ok(Self { pool, call_timeout: options.call_timeout, clock: None })
     }
@@ -319,7 +251,7 @@ impl Store for PostgresStore {
         self.within(claims::cancel(&self.pool, ids, self.given_now())).await
     }
 
-    async fn reconcile(&self) -> Result<u64, StoreError> {
+    async fn reconcile(&self) -> Result<Reconciled, StoreError> {
         self.within(reconcile::reconcile(&self.pool, self.given_now())).await
     }
 

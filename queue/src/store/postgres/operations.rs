@@ -1,7 +1,5 @@
 //! Queues, and the list of a tenant's jobs; the other operations are next door.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
@@ -14,15 +12,15 @@ use crate::{
         Maintained, Progress, StoreError,
         operations::{
             ClassError, DeadLetter, Directive, Heartbeat, JobSummary, Operations, QueueOverview,
-            QueueState, Replay, Worker,
+            QueueState, Replay, ResetClassError, SILENT_ALIVE_MAX, Worker,
         },
     },
 };
 
 #[async_trait]
 impl Operations for PostgresStore {
-    async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError> {
-        Self::maintain(self, retention).await
+    async fn maintain(&self) -> Result<Maintained, StoreError> {
+        Self::maintain(self).await
     }
 
     async fn queue_state(&self, queue: &QueueName) -> Result<QueueState, StoreError> {
@@ -103,6 +101,35 @@ impl Operations for PostgresStore {
         }
         let (queue, offered) = (queue.clone(), class.to_owned());
         Err(ClassError::Mismatch { queue, registered, offered })
+    }
+
+    async fn reset_class(&self, queue: &QueueName) -> Result<Option<String>, ResetClassError> {
+        // One statement: a worker's heartbeat comes before or after it, not in between.
+        let row = sqlx::query(
+            "WITH alive AS (
+                 SELECT owner FROM workers
+                 WHERE model = $2 AND format = $3 AND seen_at >= store_now_ms($1) - $4
+             ), had AS (
+                 SELECT numerics_class FROM queues WHERE model = $2 AND format = $3
+             ), reset AS (
+                 UPDATE queues SET numerics_class = NULL
+                 WHERE model = $2 AND format = $3 AND NOT EXISTS (SELECT FROM alive)
+             )
+             SELECT (SELECT numerics_class FROM had) AS numerics_class,
+                    ARRAY(SELECT owner FROM alive ORDER BY owner) AS workers",
+        )
+        .bind(self.given_now())
+        .bind(&queue.model)
+        .bind(&queue.format)
+        .bind(milliseconds(SILENT_ALIVE_MAX))
+        .fetch_one(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        let workers: Vec<String> = rows::get(&row, "workers")?;
+        if workers.is_empty() {
+            return Ok(rows::get(&row, "numerics_class")?);
+        }
+        Err(ResetClassError::Served { queue: queue.clone(), workers })
     }
 
     async fn queues(&self) -> Result<Vec<QueueOverview>, StoreError> {

@@ -108,6 +108,7 @@ pub(super) fn job(row: &PgRow) -> Result<(Job, Option<JobError>), StoreError> {
         run_at: None,
         expires_at: None,
         stream: false,
+        traceparent: None,
     };
     Ok((job, Some(attempts::unreadable(&error))))
 }
