@@ -25,7 +25,7 @@ const STEP_LIMIT: Duration = Duration::from_secs(600);
 /// Which files, and whose jobs they become.
 #[derive(Debug)]
 pub struct Work {
-    /// Batch lines.
+    /// Batch lines; `-` is standard input.
     pub input: PathBuf,
     /// Answers.
     pub output: PathBuf,
@@ -33,6 +33,8 @@ pub struct Work {
     pub ordered: bool,
     /// Forget every earlier answer.
     pub restart: bool,
+    /// Run lines again that failed though nothing was wrong with them.
+    pub retry_failed: bool,
     /// The model and its format, by name.
     pub queue: QueueName,
 }
@@ -129,10 +131,12 @@ pub async fn answer(
     stop: watch::Receiver<Stop>,
     mut tell: impl FnMut(Update),
 ) -> anyhow::Result<Tally> {
-    let Work { input, output, ordered, restart, queue } = work;
+    let Work { input, output, ordered, restart, retry_failed, queue } = work;
     let numerics_class = answerer.numerics_class(&queue);
     let identity = Identity { model: queue.model.clone(), numerics_class };
-    let settings = Settings { input, output, ordered, restart, identity, queue: queue.clone() };
+    let queue_of_lines = queue.clone();
+    let settings =
+        Settings { input, output, ordered, restart, retry_failed, identity, queue: queue_of_lines };
     let mut file = BatchFile::open(settings).await?;
     file.take_notices().into_iter().for_each(|notice| tell(Update::Notice(notice)));
     let read = file
@@ -204,7 +208,6 @@ fn worker(
         drain: DRAIN,
         step_limit: STEP_LIMIT,
         // Its store has no days to drop.
-        retention: Duration::MAX,
         mode: Mode::Embedded,
     };
     Worker {

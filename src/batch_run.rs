@@ -3,7 +3,7 @@
 use std::{
     io::IsTerminal,
     num::NonZeroU32,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -22,6 +22,7 @@ use crate::{
     options::{self, CapacityOptions, RunOptions},
     output,
     servers::Servers,
+    signals::{EXIT_INTERRUPTED, Signals},
 };
 
 /// Between two lines of progress where no bar can be drawn.
@@ -29,8 +30,6 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Some lines could not be answered.
 const EXIT_ERROR_LINES: u8 = 2;
-/// Stopped by a signal.
-const EXIT_INTERRUPTED: u8 = 130;
 
 /// Answer a file of requests.
 ///
@@ -45,12 +44,14 @@ const EXIT_INTERRUPTED: u8 = 130;
 Examples:
   tritmill batch run questions.jsonl -o answers.jsonl
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --ordered --json | tail -1
+  zcat questions.jsonl.gz | tritmill batch run - -o answers.jsonl
+  tritmill batch run in.jsonl -o out.jsonl --retry-failed
   tritmill batch run in.jsonl -o out.jsonl --model bitnet-2b --redis redis://… --database postgres://…
 
 Exit codes:
   0 all lines answered, 2 finished with error lines, 1 could not run, 130 interrupted")]
 pub struct BatchRunArgs {
-    /// Batch lines
+    /// Batch lines; - reads standard input
     #[arg(value_name = "IN")]
     pub input: PathBuf,
     /// Where the answers go
@@ -69,6 +70,9 @@ pub struct BatchRunArgs {
     /// Drop earlier answers and start over
     #[arg(long)]
     pub restart: bool,
+    /// Run lines again that failed though nothing was wrong with them (status 500)
+    #[arg(long)]
+    pub retry_failed: bool,
     /// Print a summary as JSON: {"lines","completed","failed","resumed","tokens","seconds"}
     #[arg(long)]
     pub json: bool,
@@ -86,8 +90,7 @@ pub struct BatchRunArgs {
 /// Runs the command.
 pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     // Before the model is loaded, which may take a while.
-    let input = std::fs::metadata(&args.input);
-    let input_bytes = input.with_context(|| format!("cannot read {}", args.input.display()))?.len();
+    let input_bytes = input_bytes(&args.input)?;
     let started = Instant::now();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let (queue, answerer) = match args.servers.given()? {
@@ -103,13 +106,15 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
         output: args.output,
         ordered: args.ordered,
         restart: args.restart,
+        retry_failed: args.retry_failed,
         queue,
     };
     let (stop, stopped) = watch::channel(Stop::No);
     let interrupted = stopped.clone();
     let mut display = Display::new(input_bytes);
     let tally = runtime.block_on(async {
-        tokio::spawn(stop_on_signal(stop));
+        let signals = Signals::listen().context("cannot listen for signals")?;
+        tokio::spawn(signals.stop(stop));
         answering::answer(work, answerer, stopped, |update| display.show(update)).await
     });
     display.finish();
@@ -121,6 +126,19 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::from(EXIT_ERROR_LINES),
     })
+}
+
+/// Length of the input, if it is a file's.
+fn input_bytes(input: &Path) -> anyhow::Result<Option<u64>> {
+    if input.as_os_str() == "-" {
+        if std::io::stdin().is_terminal() {
+            eprintln!("reading lines from the terminal, up to Ctrl-D");
+        }
+        return Ok(None);
+    }
+    let metadata = std::fs::metadata(input);
+    let metadata = metadata.with_context(|| format!("cannot read {}", input.display()))?;
+    Ok(metadata.is_file().then_some(metadata.len()))
 }
 
 fn queue_of(model: &str, run: &RunOptions) -> QueueName {
@@ -139,35 +157,6 @@ fn here(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let served = Served::new(model, name, numerics_class);
     let max_sequences = options.max_sequences;
     Ok((queue, Answerer::Here { served, engine: Box::new(engine), max_sequences }))
-}
-
-/// The first signal asks for a clean stop, the second one ends the process: everything committed
-/// stays.
-pub async fn stop_on_signal(stop: watch::Sender<Stop>) {
-    wait_for_signal().await;
-    eprintln!("stopping: running jobs finish first; once more to stop at once");
-    // The run may just have ended.
-    let _ = stop.send(Stop::Drain);
-    wait_for_signal().await;
-    std::process::exit(i32::from(EXIT_INTERRUPTED));
-}
-
-async fn wait_for_signal() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-            return;
-        }
-    }
-    if tokio::signal::ctrl_c().await.is_err() {
-        // Without a handler the system's own ends the process.
-        std::future::pending::<()>().await;
-    }
 }
 
 fn summarize(tally: &Tally, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {
@@ -194,14 +183,15 @@ fn summarize(tally: &Tally, elapsed: Duration, as_json: bool) -> anyhow::Result<
 struct Display {
     bar: ProgressBar,
     terminal: bool,
-    input_bytes: u64,
+    /// Unknown for a pipe.
+    input_bytes: Option<u64>,
     /// When the first job could start, and what was done then.
     began: Option<(Instant, u64)>,
     last_line: Instant,
 }
 
 impl Display {
-    fn new(input_bytes: u64) -> Self {
+    fn new(input_bytes: Option<u64>) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let target = match terminal {
             true => ProgressDrawTarget::stderr(),
@@ -217,11 +207,16 @@ impl Display {
         match update {
             Update::Notice(notice) => self.bar.suspend(|| eprintln!("note: {notice}")),
             Update::Reading(lines, bytes) => {
-                let percent = bytes.saturating_mul(100) / self.input_bytes.max(1);
-                self.bar.set_length(self.input_bytes);
+                let known = self.input_bytes;
+                let length = known.unwrap_or(bytes);
+                self.bar.set_length(length);
                 self.bar.set_position(bytes);
                 self.bar.set_message(format!("bytes read, {lines} lines"));
-                self.line(|| format!("reading: {lines} lines, {percent} %"));
+                let percent = bytes.saturating_mul(100) / length.max(1);
+                self.line(|| match known {
+                    Some(_) => format!("reading: {lines} lines, {percent} %"),
+                    None => format!("reading: {lines} lines"),
+                });
             }
             Update::Tally(tally) => self.tally(&tally),
         }

@@ -128,6 +128,7 @@ fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<
         output: output.to_owned(),
         ordered: false,
         restart: false,
+        retry_failed: false,
         queue: QueueName { model: name.clone(), format: options.format.to_string() },
     };
     let answerer = Answerer::Here {

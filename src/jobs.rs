@@ -1,145 +1,32 @@
-//! `tritmill submit | watch | results | cancel`: jobs by hand and from scripts.
+//! `tritmill watch | results | cancel`: jobs by hand and from scripts.
 
-use std::{
-    fs::File,
-    io::{BufReader, IsTerminal as _, Read},
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{collections::BTreeMap, io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
 use futures_util::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tritmill_producer::{Client, ClientError, LineReader, parse_line};
+use tritmill_producer::{Client, ClientError};
 use tritmill_queue::{
-    Job, JobEvent, JobId, JobState, Outcome, Priority, QueueName,
-    store::{JobRecord, RETENTION_DEFAULT},
+    JobEvent, JobId, JobState, Operations as _, Outcome, QueueName,
+    store::{JobRecord, PostgresStore, operations::Worker},
 };
 
 use crate::{
-    demo_model,
     operate::queue_name,
-    options::RunOptions,
     output,
-    servers::{FastOption, Keeper, Mode, Servers},
+    servers::{FastOption, Mode, Servers},
 };
 
-/// Jobs submitted in one call.
-const SUBMIT_CHUNK: usize = 1000;
 /// Some jobs or lines had no answer.
 const EXIT_INCOMPLETE: u8 = 2;
 
-/// Put jobs into a queue and return at once.
-///
-/// IN has batch lines, as for `batch run`; `-` reads them from standard input. Prints one line for
-/// each job, its id and custom_id. For a file in and a file out use `batch run`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  tritmill submit in.jsonl --model bitnet-2b --redis redis://… --database postgres://…
-  echo '{\"prompt\": \"Paid on the 3rd of March, 2024\"}' | tritmill submit - --priority high
-
-Exit codes:
-  0 all submitted, 2 some lines were refused, 1 could not run")]
-pub struct SubmitArguments {
-    /// Batch lines
-    #[arg(value_name = "IN")]
-    input: PathBuf,
-    /// Name of a model that workers serve
-    #[arg(long, value_name = "NAME", default_value = demo_model::NAME)]
-    model: String,
-    /// Before or behind other jobs of the queue
-    #[arg(long, default_value = "normal", value_parser = ["high", "normal", "low"])]
-    priority: String,
-    /// Let `watch --follow` show the text while it is generated
-    #[arg(long)]
-    stream: bool,
-    #[command(flatten)]
-    run: RunOptions,
-    #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    fast: FastOption,
-}
-
-/// Runs `submit`.
-pub fn submit(arguments: &SubmitArguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode(arguments.fast)?;
-    let format = arguments.run.format.to_string();
-    let queue = QueueName { model: arguments.model.clone(), format };
-    let priority: Priority = arguments.priority.parse()?;
-    let input: Box<dyn Read> = match arguments.input.to_str() {
-        Some("-") => Box::new(std::io::stdin()),
-        _ => {
-            let file = File::open(&arguments.input);
-            Box::new(file.with_context(|| format!("cannot read {}", arguments.input.display()))?)
-        }
-    };
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    runtime.block_on(async {
-        let dispatcher = servers.dispatcher()?;
-        let database = servers.database().await?;
-        let keeper = Keeper::of(database, &dispatcher, &queue, RETENTION_DEFAULT).await?;
-        let client = keeper.client(dispatcher);
-        let mut lines = LineReader::new(BufReader::new(input));
-        let (mut jobs, mut refused) = (Vec::new(), 0_u64);
-        let mut more = true;
-        while more {
-            let line = lines.next_line().context("cannot read the lines")?;
-            more = line.is_some();
-            if let Some(line) = line {
-                let parsed = parse_line(&line, &queue);
-                match parsed.content {
-                    Ok(job) => {
-                        let job = Job { priority, stream: arguments.stream, ..*job };
-                        jobs.push((parsed.custom_id, job));
-                    }
-                    Err(refusal) => {
-                        refused += 1;
-                        let refusal: Value = serde_json::from_str(&refusal).unwrap_or_default();
-                        eprintln!("refused: {}", refusal["message"].as_str().unwrap_or_default());
-                    }
-                }
-            }
-            if jobs.len() >= SUBMIT_CHUNK || !more {
-                send(&client, std::mem::take(&mut jobs)).await?;
-            }
-        }
-        if let Some(store) = keeper.operations() {
-            let workers = store.workers().await?;
-            let serving = workers.iter().filter(|worker| worker.heartbeat.queue == queue).count();
-            eprintln!("workers: {serving}");
-            if serving == 0 {
-                eprintln!("no worker serves {queue}: jobs wait until one does");
-            }
-        }
-        Ok(if refused == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
-    })
-}
-
-/// Submits, waiting while the queue is full, and prints the ids.
-async fn send(client: &Client, jobs: Vec<(Option<String>, Job)>) -> anyhow::Result<()> {
-    let (names, jobs): (Vec<Option<String>>, Vec<Job>) = jobs.into_iter().unzip();
-    loop {
-        match client.submit_many(&jobs).await {
-            Err(ClientError::Busy { retry_after }) => {
-                eprintln!("the queue is full, waiting {:.1} s", retry_after.as_secs_f32());
-                tokio::time::sleep(retry_after).await;
-            }
-            other => break other?,
-        }
-    }
-    for (job, custom_id) in jobs.iter().zip(names) {
-        output::line(json!({ "id": job.id.to_string(), "custom_id": custom_id }))?;
-    }
-    Ok(())
-}
-
 /// Which jobs.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Exit codes:
+  0 done, 2 some are unknown, 1 could not run")]
 pub struct JobArguments {
     /// Ids, as `submit` prints them
     #[arg(value_name = "ID", required = true)]
@@ -183,7 +70,7 @@ Examples:
   tritmill watch 0199f3c2-… --timeout 60
 
 Exit codes:
-  0 all completed, 2 some failed or are not over, 1 could not run")]
+  0 all completed, 2 some failed, are not over or are unknown, 1 could not run")]
 pub struct WatchArguments {
     #[command(flatten)]
     jobs: JobArguments,
@@ -191,7 +78,8 @@ pub struct WatchArguments {
     #[arg(long)]
     follow: bool,
     /// Seconds to wait at most
-    #[arg(long, value_name = "SECONDS", default_value_t = 86_400)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 86_400,
+          value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     timeout: u64,
 }
 
@@ -209,24 +97,59 @@ async fn follow(client: &Client, id: JobId) {
     }
 }
 
+/// Those of `ids` that there are; says of waiting ones whose queue nobody serves.
+async fn known(
+    client: &Client,
+    store: Option<&PostgresStore>,
+    ids: &[JobId],
+) -> anyhow::Result<Vec<JobId>> {
+    let mut known = Vec::with_capacity(ids.len());
+    let mut queues: BTreeMap<QueueName, usize> = BTreeMap::new();
+    for id in ids {
+        match client.result(*id).await {
+            Ok(record) => {
+                known.push(*id);
+                if !record.state.is_terminal() {
+                    *queues.entry(record.job.queue).or_default() += 1;
+                }
+            }
+            Err(ClientError::Unknown(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // Without a database nobody lists the workers.
+    let Some(store) = store.filter(|_| !queues.is_empty()) else { return Ok(known) };
+    let workers = store.workers().await?;
+    for (queue, count) in queues {
+        let serves = |worker: &Worker| worker.is_alive() && worker.heartbeat.queue == queue;
+        if !workers.iter().any(serves) {
+            eprintln!("no worker serves {queue}: {count} of these jobs wait until one does");
+        }
+    }
+    Ok(known)
+}
+
 /// Runs `watch`.
 pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
     let jobs = &arguments.jobs;
     jobs.with_client(async |client| {
+        // What is unknown now will not be known later: it is not waited for.
+        let store = jobs.servers.mode(jobs.fast)?.database().await?;
+        let known = known(&client, store.as_deref(), &jobs.ids).await?;
         let bar = ProgressBar::new(jobs.ids.len() as u64);
         bar.set_style(ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}")?);
         let terminal = std::io::stderr().is_terminal();
         let limit = Duration::from_secs(arguments.timeout);
         if arguments.follow {
             let all = async {
-                for id in &jobs.ids {
+                for id in &known {
                     follow(&client, *id).await;
                 }
             };
             // What is not over by then is said below.
             let _ = tokio::time::timeout(limit, all).await;
         }
-        let waited = client.wait_all(&jobs.ids, limit, |waited| {
+        let waited = client.wait_all(&known, limit, |waited| {
             bar.set_position(waited.done() as u64);
             bar.set_message(format!("{} failed", waited.failed));
             if !terminal {
@@ -244,8 +167,8 @@ pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
 /// Runs `results`.
 pub fn results(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
     arguments.with_client(async |client| {
-        print_all(&client, &arguments.ids).await?;
-        Ok(ExitCode::SUCCESS)
+        let unknown = print_all(&client, &arguments.ids).await?;
+        Ok(if unknown == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     })
 }
 
@@ -253,27 +176,48 @@ pub fn results(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
 pub fn cancel(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
     arguments.with_client(async |client| {
         let cancelled = client.cancel(&arguments.ids).await?;
+        let mut unknown = 0;
         for id in &arguments.ids {
-            let done =
-                if cancelled.contains(id) { "cancelled" } else { "over already, or unknown" };
-            output::line(json!({ "id": id.to_string(), "cancelled": cancelled.contains(id) }))?;
-            eprintln!("{id}: {done}");
+            let is_cancelled = cancelled.contains(id);
+            let state = match client.poll(*id).await {
+                Ok(state) => Some(state.as_str()),
+                Err(ClientError::Unknown(_)) => None,
+                Err(error) => return Err(error.into()),
+            };
+            let line = json!({ "id": id.to_string(), "cancelled": is_cancelled, "state": state });
+            output::line(line)?;
+            match state {
+                Some(_) if is_cancelled => eprintln!("{id}: cancelled"),
+                Some(state) => eprintln!("{id}: over already, {state}"),
+                None => {
+                    unknown += 1;
+                    say_unknown(*id);
+                }
+            }
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(if unknown == 0 { ExitCode::SUCCESS } else { ExitCode::from(EXIT_INCOMPLETE) })
     })
 }
 
-async fn print_all(client: &Client, ids: &[JobId]) -> anyhow::Result<()> {
+fn say_unknown(id: JobId) {
+    eprintln!("no job {id}: never submitted here, or deleted");
+}
+
+/// Prints them; returns how many are unknown.
+async fn print_all(client: &Client, ids: &[JobId]) -> anyhow::Result<usize> {
+    let mut unknown = 0;
     for id in ids {
         match client.result(*id).await {
             Ok(record) => output::line(story(&record))?,
             Err(ClientError::Unknown(id)) => {
                 output::line(json!({ "id": id.to_string(), "state": Value::Null }))?;
+                unknown += 1;
+                say_unknown(id);
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(())
+    Ok(unknown)
 }
 
 /// A job as JSON for people and scripts: without its prompt, which may be nobody's business.

@@ -17,6 +17,9 @@ mod operate;
 mod options;
 mod output;
 mod servers;
+mod signals;
+mod standalone;
+mod submit;
 mod worker;
 
 use std::process::ExitCode;
@@ -40,10 +43,12 @@ enum Command {
     Batch(Batch),
     /// Answer the jobs of a queue
     Worker(Box<worker::Arguments>),
+    /// Migrate the database and answer the jobs of a queue, in one process
+    Standalone(Box<standalone::Arguments>),
     /// Bring the database's tables up to date
     Migrate(migrate::Arguments),
     /// Put jobs into a queue
-    Submit(jobs::SubmitArguments),
+    Submit(submit::Arguments),
     /// Wait for jobs and print them
     Watch(jobs::WatchArguments),
     /// Print jobs as they are now
@@ -88,8 +93,9 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Batch(Batch::Run(arguments)) => batch_run::run(*arguments),
         Command::Worker(arguments) => worker::run(*arguments),
+        Command::Standalone(arguments) => standalone::run(*arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
-        Command::Submit(arguments) => jobs::submit(&arguments),
+        Command::Submit(arguments) => submit::run(&arguments),
         Command::Watch(arguments) => jobs::watch(&arguments),
         Command::Results(arguments) => jobs::results(&arguments),
         Command::Cancel(arguments) => jobs::cancel(&arguments),
@@ -107,5 +113,17 @@ fn main() -> ExitCode {
             eprintln!("error: {}", output::one_line(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn every_command_is_well_formed() {
+        Cli::command().debug_assert();
     }
 }

@@ -1,16 +1,19 @@
 //! `tritmill queue | workers | dlq`: what operators see and set.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{collections::HashSet, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_queue::{
-    Dispatcher as _, Entry, Job, JobId, Operations as _, QueueName,
+    Dispatcher as _, Entry, Job, JobId, Operations as _, QueueName, Tenant,
     store::{PostgresStore, operations::QueueOverview},
 };
 
 use crate::{jobs::story, output, servers::Servers};
+
+/// Some of what was named was not there.
+const EXIT_INCOMPLETE: u8 = 2;
 
 /// Queues: list them, pause and resume them, bound them.
 #[derive(Debug, Subcommand)]
@@ -23,6 +26,8 @@ pub enum QueueCommand {
     Resume(QueueArguments),
     /// Bound the backlog
     Limit(LimitArguments),
+    /// Forget the numerics class, for another model or other settings; refused while it is served
+    ResetClass(QueueArguments),
 }
 
 /// Workers: list them, ask them to drain.
@@ -69,12 +74,26 @@ pub struct QueueArguments {
 
 /// Which queue, and its bound.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill queue limit demo@i2_s 50000000
+  tritmill queue limit demo@i2_s 2000000 --each-tenant
+  tritmill queue limit demo@i2_s 9000000 --tenant big-customer
+  tritmill queue limit demo@i2_s
+
+Producers heed it within seconds: what would pass the bound is refused with a time to try again.")]
 pub struct LimitArguments {
     #[command(flatten)]
     queue: QueueArguments,
-    /// Tokens that may wait; none returns to the default
+    /// Tokens that may wait; none lifts the bound
     #[arg(value_name = "TOKENS")]
     tokens: Option<u64>,
+    /// Bound what waits of this tenant's only
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// Bound what waits of each tenant that has no bound of its own
+    #[arg(long, conflicts_with = "tenant")]
+    each_tenant: bool,
 }
 
 /// Which worker.
@@ -112,6 +131,9 @@ pub struct DlqArguments {
 pub fn queue_name(text: &str) -> Result<QueueName, String> {
     match text.rsplit_once('@') {
         Some((model, format)) if !model.is_empty() && !format.is_empty() => {
+            for part in [model, format] {
+                QueueName::check_part(part).map_err(|problem| problem.to_string())?;
+            }
             Ok(QueueName { model: model.to_owned(), format: format.to_owned() })
         }
         _ => Err("expected MODEL@FORMAT, e.g. demo@i2_s".to_owned()),
@@ -145,27 +167,49 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
             with_store(&servers, async |store| Ok(store.set_paused(&queue, false).await?))?;
             eprintln!("{queue} goes on");
         }
-        QueueCommand::Limit(LimitArguments {
-            queue: QueueArguments { queue, servers },
-            tokens,
-        }) => {
-            with_store(&servers, async |store| Ok(store.set_limit(&queue, tokens).await?))?;
-            let bound =
-                tokens.map_or("the default".to_owned(), |tokens| format!("{tokens} tokens"));
-            eprintln!("{queue} is bounded at {bound}");
+        QueueCommand::Limit(arguments) => limit(arguments)?,
+        QueueCommand::ResetClass(QueueArguments { queue, servers }) => {
+            let had = with_store(&servers, async |store| Ok(store.reset_class(&queue).await?))?;
+            match had {
+                Some(class) => eprintln!("{queue} was of class '{class}'; the next worker sets it"),
+                None => eprintln!("{queue} has no class: the next worker sets it"),
+            }
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
+fn limit(arguments: LimitArguments) -> anyhow::Result<()> {
+    let LimitArguments { queue: QueueArguments { queue, servers }, tokens, tenant, each_tenant } =
+        arguments;
+    let tenant = tenant.map(Tenant);
+    with_store(&servers, async |store| {
+        match (&tenant, each_tenant) {
+            (None, false) => store.set_limit(&queue, tokens).await?,
+            (tenant, _) => store.set_quota(&queue, tenant.as_ref(), tokens).await?,
+        }
+        Ok(())
+    })?;
+    let whose = match tenant {
+        Some(Tenant(name)) => format!("{queue}: tenant {name}"),
+        None if each_tenant => format!("{queue}: each tenant"),
+        None => queue.to_string(),
+    };
+    match tokens {
+        Some(tokens) => eprintln!("{whose} is bounded at {tokens} tokens"),
+        None => eprintln!("{whose} is not bounded any more"),
+    }
+    Ok(())
+}
+
 fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {
     if !as_json {
         output::line(format_args!(
-            "{:<32} {:>9} {:>9} {:>10} {:>7} {:>9}  state",
-            "queue", "queued", "running", "completed", "failed", "oldest s"
+            "{:<32} {:>7} {:>9} {:>9} {:>10} {:>7} {:>9}  state",
+            "queue", "workers", "queued", "running", "completed", "failed", "oldest s"
         ))?;
     }
-    for QueueOverview { settings, progress, oldest_queued } in queues {
+    for QueueOverview { settings, progress, oldest_queued, overdue, workers } in queues {
         let name = settings.queue.to_string();
         if as_json {
             output::line(json!({
@@ -177,20 +221,33 @@ fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {
                 "expired": progress.expired, "prompt_tokens": progress.prompt_tokens,
                 "completion_tokens": progress.completion_tokens,
                 "oldest_queued_s": oldest_queued.map(|age| age.as_secs_f64()),
+                "overdue": overdue, "workers": workers,
             }))?;
             continue;
         }
         let waiting = progress.queued + progress.scheduled + progress.retrying;
         output::line(format_args!(
-            "{name:<32} {waiting:>9} {:>9} {:>10} {:>7} {:>9}  {}",
+            "{name:<32} {workers:>7} {waiting:>9} {:>9} {:>10} {:>7} {:>9}  {}",
             progress.running,
             progress.completed,
             progress.failed,
             oldest_queued.map_or("-".to_owned(), |age| age.as_secs().to_string()),
-            if settings.paused { "paused" } else { "open" }
+            condition(settings.paused, waiting > 0 && *workers == 0, *overdue)
         ))?;
     }
     Ok(())
+}
+
+/// What an operator should know of a queue, in words.
+fn condition(is_paused: bool, is_unserved: bool, overdue: u64) -> String {
+    let mut text = if is_paused { "paused" } else { "open" }.to_owned();
+    if is_unserved {
+        text += ", no worker serves it";
+    }
+    if overdue > 0 {
+        text += &format!(", {overdue} past their deadline");
+    }
+    text
 }
 
 /// Runs `workers …`.
@@ -207,10 +264,14 @@ pub fn workers(command: WorkersCommand) -> anyhow::Result<ExitCode> {
                             "owner": beat.owner, "queue": beat.queue.to_string(), "host": beat.host,
                             "pid": beat.pid, "running": beat.running, "slots": beat.slots,
                             "draining": draining, "tokens_per_s": beat.tokens_per_s,
-                            "silent_s": silent,
+                            "silent_s": silent, "alive": worker.is_alive(),
                         }))?;
                     } else {
-                        let state = if draining { "draining" } else { "serves" };
+                        let state = match (worker.is_alive(), draining) {
+                            (false, _) => "silent:",
+                            (true, true) => "draining",
+                            (true, false) => "serves",
+                        };
                         output::line(format_args!(
                             "{}  {state} {}  {}/{} running  {:.0} tokens/s  heard {silent:.0} s ago",
                             beat.owner, beat.queue, beat.running, beat.slots, beat.tokens_per_s
@@ -270,10 +331,23 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
                 let runtime = tokio::runtime::Runtime::new()?;
                 let _ = runtime.block_on(given.dispatcher()?.enqueue(&entries));
             }
+            let of = |id: &&JobId| !replays.iter().any(|replay| replay.replay_of == **id);
+            let others: Vec<&JobId> = ids.iter().filter(of).collect();
+            for id in &others {
+                eprintln!("{id}: not replayed: no dead letter, or one that cannot be read");
+            }
+            if !others.is_empty() {
+                return Ok(ExitCode::from(EXIT_INCOMPLETE));
+            }
         }
         DlqCommand::Purge(DlqArguments { ids, servers }) => {
             let count = with_store(&servers, async |store| Ok(store.purge(&ids).await?))?;
             eprintln!("{count} dead letters deleted");
+            let wanted: HashSet<&JobId> = ids.iter().collect();
+            if usize::try_from(count) != Ok(wanted.len()) {
+                eprintln!("the others are no dead letters");
+                return Ok(ExitCode::from(EXIT_INCOMPLETE));
+            }
         }
     }
     Ok(ExitCode::SUCCESS)

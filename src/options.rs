@@ -15,6 +15,8 @@ use tritmill_engine::{
     load::EngineOptions,
 };
 
+use tritmill_queue::QueueName;
+
 use crate::demo_model;
 
 /// Which model to run.
@@ -49,7 +51,7 @@ pub struct RunOptions {
     #[arg(long, default_value = "i2_s", value_parser = one_of::<Format>(&["i2_s", "tl1", "tl2"]))]
     pub format: Format,
     /// Threads of a step [default: one for each core]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = up_to::<1024>)]
     pub threads: Option<NonZeroUsize>,
     /// Kernels to use [default: the fastest this machine has]
     #[arg(
@@ -85,7 +87,7 @@ impl RunOptions {
 #[command(next_help_heading = "Engine")]
 pub struct CapacityOptions {
     /// Sequences that run at once
-    #[arg(long, value_name = "N", default_value = "64")]
+    #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<65536>)]
     pub max_sequences: NonZeroUsize,
     /// Memory of the KV cache in MiB [default: what the sequences need, at most 1024]
     #[arg(long, value_name = "MIB")]
@@ -100,6 +102,20 @@ impl CapacityOptions {
             kv_bytes: self.kv_memory.map(|mib| mib.saturating_mul(1 << 20)),
             ..options
         }
+    }
+}
+
+/// A count from 1 to `MAX`.
+pub fn up_to<const MAX: usize>(text: &str) -> Result<NonZeroUsize, String> {
+    let count = text.parse::<usize>().ok().filter(|count| *count <= MAX);
+    count.and_then(NonZeroUsize::new).ok_or_else(|| format!("expected a number from 1 to {MAX}"))
+}
+
+/// The name of a model, as queues bear it.
+pub fn model_name(text: &str) -> Result<String, String> {
+    match QueueName::check_part(text) {
+        Ok(()) => Ok(text.to_owned()),
+        Err(problem) => Err(problem.to_string()),
     }
 }
 

@@ -1,13 +1,15 @@
 //! How the program speaks: log lines, results and errors.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use tracing_subscriber::EnvFilter;
 
 /// Sends log lines to standard error; `RUST_LOG` chooses them, warnings by default.
 pub fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let is_terminal = io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(is_terminal);
+    log.with_writer(io::stderr).init();
 }
 
 /// Prints one line of a result.

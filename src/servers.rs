@@ -113,7 +113,7 @@ impl Keeper {
     /// A producer's connection.
     pub fn client(&self, dispatcher: RedisDispatcher) -> Client {
         match self {
-            Self::Journal(store) => Client::new(store.clone(), Arc::new(dispatcher)),
+            Self::Journal(store) => Client::of_servers(store.clone(), Arc::new(dispatcher)),
             Self::Fast(store) => Client::within(dispatcher, store.clone()),
         }
     }
@@ -174,7 +174,12 @@ impl Servers {
     }
 }
 
-impl Given<'_> {
+impl<'a> Given<'a> {
+    /// Postgres's address.
+    pub fn database_url(self) -> &'a str {
+        self.database
+    }
+
     /// Connects to Postgres.
     pub async fn store(self) -> anyhow::Result<Arc<PostgresStore>> {
         let store = PostgresStore::connect(self.database).await;
@@ -188,6 +193,6 @@ impl Given<'_> {
 
     /// A producer's connection.
     pub async fn client(self) -> anyhow::Result<Client> {
-        Ok(Client::connect(self.redis, self.database).await?)
+        Ok(Client::of_servers(self.store().await?, self.dispatcher()?))
     }
 }

@@ -1,25 +1,39 @@
 //! `tritmill worker`: answers the jobs of one queue until it is told to stop.
 
-use std::{net::SocketAddr, num::NonZeroUsize, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    io, net::SocketAddr, num::NonZeroUsize, pin::pin, process::ExitCode, sync::Arc, time::Duration,
+};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
-use tritmill_engine::load;
-use tritmill_queue::{QueueName, store::RETENTION_DEFAULT};
-use tritmill_worker::{Mode, Served, Stop, Vitals, Worker, WorkerConfig, http, machine};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+use tritmill_engine::{
+    Engine,
+    files::Model,
+    load::{self, EngineOptions},
+};
+use tritmill_queue::{
+    QueueName,
+    store::{FAST_RETENTION, PostgresStore},
+};
+use tritmill_worker::{
+    Mode as WorkerMode, Served, Stop, Vitals, Worker, WorkerConfig, WorkerError, http, machine,
+};
 
 use crate::{
-    batch_run::stop_on_signal,
-    options::{CapacityOptions, ModelOption, RunOptions},
+    options::{self, CapacityOptions, ModelOption, RunOptions},
     output,
-    servers::{FastOption, Keeper, Servers},
+    servers::{FastOption, Given, Keeper, Mode, Servers},
+    signals::Signals,
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
-/// Days that a database keeps what is over.
-const RETENTION_DAYS: u32 = 365;
+/// Shortest lease.
+const LEASE_S_MIN: f64 = 0.5;
 
 /// Answer the jobs of a queue.
 ///
@@ -34,18 +48,18 @@ Examples:
   tritmill worker --model ./bitnet-2b --format tl2 --slots 32 --listen 0.0.0.0:9100
 
 Exit codes:
-  0 drained, 1 could not start, or the engine failed")]
+  0 drained, 1 could not start, or the engine or the pages at --listen failed")]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOption,
     /// Name of the model's queue [default: the folder's or file's]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = options::model_name)]
     name: Option<String>,
     /// Jobs held at once [default: the sequences that run at once, and a quarter more]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = options::up_to::<131_072>)]
     slots: Option<NonZeroUsize>,
     /// Seconds a job stays this worker's without a sign of life
-    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = lease)]
     lease: f64,
     /// Seconds that running jobs get to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
@@ -53,8 +67,9 @@ pub struct Arguments {
     /// Seconds a single step may take before the engine counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     step_limit: f64,
-    /// Days that jobs and results are kept after they are over [default: 365; 1 with --fast]
-    #[arg(long, value_name = "DAYS")]
+    /// With --fast: days that jobs and results are kept after they are over [default: 1]; a database
+    /// has one setting for all, see `tritmill migrate --retention`
+    #[arg(long, value_name = "DAYS", requires = "fast")]
     retention: Option<u32>,
     /// Where /healthz, /readyz and /metrics are served
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
@@ -72,6 +87,13 @@ pub struct Arguments {
     fast: FastOption,
 }
 
+impl Arguments {
+    /// Where Redis and Postgres are.
+    pub fn servers(&self) -> anyhow::Result<Given<'_>> {
+        self.servers.needed()
+    }
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
@@ -79,24 +101,45 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A lease must outlast some round trips to the store.
+fn lease(text: &str) -> Result<f64, String> {
+    seconds(text)
+        .ok()
+        .filter(|value| *value >= LEASE_S_MIN)
+        .ok_or_else(|| format!("expected seconds between {LEASE_S_MIN} and 86400"))
+}
+
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    // Before the model is loaded, which may take a while.
     let servers = arguments.servers.mode(arguments.fast)?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let dispatcher = servers.dispatcher()?;
-    let database = runtime.block_on(servers.database())?;
-    let model = arguments.model.open()?;
+    // Before the model is loaded, which may take a while.
+    let mut signals = {
+        let _context = runtime.enter();
+        Signals::listen().context("cannot listen for signals")?
+    };
     let options = arguments.capacity.apply(arguments.run.engine());
-    let engine = load::engine(&model, &options)
-        .with_context(|| format!("cannot load model {}", arguments.model.model))?;
+    let started = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            () = signals.next() => None,
+            started = start(servers, arguments.model, options) => Some(started),
+        }
+    });
+    let Some(started) = started else {
+        eprintln!("stopped before it held anything");
+        // What loads goes on until the process ends, in a moment.
+        runtime.shutdown_background();
+        return Ok(ExitCode::SUCCESS);
+    };
+    let (database, model, engine) = started?;
     let name = arguments.name.unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let class = engine.backend().numerics_class().to_owned();
-    let days = |days: u32| DAY * days.max(1);
-    let retention = arguments.retention.map_or(RETENTION_DEFAULT, days);
+    let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY * days.max(1));
     let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
-    let vitals = Arc::new(Vitals::default());
+    let vitals = Arc::new(Vitals::with_dispatcher(&dispatcher));
     let slots = options.max_sequences + options.max_sequences.div_ceil(4);
     let config = WorkerConfig {
         queue: queue.clone(),
@@ -105,8 +148,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         lease: Duration::from_secs_f64(arguments.lease),
         drain: Duration::from_secs_f64(arguments.drain),
         step_limit: Duration::from_secs_f64(arguments.step_limit),
-        retention: days(arguments.retention.unwrap_or(RETENTION_DAYS)),
-        mode: Mode::Service,
+        mode: WorkerMode::Service,
     };
     let owner = config.owner.clone();
     // Nobody listens: what is committed is counted by the vitals.
@@ -125,17 +167,58 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         keeper.register_class(&queue, &class).await?;
         let (listener, address) = http::listen(arguments.listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
-        tokio::spawn(stop_on_signal(stop));
-        tokio::spawn(http::serve(listener, vitals));
+        tokio::spawn(signals.stop(stop.clone()));
+        let serving = tokio::spawn(http::serve(listener, vitals));
         if arguments.json {
             let address = address.to_string();
             output::line(json!({"owner": owner, "queue": queue.to_string(), "listen": address}))?;
         }
         eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");
-        worker.run(engine, stopped).await?;
+        while_served(worker.run(engine, stopped), serving, stop).await?;
         eprintln!("worker {owner} is drained");
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// Runs a worker while its pages are served. One that nobody can ask how it is drains, and ends with
+/// an error: whoever started it starts it again.
+async fn while_served(
+    work: impl Future<Output = Result<(), WorkerError>>,
+    serving: JoinHandle<io::Result<()>>,
+    stop: watch::Sender<Stop>,
+) -> anyhow::Result<()> {
+    let mut work = pin!(work);
+    let ended = tokio::select! {
+        done = &mut work => return Ok(done?),
+        ended = serving => ended,
+    };
+    let why = match ended {
+        Ok(Ok(())) => anyhow!("it stopped"),
+        Ok(Err(error)) => error.into(),
+        Err(panic) => panic.into(),
+    };
+    tracing::error!(error = %why, "health and metrics are served no more: draining");
+    // It may just have ended.
+    let _ = stop.send(Stop::Drain);
+    work.await?;
+    Err(why.context("health and metrics were served no more"))
+}
+
+/// Connects to the database, if there is one, then loads the model.
+async fn start(
+    servers: Mode<'_>,
+    model: ModelOption,
+    options: EngineOptions,
+) -> anyhow::Result<(Option<Arc<PostgresStore>>, Arc<Model>, Engine)> {
+    let database = servers.database().await?;
+    let load = move || {
+        let opened = model.open()?;
+        let engine = load::engine(&opened, &options)
+            .with_context(|| format!("cannot load model {}", model.model))?;
+        anyhow::Ok((opened, engine))
+    };
+    let (model, engine) = tokio::task::spawn_blocking(load).await.context("loading failed")??;
+    Ok((database, model, engine))
 }
 
 /// A name for this incarnation of the process.
@@ -143,4 +226,29 @@ fn owner() -> String {
     let host = machine::host_name();
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     format!("{host}-{}-{:x}", std::process::id(), since.unwrap_or_default().as_millis())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_without_its_pages_drains_and_ends_with_an_error() {
+        let (stop, mut stopped) = watch::channel(Stop::No);
+        let work = async {
+            stopped.wait_for(|stop| *stop == Stop::Drain).await.expect("told to drain");
+            Ok(())
+        };
+        let broken = tokio::spawn(async { Err(io::Error::other("no more files")) });
+        let error = while_served(work, broken, stop).await.expect_err("it is no success");
+        let said = format!("{error:#}");
+        assert!(said.contains("health and metrics") && said.contains("no more files"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_drains_by_itself_is_a_success() {
+        let (stop, _stopped) = watch::channel(Stop::No);
+        let serving = tokio::spawn(std::future::pending());
+        while_served(async { Ok(()) }, serving, stop).await.expect("a success");
+    }
 }

@@ -332,3 +332,15 @@ fn a_missing_input_or_model_is_said_in_one_line() {
     assert!(run.stderr.contains("no-such-model"), "{}", run.stderr);
     assert!(!scratch.output().exists());
 }
+
+#[test]
+fn lines_come_from_standard_input_too() {
+    let scratch = Scratch::new();
+    scratch.write_input(&[chat("a", 2), chat("b", 3)]);
+    let first = scratch.run_piped(&["--json"]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert_eq!(first.summary()["completed"], 2);
+    scratch.write_input(&[chat("a", 2), chat("b", 3), chat("c", 2)]);
+    let second = scratch.run_piped(&["--json"]).summary();
+    assert_eq!((&second["completed"], &second["resumed"]), (&json!(3), &json!(2)));
+}

@@ -185,6 +185,21 @@ fn a_benchmark_of_the_queue_measures_every_phase_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_benchmark_of_the_whole_way_compares_it_with_the_engine() {
+    let fleet = Fleet::start();
+    let words = "bench e2e --json --batch 4 --jobs 9 --prompt 20 --generate 8 --repetitions 1";
+    let (code, stdout, stderr) = fleet.run(&words.split(' ').collect::<Vec<_>>());
+    assert_eq!(code, Some(0), "{stderr}");
+    let figures: Value = serde_json::from_str(&stdout).unwrap();
+    let number = |name: &str| figures[name].as_f64().unwrap();
+    assert!(number("engine_tokens_per_s") > 0.0 && number("queue_tokens_per_s") > 0.0);
+    let ratio = number("queue_tokens_per_s") / number("engine_tokens_per_s");
+    assert!((number("ratio") - ratio).abs() < 1e-9, "{figures}");
+    assert_eq!(fleet.redis_keys(), 0);
+    assert_eq!(fleet.rows(&["jobs", "results", "attempt_errors", "queues", "workers"]), 0);
+}
+
+#[test]
 fn servers_that_are_missing_or_half_given_are_named() {
     let fleet = Fleet::start();
     let (code, _, stderr) = fleet.run(&["worker", "--redis", "ftp://x"]);
@@ -194,6 +209,7 @@ fn servers_that_are_missing_or_half_given_are_named() {
     let (code, _, stderr) = fleet.run(&["worker", "--database", gone]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("database") && !stderr.contains("secret"), "{stderr}");
+    assert!(stderr.contains("127.0.0.1:1") && stderr.contains("refused"), "{stderr}");
 }
 
 #[test]

@@ -32,6 +32,6 @@ pub use request::{
     Choice, Event, FinishReason, Output, Request, RequestError, RequestId, SubmitError,
     TokenLogprob,
 };
-pub use sampler::{InvalidParam, SamplingParams};
+pub use sampler::{InvalidParam, SampleError, SamplingParams};
 pub use scheduler::Priority;
 pub use text::TokenText;

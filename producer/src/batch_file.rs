@@ -18,7 +18,7 @@ mod output;
 use std::{
     collections::{HashMap, hash_map::Entry},
     fs::{File, TryLockError},
-    io::{self, BufReader},
+    io::{self, BufReader, Read},
     path::{Path, PathBuf},
 };
 
@@ -50,7 +50,7 @@ pub struct Identity {
 /// Which files, and how.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Batch lines.
+    /// Batch lines; `-` is standard input.
     pub input: PathBuf,
     /// Answers; the store lies beside it.
     pub output: PathBuf,
@@ -58,6 +58,8 @@ pub struct Settings {
     pub ordered: bool,
     /// Forget every answer there is.
     pub restart: bool,
+    /// Run lines again that failed though nothing was wrong with them.
+    pub retry_failed: bool,
     /// Who answers.
     pub identity: Identity,
     /// Where the jobs wait.
@@ -90,6 +92,11 @@ pub enum Notice {
     },
     /// Every earlier answer was dropped, as asked.
     Restarted,
+    /// Lines that had failed run again, as asked.
+    Retried {
+        /// How many.
+        lines: u64,
+    },
 }
 
 impl std::fmt::Display for Notice {
@@ -114,6 +121,7 @@ impl std::fmt::Display for Notice {
                 write!(f, "{lines} lines of the last run were removed or changed in the input")
             }
             Self::Restarted => f.write_str("earlier answers dropped"),
+            Self::Retried { lines } => write!(f, "{lines} failed lines run again"),
         }
     }
 }
@@ -180,10 +188,37 @@ pub struct Counts {
     pub resumed_failed: u64,
 }
 
+/// Where lines come from.
+#[derive(Debug)]
+enum Input {
+    File(File),
+    Stdin(io::Stdin),
+}
+
+impl Input {
+    fn open(path: &Path) -> io::Result<Self> {
+        Ok(match path.as_os_str() == "-" {
+            true => Self::Stdin(io::stdin()),
+            false => Self::File(File::open(path)?),
+        })
+    }
+}
+
+impl Read for Input {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::File(file) => file.read(buffer),
+            Self::Stdin(stdin) => stdin.read(buffer),
+        }
+    }
+}
+
 /// The files of one run, locked.
 #[derive(Debug)]
 pub struct BatchFile {
     settings: Settings,
+    /// Until it is read. A pipe can be opened only once.
+    input: Option<Input>,
     store: SqliteStore,
     store_path: PathBuf,
     /// Held until the run ends; the system lets go when the process dies.
@@ -199,7 +234,7 @@ impl BatchFile {
     /// [`BatchFileError`]; nothing was changed.
     pub async fn open(settings: Settings) -> Result<Self, BatchFileError> {
         let failed = |source| BatchFileError::Input { path: settings.input.clone(), source };
-        File::open(&settings.input).map_err(failed)?;
+        let input = Input::open(&settings.input).map_err(failed)?;
         if let (Ok(a), Ok(b)) = (settings.input.canonicalize(), settings.output.canonicalize())
             && a == b
         {
@@ -210,7 +245,8 @@ impl BatchFile {
         let mut notices = Vec::new();
         let store = open_store(&settings, &store_path, &mut notices).await?;
         let output = Output::new(settings.output.clone(), settings.ordered);
-        let file = Self { settings, store, store_path, _lock: lock, output, notices };
+        let input = Some(input);
+        let file = Self { settings, input, store, store_path, _lock: lock, output, notices };
         // The lock is ours, so whoever claimed jobs is dead; and its format may have been another.
         file.store.hand_back_all().await.map_err(|e| file.store_failed(e))?;
         file.adopt_queue().await.map_err(|e| file.store_failed(e))?;
@@ -253,8 +289,17 @@ impl BatchFile {
     ) -> Result<Option<Counts>, BatchFileError> {
         let path = self.settings.input.clone();
         let input_failed = |source| BatchFileError::Input { path: path.clone(), source };
-        let file = File::open(&path).map_err(input_failed)?;
-        let mut reader = LineReader::new(BufReader::with_capacity(1 << 16, file));
+        if self.settings.retry_failed {
+            let lines = self.store.forget_failures().await.map_err(|e| self.store_failed(e))?;
+            if lines > 0 {
+                self.notices.push(Notice::Retried { lines });
+            }
+        }
+        let input = match self.input.take() {
+            Some(input) => input,
+            None => Input::open(&path).map_err(input_failed)?,
+        };
+        let mut reader = LineReader::new(BufReader::with_capacity(1 << 16, input));
         let run = self.store.begin_run().await.map_err(|e| self.store_failed(e))?;
         let mut counts = Counts::default();
         loop {

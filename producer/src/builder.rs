@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tritmill_queue::{
     Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError, Tenant,
-    Timestamp, job::ATTEMPTS_DEFAULT,
+    Timestamp, TraceParent, TraceParentError, job::ATTEMPTS_DEFAULT,
 };
 
 use crate::canonical::{Purpose, hash};
@@ -22,6 +22,9 @@ pub enum BuildError {
     /// The model has no name.
     #[error("model must not be empty")]
     NoModel,
+    /// A trace that is none.
+    #[error(transparent)]
+    TraceParent(#[from] TraceParentError),
     /// At least one attempt is needed.
     #[error("attempts_max must be at least 1")]
     NoAttempts,
@@ -43,6 +46,7 @@ pub enum BuildError {
 pub struct JobBuilder {
     job: Job,
     seed: Option<u64>,
+    traceparent: Option<Result<TraceParent, TraceParentError>>,
 }
 
 impl JobBuilder {
@@ -61,13 +65,19 @@ impl JobBuilder {
             run_at: None,
             expires_at: None,
             stream: false,
+            traceparent: None,
         };
-        Self { job, seed: None }
+        Self { job, seed: None, traceparent: None }
     }
 
     /// Text to continue as it stands. `model` is `name` or `name@format`.
     pub fn text(model: &str, text: impl Into<String>) -> Self {
         Self::new(model, Prompt::Text(text.into()))
+    }
+
+    /// Tokens to continue.
+    pub fn tokens(model: &str, tokens: Vec<u32>) -> Self {
+        Self::new(model, Prompt::Tokens(tokens))
     }
 
     /// A question, put into the model's chat template.
@@ -144,6 +154,14 @@ impl JobBuilder {
         self
     }
 
+    /// The trace it belongs to: a W3C `traceparent`, checked by [`build`](Self::build). A submission
+    /// that is repeated under its key may come with another one.
+    #[must_use]
+    pub fn traceparent(mut self, traceparent: &str) -> Self {
+        self.traceparent = Some(traceparent.parse());
+        self
+    }
+
     /// The job, if everything about it is in range.
     ///
     /// # Errors
@@ -164,6 +182,7 @@ impl JobBuilder {
         if empty {
             return Err(BuildError::EmptyPrompt);
         }
+        self.job.traceparent = self.traceparent.transpose()?;
         self.job.seed = self.seed.unwrap_or_else(|| {
             let [a, b, c, d, e, f, g, h, ..] = hash(Purpose::Seed, &[self.job.id.as_bytes()]);
             u64::from_le_bytes([a, b, c, d, e, f, g, h])
@@ -183,6 +202,14 @@ mod tests {
         assert!(fault(JobBuilder::text("m", "")).contains("prompt"));
         assert!(fault(JobBuilder::text("", "a")).contains("model"));
         assert!(fault(JobBuilder::text("m", "a").attempts_max(0)).contains("attempts_max"));
+        assert!(fault(JobBuilder::text("m", "a").traceparent("00-1-2-3")).contains("traceparent"));
+    }
+
+    #[test]
+    fn a_trace_is_kept() {
+        let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let job = JobBuilder::text("m", "a").traceparent(text).build().expect("in range");
+        assert_eq!(job.traceparent.map(|parent| parent.to_string()).as_deref(), Some(text));
     }
 
     #[test]

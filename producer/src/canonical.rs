@@ -14,6 +14,8 @@ pub enum Purpose {
     RefusedKey,
     /// Seed of a job that brought none.
     Seed,
+    /// Tells a repeated submission from another one under the same idempotency key.
+    Submission,
     /// `request_id` of a response.
     RequestId,
     /// `system_fingerprint` of a response.
@@ -26,6 +28,7 @@ impl Purpose {
             Self::Key => "tritmill batch line key",
             Self::RefusedKey => "tritmill refused batch line key",
             Self::Seed => "tritmill batch line seed",
+            Self::Submission => "tritmill submission",
             Self::RequestId => "tritmill batch line request id",
             Self::Fingerprint => "tritmill system fingerprint",
         }

@@ -9,10 +9,18 @@ use futures_util::{Stream, StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
 use tritmill_queue::{
     DispatchError, Dispatcher, Ended, Entry, EventId, Job, JobEvent, JobId, JobState, QueueName,
-    Store, StoreError,
-    dispatch::{BacklogLimit, RedisDispatcher, RedisUrlError},
+    Store, StoreError, Timestamp,
+    dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::RedisEvents,
-    store::{AcceptError, JobRecord, PostgresStore, RETENTION_DEFAULT, RedisStore, UnfitError},
+    store::{
+        AcceptError, Conflict, FAST_RETENTION, JobRecord, PostgresStore, RedisStore, Submission,
+        SubmitError, UnfitError,
+    },
+};
+
+use crate::{
+    canonical::{Purpose, hash},
+    quotas::KnownQuotas,
 };
 
 /// Jobs recorded per transaction.
@@ -27,9 +35,13 @@ const POLL_LAST: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The queue is full: nothing of the call was accepted. Submit again after `retry_after`.
-    #[error("queue is full: try again in {:.1} s", retry_after.as_secs_f32())]
+    /// The queue is full. Submit those beyond the first `accepted` again after `retry_after`.
+    #[error("queue is full at {limit}: try again in {:.1} s", retry_after.as_secs_f32())]
     Busy {
+        /// The bound that would be passed.
+        limit: Limit,
+        /// How many jobs of the call were accepted, from its first on.
+        accepted: usize,
         /// When to try again.
         retry_after: Duration,
     },
@@ -40,14 +52,20 @@ pub enum ClientError {
     /// No such job: it was never accepted, or is past its retention.
     #[error("no job {0}")]
     Unknown(JobId),
+    /// The idempotency key was used for another request: choose another key.
+    #[error(transparent)]
+    Conflict(#[from] Conflict),
+    /// The store of this client keeps no idempotency keys.
+    #[error("idempotency keys need Postgres")]
+    NoKeys,
 }
 
 impl From<AcceptError> for ClientError {
     fn from(error: AcceptError) -> Self {
         match error {
             AcceptError::Store(error) => Self::Store(error),
-            AcceptError::Dispatch(DispatchError::Busy { retry_after, .. }) => {
-                Self::Busy { retry_after }
+            AcceptError::Dispatch(DispatchError::Busy { limit, retry_after, .. }) => {
+                Self::Busy { limit, accepted: 0, retry_after }
             }
             other => Self::Store(StoreError::Unavailable(Box::new(other))),
         }
@@ -100,6 +118,15 @@ pub struct Client {
     events: Option<RedisEvents>,
     /// Accepts jobs and adds their entries in one step, if the store is the dispatcher's Redis.
     fast: Option<RedisStore>,
+    /// Of a client of Postgres and Redis.
+    servers: Option<Servers>,
+}
+
+/// What a client of Postgres and Redis has beyond the traits.
+#[derive(Clone)]
+struct Servers {
+    store: Arc<PostgresStore>,
+    quotas: Arc<KnownQuotas>,
 }
 
 impl std::fmt::Debug for Client {
@@ -111,7 +138,7 @@ impl std::fmt::Debug for Client {
 impl Client {
     /// A client of this store and this dispatcher.
     pub fn new(store: Arc<dyn Store>, dispatcher: Arc<dyn Dispatcher>) -> Self {
-        Self { store, dispatcher, events: None, fast: None }
+        Self { store, dispatcher, events: None, fast: None, servers: None }
     }
 
     /// A client of the Postgres and the Redis at these addresses, which also hears events.
@@ -133,8 +160,18 @@ impl Client {
     pub async fn connect(redis: &str, database: &str) -> Result<Self, ConnectError> {
         let store = Arc::new(PostgresStore::connect(database).await?);
         let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
-        let events = Some(dispatcher.events());
-        Ok(Self { store, dispatcher: Arc::new(dispatcher), events, fast: None })
+        Ok(Self::of_servers(store, Arc::new(dispatcher)))
+    }
+
+    /// A client of this Postgres and this Redis, which also heeds quotas and hears events.
+    pub fn of_servers(store: Arc<PostgresStore>, dispatcher: Arc<RedisDispatcher>) -> Self {
+        let quotas = Arc::new(KnownQuotas::new(store.clone()));
+        let servers = Servers { store: store.clone(), quotas };
+        Self {
+            events: Some(dispatcher.events()),
+            servers: Some(servers),
+            ..Self::new(store, dispatcher)
+        }
     }
 
     /// A client of one queue in the fast mode: the Redis at this address is all there is, for its
@@ -174,15 +211,18 @@ impl Client {
     /// ```
     pub async fn fast(redis: &str, queue: QueueName) -> Result<Self, ConnectError> {
         let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
-        let store = dispatcher.store(queue, RETENTION_DEFAULT);
+        let store = dispatcher.store(queue, FAST_RETENTION);
         store.check().await?;
         Ok(Self::within(dispatcher, store))
     }
 
     /// As [`Self::fast`], of a store of this dispatcher that is there already.
     pub fn within(dispatcher: RedisDispatcher, store: RedisStore) -> Self {
-        let (events, fast) = (Some(dispatcher.events()), Some(store.clone()));
-        Self { store: Arc::new(store), dispatcher: Arc::new(dispatcher), events, fast }
+        Self {
+            events: Some(dispatcher.events()),
+            fast: Some(store.clone()),
+            ..Self::new(Arc::new(store), Arc::new(dispatcher))
+        }
     }
 
     /// Submits one job.
@@ -196,36 +236,99 @@ impl Client {
         Ok(id)
     }
 
-    /// Submits jobs in bulk, a thousand a transaction; in the fast mode, some hundreds a script.
-    /// Jobs whose id is known already stay as they are.
+    /// Submits jobs in bulk, a thousand a transaction, or as few as there is room for; in the fast
+    /// mode, some hundreds a script. Jobs whose id is known already stay as they are.
     ///
     /// # Errors
     /// [`ClientError`]; some may be accepted, and the same call may be repeated.
     pub async fn submit_many(&self, jobs: &[Job]) -> Result<(), ClientError> {
         if let Some(fast) = &self.fast {
+            // Those that it has already do not count again.
             return Ok(fast.accept(jobs).await?);
         }
-        for chunk in jobs.chunks(SUBMIT_CHUNK) {
+        let (mut accepted, mut size) = (0, SUBMIT_CHUNK);
+        while accepted < jobs.len() {
+            let chunk = &jobs[accepted..jobs.len().min(accepted + size)];
             let entries: Vec<Entry> =
                 chunk.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
-            self.admit(&entries).await?;
+            if let Some((limit, retry_after)) = self.refusal(&entries).await {
+                if chunk.len() == 1 {
+                    return Err(ClientError::Busy { limit, accepted, retry_after });
+                }
+                size = (chunk.len() / 8).max(1);
+                continue;
+            }
             self.store.submit(chunk).await?;
+            accepted += chunk.len();
             match self.dispatcher.enqueue(&entries).await {
                 Ok(()) => {}
                 // Accepted by the store: workers feed the dispatcher from there.
-                Err(error) => tracing::debug!(%error, "dispatcher not told"),
+                Err(error) => crate::outage::not_told(&error),
             }
         }
         Ok(())
     }
 
-    /// Refuses what the queue has no room for, before the store has it.
-    async fn admit(&self, entries: &[Entry]) -> Result<(), ClientError> {
-        match self.dispatcher.admit(entries).await {
-            Err(DispatchError::Busy { retry_after, .. }) => Err(ClientError::Busy { retry_after }),
-            // Nobody can say how full the queue is: the store decides what it takes.
-            Err(_) | Ok(()) => Ok(()),
+    /// Submits jobs of one tenant under an idempotency key: doing so twice submits them once. Returns
+    /// the ids of the jobs, which are those of the first call. `request` is what the caller was
+    /// asked, in any bytes: it tells a repetition from another request under the same key. A key
+    /// stands for all of the jobs or none, so a queue with room for the first takes all.
+    ///
+    /// # Errors
+    /// [`ClientError::Conflict`] when the key stands for another request, [`ClientError::NoKeys`]
+    /// without Postgres; else as [`submit`](Self::submit), and the same call may be repeated.
+    pub async fn submit_once(
+        &self,
+        key: &str,
+        request: &[u8],
+        jobs: &[Job],
+    ) -> Result<Vec<JobId>, ClientError> {
+        let servers = self.servers.as_ref().ok_or(ClientError::NoKeys)?;
+        let entries: Vec<Entry> =
+            jobs.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
+        let first = entries.get(..1).unwrap_or_default();
+        if let Some((limit, retry_after)) = self.refusal(first).await {
+            return Err(ClientError::Busy { limit, accepted: 0, retry_after });
         }
+        let tenant = jobs.first().map(|job| job.tenant.clone()).unwrap_or_default();
+        let request = hash(Purpose::Submission, &[request]);
+        match servers.store.submit_idempotent(&tenant, key, &request, jobs).await {
+            Ok(Submission::Known(ids)) => Ok(ids),
+            Ok(Submission::New) => {
+                if let Err(error) = self.dispatcher.enqueue(&entries).await {
+                    crate::outage::not_told(&error);
+                }
+                Ok(jobs.iter().map(|job| job.id).collect())
+            }
+            Err(SubmitError::Conflict(conflict)) => Err(conflict.into()),
+            Err(SubmitError::Store(error)) => Err(error.into()),
+            Err(error) => Err(StoreError::Unavailable(Box::new(error)).into()),
+        }
+    }
+
+    /// The time on the clock that deadlines go by, for
+    /// [`JobBuilder::expires_after`](crate::JobBuilder::expires_after).
+    ///
+    /// # Errors
+    /// [`ClientError::Store`].
+    pub async fn now(&self) -> Result<Timestamp, ClientError> {
+        Ok(self.store.now().await?)
+    }
+
+    /// The bound that these would pass, and when to try again.
+    async fn refusal(&self, entries: &[Entry]) -> Option<(Limit, Duration)> {
+        for demand in Demand::of(entries) {
+            let quotas = match &self.servers {
+                Some(servers) => servers.quotas.of(&demand.queue).await,
+                None => Quotas::default(),
+            };
+            let room = self.dispatcher.admit(&demand, &quotas).await;
+            // Of another error nobody can say how full the queue is: the store decides.
+            if let Err(DispatchError::Busy { limit, retry_after, .. }) = room {
+                return Some((limit, retry_after));
+            }
+        }
+        None
     }
 
     /// Where a job is.
@@ -343,7 +446,9 @@ impl Client {
         limit: Duration,
         mut progress: impl FnMut(Waited),
     ) -> Waited {
-        let until = Instant::now() + limit;
+        let now = Instant::now();
+        // A limit beyond the clock is none.
+        let until = now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 32));
         let mut waited = Waited { total: ids.len(), ..Waited::default() };
         let mut results = Box::pin(self.results(ids.to_vec()));
         while let Ok(Some(result)) = tokio::time::timeout_at(until, results.next()).await {

@@ -5,9 +5,12 @@
 //! runs elsewhere is as durable as one that runs here: a job that was submitted already is not
 //! submitted twice, and an outcome that was recorded is not asked for again.
 
-use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, ops::Bound, pin::pin, sync::Arc, time::Duration};
 
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep},
+};
 use tritmill_queue::{
     Claimant, Ended, Finished, Held, Job, JobId, JobState, Outcome, QueueName, Store, StoreError,
 };
@@ -24,6 +27,10 @@ const WAIT_FIRST: Duration = Duration::from_millis(10);
 const WAIT_LAST: Duration = Duration::from_millis(500);
 /// Wait after a failure of the remote store.
 const RETRY: Duration = Duration::from_secs(1);
+/// How often jobs that have not ended are looked for, and how many of them: somebody may have
+/// deleted them there.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+const LOOK_COUNT: usize = 64;
 
 /// Outcomes that were recorded together.
 #[derive(Debug, Clone, Default)]
@@ -41,9 +48,12 @@ pub struct Courier {
     queue: QueueName,
     carried: mpsc::UnboundedSender<Carried>,
     attempts_max: u32,
-    flying: HashMap<JobId, Held>,
+    flying: BTreeMap<JobId, Held>,
     cursor: Option<JobId>,
     sent_all: bool,
+    /// When to look for jobs that have not ended, and after which one.
+    look_at: Instant,
+    looked: Option<JobId>,
 }
 
 impl std::fmt::Debug for Courier {
@@ -62,8 +72,18 @@ impl Courier {
         attempts_max: u32,
         carried: mpsc::UnboundedSender<Carried>,
     ) -> Self {
-        let flying = HashMap::new();
-        Self { local, remote, queue, carried, attempts_max, flying, cursor: None, sent_all: false }
+        Self {
+            local,
+            remote,
+            queue,
+            carried,
+            attempts_max,
+            flying: BTreeMap::new(),
+            cursor: None,
+            sent_all: false,
+            look_at: Instant::now() + LOOK_EVERY,
+            looked: None,
+        }
     }
 
     /// Runs until every local job is over, or `stop` resolves; then what is under way goes on
@@ -88,6 +108,10 @@ impl Courier {
                 if self.local.unfinished(&self.queue).await? == 0 {
                     return Ok(());
                 }
+            }
+            if Instant::now() >= self.look_at {
+                self.look().await?;
+                self.look_at = Instant::now() + LOOK_EVERY;
             }
             wait = if self.collect().await? { WAIT_FIRST } else { (wait * 2).min(WAIT_LAST) };
             tokio::select! {
@@ -115,10 +139,17 @@ impl Courier {
                     self.cursor = ids.last().copied().or(self.cursor);
                 }
                 Err(error) => {
-                    self.local.hand_back(&held).await?;
+                    let accepted = match error {
+                        ClientError::Busy { accepted, .. } => accepted,
+                        _ => 0,
+                    };
+                    let (sent, unsent) = held.split_at(accepted);
+                    self.flying.extend(sent.iter().map(|held| (held.id, *held)));
+                    self.cursor = sent.last().map(|held| held.id).or(self.cursor);
+                    self.local.hand_back(unsent).await?;
                     let pause = match error {
-                        ClientError::Busy { retry_after } => retry_after,
-                        ClientError::Store(_) | ClientError::Unknown(_) => {
+                        ClientError::Busy { retry_after, .. } => retry_after,
+                        _ => {
                             tracing::warn!(%error, "jobs not submitted, trying again");
                             RETRY
                         }
@@ -127,6 +158,25 @@ impl Courier {
                     sleep(pause.min(RETRY)).await;
                     return Ok(());
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for some of the jobs that have not ended; those that are not known any more are
+    /// submitted again.
+    async fn look(&mut self) -> Result<(), StoreError> {
+        let after = self.looked.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = self.flying.range((after, Bound::Unbounded));
+        let some: Vec<(JobId, Held)> = range.take(LOOK_COUNT).map(|(id, h)| (*id, *h)).collect();
+        self.looked = some.last().map(|(id, _)| *id);
+        for (id, held) in some {
+            if let Err(ClientError::Unknown(_)) = self.remote.result(id).await {
+                tracing::warn!(%id, "job is not known any more, submitting it again");
+                self.flying.remove(&id);
+                self.local.hand_back(&[held]).await?;
+                // From the start: it may lie before the cursor.
+                (self.cursor, self.sent_all) = (None, false);
             }
         }
         Ok(())

@@ -18,6 +18,8 @@ mod client;
 mod courier;
 mod fields;
 mod lines;
+mod outage;
+mod quotas;
 mod request;
 
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};

@@ -142,6 +142,7 @@ fn parse(
         run_at: None,
         expires_at: None,
         stream: false,
+        traceparent: None,
     };
     let shape = if endpoint == Endpoint::Chat { "chat" } else { "completion" };
     let key = hash(Purpose::Key, &parts);

@@ -2,20 +2,25 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use tritmill_producer::{BatchFile, Identity, Notice, Settings};
-use tritmill_queue::QueueName;
+use tritmill_queue::{Claimant, ErrorKind, Finished, JobError, Outcome, QueueName, Store as _};
 
-async fn run(folder: &Path, ordered: bool) -> Vec<Notice> {
-    let settings = Settings {
+fn settings(folder: &Path) -> Settings {
+    Settings {
         input: folder.join("in.jsonl"),
         output: folder.join("out.jsonl"),
-        ordered,
+        ordered: false,
         restart: false,
+        retry_failed: false,
         identity: Identity { model: "tiny".into(), numerics_class: "class".into() },
         queue: QueueName { model: "tiny".into(), format: "i2_s".into() },
-    };
+    }
+}
+
+async fn run(folder: &Path, ordered: bool) -> Vec<Notice> {
+    let settings = Settings { ordered, ..settings(folder) };
     let mut file = BatchFile::open(settings).await.unwrap();
     file.read(|_, _| true).await.unwrap().unwrap();
     file.catch_up().await.unwrap();
@@ -49,4 +54,38 @@ async fn a_whole_output_is_left_alone_and_a_torn_one_is_mended() {
         assert_eq!(run(folder.path(), ordered).await, [Notice::OutputRewritten]);
         assert_eq!(fs::read(&output).unwrap(), whole);
     }
+}
+
+#[tokio::test]
+async fn only_failures_that_are_not_the_lines_own_run_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = "{\"prompt\": \"cancelled\"}\n{\"prompt\": \"refused\"}\noops\n";
+    fs::write(folder.path().join("in.jsonl"), lines).unwrap();
+    let settings = settings(folder.path());
+    let mut file = BatchFile::open(settings.clone()).await.unwrap();
+    file.read(|_, _| true).await.unwrap().unwrap();
+    let store = file.store();
+    let queued = store.queued(&settings.queue, None, 9).await.unwrap();
+    let [first, second] = [queued[0].id, queued[1].id];
+    let by = Claimant { owner: "test", lease: Duration::from_secs(60) };
+    let held = store.claim(&[second], by).await.unwrap()[0].held();
+    let error = JobError {
+        kind: ErrorKind::InvalidRequest,
+        code: "context_length_exceeded".into(),
+        message: "too long".into(),
+        param: None,
+    };
+    store.finish(&[Finished { held, outcome: Outcome::Error(error) }]).await.unwrap();
+    assert_eq!(store.cancel(&[first]).await.unwrap(), [first]);
+    file.catch_up().await.unwrap();
+    file.close().await.unwrap();
+
+    let again = Settings { retry_failed: true, ..settings.clone() };
+    let mut file = BatchFile::open(again).await.unwrap();
+    let counts = file.read(|_, _| true).await.unwrap().unwrap();
+    assert_eq!(file.take_notices(), [Notice::Retried { lines: 1 }]);
+    assert_eq!((counts.lines, counts.refused, counts.resumed), (3, 1, 1));
+    let queued = file.store().queued(&settings.queue, None, 9).await.unwrap();
+    assert_eq!(queued.len(), 1);
+    assert_ne!(queued[0].id, first, "a job that is over stays over");
 }

@@ -13,7 +13,7 @@ mod redis;
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use backlog::{Backlog, BacklogLimit, Limit};
+pub use backlog::{Backlog, BacklogLimit, Demand, Limit, Quotas};
 pub use memory::MemoryDispatcher;
 pub(crate) use redis::{BLOCK_MAX, Connections, keys, refusal, scripts};
 pub use redis::{Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
@@ -88,12 +88,14 @@ pub trait Dispatcher: Send + Sync {
     /// [`DispatchError::Busy`] over the bound.
     async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError>;
 
-    /// Whether [`Dispatcher::enqueue`] would take these now. Concurrent producers may each be
-    /// told yes; the bound is passed by no more than what they submit at once.
+    /// Whether there is room for so much more: within the dispatcher's bounds and the queue's
+    /// quotas. A single entry finds room where nothing of its kind waits, however large it is: else
+    /// it never would. Concurrent producers may each be told yes; a bound is passed by no more than what
+    /// they submit at once.
     ///
     /// # Errors
-    /// [`DispatchError::Busy`] over the bound.
-    async fn admit(&self, entries: &[Entry]) -> Result<(), DispatchError>;
+    /// [`DispatchError::Busy`] over a bound.
+    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError>;
 
     /// Takes up to `max` entries, high before normal before low by weight; waits up to `wait` for
     /// the first, then returns what is there.

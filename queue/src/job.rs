@@ -14,7 +14,12 @@ use std::{fmt, str::FromStr, time::Duration};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{dispatch::Entry, sampling::Sampling};
+pub use crate::queue_name::{QueueName, QueueNameError};
+use crate::{
+    dispatch::Entry,
+    sampling::Sampling,
+    trace::{self, TraceParent},
+};
 
 /// Attempts a job has when nothing else is said.
 pub const ATTEMPTS_DEFAULT: u32 = 3;
@@ -234,21 +239,6 @@ impl FromStr for JobState {
     }
 }
 
-/// All jobs of one model in one format.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct QueueName {
-    /// Name of the model as workers serve it.
-    pub model: String,
-    /// Packing of its weights (`i2_s`, `tl1`, `tl2`).
-    pub format: String,
-}
-
-impl fmt::Display for QueueName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.model, self.format)
-    }
-}
-
 /// Who speaks in a [`Message`]. `developer` is read as `system`, as OpenAI does for older models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -331,6 +321,9 @@ pub struct Job {
     /// Whether somebody may want to read the text while it is generated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stream: bool,
+    /// The trace it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "trace::read")]
+    pub traceparent: Option<TraceParent>,
 }
 
 /// Bytes of a prompt that make a token, roughly; exact counts are the worker's.

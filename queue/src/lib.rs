@@ -15,19 +15,24 @@ pub mod dispatch;
 pub mod events;
 pub mod job;
 pub mod outcome;
+mod queue_name;
 pub mod sampling;
 pub mod store;
+mod trace;
 pub mod wire;
 
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
 pub use events::{EventId, JobEvent};
 pub use job::{
-    Job, JobId, JobState, Message, Priority, Prompt, QueueName, Role, Tenant, Timestamp,
+    Job, JobId, JobState, Message, Priority, Prompt, QueueName, QueueNameError, Role, Tenant,
+    Timestamp,
 };
 pub use outcome::{
     Choice, Completion, ErrorKind, FinishReason, JobError, Outcome, TokenLogprob, TopLogprob, Usage,
 };
 pub use sampling::{Sampling, SamplingError};
 pub use store::{
-    Claim, Claimant, Ended, Finished, Held, Operations, Progress, Settled, Store, StoreError,
+    Claim, Claimant, Ended, Finished, Held, Operations, Progress, Reconciled, Settled, Store,
+    StoreError,
 };
+pub use trace::{TraceParent, TraceParentError};

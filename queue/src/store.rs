@@ -26,9 +26,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 pub use operations::Operations;
 pub use postgres::{
-    Conflict, Maintained, PostgresOptions, PostgresStore, SchemaError, Submission, SubmitError,
+    Conflict, Maintained, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError,
+    Submission, SubmitError,
 };
-pub use redis::{AcceptError, RETENTION_DEFAULT, RedisStore, UnfitError};
+pub use redis::{AcceptError, FAST_RETENTION, RedisStore, UnfitError};
 pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
 
 use crate::{
@@ -125,6 +126,28 @@ pub struct JobRecord {
     pub errors: Vec<JobError>,
 }
 
+/// Most jobs that [`Reconciled`] names.
+pub const RECONCILED_MAX: usize = 8192;
+
+/// What time has moved.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reconciled {
+    /// Jobs that changed their state.
+    pub moved: u64,
+    /// Those that are queued now, of any queue, no more than [`RECONCILED_MAX`]: a dispatcher may
+    /// not know them, and the rest is found by [`Store::queued`].
+    pub queued: Vec<Entry>,
+}
+
+impl Reconciled {
+    /// Adds what another statement moved.
+    fn extend(&mut self, moved: u64, queued: impl IntoIterator<Item = Entry>) {
+        self.moved += moved;
+        let room = RECONCILED_MAX.saturating_sub(self.queued.len());
+        self.queued.extend(queued.into_iter().take(room));
+    }
+}
+
 /// Counts of jobs by state, and tokens of the completed ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
@@ -183,6 +206,14 @@ pub enum StoreError {
         job: JobId,
         /// The store's queue.
         queue: QueueName,
+    },
+    /// A value that the store cannot hold: the call may not be repeated as it is.
+    #[error("{what} cannot be stored: {problem}")]
+    Refused {
+        /// Which field.
+        what: &'static str,
+        /// Why not.
+        problem: String,
     },
     /// A row that this program did not write.
     #[error("stored {what} is damaged: {detail}")]
@@ -245,12 +276,12 @@ pub trait Store: Send + Sync {
     /// [`StoreError`].
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError>;
 
-    /// Moves what time has moved (see the module's table); returns how many rows changed. A lost
-    /// lease counts as an attempt here.
+    /// Moves what time has moved (see the module's table), of every queue, and says what: the
+    /// caller hands what was queued to the dispatcher. A lost lease counts as an attempt here.
     ///
     /// # Errors
-    /// [`StoreError`].
-    async fn reconcile(&self) -> Result<u64, StoreError>;
+    /// [`StoreError`]; what was moved until then is found by [`Store::queued`].
+    async fn reconcile(&self) -> Result<Reconciled, StoreError>;
 
     /// Up to `limit` queued jobs of a queue with an id above `after`, in order of id: what a
     /// dispatcher that came back empty must be fed.
@@ -263,6 +294,12 @@ pub trait Store: Send + Sync {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError>;
+
+    /// The time, on the clock that leases and deadlines go by.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn now(&self) -> Result<Timestamp, StoreError>;
 
     /// A job's whole story.
     ///

@@ -16,9 +16,12 @@ use std::{
 use conformance::{answer, by, error, finished, job, queue};
 use tritmill_queue::{
     ErrorKind, Job, JobId, JobState, QueueName, Store, Tenant, Timestamp,
+    dispatch::Quotas,
     store::{
         Operations, PostgresStore,
-        operations::{ClassError, Directive, Heartbeat, QueueState},
+        operations::{
+            ClassError, Directive, Heartbeat, QueueState, ResetClassError, SILENT_ALIVE_MAX,
+        },
     },
 };
 use tritmill_servers::Postgres;
@@ -34,6 +37,19 @@ async fn start() -> (Postgres, PostgresStore, Arc<AtomicI64>) {
         .unwrap()
         .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
     (server, store, now)
+}
+
+fn beat() -> Heartbeat {
+    Heartbeat {
+        owner: "host-1-abc".into(),
+        queue: queue(),
+        host: "host".into(),
+        pid: u32::MAX,
+        running: 3,
+        slots: 32,
+        draining: false,
+        tokens_per_s: 12.5,
+    }
 }
 
 /// Submits jobs and fails them for good.
@@ -61,6 +77,23 @@ async fn a_queue_keeps_what_is_set_for_it() {
 }
 
 #[tokio::test]
+async fn quotas_are_a_queues_and_its_tenants() {
+    let (_server, store, _) = start().await;
+    assert_eq!(store.quotas(&queue()).await.unwrap(), Quotas::default());
+    let [a, b] = ["a", "b"].map(|name| Tenant(name.to_owned()));
+    store.set_limit(&queue(), Some(100)).await.unwrap();
+    store.set_quota(&queue(), None, Some(50)).await.unwrap();
+    store.set_quota(&queue(), Some(&a), Some(10)).await.unwrap();
+    store.set_quota(&queue(), Some(&a), Some(20)).await.unwrap();
+    let quotas = store.quotas(&queue()).await.unwrap();
+    assert_eq!((quotas.tokens, quotas.of(&a), quotas.of(&b)), (Some(100), Some(20), Some(50)));
+    store.set_quota(&queue(), Some(&a), None).await.unwrap();
+    assert_eq!(store.quotas(&queue()).await.unwrap().of(&a), Some(50));
+    let other = QueueName { format: "tl1".into(), ..queue() };
+    assert_eq!(store.quotas(&other).await.unwrap(), Quotas::default());
+}
+
+#[tokio::test]
 async fn a_worker_of_another_numerics_class_is_refused() {
     let (_server, store, _) = start().await;
     // A setting came first; the class is still free.
@@ -73,6 +106,29 @@ async fn a_worker_of_another_numerics_class_is_refused() {
     assert_eq!(store.queue_state(&queue()).await.unwrap().class.as_deref(), Some("f16 exact"));
     let other = QueueName { format: "tl1".into(), ..queue() };
     store.register_class(&other, "int8 fast").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_class_is_reset_when_nobody_serves_the_queue() {
+    let (_server, store, now) = start().await;
+    assert_eq!(store.reset_class(&queue()).await.unwrap(), None, "it never had one");
+    store.register_class(&queue(), "f16 exact").await.unwrap();
+    let elsewhere = QueueName { format: "tl1".into(), ..queue() };
+    for (owner, queue) in [("b", queue()), ("a", queue()), ("c", elsewhere)] {
+        let beat = Heartbeat { owner: owner.into(), queue, ..beat() };
+        store.heartbeat(&beat).await.unwrap();
+    }
+    let refused = store.reset_class(&queue()).await.unwrap_err();
+    assert!(matches!(refused, ResetClassError::Served { .. }));
+    let said = refused.to_string();
+    assert_eq!(said, "queue tiny@i2_s is served by a, b: drain them first");
+    assert_eq!(store.queue_state(&queue()).await.unwrap().class.as_deref(), Some("f16 exact"));
+    store.forget_worker("a").await.unwrap();
+    // The other never said goodbye.
+    let silent = i64::try_from(SILENT_ALIVE_MAX.as_millis()).unwrap() + 1;
+    now.fetch_add(silent, Ordering::SeqCst);
+    assert_eq!(store.reset_class(&queue()).await.unwrap().as_deref(), Some("f16 exact"));
+    store.register_class(&queue(), "int8 fast").await.unwrap();
 }
 
 #[tokio::test]
@@ -98,16 +154,7 @@ async fn queues_are_listed_with_their_counts_and_their_oldest_job() {
 #[tokio::test]
 async fn a_heartbeat_tells_the_worker_what_was_asked_of_it() {
     let (_server, store, now) = start().await;
-    let beat = Heartbeat {
-        owner: "host-1-abc".into(),
-        queue: queue(),
-        host: "host".into(),
-        pid: u32::MAX,
-        running: 3,
-        slots: 32,
-        draining: false,
-        tokens_per_s: 12.5,
-    };
+    let beat = beat();
     let go_on = Directive { drain: false, paused: false };
     assert_eq!(store.heartbeat(&beat).await.unwrap(), go_on);
     now.fetch_add(2000, Ordering::SeqCst);
@@ -130,7 +177,7 @@ async fn a_heartbeat_tells_the_worker_what_was_asked_of_it() {
 
     store.heartbeat(&beat).await.unwrap();
     now.fetch_add(25 * 60 * 60 * 1000, Ordering::SeqCst);
-    store.maintain(Duration::from_secs(86_400)).await.unwrap();
+    store.maintain().await.unwrap();
     assert!(store.workers().await.unwrap().is_empty(), "one that never said goodbye");
 }
 

@@ -17,8 +17,8 @@ use conformance::{answer, by, finished, job};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tritmill_queue::{
-    Job, JobId, JobState, Store, Timestamp,
-    store::{Maintained, PostgresStore},
+    Job, JobId, JobState, Store, Tenant, Timestamp,
+    store::{Maintained, PostgresStore, RETENTION_DEFAULT, Submission},
 };
 use tritmill_servers::Postgres;
 use uuid::Uuid;
@@ -75,28 +75,65 @@ async fn old_days_are_dropped_when_their_jobs_are_over() {
     }
     assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 4);
     let retention = Duration::from_secs(7 * 24 * 60 * 60);
-    let done = store.maintain(retention).await.unwrap();
-    // Seven days of jobs, six of results, four of errors; what is over and old goes again.
-    let expected = Maintained { created: 7 + 6 + 4, dropped: 2, kept_unfinished: 1 };
+    assert_eq!(store.retention().await.unwrap(), RETENTION_DEFAULT);
+    store.set_retention(retention).await.unwrap();
+    assert_eq!(store.retention().await.unwrap(), retention);
+    // Seven days of jobs, six of results, four of errors. What is old by its id has only just ended.
+    let done = store.maintain().await.unwrap();
+    let created = 7 + 6 + 4;
+    let expected = Maintained { created, dropped: 0, kept_unfinished: 1, kept_recent: 1 };
     assert_eq!(done, expected);
     assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 1);
-    assert_eq!(store.job(old.id).await.unwrap(), None);
-    for (id, state) in
-        [(open.id, JobState::Queued), (recent.id, JobState::Completed), (odd.id, JobState::Queued)]
-    {
+    now.fetch_add(7 * DAY_MS, Ordering::SeqCst);
+    let done = store.maintain().await.unwrap();
+    assert_eq!((done.dropped, done.kept_recent), (0, 2), "over for seven days, not longer");
+    for (id, state) in [
+        (old.id, JobState::Completed),
+        (open.id, JobState::Queued),
+        (recent.id, JobState::Completed),
+        (odd.id, JobState::Queued),
+    ] {
         assert_eq!(store.job(id).await.unwrap().unwrap().state, state);
     }
-    let again = store.maintain(retention).await.unwrap();
+    now.fetch_add(1, Ordering::SeqCst);
+    let done = store.maintain().await.unwrap();
+    assert_eq!((done.dropped, done.kept_unfinished, done.kept_recent), (4, 1, 0), "with results");
+    assert_eq!(store.job(old.id).await.unwrap(), None);
+    assert_eq!(store.job(recent.id).await.unwrap(), None);
+    let again = store.maintain().await.unwrap();
     assert_eq!(again, Maintained { kept_unfinished: 1, ..Maintained::default() });
 
-    // Moved rows live on: this one is claimed, ends, and goes with its day.
+    // Moved rows live on: this one is claimed, ends, and goes a retention later.
     let held = store.claim(&[open.id], by("a")).await.unwrap()[0].held();
     store.finish(&[finished(held, answer("x"))]).await.unwrap();
-    assert_eq!(store.maintain(retention).await.unwrap().kept_unfinished, 0);
+    assert_eq!(store.maintain().await.unwrap().kept_recent, 1);
+    now.fetch_add(7 * DAY_MS + 1, Ordering::SeqCst);
+    store.maintain().await.unwrap();
     assert_eq!(store.job(open.id).await.unwrap(), None);
-    now.fetch_add(8 * DAY_MS, Ordering::SeqCst);
-    store.maintain(retention).await.unwrap();
-    assert_eq!(store.job(recent.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_key_is_kept_as_long_as_its_job() {
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let today = i64::try_from(Uuid::now_v7().as_u128() >> 80).unwrap() / DAY_MS;
+    let now = Arc::new(AtomicI64::new(today * DAY_MS));
+    let clock = Arc::clone(&now);
+    let store = PostgresStore::connect(&server.url())
+        .await
+        .unwrap()
+        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let (tenant, one) = (Tenant::default(), job());
+    let submit = async |job: &Job| {
+        store.submit_idempotent(&tenant, "k", b"hash", std::slice::from_ref(job)).await.unwrap()
+    };
+    assert_eq!(submit(&one).await, Submission::New);
+    now.fetch_add(400 * DAY_MS, Ordering::SeqCst);
+    store.maintain().await.unwrap();
+    assert_eq!(submit(&job()).await, Submission::Known(vec![one.id]), "it is still queued");
+    store.delete_jobs(&[one.id]).await.unwrap();
+    store.maintain().await.unwrap();
+    assert_eq!(submit(&job()).await, Submission::New);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -104,12 +141,12 @@ async fn maintenance_goes_on_beside_work_and_other_maintenance() {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
     let store = PostgresStore::connect(&server.url()).await.unwrap();
-    let retention = Duration::from_secs(60 * 86_400);
+    store.set_retention(Duration::from_secs(60 * 86_400)).await.unwrap();
     let maintainers = (0..3).map(|_| {
         let store = store.clone();
         tokio::spawn(async move {
             for _ in 0..10 {
-                assert_eq!(store.maintain(retention).await.unwrap().dropped, 0);
+                assert_eq!(store.maintain().await.unwrap().dropped, 0);
             }
         })
     });
@@ -121,7 +158,7 @@ async fn maintenance_goes_on_beside_work_and_other_maintenance() {
             store.submit(&jobs).await.unwrap();
             let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
             assert_eq!(claims.len(), jobs.len());
-            store.maintain(retention).await.unwrap();
+            store.maintain().await.unwrap();
             let done: Vec<_> =
                 claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
             assert_eq!(store.finish(&done).await.unwrap().len(), jobs.len());

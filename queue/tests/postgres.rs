@@ -33,6 +33,12 @@ async fn number(server: &Postgres, statement: &str) -> i64 {
     row.get(0)
 }
 
+async fn text(server: &Postgres, statement: &str) -> String {
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
+    row.get(0)
+}
+
 async fn execute(server: &Postgres, statement: &str) {
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut connection).await.unwrap();
@@ -120,6 +126,8 @@ async fn only_a_schema_of_this_release_or_later_is_accepted() {
 
     PostgresStore::migrate(&url).await.unwrap();
     let last = number(&server, "SELECT max(version) FROM _sqlx_migrations").await;
+    let earlier = format!("SELECT max(version) FROM _sqlx_migrations WHERE version < {last}");
+    let found = number(&server, &earlier).await;
     execute(
         &server,
         &format!(
@@ -133,7 +141,7 @@ async fn only_a_schema_of_this_release_or_later_is_accepted() {
 
     execute(&server, &format!("DELETE FROM _sqlx_migrations WHERE version >= {last}")).await;
     let refused = PostgresStore::connect(&url).await.unwrap_err();
-    assert_eq!(cause(refused), SchemaError::Older { found: last - 1, missing: last });
+    assert_eq!(cause(refused), SchemaError::Older { found, missing: last });
 }
 
 #[tokio::test]
@@ -172,6 +180,53 @@ async fn a_password_is_shown_nowhere() {
     for text in shown {
         assert!(!text.contains(secret), "{text}");
     }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_used_is_named_with_the_reason() {
+    let (server, _store) = start().await;
+    let at = format!("127.0.0.1:{}", server.port());
+    // Takes connections, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    let options = PostgresOptions {
+        acquire_timeout: Duration::from_millis(200),
+        ..PostgresOptions::default()
+    };
+    let closed = "127.0.0.1:1".to_owned();
+    for (url, address, reason) in [
+        (format!("postgres://postgres:hunter2@{closed}/postgres"), closed, "refused"),
+        (format!("postgres://nobody:hunter2@{at}/postgres"), at.clone(), "\"nobody\""),
+        (format!("postgres://postgres:hunter2@{at}/nothing"), at, "\"nothing\""),
+        (format!("postgres://postgres:hunter2@{silent}/postgres"), silent, "no answer"),
+    ] {
+        let refused = PostgresStore::connect_with(&url, options).await.unwrap_err();
+        assert!(matches!(refused, StoreError::Unavailable(_)), "{refused}");
+        let said = refused.to_string();
+        assert!(said.contains(reason) && said.contains(&address), "{said}");
+        assert!(!said.contains("hunter2") && !said.contains("pool"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_that_is_wrong_is_said_to_be() {
+    let (server, _store) = start().await;
+    execute(&server, "CREATE ROLE careful SUPERUSER LOGIN PASSWORD 'right'").await;
+    let folder = text(&server, "SHOW hba_file").await;
+    let rules = std::fs::read_to_string(&folder).unwrap();
+    std::fs::write(&folder, format!("host all careful all scram-sha-256\n{rules}")).unwrap();
+    execute(&server, "SELECT pg_reload_conf()").await;
+    let url =
+        |password| format!("postgres://careful:{password}@127.0.0.1:{}/postgres", server.port());
+    let said = loop {
+        match PostgresStore::connect(&url("wrong")).await {
+            Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(refused) => break refused.to_string(),
+        }
+    };
+    assert!(said.contains("password authentication failed"), "{said}");
+    assert!(!said.contains("wrong"), "{said}");
+    PostgresStore::connect(&url("right")).await.unwrap();
 }
 
 #[tokio::test]
@@ -251,7 +306,7 @@ async fn moves_find_jobs_by_key_and_renewals_stay_in_their_page() {
     assert_eq!(store.cancel(&some[..20]).await.unwrap().len(), 20);
     let done: Vec<_> = held.iter().map(|held| finished(*held, answer("x"))).collect();
     assert_eq!(store.finish(&done).await.unwrap().len(), 80);
-    assert_eq!(store.reconcile().await.unwrap(), 0);
+    assert_eq!(store.reconcile().await.unwrap().moved, 0);
     assert_eq!(store.queued(&queue(), Some(jobs[9000].id), 10).await.unwrap().len(), 10);
     assert!(store.job(jobs[0].id).await.unwrap().is_some());
     // Connections report what they did when they end.
@@ -279,15 +334,19 @@ async fn a_job_that_cannot_be_read_does_not_stop_its_neighbours() {
     let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
     let claimed: Vec<_> = claims.iter().map(|claim| claim.job.id).collect();
     assert_eq!(claimed, [jobs[0].id, jobs[2].id]);
-    let damaged = store.job(jobs[1].id).await.unwrap_err();
-    assert!(matches!(damaged, StoreError::Damaged { what: "job", .. }), "{damaged}");
+    // Its attempt is over and says why; what its row says is still known.
+    let record = store.job(jobs[1].id).await.unwrap().unwrap();
+    assert_eq!((record.state, record.attempts), (JobState::Retrying, 1));
+    assert_eq!((record.job.id, &record.job.queue), (jobs[1].id, &jobs[1].queue));
+    let codes: Vec<&str> = record.errors.iter().map(|error| error.code.as_str()).collect();
+    assert_eq!(codes, ["unreadable"]);
 }
 
 #[tokio::test]
 async fn text_that_postgres_cannot_hold_is_refused_by_name() {
     let (_server, store) = start().await;
     let refused = store.submit(&[Job { tenant: Tenant("a\0b".into()), ..job() }]).await;
-    assert!(matches!(refused, Err(StoreError::Damaged { what: "tenant", .. })));
+    assert!(matches!(refused, Err(StoreError::Refused { what: "tenant", .. })));
     assert_eq!(store.progress(None).await.unwrap().queued, 0);
 }
 
@@ -335,9 +394,9 @@ async fn reconcilers_pass_over_what_somebody_holds() {
         .fetch_one(&mut *tx)
         .await
         .unwrap();
-    assert_eq!(store.reconcile().await.unwrap(), 2);
+    assert_eq!(store.reconcile().await.unwrap().moved, 2);
     tx.rollback().await.unwrap();
-    assert_eq!(store.reconcile().await.unwrap(), 1);
+    assert_eq!(store.reconcile().await.unwrap().moved, 1);
 }
 
 #[tokio::test]
@@ -346,7 +405,8 @@ async fn more_jobs_than_a_statement_moves_are_reconciled() {
     let jobs: Vec<Job> = (0..2500).map(|_| Job { attempts_max: 1, ..job() }).collect();
     store.submit(&jobs).await.unwrap();
     store.claim(&ids(&jobs), Claimant { owner: "a", lease: Duration::ZERO }).await.unwrap();
-    assert_eq!(store.reconcile().await.unwrap(), 2500);
+    let done = store.reconcile().await.unwrap();
+    assert_eq!((done.moved, done.queued.len()), (2500, 0), "none has an attempt left");
     let record = store.job(jobs[0].id).await.unwrap().unwrap();
     assert_eq!((record.state, record.errors.len()), (JobState::Failed, 1));
     assert_eq!(record.errors[0].kind, ErrorKind::LeaseLost);

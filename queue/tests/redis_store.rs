@@ -14,13 +14,13 @@ use tritmill_queue::{
     Claim, Delivery, DispatchError, Dispatcher, ErrorKind, Job, JobId, JobState, Priority, Pull,
     QueueName, Store, StoreError, Tenant, Timestamp,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{AcceptError, RETENTION_DEFAULT, RedisStore, UnfitError, operations::ClassError},
+    store::{AcceptError, FAST_RETENTION, RedisStore, UnfitError, operations::ClassError},
 };
 use tritmill_servers::Redis;
 
 fn connect(redis: &Redis) -> (RedisDispatcher, RedisStore) {
     let dispatcher = RedisDispatcher::new(&redis.url(), BacklogLimit::default()).unwrap();
-    let store = dispatcher.store(queue(), RETENTION_DEFAULT);
+    let store = dispatcher.store(queue(), FAST_RETENTION);
     (dispatcher, store)
 }
 
@@ -86,7 +86,7 @@ async fn a_full_queue_refuses_a_chunk_whole_and_repeats_are_no_excess() {
     let redis = Redis::start().unwrap();
     let limit = BacklogLimit { entries: 10, tokens: 1 << 40 };
     let dispatcher = RedisDispatcher::new(&redis.url(), limit).unwrap();
-    let store = dispatcher.store(queue(), RETENTION_DEFAULT);
+    let store = dispatcher.store(queue(), FAST_RETENTION);
     let jobs: Vec<Job> = (0..12).map(|_| job()).collect();
     store.accept(&jobs[..8]).await.unwrap();
     let refused = store.accept(&jobs[8..]).await.unwrap_err();
@@ -110,7 +110,7 @@ async fn a_scheduled_job_is_fed_when_it_is_due_and_a_past_one_at_once() {
     let delivered = pull(&dispatcher, "w", 10).await;
     assert_eq!(delivered.iter().map(|one| one.id).collect::<Vec<_>>(), [past.id]);
     let clock = std::sync::Arc::new(move || now.after(Duration::from_secs(3600)));
-    assert_eq!(store.clone().with_clock(clock).reconcile().await.unwrap(), 1);
+    assert_eq!(store.clone().with_clock(clock).reconcile().await.unwrap().moved, 1);
     let queued = store.queued(&queue(), None, 10).await.unwrap();
     assert_eq!(queued, [later.entry()]);
     dispatcher.enqueue(&queued).await.unwrap();

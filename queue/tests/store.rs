@@ -17,7 +17,7 @@ use conformance::Fixture;
 use tritmill_queue::{
     Timestamp,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{PostgresStore, RETENTION_DEFAULT, RedisStore, SqliteStore},
+    store::{FAST_RETENTION, PostgresStore, RedisStore, SqliteStore},
 };
 use tritmill_servers::{Postgres, Redis};
 
@@ -101,7 +101,7 @@ impl Fixture for Fast {
         let now = Arc::clone(&self.now);
         let clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
         let dispatcher = RedisDispatcher::new(&self.server.url(), BacklogLimit::default()).unwrap();
-        dispatcher.store(conformance::queue(), RETENTION_DEFAULT).with_clock(clock)
+        dispatcher.store(conformance::queue(), FAST_RETENTION).with_clock(clock)
     }
 
     fn advance(&self, by: Duration) {

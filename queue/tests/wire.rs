@@ -41,6 +41,7 @@ fn plain_job() -> Job {
         run_at: None,
         expires_at: Some(Timestamp(1_700_000_000_000)),
         stream: false,
+        traceparent: None,
     }
 }
 
@@ -48,6 +49,11 @@ fn long_job() -> Job {
     let prompt = Prompt::Text("All work and no play makes Jack a dull boy. ".repeat(200));
     let run_at = Some(Timestamp(1_700_000_000_000));
     Job { prompt, run_at, expires_at: None, ..plain_job() }
+}
+
+fn traced_job() -> Job {
+    let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".parse();
+    Job { traceparent: Some(traceparent.unwrap()), stream: true, ..plain_job() }
 }
 
 fn outcome() -> Outcome {
@@ -80,10 +86,11 @@ fn event() -> JobEvent {
 }
 
 /// Every example: its file and what writes it now.
-fn examples() -> [(&'static str, Vec<u8>); 5] {
+fn examples() -> [(&'static str, Vec<u8>); 6] {
     [
         ("1-job-plain.bin", encode(&plain_job())),
         ("1-job-compressed.bin", encode(&long_job())),
+        ("1-job-traced.bin", encode(&traced_job())),
         ("1-outcome-completed.bin", encode(&outcome())),
         ("1-outcome-error.bin", encode(&refusal())),
         ("1-event-delta.bin", encode(&event())),
@@ -102,6 +109,7 @@ fn examples_are_written() {
 fn committed_examples_decode() {
     let read = |name: &str| std::fs::read(file(name)).unwrap();
     assert_eq!(decode::<Job>(&read("1-job-plain.bin")).unwrap(), plain_job());
+    assert_eq!(decode::<Job>(&read("1-job-traced.bin")).unwrap(), traced_job());
     let long = read("1-job-compressed.bin");
     assert_eq!(long[..2], [1, 1], "version 1, compressed");
     assert_eq!(decode::<Job>(&long).unwrap(), long_job());
@@ -129,6 +137,15 @@ fn a_value_cut_anywhere_is_an_error() {
             assert!(matches!(error, WireError::Value(_) | WireError::Compression(_)), "{error}");
         }
     }
+}
+
+#[test]
+fn a_job_is_not_refused_for_its_trace() {
+    let written = encode(&traced_job());
+    let at = written.windows(3).position(|part| part == b"00-").unwrap();
+    let mut odd = written.clone();
+    odd[at..at + 2].copy_from_slice(b"zz");
+    assert_eq!(decode::<Job>(&odd).unwrap(), Job { traceparent: None, ..traced_job() });
 }
 
 #[test]
@@ -200,6 +217,7 @@ fn jobs() -> impl Strategy<Value = Job> {
             run_at: run_at.map(Timestamp),
             expires_at: expires_at.map(Timestamp),
             stream: false,
+            traceparent: None,
         }
     })
 }

@@ -1,5 +1,6 @@
 //! `tritmill bench`: how fast this machine is.
 
+mod e2e;
 mod engine;
 mod queue;
 
@@ -14,6 +15,8 @@ pub enum Command {
     Engine(engine::Arguments),
     /// The way of a job through Redis and Postgres, without a model
     Queue(queue::Arguments),
+    /// A model through the queue, beside the same engine alone
+    E2e(e2e::Arguments),
 }
 
 /// Runs one of them.
@@ -21,5 +24,6 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Engine(arguments) => engine::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
+        Command::E2e(arguments) => e2e::run(&arguments),
     }
 }

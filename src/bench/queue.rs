@@ -16,12 +16,10 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use tritmill_queue::{Job, JobId, QueueName, store::RETENTION_DEFAULT};
+use tritmill_queue::{Job, JobId, QueueName, store::FAST_RETENTION};
 
-use self::{
-    flow::Bench,
-    processor_time::{Pids, Used},
-};
+pub use self::flow::Bench;
+use self::processor_time::{Pids, Used};
 use crate::{
     output,
     servers::{FastOption, Keeper, Servers},
@@ -101,7 +99,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let queue = QueueName { model, format: "none".to_owned() };
         let (database, dispatcher) = (servers.database().await?, servers.dispatcher()?);
         dispatcher.ping().await.context("cannot use Redis")?;
-        let keeper = Keeper::of(database, &dispatcher, &queue, RETENTION_DEFAULT).await?;
+        let keeper = Keeper::of(database, &dispatcher, &queue, FAST_RETENTION).await?;
         let bench = Bench::new(keeper, dispatcher, queue);
         let mut submitted = Vec::new();
         let measured = tokio::select! {

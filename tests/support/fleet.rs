@@ -19,10 +19,15 @@ pub struct Fleet {
 impl Fleet {
     /// Starts both servers and makes the tables.
     pub fn start() -> Self {
-        let fleet = Self { redis: Redis::start().unwrap(), postgres: Postgres::start().unwrap() };
+        let fleet = Self::empty();
         let migrated = fleet.command(&["migrate"]).output().unwrap();
         assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));
         fleet
+    }
+
+    /// Starts both servers.
+    pub fn empty() -> Self {
+        Self { redis: Redis::start().unwrap(), postgres: Postgres::start().unwrap() }
     }
 
     /// The program, told where the servers are.
@@ -52,29 +57,27 @@ impl Fleet {
     pub fn rows(&self, tables: &[&str]) -> u64 {
         let count = |table: &&str| format!("(SELECT count(*) FROM {table})");
         let sum = tables.iter().map(count).collect::<Vec<_>>().join(" + ");
-        let query = format!("SELECT {sum}");
-        let psql = Command::new("psql").args(["-Atc", &query, &self.postgres.url()]).output();
-        String::from_utf8(psql.unwrap().stdout).unwrap().trim().parse().unwrap()
+        self.sql(&format!("SELECT {sum}")).trim().parse().unwrap()
+    }
+
+    /// Runs a statement; what it printed.
+    pub fn sql(&self, statement: &str) -> String {
+        let psql = Command::new("psql").args(["-Atc", statement, &self.postgres.url()]).output();
+        let output = psql.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
     }
 
     /// Starts a worker on the demo model and waits until it serves.
     pub fn worker(&self, arguments: &[&str]) -> WorkerProcess {
-        let mut child = self
-            .command(&["worker", "--json", "--threads", "1", "--lease", "2"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
-            let mut said = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-            panic!("the worker did not start: {said}");
-        };
-        let listen = ready["listen"].as_str().unwrap().to_owned();
-        WorkerProcess { child, listen, owner: ready["owner"].as_str().unwrap().to_owned() }
+        self.serve("worker", arguments)
+    }
+
+    /// Starts `worker` or `standalone` and waits until it serves.
+    pub fn serve(&self, command: &str, arguments: &[&str]) -> WorkerProcess {
+        let mut command = self.command(&[command, "--json", "--threads", "1", "--lease", "2"]);
+        command.args(arguments).stderr(Stdio::piped());
+        WorkerProcess::start(command)
     }
 }
 
@@ -86,6 +89,22 @@ pub struct WorkerProcess {
 }
 
 impl WorkerProcess {
+    /// Starts one by its command, which prints JSON, and waits until it serves.
+    pub fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
+            let mut said = String::new();
+            if let Some(mut stderr) = child.stderr.take() {
+                stderr.read_to_string(&mut said).unwrap();
+            }
+            panic!("the worker did not start: {said}");
+        };
+        let listen = ready["listen"].as_str().unwrap().to_owned();
+        Self { child, listen, owner: ready["owner"].as_str().unwrap().to_owned() }
+    }
+
     pub fn signal(&self, signal: Signal) {
         signal.send(self.child.id()).unwrap();
     }

@@ -125,6 +125,12 @@ impl Scratch {
         fs::write(self.input(), text).unwrap();
     }
 
+    /// Runs with the input file as standard input.
+    pub fn run_piped(&self, arguments: &[&str]) -> Run {
+        let input = fs::File::open(self.input()).unwrap();
+        self.start_from("-".as_ref(), input.into(), "bitnet-tiny", arguments).wait()
+    }
+
     /// Whole lines in the output.
     pub fn output_lines(&self) -> usize {
         let bytes = fs::read(self.output()).unwrap_or_default();
@@ -149,16 +155,20 @@ impl Scratch {
     }
 
     fn start(&self, model: &str, arguments: &[&str]) -> Running {
+        self.start_from(&self.input(), Stdio::null(), model, arguments)
+    }
+
+    fn start_from(&self, input: &Path, stdin: Stdio, model: &str, arguments: &[&str]) -> Running {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("engine/tests/golden");
         let child = Command::new(env!("CARGO_BIN_EXE_tritmill"))
             .args(["batch", "run"])
-            .arg(self.input())
+            .arg(input)
             .arg("-o")
             .arg(self.output())
             .arg("--model")
             .arg(golden.join(model))
             .args(arguments)
-            .stdin(Stdio::null())
+            .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()

@@ -72,13 +72,13 @@ pub(crate) fn outcome(served: &Served, prompt: &Prompt, end: End) -> Option<Outc
     match end {
         End::Finished(output) => finished(served, output),
         End::Refused(error) => Some(Outcome::Error(refusal(prompt, &error))),
-        End::Failed(error) => Some(Outcome::Error(JobError {
-            kind: ErrorKind::Engine,
-            code: "engine_error".to_owned(),
-            message: chain(&error),
-            param: None,
-        })),
+        End::Failed(error) => Some(Outcome::Error(failure(chain(&error)))),
     }
+}
+
+/// The engine failed: another attempt may do better.
+fn failure(message: String) -> JobError {
+    JobError { kind: ErrorKind::Engine, code: "engine_error".to_owned(), message, param: None }
 }
 
 fn finished(served: &Served, output: Output) -> Option<Outcome> {
@@ -86,7 +86,10 @@ fn finished(served: &Served, output: Output) -> Option<Outcome> {
     if ended(EngineReason::Cancelled) {
         return None;
     }
-    if ended(EngineReason::Deadline) || ended(EngineReason::Failed) {
+    if ended(EngineReason::Failed) {
+        return Some(Outcome::Error(failure("a choice failed".to_owned())));
+    }
+    if ended(EngineReason::Deadline) {
         return Some(Outcome::Expired);
     }
     let usage = Usage {
@@ -158,4 +161,43 @@ fn refusal(prompt: &Prompt, error: &SubmitError) -> JobError {
         Some(other) => other,
     };
     refused(code, field, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, sync::Arc};
+
+    use tritmill_engine::{Choice as EngineChoice, files::Model};
+
+    use super::*;
+
+    #[test]
+    fn what_did_not_end_well_is_told_apart() {
+        let golden =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
+        let model = Arc::new(Model::open(&golden).expect("the golden model"));
+        let served = Served::new(model, "tiny".to_owned(), "class".to_owned());
+        let ended = |reasons: &[EngineReason]| {
+            let choice = |(index, reason): (u32, &EngineReason)| EngineChoice {
+                index,
+                tokens: vec![1],
+                text: "a".to_owned(),
+                finish_reason: *reason,
+                logprobs: None,
+            };
+            let output = Output {
+                choices: (0..).zip(reasons).map(choice).collect(),
+                prompt_tokens: 1,
+                completion_tokens: reasons.len(),
+                cached_tokens: 0,
+            };
+            outcome(&served, &Prompt::Text("a".to_owned()), End::Finished(output))
+        };
+        use EngineReason::{Cancelled, Deadline, Failed, Length, Stop};
+        assert!(matches!(ended(&[Stop, Length]), Some(Outcome::Completed(_))));
+        assert_eq!(ended(&[Stop, Cancelled]), None);
+        assert_eq!(ended(&[Stop, Deadline]), Some(Outcome::Expired));
+        let Some(Outcome::Error(error)) = ended(&[Failed, Stop]) else { panic!("it failed") };
+        assert_eq!(error.kind, ErrorKind::Engine, "which leaves it its other attempts");
+    }
 }

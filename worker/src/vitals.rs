@@ -1,17 +1,24 @@
 //! What a worker counts and when it last reached what it depends on, for `/metrics` and `/readyz`.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use prometheus_client::{
-    encoding::text,
-    metrics::{counter::Counter, gauge::Gauge},
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _, text},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        gauge::Gauge,
+    },
     registry::Registry,
 };
 use tokio::time::Instant;
-use tritmill_queue::JobState;
+use tritmill_queue::{JobState, dispatch::RedisDispatcher};
 
 use crate::worker::Committed;
 
@@ -30,6 +37,8 @@ pub struct Vitals {
     fenced: Counter,
     leases_lost: Counter,
     troubles: Counter,
+    device_failures: Counter,
+    device_rests: Gauge,
     running: Gauge,
     uncommitted: Gauge,
     depth: Gauge,
@@ -39,6 +48,8 @@ pub struct Vitals {
     /// Failures of store or dispatcher since either last worked.
     troubles_in_a_row: AtomicU64,
     draining: AtomicBool,
+    /// Why the device is left alone, if it is.
+    broken: Mutex<Option<String>>,
 }
 
 impl Default for Vitals {
@@ -57,6 +68,7 @@ impl Default for Vitals {
         let fenced = counter("results_fenced", "Results discarded since the claim was gone");
         let leases_lost = counter("leases_lost", "Jobs stopped since their claim was gone");
         let troubles = counter("dependency_failures", "Failed calls of store or dispatcher");
+        let device_failures = counter("device_failures", "Failures of the device in a step");
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
             registry.register(name, help, gauge.clone());
@@ -64,6 +76,8 @@ impl Default for Vitals {
         };
         let running = gauge("jobs_running", "Jobs in the engine");
         let uncommitted = gauge("results_waiting", "Results that wait for their commit");
+        let device_rests =
+            gauge("device_rests", "1 while the device is left alone since it failed, else 0");
         let depth = gauge("queue_depth", "Entries waiting in the dispatcher");
         Self {
             registry,
@@ -75,6 +89,8 @@ impl Default for Vitals {
             fenced,
             leases_lost,
             troubles,
+            device_failures,
+            device_rests,
             running,
             uncommitted,
             depth,
@@ -82,11 +98,47 @@ impl Default for Vitals {
             last_read: AtomicI64::new(-1),
             troubles_in_a_row: AtomicU64::new(0),
             draining: AtomicBool::new(false),
+            broken: Mutex::new(None),
         }
     }
 }
 
+/// What a dispatcher put right, read when somebody asks.
+#[derive(Debug)]
+struct Repairs(RedisDispatcher);
+
+impl Collector for Repairs {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let stats = self.0.stats();
+        let counts = [
+            ("stream_entries_foreign", "Stream entries dropped: no jobs", stats.foreign_entries),
+            ("stream_entries_deleted", "Entries deleted by others", stats.deleted_entries),
+            ("stream_entries_reclaimed", "Entries taken over from the silent", stats.reclaimed),
+            ("stream_entries_recovered", "Entries of lost answers", stats.recovered),
+            (
+                "acknowledgements_fenced",
+                "Acknowledgements of what had passed to others",
+                stats.fenced_acknowledgements,
+            ),
+            ("redis_losses", "Times that Redis lost data of a queue", stats.group_recreations),
+        ];
+        for (name, help, count) in counts {
+            let counter = ConstCounter::new(count);
+            let kind = prometheus_client::metrics::MetricType::Counter;
+            counter.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
+        }
+        Ok(())
+    }
+}
+
 impl Vitals {
+    /// Vitals that also tell what this dispatcher had to put right.
+    pub fn with_dispatcher(dispatcher: &RedisDispatcher) -> Self {
+        let mut vitals = Self::default();
+        vitals.registry.register_collector(Box::new(Repairs(dispatcher.clone())));
+        vitals
+    }
+
     /// All metrics in Prometheus' text form.
     pub fn metrics(&self) -> String {
         let mut out = String::new();
@@ -103,6 +155,9 @@ impl Vitals {
     fn unready_after(&self, now: Duration) -> Option<String> {
         if self.draining.load(Ordering::Relaxed) {
             return Some("draining".to_owned());
+        }
+        if let Some(why) = &*self.broken.lock().unwrap_or_else(PoisonError::into_inner) {
+            return Some(why.clone());
         }
         let last = self.last_read.load(Ordering::Relaxed);
         let Ok(last) = u64::try_from(last) else {
@@ -140,6 +195,16 @@ impl Vitals {
     pub(crate) fn trouble(&self) {
         self.troubles.inc();
         self.troubles_in_a_row.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn device_failed(&self) {
+        self.device_failures.inc();
+    }
+
+    /// Why the device is left alone, or that it is not.
+    pub(crate) fn device_broken(&self, why: Option<String>) {
+        self.device_rests.set(i64::from(why.is_some()));
+        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
     pub(crate) fn draining(&self) {

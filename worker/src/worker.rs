@@ -17,6 +17,7 @@
 //! | store | ends with the error | results wait in memory; what runs is stopped when its lease ends |
 
 mod backoff;
+mod breaker;
 mod flights;
 mod heart;
 mod herald;
@@ -70,8 +71,6 @@ pub struct WorkerConfig {
     pub lease: Duration,
     /// How long a drain waits for running jobs before it hands them back.
     pub drain: Duration,
-    /// How long the store keeps jobs that are over.
-    pub retention: Duration,
     /// How long one step may run before the worker takes the engine for hung.
     pub step_limit: Duration,
     /// Who fills the dispatcher.

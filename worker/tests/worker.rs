@@ -2,84 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
-use std::{path::Path, sync::Arc, time::Duration};
+mod rig;
 
-use tokio::sync::{mpsc, watch};
-use tritmill_engine::{
-    Engine, EngineConfig, TokenText,
-    backend::{Backend, Chunk, StepError},
-    files::Model,
-    kv::BlockId,
-    load::{self, EngineOptions},
-};
-use tritmill_queue::{
-    Dispatcher, ErrorKind, Job, JobId, JobState, Outcome, Priority, Prompt, QueueName, Sampling,
-    Store, Tenant, dispatch::MemoryDispatcher, store::SqliteStore,
-};
-use tritmill_worker::{Committed, Mode, Served, Stop, Worker, WorkerConfig, WorkerError};
+use std::time::Duration;
 
-struct Setup {
-    store: Arc<SqliteStore>,
-    dispatcher: Arc<MemoryDispatcher>,
-    commits: mpsc::UnboundedReceiver<Committed>,
-    worker: Worker,
-    engine: Engine,
-    _folder: tempfile::TempDir,
-}
-
-fn queue() -> QueueName {
-    QueueName { model: "tiny".into(), format: "i2_s".into() }
-}
-
-fn job(prompt: Prompt, max_tokens: u32) -> Job {
-    let sampling = Sampling { max_tokens, ignore_eos: true, ..Sampling::default() };
-    Job {
-        id: JobId::generate(),
-        tenant: Tenant::default(),
-        queue: queue(),
-        priority: Priority::Normal,
-        prompt,
-        sampling,
-        seed: 1,
-        attempts_max: 3,
-        run_at: None,
-        expires_at: None,
-        stream: false,
-    }
-}
-
-async fn setup(mode: Mode, drain: Duration) -> Setup {
-    let folder = tempfile::tempdir().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
-    let model = Arc::new(Model::open(&golden).unwrap());
-    let options = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
-    let engine = load::engine(&model, &options).unwrap();
-    let class = engine.backend().numerics_class().to_owned();
-    let store = Arc::new(SqliteStore::open(&folder.path().join("jobs")).await.unwrap());
-    let dispatcher = Arc::new(MemoryDispatcher::new(1000));
-    let (committed, commits) = mpsc::unbounded_channel();
-    let config = WorkerConfig {
-        queue: queue(),
-        owner: "w".into(),
-        slots: 5,
-        lease: Duration::from_secs(60),
-        drain,
-        step_limit: Duration::from_secs(600),
-        retention: Duration::MAX,
-        mode,
-    };
-    let worker = Worker {
-        store: store.clone(),
-        dispatcher: dispatcher.clone(),
-        operations: None,
-        events: None,
-        served: Arc::new(Served::new(model, "tiny".into(), class)),
-        config,
-        committed,
-        vitals: Arc::default(),
-    };
-    Setup { store, dispatcher, commits, worker, engine, _folder: folder }
-}
+use rig::{engine_on, hang, job, queue, rig as setup};
+use tokio::sync::watch;
+use tritmill_queue::{Dispatcher, ErrorKind, Job, JobState, Outcome, Prompt, Store};
+use tritmill_worker::{Mode, Stop, WorkerError};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_embedded_worker_answers_everything_and_ends() {
@@ -106,6 +36,19 @@ async fn an_embedded_worker_answers_everything_and_ends() {
     }
     assert_eq!((settled, tokens), (22, 60));
     assert_eq!(setup.dispatcher.depth(&queue()).await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn feeding_and_committing_share_the_one_connection_of_a_file() {
+    let mut setup = setup(Mode::Embedded, Duration::ZERO).await;
+    setup.engine = engine_on(|| Ok(()));
+    let jobs: Vec<Job> = (0..3000).map(|_| job(Prompt::Tokens(vec![1, 2]), 1)).collect();
+    setup.store.submit(&jobs).await.unwrap();
+    let (_stop, stopped) = watch::channel(Stop::No);
+    // Whoever waited for the other would wait for the half minute that a connection may take.
+    let running = setup.worker.run(setup.engine, stopped);
+    tokio::time::timeout(Duration::from_secs(25), running).await.unwrap().unwrap();
+    assert_eq!(setup.store.progress(None).await.unwrap().completed, 3000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -154,44 +97,11 @@ async fn a_store_that_is_gone_ends_the_worker_with_its_error() {
     assert!(matches!(error, WorkerError::Store(_)), "{error}");
 }
 
-/// A device whose steps never end.
-struct Hung;
-
-impl Backend for Hung {
-    fn vocab_size(&self) -> usize {
-        1000
-    }
-    fn block_count(&self) -> usize {
-        64
-    }
-    fn numerics_class(&self) -> &str {
-        "hung"
-    }
-    fn step(&mut self, _: &[Chunk<'_>], _: &mut Vec<f32>) -> Result<(), StepError> {
-        loop {
-            std::thread::park();
-        }
-    }
-    fn copy_block(&mut self, _: BlockId, _: BlockId) {}
-}
-
-/// Tokens without text.
-struct NoText;
-
-impl TokenText for NoText {
-    fn bytes(&self, _: u32) -> &[u8] {
-        b""
-    }
-    fn is_special(&self, _: u32) -> bool {
-        false
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_hangs_ends_the_worker_and_frees_its_jobs() {
     let mut setup = setup(Mode::Embedded, Duration::ZERO).await;
     setup.worker.config.step_limit = Duration::from_millis(200);
-    let engine = Engine::new(Box::new(Hung), Arc::new(NoText), vec![2], EngineConfig::new(64));
+    let engine = engine_on(hang);
     let jobs: Vec<Job> = (0..3).map(|_| job(Prompt::Tokens(vec![1, 2]), 4)).collect();
     setup.store.submit(&jobs).await.unwrap();
     let (_stop, stopped) = watch::channel(Stop::No);

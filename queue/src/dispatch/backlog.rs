@@ -1,9 +1,13 @@
 //! How much waits, and how much may.
 
-use std::{fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    time::Duration,
+};
 
-use super::DispatchError;
-use crate::job::QueueName;
+use super::{DispatchError, Entry};
+use crate::job::{QueueName, Tenant};
 
 /// Bounds of a queue's waiting entries. Delivered ones are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +45,8 @@ pub enum Limit {
     Entries(usize),
     /// Entries worth so many tokens.
     Tokens(u64),
+    /// Entries of one tenant worth so many tokens.
+    Tenant(u64),
     /// The dispatcher's memory.
     Memory,
 }
@@ -50,8 +56,61 @@ impl fmt::Display for Limit {
         match self {
             Self::Entries(entries) => write!(f, "{entries} entries"),
             Self::Tokens(tokens) => write!(f, "{tokens} tokens"),
+            Self::Tenant(tokens) => write!(f, "its tenant's {tokens} tokens"),
             Self::Memory => f.write_str("the dispatcher's memory"),
         }
+    }
+}
+
+/// What operators allow to wait in a queue, in tokens, within the dispatcher's own bounds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Quotas {
+    /// All tenants together; none: as much as the dispatcher takes.
+    pub tokens: Option<u64>,
+    /// Every tenant that has no quota of its own; none: no quota.
+    pub each_tenant: Option<u64>,
+    /// Tenants that have.
+    pub tenants: HashMap<Tenant, u64>,
+}
+
+impl Quotas {
+    /// What may wait of one tenant's.
+    pub fn of(&self, tenant: &Tenant) -> Option<u64> {
+        self.tenants.get(tenant).copied().or(self.each_tenant)
+    }
+}
+
+/// How much is to be put into one queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Demand {
+    /// The queue.
+    pub queue: QueueName,
+    /// Entries.
+    pub entries: usize,
+    /// Tokens that they are expected to take, by tenant.
+    pub tokens: BTreeMap<Tenant, u64>,
+}
+
+impl Demand {
+    /// What these entries ask of each of their queues.
+    pub fn of(entries: &[Entry]) -> Vec<Self> {
+        let mut demands: Vec<Self> = Vec::new();
+        for entry in entries {
+            let at = demands.iter().position(|demand| demand.queue == entry.queue);
+            let at = at.unwrap_or_else(|| {
+                let (queue, tokens) = (entry.queue.clone(), BTreeMap::new());
+                demands.push(Self { queue, entries: 0, tokens });
+                demands.len() - 1
+            });
+            demands[at].entries += 1;
+            match demands[at].tokens.get_mut(&entry.tenant) {
+                Some(tokens) => *tokens += u64::from(entry.cost),
+                None => {
+                    demands[at].tokens.insert(entry.tenant.clone(), u64::from(entry.cost));
+                }
+            }
+        }
+        demands
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use tokio::{sync::Notify, time::timeout};
 
-use super::{Delivery, DispatchError, Dispatcher, Entry, Limit, Pull};
+use super::{Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Pull, Quotas};
 use crate::job::{JobId, Priority, QueueName};
 
 /// What to tell a caller that found the queue full: about one step of an engine.
@@ -207,8 +207,35 @@ impl Dispatcher for MemoryDispatcher {
         Ok(())
     }
 
-    async fn admit(&self, entries: &[Entry]) -> Result<(), DispatchError> {
-        self.state().admit(entries, self.limit).map(|_| ())
+    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {
+        let state = self.state();
+        let lanes = state.queues.get(&demand.queue);
+        let waiting = || lanes.into_iter().flat_map(|lanes| lanes.lanes.iter().flatten());
+        let busy = |limit| {
+            let queue = demand.queue.clone();
+            Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER })
+        };
+        let count = waiting().count();
+        if demand.entries == 0 || (demand.entries == 1 && count == 0) {
+            return Ok(());
+        }
+        if count.saturating_add(demand.entries) > self.limit {
+            return busy(Limit::Entries(self.limit));
+        }
+        let cost = |waiting: &Waiting| u64::from(waiting.entry.cost);
+        let all: u64 = waiting().map(cost).chain(demand.tokens.values().copied()).sum();
+        if let Some(limit) = quotas.tokens.filter(|limit| all > *limit) {
+            return busy(Limit::Tokens(limit));
+        }
+        for (tenant, tokens) in &demand.tokens {
+            let Some(quota) = quotas.of(tenant) else { continue };
+            let own = waiting().filter(|waiting| waiting.entry.tenant == *tenant);
+            let own: u64 = own.map(cost).sum();
+            if own.saturating_add(*tokens) > quota && (demand.entries > 1 || own > 0) {
+                return busy(Limit::Tenant(quota));
+            }
+        }
+        Ok(())
     }
 
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError> {

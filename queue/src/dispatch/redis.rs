@@ -42,7 +42,9 @@ use self::{
     pull::Consumer,
     stats::{Counters, add},
 };
-use super::{Backlog, BacklogLimit, Delivery, DispatchError, Dispatcher, Entry, Pull};
+use super::{
+    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Pull, Quotas,
+};
 use crate::{
     job::{QueueName, Timestamp},
     store::RedisStore,
@@ -93,7 +95,16 @@ pub struct Delayed {
     pub due: Timestamp,
 }
 
+/// A Redis that wants a password where the URL has none.
+#[derive(Debug, thiserror::Error)]
+#[error("authentication required (NOAUTH): the Redis URL has no password")]
+struct NoPassword;
+
 fn unavailable(error: RedisError) -> DispatchError {
+    // Anything long is refused before Redis looks which command it is.
+    if error.code() == Some("NOAUTH") || error.to_string().contains("unauthenticated") {
+        return DispatchError::Unavailable(Box::new(NoPassword));
+    }
     DispatchError::Unavailable(Box::new(error))
 }
 
@@ -107,14 +118,17 @@ impl RedisDispatcher {
     /// redis+cluster://[user:password@]host[:6379],…
     /// ```
     ///
-    /// with `rediss` for TLS; user and passwords are percent encoded.
+    /// with `rediss` for TLS, then with `?sslrootcert=FILE` for a private authority and
+    /// `sslcert=FILE&sslkey=FILE` for a certificate of one's own; all values are percent encoded.
     ///
     /// # Errors
     /// [`RedisUrlError`] if the URL names no Redis; it does not repeat the URL.
     pub fn new(url: &str, limit: BacklogLimit) -> Result<Self, RedisUrlError> {
         let connections = Connections::new(Address::parse(url)?);
         let inner = Inner {
-            connections: Arc::new(connections.map_err(|_| RedisUrlError::Host(1))?),
+            connections: Arc::new(
+                connections.map_err(|error| RedisUrlError::Certificates(error.to_string()))?,
+            ),
             limit,
             stats: Counters::default(),
             born: Mutex::default(),
@@ -299,8 +313,8 @@ impl Dispatcher for RedisDispatcher {
         self.inner.enqueue(entries).await
     }
 
-    async fn admit(&self, entries: &[Entry]) -> Result<(), DispatchError> {
-        self.inner.admit(entries).await
+    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {
+        self.inner.admit(demand, quotas).await
     }
 
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::StoreError;
 use crate::{
     job::{JobId, JobState},
     outcome::{ErrorKind, JobError, Outcome},
@@ -20,6 +21,17 @@ pub(super) fn lease_lost() -> JobError {
         kind: ErrorKind::LeaseLost,
         code: "lease_lost".to_owned(),
         message: "the worker stopped renewing its lease".to_owned(),
+        param: None,
+    }
+}
+
+/// What an attempt ends with whose worker cannot read the job: damaged bytes, or those of a later
+/// release, whose own workers may do better.
+pub(super) fn unreadable(error: &StoreError) -> JobError {
+    JobError {
+        kind: ErrorKind::Engine,
+        code: "unreadable".to_owned(),
+        message: error.to_string(),
         param: None,
     }
 }

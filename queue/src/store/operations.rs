@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{JobRecord, Maintained, Progress, StoreError};
+use crate::dispatch::Quotas;
 use crate::job::{Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp};
 
 /// What is set for a queue.
@@ -33,6 +34,10 @@ pub struct QueueOverview {
     pub progress: Progress,
     /// How long ago the oldest queued job was submitted.
     pub oldest_queued: Option<Duration>,
+    /// Waiting jobs whose deadline has passed: they expire when a worker, of whatever queue, looks.
+    pub overdue: u64,
+    /// Workers that serve it and were heard of lately.
+    pub workers: u64,
 }
 
 /// A worker that would answer otherwise than the queue's other workers.
@@ -53,6 +58,26 @@ pub enum ClassError {
     #[error(transparent)]
     Store(#[from] StoreError),
 }
+
+/// A numerics class that must stay.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResetClassError {
+    /// Workers of this class live: one of another class beside them would answer otherwise.
+    #[error("queue {queue} is served by {}: drain them first", .workers.join(", "))]
+    Served {
+        /// The queue.
+        queue: QueueName,
+        /// Names of the workers, as in their heartbeats.
+        workers: Vec<String>,
+    },
+    /// The store did not answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A worker that was silent for longer is not taken for alive: some dozen heartbeats.
+pub const SILENT_ALIVE_MAX: Duration = Duration::from_secs(30);
 
 /// What a worker says of itself, every few seconds.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,6 +120,16 @@ pub struct Worker {
     pub silent: Duration,
     /// Whether somebody asked it to drain.
     pub drain_requested: bool,
+}
+
+impl Worker {
+    /// Silent for longer than this, it is taken for dead: some heartbeats were missed.
+    pub const SILENT_MAX: Duration = Duration::from_secs(15);
+
+    /// Whether it was heard of lately.
+    pub fn is_alive(&self) -> bool {
+        self.silent <= Self::SILENT_MAX
+    }
 }
 
 /// A job that failed for good.
@@ -155,11 +190,38 @@ pub trait Operations: Send + Sync {
         limit_tokens: Option<u64>,
     ) -> Result<(), StoreError>;
 
+    /// What may wait in a queue, in tokens: its own bound and its tenants'.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn quotas(&self, queue: &QueueName) -> Result<Quotas, StoreError>;
+
+    /// Bounds what may wait of a tenant's in a queue, or of each that has no quota of its own; none
+    /// lifts the bound.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn set_quota(
+        &self,
+        queue: &QueueName,
+        tenant: Option<&Tenant>,
+        limit_tokens: Option<u64>,
+    ) -> Result<(), StoreError>;
+
     /// Gives a queue its numerics class, or confirms it.
     ///
     /// # Errors
     /// [`ClassError::Mismatch`] when another class was registered first.
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError>;
+
+    /// Forgets a queue's numerics class, so that the next worker sets it; returns the one it had.
+    /// For a queue whose model or settings are replaced: its later answers may differ from its
+    /// earlier ones.
+    ///
+    /// # Errors
+    /// [`ResetClassError::Served`] while workers of the queue were heard within
+    /// [`SILENT_ALIVE_MAX`].
+    async fn reset_class(&self, queue: &QueueName) -> Result<Option<String>, ResetClassError>;
 
     /// Every queue that has jobs or settings, by name. Reads every job: for people, not for loops.
     ///
@@ -192,12 +254,12 @@ pub trait Operations: Send + Sync {
     async fn forget_worker(&self, owner: &str) -> Result<(), StoreError>;
 
     /// Does what keeps the store in order over the days: makes room ahead, drops what ended longer
-    /// ago than `retention` and forgets workers long silent. To be called every few hours, by any
+    /// ago than the database's retention and forgets workers long silent. To be called every few hours, by any
     /// number of processes.
     ///
     /// # Errors
     /// [`StoreError`]; the rest is done by the next call.
-    async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError>;
+    async fn maintain(&self) -> Result<Maintained, StoreError>;
 
     /// Up to `limit` dead letters of a queue with an id above `after`, in order of id.
     ///

@@ -14,37 +14,37 @@
 //! See also `migrations/postgres`, and `partitions.rs` for what keeps the tables small.
 
 mod claims;
+mod connect;
 mod dead_letters;
 mod idempotency;
 mod operations;
 mod partitions;
+mod quotas;
 mod reads;
 mod reconcile;
 mod rows;
 mod schema;
+mod settings;
 mod workers;
 
-use std::{str::FromStr, time::Duration};
+use std::time::Duration;
 
 use async_trait::async_trait;
 pub use idempotency::{Conflict, Submission, SubmitError};
 pub use partitions::Maintained;
 pub use schema::SchemaError;
-use sqlx::{
-    Connection as _, PgPool,
-    postgres::{PgConnectOptions, PgPoolOptions},
-};
+pub use settings::RETENTION_DEFAULT;
+use sqlx::{Connection as _, PgPool, postgres::PgPoolOptions};
 
 use super::{
-    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Settled, Store, StoreError,
+    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
+    StoreError,
 };
 use crate::{
     dispatch::Entry,
-    job::{Job, JobId, QueueName},
+    job::{Job, JobId, QueueName, Timestamp},
 };
 
-/// Name under which the server lists this program's connections.
-const APPLICATION_NAME: &str = "tritmill";
 /// A connection that was idle for longer is tried before it is used: the server may have restarted.
 /// Shorter than any restart, so that none costs more than the calls of its moment.
 const TRUSTED_IDLE: Duration = Duration::from_millis(100);
@@ -96,47 +96,32 @@ impl std::fmt::Debug for PostgresStore {
     }
 }
 
+/// What the server said. Its own words and code alone: the driver adds a line of the server's source,
+/// which reads like one of the user's.
+#[derive(Debug, thiserror::Error)]
+#[error("the database says: {message} (SQLSTATE {code})")]
+struct ServerError {
+    message: String,
+    code: String,
+}
+
+/// An error as people are told it.
+fn told(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
+    if let sqlx::Error::Database(said) = &error {
+        let code = said.code().map_or_else(|| "unknown".to_owned(), std::borrow::Cow::into_owned);
+        return Box::new(ServerError { message: said.message().to_owned(), code });
+    }
+    Box::new(error)
+}
+
 /// A database error; the caller may repeat the call.
 fn unavailable(error: sqlx::Error) -> StoreError {
-    StoreError::Unavailable(Box::new(error))
+    StoreError::Unavailable(told(error))
 }
 
 /// A duration as the schema's milliseconds.
 fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// What a URL may say after its `?`. Others are refused: one that is misspelt would be ignored, and
-/// written to the log with its value.
-const PARAMETERS: [&str; 11] = [
-    "application_name",
-    "dbname",
-    "host",
-    "options",
-    "password",
-    "port",
-    "sslcert",
-    "sslkey",
-    "sslmode",
-    "sslrootcert",
-    "user",
-];
-
-/// A parameter of a URL that is not known.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown parameter in the database URL (known: {})", PARAMETERS.join(", "))]
-struct UnknownParameter;
-
-/// Options of every connection to `url` (`postgres://USER:PASSWORD@HOST/DATABASE?sslmode=…`).
-fn parse(url: &str) -> Result<PgConnectOptions, StoreError> {
-    let query = url.split('#').next().and_then(|url| url.split_once('?')).map_or("", |(_, q)| q);
-    let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
-    if names.any(|name| !name.is_empty() && !PARAMETERS.contains(&name)) {
-        return Err(StoreError::Unavailable(Box::new(UnknownParameter)));
-    }
-    let options = PgConnectOptions::from_str(url).map_err(unavailable)?;
-    let name = options.get_application_name().unwrap_or(APPLICATION_NAME).to_owned();
-    Ok(options.application_name(&name))
 }
 
 impl PostgresStore {
@@ -148,12 +133,10 @@ impl PostgresStore {
     /// a migration fails or was changed after it ran.
     pub async fn migrate(url: &str) -> Result<(), StoreError> {
         // Without a limit on statements: a migration may rewrite a table.
-        let pool = PgPoolOptions::new()
+        let options = PgPoolOptions::new()
             .max_connections(1)
-            .acquire_timeout(PostgresOptions::default().acquire_timeout)
-            .connect_with(parse(url)?)
-            .await
-            .map_err(unavailable)?;
+            .acquire_timeout(PostgresOptions::default().acquire_timeout);
+        let pool = connect::pool(options, connect::parse(url)?).await?;
         schema::migrate(&pool).await?;
         let mut connection = pool.acquire().await.map_err(unavailable)?;
         partitions::create_ahead(&mut connection, None).await?;
@@ -174,14 +157,14 @@ impl PostgresStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
-        let connect = parse(url)?.options([
+        let connect = connect::parse(url)?.options([
             ("plan_cache_mode", "force_custom_plan"),
             ("jit", "off"),
             ("statement_timeout", STATEMENT_TIMEOUT),
             ("lock_timeout", LOCK_TIMEOUT),
             ("idle_in_transaction_session_timeout", STATEMENT_TIMEOUT),
         ]);
-        let pool = PgPoolOptions::new()
+        let pool_options = PgPoolOptions::new()
             .max_connections(options.connections_max.max(1))
             .acquire_timeout(options.acquire_timeout)
             // The hook below does it, but not for every statement of a busy process.
@@ -193,10 +176,8 @@ impl PostgresStore {
                     }
                     Ok(true)
                 })
-            })
-            .connect_with(connect)
-            .await
-            .map_err(unavailable)?;
+            });
+        let pool = connect::pool(pool_options, connect).await?;
         schema::check(&pool).await?;
         Ok(Self { pool, call_timeout: options.call_timeout, clock: None })
     }
@@ -272,7 +253,7 @@ impl Store for PostgresStore {
         self.within(claims::cancel(&self.pool, ids, self.given_now())).await
     }
 
-    async fn reconcile(&self) -> Result<u64, StoreError> {
+    async fn reconcile(&self) -> Result<Reconciled, StoreError> {
         self.within(reconcile::reconcile(&self.pool, self.given_now())).await
     }
 
@@ -283,6 +264,10 @@ impl Store for PostgresStore {
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError> {
         self.within(reads::queued(&self.pool, queue, after, limit)).await
+    }
+
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        self.within(reads::now(&self.pool, self.given_now())).await
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {

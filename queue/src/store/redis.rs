@@ -31,23 +31,26 @@ use async_trait::async_trait;
 use redis::{FromRedisValue, RedisError};
 
 use super::{
-    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Settled, Store, StoreError,
+    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
+    StoreError,
     attempts::{self, lease_lost},
     operations::ClassError,
 };
 use crate::{
     dispatch::{BacklogLimit, Connections, Entry, keys, scripts::Script},
-    job::{Job, JobId, JobState, QueueName, Tenant},
+    job::{Job, JobId, JobState, QueueName, Tenant, Timestamp},
     outcome::{JobError, Outcome, Usage},
     wire,
 };
 
 /// How long jobs that are over are kept when nothing else is said.
-pub const RETENTION_DEFAULT: Duration = Duration::from_secs(86_400);
+pub const FAST_RETENTION: Duration = Duration::from_secs(86_400);
 /// Jobs of one script: some milliseconds of Redis's time.
 const CHUNK: usize = 512;
 /// Jobs of one kind that one script moves.
 const RECONCILE_MAX: u64 = 512;
+/// Queued jobs that a reconciliation names, at most.
+const RECONCILE_PAGE: u32 = 8192;
 
 /// The jobs of one queue, in Redis alone. Cheap to clone.
 #[derive(Clone)]
@@ -315,7 +318,16 @@ impl Store for RedisStore {
         Ok(cancelled)
     }
 
-    async fn reconcile(&self) -> Result<u64, StoreError> {
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        if let Some(clock) = &self.clock {
+            return Ok(clock());
+        }
+        let (seconds, micros): (i64, i64) =
+            self.connections.query(&redis::cmd("TIME")).await.map_err(unavailable)?;
+        Ok(Timestamp(seconds * 1000 + micros / 1000))
+    }
+
+    async fn reconcile(&self) -> Result<Reconciled, StoreError> {
         let mut arguments = self.with_retention();
         arguments.number(RECONCILE_MAX);
         arguments.push(wire::encode(&lease_lost()));
@@ -326,9 +338,15 @@ impl Store for RedisStore {
             let (moved, more): (u64, u8) = self.run(&scripts::RECONCILE, &arguments).await?;
             total += moved;
             if more == 0 {
-                return Ok(total);
+                break;
             }
         }
+        // Only what was moved back is listed as queued, and leaves the list with its next claim.
+        let queued = match total {
+            0 => Vec::new(),
+            _ => self.queued(&self.queue, None, RECONCILE_PAGE).await?,
+        };
+        Ok(Reconciled { moved: total, queued })
     }
 
     /// Accepted jobs are not among them: they got their entries with their records, in the same

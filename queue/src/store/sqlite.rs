@@ -22,7 +22,8 @@ use sqlx::{
 };
 
 use super::{
-    Claim, Claimant, Ended, Finished, Held, JobRecord, Progress, Settled, Store, StoreError,
+    Claim, Claimant, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
+    StoreError,
 };
 use crate::{
     dispatch::Entry,
@@ -197,14 +198,19 @@ impl Store for SqliteStore {
         Ok(cancelled)
     }
 
-    async fn reconcile(&self) -> Result<u64, StoreError> {
+    async fn reconcile(&self) -> Result<Reconciled, StoreError> {
         let mut tx = self.begin().await?;
         let now = self.now();
-        let moved = claims::lapse(&mut tx, now).await?
-            + claims::expire(&mut tx, now).await?
-            + claims::promote(&mut tx, now).await?;
+        let mut done = Reconciled::default();
+        for row in claims::lapse(&mut tx, now).await? {
+            done.extend(1, rows::queued(&row)?);
+        }
+        done.extend(claims::expire(&mut tx, now).await?, None);
+        for row in claims::promote(&mut tx, now).await? {
+            done.extend(1, rows::queued(&row)?);
+        }
         tx.commit().await.map_err(unavailable)?;
-        Ok(moved)
+        Ok(done)
     }
 
     async fn queued(
@@ -226,6 +232,10 @@ impl Store for SqliteStore {
         .await
         .map_err(unavailable)?;
         rows.iter().map(|row| rows::entry(row, queue)).collect()
+    }
+
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        Ok(Self::now(self))
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {

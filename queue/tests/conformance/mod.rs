@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tritmill_queue::{
-    Choice, Claimant, Completion, ErrorKind, FinishReason, Finished, Held, Job, JobError, JobId,
-    JobState, Outcome, Priority, Prompt, QueueName, Sampling, Store, Tenant, Usage,
+    Choice, Claimant, Completion, Entry, ErrorKind, FinishReason, Finished, Held, Job, JobError,
+    JobId, JobState, Outcome, Priority, Prompt, QueueName, Sampling, Store, Tenant, Usage,
     job::ATTEMPTS_DEFAULT,
 };
 
@@ -39,7 +39,16 @@ pub fn job() -> Job {
         run_at: None,
         expires_at: None,
         stream: false,
+        traceparent: None,
     }
+}
+
+pub async fn time_goes_by_the_stores_clock<F: Fixture>(fixture: F) {
+    let store = fixture.open().await;
+    let before = store.now().await.unwrap();
+    fixture.advance(LEASE);
+    let after = store.now().await.unwrap();
+    assert!(after >= before.after(LEASE), "{before:?} {after:?}");
 }
 
 pub fn by(owner: &str) -> Claimant<'_> {
@@ -121,7 +130,7 @@ pub async fn a_renewed_lease_lives_on(fixture: impl Fixture) {
         fixture.advance(LEASE - Duration::from_secs(1));
         assert!(store.renew(&[held], LEASE).await.unwrap().is_empty());
     }
-    assert_eq!(store.reconcile().await.unwrap(), 0);
+    assert_eq!(store.reconcile().await.unwrap().moved, 0);
     assert!(store.claim(&[job.id], by("b")).await.unwrap().is_empty());
 }
 
@@ -176,6 +185,10 @@ pub async fn a_bulk_finish_settles_each_job_by_its_own_epoch(fixture: impl Fixtu
     assert_eq!(state(&store, ids[1]).await, JobState::Running);
 }
 
+fn entry_ids(entries: &[Entry]) -> Vec<JobId> {
+    entries.iter().map(|entry| entry.id).collect()
+}
+
 pub async fn errors_are_retried_after_a_backoff_until_the_dead_letter(fixture: impl Fixture) {
     let store = fixture.open().await;
     let job = job();
@@ -184,10 +197,10 @@ pub async fn errors_are_retried_after_a_backoff_until_the_dead_letter(fixture: i
         let held = claim_one(&store, job.id, "a").await;
         store.finish(&[finished(held, error(ErrorKind::Engine))]).await.unwrap();
         assert_eq!(state(&store, job.id).await, JobState::Retrying, "attempt {attempt}");
-        assert_eq!(store.reconcile().await.unwrap(), 0, "the backoff is not over");
+        assert_eq!(store.reconcile().await.unwrap().moved, 0, "the backoff is not over");
         assert!(store.claim(&[job.id], by("a")).await.unwrap().is_empty());
         fixture.advance(Duration::from_secs(60));
-        assert_eq!(store.reconcile().await.unwrap(), 1);
+        assert_eq!(entry_ids(&store.reconcile().await.unwrap().queued), [job.id]);
     }
     let held = claim_one(&store, job.id, "a").await;
     store.finish(&[finished(held, error(ErrorKind::Engine))]).await.unwrap();
@@ -252,7 +265,9 @@ pub async fn a_scheduled_job_waits_and_a_late_one_expires(fixture: impl Fixture)
     assert_eq!(state(&store, later.id).await, JobState::Scheduled);
     fixture.advance(Duration::from_secs(10));
     assert!(store.claim(&[brief.id], by("a")).await.unwrap().is_empty());
-    assert_eq!(store.reconcile().await.unwrap(), 2);
+    let done = store.reconcile().await.unwrap();
+    assert_eq!((done.moved, entry_ids(&done.queued)), (2, vec![later.id]));
+    assert_eq!(done.queued[0].queue, queue());
     assert_eq!(state(&store, later.id).await, JobState::Queued);
     assert_eq!(state(&store, brief.id).await, JobState::Expired);
 }
@@ -271,7 +286,8 @@ pub async fn a_restart_feeds_what_is_unfinished(fixture: impl Fixture) {
     let store = fixture.open().await;
     assert_eq!(store.unfinished(&queue()).await.unwrap(), 9);
     fixture.advance(LEASE);
-    assert_eq!(store.reconcile().await.unwrap(), 3);
+    let done = store.reconcile().await.unwrap();
+    assert_eq!((done.moved, entry_ids(&done.queued)), (3, ids[1..4].to_vec()));
     let mut fed = Vec::new();
     loop {
         let page = store.queued(&queue(), fed.last().copied(), 4).await.unwrap();
@@ -379,7 +395,7 @@ pub async fn nothing_is_asked_about_nothing(fixture: impl Fixture) {
     assert!(store.finish(&[]).await.unwrap().is_empty());
     assert!(store.hand_back(&[]).await.unwrap().is_empty());
     assert!(store.cancel(&[JobId::generate()]).await.unwrap().is_empty());
-    assert_eq!(store.reconcile().await.unwrap(), 0);
+    assert_eq!(store.reconcile().await.unwrap().moved, 0);
 }
 
 /// One test per rule of the suite.
@@ -396,6 +412,7 @@ macro_rules! store_conformance {
             a_bulk_finish_settles_each_job_by_its_own_epoch
             errors_are_retried_after_a_backoff_until_the_dead_letter
             lost_leases_end_in_the_dead_letter_too
+            time_goes_by_the_stores_clock
             handing_back_is_free_and_fences_the_claim
             a_cancelled_job_cannot_be_claimed_or_finished
             a_scheduled_job_waits_and_a_late_one_expires

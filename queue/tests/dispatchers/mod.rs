@@ -1,10 +1,10 @@
 //! What every dispatcher must do. `dispatcher_conformance!(name, Fixture)` makes one test per rule.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tritmill_queue::{
     Delivery, DispatchError, Dispatcher, Entry, JobId, Priority, Pull, QueueName, Tenant,
-    dispatch::Limit,
+    dispatch::{Demand, Limit, Quotas},
 };
 
 /// A dispatcher of a test's own.
@@ -75,6 +75,54 @@ pub async fn a_full_queue_is_busy_and_takes_nothing<F: Fixture>() {
     assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 8);
     pull(&dispatcher, "a", 1).await;
     dispatcher.enqueue(&entries(Priority::High, 3)).await.unwrap();
+}
+
+pub async fn quotas_bound_what_waits_of_a_queue_and_of_a_tenant<F: Fixture>() {
+    let fixture = F::create(10).await;
+    let dispatcher = fixture.dispatcher();
+    let of = |tenant: &str, count| {
+        let mut made = entries(Priority::Normal, count);
+        made.iter_mut().for_each(|entry| {
+            (entry.tenant, entry.cost) = (Tenant(tenant.to_owned()), 5);
+        });
+        made
+    };
+    dispatcher.enqueue(&of("a:1", 2)).await.unwrap();
+    dispatcher.enqueue(&of("b", 1)).await.unwrap();
+    let quotas = Quotas {
+        tokens: Some(30),
+        each_tenant: Some(12),
+        tenants: HashMap::from([(Tenant("b".to_owned()), 20)]),
+    };
+    let asked = async |tenant: &str, count| {
+        let demands = Demand::of(&of(tenant, count));
+        match dispatcher.admit(&demands[0], &quotas).await {
+            Ok(()) => None,
+            Err(DispatchError::Busy { limit, retry_after, .. }) => {
+                assert!(!retry_after.is_zero());
+                Some(limit)
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert_eq!(asked("b", 3).await, None);
+    assert_eq!(asked("c", 2).await, None);
+    assert_eq!(asked("a:1", 1).await, Some(Limit::Tenant(12)));
+    assert_eq!(asked("c", 3).await, Some(Limit::Tenant(12)));
+    assert_eq!(asked("b", 4).await, Some(Limit::Tokens(30)));
+    assert_eq!(asked("b", 8).await, Some(Limit::Entries(10)));
+    assert_eq!(asked("b", 3).await, None, "asking takes nothing");
+    // What was delivered waits no more.
+    assert_eq!(pull(&dispatcher, "w", 3).await.len(), 3);
+    assert_eq!(asked("a:1", 1).await, None);
+    // One that is larger than its bound goes alone.
+    let large = Quotas { tokens: Some(4), each_tenant: Some(4), ..Quotas::default() };
+    let demands = Demand::of(&of("d", 2));
+    assert!(dispatcher.admit(&demands[0], &large).await.is_err());
+    let demands = Demand::of(&of("d", 1));
+    dispatcher.admit(&demands[0], &large).await.unwrap();
+    dispatcher.enqueue(&of("d", 1)).await.unwrap();
+    assert!(dispatcher.admit(&demands[0], &large).await.is_err());
 }
 
 pub async fn feeding_twice_delivers_once<F: Fixture>() {
@@ -197,6 +245,7 @@ macro_rules! dispatcher_conformance {
             priorities_are_served_sixteen_to_four_to_one_and_first_in_first_out
             low_alone_gets_everything
             a_full_queue_is_busy_and_takes_nothing
+            quotas_bound_what_waits_of_a_queue_and_of_a_tenant
             feeding_twice_delivers_once
             only_the_holder_of_a_delivery_may_acknowledge_it
             what_is_handed_back_comes_first_and_in_order

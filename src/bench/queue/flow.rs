@@ -32,9 +32,9 @@ const IDLE: Duration = Duration::from_millis(110);
 /// The servers, and the queue of this run in them.
 #[derive(Clone)]
 pub struct Bench {
-    store: Arc<dyn Store>,
-    keeper: Keeper,
-    dispatcher: RedisDispatcher,
+    pub store: Arc<dyn Store>,
+    pub keeper: Keeper,
+    pub dispatcher: RedisDispatcher,
     pub queue: QueueName,
 }
 

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
+use tracing::{Span, field::Empty};
 use tritmill_queue::{Claim, Delivery, Finished, Held, Outcome, Prompt};
 
 use super::renewer::Holding;
@@ -14,8 +15,12 @@ struct Flight {
     /// Choices it asked for: slots it takes.
     choices: usize,
     claimed_at: Instant,
-    /// The store was away at its lease's end: the claim is to be given back, if it still is one.
-    unrenewed: bool,
+    /// Where log lines about it belong: its id, queue, attempt and trace.
+    span: Span,
+    /// The engine has its request.
+    submitted: bool,
+    /// It is stopped for no fault of its own: the claim is to be given back, if it still is one.
+    gives_back: bool,
 }
 
 /// A claim that ended, and what to record of it.
@@ -24,7 +29,21 @@ pub(super) struct Done {
     pub held: Held,
     pub delivery: Delivery,
     pub end: Ending,
+    /// As of its flight.
+    pub span: Span,
     claimed_at: Instant,
+}
+
+impl Done {
+    /// Whether the claim is given back rather than recorded.
+    pub(super) fn goes_back(&self) -> bool {
+        matches!(self.end, Ending::HandBack)
+    }
+
+    fn holding(&self) -> Holding {
+        let Self { held, delivery, claimed_at, .. } = self;
+        Holding { held: *held, delivery: delivery.clone(), claimed_at: *claimed_at }
+    }
 }
 
 /// What to do about an ended claim.
@@ -38,12 +57,27 @@ pub(super) enum Ending {
     HandBack,
 }
 
+impl Ending {
+    /// What happened, without what was said: prompts and answers stay out of logs.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Record(Outcome::Completed(_)) => "completed",
+            Self::Record(Outcome::Error(_)) => "error",
+            Self::Record(Outcome::Expired) => "expired",
+            Self::Forget => "forgotten",
+            Self::HandBack => "handed back",
+        }
+    }
+}
+
 /// Claims by what happens to them.
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     running: HashMap<Held, Flight>,
     /// Ended, not committed.
     done: Vec<Done>,
+    /// On their way to the store; their leases must live on.
+    committing: Vec<Holding>,
     /// When the oldest of `done` ended.
     waiting_since: Option<Instant>,
     choices: usize,
@@ -55,8 +89,23 @@ impl Flights {
         let choices = claim.job.sampling.n as usize;
         self.choices += choices;
         let prompt = claim.job.prompt.clone();
-        let flight = Flight { delivery, prompt, choices, claimed_at, unrenewed: false };
+        let span = span(claim);
+        span.in_scope(|| tracing::debug!("claimed"));
+        let flight = Flight {
+            delivery,
+            prompt,
+            choices,
+            claimed_at,
+            submitted: false,
+            gives_back: false,
+            span,
+        };
         self.running.insert(claim.held(), flight);
+    }
+
+    /// Where log lines about a running claim belong.
+    pub(super) fn span(&self, held: Held) -> Span {
+        self.running.get(&held).map_or_else(Span::none, |flight| flight.span.clone())
     }
 
     /// The prompt of a running claim.
@@ -64,10 +113,20 @@ impl Flights {
         self.running.get(&held).map(|flight| &flight.prompt)
     }
 
-    /// Notes that a running claim's lease may be over, for want of a store; false if it does not
+    /// Notes that the engine gets a claim's request; false if the claim does not run any more.
+    pub(super) fn submitted(&mut self, held: Held) -> bool {
+        self.running.get_mut(&held).map(|flight| flight.submitted = true).is_some()
+    }
+
+    /// Whether the engine has a claim's request.
+    pub(super) fn is_submitted(&self, held: Held) -> bool {
+        self.running.get(&held).is_some_and(|flight| flight.submitted)
+    }
+
+    /// Notes that a running claim is to be given back when its work has stopped; false if it does not
     /// run.
-    pub(super) fn unrenewed(&mut self, held: Held) -> bool {
-        self.running.get_mut(&held).map(|flight| flight.unrenewed = true).is_some()
+    pub(super) fn will_go_back(&mut self, held: Held) -> bool {
+        self.running.get_mut(&held).map(|flight| flight.gives_back = true).is_some()
     }
 
     /// Moves a claim from running to done.
@@ -76,22 +135,33 @@ impl Flights {
         self.choices -= flight.choices;
         let end = match outcome {
             Some(outcome) => Ending::Record(outcome),
-            None if flight.unrenewed => Ending::HandBack,
+            None if flight.gives_back => Ending::HandBack,
             None => Ending::Forget,
         };
-        let Flight { delivery, claimed_at, .. } = flight;
-        self.done.push(Done { held, delivery, end, claimed_at });
+        let Flight { delivery, span, claimed_at, .. } = flight;
+        span.in_scope(|| tracing::debug!(how = end.word(), "ended"));
+        self.done.push(Done { held, delivery, end, span, claimed_at });
         self.waiting_since.get_or_insert_with(Instant::now);
     }
 
-    /// Everything that is done, for one commit.
+    /// Everything that is done, for one commit; it is held until that is [`Self::committed`] or
+    /// [`Self::put_back`].
     pub(super) fn take_done(&mut self) -> Vec<Done> {
         self.waiting_since = None;
-        std::mem::take(&mut self.done)
+        let done = std::mem::take(&mut self.done);
+        self.committing = done.iter().map(Done::holding).collect();
+        done
     }
 
-    /// What could not be committed.
-    pub(super) fn put_back(&mut self, done: Vec<Done>) {
+    /// The commit is over: what it was about is held no more.
+    pub(super) fn committed(&mut self) {
+        self.committing.clear();
+    }
+
+    /// What could not be committed; it comes before what has ended since.
+    pub(super) fn put_back(&mut self, mut done: Vec<Done>) {
+        self.committing.clear();
+        done.append(&mut self.done);
         self.waiting_since = (!done.is_empty()).then(Instant::now);
         self.done = done;
     }
@@ -101,18 +171,28 @@ impl Flights {
         self.waiting_since.map(|since| since + wait)
     }
 
-    /// Results that wait.
+    /// Results that wait for a commit to begin.
     pub(super) fn done_count(&self) -> usize {
         self.done.len()
     }
 
-    /// Claims in the engine.
+    /// Every running claim.
+    pub(super) fn running(&self) -> Vec<Held> {
+        self.running.keys().copied().collect()
+    }
+
+    /// Results that no commit has recorded yet.
+    pub(super) fn waiting_count(&self) -> usize {
+        self.done.len() + self.committing.len()
+    }
+
+    /// Claims in the engine, or about to be.
     pub(super) fn running_count(&self) -> usize {
         self.running.len()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.running.is_empty() && self.done.is_empty()
+        self.running.is_empty() && self.done.is_empty() && self.committing.is_empty()
     }
 
     /// Slots taken by running claims.
@@ -127,13 +207,30 @@ impl Flights {
             delivery: flight.delivery.clone(),
             claimed_at: flight.claimed_at,
         });
-        let done = self.done.iter().map(|done| Holding {
-            held: done.held,
-            delivery: done.delivery.clone(),
-            claimed_at: done.claimed_at,
-        });
-        running.chain(done).collect()
+        let done = self.done.iter().map(Done::holding);
+        running.chain(done).chain(self.committing.iter().cloned()).collect()
     }
+}
+
+/// A span of its own for each attempt: nobody's child here, since its parent is in the trace. At the
+/// level of warnings, so that they name it whatever else is logged.
+fn span(claim: &Claim) -> Span {
+    let Claim { job, epoch, attempts, .. } = claim;
+    let span = tracing::warn_span!(
+        parent: None,
+        "job",
+        job = %job.id,
+        queue = %job.queue,
+        attempt = attempts + 1,
+        epoch,
+        trace_id = Empty,
+        parent_id = Empty,
+    );
+    if let Some(parent) = &job.traceparent {
+        span.record("trace_id", parent.trace_id());
+        span.record("parent_id", parent.parent_id());
+    }
+    span
 }
 
 /// What to record, of those that have something.
@@ -147,6 +244,6 @@ pub(super) fn finished(done: &[Done]) -> Vec<Finished> {
 
 /// Claims to give back.
 pub(super) fn handed_back(done: &[Done]) -> Vec<Held> {
-    let given = done.iter().filter(|done| matches!(done.end, Ending::HandBack));
+    let given = done.iter().filter(|done| done.goes_back());
     given.map(|done| done.held).collect()
 }

@@ -66,10 +66,10 @@ impl Heart {
             }
             if Instant::now() >= maintain_at {
                 maintain_at = Instant::now() + MAINTAIN_INTERVAL;
-                let (operations, retention) = (self.operations.clone(), self.config.retention);
+                let operations = self.operations.clone();
                 // Beside the beats: dropping a day of jobs may take a while.
                 tokio::spawn(async move {
-                    if let Err(error) = operations.maintain(retention).await {
+                    if let Err(error) = operations.maintain().await {
                         tracing::warn!(%error, "store not kept in order, trying again in an hour");
                     }
                 });

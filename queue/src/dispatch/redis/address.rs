@@ -9,12 +9,16 @@
 //! `rediss` in place of `redis` speaks TLS, to the sentinels as well. User and password are percent
 //! encoded and belong to the data servers; `?sentinel_password=` is the sentinels'. Nothing here
 //! prints either: an error names the part of the URL that is wrong, and [`Address`] prints hosts.
+//!
+//! Certificates are the system's (or those of `SSL_CERT_FILE`); `?sslrootcert=FILE` names a private
+//! authority, `sslcert=FILE&sslkey=FILE` what a server that wants one is shown: the names that Postgres
+//! URLs have, PEM files both.
 
-use std::fmt;
+use std::{fmt, io};
 
 use redis::{
-    Client, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo, RedisError,
-    TlsMode,
+    Client, ClientTlsConfig, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
+    RedisError, TlsCertificates, TlsMode,
     sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
 };
 
@@ -48,8 +52,27 @@ pub enum RedisUrlError {
     #[error("user or password of the Redis URL are not percent encoded UTF-8")]
     Credentials,
     /// A parameter that does not exist.
-    #[error("the Redis URL has an unknown parameter")]
+    #[error(
+        "the Redis URL has an unknown parameter (known: sslrootcert, sslcert and sslkey with \
+         rediss://, sentinel_password with redis+sentinel://)"
+    )]
     Parameter,
+    /// A certificate without its key, or the other way round.
+    #[error("sslcert and sslkey of the Redis URL need one another")]
+    HalfCertificate,
+    /// A file of certificates that cannot be read.
+    #[error("cannot read {parameter} {path} of the Redis URL: {error}")]
+    File {
+        /// Which one.
+        parameter: &'static str,
+        /// As the URL has it.
+        path: String,
+        /// Why not.
+        error: io::Error,
+    },
+    /// Files that hold no certificates or no key.
+    #[error("the certificates of the Redis URL cannot be used: {0}")]
+    Certificates(String),
 }
 
 /// Which way Redis is run.
@@ -71,6 +94,7 @@ pub(super) struct Address {
     username: Option<String>,
     password: Option<String>,
     sentinel_password: Option<String>,
+    certificates: Option<TlsCertificates>,
 }
 
 impl fmt::Display for Address {
@@ -110,11 +134,12 @@ impl Address {
         let (credentials, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (username, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-        let sentinel_password = match query.split_once('=') {
-            Some(("sentinel_password", value)) if kind == Kind::Sentinel => secret(value)?,
-            None if query.is_empty() => None,
-            _ => return Err(RedisUrlError::Parameter),
-        };
+        let Parameters { sentinel_password, root, certificate, key } = parameters(query)?;
+        let is_strange = (sentinel_password.is_some() && kind != Kind::Sentinel)
+            || (!tls && (root.is_some() || certificate.is_some() || key.is_some()));
+        if is_strange {
+            return Err(RedisUrlError::Parameter);
+        }
         let (service, database) = match kind {
             Kind::Sentinel => path.split_once('/').unwrap_or((path, "")),
             Kind::Server | Kind::Cluster => ("", path),
@@ -142,7 +167,18 @@ impl Address {
             username: secret(username)?,
             password: secret(password)?,
             sentinel_password,
+            certificates: certificates(root, certificate, key)?,
         })
+    }
+
+    /// Whether it speaks TLS.
+    pub(super) fn is_tls(&self) -> bool {
+        self.tls
+    }
+
+    /// Certificates in place of the system's.
+    pub(super) fn certificates(&self) -> Option<TlsCertificates> {
+        self.certificates.clone()
     }
 
     fn addresses(&self) -> impl Iterator<Item = ConnectionAddr> {
@@ -168,7 +204,11 @@ impl Address {
         let address = self.addresses().next();
         let address =
             address.ok_or_else(|| RedisError::from((ErrorKind::InvalidClientConfig, "no host")))?;
-        Client::open(address.into_connection_info()?.set_redis_settings(self.login()))
+        let info = address.into_connection_info()?.set_redis_settings(self.login());
+        match self.certificates() {
+            Some(certificates) => Client::build_with_tls(info, certificates),
+            None => Client::open(info),
+        }
     }
 
     /// A client that asks the sentinels for the master.
@@ -180,6 +220,11 @@ impl Address {
             builder = builder
                 .set_client_to_redis_tls_mode(TlsMode::Secure)
                 .set_client_to_sentinel_tls_mode(TlsMode::Secure);
+        }
+        if let Some(certificates) = self.certificates() {
+            builder = builder
+                .set_client_to_redis_certificates(certificates.clone())
+                .set_client_to_sentinel_certificates(certificates);
         }
         if let Some(username) = &self.username {
             builder = builder.set_client_to_redis_username(username);
@@ -201,6 +246,57 @@ impl Address {
         };
         self.addresses().map(node).collect()
     }
+}
+
+/// What stands behind the `?`, decoded.
+#[derive(Default)]
+struct Parameters {
+    sentinel_password: Option<String>,
+    root: Option<String>,
+    certificate: Option<String>,
+    key: Option<String>,
+}
+
+fn parameters(query: &str) -> Result<Parameters, RedisUrlError> {
+    let mut found = Parameters::default();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or(RedisUrlError::Parameter)?;
+        let place = match name {
+            "sentinel_password" => &mut found.sentinel_password,
+            "sslrootcert" => &mut found.root,
+            "sslcert" => &mut found.certificate,
+            "sslkey" => &mut found.key,
+            _ => return Err(RedisUrlError::Parameter),
+        };
+        *place = secret(value)?;
+    }
+    Ok(found)
+}
+
+/// Reads the files; nothing if there are none.
+fn certificates(
+    root: Option<String>,
+    certificate: Option<String>,
+    key: Option<String>,
+) -> Result<Option<TlsCertificates>, RedisUrlError> {
+    let read = |parameter, path: String| {
+        std::fs::read(&path).map_err(|error| RedisUrlError::File { parameter, path, error })
+    };
+    let root_cert = root.map(|path| read("sslrootcert", path)).transpose()?;
+    let has_one = |pem: &Vec<u8>| String::from_utf8_lossy(pem).contains("BEGIN CERTIFICATE");
+    if !root_cert.as_ref().is_none_or(has_one) {
+        return Err(RedisUrlError::Certificates("no certificate in sslrootcert".to_owned()));
+    }
+    let client_tls = match (certificate, key) {
+        (Some(certificate), Some(key)) => Some(ClientTlsConfig {
+            client_cert: read("sslcert", certificate)?,
+            client_key: read("sslkey", key)?,
+        }),
+        (None, None) => None,
+        _ => return Err(RedisUrlError::HalfCertificate),
+    };
+    let given = root_cert.is_some() || client_tls.is_some();
+    Ok(given.then_some(TlsCertificates { client_tls, root_cert }))
 }
 
 /// `host`, `host:port`, `[v6]` or `[v6]:port`.

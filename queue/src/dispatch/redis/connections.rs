@@ -115,7 +115,11 @@ impl Connections {
             Kind::Sentinel => Source::Sentinel(tokio::sync::Mutex::new(address.sentinel()?)),
             Kind::Cluster => {
                 let cluster = |timeout: Duration| {
-                    ClusterClient::builder(address.nodes()?)
+                    let mut builder = ClusterClient::builder(address.nodes()?);
+                    if let Some(certificates) = address.certificates() {
+                        builder = builder.certs(certificates);
+                    }
+                    builder
                         .connection_timeout(CONNECT_TIMEOUT)
                         .response_timeout(timeout)
                         .overall_response_timeout(Some(timeout))
@@ -133,8 +137,31 @@ impl Connections {
     /// A new connection. Sentinels and nodes are asked one by one, each within its own timeout, so
     /// there is one for all of them too.
     async fn open(&self, blocking: bool) -> RedisResult<Link> {
-        let opened = tokio::time::timeout(OPEN_TIMEOUT, self.open_at_last(blocking)).await;
-        opened.map_err(|_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))?
+        match tokio::time::timeout(OPEN_TIMEOUT, self.open_at_last(blocking)).await {
+            Ok(opened) => opened.map_err(|error| self.unopened(&error)),
+            Err(_) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))),
+        }
+    }
+
+    /// Says where there was no connection, and what to look at when the other side speaks TLS and
+    /// this one does not, or the other way round.
+    fn unopened(&self, error: &RedisError) -> RedisError {
+        let is_refusal = error.is_connection_refusal();
+        let is_mute = error.is_timeout()
+            || error.is_connection_dropped()
+            || error.kind() == redis::ErrorKind::Parse;
+        let hint = match (self.address.is_tls(), is_mute && !is_refusal) {
+            (_, false) => "",
+            (true, true) => " (does it speak TLS? redis:// does without)",
+            (false, true) => " (does it want TLS? that is rediss://)",
+        };
+        let kind = match (is_refusal, error.is_timeout()) {
+            (true, _) => std::io::ErrorKind::ConnectionRefused,
+            (false, true) => std::io::ErrorKind::TimedOut,
+            (false, false) => std::io::ErrorKind::Other,
+        };
+        let text = format!("cannot connect to {}: {error}{hint}", self.address);
+        RedisError::from(std::io::Error::new(kind, text))
     }
 
     async fn open_at_last(&self, blocking: bool) -> RedisResult<Link> {

@@ -6,8 +6,8 @@ use redis::RedisError;
 
 use super::{Delayed, Inner, keys, scripts, unavailable};
 use crate::{
-    dispatch::{Backlog, DispatchError, Entry, Limit},
-    job::QueueName,
+    dispatch::{Backlog, Demand, DispatchError, Entry, Limit, Quotas},
+    job::{QueueName, Tenant},
 };
 
 /// Entries of one script: some milliseconds of Redis's time.
@@ -77,19 +77,40 @@ impl Inner {
         Ok(())
     }
 
-    /// Asks every queue for room for its part, without adding anything.
-    pub(super) async fn admit(&self, entries: &[Entry]) -> Result<(), DispatchError> {
-        let mut queues: HashMap<&QueueName, (usize, u64)> = HashMap::new();
-        for entry in entries {
-            let (count, tokens) = queues.entry(&entry.queue).or_default();
-            *count += 1;
-            *tokens += u64::from(entry.cost);
+    /// Asks a queue for room, without adding anything.
+    pub(super) async fn admit(
+        &self,
+        demand: &Demand,
+        quotas: &Quotas,
+    ) -> Result<(), DispatchError> {
+        let tokens_max = quotas.tokens.map_or(self.limit.tokens, |own| own.min(self.limit.tokens));
+        let tokens: u64 = demand.tokens.values().sum();
+        let mut arguments = vec![
+            self.limit.entries.to_string(),
+            tokens_max.to_string(),
+            demand.entries.to_string(),
+            tokens.to_string(),
+        ];
+        let bounded: Vec<(&Tenant, u64, u64)> = demand
+            .tokens
+            .iter()
+            .filter_map(|(tenant, tokens)| Some((tenant, *tokens, quotas.of(tenant)?)))
+            .collect();
+        for (tenant, tokens, quota) in &bounded {
+            arguments.extend([keys::escape(&tenant.0), tokens.to_string(), quota.to_string()]);
         }
-        for (queue, (entries_after, tokens_after)) in queues {
-            let admission = Admission { entries_after, tokens_after, forced: false };
-            self.add(queue, &[], admission).await?;
-        }
-        Ok(())
+        let queue = &demand.queue;
+        let run =
+            self.connections.run_again(&scripts::ADMIT, &keys::prefix(queue), &arguments).await;
+        let (bound, retry_ms): (usize, u64) = run.map_err(|error| refusal(queue, error))?;
+        let limit = match bound {
+            0 => return Ok(()),
+            1 => Limit::Entries(self.limit.entries),
+            2 => Limit::Tokens(tokens_max),
+            other => Limit::Tenant(bounded.get(other - 3).map_or(0, |(_, _, quota)| *quota)),
+        };
+        let retry_after = Duration::from_millis(retry_ms);
+        Err(DispatchError::Busy { queue: queue.clone(), limit, retry_after })
     }
 
     async fn add(

@@ -216,6 +216,13 @@ local function drained(tokens)
     'rate_from', from)
 end
 
+-- How long until so many tokens have drained, in ms; some guess while no rate is known.
+local function wait_for(tokens)
+  local rate = drain_rate(now_ms())
+  local after = rate and rate > 0 and tokens / rate or 1000
+  return math.floor(math.max(100, math.min(60000, after)))
+end
+
 -- Which bound these would pass (1 entries, 2 tokens), and in how many ms to try again; nil if none.
 local function excess(entries, tokens, entries_max, tokens_max)
   if entries == 0 then return nil end
@@ -224,12 +231,9 @@ local function excess(entries, tokens, entries_max, tokens_max)
   local tokens_left = tokens_max - tonumber(waiting[2] or 0)
   local which = entries > entries_left and 1 or tokens > tokens_left and 2
   if not which then return nil end
-  -- Until the excess is drained; entries in excess are taken to cost what these cost.
+  -- Entries in excess are taken to cost what these cost.
   local share = math.min(1, (entries - entries_left) / entries)
-  local over = which == 2 and tokens - tokens_left or tokens * share
-  local rate = drain_rate(now_ms())
-  local after = rate and rate > 0 and over / rate or 1000
-  return which, math.floor(math.max(100, math.min(60000, after)))
+  return which, wait_for(which == 2 and tokens - tokens_left or tokens * share)
 end
 
 -- Drops an entry that is none of ours.

@@ -50,6 +50,7 @@ macro_rules! scripts {
 }
 
 scripts! {
+    ADMIT = GROWING "admit.lua";
     ENQUEUE = GROWING "enqueue.lua";
     DELAY = GROWING "delay.lua";
     PROMOTE = FREEING "promote.lua";

@@ -112,15 +112,25 @@ pub(super) async fn claim(
     .await
     .map_err(unavailable)?;
     let mut claims = HashMap::with_capacity(claimed.len());
+    let mut unreadable = Vec::new();
     for row in &claimed {
         let id = rows::id(row, "id")?;
         match claim_of(row) {
             Ok(claim) => {
                 claims.insert(id, claim);
             }
-            // Its lease runs out, and so do its attempts: its neighbours must not wait for that.
-            Err(error) => tracing::error!(job = %id, %error, "a claimed job cannot be read"),
+            Err(error) => {
+                tracing::error!(job = %id, %error, "a claimed job cannot be read");
+                let outcome = Outcome::Error(attempts::unreadable(&error));
+                unreadable.push(Finished { held: rows::held(row)?, outcome });
+            }
         }
+    }
+    if !unreadable.is_empty()
+        && let Err(error) = finish(pool, &unreadable, now).await
+    {
+        // Their leases run out: their neighbours must not wait for that.
+        tracing::warn!(%error, "attempts at unreadable jobs not recorded");
     }
     Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
 }

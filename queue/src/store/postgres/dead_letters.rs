@@ -62,7 +62,15 @@ pub(super) async fn replay(
     .map_err(unavailable)?;
     let mut replays = Vec::with_capacity(dead.len());
     for row in &dead {
-        let job: Job = rows::decode(row, "job")?;
+        let job: Job = match rows::decode(row, "job") {
+            Ok(job) => job,
+            // It stays dead; the others are replayed.
+            Err(error @ StoreError::Damaged { .. }) => {
+                tracing::warn!(job = %rows::id(row, "id")?, %error, "not replayed");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let job = Job { id: JobId::generate(), run_at: None, expires_at: None, ..job };
         replays.push(Replay { replay_of: rows::id(row, "id")?, job });
     }

@@ -1,27 +1,26 @@
 //! Queues, and the list of a tenant's jobs; the other operations are next door.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::{PostgresStore, dead_letters, rows, unavailable, workers};
+use super::{PostgresStore, dead_letters, milliseconds, quotas, rows, unavailable, workers};
 use crate::{
+    dispatch::Quotas,
     job::{JobId, QueueName, Tenant},
     store::{
         Maintained, Progress, StoreError,
         operations::{
             ClassError, DeadLetter, Directive, Heartbeat, JobSummary, Operations, QueueOverview,
-            QueueState, Replay, Worker,
+            QueueState, Replay, ResetClassError, SILENT_ALIVE_MAX, Worker,
         },
     },
 };
 
 #[async_trait]
 impl Operations for PostgresStore {
-    async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError> {
-        Self::maintain(self, retention).await
+    async fn maintain(&self) -> Result<Maintained, StoreError> {
+        Self::maintain(self).await
     }
 
     async fn queue_state(&self, queue: &QueueName) -> Result<QueueState, StoreError> {
@@ -69,6 +68,19 @@ impl Operations for PostgresStore {
         Ok(())
     }
 
+    async fn quotas(&self, queue: &QueueName) -> Result<Quotas, StoreError> {
+        quotas::read(&self.pool, queue).await
+    }
+
+    async fn set_quota(
+        &self,
+        queue: &QueueName,
+        tenant: Option<&Tenant>,
+        limit_tokens: Option<u64>,
+    ) -> Result<(), StoreError> {
+        quotas::set(&self.pool, queue, tenant, limit_tokens).await
+    }
+
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError> {
         let row = sqlx::query(
             // Written even when it is known, since only what is written is returned.
@@ -91,6 +103,35 @@ impl Operations for PostgresStore {
         Err(ClassError::Mismatch { queue, registered, offered })
     }
 
+    async fn reset_class(&self, queue: &QueueName) -> Result<Option<String>, ResetClassError> {
+        // One statement: a worker's heartbeat comes before or after it, not in between.
+        let row = sqlx::query(
+            "WITH alive AS (
+                 SELECT owner FROM workers
+                 WHERE model = $2 AND format = $3 AND seen_at >= store_now_ms($1) - $4
+             ), had AS (
+                 SELECT numerics_class FROM queues WHERE model = $2 AND format = $3
+             ), reset AS (
+                 UPDATE queues SET numerics_class = NULL
+                 WHERE model = $2 AND format = $3 AND NOT EXISTS (SELECT FROM alive)
+             )
+             SELECT (SELECT numerics_class FROM had) AS numerics_class,
+                    ARRAY(SELECT owner FROM alive ORDER BY owner) AS workers",
+        )
+        .bind(self.given_now())
+        .bind(&queue.model)
+        .bind(&queue.format)
+        .bind(milliseconds(SILENT_ALIVE_MAX))
+        .fetch_one(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        let workers: Vec<String> = rows::get(&row, "workers")?;
+        if workers.is_empty() {
+            return Ok(rows::get(&row, "numerics_class")?);
+        }
+        Err(ResetClassError::Served { queue: queue.clone(), workers })
+    }
+
     async fn queues(&self) -> Result<Vec<QueueOverview>, StoreError> {
         let found = sqlx::query(
             "WITH counted AS (
@@ -103,9 +144,15 @@ impl Operations for PostgresStore {
                         count(*) FILTER (WHERE state = 'failed') AS failed,
                         count(*) FILTER (WHERE state = 'cancelled') AS cancelled,
                         count(*) FILTER (WHERE state = 'expired') AS expired,
+                        count(*) FILTER (WHERE expires_at <= store_now_ms($1)
+                            AND state IN ('scheduled', 'queued', 'retrying')) AS overdue,
                         store_now_ms($1) - min(submitted_at) FILTER (WHERE state = 'queued')
                             AS oldest_queued
                  FROM jobs GROUP BY model, format
+             ), serving AS (
+                 SELECT model COLLATE \"C\" AS model, format COLLATE \"C\" AS format,
+                        count(*) AS workers
+                 FROM workers WHERE seen_at >= store_now_ms($1) - $2 GROUP BY 1, 2
              ), used AS (
                  SELECT model, format, sum(prompt_tokens)::bigint AS prompt_tokens,
                         sum(completion_tokens)::bigint AS completion_tokens
@@ -113,12 +160,15 @@ impl Operations for PostgresStore {
              )
              SELECT model, format, coalesce(paused, false) AS paused, limit_tokens,
                     numerics_class, scheduled, queued, running, retrying, completed, failed,
-                    cancelled, expired, oldest_queued, prompt_tokens, completion_tokens
+                    cancelled, expired, overdue, workers, oldest_queued, prompt_tokens,
+                    completion_tokens
              FROM counted FULL JOIN queues USING (model, format)
                   LEFT JOIN used USING (model, format)
+                  LEFT JOIN serving USING (model, format)
              ORDER BY model, format",
         )
         .bind(self.given_now())
+        .bind(milliseconds(Worker::SILENT_MAX))
         .fetch_all(&self.pool)
         .await
         .map_err(unavailable)?;
@@ -212,6 +262,8 @@ fn overview(row: &PgRow) -> Result<QueueOverview, StoreError> {
             completion_tokens: count("completion_tokens")?,
         },
         oldest_queued: oldest_queued.map(rows::duration),
+        overdue: count("overdue")?,
+        workers: count("workers")?,
     })
 }
 

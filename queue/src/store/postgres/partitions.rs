@@ -2,7 +2,9 @@
 //!
 //! A day's partition holds the ids of that day (a UUIDv7 begins with its milliseconds). Ids of a day
 //! without one rest in the default partition until the next maintenance makes it and moves them.
-//! A partition with an unfinished job is never dropped; results and errors go after their jobs.
+//! A partition goes when every job in it has been over for as long as the database keeps jobs
+//! (`retention_ms` in `settings`: one value for all who maintain it); results and errors go after
+//! their jobs.
 //!
 //! Each step is a transaction of its own under one advisory lock, and looks again under the lock:
 //! several processes may maintain at once. Steps wait for the tables only briefly and fail rather
@@ -13,7 +15,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgTransaction, Row as _};
 use uuid::Uuid;
 
-use super::{PostgresStore, milliseconds, rows, unavailable};
+use super::{PostgresStore, milliseconds, rows, settings, unavailable};
 use crate::store::StoreError;
 
 /// Days after today that have a partition.
@@ -55,18 +57,21 @@ pub struct Maintained {
     pub dropped: u32,
     /// Partitions of jobs that are old enough but hold a job that is not over.
     pub kept_unfinished: u32,
+    /// Partitions of jobs that are old enough, and over, but for too short a time.
+    pub kept_recent: u32,
 }
 
 impl PostgresStore {
-    /// Makes the partitions of the coming days and drops those whose every id is older than
-    /// `retention`, unless they hold a job that is not over; forgets idempotency keys as old and
-    /// workers long silent. To be called every few hours, by any number of processes.
+    /// Makes the partitions of the coming days and drops those whose every job has been over for
+    /// the database's retention; forgets idempotency keys that are as old and whose jobs are gone,
+    /// and workers long silent. To be called every few hours, by any number of processes.
     ///
     /// # Errors
     /// [`StoreError`]; what was done until then stays done, and the rest is done by the next call.
-    pub async fn maintain(&self, retention: Duration) -> Result<Maintained, StoreError> {
+    pub async fn maintain(&self) -> Result<Maintained, StoreError> {
         let mut connection = self.pool.acquire().await.map_err(unavailable)?;
         let now = self.given_now();
+        let retention = settings::retention(&mut connection).await?;
         let mut done =
             Maintained { created: create_ahead(&mut connection, now).await?, ..Default::default() };
         let row = sqlx::query("SELECT store_now_ms($1) - $2 AS oldest")
@@ -76,12 +81,15 @@ impl PostgresStore {
             .await
             .map_err(unavailable)?;
         let oldest = rows::integer(&row, "oldest")?;
-        drop_before(&mut connection, oldest.div_euclid(DAY_MS), &mut done).await?;
-        sqlx::query("DELETE FROM idempotency WHERE created_at < $1")
-            .bind(oldest)
-            .execute(&mut *connection)
-            .await
-            .map_err(unavailable)?;
+        drop_before(&mut connection, oldest, &mut done).await?;
+        sqlx::query(
+            "DELETE FROM idempotency WHERE created_at < $1
+             AND NOT EXISTS (SELECT FROM jobs WHERE id = ANY(job_ids))",
+        )
+        .bind(oldest)
+        .execute(&mut *connection)
+        .await
+        .map_err(unavailable)?;
         sqlx::query("DELETE FROM workers WHERE seen_at < store_now_ms($1) - $2")
             .bind(now)
             .bind(milliseconds(SILENT_MAX))
@@ -248,22 +256,26 @@ async fn close(tx: &mut PgConnection, tables: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Drops the partitions of the days before `day`.
+/// Drops the partitions of the days that ended before a time, if their jobs did so too.
 async fn drop_before(
     connection: &mut PgConnection,
-    day: i64,
+    oldest: i64,
     done: &mut Maintained,
 ) -> Result<(), StoreError> {
+    let day = oldest.div_euclid(DAY_MS);
     let mut kept = Vec::new();
     for (partition, of) in partitions(connection, JOBS).await? {
         if of >= day {
             continue;
         }
-        if drop_finished(connection, &partition).await? {
-            done.dropped += 1;
-        } else {
+        let fate = drop_finished(connection, &partition, of, oldest).await?;
+        match fate {
+            Fate::Dropped => done.dropped += 1,
+            Fate::Unfinished => done.kept_unfinished += 1,
+            Fate::Recent => done.kept_recent += 1,
+        }
+        if fate != Fate::Dropped {
             kept.push(of);
-            done.kept_unfinished += 1;
         }
     }
     for table in [RESULTS, ERRORS] {
@@ -279,22 +291,57 @@ async fn drop_before(
     Ok(())
 }
 
-/// Drops a partition of jobs that are all over; false if one is not.
-async fn drop_finished(connection: &mut PgConnection, name: &str) -> Result<bool, StoreError> {
+/// What became of a day's jobs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Dropped,
+    /// One is not over: they stay.
+    Unfinished,
+    /// One was not over at the time that counts: they stay.
+    Recent,
+}
+
+/// Drops a day's partition of jobs if all were over before `oldest`.
+async fn drop_finished(
+    connection: &mut PgConnection,
+    name: &str,
+    day: i64,
+    oldest: i64,
+) -> Result<Fate, StoreError> {
     let mut tx = begin(connection).await?;
     if exists(&mut tx, name).await? {
         // Looked at before it is closed, so that one that must stay holds nobody up.
         if has_unfinished(&mut tx, name).await? {
-            return Ok(false);
+            return Ok(Fate::Unfinished);
+        }
+        // Jobs that are all over get no further results: to look once, after that, is enough.
+        if has_ended_since(&mut tx, day, oldest).await? {
+            return Ok(Fate::Recent);
         }
         close(&mut tx, &format!("ONLY jobs, {name}")).await?;
         if has_unfinished(&mut tx, name).await? {
-            return Ok(false);
+            return Ok(Fate::Unfinished);
         }
         drop_table(&mut tx, JOBS, name).await?;
     }
     tx.commit().await.map_err(unavailable)?;
-    Ok(true)
+    Ok(Fate::Dropped)
+}
+
+/// Whether a job of a day ended at that time or later. Reads the day's results without their texts,
+/// which lie elsewhere.
+async fn has_ended_since(tx: &mut PgConnection, day: i64, oldest: i64) -> Result<bool, StoreError> {
+    let row = sqlx::query(
+        "SELECT EXISTS (SELECT FROM results
+                        WHERE job_id >= $1 AND job_id < $2 AND finished_at >= $3) AS found",
+    )
+    .bind(first_id(day))
+    .bind(first_id(day + 1))
+    .bind(oldest)
+    .fetch_one(tx)
+    .await
+    .map_err(unavailable)?;
+    row.try_get("found").map_err(unavailable)
 }
 
 async fn drop_table(tx: &mut PgConnection, table: Table, name: &str) -> Result<(), StoreError> {

@@ -9,13 +9,19 @@ use super::{rows, unavailable};
 use crate::{
     dispatch::Entry,
     job::{JobId, QueueName, Timestamp},
-    outcome::JobError,
+    outcome::{JobError, Outcome},
     store::{Ended, JobRecord, Progress, StoreError},
 };
 
 /// The id below every other, for a first page.
 pub(super) fn after(id: Option<JobId>) -> Uuid {
     id.map_or_else(Uuid::nil, Uuid::from)
+}
+
+/// The time, on the server's clock.
+pub(super) async fn now(pool: &PgPool, given: Option<i64>) -> Result<Timestamp, StoreError> {
+    let row = sqlx::query("SELECT store_now_ms($1) AS now").bind(given).fetch_one(pool).await;
+    Ok(Timestamp(rows::integer(&row.map_err(unavailable)?, "now")?))
 }
 
 /// A page of a queue's queued jobs.
@@ -44,7 +50,8 @@ pub(super) async fn queued(
 pub(super) async fn records(pool: &PgPool, ids: &[JobId]) -> Result<Vec<JobRecord>, StoreError> {
     let ids = rows::sorted(ids.iter().copied());
     let found = sqlx::query(
-        "SELECT id, job, state, epoch, attempts, outcome, finished_at
+        "SELECT id, jobs.model, jobs.format, jobs.tenant, priority, attempts_max, job, state, epoch,
+                attempts, outcome, finished_at
          FROM jobs LEFT JOIN results ON results.job_id = jobs.id AND results.job_id = ANY($1)
          WHERE id = ANY($1) ORDER BY id",
     )
@@ -61,24 +68,29 @@ pub(super) async fn records(pool: &PgPool, ids: &[JobId]) -> Result<Vec<JobRecor
     .map_err(unavailable)?;
     let mut errors_of: HashMap<JobId, Vec<JobError>> = HashMap::new();
     for row in &errors {
-        errors_of.entry(rows::id(row, "job_id")?).or_default().push(rows::decode(row, "error")?);
+        errors_of.entry(rows::id(row, "job_id")?).or_default().push(rows::attempt_error(row)?);
     }
     let record = |row| {
         let finished_at: Option<i64> = rows::get(row, "finished_at")?;
+        let mut errors = errors_of.remove(&rows::id(row, "id")?).unwrap_or_default();
+        let (job, unreadable) = rows::job(row)?;
+        // Said once, if its attempts have said it.
+        errors.extend(unreadable.filter(|error| errors.last() != Some(error)));
         Ok(JobRecord {
-            job: rows::decode(row, "job")?,
+            job,
             state: rows::state(row)?,
             epoch: rows::integer(row, "epoch")?,
             attempts: rows::attempts(row)?,
-            outcome: rows::decode_optional(row, "outcome")?,
+            outcome: rows::outcome(row)?.0,
             finished_at: finished_at.map(Timestamp),
-            errors: errors_of.remove(&rows::id(row, "id")?).unwrap_or_default(),
+            errors,
         })
     };
     found.iter().map(record).collect()
 }
 
-/// Those that are over, and how.
+/// Those that are over, and how. One whose outcome is of a later release is left out: whoever waits for
+/// it gets it with that release, and its neighbours now.
 pub(super) async fn ended(pool: &PgPool, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
     let ids = rows::sorted(ids.iter().copied());
     let found = sqlx::query(
@@ -90,14 +102,17 @@ pub(super) async fn ended(pool: &PgPool, ids: &[JobId]) -> Result<Vec<Ended>, St
     .fetch_all(pool)
     .await
     .map_err(unavailable)?;
-    let ended = |row| {
-        Ok(Ended {
-            id: rows::id(row, "id")?,
-            state: rows::state(row)?,
-            outcome: rows::decode_optional(row, "outcome")?,
-        })
-    };
-    found.iter().map(ended).collect()
+    let mut ended = Vec::with_capacity(found.len());
+    for row in &found {
+        let (id, (outcome, is_later)) = (rows::id(row, "id")?, rows::outcome(row)?);
+        match outcome {
+            Some(Outcome::Error(error)) if is_later => {
+                tracing::warn!(job = %id, %error, "an outcome of a later release");
+            }
+            outcome => ended.push(Ended { id, state: rows::state(row)?, outcome }),
+        }
+    }
+    Ok(ended)
 }
 
 /// How many jobs of a queue are not over: one count for each partial index that knows.

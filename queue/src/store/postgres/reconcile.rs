@@ -3,17 +3,18 @@
 //! Each statement moves a bounded number of jobs and passes over those that somebody else holds at
 //! the moment, so that several reconcilers share the work and none waits for a claim or a finish.
 
-use sqlx::{PgPool, Row as _};
+use sqlx::PgPool;
 
-use super::unavailable;
+use super::{rows, unavailable};
 use crate::{
+    job::JobState,
     outcome::Outcome,
-    store::{StoreError, attempts::lease_lost},
+    store::{Reconciled, StoreError, attempts::lease_lost},
     wire,
 };
 
 /// Jobs that one statement moves.
-const BATCH: i64 = 1000;
+const BATCH: i32 = 1000;
 
 /// Ends running attempts whose lease is over: back to queued, or a dead letter.
 const LAPSE: &str = "
@@ -26,7 +27,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
         checkpoint = CASE WHEN attempts + 1 < attempts_max THEN checkpoint END,
         attempts = attempts + 1, owner = NULL, lease_until = NULL
     FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
-    RETURNING jobs.id, epoch, state, tenant, model, format
+    RETURNING jobs.id, epoch, state, tenant, model, format, priority, cost
 ), errors AS (
     INSERT INTO attempt_errors (job_id, epoch, at, error)
     SELECT id, epoch, now, $3 FROM moved, clock ON CONFLICT DO NOTHING
@@ -34,7 +35,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     INSERT INTO results (job_id, tenant, model, format, outcome, finished_at)
     SELECT id, tenant, model, format, $4, now FROM moved, clock WHERE state = 'failed'
 )
-SELECT count(*) AS moved FROM moved";
+SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
 /// Ends waiting jobs whose deadline has passed.
 const EXPIRE: &str = "
@@ -45,12 +46,12 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
 ), moved AS (
     UPDATE jobs SET state = 'expired', run_at = NULL, checkpoint = NULL
     FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
-    RETURNING jobs.id, tenant, model, format
+    RETURNING jobs.id, state, tenant, model, format, priority, cost
 ), recorded AS (
     INSERT INTO results (job_id, tenant, model, format, outcome, finished_at)
     SELECT id, tenant, model, format, $3, now FROM moved, clock
 )
-SELECT count(*) AS moved FROM moved";
+SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
 /// Queues scheduled and retrying jobs whose time has come.
 const PROMOTE: &str = "
@@ -61,18 +62,19 @@ WITH due AS MATERIALIZED (
 ), moved AS (
     UPDATE jobs SET state = 'queued', run_at = NULL
     FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
-    RETURNING jobs.id
+    RETURNING jobs.id, state, tenant, model, format, priority, cost
 )
-SELECT count(*) AS moved FROM moved";
+SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
-/// Moves what time has moved; returns how many jobs that were.
-pub(super) async fn reconcile(pool: &PgPool, now: Option<i64>) -> Result<u64, StoreError> {
+/// Moves what time has moved, and says what.
+pub(super) async fn reconcile(pool: &PgPool, now: Option<i64>) -> Result<Reconciled, StoreError> {
     let error = wire::encode(&lease_lost());
     let failed = wire::encode(&Outcome::Error(lease_lost()));
-    let moved = repeat(pool, LAPSE, now, &[error, failed]).await?
-        + repeat(pool, EXPIRE, now, &[wire::encode(&Outcome::Expired)]).await?
-        + repeat(pool, PROMOTE, now, &[]).await?;
-    Ok(moved)
+    let mut done = Reconciled::default();
+    repeat(pool, LAPSE, now, &[error, failed], &mut done).await?;
+    repeat(pool, EXPIRE, now, &[wire::encode(&Outcome::Expired)], &mut done).await?;
+    repeat(pool, PROMOTE, now, &[], &mut done).await?;
+    Ok(done)
 }
 
 /// Repeats a statement until it finds less than it may move.
@@ -81,16 +83,21 @@ async fn repeat(
     statement: &'static str,
     now: Option<i64>,
     values: &[Vec<u8>],
-) -> Result<u64, StoreError> {
-    let mut total = 0;
+    done: &mut Reconciled,
+) -> Result<(), StoreError> {
     loop {
         let query = sqlx::query(statement).bind(now).bind(BATCH);
         let query = values.iter().fold(query, |query, value| query.bind(value));
-        let row = query.fetch_one(pool).await.map_err(unavailable)?;
-        let moved: i64 = row.try_get("moved").map_err(unavailable)?;
-        total += moved.unsigned_abs();
-        if moved < BATCH {
-            return Ok(total);
+        let moved = query.fetch_all(pool).await.map_err(unavailable)?;
+        let mut queued = Vec::new();
+        for row in &moved {
+            if rows::state(row)? == JobState::Queued {
+                queued.push(rows::entry(row, &rows::queue(row)?)?);
+            }
+        }
+        done.extend(moved.len() as u64, queued);
+        if moved.len() < BATCH as usize {
+            return Ok(());
         }
     }
 }

@@ -12,9 +12,11 @@ use uuid::Uuid;
 use super::unavailable;
 use crate::{
     dispatch::Entry,
-    job::{JobId, JobState, Priority, QueueName, Tenant, Timestamp},
-    store::{Held, StoreError},
-    wire,
+    job::{Job, JobId, JobState, Priority, Prompt, QueueName, Tenant, Timestamp},
+    outcome::{JobError, Outcome},
+    sampling::Sampling,
+    store::{Held, StoreError, attempts},
+    wire::{self, WireError},
 };
 
 pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
@@ -86,13 +88,51 @@ pub(super) fn decode<T: DeserializeOwned>(
     wire::decode(get::<&[u8]>(row, column)?).map_err(|error| damaged(column, error))
 }
 
-/// A value in wire format, or NULL.
-pub(super) fn decode_optional<T: DeserializeOwned>(
-    row: &PgRow,
-    column: &'static str,
-) -> Result<Option<T>, StoreError> {
-    let bytes: Option<&[u8]> = get(row, column)?;
-    bytes.map(|bytes| wire::decode(bytes).map_err(|error| damaged(column, error))).transpose()
+/// A job; of one that cannot be read what its row says, and why it cannot.
+pub(super) fn job(row: &PgRow) -> Result<(Job, Option<JobError>), StoreError> {
+    let error = match decode(row, "job") {
+        Ok(job) => return Ok((job, None)),
+        Err(error @ StoreError::Damaged { .. }) => error,
+        Err(error) => return Err(error),
+    };
+    let attempts_max: i32 = get(row, "attempts_max")?;
+    let job = Job {
+        id: id(row, "id")?,
+        tenant: Tenant(get(row, "tenant")?),
+        queue: queue(row)?,
+        priority: priority(row)?,
+        prompt: Prompt::Text(String::new()),
+        sampling: Sampling::default(),
+        seed: 0,
+        attempts_max: attempts_max.unsigned_abs(),
+        run_at: None,
+        expires_at: None,
+        stream: false,
+        traceparent: None,
+    };
+    Ok((job, Some(attempts::unreadable(&error))))
+}
+
+/// An attempt's error; of one that cannot be read, why.
+pub(super) fn attempt_error(row: &PgRow) -> Result<JobError, StoreError> {
+    match decode(row, "error") {
+        Err(error @ StoreError::Damaged { .. }) => Ok(attempts::unreadable(&error)),
+        read => read,
+    }
+}
+
+/// An outcome, or NULL; of one that cannot be read, why. The second is whether it may be read by a
+/// later release.
+pub(super) fn outcome(row: &PgRow) -> Result<(Option<Outcome>, bool), StoreError> {
+    let bytes: Option<&[u8]> = get(row, "outcome")?;
+    match bytes.map(wire::decode).transpose() {
+        Ok(outcome) => Ok((outcome, false)),
+        Err(error) => {
+            let is_later = matches!(error, WireError::Version(_) | WireError::Encoding(_));
+            let error = attempts::unreadable(&damaged("outcome", error));
+            Ok((Some(Outcome::Error(error)), is_later))
+        }
+    }
 }
 
 pub(super) fn entry(row: &PgRow, queue: &QueueName) -> Result<Entry, StoreError> {
@@ -127,7 +167,17 @@ pub(super) fn columns(held: &[Held]) -> (Vec<Uuid>, Vec<i64>) {
     sorted.into_iter().unzip()
 }
 
-/// Text that Postgres can hold: it has no NUL.
+/// Longest name of a queue or tenant: several of them must fit an index entry.
+const NAME_BYTES_MAX: usize = 512;
+
+/// A name that Postgres can hold and index: short, and without NUL.
 pub(super) fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
-    if text.contains('\0') { Err(damaged(what, "it contains a NUL character")) } else { Ok(()) }
+    if text.contains('\0') {
+        return Err(StoreError::Refused { what, problem: "it has a NUL character".to_owned() });
+    }
+    if text.len() > NAME_BYTES_MAX {
+        let problem = format!("it has {} bytes, the limit is {NAME_BYTES_MAX}", text.len());
+        return Err(StoreError::Refused { what, problem });
+    }
+    Ok(())
 }

@@ -3,7 +3,10 @@
 //! Migrations expand, then contract, so a program runs on any schema that is at least its own: the
 //! schema is migrated first, then the processes are replaced one by one.
 
-use sqlx::{PgPool, Row as _, migrate::Migrator};
+use sqlx::{
+    PgPool, Row as _,
+    migrate::{MigrateError, Migrator},
+};
 
 use super::{rows, unavailable};
 use crate::store::StoreError;
@@ -21,10 +24,10 @@ fn migrations() -> Migrator {
 #[non_exhaustive]
 pub enum SchemaError {
     /// An empty database, or one of another program.
-    #[error("the database has no tritmill schema; migrate it first")]
+    #[error("the database has no tritmill schema: run tritmill migrate")]
     Missing,
     /// The schema of an earlier release.
-    #[error("the schema lacks migration {missing} (it is at {found}); migrate it first")]
+    #[error("the schema lacks migration {missing} (it is at {found}): run tritmill migrate")]
     Older {
         /// The latest migration it has.
         found: i64,
@@ -35,7 +38,15 @@ pub enum SchemaError {
 
 /// Runs the migrations that have not run; waits for another process that does the same.
 pub(super) async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
-    migrations().run(pool).await.map_err(|error| StoreError::Migrate(Box::new(error)))
+    migrations().run(pool).await.map_err(|error| match error {
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
+            match unavailable(error) {
+                StoreError::Unavailable(said) => StoreError::Migrate(said),
+                other => other,
+            }
+        }
+        other => StoreError::Migrate(Box::new(other)),
+    })
 }
 
 /// Refuses a schema that lacks a migration of this program's.

@@ -158,6 +158,7 @@ mod tests {
             run_at: None,
             expires_at: Some(Timestamp(i64::MAX)),
             stream: false,
+            traceparent: None,
         }
     }
 

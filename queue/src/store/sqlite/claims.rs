@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use serde_json::json;
-use sqlx::{Row, SqliteConnection};
+use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
 
 use super::{
     rows::{self, to_json},
@@ -119,7 +119,10 @@ pub(super) async fn checkpoint(
 }
 
 /// Ends running attempts whose lease is over: back to queued, or a dead letter.
-pub(super) async fn lapse(tx: &mut SqliteConnection, now: Timestamp) -> Result<u64, StoreError> {
+pub(super) async fn lapse(
+    tx: &mut SqliteConnection,
+    now: Timestamp,
+) -> Result<Vec<SqliteRow>, StoreError> {
     let error = to_json(&lease_lost())?;
     let outcome = to_json(&Outcome::Error(lease_lost()))?;
     sqlx::query(
@@ -141,18 +144,18 @@ pub(super) async fn lapse(tx: &mut SqliteConnection, now: Timestamp) -> Result<u
     .execute(&mut *tx)
     .await
     .map_err(unavailable)?;
-    let done = sqlx::query(
+    sqlx::query(
         "UPDATE jobs
          SET state = CASE WHEN attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
              checkpoint = CASE WHEN attempts + 1 < attempts_max THEN checkpoint END,
              attempts = attempts + 1, owner = NULL, lease_until = NULL
-         WHERE state = 'running' AND lease_until <= ?1",
+         WHERE state = 'running' AND lease_until <= ?1
+         RETURNING id, state, model, format, tenant, priority",
     )
     .bind(now.0)
-    .execute(tx)
+    .fetch_all(tx)
     .await
-    .map_err(unavailable)?;
-    Ok(done.rows_affected())
+    .map_err(unavailable)
 }
 
 /// Ends waiting jobs whose deadline has passed. The states are spelled out, since only then does the
@@ -180,16 +183,19 @@ pub(super) async fn expire(tx: &mut SqliteConnection, now: Timestamp) -> Result<
 }
 
 /// Queues scheduled and retrying jobs whose time has come.
-pub(super) async fn promote(tx: &mut SqliteConnection, now: Timestamp) -> Result<u64, StoreError> {
-    let done = sqlx::query(
+pub(super) async fn promote(
+    tx: &mut SqliteConnection,
+    now: Timestamp,
+) -> Result<Vec<SqliteRow>, StoreError> {
+    sqlx::query(
         "UPDATE jobs SET state = 'queued', run_at = NULL
-         WHERE state IN ('scheduled', 'retrying') AND run_at <= ?1",
+         WHERE state IN ('scheduled', 'retrying') AND run_at <= ?1
+         RETURNING id, state, model, format, tenant, priority",
     )
     .bind(now.0)
-    .execute(tx)
+    .fetch_all(tx)
     .await
-    .map_err(unavailable)?;
-    Ok(done.rows_affected())
+    .map_err(unavailable)
 }
 
 /// Withdraws jobs that are not over.

@@ -192,6 +192,32 @@ impl SqliteStore {
         Ok(done.rows_affected())
     }
 
+    /// Forgets lines that ended without an answer though nothing was wrong with them, with their
+    /// jobs, so that the next run sees them for the first time; returns how many.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn forget_failures(&self) -> Result<u64, StoreError> {
+        let mut tx = self.begin().await?;
+        let lines = sqlx::query(
+            "DELETE FROM lines WHERE job_id IN (
+                 SELECT job_id FROM results JOIN jobs ON jobs.id = results.job_id
+                 WHERE state IN ('failed', 'cancelled', 'expired')
+                   AND coalesce(outcome ->> '$.error.kind', '') <> 'invalid_request')",
+        )
+        .execute(&mut *tx)
+        .await
+        .map_err(unavailable)?;
+        sqlx::query(
+            "DELETE FROM jobs WHERE id NOT IN (SELECT job_id FROM lines WHERE job_id IS NOT NULL)",
+        )
+        .execute(&mut *tx)
+        .await
+        .map_err(unavailable)?;
+        tx.commit().await.map_err(unavailable)?;
+        Ok(lines.rows_affected())
+    }
+
     /// Puts every unfinished job into `queue`: the same model may be served in another format now.
     /// Reads every job.
     ///

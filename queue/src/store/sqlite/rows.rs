@@ -93,6 +93,15 @@ pub(super) fn entry(row: &SqliteRow, queue: &QueueName) -> Result<Entry, StoreEr
     })
 }
 
+/// The entry of a job that was moved, if it is queued now.
+pub(super) fn queued(row: &SqliteRow) -> Result<Option<Entry>, StoreError> {
+    if state(row)? != JobState::Queued {
+        return Ok(None);
+    }
+    let queue = QueueName { model: text(row, "model")?, format: text(row, "format")? };
+    entry(row, &queue).map(Some)
+}
+
 pub(super) fn record(row: &SqliteRow, errors: &[SqliteRow]) -> Result<JobRecord, StoreError> {
     let outcome: Option<String> = row.try_get("outcome").map_err(unavailable)?;
     let finished_at: Option<i64> = row.try_get("finished_at").map_err(unavailable)?;

@@ -1,0 +1,288 @@
+//! `tritmill bench e2e`: what the queue costs. The same requests through the engine alone and
+//! through Redis, Postgres and a worker around an engine of the same size, in turn.
+
+use std::{
+    num::NonZeroUsize,
+    process::ExitCode,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use serde_json::json;
+use tokio::sync::{mpsc, watch};
+use tritmill_engine::{
+    Engine, Request,
+    files::Model,
+    load::{self, EngineOptions},
+    sampler::SamplingParams,
+};
+use tritmill_producer::{Client, JobBuilder};
+use tritmill_queue::{Job, JobId, QueueName, Sampling, store::FAST_RETENTION};
+use tritmill_worker::{Committed, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
+
+use super::queue::Bench;
+use crate::{
+    options::{ModelOption, RunOptions},
+    output,
+    servers::{FastOption, Keeper, Servers},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  tritmill bench e2e --model /tmp/bitnet-2b --threads 2 --redis redis://… --database postgres://…
+  tritmill bench e2e --batch 32 --prompt 64 --generate 128 --json
+
+Prints tokens per second, generated, of the engine alone and of the same requests through the queue,
+and their ratio: the median of the repetitions, which take both in turn.";
+
+/// Arguments of `bench e2e`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelOption,
+    /// Sequences that run at once
+    #[arg(long, value_name = "N", default_value = "16")]
+    batch: NonZeroUsize,
+    /// Requests [default: four times the batch]
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
+    /// Tokens of each prompt; no two are alike
+    #[arg(long, value_name = "N", default_value = "64")]
+    prompt: NonZeroUsize,
+    /// Tokens to generate for each
+    #[arg(long, value_name = "N", default_value = "64")]
+    generate: NonZeroUsize,
+    /// How often to measure both
+    #[arg(long, value_name = "N", default_value = "3")]
+    repetitions: NonZeroUsize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    run: RunOptions,
+    #[command(flatten)]
+    servers: Servers,
+    #[command(flatten)]
+    fast: FastOption,
+}
+
+/// Measures and prints.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let servers = arguments.servers.mode(arguments.fast)?;
+    let model = arguments.model.open()?;
+    let context = model.config().context_length;
+    let longest = arguments.prompt.get().saturating_add(arguments.generate.get());
+    ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
+    let options = EngineOptions { max_sequences: arguments.batch.get(), ..arguments.run.engine() };
+    let work = Work {
+        jobs: arguments.jobs.unwrap_or(arguments.batch.saturating_mul(FOUR)).get(),
+        prompt: arguments.prompt.get(),
+        generate: arguments.generate.get(),
+        vocab_size: model.config().vocab_size,
+    };
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let mut alone = load::engine(&model, &options)?;
+    let (engine_rates, queue_rates) = runtime.block_on(async {
+        let name = format!("bench-{}", JobId::generate());
+        let queue = QueueName { model: name, format: options.format.to_string() };
+        let (database, dispatcher) = (servers.database().await?, servers.dispatcher()?);
+        let keeper = Keeper::of(database, &dispatcher, &queue, FAST_RETENTION).await?;
+        let bench = Bench::new(keeper, dispatcher, queue);
+        bench.dispatcher.ping().await.context("cannot use Redis")?;
+        let mut fleet = Fleet::start(&bench, &model, &options)?;
+        let mut submitted = Vec::new();
+        let measured = tokio::select! {
+            rates = measure(&mut alone, &mut fleet, &work, arguments, &mut submitted) => rates,
+            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        };
+        let stopped = fleet.stop().await;
+        let cleaned = bench.clean_up(&submitted).await;
+        let rates = measured?;
+        stopped.and(cleaned).map(|()| rates)
+    })?;
+    print(arguments, &work, engine_rates, queue_rates)
+}
+
+const FOUR: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
+
+/// The requests of one repetition.
+struct Work {
+    jobs: usize,
+    prompt: usize,
+    generate: usize,
+    vocab_size: usize,
+}
+
+impl Work {
+    /// Tokens of prompt `index` of repetition `round`: unlike any other's from its first block on,
+    /// so that nothing is found in a prefix cache.
+    fn prompt(&self, round: usize, index: usize) -> Vec<u32> {
+        let first = (round * self.jobs + index) as u64;
+        let token = |position: u64| {
+            let mixed = (first << 20 | position).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33;
+            (mixed % self.vocab_size as u64) as u32
+        };
+        (0..self.prompt as u64).map(token).collect()
+    }
+
+    fn rate(&self, time: Duration) -> f64 {
+        (self.jobs * self.generate) as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+}
+
+async fn measure(
+    alone: &mut Engine,
+    fleet: &mut Fleet,
+    work: &Work,
+    arguments: &Arguments,
+    submitted: &mut Vec<JobId>,
+) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
+    let (mut engine_rates, mut queue_rates) = (Vec::new(), Vec::new());
+    // The first round warms up and is not counted.
+    for round in 0..=arguments.repetitions.get() {
+        eprintln!("repetition {round} of {}", arguments.repetitions);
+        let engine_time = tokio::task::block_in_place(|| through_engine(alone, work, round))?;
+        let queue_time = fleet.answer(work, round, submitted).await?;
+        if round > 0 {
+            engine_rates.push(work.rate(engine_time));
+            queue_rates.push(work.rate(queue_time));
+        }
+    }
+    Ok((engine_rates, queue_rates))
+}
+
+/// All requests into the engine at once, until it is idle.
+fn through_engine(engine: &mut Engine, work: &Work, round: usize) -> anyhow::Result<Duration> {
+    let started = Instant::now();
+    for index in 0..work.jobs {
+        let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy(work.generate) };
+        let prompt = work.prompt(2 * round, index);
+        engine.submit(Request { prompt, sampling, ..Request::default() }, started)?;
+    }
+    let before = engine.stats().finished;
+    while !engine.is_idle() {
+        engine.step(Instant::now());
+    }
+    let finished = engine.stats().finished - before;
+    ensure!(finished == work.jobs as u64, "{finished} of {} requests finished", work.jobs);
+    Ok(started.elapsed())
+}
+
+/// A worker on the queue of this run, and a producer.
+struct Fleet {
+    client: Client,
+    queue: QueueName,
+    commits: mpsc::UnboundedReceiver<Committed>,
+    stop: watch::Sender<Stop>,
+    working: tokio::task::JoinHandle<Result<(), tritmill_worker::WorkerError>>,
+}
+
+impl Fleet {
+    fn start(bench: &Bench, model: &Arc<Model>, options: &EngineOptions) -> anyhow::Result<Self> {
+        let engine = load::engine(model, options)?;
+        let class = engine.backend().numerics_class().to_owned();
+        let (committed, commits) = mpsc::unbounded_channel();
+        let (stop, stopped) = watch::channel(Stop::No);
+        let worker = Worker {
+            store: bench.store.clone(),
+            dispatcher: Arc::new(bench.dispatcher.clone()),
+            operations: None,
+            events: None,
+            served: Arc::new(Served::new(Arc::clone(model), bench.queue.model.clone(), class)),
+            config: WorkerConfig {
+                queue: bench.queue.clone(),
+                owner: format!("bench-{}", std::process::id()),
+                // As `tritmill worker`: a few beyond what runs.
+                slots: options.max_sequences + options.max_sequences.div_ceil(4),
+                lease: Duration::from_secs(15),
+                drain: Duration::from_secs(1),
+                step_limit: Duration::from_secs(600),
+                mode: Mode::Service,
+            },
+            committed,
+            vitals: Arc::new(Vitals::default()),
+        };
+        let working = tokio::spawn(worker.run(engine, stopped));
+        let client = bench.keeper.client(bench.dispatcher.clone());
+        Ok(Self { client, queue: bench.queue.clone(), commits, stop, working })
+    }
+
+    /// Submits all requests and waits until the last one's result is committed.
+    async fn answer(
+        &mut self,
+        work: &Work,
+        round: usize,
+        submitted: &mut Vec<JobId>,
+    ) -> anyhow::Result<Duration> {
+        let name = self.queue.to_string();
+        let jobs: Vec<Job> = (0..work.jobs)
+            .map(|index| {
+                let max_tokens = u32::try_from(work.generate).unwrap_or(u32::MAX);
+                let greedy = Sampling {
+                    max_tokens,
+                    temperature: 0.0,
+                    ignore_eos: true,
+                    ..Sampling::default()
+                };
+                let prompt = work.prompt(2 * round + 1, index);
+                JobBuilder::tokens(&name, prompt).sampling(greedy).build()
+            })
+            .collect::<Result<_, _>>()?;
+        submitted.extend(jobs.iter().map(|job| job.id));
+        let started = Instant::now();
+        self.client.submit_many(&jobs).await?;
+        let (mut ended, mut tokens) = (0, 0);
+        while ended < work.jobs {
+            let Some(commit) = self.commits.recv().await else { bail!("the worker ended") };
+            ended += commit.settled.len();
+            tokens += commit.completion_tokens;
+        }
+        let elapsed = started.elapsed();
+        let expected = (work.jobs * work.generate) as u64;
+        ensure!(tokens == expected, "{tokens} tokens were generated, not {expected}");
+        Ok(elapsed)
+    }
+
+    async fn stop(self) -> anyhow::Result<()> {
+        // It may have ended by itself, which its result tells.
+        let _ = self.stop.send(Stop::Drain);
+        Ok(self.working.await.context("the worker panicked")??)
+    }
+}
+
+/// The rate in the middle; zero of none.
+fn median(mut rates: Vec<f64>) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn print(
+    arguments: &Arguments,
+    work: &Work,
+    engine: Vec<f64>,
+    queue: Vec<f64>,
+) -> anyhow::Result<ExitCode> {
+    let ratios = engine.iter().zip(&queue).map(|(engine, queue)| queue / engine).collect();
+    let (engine, queue, ratio) = (median(engine), median(queue), median(ratios));
+    if arguments.json {
+        output::line(json!({
+            "batch": arguments.batch, "jobs": work.jobs, "prompt": work.prompt,
+            "generate": work.generate, "repetitions": arguments.repetitions,
+            "engine_tokens_per_s": engine, "queue_tokens_per_s": queue, "ratio": ratio,
+        }))?;
+    } else {
+        output::line(format_args!(
+            "{} requests of {} + {} tokens, {} at once: engine {engine:.1} tokens/s, through the \
+             queue {queue:.1}, {:.1} %",
+            work.jobs,
+            work.prompt,
+            work.generate,
+            arguments.batch,
+            100.0 * ratio
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,145 @@
+//! Wrong passwords, servers that only read, and ids that nobody knows.
+
+use std::fs;
+
+use crate::{
+    fleet::{Fleet, WorkerProcess, eventually},
+    rig::{self, LINE},
+};
+
+const SECRET: &str = "s3cr3t-word";
+
+#[test]
+fn a_redis_that_refuses_is_named_and_its_jobs_are_answered_once_it_does_not() {
+    let folder = rig::folder();
+    let fleet = Fleet::start();
+    rig::redis(&fleet, "CONFIG SET requirepass right");
+    let port = fleet.redis.port();
+    let wrong = format!("redis://:{SECRET}@127.0.0.1:{port}/0");
+    for (url, expect) in [(wrong.clone(), "Password"), (fleet.redis.url(), "NOAUTH")] {
+        let (ids, said) = rig::submit(&fleet, LINE, &["--redis", &url]);
+        assert_eq!(ids.len(), 1);
+        let warnings: Vec<&str> = said.lines().filter(|l| l.contains("not announced")).collect();
+        assert_eq!(warnings.len(), 1, "{said}");
+        assert!(warnings[0].to_lowercase().contains(&expect.to_lowercase()), "{said}");
+    }
+    // The worker says so, again and again, whatever its log shows, and waits.
+    let log = folder.path().join("log");
+    let mut command =
+        fleet.command(&["worker", "--json", "--threads", "1", "--lease", "2", "--redis", &wrong]);
+    command.env("RUST_LOG", "trace").stderr(fs::File::create(&log).unwrap());
+    let worker = WorkerProcess::start(command);
+    eventually("the log says what is wrong", || rig::text(&log).contains("assword auth"));
+    eventually("it is not ready", || worker.get("/readyz").0 == 503);
+    let pages = worker.get("/metrics").1 + &worker.get("/readyz").1;
+    assert!(!pages.contains(SECRET));
+    rig::redis(&fleet, &format!("AUTH right\r\nCONFIG SET requirepass {SECRET}"));
+    eventually("the jobs are answered", || rig::queue(&fleet, "demo@i2_s")["completed"] == 2);
+    eventually("it is ready", || worker.get("/readyz").0 == 200);
+    assert!(!rig::text(&log).contains(SECRET), "a password in the log");
+}
+
+#[test]
+fn a_redis_that_only_reads_is_named_and_its_jobs_are_answered_once_it_writes() {
+    let fleet = Fleet::start();
+    rig::redis(&fleet, "REPLICAOF 127.0.0.1 1");
+    let (ids, said) = rig::submit(&fleet, LINE, &[]);
+    let warnings: Vec<&str> = said.lines().filter(|l| l.contains("not announced")).collect();
+    assert_eq!(warnings.len(), 1, "{said}");
+    assert!(warnings[0].to_lowercase().contains("read only replica"), "{said}");
+    let worker = fleet.worker(&[]);
+    eventually("it is not ready", || worker.get("/readyz").0 == 503);
+    rig::redis(&fleet, "REPLICAOF NO ONE");
+    let (code, _, stderr) = fleet.run(&["watch", &ids[0], "--timeout", "60"]);
+    assert_eq!(code, Some(0), "{stderr}");
+}
+
+#[test]
+fn a_database_that_refuses_is_named_without_the_password() {
+    let fleet = Fleet::start();
+    rig::sql(&fleet, "CREATE ROLE clerk LOGIN PASSWORD 'right'");
+    let rule = "sed -i \"1i host all clerk all scram-sha-256\" pg_hba.conf";
+    rig::sql(&fleet, &format!("COPY (SELECT 1) TO PROGRAM '{rule}'"));
+    rig::sql(&fleet, "SELECT pg_reload_conf()");
+    let port = fleet.postgres.port();
+    let url = |who: &str, base: &str| format!("postgres://{who}@127.0.0.1:{port}/{base}");
+    let clerk = url(&format!("clerk:{SECRET}"), "postgres");
+    eventually("the rule holds", || {
+        fleet.run(&["queue", "list", "--database", &clerk]).2.contains("28P01")
+    });
+    for (url, expect) in [
+        (clerk, "password authentication failed"),
+        (url("clerk:right", "postgres"), "permission denied"),
+        (url(&format!("nobody:{SECRET}"), "postgres"), "does not exist"),
+        (url(&format!("postgres:{SECRET}"), "missing"), "does not exist"),
+        (format!("postgres://u:{SECRET}@127.0.0.1:1/x"), "refused"),
+    ] {
+        let commands = [&["submit", "-"][..], &["worker"], &["queue", "list"], &["migrate"]];
+        // Whether anybody is there at all is asked for some seconds: once is enough.
+        let count = if expect == "refused" { 1 } else { commands.len() };
+        for command in &commands[..count] {
+            let words = [*command, &["--database", &url]].concat();
+            let output = fleet.command(&words).env("RUST_LOG", "trace").output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+            let last = said.lines().last().unwrap();
+            assert!(last.starts_with("error: ") && last.contains(expect), "{words:?}: {last}");
+            assert!(!last.contains(" at line "), "{last}");
+            assert!(!said.contains(SECRET), "a password: {said}");
+        }
+    }
+}
+
+#[test]
+fn unknown_and_deleted_jobs_are_said_at_once() {
+    let fleet = Fleet::start();
+    let nobody = "0199f3c2-0000-7000-8000-000000000000";
+    // One that was there, died and was purged.
+    let (ids, _) = rig::submit(&fleet, LINE, &[]);
+    let purged = ids[0].as_str();
+    rig::sql(&fleet, "UPDATE jobs SET state = 'failed'");
+    assert_eq!(fleet.run(&["dlq", "purge", purged]).0, Some(0));
+    for id in [nobody, purged] {
+        for command in [&["cancel"][..], &["results"], &["watch"], &["watch", "--follow"]] {
+            let words = [command, &[id]].concat();
+            let (code, stdout, stderr) = fleet.run(&words);
+            assert_eq!(code, Some(2), "{words:?}: {stderr}");
+            assert!(stderr.contains(&format!("no job {id}")), "{words:?}: {stderr}");
+            assert!(rig::json(stdout.trim())["state"].is_null(), "{stdout}");
+        }
+        for command in ["show", "replay", "purge"] {
+            let (code, stdout, stderr) = fleet.run(&["dlq", command, id]);
+            assert!(matches!(code, Some(1 | 2)), "{command}: {stderr}");
+            assert_eq!((stdout.as_str(), stderr.is_empty()), ("", false), "{command}");
+        }
+    }
+    // Known ones beside them are answered, and one that is over is not cancelled again.
+    let (ids, _) = rig::submit(&fleet, LINE, &[]);
+    let (code, stdout, _) = fleet.run(&["cancel", nobody, &ids[0]]);
+    assert_eq!((code, stdout.lines().count()), (Some(2), 2));
+    let (code, stdout, stderr) = fleet.run(&["cancel", &ids[0]]);
+    assert_eq!(code, Some(0));
+    assert!(stderr.contains("over already, cancelled"), "{stderr}");
+    assert_eq!(rig::json(stdout.trim())["cancelled"], false);
+    let (code, _, stderr) = fleet.run(&["workers", "drain", "nobody"]);
+    assert_eq!(code, Some(1));
+    assert!(rig::is_one_clear_line(&stderr), "{stderr}");
+}
+
+#[test]
+fn a_redis_url_hides_its_password_whatever_is_wrong_with_it() {
+    let fleet = Fleet::start();
+    for url in [
+        format!("redis:/:{SECRET}@h"),
+        format!("redis://:{SECRET}@h:99999"),
+        format!("redis://:{SECRET}%zz@h"),
+        format!("redis://:{SECRET}@h/seventeen"),
+        format!("redis+sentinel://:{SECRET}@h"),
+        format!("redis://:{SECRET}@h?password={SECRET}"),
+        format!("redis://:{SECRET}@a,b"),
+    ] {
+        let (code, _, stderr) = fleet.run(&["submit", "-", "--redis", &url]);
+        assert_eq!(code, Some(1), "{url}");
+        assert!(rig::is_one_clear_line(&stderr) && !stderr.contains(SECRET), "{stderr}");
+    }
+}

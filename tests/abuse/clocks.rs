@@ -1,0 +1,171 @@
+//! Machines whose clocks are wrong: leases, deadlines and backoffs go by the store's.
+
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use tempfile::TempDir;
+use tritmill_servers::Signal;
+
+use crate::{
+    fleet::{Fleet, WorkerProcess, eventually},
+    rig::{self, LINE},
+};
+
+/// Moves the wall clock of whatever loads it; clocks that only measure stay as they are.
+const SHIM: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *out) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = real(id, out);
+    const char *shift = getenv("CLOCK_SHIFT_S");
+    if (!failed && shift && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE))
+        out->tv_sec += atoll(shift);
+    return failed;
+}
+"#;
+
+const HOUR_S: i64 = 3600;
+const DAY_S: i64 = 24 * HOUR_S;
+const YEAR_S: i64 = 365 * DAY_S;
+
+struct Clocks {
+    _folder: TempDir,
+    shim: PathBuf,
+}
+
+impl Clocks {
+    /// Nothing where this machine cannot build the shim.
+    fn new() -> Option<Self> {
+        let folder = rig::folder();
+        let source = rig::file(folder.path(), "shim.c", SHIM);
+        let shim = folder.path().join("shim.so");
+        let mut command = Command::new("cc");
+        command.args(["-shared", "-fPIC", "-o"]).arg(&shim).arg(source).arg("-ldl");
+        if !command.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+            rig::skip("no C compiler to build a shifted clock with");
+            return None;
+        }
+        let clocks = Self { _folder: folder, shim };
+        let mut date = Command::new("date");
+        clocks.shift(&mut date, YEAR_S);
+        let year = |command: &mut Command| {
+            let output = command.arg("+%Y").output().unwrap();
+            String::from_utf8(output.stdout).unwrap().trim().parse::<u32>().unwrap()
+        };
+        if year(&mut date) == year(&mut Command::new("date")) {
+            rig::skip("this system's programs cannot be given a shifted clock");
+            return None;
+        }
+        Some(clocks)
+    }
+
+    fn shift(&self, command: &mut Command, seconds: i64) {
+        command.env("LD_PRELOAD", &self.shim).env("CLOCK_SHIFT_S", seconds.to_string());
+    }
+
+    fn worker(&self, fleet: &Fleet, arguments: &[&str], seconds: i64) -> WorkerProcess {
+        let base = ["worker", "--json", "--threads", "1"];
+        let mut command = fleet.command(&[&base, arguments].concat());
+        command.stderr(Stdio::null());
+        self.shift(&mut command, seconds);
+        WorkerProcess::start(command)
+    }
+
+    fn submit(&self, fleet: &Fleet, seconds: i64) -> String {
+        let mut command = fleet.command(&["submit", "-"]);
+        self.shift(&mut command, seconds);
+        rig::submit_with(command, LINE, &[]).0.remove(0)
+    }
+}
+
+#[test]
+fn workers_an_hour_early_and_late_keep_leases_and_deadlines() {
+    let Some(clocks) = Clocks::new() else { return };
+    let fleet = Fleet::start();
+    // Longer than a renewal takes to come.
+    let slow = "{\"prompt\": \"Paid\", \"max_tokens\": 200, \"ignore_eos\": true, \"n\": 8}\n";
+    let (mut ids, _) = rig::submit(&fleet, slow, &[]);
+    ids.extend(rig::submit(&fleet, &LINE.repeat(20), &[]).0);
+    let (dated, _) = rig::submit(&fleet, &LINE.repeat(2), &[]);
+    // By the late worker's clock the first deadline is far; by the early one's the second is over.
+    let deadline = |id: &str, minutes: i64| {
+        let at = format!("store_now_ms(NULL) + {}", minutes * 60_000);
+        rig::sql(&fleet, &format!("UPDATE jobs SET expires_at = {at} WHERE id = '{id}'"));
+    };
+    deadline(&dated[0], -1);
+    deadline(&dated[1], 30);
+    let isa = ["--isa", "scalar", "--lease", "4"];
+    let workers = [-HOUR_S, HOUR_S].map(|shift| clocks.worker(&fleet, &isa, shift));
+    let mut words = vec!["watch", "--timeout", "120"];
+    words.extend(ids.iter().chain(&dated).map(String::as_str));
+    let (_, _, stderr) = fleet.run(&words);
+    assert!(stderr.contains("23/23 over, 1 failed"), "{stderr}");
+    assert_eq!(rig::states(&fleet, &dated), ["expired", "completed"]);
+    let lasted = "SELECT max(finished_at) - (SELECT min(started_at) FROM workers) FROM results";
+    let lasted: u64 = rig::sql(&fleet, lasted).parse().unwrap();
+    assert!(lasted > 2000, "{lasted} ms: no lease had to be renewed");
+    let lost = "SELECT count(*) FROM jobs WHERE attempts > 0 OR epoch > 1";
+    assert_eq!(rig::sql(&fleet, lost), "0", "each was claimed once");
+    for worker in &workers {
+        let page = worker.get("/metrics").1;
+        for name in ["leases_lost", "results_fenced", "jobs_retried"] {
+            assert_eq!(rig::metric(&page, &format!("tritmill_worker_{name}_total")), 0, "{name}");
+        }
+    }
+    // Both are heard of as now: nobody is listed as an hour silent, or from the future.
+    let (_, listed, _) = fleet.run(&["workers", "list", "--json"]);
+    for worker in listed.lines().map(rig::json) {
+        assert!(worker["silent_s"].as_f64().unwrap() < 15.0, "{worker}");
+        assert_eq!(worker["alive"], true);
+    }
+}
+
+#[test]
+fn a_lease_that_ended_is_taken_over_by_a_worker_with_another_clock() {
+    let Some(clocks) = Clocks::new() else { return };
+    let fleet = Fleet::start();
+    let early = clocks.worker(&fleet, &["--isa", "scalar", "--lease", "2"], DAY_S);
+    let slow = "{\"prompt\": \"Paid\", \"max_tokens\": 200, \"ignore_eos\": true, \"n\": 16}\n";
+    let (ids, _) = rig::submit(&fleet, slow, &[]);
+    eventually("it runs", || rig::states(&fleet, &ids) == ["running"]);
+    early.signal(Signal::Kill);
+    let _late = clocks.worker(&fleet, &["--lease", "2"], -DAY_S);
+    eventually("it is answered by the other", || rig::states(&fleet, &ids) == ["completed"]);
+    assert_eq!(rig::story(&fleet, &ids[0])["attempts"], 1);
+}
+
+#[test]
+fn ids_of_producers_days_and_years_off_are_jobs_like_others() {
+    let Some(clocks) = Clocks::new() else { return };
+    let fleet = Fleet::start();
+    let shifts = [-20 * YEAR_S, -YEAR_S - DAY_S, -DAY_S, DAY_S, YEAR_S, 1000 * YEAR_S];
+    let ids: Vec<String> = shifts.iter().map(|shift| clocks.submit(&fleet, *shift)).collect();
+    assert!(ids.is_sorted(), "they say when they were made: {ids:?}");
+    // A retention that the ids of two are beyond. The first worker makes their partitions.
+    assert_eq!(fleet.run(&["migrate", "--retention", "30"]).0, Some(0));
+    let worker = fleet.worker(&[]);
+    let mut words = vec!["watch", "--timeout", "60"];
+    words.extend(ids.iter().map(String::as_str));
+    let (code, _, stderr) = fleet.run(&words);
+    assert_eq!(code, Some(0), "{stderr}");
+    // The second looks what is old: jobs that ended just now are not.
+    drop(worker);
+    let worker = fleet.worker(&[]);
+    eventually("it looked after the partitions", || {
+        let old = "SELECT count(*) FROM pg_class WHERE relname ~ '^results_p' AND relkind = 'r'";
+        rig::sql(&fleet, old).parse::<u32>().unwrap() >= 6
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let done = vec!["completed"; ids.len()];
+    assert_eq!(rig::states(&fleet, &ids), done);
+    assert_eq!(worker.get("/healthz").0, 200);
+    let (code, stdout, _) = fleet.run(&["cancel", &ids[5]]);
+    assert_eq!((code, &rig::json(stdout.trim())["state"]), (Some(0), &"completed".into()));
+}

@@ -1,0 +1,50 @@
+//! The process of a worker: how it starts and ends.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "support/fleet.rs"]
+mod fleet;
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use fleet::{Fleet, eventually};
+use tritmill_servers::Signal;
+
+/// Whether a process handles SIGTERM itself. The first of a container is sent nothing else.
+fn handles_terminate(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+    u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << 14) != 0
+}
+
+#[test]
+fn a_worker_that_still_loads_its_model_stops_at_once() {
+    let fleet = Fleet::start();
+    let folder = tempfile::tempdir().unwrap();
+    // Opened for reading it waits for a writer, who never comes: a model that takes for ever.
+    let model = folder.path().join("endless.gguf");
+    assert!(Command::new("mkfifo").arg(&model).status().unwrap().success());
+    let mut worker = fleet
+        .command(&["worker", "--model", model.to_str().unwrap()])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("it handles signals", || handles_terminate(worker.id()));
+    assert!(worker.try_wait().unwrap().is_none(), "it loads");
+    let told_at = Instant::now();
+    Signal::Terminate.send(worker.id()).unwrap();
+    while worker.try_wait().unwrap().is_none() {
+        assert!(told_at.elapsed() < Duration::from_secs(10), "it goes on loading");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = worker.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("before it held anything"), "{said}");
+}

@@ -1,0 +1,69 @@
+//! What is left at the end: results to commit, work to save and to hand back.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+use tritmill_queue::{Delivery, Held};
+
+use super::{Turn, calls::Answer};
+use crate::worker::{Mode, Worker, WorkerError};
+
+/// How long all of it may take: a store that is away must not hold up an exit.
+const PARTING_LIMIT: Duration = Duration::from_secs(5);
+
+impl Turn<'_> {
+    /// Commits what is done, saves and hands back what runs, if store and dispatcher answer in
+    /// time. What is left lapses.
+    ///
+    /// # Errors
+    /// Only of an embedded worker, which has nobody to wait for.
+    pub(super) async fn part(&mut self) -> Result<(), WorkerError> {
+        let limit = match self.worker.config.mode {
+            Mode::Service => PARTING_LIMIT,
+            Mode::Embedded => Duration::MAX,
+        };
+        match timeout(limit, self.settle()).await {
+            Ok(result) => result,
+            Err(_) => {
+                tracing::warn!("claims are left to lapse: no answer in time");
+                Ok(())
+            }
+        }
+    }
+
+    async fn settle(&mut self) -> Result<(), WorkerError> {
+        (self.calls.look, self.calls.pull, self.calls.prepare) = (None, None, None);
+        // What is on its way comes first: a claim may be held, and commits keep their order.
+        self.hear_all().await?;
+        self.commit();
+        self.save();
+        self.hear_all().await?;
+        self.hand_back().await;
+        self.hear_all().await
+    }
+
+    /// Waits for every answer; what was claimed meanwhile is held, and not begun.
+    async fn hear_all(&mut self) -> Result<(), WorkerError> {
+        while self.calls.concern_claims() || self.calls.save.is_some() {
+            match self.calls.next().await {
+                Answer::Claimed(claimed) => drop(self.note_claimed(claimed)?),
+                answer => drop(self.hear(answer)?),
+            }
+        }
+        Ok(())
+    }
+
+    async fn hand_back(&mut self) {
+        let Worker { store, dispatcher, config, .. } = self.worker;
+        let (held, deliveries): (Vec<Held>, Vec<Delivery>) =
+            self.flights.holdings().into_iter().map(|one| (one.held, one.delivery)).unzip();
+        let back = async {
+            store.hand_back(&held).await?;
+            dispatcher.hand_back(&config.owner, &deliveries).await?;
+            Ok::<(), WorkerError>(())
+        };
+        if let Err(error) = back.await {
+            tracing::warn!(%error, "claims are left to lapse");
+        }
+    }
+}

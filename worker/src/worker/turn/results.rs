@@ -1,0 +1,172 @@
+//! What goes out: checkpoints, commits, and the acknowledgements that follow them.
+
+use std::{sync::Arc, time::Duration};
+
+use tritmill_queue::{Delivery, Held, JobEvent, Outcome, Settled};
+
+use super::{
+    Turn,
+    calls::{Tokens, within},
+};
+use crate::{
+    engine_thread::End,
+    translate,
+    worker::{
+        Committed, Worker, WorkerError,
+        flights::{self, Done, Ending},
+    },
+};
+
+impl Turn<'_> {
+    pub(super) fn note_end(&mut self, held: Held, end: End) {
+        self.judge(&end);
+        let Some(prompt) = self.flights.prompt(held) else { return };
+        let outcome = translate::outcome(&self.worker.served, prompt, end);
+        self.flights.end(held, outcome);
+    }
+
+    /// Saves what long generations have so far, for whoever may have to go on with them.
+    pub(super) fn save(&mut self) {
+        self.unsaved.retain(|held, _| self.flights.prompt(*held).is_some());
+        if self.calls.save.is_some() || self.unsaved.is_empty() {
+            return;
+        }
+        let (worker, limit) = (self.worker, self.call_limit());
+        let tokens = std::mem::take(&mut self.unsaved);
+        self.calls.save = Some(Box::pin(async move {
+            let save = |(held, tokens): (&Held, &Vec<u32>)| (*held, translate::checkpoint(tokens));
+            let checkpoints: Vec<(Held, Vec<u8>)> = tokens.iter().map(save).collect();
+            // Lost claims are the renewer's business.
+            let result = within(limit, worker.store.checkpoint(&checkpoints)).await.map(|_| ());
+            (tokens, result)
+        }));
+    }
+
+    pub(super) fn note_saved(&mut self, saved: Tokens, result: Result<(), WorkerError>) {
+        let Err(error) = result else { return };
+        tracing::warn!(%error, "checkpoints not saved, trying again");
+        for (held, tokens) in saved {
+            // Unless there are more by now.
+            self.unsaved.entry(held).or_insert(tokens);
+        }
+    }
+
+    /// Commits every result that waits, unless a commit is on its way: then they wait for the next.
+    pub(super) fn commit(&mut self) {
+        if self.calls.commit.is_some() {
+            return;
+        }
+        let done = self.flights.take_done();
+        if !done.is_empty() {
+            let (worker, limit) = (self.worker, self.call_limit());
+            self.calls.commit = Some(Box::pin(async move {
+                let settled = commit(worker, limit, &done).await;
+                (done, settled)
+            }));
+        }
+    }
+
+    /// Acknowledges what was committed; what a service could not commit waits on.
+    pub(super) fn note_commit(
+        &mut self,
+        done: Vec<Done>,
+        settled: Result<Vec<Settled>, WorkerError>,
+    ) -> Result<(), WorkerError> {
+        let settled = match settled {
+            Ok(settled) => settled,
+            Err(error) => {
+                self.flights.put_back(done);
+                return self.excuse(error);
+            }
+        };
+        self.flights.committed();
+        self.backoff.worked();
+        let report = self.report(&done, &settled);
+        for Settled { id, state } in &settled {
+            if self.streaming.contains(id) {
+                let over = JobEvent::Finished { state: *state };
+                self.tell(*id, if state.is_terminal() { over } else { JobEvent::Queued });
+            }
+        }
+        for done in &done {
+            self.streaming.remove(&done.held.id);
+        }
+        let (back, over): (Vec<Done>, Vec<Done>) = done.into_iter().partition(Done::goes_back);
+        self.acknowledge(over.into_iter().map(|done| done.delivery).collect());
+        self.give_back(back.into_iter().map(|done| done.delivery).collect());
+        self.show();
+        // Nobody may be listening, which is their choice.
+        let _ = self.worker.committed.send(report);
+        Ok(())
+    }
+
+    /// Forgets deliveries for good, these and those that waited for an earlier acknowledgement. What
+    /// cannot be acknowledged comes back and is refused a claim.
+    pub(super) fn acknowledge(&mut self, deliveries: Vec<Delivery>) {
+        self.acknowledged.extend(deliveries);
+        if self.calls.acknowledge.is_some() || self.acknowledged.is_empty() {
+            return;
+        }
+        let (worker, limit) = (self.worker, self.call_limit());
+        let deliveries = std::mem::take(&mut self.acknowledged);
+        self.calls.acknowledge = Some(Box::pin(async move {
+            let Worker { dispatcher, config, .. } = worker;
+            within(limit, dispatcher.acknowledge(&config.owner, &deliveries)).await
+        }));
+    }
+
+    /// Leaves entries of claims that were given back to others. Nobody waits for it: an entry that
+    /// stays is idle soon, and taken then.
+    fn give_back(&self, deliveries: Vec<Delivery>) {
+        if deliveries.is_empty() {
+            return;
+        }
+        let (dispatcher, limit) = (Arc::clone(&self.worker.dispatcher), self.call_limit());
+        let owner = self.worker.config.owner.clone();
+        tokio::spawn(async move {
+            if let Err(error) = within(limit, dispatcher.hand_back(&owner, &deliveries)).await {
+                tracing::warn!(%error, "entries not given back: others take them when they are idle");
+            }
+        });
+    }
+
+    fn report(&self, done: &[Done], settled: &[Settled]) -> Committed {
+        let mut report = Committed::default();
+        report.settled.extend(settled.iter().map(|settled| (settled.id, settled.state)));
+        for done in done {
+            let Ending::Record(outcome) = &done.end else { continue };
+            let written = settled.iter().any(|settled| settled.id == done.held.id);
+            match outcome {
+                Outcome::Completed(completion) if written => {
+                    report.prompt_tokens += completion.usage.prompt_tokens;
+                    report.completion_tokens += completion.usage.completion_tokens;
+                }
+                _ if written => {}
+                _ => {
+                    done.span.in_scope(|| tracing::warn!("result fenced out"));
+                    self.worker.vitals.fenced();
+                }
+            }
+        }
+        self.worker.vitals.committed(&report);
+        report
+    }
+}
+
+/// One commit: claims given back, results recorded.
+async fn commit(
+    worker: &Worker,
+    limit: Duration,
+    done: &[Done],
+) -> Result<Vec<Settled>, WorkerError> {
+    let store = &worker.store;
+    let back = flights::handed_back(done);
+    if !back.is_empty() {
+        within(limit, store.hand_back(&back)).await?;
+    }
+    let finished = flights::finished(done);
+    if finished.is_empty() {
+        return Ok(Vec::new());
+    }
+    within(limit, store.finish(&finished)).await
+}

@@ -1,0 +1,70 @@
+//! A device that fails again and again does not use up the attempts of a whole queue.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+mod rig;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use rig::{engine_on, eventually, gauge, job, rig};
+use tokio::sync::watch;
+use tritmill_engine::backend::StepError;
+use tritmill_queue::{Job, Prompt, Store};
+use tritmill_worker::{Mode, Stop};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
+    let mut rig = rig(Mode::Service, Duration::from_secs(60)).await;
+    let broken = Arc::new(AtomicBool::new(true));
+    let steps = Arc::new(AtomicU32::new(0));
+    let (fails, failed) = (broken.clone(), steps.clone());
+    rig.engine = engine_on(move || {
+        if fails.load(Ordering::SeqCst) {
+            failed.fetch_add(1, Ordering::SeqCst);
+            return Err(StepError::Device("off the bus".into()));
+        }
+        Ok(())
+    });
+    // Three steps take five along each: the other half is never touched.
+    let jobs: Vec<Job> =
+        (0..30).map(|_| Job { attempts_max: 8, ..job(Prompt::Tokens(vec![1, 2, 3]), 3) }).collect();
+    rig.store.submit(&jobs).await.unwrap();
+    let vitals = rig.worker.vitals.clone();
+    let (stop, stopped) = watch::channel(Stop::No);
+    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    eventually("it is not ready", || {
+        vitals.unready().is_some_and(|why| why.contains("off the bus"))
+    })
+    .await;
+    assert_eq!(gauge(&vitals, "device_rests"), 1);
+    assert_eq!(gauge(&vitals, "device_failures_total"), 3);
+    assert_eq!(steps.load(Ordering::SeqCst), 3);
+    eventually("nothing is held", || {
+        gauge(&vitals, "jobs_running") + gauge(&vitals, "results_waiting") == 0
+    })
+    .await;
+    let attempts = async || {
+        let mut attempts = 0;
+        for job in &jobs {
+            attempts += rig.store.job(job.id).await.unwrap().unwrap().attempts;
+        }
+        attempts
+    };
+    assert!(attempts().await <= 15);
+    // A first probe, and the wait after it doubled.
+    eventually("it is tried once", || steps.load(Ordering::SeqCst) == 4).await;
+    assert!(vitals.unready().is_some());
+    broken.store(false, Ordering::SeqCst);
+    eventually("it is ready", || vitals.unready().is_none()).await;
+    assert_eq!(gauge(&vitals, "device_rests"), 0);
+    eventually("all are answered", || gauge(&vitals, "jobs_completed_total") == 30).await;
+    assert!(attempts().await <= 16, "one for the probe");
+    stop.send(Stop::Drain).unwrap();
+    running.await.unwrap().unwrap();
+}

@@ -1,0 +1,218 @@
+//! A store that takes calls and does not answer: the worker goes on with everything else.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+mod rig;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use rig::{Rig, engine_on, eventually, gauge, hang, job, queue, rig};
+use tokio::sync::watch;
+use tritmill_queue::{
+    Claim, Claimant, Dispatcher, Held, Job, JobId, JobState, Prompt, QueueName, Reconciled,
+    Settled, Store, StoreError, Timestamp,
+    dispatch::Entry,
+    store::{Ended, Finished, JobRecord, Progress, SqliteStore},
+};
+use tritmill_worker::{Mode, Stop, WorkerError};
+
+const LEASE: Duration = Duration::from_millis(1500);
+
+/// A store that does what another does, but for calls that are made to hang.
+struct Hanging {
+    store: Arc<SqliteStore>,
+    /// Names of the calls that hang.
+    hung: watch::Sender<&'static [&'static str]>,
+}
+
+impl Hanging {
+    fn over(rig: &mut Rig) -> Arc<Self> {
+        let hanging = Arc::new(Self { store: rig.store.clone(), hung: watch::channel(&[][..]).0 });
+        rig.worker.store = hanging.clone();
+        hanging
+    }
+
+    fn hang(&self, calls: &'static [&'static str]) {
+        self.hung.send_replace(calls);
+    }
+
+    async fn pass(&self, call: &str) {
+        let mut hung = self.hung.subscribe();
+        hung.wait_for(|hung| !hung.contains(&call)).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl Store for Hanging {
+    async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError> {
+        self.store.submit(jobs).await
+    }
+    async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError> {
+        self.pass("claim").await;
+        self.store.claim(ids, by).await
+    }
+    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError> {
+        self.pass("renew").await;
+        self.store.renew(held, lease).await
+    }
+    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
+        self.pass("checkpoint").await;
+        self.store.checkpoint(saved).await
+    }
+    async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
+        self.pass("finish").await;
+        self.store.finish(finished).await
+    }
+    async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
+        self.pass("hand_back").await;
+        self.store.hand_back(held).await
+    }
+    async fn now(&self) -> Result<Timestamp, StoreError> {
+        Store::now(&*self.store).await
+    }
+    async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+        self.store.cancel(ids).await
+    }
+    async fn reconcile(&self) -> Result<Reconciled, StoreError> {
+        self.pass("reconcile").await;
+        self.store.reconcile().await
+    }
+    async fn queued(
+        &self,
+        queue: &QueueName,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<Entry>, StoreError> {
+        self.store.queued(queue, after, limit).await
+    }
+    async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {
+        self.store.job(id).await
+    }
+    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
+        self.store.ended(ids).await
+    }
+    async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {
+        self.store.unfinished(queue).await
+    }
+    async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError> {
+        self.store.progress(queue).await
+    }
+}
+
+/// Longer than any test runs.
+fn long() -> Job {
+    job(Prompt::Tokens(vec![1, 2, 3]), 90_000)
+}
+
+fn short() -> Job {
+    job(Prompt::Tokens(vec![1, 2, 3]), 2)
+}
+
+async fn service(drain: Duration) -> (Rig, Arc<Hanging>) {
+    let mut rig = rig(Mode::Service, drain).await;
+    rig.worker.config.lease = LEASE;
+    rig.engine = engine_on(|| {
+        std::thread::sleep(Duration::from_millis(2));
+        Ok(())
+    });
+    let store = Hanging::over(&mut rig);
+    (rig, store)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_work_stops_while_a_commit_hangs_and_the_results_are_committed_later() {
+    let (mut rig, store) = service(Duration::from_secs(60)).await;
+    let (long, short) = (long(), short());
+    store.hang(&["finish"]);
+    store.submit(&[long.clone(), short.clone()]).await.unwrap();
+    let vitals = rig.worker.vitals.clone();
+    let (stop, stopped) = watch::channel(Stop::No);
+    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    rig.dispatcher.enqueue(&[long.entry(), short.entry()]).await.unwrap();
+    eventually("the short one has ended", || gauge(&vitals, "jobs_running") == 1).await;
+    store.cancel(&[long.id]).await.unwrap();
+    let cancelled_at = Instant::now();
+    eventually("the long one stops", || gauge(&vitals, "jobs_running") == 0).await;
+    let took = cancelled_at.elapsed();
+    assert!(took < LEASE, "a third of a lease and a step, not {took:?}");
+    // Longer than a call may take: by now the commit is tried again, under leases that live on.
+    tokio::time::sleep(LEASE * 2).await;
+    assert_eq!(store.job(short.id).await.unwrap().unwrap().state, JobState::Running);
+    store.hang(&[]);
+    let committed = rig.commits.recv().await.unwrap();
+    assert_eq!(committed.settled, [(short.id, JobState::Completed)]);
+    let record = store.job(short.id).await.unwrap().unwrap();
+    assert_eq!((record.epoch, record.attempts), (1, 0), "the claim it began with");
+    stop.send(Stop::Drain).unwrap();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_stops_before_its_lease_ends_while_every_call_hangs() {
+    let (rig, store) = service(Duration::from_secs(60)).await;
+    let jobs: Vec<Job> = (0..3).map(|_| long()).collect();
+    store.submit(&jobs[..2]).await.unwrap();
+    let vitals = rig.worker.vitals.clone();
+    let (_stop, stopped) = watch::channel(Stop::No);
+    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
+    rig.dispatcher.enqueue(&entries[..2]).await.unwrap();
+    eventually("both run", || gauge(&vitals, "jobs_running") == 2).await;
+    store.hang(&["claim", "renew", "checkpoint", "finish", "hand_back", "reconcile"]);
+    // There is room for it: its claim hangs.
+    store.submit(&jobs[2..]).await.unwrap();
+    rig.dispatcher.enqueue(&entries[2..]).await.unwrap();
+    let hung_at = Instant::now();
+    eventually("both stop", || gauge(&vitals, "jobs_running") == 0).await;
+    let took = hung_at.elapsed();
+    assert!(took <= LEASE + LEASE / 3, "from the last renewal on, not {took:?}");
+    store.hang(&[]);
+    eventually("all three run again", || gauge(&vitals, "jobs_running") == 3).await;
+    running.abort();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_hangs_is_seen_while_the_store_hangs() {
+    let (mut rig, store) = service(Duration::from_secs(60)).await;
+    rig.worker.config.step_limit = Duration::from_millis(300);
+    rig.engine = engine_on(hang);
+    let jobs = [short(), short()];
+    store.submit(&jobs[..1]).await.unwrap();
+    let vitals = rig.worker.vitals.clone();
+    let (_stop, stopped) = watch::channel(Stop::No);
+    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    rig.dispatcher.enqueue(&[jobs[0].entry()]).await.unwrap();
+    eventually("one is in the engine", || gauge(&vitals, "jobs_running") == 1).await;
+    store.hang(&["claim", "checkpoint", "finish", "hand_back"]);
+    let hung_at = Instant::now();
+    store.submit(&jobs[1..]).await.unwrap();
+    rig.dispatcher.enqueue(&[jobs[1].entry()]).await.unwrap();
+    let error = running.await.unwrap().unwrap_err();
+    assert!(matches!(error, WorkerError::EngineHangs(_)), "{error}");
+    // The last words are tried for five seconds.
+    let took = hung_at.elapsed();
+    assert!(took < Duration::from_secs(8), "{took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_ends_though_the_store_hangs() {
+    let (rig, store) = service(Duration::from_millis(200)).await;
+    let jobs = [long(), short()];
+    store.submit(&jobs).await.unwrap();
+    store.hang(&["checkpoint", "finish", "hand_back"]);
+    let vitals = rig.worker.vitals.clone();
+    let (stop, stopped) = watch::channel(Stop::No);
+    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    rig.dispatcher.enqueue(&[jobs[0].entry(), jobs[1].entry()]).await.unwrap();
+    eventually("one has ended", || gauge(&vitals, "jobs_running") == 1).await;
+    let stopped_at = Instant::now();
+    stop.send(Stop::Drain).unwrap();
+    running.await.unwrap().unwrap();
+    let took = stopped_at.elapsed();
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    assert_eq!(rig.dispatcher.depth(&queue()).await.unwrap(), 0);
+}

@@ -1,0 +1,158 @@
+//! A worker on a real store, dispatcher and engine, and devices that misbehave.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::mpsc;
+use tritmill_engine::{
+    Engine, EngineConfig, TokenText,
+    backend::{Backend, Chunk, LogitsFor, StepError},
+    files::Model,
+    kv::BlockId,
+    load::{self, EngineOptions},
+};
+use tritmill_queue::{
+    Job, JobId, Priority, Prompt, QueueName, Sampling, Tenant, dispatch::MemoryDispatcher,
+    store::SqliteStore,
+};
+use tritmill_worker::{Committed, Mode, Served, Vitals, Worker, WorkerConfig};
+
+/// A worker with all it needs, not yet running.
+#[allow(dead_code, reason = "not every test looks at everything")]
+pub struct Rig {
+    pub store: Arc<SqliteStore>,
+    pub dispatcher: Arc<MemoryDispatcher>,
+    pub commits: mpsc::UnboundedReceiver<Committed>,
+    pub worker: Worker,
+    pub engine: Engine,
+    _folder: tempfile::TempDir,
+}
+
+pub fn queue() -> QueueName {
+    QueueName { model: "tiny".into(), format: "i2_s".into() }
+}
+
+pub fn job(prompt: Prompt, max_tokens: u32) -> Job {
+    let sampling = Sampling { max_tokens, ignore_eos: true, ..Sampling::default() };
+    Job {
+        id: JobId::generate(),
+        tenant: Tenant::default(),
+        queue: queue(),
+        priority: Priority::Normal,
+        prompt,
+        sampling,
+        seed: 1,
+        attempts_max: 3,
+        run_at: None,
+        expires_at: None,
+        stream: false,
+        traceparent: None,
+    }
+}
+
+pub async fn rig(mode: Mode, drain: Duration) -> Rig {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
+    let model = Arc::new(Model::open(&golden).unwrap());
+    let options = EngineOptions { max_sequences: 4, ..EngineOptions::default() };
+    let engine = load::engine(&model, &options).unwrap();
+    let class = engine.backend().numerics_class().to_owned();
+    let store = Arc::new(SqliteStore::open(&folder.path().join("jobs")).await.unwrap());
+    let dispatcher = Arc::new(MemoryDispatcher::new(1000));
+    let (committed, commits) = mpsc::unbounded_channel();
+    let config = WorkerConfig {
+        queue: queue(),
+        owner: "w".into(),
+        slots: 5,
+        lease: Duration::from_secs(60),
+        drain,
+        step_limit: Duration::from_secs(600),
+        mode,
+    };
+    let worker = Worker {
+        store: store.clone(),
+        dispatcher: dispatcher.clone(),
+        operations: None,
+        events: None,
+        served: Arc::new(Served::new(model, "tiny".into(), class)),
+        config,
+        committed,
+        vitals: Arc::default(),
+    };
+    Rig { store, dispatcher, commits, worker, engine, _folder: folder }
+}
+
+/// A device whose steps do as the test says, and then draw token 0 for everyone.
+pub struct Device<F>(F);
+
+impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Device<F> {
+    fn vocab_size(&self) -> usize {
+        1000
+    }
+    fn block_count(&self) -> usize {
+        20_000
+    }
+    fn numerics_class(&self) -> &str {
+        "device"
+    }
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        (self.0)()?;
+        logits.clear();
+        let rows = |chunk: &Chunk<'_>| match chunk.logits {
+            LogitsFor::Nothing => 0,
+            LogitsFor::Last => 1,
+            LogitsFor::All => chunk.tokens.len(),
+        };
+        logits.resize(chunks.iter().map(rows).sum::<usize>() * 1000, 0.0);
+        Ok(())
+    }
+    fn copy_block(&mut self, _: BlockId, _: BlockId) {}
+}
+
+/// An engine on a [`Device`].
+#[allow(dead_code, reason = "not every test misuses a device")]
+pub fn engine_on(step: impl FnMut() -> Result<(), StepError> + Send + 'static) -> Engine {
+    let config = EngineConfig::new(100_000);
+    Engine::new(Box::new(Device(step)), Arc::new(NoText), vec![2], config)
+}
+
+/// A step that never ends.
+#[allow(dead_code, reason = "not every test misuses a device")]
+pub fn hang() -> Result<(), StepError> {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Tokens without text.
+struct NoText;
+
+impl TokenText for NoText {
+    fn bytes(&self, _: u32) -> &[u8] {
+        b""
+    }
+    fn is_special(&self, _: u32) -> bool {
+        false
+    }
+}
+
+/// The value of one of a worker's metrics; zero before it is there.
+#[allow(dead_code, reason = "not every test looks at metrics")]
+pub fn gauge(vitals: &Vitals, name: &str) -> i64 {
+    let (metrics, name) = (vitals.metrics(), format!("tritmill_worker_{name} "));
+    let value = metrics.lines().find_map(|line| line.strip_prefix(&name));
+    value.map_or(0, |value| value.parse().unwrap())
+}
+
+/// Waits until something holds.
+#[allow(dead_code, reason = "not every test waits")]
+pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < Duration::from_secs(30), "not within 30 s: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
