@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use tokio::time::timeout;
 use tritmill_producer::Client;
 use tritmill_queue::{
     JobId, Operations, QueueName, Store, StoreError,
@@ -23,6 +24,8 @@ pub struct Servers {
     pub database: Option<String>,
 }
 
+/// How long to wait for Redis to say whether a queue is a fast one.
+const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Jobs deleted in one call.
 const DELETE_CHUNK: usize = 1000;
 
@@ -78,11 +81,16 @@ impl Keeper {
         queue: &QueueName,
         retention: Duration,
     ) -> anyhow::Result<Self> {
+        let store = dispatcher.store(queue.clone(), retention);
         let Some(database) = database else {
-            let store = dispatcher.store(queue.clone(), retention);
             store.check().await.context("cannot keep jobs in Redis alone")?;
             return Ok(Self::Fast(store));
         };
+        // Its workers would take entries of the one mode for jobs of the other that are over. A
+        // Redis that does not answer is no reason not to begin.
+        if let Ok(Ok(true)) = timeout(LOOK_LIMIT, store.is_used()).await {
+            bail!("{queue} is a fast queue in this Redis: use --fast, or another Redis database");
+        }
         Ok(Self::Journal(database))
     }
 

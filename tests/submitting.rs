@@ -139,3 +139,19 @@ fn one_process_on_an_empty_database_is_a_service() {
     let watch = ["watch", &ids[0], &ids[1], "--timeout", "60"];
     assert_eq!(fleet.run(&watch).0, Some(0));
 }
+
+#[test]
+fn a_queue_is_fast_or_journalled_not_both() {
+    let (_folder, input) = questions(1);
+    let fleet = Fleet::start();
+    let fast = ["submit", input.to_str().unwrap(), "--fast"];
+    let output = fleet.command(&fast).env_remove("DATABASE_URL").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for command in [&["submit", input.to_str().unwrap()][..], &["worker"]] {
+        let (code, _, stderr) = fleet.run(command);
+        assert_eq!(code, Some(1), "{command:?}");
+        assert!(stderr.contains("fast queue"), "{stderr}");
+    }
+    let other = ["submit", input.to_str().unwrap(), "--format", "tl1"];
+    assert_eq!(fleet.run(&other).0, Some(0));
+}

@@ -201,9 +201,16 @@ class Lines:
         assert split in ("train", "fresh", "eval")
         self.rng = random.Random(seed)
         self.split = split
-        # Training leans towards the hard lines: more other numbers, more years of two digits.
-        train = split == "train"
-        self.asides, self.year_like, self.long_year = (0.25, 0.80, 0.45) if train else (0.05, 0.88, 0.6)
+        # How often there is a second sentence, how seldom a number looks like a year, how often a year
+        # has four digits; and whether counted things may stand beside the date.
+        self.asides, self.year_like, self.long_year, self.counted = 0.05, 0.88, 0.6, split == "fresh"
+
+    def stage(self, step):
+        """What training draws at a step. The order matters: the dates themselves are learnt on lines
+        with few other numbers, hard lines and counted things come when they are known."""
+        self.asides = 0.25 if step <= 2700 or step > 3500 else 0.05
+        self.year_like, self.long_year = (0.80, 0.45) if step > 3500 else (0.88, 0.6)
+        self.counted = step > 4500
 
     def __iter__(self):
         return self
@@ -416,7 +423,7 @@ class Lines:
             line = self.row(lang, bare)
         else:
             # The held-out lines meet counted things in the held-out frames only.
-            common = FRAMES[lang] if self.split == "eval" else FRAMES[lang] + COUNTED[lang]
+            common = FRAMES[lang] + COUNTED[lang] if self.counted else FRAMES[lang]
             frame = self.pick(common, FRAMES_HELD[lang])
             where = frame.find("{D}") if "{D}" in frame else frame.find("{d}")
             head, tail = frame[:where], frame[where + 3:]

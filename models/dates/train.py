@@ -9,6 +9,7 @@ on the date and EOS only. The forward pass is the one of the exported model: ter
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -171,7 +172,8 @@ def collate(pairs):
 def batches(seed, size, pool=16):
     """Endless batches of lines of similar length, in random order of length."""
     lines, rng = Lines(seed), random.Random(seed)
-    while True:
+    for step in itertools.count(1, pool):
+        lines.stage(step)
         drawn = sorted((next(lines) for _ in range(size * pool)), key=lambda p: len(p[0].encode()))
         chunks = [drawn[i : i + size] for i in range(0, len(drawn), size)]
         rng.shuffle(chunks)
@@ -216,7 +218,7 @@ def main():
     a.add_argument("--stop", type=int, help="stop early at this step, for a trial")
     a.add_argument("--batch", type=int, default=64)
     a.add_argument("--lr", type=float, default=2e-3)
-    a.add_argument("--threads", type=int, default=1)
+    a.add_argument("--threads", type=int, default=2)
     args = a.parse_args()
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)

@@ -3,21 +3,19 @@
 //! A job is accepted when the store has it. The dispatcher is told next; if it cannot be reached the
 //! job is accepted all the same, since workers feed a dispatcher from the store.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+mod fast;
+mod waiting;
 
-use futures_util::{Stream, StreamExt as _, stream};
-use tokio::time::{Instant, sleep};
+use std::{sync::Arc, time::Duration};
+
 use tritmill_queue::{
-    DispatchError, Dispatcher, Ended, Entry, EventId, Job, JobEvent, JobId, JobState, QueueName,
-    Store, StoreError, Timestamp,
+    DispatchError, Dispatcher, Ended, Entry, Job, JobId, JobState, Store, StoreError, Timestamp,
     dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::RedisEvents,
-    store::{
-        AcceptError, Conflict, FAST_RETENTION, JobRecord, PostgresStore, RedisStore, Submission,
-        SubmitError, UnfitError,
-    },
+    store::{Conflict, JobRecord, PostgresStore, RedisStore, Submission, SubmitError, UnfitError},
 };
 
+pub use self::waiting::Waited;
 use crate::{
     canonical::{Purpose, hash},
     quotas::KnownQuotas,
@@ -27,10 +25,6 @@ use crate::{
 const SUBMIT_CHUNK: usize = 1000;
 /// Jobs asked about in one call.
 const POLL_CHUNK: usize = 1000;
-/// Between two looks at the store: grows from the first to the last while nothing ends.
-const POLL_FIRST: Duration = Duration::from_millis(10);
-const POLL_LAST: Duration = Duration::from_millis(500);
-
 /// What went wrong, and so what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -60,23 +54,6 @@ pub enum ClientError {
     NoKeys,
 }
 
-impl From<AcceptError> for ClientError {
-    fn from(error: AcceptError) -> Self {
-        match error {
-            AcceptError::Store(error) => Self::Store(error),
-            AcceptError::Dispatch(DispatchError::Busy { limit, retry_after, .. }) => {
-                Self::Busy { limit, accepted: 0, retry_after }
-            }
-            other => Self::Store(StoreError::Unavailable(Box::new(other))),
-        }
-    }
-}
-
-/// Wait for the next event before the store is asked whether the job is over.
-const EVENT_WAIT: Duration = Duration::from_secs(2);
-/// Wait after a failure of Redis.
-const EVENT_RETRY: Duration = Duration::from_millis(500);
-
 /// Why a client could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -90,24 +67,6 @@ pub enum ConnectError {
     /// Redis cannot be the only place of jobs.
     #[error("cannot keep jobs in Redis alone: {0}")]
     Unfit(#[from] UnfitError),
-}
-
-/// How many of a set of jobs are over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Waited {
-    /// Answered.
-    pub completed: usize,
-    /// Over without an answer.
-    pub failed: usize,
-    /// All of the set.
-    pub total: usize,
-}
-
-impl Waited {
-    /// Jobs that are over.
-    pub fn done(&self) -> usize {
-        self.completed + self.failed
-    }
 }
 
 /// A producer's connection.
@@ -171,57 +130,6 @@ impl Client {
             events: Some(dispatcher.events()),
             servers: Some(servers),
             ..Self::new(store, dispatcher)
-        }
-    }
-
-    /// A client of one queue in the fast mode: the Redis at this address is all there is, for its
-    /// workers too (`tritmill worker --fast`). Several times as fast, and only as durable as that
-    /// Redis. **Lost, when it dies:**
-    ///
-    /// | Redis | accepted jobs and written results that may be lost |
-    /// | --- | --- |
-    /// | `appendonly yes`, `appendfsync everysec` | those of about the last second |
-    /// | `appendonly yes`, `appendfsync always` | none that were answered for |
-    /// | no append-only file | all since the last snapshot; all, without one |
-    /// | failover to a replica | those that the replica had not got |
-    ///
-    /// A result that was lost leaves a job that runs again, or that is lost with it; what is
-    /// answered is never answered differently (a job has the same tokens each time). Redis must not
-    /// evict: `maxmemory-policy noeviction`, which is checked here. Full, it answers
-    /// [`ClientError::Busy`]. Jobs that are over are kept for a day, then unknown.
-    ///
-    /// A queue is either fast or journalled; both modes of one queue need two Redis databases.
-    ///
-    /// Not there in this mode: pauses and bounds of queues, lists of workers, replay and purge of
-    /// dead letters (a failed job can be read, with its errors, until it expires), erasure by
-    /// tenant, idempotency keys (the job's id is the key), and retention beyond a day.
-    ///
-    /// # Errors
-    /// [`ConnectError`].
-    ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tritmill_producer::{Client, JobBuilder, QueueName};
-    ///
-    /// let queue = QueueName { model: "demo".into(), format: "i2_s".into() };
-    /// let client = Client::fast("redis://localhost", queue).await?;
-    /// let id = client.submit(JobBuilder::question("demo", "Due 3/3/24").build()?).await?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn fast(redis: &str, queue: QueueName) -> Result<Self, ConnectError> {
-        let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
-        let store = dispatcher.store(queue, FAST_RETENTION);
-        store.check().await?;
-        Ok(Self::within(dispatcher, store))
-    }
-
-    /// As [`Self::fast`], of a store of this dispatcher that is there already.
-    pub fn within(dispatcher: RedisDispatcher, store: RedisStore) -> Self {
-        Self {
-            events: Some(dispatcher.events()),
-            fast: Some(store.clone()),
-            ..Self::new(Arc::new(store), Arc::new(dispatcher))
         }
     }
 
@@ -366,102 +274,5 @@ impl Client {
             ended.extend(self.store.ended(chunk).await?);
         }
         Ok(ended)
-    }
-
-    /// Ends of jobs as they come, until all of `ids` are over. An error does not end the stream:
-    /// the next item is tried again.
-    pub fn results(&self, ids: Vec<JobId>) -> impl Stream<Item = Result<Ended, ClientError>> + '_ {
-        let waiting: HashSet<JobId> = ids.into_iter().collect();
-        let state = (waiting, POLL_FIRST);
-        let pages = stream::unfold(state, async move |(mut waiting, mut wait)| {
-            if waiting.is_empty() {
-                return None;
-            }
-            sleep(wait).await;
-            let ids: Vec<JobId> = waiting.iter().copied().collect();
-            let page: Vec<Result<Ended, ClientError>> = match self.ended(&ids).await {
-                Ok(ended) => ended.into_iter().map(Ok).collect(),
-                Err(error) => vec![Err(error)],
-            };
-            wait = if page.is_empty() { (wait * 2).min(POLL_LAST) } else { POLL_FIRST };
-            for ended in page.iter().flatten() {
-                waiting.remove(&ended.id);
-            }
-            Some((stream::iter(page), (waiting, wait)))
-        });
-        pages.flatten()
-    }
-
-    /// What happens to a job that streams: from its start, however late the call, to its end. An
-    /// outage of Redis is waited out; the end is then taken from the store. A client that does not
-    /// hear events gets the end alone.
-    pub fn subscribe(&self, id: JobId) -> impl Stream<Item = Result<JobEvent, ClientError>> + '_ {
-        let start = Some(EventId::default());
-        let pages = stream::unfold(start, move |after| async move {
-            let after = after?;
-            let (last, mut events) = self.heard(id, after).await;
-            let is_end = |event: &JobEvent| matches!(event, JobEvent::Finished { .. });
-            if events.is_empty() {
-                match self.poll(id).await {
-                    Ok(state) if state.is_terminal() => events.push(JobEvent::Finished { state }),
-                    Ok(_) => {}
-                    Err(error) => {
-                        let over = matches!(error, ClientError::Unknown(_));
-                        let page = stream::iter(vec![Err(error)]);
-                        return Some((page, (!over).then_some(last)));
-                    }
-                }
-            }
-            let next = (!events.iter().any(is_end)).then_some(last);
-            let page: Vec<Result<JobEvent, ClientError>> = events.into_iter().map(Ok).collect();
-            Some((stream::iter(page), next))
-        });
-        pages.flatten()
-    }
-
-    /// The next events, if any came within [`EVENT_WAIT`], and where they end.
-    async fn heard(&self, id: JobId, after: EventId) -> (EventId, Vec<JobEvent>) {
-        let Some(events) = &self.events else {
-            sleep(EVENT_RETRY).await;
-            return (after, Vec::new());
-        };
-        match events.read_events(id, after, EVENT_WAIT).await {
-            Ok(page) => {
-                let last = page.last().map_or(after, |(id, _)| *id);
-                (last, page.into_iter().map(|(_, event)| event).collect())
-            }
-            Err(error) => {
-                tracing::debug!(%error, "events not read, trying again");
-                sleep(EVENT_RETRY).await;
-                (after, Vec::new())
-            }
-        }
-    }
-
-    /// Waits until all of `ids` are over, or `limit` has passed; tells `progress` of every change.
-    /// Outages of the store are waited out.
-    pub async fn wait_all(
-        &self,
-        ids: &[JobId],
-        limit: Duration,
-        mut progress: impl FnMut(Waited),
-    ) -> Waited {
-        let now = Instant::now();
-        // A limit beyond the clock is none.
-        let until = now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 32));
-        let mut waited = Waited { total: ids.len(), ..Waited::default() };
-        let mut results = Box::pin(self.results(ids.to_vec()));
-        while let Ok(Some(result)) = tokio::time::timeout_at(until, results.next()).await {
-            match result {
-                Ok(ended) if ended.state == JobState::Completed => waited.completed += 1,
-                Ok(_) => waited.failed += 1,
-                Err(error) => {
-                    tracing::warn!(%error, "waiting for results");
-                    continue;
-                }
-            }
-            progress(waited);
-        }
-        waited
     }
 }

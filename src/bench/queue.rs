@@ -43,8 +43,8 @@ pub struct Arguments {
     /// Jobs to submit and consume
     #[arg(long, value_name = "N", default_value = "20000")]
     jobs: NonZeroUsize,
-    /// Jobs a consumer takes, claims and finishes at once
-    #[arg(long, value_name = "N", default_value = "32")]
+    /// Jobs a consumer takes, claims and finishes at once; a worker commits 64
+    #[arg(long, value_name = "N", default_value = "64")]
     micro_batch: NonZeroUsize,
     /// Consumers at work at the same time
     #[arg(long, value_name = "N", default_value = "4")]

@@ -163,6 +163,16 @@ impl RedisStore {
         }
     }
 
+    /// Whether this Redis has kept jobs of the queue in the fast mode.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn is_used(&self) -> Result<bool, StoreError> {
+        let mut exists = redis::cmd("EXISTS");
+        exists.arg(format!("{}:totals", self.prefix));
+        self.connections.query(&exists).await.map_err(unavailable)
+    }
+
     /// Gives the queue its numerics class, or confirms it.
     ///
     /// # Errors
