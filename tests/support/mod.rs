@@ -168,6 +168,9 @@ impl Scratch {
             .arg("--model")
             .arg(golden.join(model))
             .args(arguments)
+            // Whoever runs the tests may have servers of their own.
+            .env_remove("REDIS_URL")
+            .env_remove("DATABASE_URL")
             .stdin(stdin)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -1,6 +1,8 @@
 //! `cargo xtask bench [SHAPE]`: `tritmill bench engine` on a synthetic model, which is made once and
-//! kept under `target/`. `cargo xtask bench queue`: `tritmill bench queue` on a Redis and a Postgres
-//! of its own, as durable as they are in service.
+//! kept under `target/`. `cargo xtask bench queue` and `cargo xtask bench e2e`: `tritmill bench queue`
+//! and `tritmill bench e2e` on a Redis and a Postgres of their own, as durable as they are in service.
+
+use std::{path::PathBuf, process::Command};
 
 use anyhow::Context as _;
 use tritmill_servers::{Postgres, Redis};
@@ -8,55 +10,59 @@ use tritmill_servers::{Postgres, Redis};
 use super::process::{self, cargo, root};
 
 const SHAPE_DEFAULT: &str = "bitnet-2b";
-const QUEUE: &str = "queue";
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
-    if let Some((QUEUE, options)) = arguments.split_first().map(|(name, rest)| (&**name, rest)) {
-        return queue(options);
+    process::run(cargo().args(["build", "--release", "--workspace", "--bins"]))?;
+    match arguments.split_first().map(|(name, rest)| (&**name, rest)) {
+        Some(("queue", options)) => return on_servers("queue", options),
+        Some(("e2e", options)) => {
+            let model = synthetic(SHAPE_DEFAULT)?.display().to_string();
+            let given = options.iter().any(|option| option.starts_with("--model"));
+            let model = if given { Vec::new() } else { vec!["--model".to_owned(), model] };
+            return on_servers("e2e", &[model, options.to_vec()].concat());
+        }
+        _ => {}
     }
     let named = arguments.first().filter(|first| !first.starts_with('-'));
     let options = if named.is_some() { &arguments[1..] } else { arguments };
-    let shape = named.map_or(SHAPE_DEFAULT, String::as_str);
+    let model = synthetic(named.map_or(SHAPE_DEFAULT, String::as_str))?;
+    process::run(tritmill().args(["bench", "engine", "--model"]).arg(&model).args(options))
+}
+
+/// The model of a shape, made if it is not there.
+fn synthetic(shape: &str) -> anyhow::Result<PathBuf> {
     let model = root().join("target").join("bench").join(shape);
     if !model.join("config.json").exists() {
         process::run(tritmill().args(["model", "synth", "--shape", shape, "--out"]).arg(&model))?;
     }
-    process::run(tritmill().args(["bench", "engine", "--model"]).arg(&model).args(options))
+    Ok(model)
 }
 
 /// Postgres with every default about durability, said aloud; Redis with a file that is synced every
 /// second, which is all that a dispatcher that may lose everything needs.
-fn queue(options: &[String]) -> anyhow::Result<()> {
-    process::run(cargo().args(["build", "--release", "--workspace", "--bins"]))?;
+fn on_servers(which: &str, options: &[String]) -> anyhow::Result<()> {
     let redis =
         Redis::start_with(&["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"])?;
+    let mut bench = tritmill();
+    bench.args(["bench", which]).env("REDIS_URL", redis.url()).env_remove("DATABASE_URL");
+    let pid = |pid: Option<u32>| pid.map(|pid| pid.to_string()).context("a server ended");
+    if which == "queue" {
+        bench.args(["--redis-pid", &pid(redis.pid())?]);
+    }
     if options.iter().any(|option| option == "--fast") {
-        let pid = redis.pid().context("redis-server ended")?.to_string();
-        let mut bench = std::process::Command::new(root().join("target/release/tritmill"));
-        bench.env("REDIS_URL", redis.url()).env_remove("DATABASE_URL");
-        bench.args(["bench", "queue", "--redis-pid", &pid]).args(options);
-        return process::run(&mut bench).context("bench queue");
+        return process::run(bench.args(options)).context("the benchmark");
     }
     let durable = ["fsync=on", "full_page_writes=on", "synchronous_commit=on"];
     let postgres = Postgres::start_with(&durable)?;
-    let pids = [redis.pid(), postgres.pid()].map(|pid| pid.map(|pid| pid.to_string()));
-    let [Some(redis_pid), Some(postgres_pid)] = pids else {
-        anyhow::bail!("a server ended");
-    };
-    let program = root().join("target/release/tritmill");
-    let tritmill = || {
-        let mut command = std::process::Command::new(&program);
-        command.env("REDIS_URL", redis.url()).env("DATABASE_URL", postgres.url());
-        command
-    };
-    process::run(tritmill().arg("migrate"))?;
-    let mut bench = tritmill();
-    bench.args(["bench", "queue", "--redis-pid", &redis_pid, "--postgres-pid", &postgres_pid]);
-    process::run(bench.args(options)).context("bench queue")
+    process::run(tritmill().arg("migrate").env("DATABASE_URL", postgres.url()))?;
+    bench.env("DATABASE_URL", postgres.url());
+    if which == "queue" {
+        bench.args(["--postgres-pid", &pid(postgres.pid())?]);
+    }
+    process::run(bench.args(options)).context("the benchmark")
 }
 
-fn tritmill() -> std::process::Command {
-    let mut command = cargo();
-    command.args(["run", "--quiet", "--release", "--package", "tritmill", "--"]);
-    command
+/// The program, as it was just built.
+fn tritmill() -> Command {
+    Command::new(root().join("target/release/tritmill"))
 }

@@ -49,8 +49,9 @@ pub const FAST_RETENTION: Duration = Duration::from_secs(86_400);
 const CHUNK: usize = 512;
 /// Jobs of one kind that one script moves.
 const RECONCILE_MAX: u64 = 512;
-/// Queued jobs that a reconciliation names, at most.
-const RECONCILE_PAGE: u32 = 8192;
+
+/// Id, `PRIORITY:TENANT` and cost of a job.
+type Row = (String, String, u32);
 
 /// The jobs of one queue, in Redis alone. Cheap to clone.
 #[derive(Clone)]
@@ -221,6 +222,17 @@ impl RedisStore {
         Arguments(vec![now.into_bytes()])
     }
 
+    /// Jobs as the scripts name them, as the dispatcher does.
+    fn entries(&self, rows: Vec<Row>) -> Result<Vec<Entry>, StoreError> {
+        let entry = |(id, place, cost): Row| {
+            let id = id.parse().map_err(|error| record::damaged("job id", error))?;
+            let (priority, tenant) = keys::parse_place(&place)
+                .ok_or_else(|| record::damaged("place", place.escape_debug()))?;
+            Ok(Entry { id, queue: self.queue.clone(), priority, tenant: Tenant(tenant), cost })
+        };
+        rows.into_iter().map(entry).collect()
+    }
+
     fn with_retention(&self) -> Arguments {
         let mut arguments = self.arguments();
         arguments.number(self.retention.as_millis());
@@ -343,20 +355,16 @@ impl Store for RedisStore {
         arguments.push(wire::encode(&lease_lost()));
         arguments.push(wire::encode(&Outcome::Error(lease_lost())));
         arguments.push(wire::encode(&Outcome::Expired));
-        let mut total = 0;
+        let mut done = Reconciled::default();
         loop {
-            let (moved, more): (u64, u8) = self.run(&scripts::RECONCILE, &arguments).await?;
-            total += moved;
+            let (moved, more, queued): (u64, u8, Vec<Row>) =
+                self.run(&scripts::RECONCILE, &arguments).await?;
+            let queued: Vec<Entry> = self.entries(queued)?;
+            done.extend(moved, queued);
             if more == 0 {
-                break;
+                return Ok(done);
             }
         }
-        // Only what was moved back is listed as queued, and leaves the list with its next claim.
-        let queued = match total {
-            0 => Vec::new(),
-            _ => self.queued(&self.queue, None, RECONCILE_PAGE).await?,
-        };
-        Ok(Reconciled { moved: total, queued })
     }
 
     /// Accepted jobs are not among them: they got their entries with their records, in the same
@@ -373,14 +381,7 @@ impl Store for RedisStore {
         let mut arguments = self.arguments();
         arguments.push(after.map_or_else(String::new, |id| id.to_string()));
         arguments.number(limit);
-        let rows: Vec<(String, String, u32)> = self.run(&scripts::QUEUED, &arguments).await?;
-        let entry = |(id, place, cost): (String, String, u32)| {
-            let id = id.parse().map_err(|error| record::damaged("job id", error))?;
-            let (priority, tenant) = keys::parse_place(&place)
-                .ok_or_else(|| record::damaged("place", place.escape_debug()))?;
-            Ok(Entry { id, queue: queue.clone(), priority, tenant: Tenant(tenant), cost })
-        };
-        rows.into_iter().map(entry).collect()
+        self.entries(self.run(&scripts::QUEUED, &arguments).await?)
     }
 
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {

@@ -1,8 +1,9 @@
 -- Moves what time has moved, up to a number of jobs of each kind.
 -- ARGV: now, retention in ms, that number, error of a lost lease, outcome of a job that failed by one,
--- outcome of an expired job. Returns {how many were moved, whether there may be more}.
+-- outcome of an expired job. Returns {how many were moved, whether there may be more, {id, place, cost}
+-- of each that is queued now}.
 local now, retention, limit = clock(), ARGV[2], tonumber(ARGV[3])
-local moved, more = 0, 0
+local moved, more, queued = 0, 0, {}
 
 -- The members of a set whose time has come, with their strings; what has none leaves the set.
 local function due(set, visit)
@@ -19,7 +20,8 @@ local function due(set, visit)
   end
 end
 
-local function queue(id, head)
+local function queue(id, head, value)
+  queued[#queued + 1] = { id, value:sub(HEAD_BYTES + 1, HEAD_BYTES + head.place_bytes), head.cost }
   head.state = 'q'
   write(id, head)
   redis.call('ZADD', QUEUED, 0, id)
@@ -32,7 +34,7 @@ due(LEASES, function(id, head, value)
     over(id, head, value, 'f', ARGV[5], now, retention)
     failed = failed + 1
   else
-    queue(id, head)
+    queue(id, head, value)
     if head.expires_at > 0 then redis.call('ZADD', DEADLINES, head.expires_at, id) end
   end
 end)
@@ -44,4 +46,4 @@ end)
 due(SCHEDULED, queue)
 due(RETRYING, queue)
 total({ failed = failed, expired = expired })
-return { moved, more }
+return { moved, more, queued }
