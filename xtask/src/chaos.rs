@@ -54,7 +54,8 @@ struct Stage {
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let (minutes, seed) = parse(arguments)?;
-    process::run(cargo().args(["build", "--workspace", "--bins"]))?;
+    // With the tests, whose dependencies have other features: what `cargo xtask test` has built serves.
+    process::run(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     let folder = tempfile::Builder::new().prefix("tritmill-chaos-").tempdir()?;
     let mut stage = Stage::set(folder.path())?;
     println!("seed {seed}: {minutes} minutes, {WORKERS} workers, {PRODUCERS} producers");

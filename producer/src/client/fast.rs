@@ -12,7 +12,7 @@ use super::{Client, ClientError, ConnectError};
 
 impl Client {
     /// A client of one queue in the fast mode: the Redis at this address is all there is, for its
-    /// workers too (`tritmill worker --fast`). Several times as fast, and only as durable as that
+    /// workers too (`tritmill worker --fast`). Faster to submit, and only as durable as that
     /// Redis. **Lost, when it dies:**
     ///
     /// | Redis | accepted jobs and written results that may be lost |
