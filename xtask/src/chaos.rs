@@ -54,7 +54,7 @@ struct Stage {
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let (minutes, seed) = parse(arguments)?;
-    // With the tests, whose dependencies have other features: what `cargo xtask test` has built serves.
+    // With the tests, as `cargo xtask test` builds: their dependencies have features of their own.
     process::run(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     let folder = tempfile::Builder::new().prefix("tritmill-chaos-").tempdir()?;
     let mut stage = Stage::set(folder.path())?;
