@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use tritmill_queue::{
-    Choice, Completion, ErrorKind, JobError, Outcome, TokenLogprob, store::Answer,
+    Choice, Completion, ErrorKind, JobError, Outcome, Timestamp, TokenLogprob, store::Answer,
 };
 
 use crate::{
@@ -21,7 +21,7 @@ pub fn line(answer: &Answer) -> String {
         Some(Outcome::Completed(completion)) => json!({
             "status_code": 200,
             "request_id": request_id,
-            "body": body(answer, completion),
+            "body": body(&answer.key, &answer.shape, answer.finished_at, completion),
         }),
         Some(Outcome::Error(error)) => failed(answer.number, &request_id, error),
         Some(Outcome::Expired) => {
@@ -93,12 +93,29 @@ fn ended(code: &str, message: &str) -> JobError {
     }
 }
 
-/// The response of a job that failed for good.
-fn failed(line: u64, request_id: &str, error: &JobError) -> Value {
-    let (status, kind) = match error.kind {
+/// Status and type of a job's error.
+pub const fn status(error: &JobError) -> (u16, &'static str) {
+    match error.kind {
         ErrorKind::InvalidRequest => (400, "invalid_request_error"),
         ErrorKind::Engine | ErrorKind::LeaseLost => (500, "server_error"),
-    };
+    }
+}
+
+/// The output line of a request that was never answered (`batch_expired`, `batch_cancelled`), without
+/// a line end.
+pub fn unanswered_line(key: &[u8], custom_id: &str, code: &str, message: &str) -> String {
+    json!({
+        "id": line_id(key),
+        "custom_id": custom_id,
+        "response": null,
+        "error": { "code": code, "message": message },
+    })
+    .to_string()
+}
+
+/// The response of a job that failed for good.
+fn failed(line: u64, request_id: &str, error: &JobError) -> Value {
+    let (status, kind) = status(error);
     let field = error.param.as_ref().map_or(String::new(), |param| format!("body.{param}: "));
     json!({
         "status_code": status,
@@ -115,31 +132,45 @@ fn failed(line: u64, request_id: &str, error: &JobError) -> Value {
     })
 }
 
-fn body(answer: &Answer, completion: &Completion) -> Value {
-    let chat = answer.shape == "chat";
-    let (prefix, object) = match chat {
-        true => ("chatcmpl", "chat.completion"),
-        false => ("cmpl", "text_completion"),
-    };
-    let fingerprint = hash(Purpose::Fingerprint, &[completion.fingerprint.as_bytes()]);
+/// The body of an answer. `key` names it; `shape` is `chat` or `completion`.
+pub fn body(key: &[u8], shape: &str, created: Timestamp, completion: &Completion) -> Value {
+    let chat = shape == "chat";
+    let object = if chat { "chat.completion" } else { "text_completion" };
     let choices: Vec<Value> = completion
         .choices
         .iter()
         .map(|choice| if chat { chat_choice(choice) } else { text_choice(choice) })
         .collect();
+    json!({
+        "id": id(key, shape),
+        "object": object,
+        "created": created.seconds(),
+        "model": completion.model,
+        "system_fingerprint": system_fingerprint(completion),
+        "choices": choices,
+        "usage": usage(completion),
+    })
+}
+
+/// The id of an answer.
+pub fn id(key: &[u8], shape: &str) -> String {
+    let prefix = if shape == "chat" { "chatcmpl" } else { "cmpl" };
+    format!("{prefix}-{}", short_hex(key))
+}
+
+/// What the tokens depended on besides the request, for people to compare.
+fn system_fingerprint(completion: &Completion) -> String {
+    let fingerprint = hash(Purpose::Fingerprint, &[completion.fingerprint.as_bytes()]);
+    format!("fp_{}", &short_hex(&fingerprint)[..12])
+}
+
+/// Tokens of an answer.
+pub fn usage(completion: &Completion) -> Value {
     let usage = completion.usage;
     json!({
-        "id": format!("{prefix}-{}", short_hex(&answer.key)),
-        "object": object,
-        "created": answer.finished_at.seconds(),
-        "model": completion.model,
-        "system_fingerprint": format!("fp_{}", &short_hex(&fingerprint)[..12]),
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
-        },
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
     })
 }
 

@@ -3,9 +3,14 @@
 //! not (`user`, `metadata`, `store`, `service_tier`, …) is accepted and ignored.
 
 use serde_json::{Map, Value};
-use tritmill_queue::{Message, Prompt, Role, Sampling};
+use tritmill_queue::{
+    Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, Tenant, job::ATTEMPTS_DEFAULT,
+};
 
-use crate::fields::{FieldError, Fields, brief};
+use crate::{
+    canonical::{Purpose, hash},
+    fields::{FieldError, Fields, brief},
+};
 
 /// Which endpoint a body is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +21,25 @@ pub enum Endpoint {
     Completions,
     /// A line that is a body of its own: `{"prompt": …}`.
     Plain,
+}
+
+impl Endpoint {
+    /// Its path, as batch lines name it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Plain => "plain",
+        }
+    }
+
+    /// Form of its answers.
+    pub const fn shape(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions | Self::Plain => "completion",
+        }
+    }
 }
 
 /// Parameters that say nothing about the answer.
@@ -33,20 +57,51 @@ const HARMLESS: [&str; 8] = [
 /// A body, understood.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Body {
+    /// `name` or `name@format`, if it says so.
+    pub model: Option<String>,
+    /// What the model is given.
     pub prompt: Prompt,
+    /// How tokens are chosen.
     pub sampling: Sampling,
     /// The caller's seed.
     pub seed: Option<u64>,
 }
 
-/// Reads a body; the first problem is its error.
+impl Body {
+    /// The job that answers it. Without a seed of the caller's it has one derived from its id.
+    pub fn job(self, id: JobId, queue: QueueName) -> Job {
+        let derived = || {
+            let [a, b, c, d, e, f, g, h, ..] = hash(Purpose::Seed, &[id.as_bytes()]);
+            u64::from_le_bytes([a, b, c, d, e, f, g, h])
+        };
+        Job {
+            id,
+            tenant: Tenant::default(),
+            queue,
+            priority: Priority::default(),
+            prompt: self.prompt,
+            sampling: self.sampling,
+            seed: self.seed.unwrap_or_else(derived),
+            attempts_max: ATTEMPTS_DEFAULT,
+            run_at: None,
+            expires_at: None,
+            stream: false,
+            traceparent: None,
+        }
+    }
+}
+
+/// Reads a body; the first problem is its error. Whoever can stream takes `stream` and
+/// `stream_options` out first.
+///
+/// # Errors
+/// The first field that cannot be used.
 pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, FieldError> {
     let mut fields = Fields::new(map, "");
     for name in HARMLESS {
         fields.take(name);
     }
-    // The command line or the queue chose the model; the name must only be a name.
-    fields.text("model")?;
+    let model = fields.text("model")?;
     if fields.boolean("stream")? == Some(true) {
         return Err(FieldError::new("stream", "unsupported_value", "must be false in a batch"));
     }
@@ -65,7 +120,7 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
         let problem = format!("must be {}, got {}", error.expected, error.found);
         FieldError::new(error.field, "invalid_value", problem)
     })?;
-    Ok(Body { prompt, sampling, seed })
+    Ok(Body { model, prompt, sampling, seed })
 }
 
 /// Parameters that both endpoints have.
@@ -228,7 +283,7 @@ fn prompt(endpoint: Endpoint, fields: &mut Fields) -> Result<Prompt, FieldError>
             [Value::String(_) | Value::Array(_), ..] => Err(FieldError::new(
                 "prompt",
                 "unsupported_value",
-                "has several prompts; write one line for each",
+                "has several prompts; ask for each by itself",
             )),
             tokens_given => Ok(Prompt::Tokens(tokens("prompt", tokens_given)?)),
         },

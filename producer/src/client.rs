@@ -223,6 +223,29 @@ impl Client {
         Ok(self.store.now().await?)
     }
 
+    /// Whether there is room for these jobs now; whoever records jobs in the store by itself asks
+    /// first and [`announce`](Self::announce)s afterwards.
+    ///
+    /// # Errors
+    /// [`ClientError::Busy`].
+    pub async fn admit(&self, jobs: &[Job]) -> Result<(), ClientError> {
+        let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
+        match self.refusal(&entries).await {
+            Some((limit, retry_after)) => {
+                Err(ClientError::Busy { limit, accepted: 0, retry_after })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the dispatcher of jobs that the store has. Workers find those that it was not told of.
+    pub async fn announce(&self, jobs: &[Job]) {
+        let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
+        if let Err(error) = self.dispatcher.enqueue(&entries).await {
+            crate::outage::not_told(&error);
+        }
+    }
+
     /// The bound that these would pass, and when to try again.
     async fn refusal(&self, entries: &[Entry]) -> Option<(Limit, Duration)> {
         for demand in Demand::of(entries) {

@@ -15,6 +15,7 @@ pub struct FieldError {
 }
 
 impl FieldError {
+    /// What is wrong with which field, and a word for it.
     pub fn new(path: impl Into<String>, code: &'static str, problem: impl Into<String>) -> Self {
         Self { path: path.into(), problem: problem.into(), code }
     }
@@ -60,10 +61,12 @@ pub struct Fields {
 }
 
 impl Fields {
+    /// The fields of `map`; `prefix` is empty or ends in a dot.
     pub fn new(map: Map<String, Value>, prefix: impl Into<String>) -> Self {
         Self { map, prefix: prefix.into() }
     }
 
+    /// How errors name a field.
     pub fn path(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
@@ -74,6 +77,10 @@ impl Fields {
         self.map.swap_remove(name).filter(|value| !value.is_null())
     }
 
+    /// True or false.
+    ///
+    /// # Errors
+    /// The field, if it is something else.
     pub fn boolean(&mut self, name: &str) -> Result<Option<bool>, FieldError> {
         match self.take(name) {
             None => Ok(None),
@@ -82,6 +89,10 @@ impl Fields {
         }
     }
 
+    /// A string.
+    ///
+    /// # Errors
+    /// The field, if it is something else.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, FieldError> {
         match self.take(name) {
             None => Ok(None),
@@ -90,6 +101,10 @@ impl Fields {
         }
     }
 
+    /// A number.
+    ///
+    /// # Errors
+    /// The field, if it is something else.
     pub fn number(&mut self, name: &str) -> Result<Option<f32>, FieldError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_f64() {
@@ -99,6 +114,10 @@ impl Fields {
         }
     }
 
+    /// An integer of 32 bits that is not negative.
+    ///
+    /// # Errors
+    /// The field, if it is something else.
     pub fn count(&mut self, name: &str) -> Result<Option<u32>, FieldError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_u64().map(u32::try_from) {
@@ -113,6 +132,9 @@ impl Fields {
     }
 
     /// Any integer of 64 bits; negative ones by their two's complement.
+    ///
+    /// # Errors
+    /// The field, if it is something else.
     pub fn bits(&mut self, name: &str) -> Result<Option<u64>, FieldError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match (value.as_u64(), value.as_i64()) {
@@ -124,6 +146,10 @@ impl Fields {
         }
     }
 
+    /// An array.
+    ///
+    /// # Errors
+    /// The field, if it is something else.
     pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, FieldError> {
         match self.take(name) {
             None => Ok(None),
@@ -133,6 +159,9 @@ impl Fields {
     }
 
     /// Refuses the first field nobody took.
+    ///
+    /// # Errors
+    /// That field.
     pub fn finish(mut self) -> Result<(), FieldError> {
         self.map.retain(|_, value| !value.is_null());
         match self.map.keys().next() {

@@ -23,9 +23,11 @@ mod quotas;
 mod request;
 
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};
+pub use body::{Body, Endpoint, parse_body};
 pub use builder::{BuildError, JobBuilder};
 pub use client::{Client, ClientError, ConnectError, Waited};
 pub use courier::{Carried, Courier};
+pub use fields::{FieldError, Fields};
 pub use lines::{LINE_BYTES_MAX, LineReader, RawLine};
-pub use request::{Refusal, parse_line};
+pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request};
 pub use tritmill_queue::QueueName;

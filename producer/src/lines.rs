@@ -38,6 +38,11 @@ impl<R: BufRead> LineReader<R> {
         Self { reader, number: 0, bytes_read: 0 }
     }
 
+    /// Goes on after line `number`, whose end is `bytes_read` bytes into the file.
+    pub fn after(reader: R, number: u64, bytes_read: u64) -> Self {
+        Self { reader, number, bytes_read }
+    }
+
     /// Bytes consumed so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read

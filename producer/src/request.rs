@@ -6,12 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tritmill_queue::{
-    Job, JobId, Priority, QueueName, Tenant, job::ATTEMPTS_DEFAULT, store::IngestedLine,
-};
+use tritmill_queue::{Job, JobId, QueueName, store::IngestedLine};
 
 use crate::{
-    body::{Endpoint, parse_body},
+    body::{Body, Endpoint, parse_body},
     canonical::{Purpose, canonical, hash},
     fields::{FieldError, brief, shorten},
     lines::{LINE_BYTES_MAX, RawLine},
@@ -35,24 +33,72 @@ pub struct Refusal {
     pub line: u64,
 }
 
-/// Reads one line into a job for `queue`, or a refusal. Never fails, whatever the bytes.
-pub fn parse_line(line: &RawLine, queue: &QueueName) -> IngestedLine {
+/// A line that was read as a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// Line in the input, from 1.
+    pub number: u64,
+    /// The caller's name for it.
+    pub custom_id: String,
+    /// What it asks, as a hash: the same key means the same answer.
+    pub key: [u8; 32],
+    /// Which endpoint it is for.
+    pub endpoint: Endpoint,
+    /// What it asks for, its seed derived where it brought none.
+    pub body: Body,
+}
+
+impl Request {
+    /// The job that answers it.
+    pub fn job(self, id: JobId, queue: QueueName) -> Job {
+        self.body.job(id, queue)
+    }
+}
+
+/// A line that was not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedLine {
+    /// Finds the line again: a hash of its place and its bytes.
+    pub key: [u8; 32],
+    /// The caller's name for it, if it has a readable one.
+    pub custom_id: Option<String>,
+    /// Why.
+    pub refusal: Refusal,
+}
+
+/// Reads one line into a request, or a refusal, whatever the bytes.
+///
+/// # Errors
+/// The refusal, which is as good an answer.
+pub fn parse_request(line: &RawLine) -> Result<Request, Box<RefusedLine>> {
     let number = line.number;
     let bytes = match &line.content {
         Ok(bytes) => bytes,
         Err(long) => {
             let problem = format!("is {} bytes long, the limit is {LINE_BYTES_MAX}", long.bytes);
+            let refusal = no_request(number, None, "line_too_long", &problem);
             let key = refused_key(number, &long.hash);
-            return refused(number, key, None, no_request(number, None, "line_too_long", &problem));
+            return Err(Box::new(RefusedLine { key, custom_id: None, refusal }));
         }
     };
     let mut custom_id = None;
-    match parse(number, bytes, queue, &mut custom_id) {
-        Ok(parsed) => parsed,
-        Err(refusal) => {
-            let key = refused_key(number, blake3::hash(bytes).as_bytes());
-            refused(number, key, custom_id, refusal)
+    parse(number, bytes, &mut custom_id).map_err(|refusal| {
+        let key = refused_key(number, blake3::hash(bytes).as_bytes());
+        Box::new(RefusedLine { key, custom_id, refusal })
+    })
+}
+
+/// Reads one line into a job for `queue`, or a refusal. Never fails, whatever the bytes.
+pub fn parse_line(line: &RawLine, queue: &QueueName) -> IngestedLine {
+    match parse_request(line) {
+        Ok(request) => {
+            let (key, number) = (request.key, request.number);
+            let custom_id = Some(request.custom_id.clone());
+            let shape = request.endpoint.shape();
+            let job = request.job(JobId::generate(), queue.clone());
+            IngestedLine { key, number, custom_id, shape, content: Ok(Box::new(job)) }
         }
+        Err(line) => refused(*line),
     }
 }
 
@@ -64,7 +110,8 @@ pub fn duplicate(line: &RawLine, custom_id: &str, first: u64) -> IngestedLine {
         Ok(bytes) => *blake3::hash(bytes).as_bytes(),
         Err(long) => long.hash,
     };
-    refused(line.number, refused_key(line.number, &hash), Some(custom_id.to_owned()), refusal)
+    let key = refused_key(line.number, &hash);
+    refused(RefusedLine { key, custom_id: Some(custom_id.to_owned()), refusal })
 }
 
 /// A refused line is found again by its place and its bytes.
@@ -72,14 +119,10 @@ fn refused_key(number: u64, content: &[u8; 32]) -> [u8; 32] {
     hash(Purpose::RefusedKey, &[&number.to_le_bytes(), content])
 }
 
-fn refused(
-    number: u64,
-    key: [u8; 32],
-    custom_id: Option<String>,
-    refusal: Refusal,
-) -> IngestedLine {
+fn refused(line: RefusedLine) -> IngestedLine {
+    let RefusedLine { key, custom_id, refusal } = line;
     let content = Err(serde_json::json!(refusal).to_string());
-    IngestedLine { key, number, custom_id, shape: "refusal", content }
+    IngestedLine { key, number: refusal.line, custom_id, shape: "refusal", content }
 }
 
 /// The line cannot be read as a request.
@@ -102,12 +145,7 @@ fn bad_body(line: u64, error: &FieldError) -> Refusal {
     }
 }
 
-fn parse(
-    number: u64,
-    bytes: &[u8],
-    queue: &QueueName,
-    known_id: &mut Option<String>,
-) -> Result<IngestedLine, Refusal> {
+fn parse(number: u64, bytes: &[u8], known_id: &mut Option<String>) -> Result<Request, Refusal> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let problem = format!("is not UTF-8 at byte {}", error.valid_up_to());
         no_request(number, None, "invalid_utf8", &problem)
@@ -128,25 +166,12 @@ fn parse(
         false => envelope(number, map)?,
     };
     let spelling = canonical(&Value::Object(body.clone()));
-    let parts = [custom_id.as_bytes(), endpoint_name(endpoint).as_bytes(), spelling.as_bytes()];
+    let parts = [custom_id.as_bytes(), endpoint.as_str().as_bytes(), spelling.as_bytes()];
     let body = parse_body(endpoint, body).map_err(|error| bad_body(number, &error))?;
-    let job = Job {
-        id: JobId::generate(),
-        tenant: Tenant::default(),
-        queue: queue.clone(),
-        priority: Priority::default(),
-        prompt: body.prompt,
-        sampling: body.sampling,
-        seed: body.seed.unwrap_or_else(|| derived_seed(&parts)),
-        attempts_max: ATTEMPTS_DEFAULT,
-        run_at: None,
-        expires_at: None,
-        stream: false,
-        traceparent: None,
-    };
-    let shape = if endpoint == Endpoint::Chat { "chat" } else { "completion" };
+    let seed = body.seed.unwrap_or_else(|| derived_seed(&parts));
     let key = hash(Purpose::Key, &parts);
-    Ok(IngestedLine { key, number, custom_id: Some(custom_id), shape, content: Ok(Box::new(job)) })
+    let body = Body { seed: Some(seed), ..body };
+    Ok(Request { number, custom_id, key, endpoint, body })
 }
 
 /// `serde_json`'s complaint, with the column alone: the text is always one line.
@@ -159,14 +184,6 @@ fn json_problem(error: &serde_json::Error) -> String {
 fn derived_seed(parts: &[&[u8]]) -> u64 {
     let hash = hash(Purpose::Seed, parts);
     u64::from_le_bytes([hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7]])
-}
-
-const fn endpoint_name(endpoint: Endpoint) -> &'static str {
-    match endpoint {
-        Endpoint::Chat => "/v1/chat/completions",
-        Endpoint::Completions => "/v1/completions",
-        Endpoint::Plain => "plain",
-    }
 }
 
 /// The caller's name for the line; a plain line without one is `line-N`.
@@ -203,10 +220,8 @@ fn envelope(
         }
     }
     let endpoint = match map.swap_remove("url") {
-        Some(Value::String(url)) if url == endpoint_name(Endpoint::Chat) => Endpoint::Chat,
-        Some(Value::String(url)) if url == endpoint_name(Endpoint::Completions) => {
-            Endpoint::Completions
-        }
+        Some(Value::String(url)) if url == Endpoint::Chat.as_str() => Endpoint::Chat,
+        Some(Value::String(url)) if url == Endpoint::Completions.as_str() => Endpoint::Completions,
         None => return refuse("url", "missing_field", "is missing"),
         Some(other) => {
             let problem = format!(

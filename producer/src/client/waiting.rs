@@ -87,6 +87,16 @@ impl Client {
         pages.flatten()
     }
 
+    /// What happened to a job that streams since `after`, without waiting. A client that does not
+    /// hear events, or cannot reach them now, hears nothing: the end is in the store.
+    pub async fn events_after(&self, id: JobId, after: EventId) -> Vec<(EventId, JobEvent)> {
+        let Some(events) = &self.events else { return Vec::new() };
+        events.read_events(id, after, Duration::ZERO).await.unwrap_or_else(|error| {
+            tracing::debug!(%error, "events not read");
+            Vec::new()
+        })
+    }
+
     /// The next events, if any came within [`EVENT_WAIT`], and where they end.
     async fn heard(&self, id: JobId, after: EventId) -> (EventId, Vec<JobEvent>) {
         let Some(events) = &self.events else {
