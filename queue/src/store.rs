@@ -16,6 +16,9 @@
 //! | `reconcile` | due scheduled and retrying → queued; lease over → queued or failed; deadline over → expired |
 
 mod attempts;
+pub mod batches;
+pub mod files;
+pub mod keys;
 pub mod operations;
 mod postgres;
 mod redis;
@@ -24,6 +27,9 @@ mod sqlite;
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use batches::{Batch, BatchId, BatchState, Batches};
+pub use files::{FileId, Files, Page};
+pub use keys::{ApiKey, KeyRole, Keys};
 pub use operations::Operations;
 pub use postgres::{
     Conflict, Maintained, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError,
@@ -325,3 +331,8 @@ pub trait Store: Send + Sync {
     /// [`StoreError`].
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError>;
 }
+
+/// A store that HTTP clients can be served from.
+pub trait FrontStore: Store + Keys + Files + Batches {}
+
+impl<S: Store + Keys + Files + Batches> FrontStore for S {}

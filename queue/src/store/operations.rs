@@ -214,6 +214,12 @@ pub trait Operations: Send + Sync {
     /// [`ClassError::Mismatch`] when another class was registered first.
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError>;
 
+    /// Queues that a worker has registered, the first registered first.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn registered(&self) -> Result<Vec<QueueName>, StoreError>;
+
     /// Forgets a queue's numerics class, so that the next worker sets it; returns the one it had.
     /// For a queue whose model or settings are replaced: its later answers may differ from its
     /// earlier ones.

@@ -13,10 +13,13 @@
 //!
 //! See also `migrations/postgres`, and `partitions.rs` for what keeps the tables small.
 
+mod batches;
 mod claims;
 mod connect;
 mod dead_letters;
+mod files;
 mod idempotency;
+mod keys;
 mod operations;
 mod partitions;
 mod quotas;

@@ -4,7 +4,10 @@
 //! another one's lock. Bulk calls pass their rows as one JSON array and join it with `json_each`,
 //! as the Postgres store joins `UNNEST`. The clock is injected: tests move it by hand.
 
+mod batches;
 mod claims;
+mod files;
+mod keys;
 mod lines;
 mod rows;
 

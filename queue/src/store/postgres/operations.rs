@@ -84,11 +84,14 @@ impl Operations for PostgresStore {
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError> {
         let row = sqlx::query(
             // Written even when it is known, since only what is written is returned.
-            "INSERT INTO queues (model, format, numerics_class) VALUES ($1, $2, $3)
+            "INSERT INTO queues (model, format, numerics_class, registered_at)
+             VALUES ($2, $3, $4, store_now_ms($1))
              ON CONFLICT (model, format) DO UPDATE
-             SET numerics_class = coalesce(queues.numerics_class, excluded.numerics_class)
+             SET numerics_class = coalesce(queues.numerics_class, excluded.numerics_class),
+                 registered_at = coalesce(queues.registered_at, excluded.registered_at)
              RETURNING numerics_class",
         )
+        .bind(self.given_now())
         .bind(&queue.model)
         .bind(&queue.format)
         .bind(class)
@@ -101,6 +104,17 @@ impl Operations for PostgresStore {
         }
         let (queue, offered) = (queue.clone(), class.to_owned());
         Err(ClassError::Mismatch { queue, registered, offered })
+    }
+
+    async fn registered(&self) -> Result<Vec<QueueName>, StoreError> {
+        let found = sqlx::query(
+            "SELECT model, format FROM queues WHERE numerics_class IS NOT NULL
+             ORDER BY registered_at NULLS FIRST, model, format",
+        )
+        .fetch_all(&self.pool)
+        .await
+        .map_err(unavailable)?;
+        found.iter().map(rows::queue).collect()
     }
 
     async fn reset_class(&self, queue: &QueueName) -> Result<Option<String>, ResetClassError> {

@@ -1,0 +1,287 @@
+//! Keys, files and batches: both stores that keep them pass the same suite.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[allow(dead_code, unused_macros, reason = "the suite of jobs runs in tests/store.rs")]
+mod conformance;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use conformance::{LEASE, answer, by, finished, job, queue};
+use tritmill_queue::{
+    Job, Priority, Tenant, Timestamp,
+    store::{
+        ApiKey, Batch, BatchId, BatchState, FileId, FrontStore, KeyRole, Page, PostgresStore,
+        SqliteStore,
+        batches::{Along, BatchTimes, HeldBatch, Place},
+        files::{Deleted, FILE_CHUNK_BYTES, FilePurpose, INCOMPLETE_MAX, StoredFile},
+    },
+};
+use tritmill_servers::Postgres;
+use uuid::Uuid;
+
+/// A store, and what moves its clock.
+struct Rig {
+    store: Arc<dyn FrontStore>,
+    now: Arc<AtomicI64>,
+}
+
+impl Rig {
+    fn advance(&self, by: Duration) {
+        self.now.fetch_add(i64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
+    }
+}
+
+fn clock() -> (Arc<AtomicI64>, Arc<dyn Fn() -> Timestamp + Send + Sync>) {
+    let now = Arc::new(AtomicI64::new(1_700_000_000_000));
+    let read = Arc::clone(&now);
+    (now, Arc::new(move || Timestamp(read.load(Ordering::SeqCst))))
+}
+
+/// Runs a rule against both stores.
+async fn both<F: Future<Output = ()>>(rule: impl Fn(Rig) -> F) {
+    let folder = tempfile::tempdir().unwrap();
+    let (now, clock_of_file) = clock();
+    let file = folder.path().join("jobs.sqlite");
+    let store = SqliteStore::open_with_clock(&file, clock_of_file).await.unwrap();
+    rule(Rig { store: Arc::new(store), now }).await;
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let (now, clock_of_server) = clock();
+    let store = PostgresStore::connect(&server.url()).await.unwrap().with_clock(clock_of_server);
+    rule(Rig { store: Arc::new(store), now }).await;
+}
+
+fn tenant(name: &str) -> Tenant {
+    Tenant(name.to_owned())
+}
+
+fn key(role: KeyRole) -> ApiKey {
+    let (tenant, created_at) = (tenant("acme"), Timestamp::default());
+    ApiKey { id: Uuid::now_v7(), tenant, role, name: "k".into(), created_at, revoked_at: None }
+}
+
+#[tokio::test]
+async fn a_key_opens_until_it_is_revoked_and_there_is_one_first() {
+    both(async |Rig { store, .. }| {
+        let (one, two) = (key(KeyRole::Operate), key(KeyRole::Read));
+        assert!(store.add_first_key(&one, &[1; 32]).await.unwrap());
+        assert!(!store.add_first_key(&two, &[2; 32]).await.unwrap());
+        assert_eq!(store.key(&[2; 32]).await.unwrap(), None);
+        store.add_key(&two, &[2; 32]).await.unwrap();
+        let found = store.key(&[2; 32]).await.unwrap().unwrap();
+        assert_eq!((found.id, found.role, found.tenant), (two.id, KeyRole::Read, two.tenant));
+        assert!(store.revoke_key(two.id).await.unwrap());
+        assert!(!store.revoke_key(two.id).await.unwrap());
+        assert_eq!(store.key(&[2; 32]).await.unwrap(), None);
+        let keys = store.keys().await.unwrap();
+        assert_eq!(
+            keys.iter().map(|key| key.revoked_at.is_some()).collect::<Vec<_>>(),
+            [false, true]
+        );
+    })
+    .await;
+}
+
+fn file(owner: &Tenant) -> StoredFile {
+    StoredFile {
+        id: FileId::generate(),
+        tenant: owner.clone(),
+        purpose: FilePurpose::Batch,
+        filename: "in.jsonl".into(),
+        size_bytes: 0,
+        created_at: Timestamp::default(),
+        expires_at: None,
+    }
+}
+
+const ALL: Page<FileId> = Page { after: None, limit: 100, ascending: false };
+
+#[tokio::test]
+async fn a_file_is_seen_by_its_tenant_when_it_is_complete_until_it_expires() {
+    both(async |rig: Rig| {
+        let (store, acme, other) = (&rig.store, tenant("acme"), tenant("other"));
+        let new = file(&acme);
+        store.create_file(&new).await.unwrap();
+        store.put_chunk(new.id, 0, &[7; FILE_CHUNK_BYTES]).await.unwrap();
+        store.put_chunk(new.id, 1, b"torn").await.unwrap();
+        // The same call again, as after an answer that got lost.
+        store.put_chunk(new.id, 1, b"end").await.unwrap();
+        assert_eq!(store.file(&acme, new.id).await.unwrap(), None);
+        assert!(store.files(&acme, None, ALL).await.unwrap().is_empty());
+        let (size, hour) = (FILE_CHUNK_BYTES as u64 + 3, Duration::from_secs(3600));
+        let until = store.now().await.unwrap().after(hour);
+        store.complete_file(new.id, size, Some(until)).await.unwrap();
+        store.put_chunk(new.id, 1, b"late").await.unwrap();
+        store.abandon_file(new.id).await.unwrap();
+        assert_eq!(store.file(&acme, new.id).await.unwrap().unwrap().size_bytes, size);
+        assert_eq!(store.file(&other, new.id).await.unwrap(), None);
+        assert_eq!(store.delete_file(&other, new.id).await.unwrap(), Deleted::Unknown);
+        assert_eq!(store.chunk(new.id, 1).await.unwrap().unwrap(), b"end");
+        assert_eq!(store.chunk(new.id, 2).await.unwrap(), None);
+        rig.advance(hour);
+        assert_eq!(store.file(&acme, new.id).await.unwrap(), None);
+        assert_eq!(store.sweep_files().await.unwrap(), 1);
+        assert_eq!(store.chunk(new.id, 0).await.unwrap(), None);
+        let torn = file(&acme);
+        store.create_file(&torn).await.unwrap();
+        assert_eq!(store.sweep_files().await.unwrap(), 0);
+        rig.advance(INCOMPLETE_MAX + Duration::from_millis(1));
+        assert_eq!(store.sweep_files().await.unwrap(), 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn lists_are_paged_in_both_orders() {
+    both(async |Rig { store, .. }| {
+        let acme = tenant("acme");
+        let mut ids = Vec::new();
+        for _ in 0..5 {
+            let new = file(&acme);
+            store.create_file(&new).await.unwrap();
+            store.complete_file(new.id, 1, None).await.unwrap();
+            ids.push(new.id);
+        }
+        let page = async |after, ascending| {
+            let page = Page { after, limit: 2, ascending };
+            let files = store.files(&acme, Some(FilePurpose::Batch), page).await.unwrap();
+            files.iter().map(|file| file.id).collect::<Vec<_>>()
+        };
+        assert_eq!(page(None, false).await, [ids[4], ids[3]]);
+        assert_eq!(page(Some(ids[3]), false).await, [ids[2], ids[1]]);
+        assert_eq!(page(Some(ids[3]), true).await, [ids[4]]);
+        let none = store.files(&acme, Some(FilePurpose::BatchOutput), ALL).await.unwrap();
+        assert!(none.is_empty());
+    })
+    .await;
+}
+
+fn batch(owner: &Tenant, input: FileId) -> Batch {
+    Batch {
+        id: BatchId::generate(),
+        tenant: owner.clone(),
+        state: BatchState::Validating,
+        endpoint: "/v1/completions".into(),
+        input,
+        completion_window: "24h".into(),
+        priority: Priority::Low,
+        metadata: None,
+        output_expires_s: None,
+        created_at: Timestamp(1),
+        expires_at: Timestamp(i64::MAX),
+        at: BatchTimes::default(),
+        queue: None,
+        lines: 0,
+        refused: 0,
+        submitted: Place::default(),
+        completed: 0,
+        failed: 0,
+        errors: Vec::new(),
+        output: None,
+        error_file: None,
+        overdue: false,
+    }
+}
+
+/// A batch over a file that is complete, and both.
+async fn create(store: &Arc<dyn FrontStore>, owner: &Tenant) -> Batch {
+    let input = file(owner);
+    store.create_file(&input).await.unwrap();
+    store.complete_file(input.id, 1, None).await.unwrap();
+    let new = batch(owner, input.id);
+    store.create_batch(&new).await.unwrap();
+    new
+}
+
+async fn claim(store: &Arc<dyn FrontStore>) -> Option<HeldBatch> {
+    store.claim_batches("driver", LEASE, 1).await.unwrap().pop()
+}
+
+#[tokio::test]
+async fn a_batch_has_one_driver_and_an_older_one_writes_nothing() {
+    both(async |rig: Rig| {
+        let (store, acme) = (&rig.store, tenant("acme"));
+        let new = create(store, &acme).await;
+        let mut first = claim(store).await.unwrap();
+        assert_eq!(first.batch, new);
+        assert!(claim(store).await.is_none());
+        rig.advance(LEASE);
+        let second = claim(store).await.unwrap();
+        first.batch.enter(BatchState::InProgress, Timestamp(5));
+        let lines: Vec<Job> = vec![Job { id: new.id.job(1), ..job() }];
+        let along = Along { jobs: &lines, files: &[] };
+        assert!(!store.save_batch(&first, along).await.unwrap());
+        assert!(!store.renew_batch(new.id, first.epoch, LEASE).await.unwrap());
+        assert_eq!(store.batch_progress(new.id).await.unwrap().queued, 0);
+        assert_eq!(store.batch(&acme, new.id).await.unwrap().unwrap(), new);
+        let held = HeldBatch { epoch: second.epoch, ..first };
+        // Twice, as after an answer that got lost.
+        assert!(store.save_batch(&held, along).await.unwrap());
+        assert!(store.save_batch(&held, along).await.unwrap());
+        assert_eq!(store.batch_progress(new.id).await.unwrap().queued, 1);
+        assert!(store.renew_batch(new.id, second.epoch, LEASE).await.unwrap());
+        store.release_batch(new.id, second.epoch).await.unwrap();
+        assert_eq!(claim(store).await.unwrap().batch, held.batch);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_batch_is_cancelled_by_its_tenant_over_the_head_of_its_driver() {
+    both(async |Rig { store, .. }| {
+        let (acme, other) = (tenant("acme"), tenant("other"));
+        let new = create(&store, &acme).await;
+        let held = claim(&store).await.unwrap();
+        assert_eq!(store.cancel_batch(&other, new.id).await.unwrap(), None);
+        assert_eq!(store.batch(&other, new.id).await.unwrap(), None);
+        let in_use = store.delete_file(&acme, new.input).await.unwrap();
+        assert_eq!(in_use, Deleted::InUse);
+        let cancelling = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
+        assert_eq!(cancelling.state, BatchState::Cancelling);
+        assert!(!store.save_batch(&held, Along::default()).await.unwrap());
+        let mut held = claim(&store).await.unwrap();
+        held.batch.enter(BatchState::Cancelled, Timestamp(9));
+        let output = file(&acme);
+        store.create_file(&output).await.unwrap();
+        let files = [(output.id, 0, None)];
+        assert!(store.save_batch(&held, Along { jobs: &[], files: &files }).await.unwrap());
+        assert!(store.file(&acme, output.id).await.unwrap().is_some());
+        store.release_batch(new.id, held.epoch).await.unwrap();
+        assert!(claim(&store).await.is_none(), "it is over");
+        let again = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
+        assert_eq!(again.state, BatchState::Cancelled);
+        assert_eq!(store.delete_file(&acme, new.input).await.unwrap(), Deleted::Done);
+        let page = Page { after: None, limit: 9, ascending: false };
+        assert_eq!(store.batches(&acme, page).await.unwrap().len(), 1);
+        assert!(store.batches(&other, page).await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_jobs_of_a_batch_are_counted_read_and_withdrawn_by_its_id() {
+    both(async |Rig { store, .. }| {
+        let id = BatchId::generate();
+        let mut jobs: Vec<Job> =
+            (1..=3).map(|line| Job { id: id.job(line), queue: queue(), ..job() }).collect();
+        jobs.push(job());
+        store.submit(&jobs).await.unwrap();
+        let claims = store.claim(&[id.job(2)], by("w")).await.unwrap();
+        store.finish(&[finished(claims[0].held(), answer("a"))]).await.unwrap();
+        assert_eq!(store.cancel_batch_jobs(id).await.unwrap(), 2);
+        assert_eq!(store.cancel_batch_jobs(id).await.unwrap(), 0);
+        let progress = store.batch_progress(id).await.unwrap();
+        assert_eq!((progress.completed, progress.cancelled, progress.queued), (1, 2, 0));
+        let ends = store.line_ends(id, 2, 3).await.unwrap();
+        let read: Vec<_> = ends.iter().map(|end| (end.line, end.outcome.is_some())).collect();
+        assert_eq!(read, [(2, true), (3, false)]);
+    })
+    .await;
+}
