@@ -4,6 +4,7 @@
 //! Results go to standard output, everything else to standard error. Exit codes: 0 it worked,
 //! 1 it could not (one line says why), and those that a command's help names.
 
+mod admin;
 mod answering;
 mod batch_run;
 mod bench;
@@ -11,6 +12,7 @@ mod demo;
 mod demo_model;
 mod doctor;
 mod jobs;
+mod keys;
 mod migrate;
 mod model;
 mod operate;
@@ -43,6 +45,11 @@ enum Command {
     Batch(Batch),
     /// Answer the jobs of a queue
     Worker(Box<worker::Arguments>),
+    /// Serve the OpenAI-compatible API
+    Admin(Box<admin::Arguments>),
+    /// Make, list and revoke API keys
+    #[command(subcommand)]
+    Keys(keys::Command),
     /// Migrate the database and answer the jobs of a queue, in one process
     Standalone(Box<standalone::Arguments>),
     /// Bring the database's tables up to date
@@ -93,6 +100,8 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Batch(Batch::Run(arguments)) => batch_run::run(*arguments),
         Command::Worker(arguments) => worker::run(*arguments),
+        Command::Admin(arguments) => admin::run(*arguments),
+        Command::Keys(command) => keys::run(command),
         Command::Standalone(arguments) => standalone::run(*arguments),
         Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Submit(arguments) => submit::run(&arguments),

@@ -9,7 +9,7 @@ use tritmill_producer::Client;
 use tritmill_queue::{
     JobId, Operations, QueueName, Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{PostgresStore, RedisStore, operations::ClassError},
+    store::{PostgresOptions, PostgresStore, RedisStore, operations::ClassError},
 };
 
 /// The servers that producers and workers share.
@@ -191,6 +191,13 @@ impl<'a> Given<'a> {
     /// Connects to Postgres.
     pub async fn store(self) -> anyhow::Result<Arc<PostgresStore>> {
         let store = PostgresStore::connect(self.database).await;
+        Ok(Arc::new(store.context("cannot use the database")?))
+    }
+
+    /// Connects to Postgres with so many connections.
+    pub async fn store_with(self, connections_max: u32) -> anyhow::Result<Arc<PostgresStore>> {
+        let options = PostgresOptions { connections_max, ..PostgresOptions::default() };
+        let store = PostgresStore::connect_with(self.database, options).await;
         Ok(Arc::new(store.context("cannot use the database")?))
     }
 

@@ -222,7 +222,7 @@ async fn start(
 }
 
 /// A name for this incarnation of the process.
-fn owner() -> String {
+pub fn owner() -> String {
     let host = machine::host_name();
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     format!("{host}-{}-{:x}", std::process::id(), since.unwrap_or_default().as_millis())

@@ -2,7 +2,8 @@
 //!
 //! All tests run in the dev profile (dependencies and the engine are optimised there), so that one
 //! build serves them all. Tests start Redis and Postgres themselves; where the programs are
-//! missing they are installed here, before anything runs.
+//! missing they are installed here, before anything runs, as is the Python client that the HTTP API
+//! is tested with.
 
 use std::process::Command;
 
@@ -29,7 +30,35 @@ fn install(packages: &[&str]) -> anyhow::Result<()> {
     })
 }
 
+/// The client that the HTTP API is tested with, as its makers publish it.
+const OPENAI: &str = "openai==3.54.0";
+
+/// Makes a Python environment with that client, unless it is there. Without Python, the test that
+/// needs it says that it is skipped.
+fn install_openai() -> anyhow::Result<()> {
+    let folder = process::root().join("target/openai");
+    let done = folder.join(OPENAI);
+    if done.exists() {
+        return Ok(());
+    }
+    let made = process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))
+        .and_then(|()| {
+            let mut pip = Command::new(folder.join("bin/python"));
+            process::run(pip.args(["-m", "pip", "install", "--quiet", OPENAI]))
+        });
+    match made {
+        Ok(()) => std::fs::write(done, "").context("cannot write to target"),
+        Err(error) => {
+            eprintln!("warning: the openai package is not tested against: {error:#}");
+            // A half-made one would not be skipped.
+            let _ = std::fs::remove_dir_all(&folder);
+            Ok(())
+        }
+    }
+}
+
 pub fn run(filters: &[String]) -> anyhow::Result<()> {
+    install_openai()?;
     let missing = tritmill_servers::missing_packages();
     if !missing.is_empty() {
         let packages = missing.join(" ");

@@ -1,0 +1,110 @@
+//! What every request needs.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{Notify, Semaphore};
+use tritmill_producer::Client;
+use tritmill_queue::{
+    StoreError,
+    store::{ApiKey, FrontStore, KeyRole},
+};
+
+use crate::{
+    ends::Ends,
+    health::Metrics,
+    models::Models,
+    secret::{Secret, new_key},
+};
+
+/// What a caller may ask for at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of an uploaded file.
+    pub file_bytes_max: u64,
+    /// Lines of a batch; at most `u32::MAX`.
+    pub batch_lines_max: u64,
+    /// How long a request that somebody waits for may take.
+    pub answer_within: Duration,
+    /// Answers that stream at once.
+    pub streams_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            file_bytes_max: 200_000_000,
+            batch_lines_max: 50_000,
+            answer_within: Duration::from_secs(600),
+            streams_max: 1024,
+        }
+    }
+}
+
+/// The service, shared by all requests.
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+struct Inner {
+    client: Client,
+    store: Arc<dyn FrontStore>,
+    models: Models,
+    ends: Ends,
+    limits: Limits,
+    streams: Arc<Semaphore>,
+    /// There is a batch to drive.
+    batches: Notify,
+    metrics: Metrics,
+}
+
+impl App {
+    /// The service over a store that `client` submits to. Within a runtime.
+    pub fn new(client: Client, store: Arc<dyn FrontStore>, models: Models, limits: Limits) -> Self {
+        let ends = Ends::of(client.clone());
+        let streams = Arc::new(Semaphore::new(limits.streams_max));
+        let (batches, metrics) = (Notify::new(), Metrics::default());
+        Self(Arc::new(Inner { client, store, models, ends, limits, streams, batches, metrics }))
+    }
+
+    /// Makes the first key of all, an operator's, and returns its secret; none if there is a key.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn first_key(&self) -> Result<Option<Secret>, StoreError> {
+        let (key, secret): (ApiKey, Secret) =
+            new_key(tritmill_queue::Tenant::default(), KeyRole::Operate, "first");
+        let is_first = self.store().add_first_key(&key, &secret.hash()).await?;
+        Ok(is_first.then_some(secret))
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.0.client
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn FrontStore> {
+        &self.0.store
+    }
+
+    pub(crate) fn models(&self) -> &Models {
+        &self.0.models
+    }
+
+    pub(crate) fn ends(&self) -> &Ends {
+        &self.0.ends
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.0.limits
+    }
+
+    pub(crate) fn streams(&self) -> &Arc<Semaphore> {
+        &self.0.streams
+    }
+
+    pub(crate) fn batches(&self) -> &Notify {
+        &self.0.batches
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+}

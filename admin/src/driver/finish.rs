@@ -1,0 +1,176 @@
+//! The last step: answers to one file, errors to another, in the order of the input.
+//!
+//! Every attempt writes files of its own. They are seen once the transaction that ends the batch has
+//! completed them; those of an attempt that broke off are swept.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tritmill_producer::{RefusedLine, Request, answer};
+use tritmill_queue::{
+    ErrorKind, JobError, Outcome, Timestamp,
+    store::{
+        Answer, BatchState, FileId,
+        batches::{Along, Batch, HeldBatch, LineEnd, Place},
+        files::{FilePurpose, StoredFile},
+    },
+};
+
+use super::{Interrupted, lines, save};
+use crate::{app::App, file_writer::FileWriter};
+
+/// Writes the output of a batch whose jobs are over, or are to be; then it is over.
+pub(super) async fn finish(app: &App, held: &mut HeldBatch) -> Result<(), Interrupted> {
+    if held.batch.state == BatchState::Cancelling {
+        app.store().cancel_batch_jobs(held.batch.id).await?;
+    }
+    let mut written = Written::default();
+    // One that was cancelled before it was validated has nothing to tell.
+    if held.batch.at.in_progress.is_some() {
+        let mut pages = lines::read(app.store(), held.batch.input, Place::default());
+        while let Some(page) = pages.recv().await {
+            write_page(app, &held.batch, page?, &mut written).await?;
+        }
+    }
+    let now = app.store().now().await?;
+    let expires_at = held.batch.output_expires_s.map(|s| now.after(Duration::from_secs(s)));
+    let Written { answers, errors, completed, failed, overdue, .. } = written;
+    let mut files = Vec::new();
+    for (writer, place) in [(answers, &mut held.batch.output), (errors, &mut held.batch.error_file)]
+    {
+        if let Some(writer) = writer {
+            let file = writer.finish().await?;
+            files.push((file.id, file.size_bytes, expires_at));
+            *place = Some(file.id);
+        }
+    }
+    (held.batch.completed, held.batch.failed) = (completed, failed);
+    held.batch.enter(
+        match held.batch.state {
+            BatchState::Cancelling => BatchState::Cancelled,
+            _ if held.batch.overdue || overdue => BatchState::Expired,
+            _ => BatchState::Completed,
+        },
+        now,
+    );
+    save(app, held, Along { files: &files, ..Along::default() }).await
+}
+
+/// The two files, as far as they are written.
+#[derive(Default)]
+struct Written {
+    answers: Option<FileWriter>,
+    errors: Option<FileWriter>,
+    completed: u64,
+    failed: u64,
+    /// A line's time was up.
+    overdue: bool,
+}
+
+impl Written {
+    async fn line(
+        &mut self,
+        app: &App,
+        batch: &Batch,
+        is_answer: bool,
+        mut line: String,
+    ) -> Result<(), Interrupted> {
+        let (writer, count, kind) = match is_answer {
+            true => (&mut self.answers, &mut self.completed, "output"),
+            false => (&mut self.errors, &mut self.failed, "error"),
+        };
+        let writer = match writer {
+            Some(writer) => writer,
+            None => {
+                let file = StoredFile {
+                    id: FileId::generate(),
+                    tenant: batch.tenant.clone(),
+                    purpose: FilePurpose::BatchOutput,
+                    filename: format!("{}_{kind}.jsonl", batch.id),
+                    size_bytes: 0,
+                    created_at: Timestamp::default(),
+                    expires_at: None,
+                };
+                writer.insert(FileWriter::begin(Arc::clone(app.store()), &file).await?)
+            }
+        };
+        line.push('\n');
+        *count += 1;
+        Ok(writer.write(line.as_bytes()).await?)
+    }
+}
+
+async fn write_page(
+    app: &App,
+    batch: &Batch,
+    page: lines::Lines,
+    written: &mut Written,
+) -> Result<(), Interrupted> {
+    let number = |line: Option<&lines::Line>| {
+        line.and_then(|line| u32::try_from(line.after.line).ok()).unwrap_or(u32::MAX)
+    };
+    let (first, last) = (number(page.first()), number(page.last()));
+    let ends = app.store().line_ends(batch.id, first, last).await?;
+    let mut ends: HashMap<u64, LineEnd> =
+        ends.into_iter().map(|end| (u64::from(end.line), end)).collect();
+    for line in page {
+        let (is_answer, line) = match line.parsed {
+            Ok(request) => answered(batch, &request, ends.remove(&request.number), written),
+            Err(line) => {
+                let RefusedLine { key, custom_id, refusal } = *line;
+                (false, answer::refusal_line(&key, custom_id.as_deref(), &refusal))
+            }
+        };
+        written.line(app, batch, is_answer, line).await?;
+    }
+    Ok(())
+}
+
+/// The output line of a request, and whether it is an answer.
+fn answered(
+    batch: &Batch,
+    request: &Request,
+    end: Option<LineEnd>,
+    written: &mut Written,
+) -> (bool, String) {
+    let unanswered = |code: &str, message: &str| {
+        (false, answer::unanswered_line(&request.key, &request.custom_id, code, message))
+    };
+    let cancelled = || unanswered("batch_cancelled", "the request was cancelled");
+    let expired = || unanswered("batch_expired", "the batch's time was up before it was answered");
+    let is_cancelled = batch.state == BatchState::Cancelling;
+    let (outcome, finished_at) = match end {
+        Some(LineEnd { outcome: Some(Outcome::Expired), .. }) => {
+            written.overdue = true;
+            return expired();
+        }
+        Some(LineEnd { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
+        // Withdrawn by this batch's own end, or by an operator.
+        Some(LineEnd { outcome: None, .. }) if batch.overdue => return expired(),
+        Some(LineEnd { outcome: None, .. }) => return cancelled(),
+        // Never submitted.
+        None if is_cancelled => return cancelled(),
+        None if batch.overdue => return expired(),
+        None => (Outcome::Error(lost()), batch.created_at),
+    };
+    let is_answer = matches!(outcome, Outcome::Completed(_));
+    let line = answer::line(&Answer {
+        seq: 0,
+        number: request.number,
+        custom_id: Some(request.custom_id.clone()),
+        key: request.key.to_vec(),
+        shape: request.endpoint.shape().to_owned(),
+        outcome: Some(outcome),
+        finished_at,
+    });
+    (is_answer, line)
+}
+
+/// A job that the store does not know any more.
+fn lost() -> JobError {
+    JobError {
+        kind: ErrorKind::Engine,
+        code: "job_deleted".to_owned(),
+        message: "the job was deleted before its batch was over".to_owned(),
+        param: None,
+    }
+}

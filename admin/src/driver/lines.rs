@@ -1,0 +1,119 @@
+//! Reads and parses the lines of a stored file, on a thread of its own and some way ahead.
+
+use std::{
+    io::{self, BufRead, Read},
+    sync::Arc,
+};
+
+use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
+use tritmill_producer::{LineReader, RefusedLine, Request, parse_request};
+use tritmill_queue::{
+    StoreError,
+    store::{FileId, FrontStore, batches::Place, files::FILE_CHUNK_BYTES},
+};
+
+/// Lines that travel together, and their bytes, give or take one line.
+const PAGE_LINES: usize = 1000;
+const PAGE_BYTES: u64 = 1 << 20;
+/// Pages read ahead.
+const AHEAD: usize = 1;
+
+/// A line that is not blank.
+pub(super) struct Line {
+    /// Where the next one begins.
+    pub after: Place,
+    /// What it says.
+    pub parsed: Result<Request, Box<RefusedLine>>,
+}
+
+/// Lines that were read together; never empty.
+pub(super) type Lines = Vec<Line>;
+
+/// The lines of a file from a place on. Reading ends when the receiver is dropped.
+pub(super) fn read(
+    store: &Arc<dyn FrontStore>,
+    file: FileId,
+    from: Place,
+) -> mpsc::Receiver<Result<Lines, StoreError>> {
+    let (tell, told) = mpsc::channel(AHEAD);
+    let chunks = Chunks::at(Arc::clone(store), file, from.offset_bytes);
+    spawn_blocking(move || {
+        let mut reader = LineReader::after(chunks, from.line, from.offset_bytes);
+        loop {
+            let page = page(&mut reader).map_err(store_error);
+            let is_last = page.as_ref().map_or(true, Vec::is_empty);
+            if page.as_ref().is_ok_and(Vec::is_empty) || tell.blocking_send(page).is_err() {
+                return;
+            }
+            if is_last {
+                return;
+            }
+        }
+    });
+    told
+}
+
+fn page(reader: &mut LineReader<Chunks>) -> io::Result<Lines> {
+    let mut lines = Vec::new();
+    let end = reader.bytes_read() + PAGE_BYTES;
+    while lines.len() < PAGE_LINES && reader.bytes_read() < end {
+        let Some(line) = reader.next_line()? else { break };
+        let after = Place { line: line.number, offset_bytes: reader.bytes_read() };
+        lines.push(Line { after, parsed: parse_request(&line) });
+    }
+    Ok(lines)
+}
+
+/// The store's error, out of the reader's.
+fn store_error(error: io::Error) -> StoreError {
+    error.downcast::<StoreError>().unwrap_or_else(|error| StoreError::Unavailable(Box::new(error)))
+}
+
+/// A stored file as a reader, one chunk in memory.
+struct Chunks {
+    store: Arc<dyn FrontStore>,
+    runtime: Handle,
+    file: FileId,
+    /// Of the chunk that comes next.
+    number: u32,
+    chunk: Vec<u8>,
+    position: usize,
+    /// Bytes of the first chunk that are not wanted.
+    skip: usize,
+}
+
+impl Chunks {
+    fn at(store: Arc<dyn FrontStore>, file: FileId, offset_bytes: u64) -> Self {
+        let chunk_bytes = FILE_CHUNK_BYTES as u64;
+        let number = u32::try_from(offset_bytes / chunk_bytes).unwrap_or(u32::MAX);
+        let skip = usize::try_from(offset_bytes % chunk_bytes).expect("less than a chunk");
+        let (runtime, chunk) = (Handle::current(), Vec::new());
+        Self { store, runtime, file, number, chunk, position: 0, skip }
+    }
+}
+
+impl BufRead for Chunks {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.position == self.chunk.len() {
+            let next = self.runtime.block_on(self.store.chunk(self.file, self.number));
+            self.chunk = next.map_err(io::Error::other)?.unwrap_or_default();
+            self.number = self.number.saturating_add(1);
+            self.position = std::mem::take(&mut self.skip).min(self.chunk.len());
+        }
+        Ok(&self.chunk[self.position..])
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.position = (self.position + amount).min(self.chunk.len());
+    }
+}
+
+impl Read for Chunks {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let available = self.fill_buf()?;
+        let count = available.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&available[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}

@@ -1,0 +1,84 @@
+//! [`FileWriter`]: writes a file into the store, a chunk at a time.
+
+use std::sync::Arc;
+
+use tritmill_queue::{
+    StoreError,
+    store::{FrontStore, files::FILE_CHUNK_BYTES, files::StoredFile},
+};
+
+/// A file that is being written. One that is dropped before it is complete is given up.
+pub(crate) struct FileWriter {
+    store: Arc<dyn FrontStore>,
+    file: StoredFile,
+    chunk: Vec<u8>,
+    number: u32,
+    size_bytes: u64,
+    over: bool,
+}
+
+impl FileWriter {
+    /// Begins a file.
+    pub async fn begin(store: Arc<dyn FrontStore>, file: &StoredFile) -> Result<Self, StoreError> {
+        let file = store.create_file(file).await?;
+        Ok(Self { store, file, chunk: Vec::new(), number: 0, size_bytes: 0, over: false })
+    }
+
+    /// The file, as it was begun.
+    pub fn file(&self) -> &StoredFile {
+        &self.file
+    }
+
+    /// Bytes written so far.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Adds bytes.
+    pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), StoreError> {
+        self.size_bytes += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let room = FILE_CHUNK_BYTES - self.chunk.len();
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            self.chunk.extend_from_slice(now);
+            bytes = later;
+            if self.chunk.len() == FILE_CHUNK_BYTES {
+                self.flush().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), StoreError> {
+        self.store.put_chunk(self.file.id, self.number, &self.chunk).await?;
+        self.number += 1;
+        self.chunk.clear();
+        Ok(())
+    }
+
+    /// Writes what is left. The caller completes the file then.
+    pub async fn finish(mut self) -> Result<StoredFile, StoreError> {
+        if !self.chunk.is_empty() {
+            self.flush().await?;
+        }
+        self.over = true;
+        Ok(StoredFile { size_bytes: self.size_bytes, ..self.file.clone() })
+    }
+}
+
+impl Drop for FileWriter {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        let (store, id) = (Arc::clone(&self.store), self.file.id);
+        // What a runtime that shuts down leaves is swept a day later.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                if let Err(error) = store.abandon_file(id).await {
+                    tracing::debug!(%error, "an abandoned file is left to the sweep");
+                }
+            });
+        }
+    }
+}

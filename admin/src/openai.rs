@@ -1,0 +1,9 @@
+//! The API that OpenAI's clients speak: `/v1/…`. One file per noun.
+
+pub(crate) mod batches;
+pub(crate) mod completions;
+pub(crate) mod files;
+pub(crate) mod models;
+mod multipart;
+mod paging;
+mod stream;

@@ -1,0 +1,39 @@
+//! `/v1/models`: what requests may name.
+
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use serde_json::{Value, json};
+
+use crate::{app::App, error::ApiError};
+
+/// The bare names, then each with its format.
+pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    let queues = app.models().all().await?;
+    let mut names: Vec<String> = Vec::new();
+    for name in queues.iter().map(|queue| queue.model.clone()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.extend(queues.iter().map(ToString::to_string));
+    let data: Vec<Value> = names.iter().map(|name| model(name)).collect();
+    Ok(Json(json!({ "object": "list", "data": data })))
+}
+
+/// One of them.
+pub(crate) async fn one(
+    State(app): State<App>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    match app.models().find(&name).await? {
+        Some(_) => Ok(Json(model(&name))),
+        None => Err(ApiError::no_model(&name)),
+    }
+}
+
+/// When a model was made is not known here.
+fn model(name: &str) -> Value {
+    json!({ "id": name, "object": "model", "created": 0, "owned_by": "tritmill" })
+}

@@ -1,0 +1,100 @@
+//! Every route, with what it asks of its caller.
+
+use axum::{
+    Router,
+    extract::Request,
+    http::{HeaderValue, Method, header},
+    middleware::{self, Next},
+    response::Response,
+    routing::{MethodRouter, delete, get, post},
+};
+use tritmill_queue::store::KeyRole::{Operate, Read, Submit};
+
+use crate::{
+    access::{self, Access},
+    app::App,
+    error::ApiError,
+    health,
+    openai::{batches, completions, files, models},
+};
+
+/// A route.
+pub struct Route {
+    /// Its method.
+    pub method: Method,
+    /// Its path, as axum writes it.
+    pub path: &'static str,
+    /// Who may.
+    pub access: Access,
+    handler: fn() -> MethodRouter<App>,
+}
+
+const fn route(
+    method: Method,
+    path: &'static str,
+    access: Access,
+    handler: fn() -> MethodRouter<App>,
+) -> Route {
+    Route { method, path, access, handler }
+}
+
+const READ: Access = Access::Key(Read);
+const SUBMIT: Access = Access::Key(Submit);
+const OPERATE: Access = Access::Key(Operate);
+
+/// All of them. What is not here is not there.
+#[rustfmt::skip]
+pub const ROUTES: &[Route] = &[
+    route(Method::GET,    "/healthz",                   Access::Public, || get(health::alive)),
+    route(Method::GET,    "/readyz",                    Access::Public, || get(health::ready)),
+    route(Method::GET,    "/metrics",                   OPERATE, || get(health::metrics)),
+    route(Method::GET,    "/v1/models",                 READ,    || get(models::list)),
+    route(Method::GET,    "/v1/models/{*model}",        READ,    || get(models::one)),
+    route(Method::POST,   "/v1/chat/completions",       SUBMIT,  || post(completions::chat)),
+    route(Method::POST,   "/v1/completions",            SUBMIT,  || post(completions::text)),
+    route(Method::GET,    "/v1/files",                  READ,    || get(files::list)),
+    route(Method::POST,   "/v1/files",                  SUBMIT,  || post(files::upload)),
+    route(Method::GET,    "/v1/files/{id}",             READ,    || get(files::one)),
+    route(Method::DELETE, "/v1/files/{id}",             SUBMIT,  || delete(files::remove)),
+    route(Method::GET,    "/v1/files/{id}/content",     READ,    || get(files::content)),
+    route(Method::GET,    "/v1/batches",                READ,    || get(batches::list)),
+    route(Method::POST,   "/v1/batches",                SUBMIT,  || post(batches::create)),
+    route(Method::GET,    "/v1/batches/{id}",           READ,    || get(batches::one)),
+    route(Method::POST,   "/v1/batches/{id}/cancel",    SUBMIT,  || post(batches::cancel)),
+];
+
+/// The service.
+pub fn router(app: App) -> Router {
+    let mut router = Router::new();
+    for route in ROUTES {
+        let mut handler = (route.handler)();
+        if let Access::Key(role) = route.access {
+            let state = (app.clone(), role);
+            handler = handler.route_layer(middleware::from_fn_with_state(state, access::require));
+        }
+        router = router.route(route.path, handler);
+    }
+    router
+        .fallback(async || ApiError::no_route())
+        .method_not_allowed_fallback(async || ApiError::no_route())
+        .layer(middleware::from_fn(secure))
+        .layer(middleware::from_fn_with_state(app.clone(), health::count))
+        .with_state(app)
+}
+
+/// What browsers are told about every answer: it is data, nobody's but the caller's.
+async fn secure(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    let said = [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+    ];
+    for (name, value) in said {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
+    response
+}

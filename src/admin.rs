@@ -1,0 +1,147 @@
+//! `tritmill admin`: the HTTP side.
+
+use std::{net::SocketAddr, num::NonZeroUsize, process::ExitCode};
+
+use anyhow::Context as _;
+use clap::Args;
+use serde_json::json;
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use tritmill_admin::{App, Driver, Limits, Models, router, serve};
+use tritmill_producer::Client;
+
+use crate::{
+    options, output,
+    servers::{Given, Servers},
+    signals::Signals,
+    worker,
+};
+
+/// Connections to Postgres.
+const CONNECTIONS: u32 = 16;
+const MIB: u64 = 1 << 20;
+
+/// Serve the OpenAI-compatible API: chat completions, files, batches.
+///
+/// Any number may run side by side. Callers need a key; the first one, an operator's, is printed when
+/// the first admin of a database starts, and more are made by `tritmill keys create`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill admin --redis redis://localhost --database postgres://tritmill@localhost/tritmill
+  tritmill admin --listen 0.0.0.0:8080 --max-batch-lines 1000000 --max-file-mib 2000
+  curl http://127.0.0.1:8080/v1/models -H 'Authorization: Bearer tm-…'
+
+Exit codes:
+  0 stopped, 1 could not start")]
+pub struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    /// Print the address, and the first key if it was made now, as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+/// What is served, and where.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "HTTP API")]
+pub struct Options {
+    /// Where the API is served
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    #[command(flatten)]
+    limits: LimitOptions,
+}
+
+/// What callers may ask for.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "HTTP API")]
+pub struct LimitOptions {
+    /// Largest file that may be uploaded, in MiB
+    #[arg(long, value_name = "MIB", default_value = "200", value_parser = options::up_to::<1_048_576>)]
+    max_file_mib: NonZeroUsize,
+    /// Most lines of a batch
+    #[arg(long, value_name = "N", default_value = "50000", value_parser = options::up_to::<100_000_000>)]
+    max_batch_lines: NonZeroUsize,
+}
+
+impl LimitOptions {
+    /// The limits of a service.
+    pub fn limits(&self) -> Limits {
+        Limits {
+            file_bytes_max: self.max_file_mib.get() as u64 * MIB,
+            batch_lines_max: self.max_batch_lines.get() as u64,
+            ..Limits::default()
+        }
+    }
+}
+
+/// A service that runs.
+pub struct Running {
+    stop: watch::Sender<bool>,
+    tasks: [JoinHandle<()>; 2],
+}
+
+impl Running {
+    /// Lets requests finish, lets go of batches, and ends.
+    pub async fn stop(self) {
+        // Both may have ended.
+        let _ = self.stop.send(true);
+        for task in self.tasks {
+            let _ = task.await;
+        }
+    }
+}
+
+/// The service over both servers.
+pub async fn of_servers(servers: Given<'_>, limits: Limits) -> anyhow::Result<App> {
+    let store = servers.store_with(CONNECTIONS).await?;
+    let client = Client::of_servers(store.clone(), servers.dispatcher()?);
+    let models = Models::registered(store.clone());
+    Ok(App::new(client, store, models, limits))
+}
+
+/// Starts a service; prints its first key, if it has none yet.
+pub async fn start(app: App, listen: SocketAddr, as_json: bool) -> anyhow::Result<Running> {
+    let listener = TcpListener::bind(listen).await.context("--listen")?;
+    let address = listener.local_addr().context("--listen")?;
+    let first = app.first_key().await.context("cannot make the first key")?;
+    let first = first.as_ref().map(tritmill_admin::Secret::reveal);
+    let (stop, stopped) = watch::channel(false);
+    let mut told = stopped.clone();
+    let until = async move {
+        // Nobody who could say so is left: that is a stop too.
+        let _ = told.wait_for(|stop| *stop).await;
+    };
+    let driver = Driver::new(app.clone(), worker::owner());
+    let tasks =
+        [tokio::spawn(serve(listener, router(app), until)), tokio::spawn(driver.run(stopped))];
+    if as_json {
+        output::line(json!({ "listen": address.to_string(), "first_key": first }))?;
+    } else if let Some(secret) = first {
+        eprintln!("the first key, an operator's; it is shown this once:");
+        output::line(secret)?;
+    }
+    eprintln!("admin serves http://{address}/v1");
+    Ok(Running { stop, tasks })
+}
+
+/// Runs the command.
+pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let servers = arguments.servers.needed()?;
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    runtime.block_on(async {
+        let mut signals = Signals::listen().context("cannot listen for signals")?;
+        let Options { listen, limits } = &arguments.options;
+        let app = of_servers(servers, limits.limits()).await?;
+        let running = start(app, *listen, arguments.json).await?;
+        signals.next().await;
+        eprintln!("stopping: requests that run finish first; once more to stop at once");
+        tokio::select! {
+            () = running.stop() => {}
+            () = signals.next() => {}
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}

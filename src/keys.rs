@@ -1,0 +1,133 @@
+//! `tritmill keys`: who may use the API.
+
+use std::{process::ExitCode, sync::Arc};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Subcommand};
+use serde_json::json;
+use tritmill_admin::new_key;
+use tritmill_queue::{
+    Tenant,
+    store::{ApiKey, KeyRole, Keys as _, PostgresStore},
+};
+use uuid::Uuid;
+
+use crate::{output, servers::Servers};
+
+/// Make, list and revoke API keys.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a key and print its secret, which is shown this once
+    Create(Create),
+    /// List keys, without their secrets
+    List(Servers),
+    /// Revoke keys: they open nothing from now on
+    Revoke(Revoke),
+}
+
+/// Make a key.
+///
+/// Each role includes the one before it: read sees what is the tenant's, submit asks for work,
+/// operate runs the service.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill keys create --tenant acme --role submit --name 'nightly reports'
+  export OPENAI_API_KEY=$(tritmill keys create)")]
+pub struct Create {
+    /// Whose requests it makes
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    tenant: String,
+    /// What it allows
+    #[arg(long, default_value = "submit", value_parser = ["read", "submit", "operate"])]
+    role: String,
+    /// What people call it
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    name: String,
+    /// Print id, tenant, role and secret as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+/// Revoke keys.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill keys list
+  tritmill keys revoke 019aa0de-3f5c-7d61-b8f7-2c7f1d9b7c11")]
+pub struct Revoke {
+    /// Ids, as `keys list` prints them
+    #[arg(required = true, value_name = "ID")]
+    ids: Vec<Uuid>,
+    #[command(flatten)]
+    servers: Servers,
+}
+
+async fn store(servers: &Servers) -> anyhow::Result<Arc<PostgresStore>> {
+    let store = PostgresStore::connect(servers.database()?).await;
+    Ok(Arc::new(store.context("cannot use the database")?))
+}
+
+/// Runs the command.
+pub fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    runtime.block_on(async {
+        match command {
+            Command::Create(arguments) => create(arguments).await,
+            Command::List(servers) => list(&servers).await,
+            Command::Revoke(arguments) => revoke(&arguments).await,
+        }
+    })
+}
+
+async fn create(arguments: Create) -> anyhow::Result<ExitCode> {
+    if arguments.tenant.is_empty() {
+        bail!("--tenant must not be empty");
+    }
+    let store = store(&arguments.servers).await?;
+    let role: KeyRole = arguments.role.parse()?;
+    let (key, secret) = new_key(Tenant(arguments.tenant), role, &arguments.name);
+    store.add_key(&key, &secret.hash()).await.context("cannot keep the key")?;
+    match arguments.json {
+        true => output::line(json!({
+            "id": key.id,
+            "tenant": key.tenant,
+            "role": role.as_str(),
+            "secret": secret.reveal(),
+        }))?,
+        false => output::line(secret.reveal())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(servers: &Servers) -> anyhow::Result<ExitCode> {
+    for key in store(servers).await?.keys().await.context("cannot list the keys")? {
+        let ApiKey { id, tenant, role, name, created_at, revoked_at } = key;
+        output::line(json!({
+            "id": id,
+            "tenant": tenant,
+            "role": role.as_str(),
+            "name": name,
+            "created_at": created_at.seconds(),
+            "revoked_at": revoked_at.map(|at| at.seconds()),
+        }))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
+    let store = store(&arguments.servers).await?;
+    let mut code = ExitCode::SUCCESS;
+    for id in &arguments.ids {
+        match store.revoke_key(*id).await.context("cannot revoke")? {
+            true => eprintln!("{id} is revoked"),
+            false => {
+                eprintln!("{id} is no key that opens anything");
+                code = ExitCode::from(2);
+            }
+        }
+    }
+    Ok(code)
+}

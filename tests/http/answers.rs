@@ -1,0 +1,178 @@
+//! Who waits for an answer, whole or in pieces.
+
+use std::{io::Read as _, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{
+    fleet::{Fleet, eventually},
+    rig::Admin,
+};
+
+fn question() -> Value {
+    json!({
+        "model": "demo",
+        "messages": [{ "role": "user", "content": "Paid on the 3rd of March, 2024" }],
+        "temperature": 0,
+        "max_tokens": 16,
+    })
+}
+
+/// The question with some fields changed.
+fn asking(change: Value) -> Value {
+    let mut body = question();
+    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn a_caller_is_answered_whole_and_in_pieces() {
+    let fleet = Fleet::start();
+    let _worker = fleet.worker(&[]);
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let models = caller.get("/v1/models").json();
+    let names: Vec<&str> = models["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|model| model["id"].as_str())
+        .collect();
+    assert_eq!(names, ["demo", "demo@i2_s"]);
+    assert_eq!(caller.get("/v1/models/demo").json()["object"], "model");
+    assert_eq!(caller.get("/v1/models/x/y").error(), (404, "model_not_found".to_owned()));
+
+    let whole = caller.post("/v1/chat/completions", &question());
+    assert_eq!(whole.status, 200, "{}", whole.text());
+    let whole = whole.json();
+    assert_eq!(whole["object"], "chat.completion");
+    assert_eq!(whole["choices"][0]["message"]["content"], "2024-03-03");
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+    let usage = &whole["usage"];
+    assert!(usage["completion_tokens"].as_u64() > Some(0), "{usage}");
+
+    let options = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    let streamed = caller.post("/v1/chat/completions", &asking(options));
+    assert_eq!(streamed.header("content-type"), Some("text/event-stream"));
+    let mut events = streamed.events();
+    assert_eq!(events.pop().unwrap(), "[DONE]");
+    let events: Vec<Value> =
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect();
+    assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+    let text: String = events
+        .iter()
+        .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
+        .collect();
+    assert_eq!(text, "2024-03-03");
+    let [.., finish, last] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!(finish["choices"][0]["finish_reason"], "stop");
+    assert_eq!((&last["usage"], &last["choices"]), (usage, &json!([])));
+
+    let body =
+        json!({ "model": "demo@i2_s", "prompt": "Paid", "n": 2, "max_tokens": 4, "seed": 1 });
+    let plain = caller.post("/v1/completions", &body).json();
+    assert_eq!(plain["object"], "text_completion");
+    let mut body = body;
+    body["stream"] = json!(true);
+    let streamed = caller.post("/v1/completions", &body);
+    for choice in 0..2 {
+        let text: String = streamed
+            .events()
+            .iter()
+            .filter_map(|event| serde_json::from_str::<Value>(event).ok())
+            .filter(|event| event["choices"][0]["index"] == choice)
+            .filter_map(|event| event["choices"][0]["text"].as_str().map(str::to_owned))
+            .collect();
+        assert_eq!(plain["choices"][choice]["text"], text);
+    }
+    let metrics = caller.get("/metrics").text();
+    assert!(metrics.contains("route=\"/v1/chat/completions\",status=\"200\"} 2"), "{metrics}");
+}
+
+#[test]
+fn what_cannot_be_answered_is_refused_by_name() {
+    let fleet = Fleet::start();
+    let _worker = fleet.worker(&[]);
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let refused = |change: Value, status: u16, code: &str, param: Value| {
+        let answer = caller.post("/v1/chat/completions", &asking(change.clone()));
+        assert_eq!(answer.error(), (status, code.to_owned()), "{change}");
+        assert_eq!(answer.json()["error"]["param"], param, "{change}");
+    };
+    refused(json!({ "model": "none" }), 404, "model_not_found", json!("model"));
+    refused(json!({ "model": null }), 400, "missing_field", json!("model"));
+    refused(json!({ "color": 1 }), 400, "unknown_parameter", json!("color"));
+    refused(json!({ "temperature": 9 }), 400, "invalid_value", json!("temperature"));
+    refused(json!({ "messages": [] }), 400, "invalid_value", json!("messages"));
+    let streamed = json!({ "stream": true, "logprobs": true });
+    refused(streamed, 400, "unsupported_value", json!("logprobs"));
+    // Only the worker knows: an answer in pieces that has none yet is refused by its status too.
+    let long = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
+    for stream in [false, true] {
+        let change = json!({ "messages": long, "stream": stream });
+        refused(change, 400, "context_length_exceeded", json!("messages"));
+    }
+    let not_json = caller.request("POST", "/v1/completions", "application/json", b"{");
+    assert_eq!(not_json.error(), (400, "invalid_json".to_owned()));
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let fleet = Fleet::start();
+    drop(fleet.worker(&[]));
+    let admin = Admin::start(&fleet, &[]);
+    assert_eq!(fleet.run(&["queue", "limit", "demo@i2_s", "1"]).0, Some(0));
+    let caller = admin.first();
+    // Nobody answers: the first is taken, for it finds an empty queue, and waits.
+    let head = caller.head("POST", "/v1/chat/completions", "Content-Length: {}\r\n");
+    let body = question().to_string();
+    let first = head.replace("{}", &body.len().to_string()) + &body;
+    let waiting = caller.open(first.as_bytes());
+    eventually("the first waits", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
+    eventually("the queue is full", || {
+        let second = caller.post("/v1/chat/completions", &question());
+        second.status == 429
+            && second.header("retry-after").is_some_and(|seconds| seconds.parse::<u64>().is_ok())
+    });
+    drop(waiting);
+}
+
+#[test]
+fn a_caller_that_hangs_up_cancels_its_job() {
+    let fleet = Fleet::start();
+    drop(fleet.worker(&[]));
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    for stream in [false, true] {
+        let body = asking(json!({ "stream": stream })).to_string();
+        let length = format!("Content-Length: {}\r\n", body.len());
+        let request = caller.head("POST", "/v1/chat/completions", &length) + &body;
+        let waiting = caller.open(request.as_bytes());
+        let count =
+            |state: &str| fleet.sql(&format!("SELECT count(*) FROM jobs WHERE state = '{state}'"));
+        eventually("the job waits", || count("queued").trim() == "1");
+        drop(waiting);
+        eventually("it is cancelled", || count("queued").trim() == "0");
+    }
+    assert_eq!(fleet.sql("SELECT count(*) FROM jobs WHERE state = 'cancelled'").trim(), "2");
+}
+
+#[test]
+fn an_admin_that_stops_lets_a_request_finish() {
+    let fleet = Fleet::start();
+    let mut admin = Admin::start(&fleet, &[]);
+    drop(fleet.worker(&[]));
+    let caller = admin.first();
+    let body = question().to_string();
+    let length = format!("Content-Length: {}\r\n", body.len());
+    let request = caller.head("POST", "/v1/chat/completions", &length) + &body;
+    let mut waiting = caller.open(request.as_bytes());
+    eventually("the job waits", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
+    admin.signal(tritmill_servers::Signal::Terminate);
+    let _worker = fleet.worker(&[]);
+    let mut answer = String::new();
+    waiting.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("200 OK") && answer.contains("2024-03-03"), "{answer}");
+    assert_eq!(admin.wait(Duration::from_secs(30)), Some(0));
+}

@@ -1,0 +1,93 @@
+//! A hostile client gets typed errors within bounds, and others are served.
+
+use std::{
+    io::{Read as _, Write as _},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    fleet::Fleet,
+    rig::{Admin, Caller},
+};
+
+/// A form with this content, whatever its length.
+fn form(caller: &Caller, body: &[u8]) -> (u16, String) {
+    caller.request("POST", "/v1/files", "multipart/form-data; boundary=x", body).error()
+}
+
+#[test]
+fn malformed_requests_get_typed_errors() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &["--max-file-mib", "1"]);
+    let caller = admin.first();
+    let part = |name: &str, rest: &str| {
+        format!("--x\r\nContent-Disposition: form-data; name=\"{name}\"{rest}\r\n")
+    };
+    for (body, code) in [
+        (String::new(), "invalid_multipart"),
+        ("nonsense".to_owned(), "invalid_multipart"),
+        ("--x--\r\n".to_owned(), "missing_field"),
+        (part("purpose", "\r\n\r\nbatch") + "--x--\r\n", "missing_field"),
+        (part("purpose", "\r\n\r\nfine-tune") + "--x--\r\n", "unsupported_value"),
+        (part("color", "\r\n\r\nred") + "--x--\r\n", "unknown_parameter"),
+        (part("purpose", &format!("\r\n\r\n{}", "x".repeat(5000))) + "--x--\r\n", "invalid_value"),
+        (part("file", "; filename=\"../../etc/passwd\"\r\n\r\n{}"), "invalid_multipart"),
+    ] {
+        assert_eq!(form(&caller, body.as_bytes()), (400, code.to_owned()), "{body:.80}");
+    }
+    let large = part("file", "; filename=\"a\"\r\n\r\n") + &"x".repeat(2 << 20) + "\r\n--x--\r\n";
+    assert_eq!(form(&caller, large.as_bytes()), (413, "too_large".to_owned()));
+    let plain = caller.request("POST", "/v1/files", "text/plain", b"x");
+    assert_eq!(plain.error(), (400, "invalid_content_type".to_owned()));
+    for path in
+        ["/v1/files/..%2f..%2fetc%2fpasswd", "/v1/files/file-'%20OR%201=1", "/v1/batches/%00"]
+    {
+        assert_eq!(caller.get(path).error(), (404, "not_found".to_owned()), "{path}");
+    }
+    for query in ["limit=0", "limit=x", "after=;DROP", "order=up", "purpose=x", "color=red"] {
+        assert_eq!(caller.get(&format!("/v1/files?{query}")).status, 400, "{query}");
+    }
+    let deep = "[".repeat(100_000);
+    let bomb = caller.request("POST", "/v1/completions", "application/json", deep.as_bytes());
+    assert_eq!(bomb.error(), (400, "invalid_json".to_owned()));
+    let wide = format!("{{\"prompt\":\"{}\"}}", "x".repeat(5 << 20));
+    let large = caller.request("POST", "/v1/completions", "application/json", wide.as_bytes());
+    assert_eq!(large.error(), (413, "too_large".to_owned()));
+    let long = caller.head("GET", "/v1/models", &format!("X-Long: {}\r\n", "x".repeat(100_000)));
+    assert_eq!(caller.send(long.as_bytes()).status, 431);
+    let many = caller.head("GET", "/v1/models", &"X-Many: 1\r\n".repeat(200));
+    assert_eq!(caller.send(many.as_bytes()).status, 431);
+    assert_eq!(caller.get("/v1/models").status, 200, "others are served");
+    assert_eq!(fleet.rows(&["files"]), 0, "nothing of it is left");
+}
+
+#[test]
+fn a_form_that_never_gets_to_the_point_is_cut_off() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let before = admin.resident_kb();
+    let body = format!("--x\r\nX-Long: {}", "x".repeat(64 << 20));
+    let (status, _) = form(&caller, body.as_bytes());
+    assert_eq!(status, 400);
+    let grown = admin.resident_kb().saturating_sub(before);
+    assert!(grown < 30_000, "{grown} kB");
+}
+
+#[test]
+fn slow_heads_are_hung_up_on_while_others_are_served() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let mut slow: Vec<_> =
+        (0..100).map(|_| caller.open(b"GET /v1/models HTTP/1.1\r\nX-")).collect();
+    let started = Instant::now();
+    assert_eq!(caller.get("/v1/models").status, 200);
+    assert!(started.elapsed() < Duration::from_secs(5));
+    let mut said = Vec::new();
+    // What it says of that, if anything; then the connection is gone.
+    let _ = slow[0].read_to_end(&mut said);
+    assert!(started.elapsed() < Duration::from_secs(40));
+    let _ = slow[0].write_all(b"a: b\r\n\r\n");
+    assert!(!String::from_utf8_lossy(&said).contains("200 OK"));
+}

@@ -1,0 +1,14 @@
+//! The HTTP API over real servers, a real worker and the demo model.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+mod access;
+mod answers;
+mod batches;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../support/fleet.rs"]
+mod fleet;
+mod hostile;
+mod openai;
+mod rig;

@@ -1,0 +1,95 @@
+"""Does what people do with the openai package; fails with the first thing that is not as it says."""
+
+import io
+import json
+import time
+
+import openai
+
+client = openai.OpenAI(max_retries=0)
+QUESTION = [{"role": "user", "content": "Paid on the 3rd of March, 2024"}]
+
+
+def refused(kind, call):
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+assert [model.id for model in client.models.list()] == ["demo", "demo@i2_s"]
+assert client.models.retrieve("demo").owned_by == "tritmill"
+
+whole = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0, max_tokens=16)
+assert whole.choices[0].message.content == "2024-03-03", whole
+assert whole.usage.total_tokens > 0
+
+pieces = list(
+    client.chat.completions.create(
+        model="demo", messages=QUESTION, temperature=0, max_tokens=16,
+        stream=True, stream_options={"include_usage": True},
+    )
+)
+text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+assert text == "2024-03-03", pieces
+assert pieces[-1].usage == whole.usage, pieces[-1]
+
+plain = client.completions.create(model="demo", prompt="Paid", max_tokens=4, seed=1)
+pieces = client.completions.create(model="demo", prompt="Paid", max_tokens=4, seed=1, stream=True)
+assert "".join(piece.choices[0].text for piece in pieces) == plain.choices[0].text
+
+ask = client.chat.completions.create
+error = refused(openai.NotFoundError, lambda: ask(model="none", messages=QUESTION))
+assert error.code == "model_not_found" and error.param == "model", error
+error = refused(openai.BadRequestError, lambda: ask(model="demo", messages=QUESTION, temperature=9))
+assert error.param == "temperature", error
+long = [{"role": "user", "content": "x " * 20000}]
+refused(openai.BadRequestError, lambda: ask(model="demo", messages=long))
+refused(openai.BadRequestError, lambda: ask(model="demo", messages=long, stream=True))
+stranger = openai.OpenAI(api_key="tm-0", max_retries=0)
+refused(openai.AuthenticationError, lambda: stranger.models.list())
+
+lines = [
+    {
+        "custom_id": f"q{day}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {
+            "model": "demo",
+            "messages": [{"role": "user", "content": f"Paid on March {day}, 2024"}],
+            "temperature": 0,
+            "max_tokens": 16,
+        },
+    }
+    for day in range(1, 21)
+]
+content = "\n".join(json.dumps(line) for line in lines).encode()
+uploaded = client.files.create(file=("in.jsonl", io.BytesIO(content)), purpose="batch")
+assert uploaded.bytes == len(content) and uploaded.purpose == "batch", uploaded
+assert client.files.retrieve(uploaded.id) == uploaded
+assert client.files.content(uploaded.id).read() == content
+batch = client.batches.create(
+    input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h",
+    metadata={"month": "march"},
+)
+started = time.monotonic()
+while batch.status not in ("completed", "failed", "expired", "cancelled"):
+    assert time.monotonic() - started < 120, batch
+    time.sleep(0.1)
+    batch = client.batches.retrieve(batch.id)
+assert batch.status == "completed" and batch.error_file_id is None, batch
+assert (batch.request_counts.completed, batch.request_counts.total) == (20, 20), batch
+assert batch.metadata == {"month": "march"}
+answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+dates = {a["custom_id"]: a["response"]["body"]["choices"][0]["message"]["content"] for a in answers}
+assert dates == {f"q{day}": f"2024-03-{day:02}" for day in range(1, 21)}, dates
+assert [listed.id for listed in client.batches.list(limit=1)] == [batch.id]
+names = [listed.id for listed in client.files.list(limit=1)]
+assert sorted(names) == sorted([uploaded.id, batch.output_file_id]), names
+error = refused(openai.BadRequestError, lambda: client.batches.cancel(batch.id))
+assert error.code == "invalid_state", error
+assert client.files.delete(uploaded.id).deleted
+refused(openai.NotFoundError, lambda: client.files.retrieve(uploaded.id))
+refused(openai.NotFoundError, lambda: client.batches.retrieve("batch_0"))
+print("served")
