@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
-use tritmill_admin::{App, Driver, Limits, Models, router, serve};
+use tritmill_admin::{App, Driver, Limits, Models, Secret, router, serve};
 use tritmill_producer::Client;
 
 use crate::{
@@ -79,11 +79,30 @@ impl LimitOptions {
 
 /// A service that runs.
 pub struct Running {
+    /// Where.
+    pub address: SocketAddr,
+    /// If it was made now.
+    pub first_key: Option<Secret>,
     stop: watch::Sender<bool>,
     tasks: [JoinHandle<()>; 2],
 }
 
 impl Running {
+    /// Says where it is, and the first key, which is shown this once.
+    pub fn announce(&self) -> std::io::Result<()> {
+        if let Some(secret) = &self.first_key {
+            eprintln!("the first key, an operator's; it is shown this once:");
+            output::line(secret.reveal())?;
+        }
+        eprintln!("admin serves http://{}/v1", self.address);
+        Ok(())
+    }
+
+    /// The same for programs.
+    pub fn first_key(&self) -> Option<&str> {
+        self.first_key.as_ref().map(Secret::reveal)
+    }
+
     /// Lets requests finish, lets go of batches, and ends.
     pub async fn stop(self) {
         // Both may have ended.
@@ -102,12 +121,12 @@ pub async fn of_servers(servers: Given<'_>, limits: Limits) -> anyhow::Result<Ap
     Ok(App::new(client, store, models, limits))
 }
 
-/// Starts a service; prints its first key, if it has none yet.
-pub async fn start(app: App, listen: SocketAddr, as_json: bool) -> anyhow::Result<Running> {
-    let listener = TcpListener::bind(listen).await.context("--listen")?;
-    let address = listener.local_addr().context("--listen")?;
-    let first = app.first_key().await.context("cannot make the first key")?;
-    let first = first.as_ref().map(tritmill_admin::Secret::reveal);
+/// Starts a service, and makes its first key if it has none yet.
+pub async fn start(app: App, listen: SocketAddr) -> anyhow::Result<Running> {
+    let listener = TcpListener::bind(listen).await;
+    let listener = listener.with_context(|| format!("cannot listen at {listen}"))?;
+    let address = listener.local_addr().context("the listener has no address")?;
+    let first_key = app.first_key().await.context("cannot make the first key")?;
     let (stop, stopped) = watch::channel(false);
     let mut told = stopped.clone();
     let until = async move {
@@ -117,14 +136,7 @@ pub async fn start(app: App, listen: SocketAddr, as_json: bool) -> anyhow::Resul
     let driver = Driver::new(app.clone(), worker::owner());
     let tasks =
         [tokio::spawn(serve(listener, router(app), until)), tokio::spawn(driver.run(stopped))];
-    if as_json {
-        output::line(json!({ "listen": address.to_string(), "first_key": first }))?;
-    } else if let Some(secret) = first {
-        eprintln!("the first key, an operator's; it is shown this once:");
-        output::line(secret)?;
-    }
-    eprintln!("admin serves http://{address}/v1");
-    Ok(Running { stop, tasks })
+    Ok(Running { address, first_key, stop, tasks })
 }
 
 /// Runs the command.
@@ -135,7 +147,13 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
         let Options { listen, limits } = &arguments.options;
         let app = of_servers(servers, limits.limits()).await?;
-        let running = start(app, *listen, arguments.json).await?;
+        let running = start(app, *listen).await?;
+        if arguments.json {
+            let listen = running.address.to_string();
+            output::line(json!({ "listen": listen, "first_key": running.first_key() }))?;
+        } else {
+            running.announce()?;
+        }
         signals.next().await;
         eprintln!("stopping: requests that run finish first; once more to stop at once");
         tokio::select! {

@@ -1,6 +1,6 @@
 //! `tritmill keys`: who may use the API.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
@@ -8,7 +8,7 @@ use serde_json::json;
 use tritmill_admin::new_key;
 use tritmill_queue::{
     Tenant,
-    store::{ApiKey, KeyRole, Keys as _, PostgresStore},
+    store::{ApiKey, KeyRole, Keys, PostgresStore, SqliteStore},
 };
 use uuid::Uuid;
 
@@ -20,7 +20,7 @@ pub enum Command {
     /// Make a key and print its secret, which is shown this once
     Create(Create),
     /// List keys, without their secrets
-    List(Servers),
+    List(List),
     /// Revoke keys: they open nothing from now on
     Revoke(Revoke),
 }
@@ -48,7 +48,18 @@ pub struct Create {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    servers: Servers,
+    keeper: Keeper,
+}
+
+/// List keys.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill keys list --database postgres://tritmill@localhost/tritmill
+  tritmill keys list --store tritmill.sqlite")]
+pub struct List {
+    #[command(flatten)]
+    keeper: Keeper,
 }
 
 /// Revoke keys.
@@ -62,12 +73,31 @@ pub struct Revoke {
     #[arg(required = true, value_name = "ID")]
     ids: Vec<Uuid>,
     #[command(flatten)]
-    servers: Servers,
+    keeper: Keeper,
 }
 
-async fn store(servers: &Servers) -> anyhow::Result<Arc<PostgresStore>> {
-    let store = PostgresStore::connect(servers.database()?).await;
-    Ok(Arc::new(store.context("cannot use the database")?))
+/// Where the keys are kept.
+#[derive(Debug, Args)]
+pub struct Keeper {
+    #[command(flatten)]
+    servers: Servers,
+    /// The file of a standalone service without servers
+    #[arg(long, value_name = "FILE", help_heading = "Servers", conflicts_with = "database")]
+    store: Option<PathBuf>,
+}
+
+impl Keeper {
+    async fn open(&self) -> anyhow::Result<Box<dyn Keys>> {
+        let Some(file) = &self.store else {
+            let store = PostgresStore::connect(self.servers.database()?).await;
+            return Ok(Box::new(store.context("cannot use the database")?));
+        };
+        if !file.exists() {
+            bail!("there is no {}", file.display());
+        }
+        let store = SqliteStore::open(file).await;
+        Ok(Box::new(store.with_context(|| format!("cannot use {}", file.display()))?))
+    }
 }
 
 /// Runs the command.
@@ -76,7 +106,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     runtime.block_on(async {
         match command {
             Command::Create(arguments) => create(arguments).await,
-            Command::List(servers) => list(&servers).await,
+            Command::List(arguments) => list(&arguments.keeper).await,
             Command::Revoke(arguments) => revoke(&arguments).await,
         }
     })
@@ -86,7 +116,7 @@ async fn create(arguments: Create) -> anyhow::Result<ExitCode> {
     if arguments.tenant.is_empty() {
         bail!("--tenant must not be empty");
     }
-    let store = store(&arguments.servers).await?;
+    let store = arguments.keeper.open().await?;
     let role: KeyRole = arguments.role.parse()?;
     let (key, secret) = new_key(Tenant(arguments.tenant), role, &arguments.name);
     store.add_key(&key, &secret.hash()).await.context("cannot keep the key")?;
@@ -102,8 +132,8 @@ async fn create(arguments: Create) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn list(servers: &Servers) -> anyhow::Result<ExitCode> {
-    for key in store(servers).await?.keys().await.context("cannot list the keys")? {
+async fn list(keeper: &Keeper) -> anyhow::Result<ExitCode> {
+    for key in keeper.open().await?.keys().await.context("cannot list the keys")? {
         let ApiKey { id, tenant, role, name, created_at, revoked_at } = key;
         output::line(json!({
             "id": id,
@@ -118,7 +148,7 @@ async fn list(servers: &Servers) -> anyhow::Result<ExitCode> {
 }
 
 async fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
-    let store = store(&arguments.servers).await?;
+    let store = arguments.keeper.open().await?;
     let mut code = ExitCode::SUCCESS;
     for id in &arguments.ids {
         match store.revoke_key(*id).await.context("cannot revoke")? {

@@ -50,7 +50,7 @@ enum Command {
     /// Make, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
-    /// Migrate the database and answer the jobs of a queue, in one process
+    /// Serve the API and answer its requests, in one process, with servers or without
     Standalone(Box<standalone::Arguments>),
     /// Bring the database's tables up to date
     Migrate(migrate::Arguments),

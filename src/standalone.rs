@@ -1,30 +1,180 @@
-//! `tritmill standalone`: a whole service in one process, beside Redis and Postgres.
+//! `tritmill standalone`: a whole service in one process, beside Redis and Postgres or without.
 
-use std::process::ExitCode;
+use std::{
+    fs::{File, TryLockError},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
 
+use anyhow::{Context as _, bail};
 use clap::Args;
+use serde_json::{Map, Value, json};
+use tokio::{runtime::Runtime, sync::mpsc};
+use tritmill_admin::{App, Models};
+use tritmill_producer::Client;
+use tritmill_queue::{
+    QueueName, dispatch::MemoryDispatcher, events::MemoryEvents, store::SqliteStore,
+};
+use tritmill_worker::{Served, Vitals, Worker};
 
-use crate::{migrate, worker};
+use crate::{
+    admin::{self, LimitOptions, Running},
+    migrate,
+    servers::Given,
+    signals::Signals,
+    worker::{self, Ready},
+};
 
-/// Bring the database up to date, then answer the jobs of a queue: `migrate` and `worker` in one.
+/// Entries the dispatcher holds at most; the store holds the rest.
+const DISPATCH_LIMIT: usize = 1 << 16;
+
+/// Serve the OpenAI-compatible API, and answer its requests: `admin` and `worker` in one process.
 ///
-/// For one machine, or the first of many: more workers may join at any time.
+/// With Redis and Postgres, which it migrates, it is the first of many: more workers and admins may
+/// join at any time. Without, a file keeps jobs, batches and keys, and this process is all there is.
 #[derive(Debug, Args)]
 #[group(id = "standalone")]
 #[command(after_help = "\
 Examples:
+  tritmill standalone                         # no server: everything in ./tritmill.sqlite
   tritmill standalone --redis redis://localhost --database postgres://tritmill@localhost/tritmill
-  tritmill standalone --model ./bitnet-2b --format tl2 --listen 0.0.0.0:9100
+  tritmill standalone --model ./bitnet-2b --format tl2 --api 0.0.0.0:8080 --listen 0.0.0.0:9100
 
 Exit codes:
   0 drained, 1 could not start, or the engine failed")]
 pub struct Arguments {
+    /// Where the API is served
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    #[arg(help_heading = "HTTP API")]
+    api: SocketAddr,
+    #[command(flatten)]
+    limits: LimitOptions,
+    /// Without servers: the file that keeps jobs, batches and keys
+    #[arg(long, value_name = "FILE", default_value = "tritmill.sqlite")]
+    #[arg(help_heading = "Servers")]
+    store: PathBuf,
     #[command(flatten)]
     worker: worker::Arguments,
 }
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    migrate::up(arguments.worker.servers()?.database_url(), None)?;
-    worker::run(arguments.worker)
+    let runtime = Runtime::new().context("cannot start the async runtime")?;
+    match arguments.worker.servers_given()? {
+        None => runtime.block_on(embedded(arguments)),
+        Some(servers) => {
+            let running = runtime.block_on(beside_servers(&runtime, &arguments, servers))?;
+            let beside = beside(&running, arguments.worker.json)?;
+            let ended = worker::run_beside(arguments.worker, beside);
+            runtime.block_on(running.stop());
+            ended
+        }
+    }
+}
+
+/// Migrates the database and starts the API.
+async fn beside_servers(
+    runtime: &Runtime,
+    arguments: &Arguments,
+    servers: Given<'_>,
+) -> anyhow::Result<Running> {
+    let url = servers.database_url().to_owned();
+    // It has a runtime of its own.
+    let migrated = runtime.spawn_blocking(move || migrate::up(&url, None));
+    migrated.await.context("migrating failed")??;
+    let app = admin::of_servers(servers, arguments.limits.limits()).await?;
+    admin::start(app, arguments.api).await
+}
+
+/// What the worker's JSON says of the API; without JSON it is said here.
+fn beside(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Value>> {
+    if !as_json {
+        running.announce()?;
+        return Ok(Map::new());
+    }
+    let said = [
+        ("api".to_owned(), json!(running.address.to_string())),
+        ("first_key".to_owned(), json!(running.first_key())),
+    ];
+    Ok(said.into_iter().collect())
+}
+
+/// Everything in this process and one file.
+async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::listen().context("cannot listen for signals")?;
+    let _lock = lock(&arguments.store)?;
+    let opened = SqliteStore::open(&arguments.store).await;
+    let store = opened.with_context(|| format!("cannot use {}", arguments.store.display()))?;
+    // The lock is ours, so whoever held anything is gone.
+    store.hand_back_all().await.context("cannot take over the store")?;
+    let options = arguments.worker.capacity.apply(arguments.worker.run.engine());
+    let format = options.format.to_string();
+    let opened = tokio::select! {
+        biased;
+        () = signals.next() => return Ok(ExitCode::SUCCESS),
+        opened = worker::open(arguments.worker.model.clone(), options) => opened,
+    };
+    let (model, engine) = opened?;
+    let name = arguments.worker.name.clone().unwrap_or_else(|| model.name().to_owned());
+    let queue = QueueName { model: name.clone(), format };
+    let class = engine.backend().numerics_class().to_owned();
+    register_class(&store, &queue, &class).await?;
+    let store = Arc::new(store);
+    let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
+    let events = Arc::new(MemoryEvents::default());
+    let client = Client::new(store.clone(), dispatcher.clone()).hearing(events.clone());
+    let models = Models::fixed(vec![queue.clone()]);
+    let app = App::new(client, store.clone(), models, arguments.limits.limits());
+    let running = admin::start(app, arguments.api).await?;
+    // Nobody listens: what is committed is counted by the vitals.
+    let (committed, _) = mpsc::unbounded_channel();
+    let worker = Worker {
+        store: store.clone(),
+        dispatcher,
+        operations: None,
+        events: Some(events),
+        served: Arc::new(Served::new(model, name, class)),
+        config: arguments.worker.config(queue),
+        committed,
+        vitals: Arc::new(Vitals::default()),
+    };
+    let worker::Arguments { listen, json, .. } = arguments.worker;
+    let beside = beside(&running, json)?;
+    let ended = Ready { worker, engine, listen, json, beside }.serve(signals).await;
+    running.stop().await;
+    store.close().await;
+    ended
+}
+
+/// One process at a time.
+fn lock(store: &Path) -> anyhow::Result<File> {
+    let mut path = store.as_os_str().to_owned();
+    path.push("-lock");
+    let path = PathBuf::from(path);
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            bail!("{} is another process's: stop that, or give another --store", store.display())
+        }
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
+    }
+}
+
+/// Gives a queue its numerics class, or confirms it: its answers must not depend on when they were
+/// asked for.
+async fn register_class(store: &SqliteStore, queue: &QueueName, class: &str) -> anyhow::Result<()> {
+    let fact = format!("numerics class of {queue}");
+    match store.fact(&fact).await.context("cannot read the store")? {
+        None => store.set_fact(&fact, class).await.context("cannot write the store"),
+        Some(known) if known == class => Ok(()),
+        Some(known) => bail!(
+            "queue {queue} has numerics class '{known}', not '{class}': give the model another --name"
+        ),
+    }
 }

@@ -6,7 +6,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -51,36 +51,36 @@ Exit codes:
   0 drained, 1 could not start, or the engine or the pages at --listen failed")]
 pub struct Arguments {
     #[command(flatten)]
-    model: ModelOption,
+    pub model: ModelOption,
     /// Name of the model's queue [default: the folder's or file's]
     #[arg(long, value_name = "NAME", value_parser = options::model_name)]
-    name: Option<String>,
+    pub name: Option<String>,
     /// Jobs held at once [default: the sequences that run at once, and a quarter more]
     #[arg(long, value_name = "N", value_parser = options::up_to::<131_072>)]
-    slots: Option<NonZeroUsize>,
+    pub slots: Option<NonZeroUsize>,
     /// Seconds a job stays this worker's without a sign of life
     #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = lease)]
-    lease: f64,
+    pub lease: f64,
     /// Seconds that running jobs get to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
-    drain: f64,
+    pub drain: f64,
     /// Seconds a single step may take before the engine counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
-    step_limit: f64,
+    pub step_limit: f64,
     /// With --fast: days that jobs and results are kept after they are over [default: 1]; a database
     /// has one setting for all, see `tritmill migrate --retention`
     #[arg(long, value_name = "DAYS", requires = "fast")]
     retention: Option<u32>,
     /// Where /healthz, /readyz and /metrics are served
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
-    listen: SocketAddr,
+    pub listen: SocketAddr,
     /// Print the worker's name and address as JSON when it is ready
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
-    run: RunOptions,
+    pub run: RunOptions,
     #[command(flatten)]
-    capacity: CapacityOptions,
+    pub capacity: CapacityOptions,
     #[command(flatten)]
     servers: Servers,
     #[command(flatten)]
@@ -88,9 +88,23 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Where Redis and Postgres are.
-    pub fn servers(&self) -> anyhow::Result<Given<'_>> {
-        self.servers.needed()
+    /// Where Redis and Postgres are, if they are given; the fast mode has but one.
+    pub fn servers_given(&self) -> anyhow::Result<Option<Given<'_>>> {
+        if self.fast.fast { self.servers.needed().map(Some) } else { self.servers.given() }
+    }
+
+    /// What the worker of a queue is told.
+    pub fn config(&self, queue: QueueName) -> WorkerConfig {
+        let sequences = self.capacity.max_sequences.get();
+        WorkerConfig {
+            queue,
+            owner: owner(),
+            slots: self.slots.map_or(sequences + sequences.div_ceil(4), NonZeroUsize::get),
+            lease: Duration::from_secs_f64(self.lease),
+            drain: Duration::from_secs_f64(self.drain),
+            step_limit: Duration::from_secs_f64(self.step_limit),
+            mode: WorkerMode::Service,
+        }
     }
 }
 
@@ -111,6 +125,11 @@ fn lease(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    run_beside(arguments, Map::new())
+}
+
+/// Runs the command; its JSON also says what else runs in the process.
+pub fn run_beside(arguments: Arguments, beside: Map<String, Value>) -> anyhow::Result<ExitCode> {
     let servers = arguments.servers.mode(arguments.fast)?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let dispatcher = servers.dispatcher()?;
@@ -124,7 +143,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         tokio::select! {
             biased;
             () = signals.next() => None,
-            started = start(servers, arguments.model, options) => Some(started),
+            started = start(servers, arguments.model.clone(), options) => Some(started),
         }
     });
     let Some(started) = started else {
@@ -134,28 +153,18 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     };
     let (database, model, engine) = started?;
-    let name = arguments.name.unwrap_or_else(|| model.name().to_owned());
+    let name = arguments.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let class = engine.backend().numerics_class().to_owned();
     let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY * days.max(1));
     let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
     let vitals = Arc::new(Vitals::with_dispatcher(&dispatcher));
-    let slots = options.max_sequences + options.max_sequences.div_ceil(4);
-    let config = WorkerConfig {
-        queue: queue.clone(),
-        owner: owner(),
-        slots: arguments.slots.map_or(slots, NonZeroUsize::get),
-        lease: Duration::from_secs_f64(arguments.lease),
-        drain: Duration::from_secs_f64(arguments.drain),
-        step_limit: Duration::from_secs_f64(arguments.step_limit),
-        mode: WorkerMode::Service,
-    };
-    let owner = config.owner.clone();
+    let config = arguments.config(queue.clone());
     // Nobody listens: what is committed is counted by the vitals.
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
         store: keeper.store(),
-        events: Some(dispatcher.events()),
+        events: Some(Arc::new(dispatcher.events())),
         dispatcher: Arc::new(dispatcher),
         operations: keeper.operations(),
         served: Arc::new(Served::new(model, name, class.clone())),
@@ -165,19 +174,42 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     };
     runtime.block_on(async {
         keeper.register_class(&queue, &class).await?;
-        let (listener, address) = http::listen(arguments.listen).await.context("--listen")?;
+        let Arguments { listen, json, .. } = arguments;
+        Ready { worker, engine, listen, json, beside }.serve(signals).await
+    })
+}
+
+/// A worker that can begin.
+pub struct Ready {
+    pub worker: Worker,
+    pub engine: Engine,
+    /// Where its pages are served.
+    pub listen: SocketAddr,
+    /// Say what is served where as JSON.
+    pub json: bool,
+    /// What else runs in the process.
+    pub beside: Map<String, Value>,
+}
+
+impl Ready {
+    /// Works until a signal says stop.
+    pub async fn serve(self, signals: Signals) -> anyhow::Result<ExitCode> {
+        let Self { worker, engine, listen, json: as_json, beside } = self;
+        let (owner, queue) = (worker.config.owner.clone(), worker.config.queue.to_string());
+        let (listener, address) = http::listen(listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
         tokio::spawn(signals.stop(stop.clone()));
-        let serving = tokio::spawn(http::serve(listener, vitals));
-        if arguments.json {
-            let address = address.to_string();
-            output::line(json!({"owner": owner, "queue": queue.to_string(), "listen": address}))?;
+        let serving = tokio::spawn(http::serve(listener, Arc::clone(&worker.vitals)));
+        if as_json {
+            let mut said = json!({ "owner": owner, "queue": queue, "listen": address.to_string() });
+            said.as_object_mut().expect("made above").extend(beside);
+            output::line(said)?;
         }
         eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");
         while_served(worker.run(engine, stopped), serving, stop).await?;
         eprintln!("worker {owner} is drained");
         Ok(ExitCode::SUCCESS)
-    })
+    }
 }
 
 /// Runs a worker while its pages are served. One that nobody can ask how it is drains, and ends with
@@ -211,14 +243,22 @@ async fn start(
     options: EngineOptions,
 ) -> anyhow::Result<(Option<Arc<PostgresStore>>, Arc<Model>, Engine)> {
     let database = servers.database().await?;
+    let (model, engine) = open(model, options).await?;
+    Ok((database, model, engine))
+}
+
+/// Loads the model, on a thread of its own.
+pub async fn open(
+    model: ModelOption,
+    options: EngineOptions,
+) -> anyhow::Result<(Arc<Model>, Engine)> {
     let load = move || {
         let opened = model.open()?;
         let engine = load::engine(&opened, &options)
             .with_context(|| format!("cannot load model {}", model.model))?;
         anyhow::Ok((opened, engine))
     };
-    let (model, engine) = tokio::task::spawn_blocking(load).await.context("loading failed")??;
-    Ok((database, model, engine))
+    tokio::task::spawn_blocking(load).await.context("loading failed")?
 }
 
 /// A name for this incarnation of the process.

@@ -6,8 +6,14 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 20] = [
     "",
+    "admin",
+    "standalone",
+    "keys",
+    "keys create",
+    "keys list",
+    "keys revoke",
     "demo",
     "batch",
     "batch run",

@@ -132,7 +132,7 @@ fn one_process_on_an_empty_database_is_a_service() {
     let (code, _, stderr) = fleet.run(&["submit", input.to_str().unwrap()]);
     assert_eq!(code, Some(1), "nothing is migrated yet");
     assert!(stderr.contains("migrate"), "{stderr}");
-    let _service = fleet.serve("standalone", &[]);
+    let _service = fleet.serve("standalone", &["--api", "127.0.0.1:0"]);
     let (code, submitted, stderr) = fleet.run(&["submit", input.to_str().unwrap()]);
     assert_eq!(code, Some(0), "{stderr}");
     let ids = ids(&submitted);

@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 use tritmill_queue::{
     DispatchError, Dispatcher, Ended, Entry, Job, JobId, JobState, Store, StoreError, Timestamp,
     dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
-    events::RedisEvents,
+    events::Events,
     store::{Conflict, JobRecord, PostgresStore, RedisStore, Submission, SubmitError, UnfitError},
 };
 
@@ -74,7 +74,7 @@ pub enum ConnectError {
 pub struct Client {
     store: Arc<dyn Store>,
     dispatcher: Arc<dyn Dispatcher>,
-    events: Option<RedisEvents>,
+    events: Option<Arc<dyn Events>>,
     /// Accepts jobs and adds their entries in one step, if the store is the dispatcher's Redis.
     fast: Option<RedisStore>,
     /// Of a client of Postgres and Redis.
@@ -98,6 +98,12 @@ impl Client {
     /// A client of this store and this dispatcher.
     pub fn new(store: Arc<dyn Store>, dispatcher: Arc<dyn Dispatcher>) -> Self {
         Self { store, dispatcher, events: None, fast: None, servers: None }
+    }
+
+    /// The same client, which also hears what happens to jobs that stream.
+    #[must_use]
+    pub fn hearing(self, events: Arc<dyn Events>) -> Self {
+        Self { events: Some(events), ..self }
     }
 
     /// A client of the Postgres and the Redis at these addresses, which also hears events.
@@ -127,7 +133,7 @@ impl Client {
         let quotas = Arc::new(KnownQuotas::new(store.clone()));
         let servers = Servers { store: store.clone(), quotas };
         Self {
-            events: Some(dispatcher.events()),
+            events: Some(Arc::new(dispatcher.events())),
             servers: Some(servers),
             ..Self::new(store, dispatcher)
         }

@@ -1,11 +1,15 @@
-//! What happens to a job, as it happens: a capped, expiring stream per job in Redis.
+//! What happens to a job, as it happens: a capped, expiring stream per job, in Redis or in memory.
 //!
 //! Workers write, coalesced; a subscriber reads from the start, however late it comes, and then
 //! waits for more. It is a convenience, not a record: the stream may be cut at its cap, expire or
-//! vanish with Redis, and a subscriber then asks the store, which has the result.
+//! vanish, and a subscriber then asks the store, which has the result.
+
+mod memory;
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
+pub use memory::MemoryEvents;
 use redis::streams::StreamReadReply;
 use serde::{Deserialize, Serialize};
 
@@ -70,6 +74,43 @@ impl FromStr for EventId {
         let (ms, sequence) = text.split_once('-').ok_or(BadEventId)?;
         let number = |text: &str| text.parse().map_err(|_| BadEventId);
         Ok(Self { ms: number(ms)?, sequence: number(sequence)? })
+    }
+}
+
+/// Where workers tell what happens to jobs, and subscribers hear it.
+#[async_trait]
+pub trait Events: Send + Sync {
+    /// Appends events to a job's stream, in order.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`]. Whoever writes may go on without: events are no record.
+    async fn publish(&self, job: JobId, events: &[JobEvent]) -> Result<(), DispatchError>;
+
+    /// A job's events after `after`, oldest first; waits up to `wait` for the first.
+    ///
+    /// # Errors
+    /// [`DispatchError::Unavailable`].
+    async fn read_events(
+        &self,
+        job: JobId,
+        after: EventId,
+        wait: Duration,
+    ) -> Result<Vec<(EventId, JobEvent)>, DispatchError>;
+}
+
+#[async_trait]
+impl Events for RedisEvents {
+    async fn publish(&self, job: JobId, events: &[JobEvent]) -> Result<(), DispatchError> {
+        Self::publish(self, job, events).await
+    }
+
+    async fn read_events(
+        &self,
+        job: JobId,
+        after: EventId,
+        wait: Duration,
+    ) -> Result<Vec<(EventId, JobEvent)>, DispatchError> {
+        Self::read_events(self, job, after, wait).await
     }
 }
 

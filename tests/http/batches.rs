@@ -27,7 +27,7 @@ fn line(index: usize) -> String {
     format!("{line}\n")
 }
 
-fn lines(count: usize) -> String {
+pub fn lines(count: usize) -> String {
     (0..count).map(line).collect()
 }
 
@@ -39,7 +39,7 @@ fn changed(index: usize, change: impl Fn(&mut Value)) -> String {
 }
 
 /// Output lines by their names, without the one thing that tells when they were made.
-fn by_name(lines: &[Value]) -> HashMap<String, Value> {
+pub fn by_name(lines: &[Value]) -> HashMap<String, Value> {
     let entry = |line: &Value| {
         let mut line = line.clone();
         if let Some(body) = line["response"]["body"].as_object_mut() {
@@ -53,7 +53,7 @@ fn by_name(lines: &[Value]) -> HashMap<String, Value> {
 }
 
 /// What `batch run` makes of the same lines, embedded.
-fn embedded(content: &str) -> HashMap<String, Value> {
+pub fn embedded(content: &str) -> HashMap<String, Value> {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = ["in", "out"].map(|name| folder.path().join(name));
     fs::write(&input, content).unwrap();

@@ -12,3 +12,4 @@ mod fleet;
 mod hostile;
 mod openai;
 mod rig;
+mod standalone;

@@ -43,7 +43,7 @@ impl Admin {
         std::thread::spawn(move || std::io::copy(&mut { stderr }, &mut std::io::sink()));
         Self {
             child,
-            listen: ready["listen"].as_str().unwrap().to_owned(),
+            listen: ready["api"].as_str().or(ready["listen"].as_str()).unwrap().to_owned(),
             first_key: ready["first_key"].as_str().map(str::to_owned),
         }
     }

@@ -31,7 +31,7 @@ use tokio::sync::{mpsc, watch};
 use tritmill_engine::Engine;
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
-    events::RedisEvents,
+    events::Events,
 };
 
 use self::{heart::Heart, reconciler::Reconciler, renewer::Renewer, turn::Turn};
@@ -119,7 +119,7 @@ pub struct Worker {
     /// tell.
     pub operations: Option<Arc<dyn Operations>>,
     /// Where subscribers listen, if anywhere.
-    pub events: Option<RedisEvents>,
+    pub events: Option<Arc<dyn Events>>,
     /// What answers.
     pub served: Arc<Served>,
     /// How.

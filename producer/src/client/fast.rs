@@ -56,7 +56,7 @@ impl Client {
     /// As [`Self::fast`], of a store of this dispatcher that is there already.
     pub fn within(dispatcher: RedisDispatcher, store: RedisStore) -> Self {
         Self {
-            events: Some(dispatcher.events()),
+            events: Some(Arc::new(dispatcher.events())),
             fast: Some(store.clone()),
             ..Self::new(Arc::new(store), Arc::new(dispatcher))
         }

@@ -108,8 +108,9 @@ impl SqliteStore {
         (self.clock)()
     }
 
-    /// Gives every running job back without counting an attempt. Only for the one process that owns
-    /// the file: whoever held those leases is gone.
+    /// Gives every running job back without counting an attempt, and lets go of every batch; returns
+    /// how many jobs those were. Only for the one process that owns the file: whoever held those leases
+    /// is gone.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -121,6 +122,10 @@ impl SqliteStore {
         .execute(&self.pool)
         .await
         .map_err(unavailable)?;
+        sqlx::query("UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL")
+            .execute(&self.pool)
+            .await
+            .map_err(unavailable)?;
         Ok(done.rows_affected())
     }
 

@@ -1,9 +1,9 @@
 //! Tells subscribers what happens to jobs that stream.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, time::sleep};
-use tritmill_queue::{JobEvent, JobId, events::RedisEvents};
+use tritmill_queue::{JobEvent, JobId, events::Events};
 
 /// Events of one job that come within this time travel together.
 const COALESCE: Duration = Duration::from_millis(25);
@@ -12,7 +12,10 @@ const TOGETHER: usize = 4096;
 
 /// Publishes until the other side is dropped. Events are no record: what cannot be published is
 /// dropped, and subscribers find the end in the store.
-pub(super) async fn run(events: RedisEvents, mut told: mpsc::UnboundedReceiver<(JobId, JobEvent)>) {
+pub(super) async fn run(
+    events: Arc<dyn Events>,
+    mut told: mpsc::UnboundedReceiver<(JobId, JobEvent)>,
+) {
     let mut batch = Vec::new();
     while told.recv_many(&mut batch, TOGETHER).await > 0 {
         sleep(COALESCE).await;

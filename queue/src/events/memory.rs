@@ -1,0 +1,134 @@
+//! Events of jobs within one process.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use tokio::{sync::Notify, time::timeout};
+
+use super::{EventId, Events, JobEvent};
+use crate::{dispatch::DispatchError, job::JobId};
+
+/// Jobs whose events are kept: the latest.
+const JOBS_MAX: usize = 1024;
+/// Events of a job that are kept: the latest.
+const EVENTS_MAX: usize = 4096;
+
+/// The latest events of the latest jobs, bounded, and gone with the process.
+#[derive(Debug, Default)]
+pub struct MemoryEvents {
+    /// A std mutex: no lock is held across an await.
+    state: Mutex<State>,
+    /// Told of every event.
+    came: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    by_job: HashMap<JobId, VecDeque<(EventId, JobEvent)>>,
+    /// The order in which the jobs came.
+    jobs: VecDeque<JobId>,
+    last: u64,
+}
+
+impl MemoryEvents {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn after(&self, job: JobId, after: EventId) -> Vec<(EventId, JobEvent)> {
+        let state = self.lock();
+        let events = state.by_job.get(&job).into_iter().flatten();
+        events.filter(|(id, _)| *id > after).cloned().collect()
+    }
+}
+
+#[async_trait]
+impl Events for MemoryEvents {
+    async fn publish(&self, job: JobId, events: &[JobEvent]) -> Result<(), DispatchError> {
+        {
+            let mut guard = self.lock();
+            let state = &mut *guard;
+            let kept = state.by_job.entry(job).or_insert_with(|| {
+                state.jobs.push_back(job);
+                VecDeque::new()
+            });
+            for event in events {
+                state.last += 1;
+                kept.push_back((EventId { ms: state.last, sequence: 0 }, event.clone()));
+            }
+            kept.drain(..kept.len().saturating_sub(EVENTS_MAX));
+            if state.jobs.len() > JOBS_MAX {
+                state.jobs.pop_front().and_then(|oldest| state.by_job.remove(&oldest));
+            }
+        }
+        self.came.notify_waiters();
+        Ok(())
+    }
+
+    async fn read_events(
+        &self,
+        job: JobId,
+        after: EventId,
+        wait: Duration,
+    ) -> Result<Vec<(EventId, JobEvent)>, DispatchError> {
+        let read = async {
+            loop {
+                // Listens before it looks: what comes in between is not missed.
+                let came = self.came.notified();
+                let events = self.after(job, after);
+                if !events.is_empty() {
+                    return events;
+                }
+                came.await;
+            }
+        };
+        match wait.is_zero() {
+            true => Ok(self.after(job, after)),
+            false => Ok(timeout(wait, read).await.unwrap_or_default()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delta(text: &str) -> JobEvent {
+        JobEvent::Delta { choice: 0, text: text.to_owned() }
+    }
+
+    #[tokio::test]
+    async fn a_late_reader_hears_all_and_a_waiting_one_what_comes() {
+        let (events, job) = (MemoryEvents::default(), JobId::generate());
+        events.publish(job, &[JobEvent::Started, delta("a")]).await.expect("memory");
+        let start = EventId::default();
+        let all = events.read_events(job, start, Duration::ZERO).await.expect("memory");
+        assert_eq!(all.len(), 2);
+        let minute = Duration::from_secs(60);
+        let more = events.read_events(job, all[1].0, minute);
+        let next = [delta("b")];
+        let tell = events.publish(job, &next);
+        let (more, _) = tokio::join!(more, tell);
+        assert_eq!(more.expect("memory")[0].1, delta("b"));
+        let other = events.read_events(JobId::generate(), start, Duration::ZERO).await;
+        assert!(other.expect("memory").is_empty());
+    }
+
+    #[tokio::test]
+    async fn only_the_latest_are_kept() {
+        let (events, first) = (MemoryEvents::default(), JobId::generate());
+        let many = vec![delta("x"); EVENTS_MAX + 7];
+        events.publish(first, &many).await.expect("memory");
+        let kept = events.after(first, EventId::default());
+        assert_eq!(kept.len(), EVENTS_MAX);
+        for _ in 0..JOBS_MAX {
+            events.publish(JobId::generate(), &[delta("y")]).await.expect("memory");
+        }
+        assert!(events.after(first, EventId::default()).is_empty());
+        assert_eq!(events.lock().by_job.len(), JOBS_MAX);
+    }
+}
