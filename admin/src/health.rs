@@ -15,7 +15,7 @@ use prometheus_client::{
 };
 use tokio::time::timeout;
 
-use crate::app::App;
+use crate::{app::App, openapi::Refused};
 
 /// The type of Prometheus' and OpenMetrics' text.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -62,11 +62,15 @@ pub(crate) async fn count(State(app): State<App>, request: Request, next: Next) 
 }
 
 /// The process runs and its async side is not stuck: that is all this says.
+#[utoipa::path(get, path = "/healthz", tag = "service", security(()),
+    responses((status = 200, description = "It runs"),))]
 pub(crate) async fn alive() -> &'static str {
     "ok\n"
 }
 
 /// The store answers.
+#[utoipa::path(get, path = "/readyz", tag = "service", security(()),
+    responses((status = 200, description = "It can answer"), (status = 503, description = "It cannot"),))]
 pub(crate) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
     match timeout(STORE_WAIT, app.client().now()).await {
         Ok(Ok(_)) => (StatusCode::OK, "ready\n"),
@@ -79,6 +83,10 @@ pub(crate) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
 }
 
 /// All metrics in Prometheus' text form.
+#[utoipa::path(get, path = "/metrics", tag = "service",
+    responses((status = 200, description = "OpenMetrics"),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
     let mut out = String::new();
     // Writing to a string does not fail.

@@ -20,6 +20,7 @@ mod health;
 mod json;
 mod models;
 mod openai;
+mod openapi;
 mod router;
 mod secret;
 mod serve;

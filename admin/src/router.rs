@@ -16,6 +16,7 @@ use crate::{
     error::ApiError,
     health,
     openai::{batches, completions, files, models},
+    openapi,
 };
 
 /// A route.
@@ -48,6 +49,7 @@ pub const ROUTES: &[Route] = &[
     route(Method::GET,    "/healthz",                   Access::Public, || get(health::alive)),
     route(Method::GET,    "/readyz",                    Access::Public, || get(health::ready)),
     route(Method::GET,    "/metrics",                   OPERATE, || get(health::metrics)),
+    route(Method::GET,    "/openapi.json",              Access::Public, || get(openapi::document)),
     route(Method::GET,    "/v1/models",                 READ,    || get(models::list)),
     route(Method::GET,    "/v1/models/{*model}",        READ,    || get(models::one)),
     route(Method::POST,   "/v1/chat/completions",       SUBMIT,  || post(completions::chat)),

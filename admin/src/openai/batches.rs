@@ -22,7 +22,13 @@ use super::{
     files::{EXPIRES_S, bad_expiry},
     paging::{self, Query},
 };
-use crate::{access::Caller, app::App, error::ApiError, json};
+use crate::{
+    access::Caller,
+    app::App,
+    error::ApiError,
+    json,
+    openapi::{self as schemas, BatchList, BatchRequest, Refused},
+};
 
 /// Batches of a list.
 const LIST_DEFAULT: u32 = 20;
@@ -168,6 +174,11 @@ fn expiry(value: Value) -> Result<u64, ApiError> {
 }
 
 /// Takes a batch.
+#[utoipa::path(post, path = "/v1/batches", tag = "batches",
+    request_body = BatchRequest,
+    responses((status = 200, description = "It is validating", body = schemas::Batch),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn create(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -213,6 +224,11 @@ pub(crate) async fn create(
 }
 
 /// The caller's batches.
+#[utoipa::path(get, path = "/v1/batches", tag = "batches",
+    params(Query),
+    responses((status = 200, description = "The latest first", body = BatchList),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -224,6 +240,11 @@ pub(crate) async fn list(
 }
 
 /// Where a batch is.
+#[utoipa::path(get, path = "/v1/batches/{id}", tag = "batches",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "Where it is", body = schemas::Batch),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn one(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -235,6 +256,11 @@ pub(crate) async fn one(
 }
 
 /// Withdraws it.
+#[utoipa::path(post, path = "/v1/batches/{id}/cancel", tag = "batches",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "It is cancelling", body = schemas::Batch),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn cancel(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

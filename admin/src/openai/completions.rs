@@ -15,9 +15,20 @@ use tritmill_producer::{Endpoint, Fields, answer, parse_body};
 use tritmill_queue::{Ended, Job, JobId, Outcome, Priority, QueueName, Timestamp};
 
 use super::stream;
-use crate::{access::Caller, app::App, error::ApiError, json};
+use crate::{
+    access::Caller,
+    app::App,
+    error::ApiError,
+    json,
+    openapi::{ChatRequest, Completion, Refused, TextRequest},
+};
 
 /// A conversation.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "completions",
+    request_body = ChatRequest,
+    responses((status = 200, description = "An answer, or its pieces", body = Completion),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn chat(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -27,6 +38,11 @@ pub(crate) async fn chat(
 }
 
 /// Text to go on with.
+#[utoipa::path(post, path = "/v1/completions", tag = "completions",
+    request_body = TextRequest,
+    responses((status = 200, description = "An answer, or its pieces", body = Completion),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn text(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

@@ -24,7 +24,13 @@ use super::{
     multipart::{Form, Part},
     paging::{self, Query},
 };
-use crate::{access::Caller, app::App, error::ApiError, file_writer::FileWriter};
+use crate::{
+    access::Caller,
+    app::App,
+    error::ApiError,
+    file_writer::FileWriter,
+    openapi::{File, FileDeleted, FileList, Refused, Upload},
+};
 
 /// Files of a list.
 const LIST_DEFAULT: u32 = 1000;
@@ -63,6 +69,11 @@ struct Fields {
 }
 
 /// Takes a file.
+#[utoipa::path(post, path = "/v1/files", tag = "files",
+    request_body(content = Upload, content_type = "multipart/form-data"),
+    responses((status = 200, description = "It is kept", body = File),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn upload(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -166,6 +177,11 @@ async fn store(app: &App, tenant: &Tenant, mut part: Part) -> Result<FileWriter,
 }
 
 /// The caller's files.
+#[utoipa::path(get, path = "/v1/files", tag = "files",
+    params(Query),
+    responses((status = 200, description = "The latest first", body = FileList),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn list(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -183,6 +199,11 @@ pub(crate) async fn list(
 }
 
 /// What is known of a file.
+#[utoipa::path(get, path = "/v1/files/{id}", tag = "files",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "It is there", body = File),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn one(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -192,6 +213,11 @@ pub(crate) async fn one(
 }
 
 /// What is in it, a chunk at a time.
+#[utoipa::path(get, path = "/v1/files/{id}/content", tag = "files",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "Its content", content_type = "application/octet-stream"),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn content(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -216,6 +242,11 @@ pub(crate) async fn content(
 }
 
 /// Deletes it.
+#[utoipa::path(delete, path = "/v1/files/{id}", tag = "files",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "It is gone", body = FileDeleted),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn remove(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,

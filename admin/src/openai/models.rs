@@ -6,9 +6,17 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{app::App, error::ApiError};
+use crate::{
+    app::App,
+    error::ApiError,
+    openapi::{Model, ModelList, Refused},
+};
 
 /// The bare names, then each with its format.
+#[utoipa::path(get, path = "/v1/models", tag = "models",
+    responses((status = 200, description = "What is served", body = ModelList),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let queues = app.models().all().await?;
     let mut names: Vec<String> = Vec::new();
@@ -23,6 +31,11 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError
 }
 
 /// One of them.
+#[utoipa::path(get, path = "/v1/models/{model}", tag = "models",
+    params(("model" = String, Path, description = "`NAME` or `NAME@FORMAT`")),
+    responses((status = 200, description = "It is served", body = Model),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn one(
     State(app): State<App>,
     Path(name): Path<String>,

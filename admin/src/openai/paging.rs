@@ -6,15 +6,21 @@ use axum::extract::rejection::QueryRejection;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tritmill_queue::store::Page;
+use utoipa::IntoParams;
 
 use crate::error::ApiError;
 
 /// What a caller asks of a list.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct Query {
+    /// Items at most.
+    #[param(value_type = Option<u32>)]
     limit: Option<String>,
+    /// The item before the first.
     after: Option<String>,
+    /// `desc` or `asc`.
     order: Option<String>,
     /// Of files alone.
     pub(super) purpose: Option<String>,
