@@ -27,7 +27,7 @@ use tritmill_worker::{
 use crate::{
     options::{self, CapacityOptions, ModelOption, RunOptions},
     output,
-    servers::{FastOption, Given, Keeper, Mode, Servers},
+    servers::{Given, Keeper, Mode, ModeOptions},
     signals::Signals,
 };
 
@@ -82,15 +82,13 @@ pub struct Arguments {
     #[command(flatten)]
     capacity: CapacityOptions,
     #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    fast: FastOption,
+    servers: ModeOptions,
 }
 
 impl Arguments {
     /// Where Redis and Postgres are.
     pub fn servers(&self) -> anyhow::Result<Given<'_>> {
-        self.servers.needed()
+        self.servers.servers.needed()
     }
 }
 
@@ -111,7 +109,7 @@ fn lease(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode(arguments.fast)?;
+    let servers = arguments.servers.mode()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let dispatcher = servers.dispatcher()?;
     // Before the model is loaded, which may take a while.
