@@ -47,6 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect();
     let chosen = arguments.isa.unwrap_or_else(Isa::detect);
     let bandwidth = measure::memory_bandwidth(machine.cores);
+    let peak = measure::product_peak(chosen, machine.cores);
     let folder = std::env::current_dir()?;
     let disk = machine::disk_free_bytes(&folder);
     let checks = [
@@ -68,6 +69,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "memory_available_bytes": machine.memory_available_bytes,
             "memory_limit_bytes": machine.memory_limit_bytes,
             "memory_bandwidth_bytes_per_s": bandwidth.round(),
+            "products_per_s": peak.map(f64::round),
             "huge_pages": machine.huge_pages,
             "disk_free_bytes": disk,
             "checks": checks.iter().map(|check| json!({
@@ -75,19 +77,31 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             })).collect::<Vec<_>>(),
         }))?;
     } else {
-        print(&machine, bandwidth, &checks)?;
+        print(&machine, bandwidth, peak, &checks)?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn print(machine: &Machine, bandwidth: f64, checks: &[Check]) -> anyhow::Result<()> {
+fn print(
+    machine: &Machine,
+    bandwidth: f64,
+    peak: Option<f64>,
+    checks: &[Check],
+) -> anyhow::Result<()> {
     let cpu = machine.cpu.as_deref().unwrap_or("unknown processor");
     output::line(format_args!("{cpu}, {} cores for this process", machine.cores))?;
     let gb = bandwidth / 1e9;
     let ceiling = gb / 0.5;
     output::line(format_args!(
-        "memory reads at {gb:.1} GB/s: with 0.5 GB of weights at most {ceiling:.0} steps/s\n"
+        "memory reads at {gb:.1} GB/s: with 0.5 GB of weights at most {ceiling:.0} steps/s"
     ))?;
+    if let Some(peak) = peak {
+        let (peak, ceiling) = (peak / 1e9, peak / 2e9);
+        output::line(format_args!(
+            "{peak:.0} G int8 products/s: with 2 G weights at most {ceiling:.0} tokens/s"
+        ))?;
+    }
+    output::line("")?;
     for check in checks {
         let mark = if check.ok { "ok     " } else { "MISSING" };
         output::line(format_args!("{mark}  {:<12} {}", check.name, check.found))?;

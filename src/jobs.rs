@@ -16,7 +16,7 @@ use tritmill_queue::{
 use crate::{
     operate::queue_name,
     output,
-    servers::{FastOption, Mode, Servers},
+    servers::{Mode, ModeOptions},
 };
 
 /// Some jobs or lines had no answer.
@@ -32,9 +32,7 @@ pub struct JobArguments {
     #[arg(value_name = "ID", required = true)]
     ids: Vec<JobId>,
     #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    fast: FastOption,
+    servers: ModeOptions,
     /// The jobs' queue, which the fast mode must know
     #[arg(
         long,
@@ -51,7 +49,7 @@ impl JobArguments {
         &self,
         work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
-        let servers = self.servers.mode(self.fast)?;
+        let servers = self.servers.mode()?;
         let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
         runtime.block_on(async {
             let client = match servers {
@@ -134,7 +132,7 @@ pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
     let jobs = &arguments.jobs;
     jobs.with_client(async |client| {
         // What is unknown now will not be known later: it is not waited for.
-        let store = jobs.servers.mode(jobs.fast)?.database().await?;
+        let store = jobs.servers.mode()?.database().await?;
         let known = known(&client, store.as_deref(), &jobs.ids).await?;
         let bar = ProgressBar::new(jobs.ids.len() as u64);
         bar.set_style(ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}")?);

@@ -82,7 +82,7 @@ pub struct Keeper {
     #[command(flatten)]
     servers: Servers,
     /// The file of a standalone service without servers
-    #[arg(long, value_name = "FILE", help_heading = "Servers", conflicts_with = "database")]
+    #[arg(long, value_name = "FILE", help_heading = "Servers")]
     store: Option<PathBuf>,
 }
 

@@ -19,6 +19,7 @@ mod operate;
 mod options;
 mod output;
 mod servers;
+mod settings;
 mod signals;
 mod standalone;
 mod submit;
@@ -26,7 +27,7 @@ mod worker;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 /// Batch text generation on ternary (BitNet b1.58) language models.
 #[derive(Debug, Parser)]
@@ -87,7 +88,18 @@ enum Batch {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let mut command = match settings::apply(Cli::command()) {
+        Ok(command) => command,
+        Err(error) => {
+            eprintln!("error: {}", output::one_line(&error));
+            return ExitCode::FAILURE;
+        }
+    };
+    let parsed = command
+        .try_get_matches_from_mut(std::env::args_os())
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+        .map_err(|error| error.format(&mut command));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
             // Printing fails only when nobody listens.
@@ -127,12 +139,10 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn every_command_is_well_formed() {
-        Cli::command().debug_assert();
+        settings::apply(Cli::command()).expect("no file is here").debug_assert();
     }
 }

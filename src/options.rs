@@ -63,8 +63,13 @@ pub struct RunOptions {
     /// Element type of the KV cache: f16, or f32 to compare with references
     #[arg(long, default_value = "f16", value_parser = one_of::<KvType>(&["f16", "f32"]))]
     pub kv: KvType,
-    /// Head: exact as in the file, or in 8 bits (faster, changes answers)
-    #[arg(long, default_value = "exact", value_parser = one_of::<HeadMode>(&["exact", "q8"]))]
+    /// Head: exact as in the file; full, the same without a copy that says which rows may matter
+    /// (slower, a third less memory); q8, in 8 bits (changes answers)
+    #[arg(
+        long,
+        default_value = "exact",
+        value_parser = one_of::<HeadMode>(&["exact", "full", "q8"])
+    )]
     pub head: HeadMode,
 }
 

@@ -29,14 +29,29 @@ const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Jobs deleted in one call.
 const DELETE_CHUNK: usize = 1000;
 
-/// Whether there is a database.
-#[derive(Debug, Clone, Copy, Args)]
-#[command(next_help_heading = "Servers")]
-pub struct FastOption {
+/// The servers of a command that knows both modes.
+#[derive(Debug, Clone, Args)]
+pub struct ModeOptions {
+    #[command(flatten)]
+    pub servers: Servers,
     /// Fast mode, without a database: Redis alone keeps the jobs, for a day after they are over. A
     /// crash of Redis loses about its last second, or everything if it writes no append-only file
-    #[arg(long)]
+    #[arg(long, help_heading = "Servers")]
     pub fast: bool,
+}
+
+impl ModeOptions {
+    /// What the command needs for its mode.
+    pub fn mode(&self) -> anyhow::Result<Mode<'_>> {
+        if !self.fast {
+            return self.servers.needed().map(Mode::Journalled);
+        }
+        if self.servers.database.is_some() {
+            bail!("--fast keeps nothing in a database: leave out --database (and DATABASE_URL)");
+        }
+        let redis = self.servers.redis.as_deref();
+        redis.map(Mode::Fast).context("--fast needs --redis (or REDIS_URL)")
+    }
 }
 
 /// The servers of one mode.
@@ -162,18 +177,6 @@ impl Servers {
     /// Both addresses, which the command needs.
     pub fn needed(&self) -> anyhow::Result<Given<'_>> {
         self.given()?.context("give --redis and --database (or REDIS_URL and DATABASE_URL)")
-    }
-
-    /// What the command needs for this mode.
-    pub fn mode(&self, fast: FastOption) -> anyhow::Result<Mode<'_>> {
-        if !fast.fast {
-            return self.needed().map(Mode::Journalled);
-        }
-        if self.database.is_some() {
-            bail!("--fast keeps nothing in a database: leave out --database (and DATABASE_URL)");
-        }
-        let redis = self.redis.as_deref();
-        redis.map(Mode::Fast).context("--fast needs --redis (or REDIS_URL)")
     }
 
     /// The database's address alone.

@@ -21,7 +21,7 @@ use crate::{
     demo_model,
     options::{self, RunOptions},
     output,
-    servers::{FastOption, Keeper, Servers},
+    servers::{Keeper, ModeOptions},
 };
 
 /// Jobs submitted in one call.
@@ -74,14 +74,12 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunOptions,
     #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    fast: FastOption,
+    servers: ModeOptions,
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode(arguments.fast)?;
+    let servers = arguments.servers.mode()?;
     let input = open(&arguments.input)?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     runtime.block_on(async {

@@ -27,7 +27,7 @@ use tritmill_worker::{
 use crate::{
     options::{self, CapacityOptions, ModelOption, RunOptions},
     output,
-    servers::{FastOption, Given, Keeper, Mode, Servers},
+    servers::{Given, Keeper, Mode, ModeOptions},
     signals::Signals,
 };
 
@@ -82,15 +82,14 @@ pub struct Arguments {
     #[command(flatten)]
     pub capacity: CapacityOptions,
     #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    fast: FastOption,
+    servers: ModeOptions,
 }
 
 impl Arguments {
     /// Where Redis and Postgres are, if they are given; the fast mode has but one.
     pub fn servers_given(&self) -> anyhow::Result<Option<Given<'_>>> {
-        if self.fast.fast { self.servers.needed().map(Some) } else { self.servers.given() }
+        let ModeOptions { servers, fast } = &self.servers;
+        if *fast { servers.needed().map(Some) } else { servers.given() }
     }
 
     /// What the worker of a queue is told.
@@ -130,7 +129,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 
 /// Runs the command; its JSON also says what else runs in the process.
 pub fn run_beside(arguments: Arguments, beside: Map<String, Value>) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode(arguments.fast)?;
+    let servers = arguments.servers.mode()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let dispatcher = servers.dispatcher()?;
     // Before the model is loaded, which may take a while.

@@ -14,7 +14,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use fleet::eventually;
+use fleet::{eventually, questions};
 use serde_json::{Value, json};
 use tritmill_servers::{Redis, Signal};
 
@@ -87,22 +87,6 @@ impl Fast {
         let (code, stdout, _) = self.run(&words);
         (code, stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
     }
-}
-
-fn questions(count: usize) -> String {
-    let line = |index: usize| {
-        let text = format!("Invoice {index} was paid on the {} of March, 2024", 1 + index % 28);
-        let body = json!({
-            "messages": [{ "role": "user", "content": text }],
-            "max_tokens": 12 + index % 9,
-            "temperature": if index.is_multiple_of(3) { 0.0 } else { 1.0 },
-        });
-        let url = "/v1/chat/completions";
-        let name = format!("q{index}");
-        let line = json!({ "custom_id": name, "method": "POST", "url": url, "body": body });
-        format!("{line}\n")
-    };
-    (0..count).map(line).collect()
 }
 
 /// What each job was answered, by custom_id.

@@ -10,27 +10,10 @@ mod support;
 
 use std::{fs, path::Path, time::Duration};
 
-use fleet::{Fleet, eventually};
+use fleet::{Fleet, eventually, questions};
 use serde_json::{Value, json};
 use support::{lines_of, without_created};
 use tritmill_servers::Signal;
-
-/// Batch lines for the demo model, most of them short.
-fn questions(count: usize) -> String {
-    let line = |index: usize| {
-        let text = format!("Invoice {index} was paid on the {} of March, 2024", 1 + index % 28);
-        let body = json!({
-            "messages": [{ "role": "user", "content": text }],
-            "max_tokens": 12 + index % 9,
-            "temperature": if index.is_multiple_of(3) { 0.0 } else { 1.0 },
-        });
-        let url = "/v1/chat/completions";
-        let line =
-            json!({ "custom_id": format!("q{index}"), "method": "POST", "url": url, "body": body });
-        format!("{line}\n")
-    };
-    (0..count).map(line).collect()
-}
 
 fn answers(path: &Path) -> Vec<Value> {
     let mut answers: Vec<Value> = lines_of(path).iter().map(without_created).collect();

@@ -25,7 +25,7 @@ use std::{
 use active::Active;
 
 use crate::{
-    backend::{Backend, Chunk, StepError},
+    backend::{Backend, Chunk, LogitsFor, StepError},
     kv::{BLOCK_TOKENS, BlockHash},
     request::{Event, FinishReason, Request, RequestError, RequestId, SubmitError},
     sampler::{self, Context, Scratch},
@@ -329,8 +329,14 @@ impl Engine {
         for (from, to) in &plan.copies {
             self.backend.copy_block(*from, *to);
         }
-        let chunks: Vec<Chunk<'_>> =
-            plan.chunks.iter().map(|planned| self.scheduler.chunk(planned)).collect();
+        let wanted: Vec<LogitsFor> =
+            plan.chunks.iter().map(|planned| self.logits_for(planned.id)).collect();
+        let chunks: Vec<Chunk<'_>> = plan
+            .chunks
+            .iter()
+            .zip(wanted)
+            .map(|(planned, logits)| self.scheduler.chunk(planned, logits))
+            .collect();
         let (decodes, prefills): (Vec<&Planned>, Vec<&Planned>) =
             plan.chunks.iter().partition(|planned| planned.decodes);
         let tokens = |chunks: &[&Planned]| chunks.iter().map(|c| c.end - c.start).sum::<usize>();
@@ -342,6 +348,13 @@ impl Engine {
         self.counters.prefill_tokens += report.prefill_tokens as u64;
         self.counters.decode_tokens += report.decode_tokens as u64;
         self.backend.step(&chunks, &mut self.logits)
+    }
+
+    /// The logits that the next draw of a sequence looks at.
+    fn logits_for(&self, id: SequenceId) -> LogitsFor {
+        let active = self.active.get(&RequestId(id.request));
+        let count = active.and_then(|active| active.deciding(id.choice));
+        count.map_or(LogitsFor::Last, LogitsFor::Largest)
     }
 
     fn fail_step(&mut self, plan: &Plan, error: StepError, report: &mut StepReport) {

@@ -9,6 +9,7 @@ use std::{hint::black_box, ops::Range, time::Instant};
 use crate::{
     backend::{Backend, Chunk, LogitsFor, StepError},
     formats::memory::AlignedBytes,
+    kernels::{self, Isa},
     kv::{BlockId, blocks_for},
 };
 
@@ -29,6 +30,8 @@ pub struct Workload {
     pub prompt_tokens: usize,
     /// Decode steps.
     pub generate_tokens: usize,
+    /// The logits a step asks for: all as a draw from the whole distribution does, or the largest.
+    pub logits: LogitsFor,
     /// How often, at least 1.
     pub repetitions: usize,
 }
@@ -125,6 +128,7 @@ fn speed(phase: Phase, batch: usize, rates: Vec<Option<f64>>) -> Option<Speed> {
 /// Block tables and tokens of the sequences.
 struct Sequences {
     prompt_tokens: usize,
+    logits: LogitsFor,
     /// One for each sequence of the largest batch.
     tables: Vec<Vec<BlockId>>,
     /// Tokens of any sequence, by position.
@@ -141,6 +145,7 @@ impl Sequences {
         let token = |position: u64| (position.wrapping_mul(2_654_435_761) % vocab_size) as u32;
         Self {
             prompt_tokens: workload.prompt_tokens,
+            logits: workload.logits,
             tables: (0..sequences).map(table).collect(),
             tokens: (0..positions).map(token).collect(),
         }
@@ -157,7 +162,7 @@ impl Sequences {
                 tokens: &self.tokens[start..end],
                 position: start,
                 blocks: &self.tables[sequence],
-                logits: if end == length { LogitsFor::Last } else { LogitsFor::Nothing },
+                logits: if end == length { self.logits } else { LogitsFor::Nothing },
             }
         };
         (rows.start / length..rows.end.div_ceil(length)).map(chunk).collect()
@@ -169,7 +174,7 @@ impl Sequences {
             tokens: &self.tokens[position..=position],
             position,
             blocks,
-            logits: LogitsFor::Last,
+            logits: self.logits,
         };
         self.tables[..batch].iter().map(|blocks| chunk(blocks)).collect()
     }
@@ -237,6 +242,18 @@ pub fn memory_bandwidth(threads: usize) -> f64 {
     (0..BANDWIDTH_PASSES).map(|_| pass()).fold(0.0, f64::max)
 }
 
+/// Products a second of `threads` threads at once that do nothing but multiply in registers, if the ISA
+/// has an instruction for it: the ceiling of prefill, which does one for each weight and token.
+pub fn product_peak(isa: Isa, threads: usize) -> Option<f64> {
+    let peaks = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads.max(1))
+            .map(|_| scope.spawn(|| kernels::peak_products_per_s(isa)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect::<Vec<_>>()
+    });
+    peaks.into_iter().sum()
+}
+
 /// Reads four stretches at once, a cache line of each in turn: one alone leaves requests unmade.
 fn sum(words: &[u64]) -> u64 {
     let (near, far) = words.split_at(words.len() / 2);
@@ -287,7 +304,8 @@ mod tests {
     }
 
     fn workload(batches: &[usize], prompt_tokens: usize, generate_tokens: usize) -> Workload {
-        Workload { batches: batches.to_vec(), prompt_tokens, generate_tokens, repetitions: 2 }
+        let (batches, logits) = (batches.to_vec(), LogitsFor::Last);
+        Workload { batches, prompt_tokens, generate_tokens, logits, repetitions: 2 }
     }
 
     #[test]

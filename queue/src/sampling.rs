@@ -23,39 +23,54 @@ pub const TOP_LOGPROBS_LIMIT: u32 = 20;
 /// Most entries of a logit bias.
 pub const LOGIT_BIAS_LIMIT: usize = 1024;
 
-/// Sampling parameters. [`Sampling::validate`] holds before a job is accepted.
+/// Sampling parameters. [`Sampling::validate`] holds before a job is accepted. What is left at its
+/// default is not written: it is most of it, and there are millions of jobs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
     /// Tokens to generate at most; capped by the context at the worker.
     pub max_tokens: u32,
     /// Tokens to generate before an end-of-text token or stop may end the text.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub min_tokens: u32,
     /// 0 is greedy.
+    #[serde(skip_serializing_if = "is_one")]
     pub temperature: f32,
     /// Keep the likeliest tokens; 0 keeps all.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub top_k: u32,
     /// Keep the smallest set with this probability; 1 keeps all.
+    #[serde(skip_serializing_if = "is_one")]
     pub top_p: f32,
     /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of tokens seen; 1 is off.
+    #[serde(skip_serializing_if = "is_one")]
     pub repetition_penalty: f32,
     /// Subtracted once from the logit of a token that was generated.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub presence_penalty: f32,
     /// Subtracted per time a token was generated.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub frequency_penalty: f32,
     /// Added to a token's logit, by id.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub logit_bias: Vec<(u32, f32)>,
     /// The text ends before the first of these.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub stop: Vec<String>,
     /// The text ends before the first of these tokens.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub stop_tokens: Vec<u32>,
     /// Go on past end-of-text tokens.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub ignore_eos: bool,
     /// Independent choices to generate.
+    #[serde(skip_serializing_if = "is_one")]
     pub n: u32,
     /// Return log probabilities, with this many alternatives per position.
+    #[serde(skip_serializing_if = "is_nothing")]
     pub logprobs: Option<u32>,
 }
 
@@ -79,6 +94,16 @@ impl Default for Sampling {
             logprobs: None,
         }
     }
+}
+
+/// Whether a parameter is at its default, for those whose default is nothing.
+fn is_nothing<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Whether a parameter is at its default, for those whose default is one.
+fn is_one<T: From<u8> + PartialEq>(value: &T) -> bool {
+    *value == T::from(1)
 }
 
 /// A parameter outside its range.

@@ -19,14 +19,14 @@ use tritmill_engine::{
     sampler::SamplingParams,
 };
 use tritmill_producer::{Client, JobBuilder};
-use tritmill_queue::{Job, JobId, QueueName, Sampling, store::FAST_RETENTION};
+use tritmill_queue::{Job, JobId, QueueName, Sampling};
 use tritmill_worker::{Committed, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
 
 use super::queue::Bench;
 use crate::{
     options::{ModelOption, RunOptions},
     output,
-    servers::{FastOption, Keeper, Servers},
+    servers::ModeOptions,
 };
 
 const EXAMPLES: &str = "\
@@ -64,14 +64,12 @@ pub struct Arguments {
     #[command(flatten)]
     run: RunOptions,
     #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    fast: FastOption,
+    servers: ModeOptions,
 }
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode(arguments.fast)?;
+    let servers = arguments.servers.mode()?;
     let model = arguments.model.open()?;
     let context = model.config().context_length;
     let longest = arguments.prompt.get().saturating_add(arguments.generate.get());
@@ -86,12 +84,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let mut alone = load::engine(&model, &options)?;
     let (engine_rates, queue_rates) = runtime.block_on(async {
-        let name = format!("bench-{}", JobId::generate());
-        let queue = QueueName { model: name, format: options.format.to_string() };
-        let (database, dispatcher) = (servers.database().await?, servers.dispatcher()?);
-        let keeper = Keeper::of(database, &dispatcher, &queue, FAST_RETENTION).await?;
-        let bench = Bench::new(keeper, dispatcher, queue);
-        bench.dispatcher.ping().await.context("cannot use Redis")?;
+        let bench = Bench::open(servers, &options.format.to_string()).await?;
         let mut fleet = Fleet::start(&bench, &model, &options)?;
         let mut submitted = Vec::new();
         let measured = tokio::select! {

@@ -6,6 +6,7 @@ use anyhow::ensure;
 use clap::Args;
 use serde_json::json;
 use tritmill_engine::{
+    backend::LogitsFor,
     load,
     measure::{self, Speed, Workload},
 };
@@ -39,6 +40,10 @@ pub struct Arguments {
     /// Tokens to decode after it
     #[arg(long, value_name = "N", default_value_t = 64)]
     generate: usize,
+    /// Compute all logits, as a draw from the whole distribution needs, and not just the largest, as
+    /// greedy decoding does
+    #[arg(long)]
+    all_logits: bool,
     /// How often to measure everything
     #[arg(long, value_name = "N", default_value = "3")]
     repetitions: NonZeroUsize,
@@ -56,6 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         batches: arguments.batch.iter().map(|batch| batch.get()).collect(),
         prompt_tokens: arguments.prompt.get(),
         generate_tokens: arguments.generate,
+        logits: if arguments.all_logits { LogitsFor::Last } else { LogitsFor::Largest(1) },
         repetitions: arguments.repetitions.get(),
     };
     let context = model.config().context_length;
@@ -77,6 +83,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "threads": threads,
             "prompt": workload.prompt_tokens,
             "generate": workload.generate_tokens,
+            "all_logits": arguments.all_logits,
             "weight_bytes": weight_bytes,
             "resident_bytes": resident_bytes,
             "rows": speeds.iter().map(row).collect::<Vec<_>>(),

@@ -16,14 +16,11 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use tritmill_queue::{Job, JobId, QueueName, store::FAST_RETENTION};
+use tritmill_queue::{Job, JobId};
 
 pub use self::flow::Bench;
 use self::processor_time::{Pids, Used};
-use crate::{
-    output,
-    servers::{FastOption, Keeper, Servers},
-};
+use crate::{output, servers::ModeOptions};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -68,9 +65,7 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    servers: Servers,
-    #[command(flatten)]
-    fast: FastOption,
+    servers: ModeOptions,
 }
 
 /// One phase, once.
@@ -92,15 +87,10 @@ struct Figures {
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let servers = arguments.servers.mode(arguments.fast)?;
+    let servers = arguments.servers.mode()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let figures = runtime.block_on(async {
-        let model = format!("bench-{}", JobId::generate());
-        let queue = QueueName { model, format: "none".to_owned() };
-        let (database, dispatcher) = (servers.database().await?, servers.dispatcher()?);
-        dispatcher.ping().await.context("cannot use Redis")?;
-        let keeper = Keeper::of(database, &dispatcher, &queue, FAST_RETENTION).await?;
-        let bench = Bench::new(keeper, dispatcher, queue);
+        let bench = Bench::open(servers, "none").await?;
         let mut submitted = Vec::new();
         let measured = tokio::select! {
             figures = measure(&bench, arguments, &mut submitted) => figures,
@@ -233,7 +223,7 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn mode(arguments: &Arguments) -> &'static str {
-    if arguments.fast.fast { "fast" } else { "journalled" }
+    if arguments.servers.fast { "fast" } else { "journalled" }
 }
 
 fn row(name: &str, runs: &[Run]) -> Option<Value> {

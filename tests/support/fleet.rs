@@ -7,8 +7,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tritmill_servers::{Postgres, Redis, Signal};
+
+/// Batch lines for the demo model, most of them short.
+#[allow(dead_code, reason = "not every test asks")]
+pub fn questions(count: usize) -> String {
+    let line = |index: usize| {
+        let text = format!("Invoice {index} was paid on the {} of March, 2024", 1 + index % 28);
+        let body = json!({
+            "messages": [{ "role": "user", "content": text }],
+            "max_tokens": 12 + index % 9,
+            "temperature": if index.is_multiple_of(3) { 0.0 } else { 1.0 },
+        });
+        let url = "/v1/chat/completions";
+        let line =
+            json!({ "custom_id": format!("q{index}"), "method": "POST", "url": url, "body": body });
+        format!("{line}\n")
+    };
+    (0..count).map(line).collect()
+}
 
 /// Servers, and the program pointed at them.
 pub struct Fleet {

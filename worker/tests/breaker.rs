@@ -31,7 +31,8 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
         }
         Ok(())
     });
-    // Three steps take five along each: the other half is never touched.
+    // A step takes five along at most, and at most five are held when the third failure is heard of:
+    // half of these are never touched.
     let jobs: Vec<Job> =
         (0..30).map(|_| Job { attempts_max: 8, ..job(Prompt::Tokens(vec![1, 2, 3]), 3) }).collect();
     rig.store.submit(&jobs).await.unwrap();
@@ -43,12 +44,14 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
     })
     .await;
     assert_eq!(gauge(&vitals, "device_rests"), 1);
-    assert_eq!(gauge(&vitals, "device_failures_total"), 3);
-    assert_eq!(steps.load(Ordering::SeqCst), 3);
     eventually("nothing is held", || {
         gauge(&vitals, "jobs_running") + gauge(&vitals, "results_waiting") == 0
     })
     .await;
+    // Jobs reach the engine one by one, so that a step may have one of them or all.
+    let opened_after = steps.load(Ordering::SeqCst);
+    assert!((3..=15).contains(&opened_after), "{opened_after} steps");
+    assert_eq!(gauge(&vitals, "device_failures_total"), i64::from(opened_after));
     let attempts = async || {
         let mut attempts = 0;
         for job in &jobs {
@@ -58,7 +61,7 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
     };
     assert!(attempts().await <= 15);
     // A first probe, and the wait after it doubled.
-    eventually("it is tried once", || steps.load(Ordering::SeqCst) == 4).await;
+    eventually("it is tried once", || steps.load(Ordering::SeqCst) > opened_after).await;
     assert!(vitals.unready().is_some());
     broken.store(false, Ordering::SeqCst);
     eventually("it is ready", || vitals.unready().is_none()).await;

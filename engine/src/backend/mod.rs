@@ -14,6 +14,9 @@ pub enum LogitsFor {
     Last,
     /// Every token of the chunk.
     All,
+    /// The last token of the chunk, of which only so many of the largest logits count: each other one
+    /// may be −∞ instead. Equal ones all count.
+    Largest(usize),
 }
 
 /// One sequence's part of a step: a prefill chunk or a single decoded token.
@@ -66,7 +69,8 @@ pub trait Backend: Send {
     /// KV blocks this backend has storage for; block ids are `0..block_count`.
     fn block_count(&self) -> usize;
 
-    /// Bytes of weights that a decode step reads, packed matrices and head, if it can say.
+    /// Bytes of weights that a decode step of [`LogitsFor::Largest`] reads, packed matrices and head,
+    /// if it can say.
     fn weight_bytes(&self) -> Option<usize> {
         None
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::{
     request::{Choice, Event, FinishReason, Output, Request, RequestId, TokenLogprob},
-    sampler::{Context, Drawn, Logprobs, SamplingParams, TokenCounts},
+    sampler::{self, Context, Drawn, Logprobs, SamplingParams, TokenCounts},
     scheduler::{Priority, SequenceId},
     text::{TextAssembler, TokenText},
 };
@@ -118,6 +118,11 @@ impl Active {
         let early = generation.tokens.len() < self.sampling.min_tokens;
         let masked = if early { self.ends.as_slice() } else { &[] };
         Context { counts: &generation.counts, masked, choice, position }
+    }
+
+    /// How many of the largest logits decide the next draw of a choice, if not all do.
+    pub fn deciding(&self, choice: u32) -> Option<usize> {
+        sampler::deciding(&self.sampling, self.context(choice, 0))
     }
 
     /// Books a drawn token. True if it ended the choice.

@@ -97,7 +97,7 @@ impl Backend for HashBackend {
             return Err(StepError::Device("the test said so".into()));
         }
         logits.clear();
-        for chunk in chunks.iter().filter(|chunk| chunk.logits == LogitsFor::Last) {
+        for chunk in chunks.iter().filter(|chunk| chunk.logits != LogitsFor::Nothing) {
             let tokens = self.read(chunk, chunk.position + chunk.tokens.len() - 1);
             logits.extend(logits_after(&tokens));
         }

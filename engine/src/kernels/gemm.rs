@@ -1,6 +1,6 @@
 //! [`gemm`], the safe entrance to the ternary kernels: checks shapes, then runs one [`Path`].
 
-use std::{ops::Range, sync::LazyLock};
+use std::{ops::Range, sync::LazyLock, time::Instant};
 
 use super::{Activations, Isa, scalar};
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
@@ -67,6 +67,29 @@ impl Path {
             }
         }
     }
+}
+
+/// Products a second that one thread does at best by an ISA's multiplying instruction, with everything
+/// in registers. Takes some hundredths of a second; nothing for scalar code and without the ISA.
+pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
+    const ROUNDS: usize = 200_000;
+    const PASSES: usize = 20;
+    let products: unsafe fn(usize) -> usize = match Path::of(isa)? {
+        Path::Scalar => return None,
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx2 => super::x86_64::avx2::products_of,
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512 => super::x86_64::avx512::products_of,
+        #[cfg(target_arch = "x86_64")]
+        Path::Avx512Vnni => super::x86_64::avx512::products_of_vnni,
+    };
+    let pass = || {
+        let started = Instant::now();
+        // SAFETY: `Path::of` looked for the features.
+        let count = unsafe { products(ROUNDS) };
+        count as f64 / started.elapsed().as_secs_f64().max(1e-9)
+    };
+    Some((0..PASSES).map(|_| pass()).fold(0.0, f64::max))
 }
 
 /// Multiplies a range of `w`'s tiles by all rows of `x`:

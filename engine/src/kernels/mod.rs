@@ -13,12 +13,13 @@ mod activations;
 mod conformance;
 mod gemm;
 mod scalar;
+pub mod screen;
 mod self_check;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
 pub use activations::{Activations, RowWriter, padded_cols};
-pub use gemm::gemm;
+pub use gemm::{gemm, peak_products_per_s};
 pub use self_check::self_check;
 
 /// Instruction sets with kernels of their own.

@@ -59,7 +59,33 @@ pub struct Drawn {
     pub logprobs: Option<Logprobs>,
 }
 
+/// How many of the largest logits, as the model gives them, decide what [`sample`] draws; `None` if
+/// all do.
+///
+/// Greedy needs the largest, top-k the k largest. Whatever only lowers logits (masks, penalties,
+/// negative bias) lets as many others move up as it lowers: among so many more of the largest
+/// are all that may be drawn. What raises a logit, a distribution that is not cut, and
+/// log-probabilities need all.
+pub fn deciding(params: &SamplingParams, context: Context<'_>) -> Option<usize> {
+    let largest = match (params.temperature == 0.0, params.top_k) {
+        (true, _) => 1,
+        (false, 0) => return None,
+        (false, k) => k,
+    };
+    let raises = params.repetition_penalty < 1.0
+        || params.presence_penalty < 0.0
+        || params.frequency_penalty < 0.0
+        || params.logit_bias.values().any(|bias| *bias > 0.0);
+    if raises || params.logprobs.is_some() {
+        return None;
+    }
+    let lowered = context.masked.len() + params.logit_bias.len() + context.counts.distinct();
+    Some(largest.saturating_add(lowered))
+}
+
 /// Draws the next token. Overwrites `logits`. // (vocab)
+///
+/// Logits may be −∞ that are not among the [`deciding`] ones.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, or nothing is left to draw.

@@ -31,6 +31,11 @@ impl TokenCounts {
         Self { counts, counts_prompt, counts_output }
     }
 
+    /// Tokens with an entry.
+    pub fn distinct(&self) -> usize {
+        self.counts.len()
+    }
+
     /// Counts a generated token.
     pub fn add(&mut self, token: u32) {
         if self.counts_output {

@@ -128,14 +128,14 @@ impl Scheduler {
         self.counters
     }
 
-    /// The backend's view of a planned chunk.
-    pub fn chunk(&self, planned: &Planned) -> Chunk<'_> {
+    /// The backend's view of a planned chunk; `logits` is what its sampler needs, if it samples.
+    pub fn chunk(&self, planned: &Planned, logits: LogitsFor) -> Chunk<'_> {
         let sequence = &self.sequences[&planned.id];
         Chunk {
             tokens: &sequence.tokens[planned.start..planned.end],
             position: planned.start,
             blocks: &sequence.blocks,
-            logits: if planned.samples { LogitsFor::Last } else { LogitsFor::Nothing },
+            logits: if planned.samples { logits } else { LogitsFor::Nothing },
         }
     }
 

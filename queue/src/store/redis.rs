@@ -39,7 +39,7 @@ use super::{
 use crate::{
     dispatch::{BacklogLimit, Connections, Entry, keys, scripts::Script},
     job::{Job, JobId, JobState, QueueName, Tenant, Timestamp},
-    outcome::{JobError, Outcome, Usage},
+    outcome::{Completion, JobError, Outcome},
     wire,
 };
 
@@ -106,8 +106,7 @@ impl Arguments {
     }
 
     fn held(&mut self, held: Held) {
-        self.number(held.id);
-        self.number(held.epoch);
+        self.push(format!("{}:{}", held.id, held.epoch));
     }
 }
 
@@ -306,15 +305,20 @@ impl Store for RedisStore {
             let verdict = attempts::verdict(outcome, 0, u32::MAX);
             arguments.push([record::letter(verdict)]);
             arguments.push(wire::encode(outcome));
-            let (error, usage) = match outcome {
-                Outcome::Completed(completion) => (Vec::new(), completion.usage),
-                Outcome::Error(error) => (wire::encode(error), Usage::default()),
-                Outcome::Expired => (Vec::new(), Usage::default()),
-            };
-            arguments.push(error);
-            arguments.number(attempts::jitter(held.id));
-            arguments.number(usage.prompt_tokens);
-            arguments.number(usage.completion_tokens);
+            match outcome {
+                Outcome::Completed(Completion { usage, .. }) => {
+                    arguments.number(usage.prompt_tokens);
+                    arguments.number(usage.completion_tokens);
+                }
+                Outcome::Error(error) => {
+                    arguments.push(wire::encode(error));
+                    arguments.number(attempts::jitter(held.id));
+                }
+                Outcome::Expired => {
+                    arguments.push("");
+                    arguments.number(0);
+                }
+            }
         }
         let letters: Vec<u8> = self.run(&scripts::FINISH, &arguments).await?;
         let settle = |(finished, letter): (&Finished, u8)| {

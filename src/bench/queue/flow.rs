@@ -15,10 +15,13 @@ use tritmill_producer::JobBuilder;
 use tritmill_queue::{
     Choice, Claim, Claimant, Completion, Delivery, Dispatcher as _, FinishReason, Finished, Held,
     Job, JobId, Outcome, Pull, QueueName, Store, Usage, dispatch::RedisDispatcher,
+    store::FAST_RETENTION,
 };
 
-use crate::servers::Keeper;
+use crate::servers::{Keeper, Mode};
 
+/// Digits at the end of an id that are random.
+const RANDOM_DIGITS: usize = 8;
 /// Length of a claim: nothing here runs that long.
 const LEASE: Duration = Duration::from_secs(60);
 /// How long a consumer waits for work that must be there.
@@ -39,9 +42,15 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A queue of its own on these servers.
-    pub fn new(keeper: Keeper, dispatcher: RedisDispatcher, queue: QueueName) -> Self {
-        Self { store: keeper.store(), keeper, dispatcher, queue }
+    /// A queue of its own, `bench-DIGITS@FORMAT`, on these servers.
+    pub async fn open(servers: Mode<'_>, format: &str) -> anyhow::Result<Self> {
+        let id = JobId::generate().to_string();
+        let model = format!("bench-{}", &id[id.len() - RANDOM_DIGITS..]);
+        let queue = QueueName { model, format: format.to_owned() };
+        let (database, dispatcher) = (servers.database().await?, servers.dispatcher()?);
+        dispatcher.ping().await.context("cannot use Redis")?;
+        let keeper = Keeper::of(database, &dispatcher, &queue, FAST_RETENTION).await?;
+        Ok(Self { store: keeper.store(), keeper, dispatcher, queue })
     }
 
     /// As many jobs as asked for, of a short prompt.

@@ -103,7 +103,7 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Device<F> {
         logits.clear();
         let rows = |chunk: &Chunk<'_>| match chunk.logits {
             LogitsFor::Nothing => 0,
-            LogitsFor::Last => 1,
+            LogitsFor::Last | LogitsFor::Largest(_) => 1,
             LogitsFor::All => chunk.tokens.len(),
         };
         logits.resize(chunks.iter().map(rows).sum::<usize>() * 1000, 0.0);

@@ -5,10 +5,11 @@ use std::{cell::RefCell, ops::Range, sync::Arc};
 use super::{
     CpuOptions,
     disjoint::Disjoint,
-    head::HEAD_ROWS,
+    head::{HEAD_ROWS, Head},
     kv_store::{KvShape, KvStore},
     linears::Source,
     pool::Pool,
+    screen::{Job, Screening, TopRow},
     weights::Weights,
 };
 use crate::{
@@ -72,7 +73,8 @@ pub(super) struct Buffers {
     pub attended: Vec<f32>,  // (rows, heads * head_dim)
     pub gate: Vec<f32>,      // (rows, intermediate)
     pub inputs: [Quantized; 3],
-    pub wanted: Vec<f32>, // (rows with logits, hidden)
+    pub wanted: Vec<f32>,         // (rows with all logits, hidden)
+    pub wanted_largest: Vec<f32>, // (rows with some of the largest, hidden)
 }
 
 /// Scratch of one thread.
@@ -107,6 +109,7 @@ pub struct CpuBackend<E> {
     /// RoPE frequencies `theta^(−2j / head_dim)`. // (head_dim / 2)
     pub(super) frequencies: Vec<f32>,
     pub(super) buffers: Buffers,
+    screening: Screening,
 }
 
 impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
@@ -130,6 +133,7 @@ impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
             numerics_class,
             frequencies,
             buffers: Buffers::default(),
+            screening: Screening::default(),
         }
     }
 
@@ -231,32 +235,54 @@ impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
 
     /// Final norm and head for the rows the chunks ask for.
     fn head(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
-        let config = self.weights.config();
+        let weights = Arc::clone(&self.weights);
+        let (config, head) = (weights.config(), &weights.head);
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
-        let Buffers { residual, wanted, .. } = &mut self.buffers;
+        let Buffers { residual, wanted, wanted_largest, .. } = &mut self.buffers;
+        let (mut outputs, mut largest) = (Vec::new(), Vec::new());
         wanted.clear();
-        let mut first = 0;
+        wanted_largest.clear();
+        let (mut first, mut output) = (0, 0);
         for chunk in chunks {
             let last = first + chunk.tokens.len();
-            let rows = match chunk.logits {
-                LogitsFor::Nothing => last..last,
-                LogitsFor::Last => last - 1..last,
-                LogitsFor::All => first..last,
+            let (rows, count) = match chunk.logits {
+                LogitsFor::Nothing => (last..last, None),
+                LogitsFor::Last => (last - 1..last, None),
+                LogitsFor::All => (first..last, None),
+                LogitsFor::Largest(count) => (last - 1..last, Some(count)),
             };
+            let count = count.filter(|count| head.screen().is_some_and(|s| s.pays_for(*count)));
             for r in rows {
-                let start = wanted.len();
-                wanted.resize(start + hidden, 0.0);
+                let xs = if let Some(count) = count {
+                    largest.push(TopRow { output, count });
+                    &mut *wanted_largest
+                } else {
+                    outputs.push(output);
+                    &mut *wanted
+                };
+                let start = xs.len();
+                xs.resize(start + hidden, 0.0);
                 let x = &residual[r * hidden..(r + 1) * hidden];
-                let out = &mut wanted[start..];
-                self.kernels.rms_norm(x, &self.weights.final_norm, config.rms_norm_eps, out);
+                let out = &mut xs[start..];
+                self.kernels.rms_norm(x, &weights.final_norm, config.rms_norm_eps, out);
+                output += 1;
             }
             first = last;
         }
-        let n = wanted.len() / hidden;
-        logits.clear();
-        logits.resize(n * vocab, 0.0);
+        logits.resize(output * vocab, 0.0);
+        if let Some(screen) = head.screen() {
+            let (kernels, isa, xs) = (self.kernels, self.isa, &wanted_largest[..]);
+            let job = Job { head, kernels, isa, xs, rows: &largest };
+            screen.largest(&job, &mut self.pool, &mut self.screening, logits);
+        }
+        self.whole_head(head, vocab, &outputs, logits);
+    }
+
+    /// All logits of the wanted rows, into rows `outputs` of `logits`.
+    fn whole_head(&mut self, head: &Head, vocab: usize, outputs: &[usize], logits: &mut [f32]) {
+        let n = outputs.len();
         let out = Disjoint::new(logits);
-        let (head, kernels, wanted) = (&self.weights.head, self.kernels, &*wanted);
+        let (kernels, wanted) = (self.kernels, &self.buffers.wanted);
         let tasks = if n == 0 { 0 } else { vocab.div_ceil(HEAD_ROWS) };
         self.pool.run(tasks, &|task| {
             let first = task * HEAD_ROWS;
@@ -265,8 +291,8 @@ impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
                 let Scratch { floats, more_floats, .. } = scratch;
                 floats.resize(n * count, 0.0);
                 head.logits(kernels, first, count, wanted, more_floats, floats);
-                for (r, part) in floats.chunks_exact(count).enumerate() {
-                    let start = r * vocab + first;
+                for (output, part) in outputs.iter().zip(floats.chunks_exact(count)) {
+                    let start = output * vocab + first;
                     // SAFETY: each task writes its own columns.
                     unsafe { out.part(start..start + count) }.copy_from_slice(part);
                 }
@@ -295,7 +321,7 @@ impl<E: KvElement + bytemuck::Zeroable> Backend for CpuBackend<E> {
     }
 
     fn weight_bytes(&self) -> Option<usize> {
-        Some(self.weights.size_bytes())
+        Some(self.weights.step_bytes())
     }
 
     fn numerics_class(&self) -> &str {

@@ -4,6 +4,7 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::screen::Screen;
 use crate::files::{Dense, DenseType, Model};
 use crate::formats::memory::AlignedBytes;
 use crate::kernels::float::FloatKernels;
@@ -11,9 +12,12 @@ use crate::kernels::float::FloatKernels;
 /// How the head's weights are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HeadMode {
-    /// As in the file; exact.
+    /// As in the file, and exact: a copy in int8 says which rows may matter, where not all logits are
+    /// asked for ([`super::screen`]).
     #[default]
     Exact,
+    /// As in the file, without the copy: every logit is computed.
+    Full,
     /// One int8 per weight and one scale per row: half the memory of f16, and lossy.
     Q8,
 }
@@ -42,6 +46,7 @@ enum Rows {
 /// The head's weights. // (vocab, hidden)
 pub struct Head {
     rows: Rows,
+    screen: Option<Screen>,
     vocab_size: usize,
     hidden_size: usize,
 }
@@ -49,19 +54,29 @@ pub struct Head {
 impl Head {
     /// Copies the matrix out of the model file.
     pub fn load(model: &Model, mode: HeadMode) -> Self {
-        let dense = model.head();
+        Self::of(model.head(), mode, || model.release_pages())
+    }
+
+    /// Copies a matrix; `release` hears when much of it has been read.
+    pub fn of(dense: Dense<'_>, mode: HeadMode, release: impl Fn()) -> Self {
         let rows = match mode {
             HeadMode::Q8 => quantize_rows(dense),
-            HeadMode::Exact => {
+            HeadMode::Exact | HeadMode::Full => {
                 let mut bytes = AlignedBytes::zeroed(dense.bytes.len().next_multiple_of(64));
                 for (to, from) in bytes.chunks_mut(COPY_BYTES).zip(dense.bytes.chunks(COPY_BYTES)) {
                     to[..from.len()].copy_from_slice(from);
-                    model.release_pages();
+                    release();
                 }
                 Rows::Stored { dtype: dense.dtype, bytes }
             }
         };
-        Self { rows, vocab_size: dense.rows, hidden_size: dense.cols }
+        let screen = (mode == HeadMode::Exact).then(|| Screen::of(dense)).flatten();
+        Self { rows, screen, vocab_size: dense.rows, hidden_size: dense.cols }
+    }
+
+    /// What finds the largest logits without computing all.
+    pub fn screen(&self) -> Option<&Screen> {
+        self.screen.as_ref()
     }
 
     /// Rows of the matrix.
@@ -71,6 +86,15 @@ impl Head {
 
     /// Bytes held.
     pub fn size_bytes(&self) -> usize {
+        self.rows_bytes() + self.screen.as_ref().map_or(0, Screen::size_bytes)
+    }
+
+    /// Bytes read where only the largest logits are asked for, but for the rows that may have them.
+    pub fn step_bytes(&self) -> usize {
+        self.screen.as_ref().map_or_else(|| self.rows_bytes(), Screen::size_bytes)
+    }
+
+    fn rows_bytes(&self) -> usize {
         match &self.rows {
             Rows::Stored { bytes, .. } => bytes.len(),
             Rows::Int8 { rows, scales } => rows.len() + scales.len() * 4,

@@ -12,9 +12,13 @@ use crate::{
     kernels::{self, Activations, Isa, float::KvElement},
 };
 
-/// Weight tiles per task: small enough that threads finish together, large enough that handing
+/// Bytes of weights per task: small enough that threads finish together, large enough that handing
 /// one out costs nothing beside it.
-const TILES_PER_TASK: usize = 4;
+const TASK_BYTES: usize = 40 << 10;
+/// Tiles of a task at most: as many as the kernels for many rows take together.
+const TASK_TILES: usize = 4;
+/// Rows from which they do; with fewer, weights are what takes time.
+const TASK_TILES_ROWS: usize = 8;
 
 /// Which buffer a quantization reads.
 #[derive(Clone, Copy)]
@@ -46,9 +50,14 @@ fn multiply(
     Columns { range: start..(start + stride).min(matrix.rows()), stride }
 }
 
-fn tile_tasks(matrix: &PackedMatrix) -> impl Iterator<Item = Range<usize>> {
+fn tile_tasks(matrix: &PackedMatrix, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let count = matrix.tile_count();
-    (0..count).step_by(TILES_PER_TASK).map(move |at| at..(at + TILES_PER_TASK).min(count))
+    let of_task = if rows < TASK_TILES_ROWS {
+        (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES)
+    } else {
+        TASK_TILES
+    };
+    (0..count).step_by(of_task).map(move |at| at..(at + of_task).min(count))
 }
 
 impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
@@ -119,7 +128,7 @@ impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
         }
         let outputs = outputs.map(|out| Disjoint::new(out));
         let tasks: Vec<(usize, Range<usize>)> =
-            (0..3).flat_map(|i| tile_tasks(&linears[i].matrix).map(move |t| (i, t))).collect();
+            (0..3).flat_map(|i| tile_tasks(&linears[i].matrix, n).map(move |t| (i, t))).collect();
         let (isa, kernels) = (self.isa, self.kernels);
         self.pool.run(tasks.len(), &|task| {
             let (i, tiles) = tasks[task].clone();
@@ -144,7 +153,7 @@ impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
         let (n, width) = (rows.len(), gate.matrix.rows());
         out.resize(n * width, 0.0);
         let out = Disjoint::new(out);
-        let tasks: Vec<Range<usize>> = tile_tasks(&gate.matrix).collect();
+        let tasks: Vec<Range<usize>> = tile_tasks(&gate.matrix, n).collect();
         let (gate_in, up_in) = (&quantized[inputs[0]], &quantized[inputs[1]]);
         let (isa, kernels) = (self.isa, self.kernels);
         let activation = self.weights.config().activation;
@@ -174,7 +183,7 @@ impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
         let Buffers { rows, residual, inputs, .. } = &mut self.buffers;
         let (n, width) = (rows.len(), linear.matrix.rows());
         let residual = Disjoint::new(residual);
-        let tasks: Vec<Range<usize>> = tile_tasks(&linear.matrix).collect();
+        let tasks: Vec<Range<usize>> = tile_tasks(&linear.matrix, n).collect();
         let input = &inputs[0];
         let (isa, kernels) = (self.isa, self.kernels);
         self.pool.run(tasks.len(), &|task| {

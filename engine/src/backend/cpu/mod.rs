@@ -12,6 +12,7 @@ mod head;
 mod kv_store;
 mod linears;
 mod pool;
+mod screen;
 mod self_test;
 mod weights;
 
@@ -76,9 +77,9 @@ impl FromStr for KvType {
     }
 }
 
-/// A head mode that is neither `exact` nor `q8`.
+/// A head mode that is none of `exact`, `full`, `q8`.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown head '{0}' (expected exact or q8)")]
+#[error("unknown head '{0}' (expected exact, full or q8)")]
 pub struct UnknownHeadMode(pub String);
 
 impl FromStr for HeadMode {
@@ -87,6 +88,7 @@ impl FromStr for HeadMode {
     fn from_str(name: &str) -> Result<Self, UnknownHeadMode> {
         match name {
             "exact" => Ok(Self::Exact),
+            "full" => Ok(Self::Full),
             "q8" => Ok(Self::Q8),
             other => Err(UnknownHeadMode(other.to_owned())),
         }

@@ -2,10 +2,12 @@
 //!
 //! A step has hundreds of short parallel regions; waking a sleeping thread costs more than many of
 //! them. Workers therefore spin for a short while after a region and sleep only when no further one
-//! comes. Tasks of a region are handed out by one counter, so a thread that is held up takes fewer.
-//! Which thread runs a task never changes its result.
+//! comes. Each thread has a stretch of a region's tasks, whose weights lie one after another, and
+//! then takes what is left of the others': a thread that is held up takes fewer. Which thread runs a
+//! task never changes its result.
 
 use std::{
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
@@ -19,6 +21,11 @@ const SPINS: u32 = 4_000;
 
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 
+/// The next task of a stretch to hand out, on a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Next(AtomicUsize);
+
 #[derive(Default)]
 struct Shared {
     /// Grows by one for every region; workers wait for it to change.
@@ -26,8 +33,8 @@ struct Shared {
     /// The running region's task: a `*const Task` of the caller's stack frame.
     task: AtomicPtr<Task<'static>>,
     task_count: AtomicUsize,
-    /// Next task to hand out.
-    next: AtomicUsize,
+    /// One stretch for each thread, the caller's first.
+    stretches: Vec<Next>,
     /// Workers that have not yet finished the region.
     busy: AtomicUsize,
     /// A task of the region panicked in a worker.
@@ -46,13 +53,14 @@ pub struct Pool {
 impl Pool {
     /// Starts `threads - 1` workers; `threads` is at least 1.
     pub fn new(threads: usize) -> Self {
-        let shared = Arc::new(Shared::default());
+        let stretches = (0..threads.max(1)).map(|_| Next::default()).collect();
+        let shared = Arc::new(Shared { stretches, ..Shared::default() });
         let workers = (1..threads.max(1))
             .map(|i| {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new()
                     .name(format!("step-{i}"))
-                    .spawn(move || work(&shared))
+                    .spawn(move || work(&shared, i))
                     .expect("the system refused a thread at start-up")
             })
             .collect();
@@ -71,7 +79,9 @@ impl Pool {
         let task: *const Task<'_> = &task;
         shared.task.store(task.cast_mut().cast(), Ordering::Relaxed);
         shared.task_count.store(count, Ordering::Relaxed);
-        shared.next.store(0, Ordering::Relaxed);
+        for (thread, next) in shared.stretches.iter().enumerate() {
+            next.0.store(shared.stretch(thread, count).start, Ordering::Relaxed);
+        }
         shared.busy.store(self.workers.len(), Ordering::Relaxed);
         {
             // The lock orders this against a worker that is about to sleep.
@@ -81,7 +91,7 @@ impl Pool {
                 shared.wake.notify_all();
             }
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| run_tasks(shared)));
+        let mine = catch_unwind(AssertUnwindSafe(|| run_tasks(shared, 0)));
         // `task` lives in this frame: no way out before every worker is done with it.
         let mut spins = 0;
         while shared.busy.load(Ordering::Acquire) > 0 {
@@ -110,29 +120,41 @@ impl Drop for Pool {
     }
 }
 
-fn run_tasks(shared: &Shared) {
-    let count = shared.task_count.load(Ordering::Relaxed);
-    let task = shared.task.load(Ordering::Relaxed).cast_const();
-    loop {
-        let index = shared.next.fetch_add(1, Ordering::Relaxed);
-        if index >= count {
-            return;
-        }
-        // SAFETY: `run` stored a pointer into its own frame before it opened the region and does
-        // not return before `busy` is zero, which this thread brings about after this call.
-        let task = unsafe { *task };
-        task(index);
+impl Shared {
+    /// The tasks that a thread takes first, of `count`.
+    fn stretch(&self, thread: usize, count: usize) -> Range<usize> {
+        let threads = self.stretches.len();
+        thread * count / threads..(thread + 1) * count / threads
     }
 }
 
-fn work(shared: &Shared) {
+fn run_tasks(shared: &Shared, thread: usize) {
+    let count = shared.task_count.load(Ordering::Relaxed);
+    let task = shared.task.load(Ordering::Relaxed).cast_const();
+    let threads = shared.stretches.len();
+    for other in (thread..threads).chain(0..thread) {
+        let (next, end) = (&shared.stretches[other].0, shared.stretch(other, count).end);
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= end {
+                break;
+            }
+            // SAFETY: `run` stored a pointer into its own frame before it opened the region and does
+            // not return before `busy` is zero, which this thread brings about after this call.
+            let task = unsafe { *task };
+            task(index);
+        }
+    }
+}
+
+fn work(shared: &Shared, thread: usize) {
     let mut seen = 0;
     loop {
         seen = wait_for_region(shared, seen);
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
-        if catch_unwind(AssertUnwindSafe(|| run_tasks(shared))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| run_tasks(shared, thread))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
         }
         shared.busy.fetch_sub(1, Ordering::Release);

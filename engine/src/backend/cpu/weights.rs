@@ -75,11 +75,18 @@ impl Weights {
         self.model.config()
     }
 
-    /// Bytes of the packed matrices and the head.
+    /// Bytes held: the packed matrices and the head with its copies.
     pub fn size_bytes(&self) -> usize {
-        let packed: usize =
-            self.layers.iter().flat_map(|l| &l.linears).map(|l| l.matrix.size_bytes()).sum();
-        packed + self.head.size_bytes()
+        self.packed_bytes() + self.head.size_bytes()
+    }
+
+    /// Bytes a decode step reads: the packed matrices, and the head or the copy it is screened by.
+    pub fn step_bytes(&self) -> usize {
+        self.packed_bytes() + self.head.step_bytes()
+    }
+
+    fn packed_bytes(&self) -> usize {
+        self.layers.iter().flat_map(|l| &l.linears).map(|l| l.matrix.size_bytes()).sum()
     }
 }
 

@@ -5,9 +5,13 @@
 //! in `avx512`, but that signs become byte masks: a lane's four bits are spread by `vpshufb` and a
 //! compare.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::Range};
 
-use super::{CODES_MAX, Expand, Tile, Vectors, Work, block_rows};
+use super::{
+    CODES_MAX, Expand, Tile, Vectors, Work, block_rows,
+    many::{self, Codes, Many},
+    peak,
+};
 use crate::{
     formats::{
         Format,
@@ -37,6 +41,15 @@ pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
     }
 }
 
+/// Products of so many rounds of nothing but multiplications.
+///
+/// # Safety
+/// The machine has AVX2.
+pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
+    // SAFETY: passed on from the caller.
+    unsafe { super::products_of::<Avx2>(rounds) }
+}
+
 /// A tile's 16 lanes.
 type Lanes = [__m256i; 2];
 
@@ -46,10 +59,31 @@ unsafe fn block_avx2<E: Expand<Avx2>, const R: usize, const A: usize>(work: Work
     unsafe { block_rows::<Avx2, E, R, A>(work) }
 }
 
+#[target_feature(enable = "avx2")]
+unsafe fn expand_avx2<E: Expand<Avx2>>(tile: Tile, blocks: Range<usize>, codes: &mut Codes<Avx2>) {
+    // SAFETY: passed on from the caller.
+    unsafe { many::expand::<Avx2, E>(tile, blocks, codes) }
+}
+
+#[target_feature(enable = "avx2")]
+unsafe fn many_avx2<const R: usize, const TILES: usize>(many: Many<Avx2>) {
+    // SAFETY: passed on from the caller.
+    unsafe { many::rows_by_tiles::<Avx2, R, TILES>(many) }
+}
+
+#[target_feature(enable = "avx2")]
+unsafe fn peak_avx2(rounds: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { peak::accumulate_all::<Avx2>(rounds) }
+}
+
 impl Vectors for Avx2 {
     type Lanes = Lanes;
     type Broadcast = __m256i;
     const ROWS_MAX: usize = 3;
+    const MANY_ROWS_MIN: usize = 8;
+    const MANY_ROWS: usize = 4;
+    const MANY_TILES: usize = 1;
     const ACCUMULATE_MAX: usize = 64;
 
     #[inline(always)]
@@ -88,12 +122,52 @@ impl Vectors for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn store_less(to: *mut i32, lanes: Lanes, minus: i32) {
+    unsafe fn splat(value: i32) -> Lanes {
+        // SAFETY: the trait's caller has AVX2.
+        unsafe { [_mm256_set1_epi32(value); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: Lanes, b: Lanes) -> Lanes {
+        // SAFETY: the trait's caller has AVX2.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const i32) -> Lanes {
+        // SAFETY: the trait's caller has AVX2 and 16 places at `from`.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())] }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut i32, lanes: Lanes) {
         // SAFETY: the trait's caller has AVX2 and 16 places at `to`.
         unsafe {
-            let minus = _mm256_set1_epi32(minus);
-            _mm256_storeu_si256(to.cast(), _mm256_sub_epi32(lanes[0], minus));
-            _mm256_storeu_si256(to.add(8).cast(), _mm256_sub_epi32(lanes[1], minus));
+            _mm256_storeu_si256(to.cast(), lanes[0]);
+            _mm256_storeu_si256(to.add(8).cast(), lanes[1]);
+        }
+    }
+
+    unsafe fn expand<E: Expand<Self>>(tile: Tile, blocks: Range<usize>, codes: &mut Codes<Self>) {
+        // SAFETY: passed on from the caller.
+        unsafe { expand_avx2::<E>(tile, blocks, codes) }
+    }
+
+    unsafe fn run_peak(rounds: usize) {
+        // SAFETY: passed on from the caller.
+        unsafe { peak_avx2(rounds) }
+    }
+
+    unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match (rows, tiles) {
+                (1, 1) => many_avx2::<1, 1>(many),
+                (2, 1) => many_avx2::<2, 1>(many),
+                (3, 1) => many_avx2::<3, 1>(many),
+                (4, 1) => many_avx2::<4, 1>(many),
+                _ => unreachable!("{rows} rows and {tiles} tiles in a group"),
+            }
         }
     }
 

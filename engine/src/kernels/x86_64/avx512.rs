@@ -8,9 +8,13 @@
 //! `i2_s`: shift and mask. `tl1`: two `vpshufb` a nibble vector. `tl2`: three `vpshufb` a nibble
 //! vector, and `2 − code` under the mask of signs.
 
-use std::arch::x86_64::*;
+use std::{arch::x86_64::*, ops::Range};
 
-use super::{CODES_MAX, Expand, Tile, Vectors, Work, block_rows};
+use super::{
+    CODES_MAX, Expand, Tile, Vectors, Work, block_rows,
+    many::{self, Codes, Many},
+    peak,
+};
 use crate::{
     formats::{
         Format,
@@ -46,6 +50,24 @@ pub(in crate::kernels) unsafe fn gemm_vnni(product: Product<'_>) {
     unsafe { gemm_as::<Vnni>(product) }
 }
 
+/// Products of so many rounds of nothing but multiplications.
+///
+/// # Safety
+/// As for [`gemm`].
+pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
+    // SAFETY: passed on from the caller.
+    unsafe { super::products_of::<Bw>(rounds) }
+}
+
+/// [`products_of`] with VNNI.
+///
+/// # Safety
+/// As for [`gemm_vnni`].
+pub(in crate::kernels) unsafe fn products_of_vnni(rounds: usize) -> usize {
+    // SAFETY: passed on from the caller.
+    unsafe { super::products_of::<Vnni>(rounds) }
+}
+
 unsafe fn gemm_as<T: Vectors<Lanes = __m512i>>(product: Product<'_>) {
     // SAFETY: passed on from the caller.
     unsafe {
@@ -57,12 +79,31 @@ unsafe fn gemm_as<T: Vectors<Lanes = __m512i>>(product: Product<'_>) {
     }
 }
 
-/// What both share; `$block` is [`block_rows`] with the features enabled.
+/// `$many::<rows, $tiles>`.
+macro_rules! by_rows {
+    ($many:ident, $work:expr, $rows:expr, $tiles:literal) => {
+        match $rows {
+            1 => $many::<1, $tiles>($work),
+            2 => $many::<2, $tiles>($work),
+            3 => $many::<3, $tiles>($work),
+            4 => $many::<4, $tiles>($work),
+            5 => $many::<5, $tiles>($work),
+            6 => $many::<6, $tiles>($work),
+            rows => unreachable!("{rows} rows in a group of at most {}", Self::MANY_ROWS),
+        }
+    };
+}
+
+/// What both share; `$block`, `$expand` and `$many` are [`block_rows`], [`many::expand`] and
+/// [`many::rows_by_tiles`] with the features enabled.
 macro_rules! vectors_512 {
-    ($block:ident) => {
+    ($block:ident, $expand:ident, $many:ident, $peak:ident) => {
         type Lanes = __m512i;
         type Broadcast = __m512i;
         const ROWS_MAX: usize = 8;
+        const MANY_ROWS_MIN: usize = 8;
+        const MANY_ROWS: usize = 6;
+        const MANY_TILES: usize = 4;
 
         #[inline(always)]
         unsafe fn zero() -> __m512i {
@@ -77,10 +118,53 @@ macro_rules! vectors_512 {
         }
 
         #[inline(always)]
-        unsafe fn store_less(to: *mut i32, lanes: __m512i, minus: i32) {
+        unsafe fn splat(value: i32) -> __m512i {
+            // SAFETY: the trait's caller has AVX-512.
+            unsafe { _mm512_set1_epi32(value) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
+            // SAFETY: the trait's caller has AVX-512.
+            unsafe { _mm512_add_epi32(a, b) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const i32) -> __m512i {
+            // SAFETY: the trait's caller has AVX-512 and 16 places at `from`.
+            unsafe { _mm512_loadu_si512(from.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(to: *mut i32, lanes: __m512i) {
             // SAFETY: the trait's caller has AVX-512 and 16 places at `to`.
+            unsafe { _mm512_storeu_si512(to.cast(), lanes) }
+        }
+
+        unsafe fn expand<E: Expand<Self>>(
+            tile: Tile,
+            blocks: Range<usize>,
+            codes: &mut Codes<Self>,
+        ) {
+            // SAFETY: passed on from the caller.
+            unsafe { $expand::<E>(tile, blocks, codes) }
+        }
+
+        unsafe fn run_peak(rounds: usize) {
+            // SAFETY: passed on from the caller.
+            unsafe { $peak(rounds) }
+        }
+
+        unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize) {
+            // SAFETY: passed on from the caller.
             unsafe {
-                _mm512_storeu_si512(to.cast(), _mm512_sub_epi32(lanes, _mm512_set1_epi32(minus)));
+                match tiles {
+                    4 => by_rows!($many, many, rows, 4),
+                    3 => by_rows!($many, many, rows, 3),
+                    2 => by_rows!($many, many, rows, 2),
+                    1 => by_rows!($many, many, rows, 1),
+                    _ => unreachable!("{tiles} tiles in a group of at most {}", Self::MANY_TILES),
+                }
             }
         }
 
@@ -103,20 +187,51 @@ macro_rules! vectors_512 {
     };
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn block_bw<E: Expand<Bw>, const R: usize, const A: usize>(work: Work) {
-    // SAFETY: passed on from the caller.
-    unsafe { block_rows::<Bw, E, R, A>(work) }
+/// The loops with the features enabled.
+macro_rules! enabled {
+    ($vectors:ty, $features:literal, $block:ident, $expand:ident, $many:ident, $peak:ident) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $block<E: Expand<$vectors>, const R: usize, const A: usize>(work: Work) {
+            // SAFETY: passed on from the caller.
+            unsafe { block_rows::<$vectors, E, R, A>(work) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $expand<E: Expand<$vectors>>(
+            tile: Tile,
+            blocks: Range<usize>,
+            codes: &mut Codes<$vectors>,
+        ) {
+            // SAFETY: passed on from the caller.
+            unsafe { many::expand::<$vectors, E>(tile, blocks, codes) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $many<const R: usize, const TILES: usize>(many: Many<$vectors>) {
+            // SAFETY: passed on from the caller.
+            unsafe { many::rows_by_tiles::<$vectors, R, TILES>(many) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $peak(rounds: usize) {
+            // SAFETY: passed on from the caller.
+            unsafe { peak::accumulate_all::<$vectors>(rounds) }
+        }
+    };
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn block_vnni<E: Expand<Vnni>, const R: usize, const A: usize>(work: Work) {
-    // SAFETY: passed on from the caller.
-    unsafe { block_rows::<Vnni, E, R, A>(work) }
-}
+enabled!(Bw, "avx512f,avx512bw,avx512dq,avx512vl", block_bw, expand_bw, many_bw, peak_bw);
+enabled!(
+    Vnni,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+    block_vnni,
+    expand_vnni,
+    many_vnni,
+    peak_vnni
+);
 
 impl Vectors for Bw {
-    vectors_512!(block_bw);
+    vectors_512!(block_bw, expand_bw, many_bw, peak_bw);
     const ACCUMULATE_MAX: usize = 64;
 
     #[inline(always)]
@@ -133,7 +248,7 @@ impl Vectors for Bw {
 }
 
 impl Vectors for Vnni {
-    vectors_512!(block_vnni);
+    vectors_512!(block_vnni, expand_vnni, many_vnni, peak_vnni);
     const ACCUMULATE_MAX: usize = usize::MAX;
 
     #[inline(always)]

@@ -17,13 +17,18 @@
 //! Weights are read in the order they lie in memory. Bytes of them a multiply-add: 1/4 (`i2_s`,
 //! `tl1`) or 5/24 (`tl2`), over R.
 
-use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+use std::{
+    arch::x86_64::{_MM_HINT_T0, _mm_prefetch},
+    ops::Range,
+};
 
 use super::gemm::Product;
 use crate::formats::TILE_ROWS;
 
 pub(super) mod avx2;
 pub(super) mod avx512;
+mod many;
+mod peak;
 
 /// Most code vectors that one [`Expand::codes`] returns.
 const CODES_MAX: usize = 3;
@@ -48,8 +53,24 @@ trait Vectors: Sized {
     /// Calls of [`Vectors::accumulate`] on one accumulator before it must be widened.
     const ACCUMULATE_MAX: usize;
 
+    /// Rows from which codes are expanded once for all of them ([`many`]).
+    const MANY_ROWS_MIN: usize;
+
+    /// Rows and tiles whose sums fit the registers there.
+    const MANY_ROWS: usize;
+    const MANY_TILES: usize;
+
     /// All zeros.
     unsafe fn zero() -> Self::Lanes;
+
+    /// `value` in every int32 lane.
+    unsafe fn splat(value: i32) -> Self::Lanes;
+
+    /// The 16 int32 lanes at `from`.
+    unsafe fn load(from: *const i32) -> Self::Lanes;
+
+    /// Writes the 16 int32 lanes to `to`.
+    unsafe fn store(to: *mut i32, lanes: Self::Lanes);
 
     /// The 4 bytes at `from` in every lane.
     unsafe fn broadcast(from: *const i8) -> Self::Broadcast;
@@ -57,15 +78,29 @@ trait Vectors: Sized {
     /// Adds the products of codes and activations to an accumulator.
     unsafe fn accumulate(sum: Self::Lanes, codes: Self::Lanes, x: Self::Broadcast) -> Self::Lanes;
 
+    /// Adds int32 lanes.
+    unsafe fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+
     /// Adds an accumulator to int32 lanes.
     unsafe fn add_widened(total: Self::Lanes, sum: Self::Lanes) -> Self::Lanes;
-
-    /// Writes `lanes − minus` to the 16 places at `to`.
-    unsafe fn store_less(to: *mut i32, lanes: Self::Lanes, minus: i32);
 
     /// Runs [`block_rows`] for `rows` rows, at most [`Vectors::ROWS_MAX`], with the instruction set
     /// enabled.
     unsafe fn run<E: Expand<Self>>(work: Work, rows: usize);
+
+    /// Runs [`many::expand`] with the instruction set enabled.
+    unsafe fn expand<E: Expand<Self>>(
+        tile: Tile,
+        blocks: Range<usize>,
+        codes: &mut many::Codes<Self>,
+    );
+
+    /// Runs [`many::rows_by_tiles`] for at most [`Vectors::MANY_ROWS`] rows and
+    /// [`Vectors::MANY_TILES`] tiles, with the instruction set enabled.
+    unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize);
+
+    /// Runs [`peak::accumulate_all`] with the instruction set enabled.
+    unsafe fn run_peak(rounds: usize);
 }
 
 /// How a format's bytes become code vectors.
@@ -105,16 +140,30 @@ struct Work {
     y_stride: usize,
 }
 
+/// Products of so many rounds of nothing but multiplications.
+///
+/// # Safety
+/// The machine has `T`'s instruction set.
+unsafe fn products_of<T: Vectors>(rounds: usize) -> usize {
+    // SAFETY: passed on from the caller.
+    unsafe { T::run_peak(rounds) };
+    rounds * peak::PRODUCTS
+}
+
 /// Runs the product by `T`'s vectors.
 ///
 /// # Safety
 /// The machine has `T`'s instruction set and `product` keeps its shapes.
-unsafe fn gemm<T: Vectors, E: Expand<T>>(product: Product<'_>) {
-    let Product { tiles, tile_bytes, blocks, x, x_stride, sums, y, .. } = product;
+unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
+    let Product { tiles, tile_bytes, blocks, x, x_stride, sums, ref mut y, .. } = product;
     let (tile_count, rows) = (tiles.len() / tile_bytes, sums.len());
     let y_stride = tile_count * TILE_ROWS;
     assert!(x_stride >= blocks * E::BLOCK_COLS && x.len() >= rows * x_stride);
     assert!(y.len() >= rows * y_stride);
+    if rows >= T::MANY_ROWS_MIN {
+        // SAFETY: passed on from the caller; the shapes were just checked.
+        return unsafe { many::gemm::<T, E>(&mut product) };
+    }
     // Rows in groups of nearly one size: 17 are 9 and 8, not 16 and 1.
     let groups = rows.div_ceil(T::ROWS_MAX);
     for (index, tile) in tiles.chunks_exact(tile_bytes).enumerate() {
@@ -176,7 +225,8 @@ unsafe fn block_rows<T: Vectors, E: Expand<T>, const R: usize, const A: usize>(w
             start = end;
         }
         for row in 0..R {
-            T::store_less(work.y.add(row * work.y_stride), totals[row], *work.sums.add(row));
+            let total = T::add(totals[row], T::splat(-*work.sums.add(row)));
+            T::store(work.y.add(row * work.y_stride), total);
         }
     }
 }

@@ -10,10 +10,6 @@ local WEIGHTS = { high = 16, normal = 4, low = 1 }
 local me, max = ARGV[1], tonumber(ARGV[2])
 local taken, made_again, foreign = {}, 0, 0
 
-local function deliver(id, place, entry, deliveries)
-  taken[#taken + 1] = { id, place .. ':' .. entry, deliveries }
-end
-
 -- Entries handed back, in their old order, before anything fresh.
 local function take_parked(place, want)
   local parked = tonumber(redis.call('HGET', PARKED, place) or 0)
@@ -25,7 +21,7 @@ local function take_parked(place, want)
     local claimed = redis.call('XCLAIM', stream, GROUP, me, 0, item[1])
     local id, cost = decode(claimed[1] and claimed[1][2])
     if id then
-      deliver(id, place, item[1], item[4] + 1)
+      taken[#taken + 1] = { id, place .. ':' .. item[1], item[4] + 1 }
       entries, tokens = entries + 1, tokens + cost
     else
       drop(place, item[1])
@@ -73,22 +69,27 @@ local function take_fresh(place, want)
       local id, cost, without_ids = decode(item[2])
       ids[n], costs[n], accepted[n] = id or '', cost, without_ids
     end
-    local known = redis.call('HMGET', IDS, unpack(ids))
+    local known, new, words, t = redis.call('HMGET', IDS, unpack(ids)), {}, {}, #taken
     for n, item in ipairs(reply) do
       local id, cost, here = ids[n], costs[n], place .. ':' .. item[1]
-      local expected = cost and string.format('%d:%s', cost, here)
-      -- Twice in one reply: the second is seen where the first was taken in.
-      local is_new = cost and not known[n] and redis.call('HSETNX', IDS, id, expected) == 1
-      -- An accepted job was counted when its entry was added.
-      if is_new and not accepted[n] then count(place, 1, cost) end
+      local expected = cost and cost .. ':' .. here
+      -- Twice in one reply: the first is taken in.
+      local is_new = cost and not known[n] and not new[id]
+      if is_new then
+        new[id], words[#words + 1], words[#words + 2] = true, id, expected
+        -- An accepted job was counted when its entry was added.
+        if not accepted[n] then count(place, 1, cost) end
+      end
       if cost and (is_new or known[n] == expected) then
-        deliver(id, place, item[1], 1)
+        t = t + 1
+        taken[t] = { id, here, 1 }
         entries, tokens = entries + 1, tokens + cost
       else
         drop(place, item[1])
         foreign = foreign + 1
       end
     end
+    if #words > 0 then redis.call('HSET', IDS, unpack(words)) end
   end
   return entries, tokens, false
 end

@@ -17,8 +17,10 @@ local DUE = P .. ':due'         -- sorted set: delayed jobs by due time in ms
 local BELL = P .. ':bell'       -- stream of one entry, renewed whenever something arrives
 local RATE_MS = 30000           -- the drain rate forgets with this time constant
 local RATE_WARM_MS = 1000       -- the shortest time it is taken over
-local UUID = '^' .. (('[0-9a-f]'):rep(8) .. '%-') .. ((('[0-9a-f]'):rep(4) .. '%-'):rep(3))
-  .. ('[0-9a-f]'):rep(12) .. '$'
+local UUID = '^[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+$'
+-- A field of IDS that is no job's, too long for a list that is searched from its beginning, as
+-- Redis keeps small hashes.
+local LONG = ('-'):rep(65)
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -35,21 +37,28 @@ local function located(id)
   return place, tonumber(cost)
 end
 
+local function is_uuid(id)
+  local one, two, three, four = id:byte(9), id:byte(14), id:byte(19), id:byte(24)
+  return #id == 36 and one == 45 and two == 45 and three == 45 and four == 45 and id:find(UUID)
+end
+
 -- Job and cost of a stream's entry, and whether IDS has the job only from its first delivery on
--- (version 2, added with the job's record in the fast mode); nil if it is none of ours.
+-- (version 2 is `v2 ID:COST`, added with the job's record in the fast mode); nil if it is none of
+-- ours.
 local function decode(fields)
   if not fields then return nil end
-  local v, id, cost
-  if fields[1] == 'v' and fields[3] == 'id' and fields[5] == 'cost' then
-    v, id, cost = fields[2], fields[4], fields[6]
+  local accepted, id, cost = fields[1] == 'v2', nil, nil
+  if accepted then
+    id, cost = fields[2]:sub(1, 36), fields[2]:match('^:(%d+)$', 37)
+  elseif fields[1] == 'v' and fields[2] == '1' and fields[3] == 'id' and fields[5] == 'cost' then
+    id, cost = fields[4], fields[6]
   else
     local named = {}
     for i = 1, #fields, 2 do named[fields[i]] = fields[i + 1] end
-    v, id, cost = named.v, named.id, named.cost
+    if named.v == '1' then id, cost = named.id, named.cost end
   end
-  if not ((v == '1' or v == '2') and id and id:find(UUID)) then return nil end
-  if not (cost and #cost <= 10 and cost:find('^%d+$')) then return nil end
-  return id, tonumber(cost), v == '2'
+  if not (id and is_uuid(id) and cost and #cost <= 10 and cost:find('^%d+$')) then return nil end
+  return id, tonumber(cost), accepted
 end
 
 local function is_before(one, other)
@@ -79,40 +88,41 @@ end
 -- and still are that job's. Returns them as place -> {ids, entries, tokens}; then how many; then the
 -- positions of the others.
 local function fenced(consumer)
-  local wanted, mine, total, others, seen = {}, {}, 0, {}, {}
+  local wanted, mine, total, others = {}, {}, 0, {}
   for i = 2, #ARGV, 4 do
     local place, entry = ARGV[i + 1], ARGV[i + 2]
     local at = wanted[place]
     if not at then
-      at = { first = entry, last = entry }
+      at = { first = entry, last = entry, count = 0, ids = {}, from = {}, seen = {} }
       wanted[place] = at
     end
-    if is_before(entry, at.first) then at.first = entry end
-    if is_before(at.last, entry) then at.last = entry end
-    if not seen[place .. entry] then at[#at + 1] = i end
-    seen[place .. entry] = true
+    if not at.seen[entry] then
+      local count = at.count + 1
+      at.seen[entry], at.count, at.ids[count], at.from[count] = true, count, ARGV[i], i
+      -- Nearly always they come in order.
+      if is_before(at.last, entry) then
+        at.last = entry
+      elseif is_before(entry, at.first) then
+        at.first = entry
+      end
+    end
   end
   for place, at in pairs(wanted) do
-    local held = held_by(consumer, place, at.first, at.last)
-    local ids = {}
-    for n, i in ipairs(at) do ids[n] = ARGV[i] end
-    local known = redis.call('HMGET', IDS, unpack(ids))
-    local found = { ids = {}, entries = {}, tokens = 0 }
-    for n, i in ipairs(at) do
-      local entry = ARGV[i + 2]
-      local here = ':' .. place .. ':' .. entry
-      local value = held[entry] == tonumber(ARGV[i + 3]) and known[n] or ''
-      local cost = #value > #here and value:sub(-#here) == here and value:sub(1, -#here - 1)
-      if cost and cost:find('^%d+$') then
-        found.ids[#found.ids + 1] = ids[n]
-        found.entries[#found.entries + 1] = entry
-        found.tokens = found.tokens + tonumber(cost)
+    local held, here = held_by(consumer, place, at.first, at.last), ':' .. place .. ':'
+    local known = redis.call('HMGET', IDS, unpack(at.ids))
+    local ids, entries, tokens, count = {}, {}, 0, 0
+    for n, i in ipairs(at.from) do
+      local entry, value = ARGV[i + 2], known[n]
+      local cost = value and held[entry] == tonumber(ARGV[i + 3]) and value:match('^(%d+):')
+      if cost and value == cost .. here .. entry then
+        count = count + 1
+        ids[count], entries[count], tokens = at.ids[n], entry, tokens + cost
       else
         others[#others + 1] = (i - 2) / 4
       end
     end
-    if #found.ids > 0 then mine[place] = found end
-    total = total + #found.ids
+    if count > 0 then mine[place] = { ids = ids, entries = entries, tokens = tokens } end
+    total = total + count
   end
   return mine, total, others
 end
@@ -170,6 +180,7 @@ end
 -- Makes a place's stream and group if they are not there.
 local function open(place)
   if redis.call('SADD', STREAMS, place) == 1 then
+    redis.call('HSETNX', IDS, 'long', LONG)
     redis.pcall('XGROUP', 'CREATE', stream_of(place), GROUP, '0', 'MKSTREAM')
   end
 end
@@ -186,6 +197,8 @@ local function close(place)
   end
   redis.call('DEL', stream)
   redis.call('SREM', STREAMS, place)
+  -- With the last stream goes what nobody needs: a queue in which nothing is has no index.
+  if redis.call('EXISTS', STREAMS) == 0 then redis.call('HDEL', IDS, 'long') end
   return type(left) == 'number' and left or 0
 end
 

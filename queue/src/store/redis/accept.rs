@@ -1,6 +1,6 @@
 //! Jobs and their entries in one step, and how a submission is spelled for its script.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 
@@ -59,23 +59,52 @@ impl RedisStore {
         let mut arguments = self.arguments();
         arguments.push(bounds.map_or_else(String::new, |limit| limit.entries.to_string()));
         arguments.push(bounds.map_or_else(String::new, |limit| limit.tokens.to_string()));
+        let groups = self.by_place(jobs)?;
+        let timed: Vec<(usize, &Job)> = (1..)
+            .zip(groups.iter().flat_map(|group| &group.jobs).copied())
+            .filter(|(_, job)| job.run_at.is_some() || job.expires_at.is_some())
+            .collect();
+        arguments.number(timed.len());
+        for (number, job) in timed {
+            arguments.number(number);
+            arguments.push(time(job.run_at));
+            arguments.push(time(job.expires_at));
+        }
+        for Group { place, jobs } in groups {
+            arguments.push(place.as_str());
+            arguments.number(jobs.len());
+            arguments.number(jobs.iter().map(|job| u64::from(job.cost())).sum::<u64>());
+            for job in jobs {
+                arguments.push(format!("{}:{}", job.id, job.cost()));
+                arguments.push(record::encode(job, &place, bounds.is_some())?);
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Jobs by where they wait, each id once.
+    fn by_place<'a>(&self, jobs: &'a [Job]) -> Result<Vec<Group<'a>>, StoreError> {
+        let (mut groups, mut known): (Vec<Group<'a>>, HashMap<_, usize>) = Default::default();
         let mut seen = HashSet::with_capacity(jobs.len());
         for job in jobs.iter().filter(|job| seen.insert(job.id)) {
             if job.queue != self.queue {
                 return Err(StoreError::OtherQueue { job: job.id, queue: self.queue.clone() });
             }
-            let place = keys::place(job.priority, &job.tenant);
-            arguments.number(job.id);
-            arguments.push(record::encode(job, &place, bounds.is_some())?);
-            arguments.push(place);
-            arguments.number(job.cost());
-            arguments.push(match (job.run_at, job.expires_at) {
-                (None, None) => String::new(),
-                (run_at, expires_at) => [run_at, expires_at].map(time).join(","),
+            let index = *known.entry((job.priority, &job.tenant)).or_insert_with(|| {
+                let place = keys::place(job.priority, &job.tenant);
+                groups.push(Group { place, jobs: Vec::new() });
+                groups.len() - 1
             });
+            groups[index].jobs.push(job);
         }
-        Ok(arguments)
+        Ok(groups)
     }
+}
+
+/// Jobs that wait at one place.
+struct Group<'a> {
+    place: String,
+    jobs: Vec<&'a Job>,
 }
 
 fn time(time: Option<Timestamp>) -> String {

@@ -1,9 +1,9 @@
--- Keeps what running attempts have saved. ARGV: now, then id, epoch and bytes of each. Returns the
--- positions (from 0) of the claims that hold no more.
-local mine, lost = held(2, 3)
+-- Keeps what running attempts have saved. ARGV: now, then claim (`ID:EPOCH`) and bytes of each. Returns
+-- the positions (from 0) of the claims that hold no more.
+local mine, lost = held(2, 2)
 for _, i in ipairs(mine) do
-  local id = ARGV[i]
-  redis.call('SET', SAVED .. id, ARGV[i + 2])
+  local id = id_of(ARGV[i])
+  redis.call('SET', SAVED .. id, ARGV[i + 1])
   local head = head_of(id)
   if head and not has(head, HAS_SAVED) then
     head.flags = head.flags + HAS_SAVED

@@ -1,15 +1,15 @@
--- Gives claims back, at no cost. ARGV: now, then id and epoch of each. Returns the positions (from 0)
+-- Gives claims back, at no cost. ARGV: now, then each (`ID:EPOCH`). Returns the positions (from 0)
 -- of those that held.
 local back, leases, queued, done = {}, {}, {}, {}
-for _, i in ipairs((held(2, 2))) do
-  local id = ARGV[i]
+for _, i in ipairs((held(2, 1))) do
+  local id = id_of(ARGV[i])
   local head = not done[id] and head_of(id)
   if head then
     done[id] = true
     head.state, head.epoch = 'q', head.epoch + 1
     write(id, head)
     if head.expires_at > 0 then redis.call('ZADD', DEADLINES, head.expires_at, id) end
-    back[#back + 1], leases[#leases + 1] = (i - 2) / 2, claim_of(id, ARGV[i + 1])
+    back[#back + 1], leases[#leases + 1] = i - 2, ARGV[i]
     queued[#queued + 1], queued[#queued + 2] = '0', id
   end
 end

@@ -79,11 +79,13 @@ local function has(head, flag) return math.floor(head.flags / flag) % 2 == 1 end
 -- A claim, as LEASES knows it. A job is running, under this epoch, if and only if it is there.
 local function claim_of(id, epoch) return id .. ':' .. epoch end
 
--- Positions (from 1) of ARGV, `id epoch` and more at each step, whose claims hold; then, from 0, the
+local function id_of(claim) return claim:sub(1, 36) end
+
+-- Positions (from 1) of ARGV, a claim and more at each step, whose claims hold; then, from 0, the
 -- numbers of the others.
 local function held(first, step)
   local claims, mine, lost = {}, {}, {}
-  for i = first, #ARGV, step do claims[#claims + 1] = claim_of(ARGV[i], ARGV[i + 1]) end
+  for i = first, #ARGV, step do claims[#claims + 1] = ARGV[i] end
   for from = 1, #claims, PAGE do
     local to = math.min(from + PAGE - 1, #claims)
     for n, score in ipairs(redis.call('ZMSCORE', LEASES, unpack(claims, from, to))) do

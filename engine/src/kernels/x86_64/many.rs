@@ -1,0 +1,146 @@
+//! The loop for many activation rows: codes are expanded once for all of them.
+//!
+//! ```text
+//! for each group of TILES_MAX tiles
+//!   for each chunk of blocks            (its codes fit the first cache; no accumulator overflows)
+//!     expand the codes of all tiles     (once for all rows)
+//!     for each group of R activation rows
+//!       for each four inputs
+//!         load their codes of each tile
+//!         for each row: broadcast 4 activations, accumulate in each tile
+//!       add the sums to the outputs
+//! ```
+//!
+//! A broadcast serves as many products as there are tiles, a load of codes as many as there are rows,
+//! and no format is dearer than another.
+
+use std::mem::MaybeUninit;
+
+use super::{Expand, Product, Tile, Vectors};
+use crate::formats::TILE_ROWS;
+
+/// Most tiles of a group.
+pub(super) const TILES_MAX: usize = 4;
+/// Code vectors of a chunk: 24 KiB for four tiles.
+const CODES_OF_CHUNK: usize = 96;
+
+/// Code vectors of a chunk of a tile.
+pub(super) type Codes<T> = [MaybeUninit<<T as Vectors>::Lanes>; CODES_OF_CHUNK];
+
+/// What [`rows_by_tiles`] works on: a chunk of a group of tiles, and R rows.
+pub(super) struct Many<T: Vectors> {
+    codes: *const Codes<T>,
+    /// Code vectors of the chunk, at least 1.
+    count: usize,
+    /// The first row's activations that meet the chunk.
+    x: *const i8,
+    x_stride: usize,
+    /// The first row's sum, for the first chunk; then null.
+    sums: *const i32,
+    /// The first row's outputs for the first tile.
+    y: *mut i32,
+    y_stride: usize,
+}
+
+/// Runs the product by `T`'s vectors.
+///
+/// # Safety
+/// The machine has `T`'s instruction set; shapes are as [`super::gemm`] checks them.
+pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
+    let Product { tiles, tile_bytes, blocks, x, x_stride, sums, y, .. } = product;
+    let (tile_count, rows) = (tiles.len() / *tile_bytes, sums.len());
+    let y_stride = tile_count * TILE_ROWS;
+    let codes_of_block = E::PARTS * E::CODES;
+    let chunk = T::ACCUMULATE_MAX.min(CODES_OF_CHUNK) / codes_of_block;
+    let mut codes: [Codes<T>; TILES_MAX] =
+        [const { [const { MaybeUninit::uninit() }; CODES_OF_CHUNK] }; TILES_MAX];
+    let groups = rows.div_ceil(T::MANY_ROWS);
+    for first in (0..tile_count).step_by(T::MANY_TILES) {
+        let count = T::MANY_TILES.min(tile_count - first);
+        for start in (0..*blocks).step_by(chunk) {
+            let end = (start + chunk).min(*blocks);
+            for (codes, index) in codes.iter_mut().zip(first..first + count) {
+                let tile = Tile { bytes: tiles[index * *tile_bytes..].as_ptr(), blocks: *blocks };
+                // SAFETY: the tile has these blocks, the codes have room for them.
+                unsafe { T::expand::<E>(tile, start..end, codes) };
+            }
+            for group in 0..groups {
+                let (row, last) = (group * rows / groups, (group + 1) * rows / groups);
+                // SAFETY: rows, outputs and codes are inside their slices.
+                unsafe {
+                    let many = Many {
+                        codes: codes.as_ptr(),
+                        count: (end - start) * codes_of_block,
+                        x: x.as_ptr().add(row * *x_stride + start * E::BLOCK_COLS),
+                        x_stride: *x_stride,
+                        sums: if start == 0 { sums.as_ptr().add(row) } else { std::ptr::null() },
+                        y: y.as_mut_ptr().add(row * y_stride + first * TILE_ROWS),
+                        y_stride,
+                    };
+                    T::run_many(many, last - row, count);
+                }
+            }
+        }
+    }
+}
+
+/// Expands some blocks of a tile.
+///
+/// # Safety
+/// The tile has these blocks, of at most [`CODES_OF_CHUNK`] vectors; the caller enables the
+/// instruction set, this inlines into it.
+#[inline(always)]
+pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
+    tile: Tile,
+    blocks: std::ops::Range<usize>,
+    codes: &mut Codes<T>,
+) {
+    let mut at = 0;
+    for block in blocks {
+        for part in 0..E::PARTS {
+            // SAFETY: passed on from the caller.
+            let expanded = unsafe { E::codes(tile, block, part) };
+            for code in &expanded[..E::CODES] {
+                codes[at].write(*code);
+                at += 1;
+            }
+        }
+    }
+}
+
+/// TILES tiles by R rows.
+///
+/// # Safety
+/// As for [`gemm`]; the caller enables the instruction set, this inlines into it.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
+pub(super) unsafe fn rows_by_tiles<T: Vectors, const R: usize, const TILES: usize>(many: Many<T>) {
+    // No closures here: they would not have the instruction set.
+    // SAFETY: `gemm` made the pointers of slices that hold the rows and tiles, and the first `count`
+    // codes of each tile were written.
+    unsafe {
+        let mut sums = [[T::zero(); TILES]; R];
+        for at in 0..many.count {
+            let mut codes = [T::zero(); TILES];
+            for tile in 0..TILES {
+                codes[tile] = (*many.codes.add(tile))[at].assume_init();
+            }
+            for row in 0..R {
+                let x = T::broadcast(many.x.add(row * many.x_stride + 4 * at));
+                for tile in 0..TILES {
+                    sums[row][tile] = T::accumulate(sums[row][tile], codes[tile], x);
+                }
+            }
+        }
+        for row in 0..R {
+            for tile in 0..TILES {
+                let to = many.y.add(row * many.y_stride + tile * TILE_ROWS);
+                let total = match many.sums.is_null() {
+                    true => T::load(to),
+                    false => T::splat(-*many.sums.add(row)),
+                };
+                T::store(to, T::add_widened(total, sums[row][tile]));
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Settings that are no flags: the environment, and `tritmill.toml` below it.
+//!
+//! ```toml
+//! redis = "redis://queue.internal"          # an option of every command that has it
+//! database = "postgres://tritmill@db.internal/tritmill"
+//!
+//! [worker]                                  # of one command
+//! model = "/models/bitnet-2b"
+//! slots = 32
+//!
+//! [bench.engine]                            # of a command's command
+//! batch = [1, 16]
+//! ```
+//!
+//! A key is an option's long name. Flags come first, then the environment (an option's own variable
+//! or `TRITMILL_` and its name in capitals), then the file, then defaults. The file is
+//! `TRITMILL_CONFIG`, or `tritmill.toml` in the current folder if there is one.
+
+use std::{fs, io::ErrorKind, path::Path};
+
+use anyhow::{Context as _, bail};
+use clap::{Arg, Command};
+use toml::{Table, Value};
+
+const FILE: &str = "tritmill.toml";
+const FILE_VARIABLE: &str = "TRITMILL_CONFIG";
+
+/// The command with settings of the environment and of the file as defaults.
+pub fn apply(command: Command) -> anyhow::Result<Command> {
+    let command = with_variables(command);
+    let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
+    let path = Path::new(named.as_deref().unwrap_or(FILE.as_ref()));
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound && named.is_none() => return Ok(command),
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+    };
+    with_file(command, &text).with_context(|| path.display().to_string())
+}
+
+/// Gives every option a variable that has none.
+fn with_variables(command: Command) -> Command {
+    let command = command.mut_args(|arg| match arg.get_long() {
+        Some(long) if arg.get_env().is_none() && !matches!(long, "help" | "version") => {
+            let name = long.to_uppercase().replace('-', "_");
+            arg.env(format!("TRITMILL_{name}")).hide_env(true)
+        }
+        _ => arg,
+    });
+    command.mut_subcommands(with_variables)
+}
+
+/// Makes what the file says the defaults of the options it names.
+fn with_file(command: Command, text: &str) -> anyhow::Result<Command> {
+    let table: Table = text.parse().map_err(|error: toml::de::Error| {
+        let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+        anyhow::anyhow!("line {line}: {}", error.message())
+    })?;
+    section(command, table, "")
+}
+
+/// Applies a section: its own keys first, so that those of a command's section weigh more.
+fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Command> {
+    let place = if name.is_empty() { "at the top".to_owned() } else { format!("in [{name}]") };
+    let (sections, keys): (Vec<_>, Vec<_>) = table.into_iter().partition(|(_, v)| v.is_table());
+    for (key, value) in keys {
+        let values = texts(&value).with_context(|| format!("'{key}' {place}"))?;
+        let found;
+        (command, found) = with_default(command, &key, &values);
+        if !found {
+            bail!("'{key}' {place} is no option there");
+        }
+    }
+    for (key, value) in sections {
+        let Value::Table(table) = value else { continue };
+        let inner = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+        let Some(sub) = command.find_subcommand(&key).cloned() else {
+            bail!("[{inner}] is no command");
+        };
+        let sub = section(sub, table, &inner)?;
+        command = command.mut_subcommand(&key, |_| sub);
+    }
+    Ok(command)
+}
+
+/// Sets an option's default in the command and in those below it; false if none has it.
+fn with_default(mut command: Command, long: &str, values: &[String]) -> (Command, bool) {
+    let id = command.get_arguments().find(|arg| arg.get_long() == Some(long)).map(Arg::get_id);
+    let mut found = false;
+    if let Some(id) = id.cloned() {
+        found = true;
+        command = command.mut_arg(id.as_str(), |arg| {
+            let arg = arg.default_values(values.to_vec()).required(false);
+            // Not shown in help: addresses hold passwords.
+            let is_flag = !arg.get_action().takes_values();
+            if is_flag { arg } else { arg.hide_default_value(true) }
+        });
+    }
+    let names: Vec<String> =
+        command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    for name in names {
+        command = command.mut_subcommand(name, |sub| {
+            let (sub, below) = with_default(sub, long, values);
+            found |= below;
+            sub
+        });
+    }
+    (command, found)
+}
+
+/// A value as it would stand behind its flag; a list as several.
+fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
+    Ok(match value {
+        Value::String(text) => vec![text.clone()],
+        Value::Integer(number) => vec![number.to_string()],
+        Value::Float(number) => vec![number.to_string()],
+        Value::Boolean(flag) => vec![flag.to_string()],
+        Value::Array(values) => {
+            let all: Vec<_> = values.iter().map(texts).collect::<Result<_, _>>()?;
+            all.concat()
+        }
+        Value::Datetime(_) | Value::Table(_) => bail!("is neither text, number, flag nor list"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{ArgAction, value_parser};
+
+    use super::*;
+
+    fn command() -> Command {
+        let number = |name| Arg::new(name).long(name).value_parser(value_parser!(u32));
+        let run = Command::new("run")
+            .arg(number("slots").default_value("4").env("SETTINGS_TEST_SLOTS"))
+            .arg(number("batch").value_delimiter(',').action(ArgAction::Append))
+            .arg(Arg::new("fast").long("fast").action(ArgAction::SetTrue))
+            .arg(Arg::new("redis").long("redis").required(true));
+        let other = Command::new("other").arg(Arg::new("redis").long("redis"));
+        let group = Command::new("group").subcommand(Command::new("deep").arg(number("depth")));
+        Command::new("test").subcommands([run, other, group])
+    }
+
+    fn slots(text: &str, arguments: &[&str]) -> u32 {
+        let command = with_file(with_variables(command()), text).expect("a good file");
+        let all = ["test", "run", "--redis", "r"].iter().chain(arguments);
+        let matches = command.try_get_matches_from(all).expect("good arguments");
+        let (_, run) = matches.subcommand().expect("there is one");
+        *run.get_one("slots").expect("it has a default")
+    }
+
+    #[test]
+    fn flags_come_before_the_file_and_the_file_before_defaults() {
+        assert_eq!(slots("", &[]), 4);
+        assert_eq!(slots("slots = 5", &[]), 5);
+        assert_eq!(slots("slots = 5\n[run]\nslots = 6", &[]), 6);
+        assert_eq!(slots("[run]\nslots = 6", &["--slots", "7"]), 7);
+    }
+
+    #[test]
+    fn every_kind_of_value_reaches_its_option() {
+        let text = "redis = 'redis://:secret@r'\n[run]\nbatch = [1, 16]\nfast = true\n[group.deep]\ndepth = 3";
+        let mut command = with_file(command(), text).expect("a good file");
+        let run = command.clone().get_matches_from(["test", "run"]);
+        let (_, run) = run.subcommand().expect("there is one");
+        let batch: Vec<u32> = run.get_many("batch").expect("it is set").copied().collect();
+        assert_eq!((batch, run.get_flag("fast")), (vec![1, 16], true));
+        let other = command.clone().get_matches_from(["test", "other"]);
+        let redis = other.subcommand().expect("there is one").1.get_one::<String>("redis");
+        assert_eq!(redis.map(String::as_str), Some("redis://:secret@r"));
+        let deep = command.clone().get_matches_from(["test", "group", "deep"]);
+        let deep =
+            deep.subcommand().and_then(|(_, group)| group.subcommand()).expect("there is one");
+        assert_eq!(deep.1.get_one("depth"), Some(&3u32));
+        let help = command.find_subcommand_mut("run").expect("it is there").render_long_help();
+        assert!(!help.to_string().contains("secret"));
+    }
+
+    #[test]
+    fn what_means_nothing_is_named() {
+        let fault = |text| format!("{:#}", with_file(command(), text).expect_err("a bad file"));
+        assert_eq!(fault("slotz = 3"), "'slotz' at the top is no option there");
+        assert_eq!(fault("[run]\ndepth = 3"), "'depth' in [run] is no option there");
+        assert_eq!(fault("[runn]\nslots = 3"), "[runn] is no command");
+        assert!(fault("redis = 2020-01-01").starts_with("'redis' at the top: is neither"));
+        assert!(
+            fault("[run]\nslots = = 3").starts_with("line 2: "),
+            "{}",
+            fault("[run]\nslots = = 3")
+        );
+    }
+}
