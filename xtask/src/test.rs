@@ -30,7 +30,8 @@ fn install(packages: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// The client that the HTTP API is tested with, as its makers publish it.
+/// The client that the HTTP API is tested with, as its makers publish it; one version, so that a
+/// failure is of a change here.
 const OPENAI: &str = "openai==3.54.0";
 
 /// Makes a Python environment with that client, unless it is there. Without Python, the test that
