@@ -1,9 +1,6 @@
 //! A hostile client gets typed errors within bounds, and others are served.
 
-use std::{
-    io::{Read as _, Write as _},
-    time::{Duration, Instant},
-};
+use std::io::{ErrorKind, Read as _, Write as _};
 
 use crate::{
     fleet::Fleet,
@@ -81,13 +78,13 @@ fn slow_heads_are_hung_up_on_while_others_are_served() {
     let caller = admin.first();
     let mut slow: Vec<_> =
         (0..100).map(|_| caller.open(b"GET /v1/models HTTP/1.1\r\nX-")).collect();
-    let started = Instant::now();
     assert_eq!(caller.get("/v1/models").status, 200);
-    assert!(started.elapsed() < Duration::from_secs(5));
     let mut said = Vec::new();
-    // What it says of that, if anything; then the connection is gone.
-    let _ = slow[0].read_to_end(&mut said);
-    assert!(started.elapsed() < Duration::from_secs(40));
+    // What it says of that, if anything; then the connection is gone. The test's own patience is
+    // longer than the server's.
+    if let Err(error) = slow[0].read_to_end(&mut said) {
+        assert_ne!(error.kind(), ErrorKind::WouldBlock, "it was not hung up on");
+    }
     let _ = slow[0].write_all(b"a: b\r\n\r\n");
     assert!(!String::from_utf8_lossy(&said).contains("200 OK"));
 }
