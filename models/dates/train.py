@@ -24,7 +24,7 @@ from data import Lines
 BOS, EOS, PAD = 256, 257, 258
 VOCAB, HIDDEN, LAYERS, HEADS, KV, HEAD, FFN = 259, 256, 4, 8, 4, 32, 768
 EPS, THETA, ANSWER = 1e-5, 10000.0, 11  # the answer is ten characters and EOS
-WARMUP, TURN, SETTLE, AGAIN, COUNTED = 100, 1300, 1600, 3500, 4500  # where the rate changes course
+WARMUP, TURN, SETTLE, AGAIN, COUNTED, LAST = 100, 1300, 1600, 3500, 4500, 5000  # where the rate changes course
 SHAPES = {
     "self_attn.q_proj": (HEADS * HEAD, HIDDEN), "self_attn.k_proj": (KV * HEAD, HIDDEN),
     "self_attn.v_proj": (KV * HEAD, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * HEAD),
@@ -195,7 +195,7 @@ def accuracy(model, pairs):
 def learning_rate(step, steps):
     """The share of the peak rate: a linear warm-up, half of a falling cosine, a slower straight
     line, from SETTLE, where steadier averages take over too, a line from 30 % to 1 %, and from
-    AGAIN and from COUNTED one from 20 % to 0.5 %."""
+    AGAIN, from COUNTED and from LAST one from 20 % to 0.5 %."""
     if step <= WARMUP:
         return step / WARMUP
     if step <= TURN:
@@ -206,7 +206,9 @@ def learning_rate(step, steps):
         return 0.3 - 0.29 * (step - SETTLE) / (AGAIN - SETTLE)
     if step <= COUNTED:
         return 0.2 - 0.195 * (step - AGAIN) / (COUNTED - AGAIN)
-    return 0.2 - 0.195 * (step - COUNTED) / (steps - COUNTED)
+    if step <= LAST:
+        return 0.2 - 0.195 * (step - COUNTED) / (LAST - COUNTED)
+    return 0.2 - 0.195 * (step - LAST) / (steps - LAST)
 
 
 def main():
@@ -214,7 +216,7 @@ def main():
     a.add_argument("--out", default="/tmp/dates", help="folder of the checkpoints")
     a.add_argument("--log", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "train.log"))
     a.add_argument("--seed", type=int, default=1)
-    a.add_argument("--steps", type=int, default=5000)
+    a.add_argument("--steps", type=int, default=7000)
     a.add_argument("--stop", type=int, help="stop early at this step, for a trial")
     a.add_argument("--batch", type=int, default=64)
     a.add_argument("--lr", type=float, default=2e-3)

@@ -56,13 +56,18 @@ type Lanes = [__m256i; 2];
 #[target_feature(enable = "avx2")]
 unsafe fn block_avx2<E: Expand<Avx2>, const R: usize, const A: usize>(work: Work) {
     // SAFETY: passed on from the caller.
-    unsafe { block_rows::<Avx2, E, R, A>(work) }
+    unsafe { block_rows::<Avx2, E, R, A, 1>(work) }
 }
 
 #[target_feature(enable = "avx2")]
-unsafe fn expand_avx2<E: Expand<Avx2>>(tile: Tile, blocks: Range<usize>, codes: &mut Codes<Avx2>) {
+unsafe fn expand_avx2<E: Expand<Avx2>>(
+    tile: Tile,
+    blocks: Range<usize>,
+    ahead: usize,
+    codes: &mut Codes<Avx2>,
+) {
     // SAFETY: passed on from the caller.
-    unsafe { many::expand::<Avx2, E>(tile, blocks, codes) }
+    unsafe { many::expand::<Avx2, E>(tile, blocks, ahead, codes) }
 }
 
 #[target_feature(enable = "avx2")]
@@ -81,6 +86,7 @@ impl Vectors for Avx2 {
     type Lanes = Lanes;
     type Broadcast = __m256i;
     const ROWS_MAX: usize = 3;
+    const PAIR_ROWS_MIN: usize = usize::MAX;
     const MANY_ROWS_MIN: usize = 8;
     const MANY_ROWS: usize = 4;
     const MANY_TILES: usize = 1;
@@ -148,9 +154,14 @@ impl Vectors for Avx2 {
         }
     }
 
-    unsafe fn expand<E: Expand<Self>>(tile: Tile, blocks: Range<usize>, codes: &mut Codes<Self>) {
+    unsafe fn expand<E: Expand<Self>>(
+        tile: Tile,
+        blocks: Range<usize>,
+        ahead: usize,
+        codes: &mut Codes<Self>,
+    ) {
         // SAFETY: passed on from the caller.
-        unsafe { expand_avx2::<E>(tile, blocks, codes) }
+        unsafe { expand_avx2::<E>(tile, blocks, ahead, codes) }
     }
 
     unsafe fn run_peak(rounds: usize) {
@@ -171,14 +182,14 @@ impl Vectors for Avx2 {
         }
     }
 
-    unsafe fn run<E: Expand<Self>>(work: Work, rows: usize) {
+    unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize) {
         // SAFETY: passed on from the caller.
         unsafe {
-            match rows {
-                1 => block_avx2::<E, 1, 2>(work),
-                2 => block_avx2::<E, 2, 1>(work),
-                3 => block_avx2::<E, 3, 1>(work),
-                _ => unreachable!("{rows} rows in a group of at most {}", Self::ROWS_MAX),
+            match (rows, tiles) {
+                (1, 1) => block_avx2::<E, 1, 2>(work),
+                (2, 1) => block_avx2::<E, 2, 1>(work),
+                (3, 1) => block_avx2::<E, 3, 1>(work),
+                _ => unreachable!("{rows} rows and {tiles} tiles in a group"),
             }
         }
     }

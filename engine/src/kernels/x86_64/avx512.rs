@@ -101,7 +101,8 @@ macro_rules! vectors_512 {
         type Lanes = __m512i;
         type Broadcast = __m512i;
         const ROWS_MAX: usize = 8;
-        const MANY_ROWS_MIN: usize = 8;
+        const PAIR_ROWS_MIN: usize = 6;
+        const MANY_ROWS_MIN: usize = 65;
         const MANY_ROWS: usize = 6;
         const MANY_TILES: usize = 4;
 
@@ -144,10 +145,11 @@ macro_rules! vectors_512 {
         unsafe fn expand<E: Expand<Self>>(
             tile: Tile,
             blocks: Range<usize>,
+            ahead: usize,
             codes: &mut Codes<Self>,
         ) {
             // SAFETY: passed on from the caller.
-            unsafe { $expand::<E>(tile, blocks, codes) }
+            unsafe { $expand::<E>(tile, blocks, ahead, codes) }
         }
 
         unsafe fn run_peak(rounds: usize) {
@@ -168,19 +170,24 @@ macro_rules! vectors_512 {
             }
         }
 
-        unsafe fn run<E: Expand<Self>>(work: Work, rows: usize) {
+        unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize) {
             // SAFETY: passed on from the caller.
             unsafe {
-                match rows {
-                    1 => $block::<E, 1, 4>(work),
-                    2 => $block::<E, 2, 4>(work),
-                    3 => $block::<E, 3, 4>(work),
-                    4 => $block::<E, 4, 2>(work),
-                    5 => $block::<E, 5, 2>(work),
-                    6 => $block::<E, 6, 2>(work),
-                    7 => $block::<E, 7, 2>(work),
-                    8 => $block::<E, 8, 2>(work),
-                    _ => unreachable!("{rows} rows in a group of at most {}", Self::ROWS_MAX),
+                match (rows, tiles) {
+                    (1, 1) => $block::<E, 1, 4, 1>(work),
+                    (2, 1) => $block::<E, 2, 4, 1>(work),
+                    (3, 1) => $block::<E, 3, 4, 1>(work),
+                    (4, 1) => $block::<E, 4, 2, 1>(work),
+                    (5, 1) => $block::<E, 5, 2, 1>(work),
+                    (6, 1) => $block::<E, 6, 2, 1>(work),
+                    (7, 1) => $block::<E, 7, 2, 1>(work),
+                    (8, 1) => $block::<E, 8, 2, 1>(work),
+                    (4, 2) => $block::<E, 4, 2, 2>(work),
+                    (5, 2) => $block::<E, 5, 1, 2>(work),
+                    (6, 2) => $block::<E, 6, 1, 2>(work),
+                    (7, 2) => $block::<E, 7, 1, 2>(work),
+                    (8, 2) => $block::<E, 8, 1, 2>(work),
+                    _ => unreachable!("{rows} rows and {tiles} tiles in a group"),
                 }
             }
         }
@@ -191,19 +198,27 @@ macro_rules! vectors_512 {
 macro_rules! enabled {
     ($vectors:ty, $features:literal, $block:ident, $expand:ident, $many:ident, $peak:ident) => {
         #[target_feature(enable = $features)]
-        unsafe fn $block<E: Expand<$vectors>, const R: usize, const A: usize>(work: Work) {
+        unsafe fn $block<
+            E: Expand<$vectors>,
+            const R: usize,
+            const A: usize,
+            const TILES: usize,
+        >(
+            work: Work,
+        ) {
             // SAFETY: passed on from the caller.
-            unsafe { block_rows::<$vectors, E, R, A>(work) }
+            unsafe { block_rows::<$vectors, E, R, A, TILES>(work) }
         }
 
         #[target_feature(enable = $features)]
         unsafe fn $expand<E: Expand<$vectors>>(
             tile: Tile,
             blocks: Range<usize>,
+            ahead: usize,
             codes: &mut Codes<$vectors>,
         ) {
             // SAFETY: passed on from the caller.
-            unsafe { many::expand::<$vectors, E>(tile, blocks, codes) }
+            unsafe { many::expand::<$vectors, E>(tile, blocks, ahead, codes) }
         }
 
         #[target_feature(enable = $features)]

@@ -14,9 +14,13 @@
 //! A broadcast serves as many products as there are tiles, a load of codes as many as there are rows,
 //! and no format is dearer than another.
 
-use std::mem::MaybeUninit;
+use std::{
+    arch::x86_64::{_MM_HINT_T1, _mm_prefetch},
+    mem::MaybeUninit,
+    ops::Range,
+};
 
-use super::{Expand, Product, Tile, Vectors};
+use super::{Expand, Product, Tile, Vectors, opaque};
 use crate::formats::TILE_ROWS;
 
 /// Most tiles of a group.
@@ -62,7 +66,7 @@ pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
             for (codes, index) in codes.iter_mut().zip(first..first + count) {
                 let tile = Tile { bytes: tiles[index * *tile_bytes..].as_ptr(), blocks: *blocks };
                 // SAFETY: the tile has these blocks, the codes have room for them.
-                unsafe { T::expand::<E>(tile, start..end, codes) };
+                unsafe { T::expand::<E>(tile, start..end, T::MANY_TILES * *tile_bytes, codes) };
             }
             for group in 0..groups {
                 let (row, last) = (group * rows / groups, (group + 1) * rows / groups);
@@ -84,7 +88,7 @@ pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     }
 }
 
-/// Expands some blocks of a tile.
+/// Expands some blocks of a tile, and asks for what lies so many bytes ahead.
 ///
 /// # Safety
 /// The tile has these blocks, of at most [`CODES_OF_CHUNK`] vectors; the caller enables the
@@ -92,11 +96,16 @@ pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
 #[inline(always)]
 pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
     tile: Tile,
-    blocks: std::ops::Range<usize>,
+    blocks: Range<usize>,
+    ahead: usize,
     codes: &mut Codes<T>,
 ) {
     let mut at = 0;
     for block in blocks {
+        // The tiles of the next group are asked for while this one's are multiplied.
+        let ahead = tile.bytes.wrapping_add(64 * block + ahead);
+        // SAFETY: a prefetch reads nothing that could fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.cast()) };
         for part in 0..E::PARTS {
             // SAFETY: passed on from the caller.
             let expanded = unsafe { E::codes(tile, block, part) };
@@ -120,13 +129,17 @@ pub(super) unsafe fn rows_by_tiles<T: Vectors, const R: usize, const TILES: usiz
     // codes of each tile were written.
     unsafe {
         let mut sums = [[T::zero(); TILES]; R];
+        let mut xs = [many.x; R];
+        for row in 0..R {
+            xs[row] = opaque(many.x.add(row * many.x_stride));
+        }
         for at in 0..many.count {
             let mut codes = [T::zero(); TILES];
             for tile in 0..TILES {
                 codes[tile] = (*many.codes.add(tile))[at].assume_init();
             }
             for row in 0..R {
-                let x = T::broadcast(many.x.add(row * many.x_stride + 4 * at));
+                let x = T::broadcast(xs[row].add(4 * at));
                 for tile in 0..TILES {
                     sums[row][tile] = T::accumulate(sums[row][tile], codes[tile], x);
                 }

@@ -18,7 +18,7 @@
 //! `tl1`) or 5/24 (`tl2`), over R.
 
 use std::{
-    arch::x86_64::{_MM_HINT_T0, _mm_prefetch},
+    arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
     ops::Range,
 };
 
@@ -53,6 +53,9 @@ trait Vectors: Sized {
     /// Calls of [`Vectors::accumulate`] on one accumulator before it must be widened.
     const ACCUMULATE_MAX: usize;
 
+    /// Rows from which two tiles share a broadcast.
+    const PAIR_ROWS_MIN: usize;
+
     /// Rows from which codes are expanded once for all of them ([`many`]).
     const MANY_ROWS_MIN: usize;
 
@@ -84,14 +87,15 @@ trait Vectors: Sized {
     /// Adds an accumulator to int32 lanes.
     unsafe fn add_widened(total: Self::Lanes, sum: Self::Lanes) -> Self::Lanes;
 
-    /// Runs [`block_rows`] for `rows` rows, at most [`Vectors::ROWS_MAX`], with the instruction set
-    /// enabled.
-    unsafe fn run<E: Expand<Self>>(work: Work, rows: usize);
+    /// Runs [`block_rows`] for `rows` rows, at most [`Vectors::ROWS_MAX`], and one tile, or two from
+    /// [`Vectors::PAIR_ROWS_MIN`] rows of the product on, with the instruction set enabled.
+    unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize);
 
     /// Runs [`many::expand`] with the instruction set enabled.
     unsafe fn expand<E: Expand<Self>>(
         tile: Tile,
         blocks: Range<usize>,
+        ahead: usize,
         codes: &mut many::Codes<Self>,
     );
 
@@ -127,10 +131,16 @@ struct Tile {
     blocks: usize,
 }
 
-/// What [`block_rows`] works on: a tile and R rows.
+/// What [`block_rows`] works on: one tile or two, and R rows.
 #[derive(Clone, Copy)]
 struct Work {
     tile: Tile,
+    /// From one tile to the next.
+    tile_bytes: usize,
+    /// What is fetched with the first block, and how much further with each block: a line where one
+    /// group of rows reads the weights, less where several do, which share the next tiles.
+    ahead: *const u8,
+    ahead_step: usize,
     /// The first row's activations.
     x: *const i8,
     x_stride: usize,
@@ -166,67 +176,125 @@ unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
     }
     // Rows in groups of nearly one size: 17 are 9 and 8, not 16 and 1.
     let groups = rows.div_ceil(T::ROWS_MAX);
-    for (index, tile) in tiles.chunks_exact(tile_bytes).enumerate() {
+    let together = if rows >= T::PAIR_ROWS_MIN { 2 } else { 1 };
+    for first in (0..tile_count).step_by(together) {
+        let (tile, count) = (&tiles[first * tile_bytes..], together.min(tile_count - first));
+        // What follows a tile's blocks is read beside them: it is asked for a tile ahead.
+        for line in (count * tile_bytes..(count + 1) * tile_bytes).step_by(64).skip(blocks) {
+            // SAFETY: a prefetch reads nothing that could fault.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(tile.as_ptr().wrapping_add(line).cast()) };
+        }
         for group in 0..groups {
             let (row, end) = (group * rows / groups, (group + 1) * rows / groups);
-            // SAFETY: the tile and rows are inside the product's slices, checked above.
+            // SAFETY: the tiles and rows are inside the product's slices, checked above.
             unsafe {
+                let ahead = match groups {
+                    1 => tile.as_ptr().wrapping_add(PREFETCH_BYTES),
+                    _ => tile
+                        .as_ptr()
+                        .wrapping_add(together * tile_bytes + 64 * (group * blocks / groups)),
+                };
                 let work = Work {
                     tile: Tile { bytes: tile.as_ptr(), blocks },
+                    tile_bytes,
+                    ahead,
+                    ahead_step: 64 / groups,
                     x: x.as_ptr().add(row * x_stride),
                     x_stride,
                     sums: sums.as_ptr().add(row),
-                    y: y.as_mut_ptr().add(row * y_stride + index * TILE_ROWS),
+                    y: y.as_mut_ptr().add(row * y_stride + first * TILE_ROWS),
                     y_stride,
                 };
-                T::run::<E>(work, end - row);
+                T::run::<E>(work, end - row, count);
             }
         }
     }
 }
 
-/// A tile by R rows, A accumulators a sum: with few rows, one would wait for its last addition.
+/// TILES tiles by R rows, A accumulators a sum: with few rows, one would wait for its last addition.
 ///
 /// # Safety
 /// As for [`gemm`]; the caller enables the instruction set, this inlines into it.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
-unsafe fn block_rows<T: Vectors, E: Expand<T>, const R: usize, const A: usize>(work: Work) {
+unsafe fn block_rows<
+    T: Vectors,
+    E: Expand<T>,
+    const R: usize,
+    const A: usize,
+    const TILES: usize,
+>(
+    work: Work,
+) {
     // No closures here: they would not have the instruction set.
-    // SAFETY: `gemm` checked that the slices hold the tile and the rows.
+    // SAFETY: `gemm` checked that the slices hold the tiles and the rows.
     unsafe {
         let chunk = T::ACCUMULATE_MAX / (E::PARTS * E::CODES);
-        let mut totals = [T::zero(); R];
+        let mut totals = [[T::zero(); TILES]; R];
+        let (mut tiles, mut xs) = ([work.tile; TILES], [work.x; R]);
+        for tile in 0..TILES {
+            tiles[tile].bytes = work.tile.bytes.add(tile * work.tile_bytes);
+        }
+        for row in 0..R {
+            xs[row] = opaque(work.x.add(row * work.x_stride));
+        }
         let mut start = 0;
         while start < work.tile.blocks {
             let end = work.tile.blocks.min(start.saturating_add(chunk));
-            let mut sums = [[T::zero(); A]; R];
+            let mut sums = [[[T::zero(); A]; TILES]; R];
             for block in start..end {
-                let x = work.x.add(block * E::BLOCK_COLS);
-                let ahead = work.tile.bytes.wrapping_add(64 * block + PREFETCH_BYTES);
-                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                for tile in 0..TILES {
+                    let ahead = work.ahead.wrapping_add(tile * work.tile_bytes);
+                    let ahead = ahead.wrapping_add(work.ahead_step * block).cast();
+                    // The second cache has room for more requests; one tile alone uses a line so soon
+                    // that it must be in the first.
+                    match TILES {
+                        1 => _mm_prefetch::<_MM_HINT_T0>(ahead),
+                        _ => _mm_prefetch::<_MM_HINT_T1>(ahead),
+                    }
+                }
                 for part in 0..E::PARTS {
-                    let codes = E::codes(work.tile, block, part);
+                    let mut codes = [[T::zero(); CODES_MAX]; TILES];
+                    for tile in 0..TILES {
+                        codes[tile] = E::codes(tiles[tile], block, part);
+                    }
                     for code in 0..E::CODES {
                         let group = part * E::CODES + code;
                         for row in 0..R {
-                            let x = T::broadcast(x.add(row * work.x_stride + 4 * group));
-                            let sum = &mut sums[row][group % A];
-                            *sum = T::accumulate(*sum, codes[code], x);
+                            let x = T::broadcast(xs[row].add(block * E::BLOCK_COLS + 4 * group));
+                            for tile in 0..TILES {
+                                let sum = &mut sums[row][tile][group % A];
+                                *sum = T::accumulate(*sum, codes[tile][code], x);
+                            }
                         }
                     }
                 }
             }
             for row in 0..R {
-                for sum in sums[row] {
-                    totals[row] = T::add_widened(totals[row], sum);
+                for tile in 0..TILES {
+                    for sum in sums[row][tile] {
+                        totals[row][tile] = T::add_widened(totals[row][tile], sum);
+                    }
                 }
             }
             start = end;
         }
         for row in 0..R {
-            let total = T::add(totals[row], T::splat(-*work.sums.add(row)));
-            T::store(work.y.add(row * work.y_stride), total);
+            for tile in 0..TILES {
+                let total = T::add(totals[row][tile], T::splat(-*work.sums.add(row)));
+                T::store(work.y.add(row * work.y_stride + tile * TILE_ROWS), total);
+            }
         }
     }
+}
+
+/// The pointer itself, whose origin the compiler does not know: it would add up strides in the
+/// innermost loop, on ports that multiply, to save registers that nobody needs.
+#[inline(always)]
+fn opaque(mut pointer: *const i8) -> *const i8 {
+    // SAFETY: no instruction.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, nomem, nostack, preserves_flags));
+    }
+    pointer
 }
