@@ -131,6 +131,51 @@ fn batch_mates_do_not_change_a_bit() {
 }
 
 #[test]
+fn the_largest_logits_are_those_of_the_whole_head() {
+    for (name, isa) in MODELS.iter().flat_map(|name| Isa::ALL.map(|isa| (name, isa))) {
+        if !isa.is_available() {
+            continue;
+        }
+        let mut backend = load(&model(name), options(Format::I2S, isa, 2));
+        let vocab = backend.vocab_size();
+        let sequences: Vec<Vec<u32>> = (0..7).map(|i| tokens(3 + i, i as u32)).collect();
+        let mut step = |count: usize, asked: &dyn Fn(usize) -> LogitsFor| {
+            let tables: Vec<[BlockId; 1]> = (0..7).map(|i| [BlockId(i)]).collect();
+            let chunk = |i: usize| {
+                let (tokens, blocks) = (&sequences[i][..], &tables[i][..]);
+                Chunk { tokens, position: 0, blocks, logits: asked(i) }
+            };
+            let chunks: Vec<Chunk<'_>> = (0..count).map(chunk).collect();
+            let mut logits = Vec::new();
+            backend.step(&chunks, &mut logits).unwrap();
+            logits
+        };
+        let whole = step(7, &|_| LogitsFor::Last);
+        for count in [1, 7] {
+            // All of every third row, one or a few of the largest of the others.
+            let wanted =
+                |i: usize| [LogitsFor::Largest(1), LogitsFor::Largest(5), LogitsFor::Last][i % 3];
+            let some = step(count, &wanted);
+            let mut left_out = 0;
+            for (i, (some, whole)) in some.chunks(vocab).zip(whole.chunks(vocab)).enumerate() {
+                let mut sorted = whole.to_vec();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                let least = match wanted(i) {
+                    LogitsFor::Largest(count) => sorted[count - 1],
+                    _ => f32::NEG_INFINITY,
+                };
+                for (some, whole) in some.iter().zip(whole) {
+                    let is_there = some.to_bits() == whole.to_bits();
+                    assert!(is_there || (*some == f32::NEG_INFINITY && *whole < least));
+                    left_out += usize::from(!is_there);
+                }
+            }
+            assert!(left_out > vocab / 4, "{name}, {isa}: {left_out} of {count} rows left out");
+        }
+    }
+}
+
+#[test]
 fn a_copied_block_goes_on_like_its_original() {
     let model = model("bitnet-tiny");
     let mut backend = load(&model, options(Format::I2S, Isa::detect(), 2));
