@@ -294,7 +294,7 @@ unsafe fn block_rows<
 fn opaque(mut pointer: *const i8) -> *const i8 {
     // SAFETY: no instruction.
     unsafe {
-        std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, nomem, nostack, preserves_flags));
+        std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, readonly, nostack, preserves_flags));
     }
     pointer
 }
