@@ -22,6 +22,7 @@ pub mod keys;
 pub mod operations;
 mod postgres;
 mod redis;
+pub mod sessions;
 mod sqlite;
 
 use std::time::Duration;
@@ -36,6 +37,7 @@ pub use postgres::{
     Submission, SubmitError,
 };
 pub use redis::{AcceptError, FAST_RETENTION, RedisStore, UnfitError};
+pub use sessions::Sessions;
 pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
 
 use crate::{
@@ -333,6 +335,6 @@ pub trait Store: Send + Sync {
 }
 
 /// A store that HTTP clients can be served from.
-pub trait FrontStore: Store + Keys + Files + Batches {}
+pub trait FrontStore: Store + Keys + Sessions + Files + Batches {}
 
-impl<S: Store + Keys + Files + Batches> FrontStore for S {}
+impl<S: Store + Keys + Sessions + Files + Batches> FrontStore for S {}

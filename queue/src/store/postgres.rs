@@ -27,6 +27,7 @@ mod reads;
 mod reconcile;
 mod rows;
 mod schema;
+mod sessions;
 mod settings;
 mod workers;
 

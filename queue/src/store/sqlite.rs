@@ -10,6 +10,7 @@ mod files;
 mod keys;
 mod lines;
 mod rows;
+mod sessions;
 
 use std::{
     path::Path,
