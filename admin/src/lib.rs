@@ -12,6 +12,7 @@
 
 mod access;
 mod app;
+mod dashboard;
 pub mod driver;
 mod ends;
 mod error;
@@ -24,6 +25,7 @@ mod openapi;
 mod router;
 mod secret;
 mod serve;
+mod tls;
 
 pub use access::{Access, Caller};
 pub use app::{App, Limits};
@@ -33,3 +35,4 @@ pub use models::Models;
 pub use router::{ROUTES, Route, router};
 pub use secret::{Secret, new_key};
 pub use serve::serve;
+pub use tls::{Tls, TlsError};

@@ -13,6 +13,7 @@ use tritmill_queue::store::KeyRole::{Operate, Read, Submit};
 use crate::{
     access::{self, Access},
     app::App,
+    dashboard::{assets, batches as batch_pages, keys as key_pages, login, page, session, upload},
     error::ApiError,
     health,
     openai::{batches, completions, files, models},
@@ -42,6 +43,9 @@ const fn route(
 const READ: Access = Access::Key(Read);
 const SUBMIT: Access = Access::Key(Submit);
 const OPERATE: Access = Access::Key(Operate);
+const SEE: Access = Access::Page(Read);
+const ASK: Access = Access::Page(Submit);
+const RUN: Access = Access::Page(Operate);
 
 /// All of them. What is not here is not there.
 #[rustfmt::skip]
@@ -63,17 +67,46 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/v1/batches",                SUBMIT,  || post(batches::create)),
     route(Method::GET,    "/v1/batches/{id}",           READ,    || get(batches::one)),
     route(Method::POST,   "/v1/batches/{id}/cancel",    SUBMIT,  || post(batches::cancel)),
+
+    route(Method::GET,    "/",                          Access::Public, || get(login::door)),
+    route(Method::GET,    "/dashboard/login",           Access::Public, || get(login::ask)),
+    route(Method::POST,   "/dashboard/login",           Access::Public, || post(login::open)),
+    route(Method::GET,    "/dashboard/assets/{version}/{name}", Access::Public, || get(assets::asset)),
+    route(Method::POST,   "/dashboard/logout",          SEE,     || post(login::close)),
+    route(Method::GET,    "/dashboard",                 SEE,     || get(page::home)),
+    route(Method::GET,    "/dashboard/batches",         SEE,     || get(batch_pages::list)),
+    route(Method::POST,   "/dashboard/batches",         ASK,     || post(upload::upload)),
+    route(Method::GET,    "/dashboard/batches/{id}",    SEE,     || get(batch_pages::one)),
+    route(Method::POST,   "/dashboard/batches/{id}/cancel", ASK, || post(batch_pages::cancel)),
+    route(Method::GET,    "/dashboard/files/{id}",      SEE,     || get(batch_pages::download)),
+    route(Method::GET,    "/dashboard/keys",            RUN,     || get(key_pages::list)),
+    route(Method::POST,   "/dashboard/keys",            RUN,     || post(key_pages::create)),
+    route(Method::POST,   "/dashboard/keys/{id}/revoke", RUN,    || post(key_pages::revoke)),
 ];
+
+impl Route {
+    /// Whether it is of the dashboard, for people, and not of the API.
+    pub fn is_of_pages(&self) -> bool {
+        self.path == "/" || self.path.starts_with(session::HOME)
+    }
+}
 
 /// The service.
 pub fn router(app: App) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         let mut handler = (route.handler)();
-        if let Access::Key(role) = route.access {
-            let state = (app.clone(), role);
-            handler = handler.route_layer(middleware::from_fn_with_state(state, access::require));
-        }
+        handler = match route.access {
+            Access::Public => handler,
+            Access::Key(role) => {
+                let state = (app.clone(), role);
+                handler.route_layer(middleware::from_fn_with_state(state, access::require))
+            }
+            Access::Page(role) => {
+                let state = (app.clone(), role);
+                handler.route_layer(middleware::from_fn_with_state(state, session::require))
+            }
+        };
         router = router.route(route.path, handler);
     }
     router

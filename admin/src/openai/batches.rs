@@ -184,7 +184,20 @@ pub(crate) async fn create(
     Extension(caller): Extension<Caller>,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let asked = Asked::read(json::object(body).await?)?;
+    let asked = json::object(body).await?;
+    Ok(Json(shown(&take(&app, &caller, asked).await?)))
+}
+
+/// Records the batch that a caller asks for.
+///
+/// # Errors
+/// What is wrong with it, by the field's name.
+pub(crate) async fn take(
+    app: &App,
+    caller: &Caller,
+    asked: Map<String, Value>,
+) -> Result<Batch, ApiError> {
+    let asked = Asked::read(asked)?;
     let no_file = || ApiError::not_found("file", &asked.input).at("input_file_id");
     let input: FileId = asked.input.parse().map_err(|_| no_file())?;
     let file = app.store().file(&caller.tenant, input).await?.ok_or_else(no_file)?;
@@ -195,7 +208,7 @@ pub(crate) async fn create(
     let created_at = app.client().now().await?;
     let batch = Batch {
         id: BatchId::generate(),
-        tenant: caller.tenant,
+        tenant: caller.tenant.clone(),
         state: BatchState::Validating,
         endpoint: asked.endpoint,
         input,
@@ -220,7 +233,7 @@ pub(crate) async fn create(
     app.store().create_batch(&batch).await?;
     app.batches().notify_one();
     tracing::info!(key = %caller.key, batch = %batch.id, %input, "batch created");
-    Ok(Json(shown(&batch)))
+    Ok(batch)
 }
 
 /// The caller's batches.
@@ -250,9 +263,16 @@ pub(crate) async fn one(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let batch: BatchId = id.parse().map_err(|_| unknown(&id))?;
-    let batch = app.store().batch(&caller.tenant, batch).await?;
-    Ok(Json(shown(&batch.ok_or_else(|| unknown(&id))?)))
+    Ok(Json(shown(&find(&app, &caller, &id).await?)))
+}
+
+/// The caller's batch of this name.
+///
+/// # Errors
+/// If there is none.
+pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
+    let batch: BatchId = id.parse().map_err(|_| unknown(id))?;
+    app.store().batch(&caller.tenant, batch).await?.ok_or_else(|| unknown(id))
 }
 
 /// Withdraws it.
@@ -266,14 +286,22 @@ pub(crate) async fn cancel(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let batch: BatchId = id.parse().map_err(|_| unknown(&id))?;
+    Ok(Json(shown(&withdraw(&app, &caller, &id).await?)))
+}
+
+/// Withdraws the caller's batch of this name.
+///
+/// # Errors
+/// If there is none, or if it is over.
+pub(crate) async fn withdraw(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
+    let batch: BatchId = id.parse().map_err(|_| unknown(id))?;
     let batch = app.store().cancel_batch(&caller.tenant, batch).await?;
-    let batch = batch.ok_or_else(|| unknown(&id))?;
+    let batch = batch.ok_or_else(|| unknown(id))?;
     match batch.state {
         BatchState::Cancelling | BatchState::Cancelled => {
             app.batches().notify_one();
             tracing::info!(key = %caller.key, batch = %batch.id, "batch cancelled");
-            Ok(Json(shown(&batch)))
+            Ok(batch)
         }
         state => {
             let message = format!("a batch that is {} cannot be cancelled", state.as_str());
