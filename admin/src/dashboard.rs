@@ -17,14 +17,23 @@ use self::throttle::Throttle;
 
 pub(crate) mod assets;
 pub(crate) mod batches;
+mod chart;
+pub(crate) mod dead_letters;
 mod filters;
+mod history;
+pub(crate) mod integrity;
+pub(crate) mod job;
+pub(crate) mod jobs;
 pub(crate) mod keys;
 mod live;
 pub(crate) mod login;
+pub(crate) mod overview;
 pub(crate) mod page;
+pub(crate) mod queues;
 pub(crate) mod session;
 mod throttle;
 pub(crate) mod upload;
+pub(crate) mod workers;
 
 /// Pages that are kept up to date at once.
 const LIVE_MAX: usize = 512;

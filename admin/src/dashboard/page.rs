@@ -39,20 +39,28 @@ struct Link {
     icon: &'static str,
 }
 
+const OVERVIEW: &str = "/dashboard/overview";
+
+const fn link(href: &'static str, name: &'static str, role: KeyRole, icon: &'static str) -> Link {
+    Link { href, name, role, icon }
+}
+
 /// The navigation, in groups.
-const LINKS: [&[Link]; 2] = [
-    &[Link {
-        href: "/dashboard/batches",
-        name: "Batches",
-        role: KeyRole::Read,
-        icon: "M2.5 4.5 8 2l5.5 2.5L8 7 2.5 4.5Zm0 3.5L8 10.5 13.5 8m-11 3.5L8 14l5.5-2.5",
-    }],
-    &[Link {
-        href: "/dashboard/keys",
-        name: "API keys",
-        role: KeyRole::Operate,
-        icon: "M6 10a3.5 3.5 0 1 0-1.5 2.9L6 11.5h2V10h1.5V8.5l4-4v-2h-2L6 8.1",
-    }],
+#[rustfmt::skip]
+const LINKS: [&[Link]; 3] = [
+    &[
+        link(OVERVIEW, "Overview", KeyRole::Operate, "M2.5 13.5v-5m3.7 5v-11m3.6 11v-7m3.7 7v-3"),
+        link("/dashboard/batches", "Batches", KeyRole::Read, "M2.5 4.5 8 2l5.5 2.5L8 7 2.5 4.5Zm0 3.5L8 10.5 13.5 8m-11 3.5L8 14l5.5-2.5"),
+        link("/dashboard/jobs", "Jobs", KeyRole::Read, "M2.5 4h1m-1 4h1m-1 4h1m3-8h7m-7 4h7m-7 4h7"),
+    ],
+    &[
+        link("/dashboard/workers", "Workers", KeyRole::Operate, "M4.5 4.5h7v7h-7zM6.5 2v2.5m3-2.5v2.5m-3 7V14m3-2.5V14M2 6.5h2.5m-2.5 3h2.5m7-3H14m-2.5 3H14"),
+        link("/dashboard/dead-letters", "Dead letters", KeyRole::Operate, "M2.5 4h11v8h-11zm0 .5L8 9l5.5-4.5"),
+        link("/dashboard/integrity", "Integrity", KeyRole::Operate, "M8 2 3 4v4c0 3 2.2 5 5 6 2.8-1 5-3 5-6V4L8 2ZM5.8 8l1.6 1.6L10.4 6.5"),
+    ],
+    &[
+        link("/dashboard/keys", "API keys", KeyRole::Operate, "M7 9.5a3 3 0 1 1-1-1l6-6 1.5 1.5-1.2 1.2m-2 2L9 6"),
+    ],
 ];
 
 /// An entry as a visitor sees it.
@@ -194,8 +202,13 @@ fn framed(
     notice: Option<String>,
 ) -> String {
     let shown = |link: &'static Link| {
-        let below = path.strip_prefix(link.href);
-        let is_current = below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let is_of = |href| {
+            path.strip_prefix(href)
+                .is_some_and(|rest: &str| rest.is_empty() || rest.starts_with('/'))
+        };
+        // A queue is a row of the overview.
+        let is_queue = link.href == OVERVIEW && is_of("/dashboard/queues");
+        let is_current = is_of(link.href) || is_queue;
         (link.role <= caller.role).then_some(ShownLink { link, is_current })
     };
     let groups = LINKS.iter().map(|group| group.iter().filter_map(shown).collect::<Vec<_>>());
