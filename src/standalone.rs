@@ -15,7 +15,8 @@ use tokio::{runtime::Runtime, sync::mpsc};
 use tritmill_admin::{App, Models};
 use tritmill_producer::Client;
 use tritmill_queue::{
-    QueueName, dispatch::MemoryDispatcher, events::MemoryEvents, store::SqliteStore,
+    Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
+    store::SqliteStore,
 };
 use tritmill_worker::{Served, Vitals, Worker};
 
@@ -124,8 +125,8 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.worker.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format };
     let class = engine.backend().numerics_class().to_owned();
-    register_class(&store, &queue, &class).await?;
     let store = Arc::new(store);
+    store.register_class(&queue, &class).await.context("give the model another --name")?;
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::new(store.clone(), dispatcher.clone()).hearing(events.clone());
@@ -137,7 +138,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let worker = Worker {
         store: store.clone(),
         dispatcher,
-        operations: None,
+        operations: Some(store.clone()),
         events: Some(events),
         served: Arc::new(Served::new(model, name, class)),
         config: arguments.worker.config(queue),
@@ -167,18 +168,5 @@ fn lock(store: &Path) -> anyhow::Result<File> {
         Err(TryLockError::Error(error)) => {
             Err(error).with_context(|| format!("cannot lock {}", path.display()))
         }
-    }
-}
-
-/// Gives a queue its numerics class, or confirms it: its answers must not depend on when they were
-/// asked for.
-async fn register_class(store: &SqliteStore, queue: &QueueName, class: &str) -> anyhow::Result<()> {
-    let fact = format!("numerics class of {queue}");
-    match store.fact(&fact).await.context("cannot read the store")? {
-        None => store.set_fact(&fact, class).await.context("cannot write the store"),
-        Some(known) if known == class => Ok(()),
-        Some(known) => bail!(
-            "queue {queue} has numerics class '{known}', not '{class}': give the model another --name"
-        ),
     }
 }
