@@ -345,9 +345,6 @@ pub trait Store: Send + Sync {
 }
 
 /// A store that HTTP clients can be served from, and operators.
-pub trait FrontStore:
-    Store + Keys + Sessions + Files + Batches + Operations + Insight
-{
-}
+pub trait FrontStore: Store + Keys + Sessions + Files + Batches + Operations + Insight {}
 
 impl<S: Store + Keys + Sessions + Files + Batches + Operations + Insight> FrontStore for S {}

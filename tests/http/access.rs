@@ -44,7 +44,9 @@ fn path(route: &Route, ids: &HashMap<&str, String>) -> String {
     let noun = route.path.split('/').nth(2).unwrap_or_default();
     let id = ids.get(noun).map_or("none", String::as_str);
     let path = route.path.replace("{id}", id).replace("{*model}", "demo");
-    path.replace("{version}", "0").replace("{name}", "dashboard.css")
+    path.replace("{version}", "0")
+        .replace("{name}", "dashboard.css")
+        .replace("{queue}", "demo@i2_s")
 }
 
 /// A request to a route that is good enough to be let in; whether it is answered is another matter.

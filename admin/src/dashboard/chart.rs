@@ -77,6 +77,9 @@ struct Drawing {
     columns: Vec<(f64, String)>,
     areas: Vec<(usize, String)>,
     lines: Vec<(usize, String)>,
+    /// Values with a gap on both sides.
+    dots: Vec<(usize, String)>,
+    is_stacked: bool,
     /// Strips that tell their values when pointed at: place, width, text.
     strips: Vec<(f64, f64, String)>,
     is_empty: bool,
@@ -113,6 +116,8 @@ impl Chart {
             columns: self.columns(),
             areas: areas.into_iter().enumerate().collect(),
             lines: lines.into_iter().enumerate().collect(),
+            dots: tops.iter().map(|top| self.dots(top, &scale)).enumerate().collect(),
+            is_stacked: self.is_stacked,
             strips: self.strips(),
             is_empty: tops.iter().flatten().all(Option::is_none),
         })
@@ -159,12 +164,23 @@ impl Chart {
             };
             let step = if is_drawing { 'L' } else { 'M' };
             point(&mut path, step, self.middle(index), scale.y(*value));
-            let is_alone = !is_drawing && values.get(index + 1).is_none_or(Option::is_none);
-            if is_alone {
-                // A line to itself: its round cap is a dot.
-                point(&mut path, 'L', self.middle(index), scale.y(*value));
-            }
             is_drawing = true;
+        }
+        path
+    }
+
+    /// Lines from values with a gap on both sides to themselves: their round caps are dots.
+    fn dots(&self, values: &[Option<f64>], scale: &Scale) -> String {
+        let mut path = String::new();
+        let is_gap = |index: Option<usize>| {
+            index.and_then(|index| values.get(index)).is_none_or(Option::is_none)
+        };
+        for (index, value) in values.iter().enumerate() {
+            let is_alone = is_gap(index.checked_sub(1)) && is_gap(Some(index + 1));
+            if let Some(value) = value.filter(|_| is_alone) {
+                point(&mut path, 'M', self.middle(index), scale.y(value));
+                path.push_str("h0");
+            }
         }
         path
     }
@@ -347,6 +363,7 @@ mod tests {
         let path = drawn.split("class=\"line s0\" d=\"").nth(1).expect("a line");
         let path = path.split('"').next().expect("its path");
         assert_eq!(path.matches('M').count(), 2, "{path}");
+        assert_eq!(drawn.matches("h0").count(), 1, "a value between gaps is a dot: {drawn}");
         assert_eq!(drawn.matches("<rect").count(), 3, "one strip for each value: {drawn}");
         assert!(drawn.contains("between 1/s and 3/s"), "{drawn}");
     }

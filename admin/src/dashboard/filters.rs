@@ -11,12 +11,6 @@ pub(super) fn count(value: &u64, _: &dyn Values) -> askama::Result<String> {
     Ok(grouped(*value))
 }
 
-/// In at most four characters: `1.2k`.
-#[filter_fn]
-pub(super) fn rate(value: &f64, _: &dyn Values) -> askama::Result<String> {
-    Ok(scaled(*value, ""))
-}
-
 /// At most three digits: `1.2 MB`.
 #[filter_fn]
 pub(super) fn bytes(value: &u64, _: &dyn Values) -> askama::Result<String> {

@@ -143,9 +143,9 @@ impl Columns {
                 Unit::Count,
                 vec![self.series("jobs", |sample| Some(sample.queued_mean()))],
             ),
-            self.latencies("Submission to start", |sample| &sample.start_ms),
-            self.latencies("Run", |sample| &sample.run_ms),
-            self.latencies("Time to first token", |sample| &sample.first_token_ms),
+            self.latencies("Submission to start", |sample| &sample.latencies.start),
+            self.latencies("Run", |sample| &sample.latencies.run),
+            self.latencies("Time to first token", |sample| &sample.latencies.first_token),
             self.chart(
                 "Tokens",
                 Unit::PerSecond,

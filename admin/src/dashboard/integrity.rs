@@ -2,7 +2,7 @@
 
 use askama::Template;
 use axum::response::Response;
-use tritmill_queue::{Timestamp, store::operations::Integrity};
+use tritmill_queue::store::operations::Integrity;
 
 use super::{
     filters,
@@ -42,7 +42,6 @@ const MEANINGS: [(&str, &str); 6] = [
 #[derive(Template)]
 #[template(path = "integrity.html")]
 struct Counters {
-    now: Timestamp,
     all: Integrity,
     workers: Vec<Shown>,
 }
@@ -70,5 +69,5 @@ async fn look(app: App) -> Result<Counters, PageError> {
     let workers = app.store().workers().await?;
     let all = app.store().integrity().await?;
     let workers = workers.into_iter().map(|worker| Shown { worker }).collect();
-    Ok(Counters { now: app.client().now().await?, all, workers })
+    Ok(Counters { all, workers })
 }

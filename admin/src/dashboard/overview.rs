@@ -15,7 +15,7 @@ use tritmill_queue::{
 
 use super::{
     chart::Chart,
-    filters,
+    filters::{self, scaled},
     history::{self, Span},
     page::{PageError, View, Visit},
     session::percent_encoded,
@@ -76,6 +76,18 @@ struct Overview {
     lately: Sample,
     workers: usize,
     charts: Vec<Chart>,
+}
+
+impl Overview {
+    /// Jobs a second, lately.
+    fn answered(&self) -> String {
+        scaled(self.lately.per_second(self.lately.completed), "")
+    }
+
+    /// Tokens a second, lately.
+    fn generated(&self) -> String {
+        scaled(self.lately.per_second(self.lately.completion_tokens), "")
+    }
 }
 
 impl View for Overview {

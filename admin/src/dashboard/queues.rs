@@ -16,7 +16,7 @@ use tritmill_queue::{
 
 use super::{
     chart::Chart,
-    filters,
+    filters::{self, scaled},
     history::{self, Span},
     overview::{self, Row},
     page::{PageError, View, Visit},
@@ -43,6 +43,16 @@ impl One {
         let rate = self.lately.per_second(self.lately.ended());
         let waits = self.row.depth.queued + self.row.depth.retrying;
         (rate > 0.0).then(|| Duration::try_from_secs_f64(waits as f64 / rate).ok()).flatten()
+    }
+
+    /// Jobs a second that came, lately.
+    fn arrived(&self) -> String {
+        scaled(self.lately.per_second(self.lately.arrived), "")
+    }
+
+    /// Jobs a second that ended, lately.
+    fn ended(&self) -> String {
+        scaled(self.lately.per_second(self.lately.ended()), "")
     }
 
     fn encoded(&self) -> String {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use askama::Template;
 use axum::{Form, extract::rejection::FormRejection, response::Response};
 use serde::Deserialize;
-use tritmill_queue::{Timestamp, store::operations::Worker};
+use tritmill_queue::store::operations::Worker;
 
 use super::{
     filters::{self, scaled},
@@ -38,11 +38,6 @@ impl Shown {
 
     pub fn queue_href(&self) -> String {
         format!("/dashboard/queues/{}", percent_encoded(&self.worker.heartbeat.queue.to_string()))
-    }
-
-    /// Percent of the slots that are in use.
-    pub fn fill(&self) -> f64 {
-        percent(self.worker.heartbeat.running.into(), self.worker.heartbeat.slots.into())
     }
 
     /// Percent of the KV blocks that are in use.
@@ -91,7 +86,6 @@ fn percent(part: u64, whole: u64) -> f64 {
 #[derive(Template)]
 #[template(path = "workers.html")]
 struct List {
-    now: Timestamp,
     workers: Vec<Shown>,
 }
 
@@ -111,7 +105,7 @@ async fn look(app: App) -> Result<List, PageError> {
     let mut workers: Vec<Shown> = workers.into_iter().map(|worker| Shown { worker }).collect();
     // Those that live first; otherwise by name, as they come.
     workers.sort_by_key(|shown| !shown.worker.is_alive());
-    Ok(List { now: app.client().now().await?, workers })
+    Ok(List { workers })
 }
 
 /// Who is to drain.
