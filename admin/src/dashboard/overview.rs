@@ -115,7 +115,7 @@ pub(crate) async fn show(visit: Visit, Query(wish): Query<Wish>) -> Result<Respo
 async fn look(app: App, span: Span, sort: &'static str) -> Result<Overview, PageError> {
     let now = app.client().now().await?;
     let mut rows = rows(&app, now).await?;
-    rows.sort_by(|one, two| one.name.to_string().cmp(&two.name.to_string()));
+    rows.sort_by_key(|row| row.name.to_string());
     match sort {
         "queued" => rows.sort_by_key(|row| Reverse(row.depth.queued)),
         "running" => rows.sort_by_key(|row| Reverse(row.depth.running)),
