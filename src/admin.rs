@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
-use tritmill_admin::{App, Driver, Limits, Models, Secret, Tls, router, serve};
+use tritmill_admin::{App, Driver, Limits, Models, Secret, Tls, Watch, router, serve};
 use tritmill_producer::Client;
 
 use crate::{
@@ -110,7 +110,7 @@ pub struct Running {
     /// If it was made now.
     pub first_key: Option<Secret>,
     stop: watch::Sender<bool>,
-    tasks: [JoinHandle<()>; 2],
+    tasks: [JoinHandle<()>; 3],
 }
 
 impl Running {
@@ -164,8 +164,12 @@ pub async fn start(app: App, listen: SocketAddr, tls: Option<Tls>) -> anyhow::Re
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let driver = Driver::new(app.clone(), worker::owner());
-    let tasks =
-        [tokio::spawn(serve(listener, tls, router(app), until)), tokio::spawn(driver.run(stopped))];
+    let watch = Watch::new(app.clone());
+    let tasks = [
+        tokio::spawn(serve(listener, tls, router(app), until)),
+        tokio::spawn(driver.run(stopped.clone())),
+        tokio::spawn(watch.run(stopped)),
+    ];
     Ok(Running { address, scheme, first_key, stop, tasks })
 }
 

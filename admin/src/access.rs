@@ -27,10 +27,19 @@ pub enum Access {
 pub struct Caller {
     /// Its key, for the log.
     pub key: Uuid,
+    /// What people call that key.
+    pub name: String,
     /// Whose request it is.
     pub tenant: Tenant,
     /// What its key allows.
     pub role: KeyRole,
+}
+
+impl Caller {
+    /// Whether it runs the service, for all tenants.
+    pub fn operates(&self) -> bool {
+        self.role >= KeyRole::Operate
+    }
 }
 
 /// Lets a request pass whose key has the role, with its [`Caller`] among the extensions.
@@ -56,5 +65,5 @@ async fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
         .and_then(|(_, secret)| Secret::parse(secret.trim()))
         .ok_or_else(ApiError::no_key)?;
     let key = app.store().key(&secret.hash()).await?.ok_or_else(ApiError::no_key)?;
-    Ok(Caller { key: key.id, tenant: key.tenant, role: key.role })
+    Ok(Caller { key: key.id, name: key.name, tenant: key.tenant, role: key.role })
 }

@@ -15,6 +15,7 @@ use crate::{
     health::Metrics,
     models::Models,
     secret::{Secret, new_key},
+    watch::Changes,
 };
 
 /// What a caller may ask for at most.
@@ -55,6 +56,7 @@ struct Inner {
     /// There is a batch to drive.
     batches: Notify,
     metrics: Metrics,
+    changes: Changes,
     dashboard: Dashboard,
     /// Whether what has no end of its own is to end.
     stopping: watch::Sender<bool>,
@@ -74,6 +76,7 @@ impl App {
             streams,
             batches: Notify::new(),
             metrics: Metrics::default(),
+            changes: Changes::default(),
             dashboard: Dashboard::default(),
             stopping: watch::Sender::new(false),
         }))
@@ -127,6 +130,10 @@ impl App {
 
     pub(crate) fn batches(&self) -> &Notify {
         &self.0.batches
+    }
+
+    pub(crate) fn changes(&self) -> &Changes {
+        &self.0.changes
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

@@ -1,5 +1,7 @@
 //! `/healthz`, `/readyz`, `/metrics`, and what they tell.
 
+mod queues;
+
 use std::time::Duration;
 
 use axum::{
@@ -15,7 +17,7 @@ use prometheus_client::{
 };
 use tokio::time::timeout;
 
-use crate::{app::App, openapi::Refused};
+use crate::{app::App, error::ApiError, openapi::Refused};
 
 /// The type of Prometheus' and OpenMetrics' text.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -87,9 +89,12 @@ pub(crate) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) 
     responses((status = 200, description = "OpenMetrics"),
         (status = "4XX", description = "Refused", body = Refused),
         (status = "5XX", description = "Try again", body = Refused),))]
-pub(crate) async fn metrics(State(app): State<App>) -> impl IntoResponse {
+pub(crate) async fn metrics(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
+    let of_queues = queues::registry(&app).await?;
     let mut out = String::new();
     // Writing to a string does not fail.
-    let _ = text::encode(&mut out, &app.metrics().registry);
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], out)
+    let _ = text::encode_registry(&mut out, &app.metrics().registry);
+    let _ = text::encode_registry(&mut out, &of_queues);
+    let _ = text::encode_eof(&mut out);
+    Ok(([(header::CONTENT_TYPE, METRICS_TYPE)], out))
 }

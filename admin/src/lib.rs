@@ -22,10 +22,12 @@ mod json;
 mod models;
 mod openai;
 mod openapi;
+mod operator;
 mod router;
 mod secret;
 mod serve;
 mod tls;
+mod watch;
 
 pub use access::{Access, Caller};
 pub use app::{App, Limits};
@@ -36,3 +38,4 @@ pub use router::{ROUTES, Route, router};
 pub use secret::{Secret, new_key};
 pub use serve::serve;
 pub use tls::{Tls, TlsError};
+pub use watch::Watch;

@@ -11,7 +11,11 @@ use utoipa::{
     },
 };
 
-use crate::{health, openai::*};
+use crate::{
+    health,
+    openai::*,
+    operator::{dead_letters, events, history, jobs, keys, log, queues, story, workers},
+};
 
 mod schemas;
 
@@ -31,6 +35,13 @@ pub(crate) use schemas::*;
         completions::chat, completions::text,
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel,
+        jobs::list, jobs::count, jobs::cancel, story::one,
+        dead_letters::list, dead_letters::replay, dead_letters::purge,
+        queues::list, queues::pause, queues::resume, queues::limit,
+        history::list, history::integrity,
+        workers::list, workers::drain,
+        keys::list, keys::create, keys::revoke, keys::erase, log::list,
+        events::changes, events::of_job,
     ),
     components(schemas(Refused)),
     modifiers(&Keys),

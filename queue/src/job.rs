@@ -42,7 +42,7 @@ impl JobId {
 
     /// The least id that could have been made at this time.
     pub fn first_of(at: Timestamp) -> Self {
-        let ms = u128::from(u64::try_from(at.0).unwrap_or(0)) & ((1 << 48) - 1);
+        let ms = u128::from(u64::try_from(at.0).unwrap_or(0)).min((1 << 48) - 1);
         Self(Uuid::from_u128(ms << 80))
     }
 

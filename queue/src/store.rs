@@ -16,6 +16,7 @@
 //! | `reconcile` | due scheduled and retrying → queued; lease over → queued or failed; deadline over → expired |
 
 mod attempts;
+pub mod audit;
 pub mod batches;
 pub mod bulk;
 pub mod files;
@@ -33,6 +34,7 @@ mod sqlite;
 use std::time::Duration;
 
 use async_trait::async_trait;
+pub use audit::Audit;
 pub use batches::{Batch, BatchId, BatchState, Batches};
 pub use files::{FileId, Files, Page};
 pub use insight::{Insight, JobFilter};
@@ -345,6 +347,9 @@ pub trait Store: Send + Sync {
 }
 
 /// A store that HTTP clients can be served from, and operators.
-pub trait FrontStore: Store + Keys + Sessions + Files + Batches + Operations + Insight {}
+pub trait FrontStore:
+    Store + Keys + Sessions + Files + Batches + Operations + Insight + Audit
+{
+}
 
-impl<S: Store + Keys + Sessions + Files + Batches + Operations + Insight> FrontStore for S {}
+impl<S: Store + Keys + Sessions + Files + Batches + Operations + Insight + Audit> FrontStore for S {}

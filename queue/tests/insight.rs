@@ -11,15 +11,17 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use conformance::{LEASE, answer, by, error, finished, job, queue};
 use stores::{Rig, both};
 use tritmill_queue::{
-    ErrorKind, Finished, Job, JobError, JobId, JobState, Outcome, QueueName, Tenant,
+    ErrorKind, Finished, Job, JobError, JobId, JobState, Outcome, QueueName, Tenant, Timestamp,
     store::{
         BatchId, FrontStore, JobFilter, Page,
+        audit::AuditLine,
         bulk::{self, Act},
         history::Period,
         insight::{AttemptEnd, SCAN_MAX},
         operations::{Heartbeat, Integrity, Measured},
     },
 };
+use uuid::Uuid;
 
 fn first(limit: u32) -> Page<JobId> {
     Page { after: None, limit, ascending: false }
@@ -317,6 +319,59 @@ async fn samples_count_what_ended_once_and_add_up_over_periods() {
         store.maintain().await.unwrap();
         let long = now.before(Duration::from_secs(86_400));
         assert!(store.samples(None, Period::Hour, long, now).await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_tenant_that_is_erased_leaves_nothing_and_others_keep_theirs() {
+    both(async |Rig { store, .. }| {
+        let acme = Tenant("acme".into());
+        let theirs: Vec<Job> = (0..3).map(|_| Job { tenant: acme.clone(), ..job() }).collect();
+        let others = job();
+        store.submit(&theirs).await.unwrap();
+        store.submit(std::slice::from_ref(&others)).await.unwrap();
+        end(&store, &theirs[..1], answer("a")).await;
+        let held = store.claim(&[theirs[1].id], by("w")).await.unwrap()[0].held();
+        store.set_quota(&queue(), Some(&acme), Some(7)).await.unwrap();
+        let erased = store.erase_tenant(&acme).await.unwrap();
+        assert_eq!((erased.jobs, erased.done), (3, true));
+        assert!(store.finish(&[finished(held, answer("b"))]).await.unwrap().is_empty());
+        assert_eq!(store.story(theirs[0].id).await.unwrap(), None);
+        assert_eq!(store.quotas(&queue()).await.unwrap().of(&acme), None);
+        assert_eq!(found(&store, &JobFilter::default()).await, [others.id]);
+        assert_eq!(store.erase_tenant(&acme).await.unwrap().jobs, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn acts_are_noted_with_their_time_the_latest_first() {
+    both(async |rig: Rig| {
+        let store = &rig.store;
+        let mut ids = Vec::new();
+        for target in ["a", "b", "c"] {
+            let line = AuditLine {
+                id: Uuid::now_v7(),
+                at: Timestamp::default(),
+                key: None,
+                key_name: "night shift".into(),
+                action: "queue.pause".into(),
+                target: target.into(),
+                detail: serde_json::json!({ "why": "smoke" }),
+            };
+            store.note(&line).await.unwrap();
+            ids.push(line.id);
+            rig.advance(Duration::from_secs(1));
+        }
+        let page = Page { after: None, limit: 2, ascending: false };
+        let acts = store.acts(page).await.unwrap();
+        let seen: Vec<Uuid> = acts.iter().map(|line| line.id).collect();
+        assert_eq!(seen, [ids[2], ids[1]]);
+        assert_eq!(acts[0].at.since(acts[1].at), Duration::from_secs(1));
+        assert_eq!((acts[0].detail["why"].as_str(), &*acts[0].target), (Some("smoke"), "c"));
+        let rest = store.acts(Page { after: Some(ids[1]), ..page }).await.unwrap();
+        assert_eq!(rest.len(), 1);
     })
     .await;
 }

@@ -52,6 +52,10 @@ fn path(route: &Route, ids: &HashMap<&str, String>) -> String {
 /// A request to a route that is good enough to be let in; whether it is answered is another matter.
 fn ask(caller: &Caller, route: &Route, path: &str) -> Answer {
     match route.method.as_str() {
+        // What is let in streams without an end; a bad place in it is refused after the key.
+        "GET" if path == "/admin/v1/events" => {
+            caller.send(caller.head("GET", path, "Last-Event-ID: none\r\n").as_bytes())
+        }
         "GET" => caller.get(path),
         "DELETE" => caller.delete(path),
         _ => caller.post(path, &json!({})),

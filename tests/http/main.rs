@@ -6,10 +6,12 @@
 mod access;
 mod answers;
 mod batches;
+mod described;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/fleet.rs"]
 mod fleet;
 mod hostile;
 mod openai;
+mod operator;
 mod rig;
 mod standalone;

@@ -2,8 +2,8 @@
 //!
 //! All tests run in the dev profile (dependencies and the engine are optimised there), so that one
 //! build serves them all. Tests start Redis and Postgres themselves; where the programs are
-//! missing they are installed here, before anything runs, as are the Python client that the HTTP API is
-//! tested with and the browser that the dashboard is looked at with.
+//! missing they are installed here, before anything runs, as are the Python packages that the HTTP API
+//! is tested with and the browser that the dashboard is looked at with.
 
 use std::process::Command;
 
@@ -30,27 +30,28 @@ fn install(packages: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// The client that the HTTP API is tested with, as its makers publish it; one version, so that a
-/// failure is of a change here.
-const OPENAI: &str = "openai==3.54.0";
+/// What the HTTP API is tested with, as its makers publish it, each in a folder of its own below
+/// `target`; one version, so that a failure is of a change here.
+const PYTHON_PACKAGES: [(&str, &str); 2] =
+    [("openai", "openai==3.54.0"), ("schemathesis", "schemathesis==4.32.5")];
 
-/// Makes a Python environment with that client, unless it is there. Without Python, the test that
+/// Makes a Python environment with a package, unless it is there. Without Python, the test that
 /// needs it says that it is skipped.
-fn install_openai() -> anyhow::Result<()> {
-    let folder = process::root().join("target/openai");
-    let done = folder.join(OPENAI);
+fn install_python(folder: &str, package: &str) -> anyhow::Result<()> {
+    let folder = process::root().join("target").join(folder);
+    let done = folder.join(package);
     if done.exists() {
         return Ok(());
     }
     let made = process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))
         .and_then(|()| {
             let mut pip = Command::new(folder.join("bin/python"));
-            process::run(pip.args(["-m", "pip", "install", "--quiet", OPENAI]))
+            process::run(pip.args(["-m", "pip", "install", "--quiet", package]))
         });
     match made {
         Ok(()) => std::fs::write(done, "").context("cannot write to target"),
         Err(error) => {
-            eprintln!("warning: the openai package is not tested against: {error:#}");
+            eprintln!("warning: nothing is tested with {package}: {error:#}");
             // A half-made one would not be skipped.
             let _ = std::fs::remove_dir_all(&folder);
             Ok(())
@@ -72,7 +73,9 @@ fn install_browser() {
 }
 
 pub fn run(filters: &[String]) -> anyhow::Result<()> {
-    install_openai()?;
+    for (folder, package) in PYTHON_PACKAGES {
+        install_python(folder, package)?;
+    }
     install_browser();
     let missing = tritmill_servers::missing_packages();
     if !missing.is_empty() {

@@ -3,6 +3,7 @@
 use askama::Template;
 use axum::{Form, extract::rejection::FormRejection, response::Response};
 use serde::Deserialize;
+use serde_json::json;
 use tritmill_queue::{
     Timestamp,
     store::{
@@ -17,7 +18,7 @@ use super::{
     page::{PageError, View, Visit},
     session::percent_encoded,
 };
-use crate::{app::App, error::ApiError};
+use crate::{app::App, error::ApiError, operator::log};
 
 /// Groups that a page shows.
 const GROUPS_MAX: usize = 100;
@@ -136,6 +137,8 @@ pub(crate) async fn replay(
     let wish = of(wish)?;
     let act = Act::Replay { per_second: wish.rate()? };
     let app = &visit.app;
+    let detail = json!({ "error": wish.error, "signature": wish.signature });
+    log::note(app, &visit.caller, "dead_letters.replay", "jobs", detail).await?;
     let done = bulk::act(app.store().as_ref(), &wish.filter(), act, None, BULK_MAX).await?;
     // The others are announced when their time comes.
     let due: Vec<_> = done.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
@@ -148,7 +151,10 @@ pub(crate) async fn purge(
     visit: Visit,
     wish: Result<Form<Wish>, FormRejection>,
 ) -> Result<Response, PageError> {
-    let filter = of(wish)?.filter();
+    let wish = of(wish)?;
+    let filter = wish.filter();
+    let detail = json!({ "error": wish.error, "signature": wish.signature });
+    log::note(&visit.app, &visit.caller, "dead_letters.purge", "jobs", detail).await?;
     let store = visit.app.store().as_ref();
     let done = bulk::act(store, &filter, Act::Purge, None, BULK_MAX).await?;
     Ok(visit.done(HERE, &said(done.done, "deleted", done.next.is_some())))

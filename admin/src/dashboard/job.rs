@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use askama::Template;
 use axum::{extract::Path, response::Response};
+use serde_json::json;
 use tritmill_queue::{
     EventId, JobEvent, JobId, JobState, Message, Outcome, Prompt, Role, Timestamp,
     store::{
@@ -17,7 +18,7 @@ use super::{
     page::{PageError, View, Visit},
     session::percent_encoded,
 };
-use crate::{access::Caller, app::App, error::ApiError};
+use crate::{access::Caller, app::App, error::ApiError, operator::log};
 
 /// Characters of a text that a page shows.
 const TEXT_MAX: usize = 20_000;
@@ -236,6 +237,8 @@ pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> Result<Respo
 /// Submits a dead letter again, and goes to the new job.
 pub(crate) async fn replay(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
     let (job, _) = find(&visit.app, &visit.caller, &id).await?;
+    let noted = log::note(&visit.app, &visit.caller, "dead_letters.replay", &id, json!({}));
+    noted.await?;
     let replays = visit.app.store().replay(&[job], None).await?;
     let Some(replay) = replays.into_iter().next() else {
         return Err(ApiError::not_found("dead letter", &id).into());

@@ -9,6 +9,7 @@ use axum::{
     response::Response,
 };
 use serde::Deserialize;
+use serde_json::json;
 use tritmill_queue::{
     QueueName, Timestamp,
     store::{history::Sample, operations::QueueState},
@@ -23,7 +24,7 @@ use super::{
     session::percent_encoded,
     workers::Shown,
 };
-use crate::{app::App, error::ApiError};
+use crate::{app::App, error::ApiError, operator::log};
 
 #[derive(Template)]
 #[template(path = "queue.html")]
@@ -137,17 +138,24 @@ pub(crate) async fn set(
     let Form(setting) =
         setting.map_err(|error| ApiError::invalid("invalid_form", error.body_text()))?;
     let store = visit.app.store();
+    let noted = async |action: &str, detail| {
+        log::note(&visit.app, &visit.caller, action, &name.to_string(), detail).await
+    };
     let done = match setting {
         Setting::Pause => {
+            noted("queue.pause", json!({})).await?;
             store.set_paused(&name, true).await?;
             "The queue is paused: what runs ends, and nothing new begins."
         }
         Setting::Resume => {
+            noted("queue.resume", json!({})).await?;
             store.set_paused(&name, false).await?;
             "The queue goes on."
         }
         Setting::Limit { tokens } => {
-            store.set_limit(&name, bound(&tokens)?).await?;
+            let limit_tokens = bound(&tokens)?;
+            noted("queue.limit", json!({ "limit_tokens": limit_tokens })).await?;
+            store.set_limit(&name, limit_tokens).await?;
             "The bound is set: producers hear of it within seconds."
         }
     };

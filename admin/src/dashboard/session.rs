@@ -77,7 +77,7 @@ pub(super) async fn of_session(app: &App, session: KeyHash) -> Result<Option<Vis
     let key = app.store().session(&session).await?;
     Ok(key.map(|key| Visitor {
         session,
-        caller: Caller { key: key.id, tenant: key.tenant, role: key.role },
+        caller: Caller { key: key.id, name: key.name, tenant: key.tenant, role: key.role },
     }))
 }
 

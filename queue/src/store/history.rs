@@ -77,40 +77,53 @@ pub const BUCKETS_MS: [i64; 24] = [
 
 /// How often which latency was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Histogram(BTreeMap<u8, u64>);
+#[serde(default)]
+pub struct Histogram {
+    /// By bucket.
+    counts: BTreeMap<u8, u64>,
+    /// All of them together.
+    sum_ms: u64,
+}
 
 impl Histogram {
-    /// Adds to a bucket, by its number: `0` is up to the first bound.
-    pub fn add(&mut self, bucket: usize, count: u64) {
+    /// Adds to a bucket, by its number (`0` is up to the first bound), so many that took so long
+    /// together.
+    pub fn add(&mut self, bucket: usize, count: u64, sum_ms: u64) {
         let bucket = bucket.min(BUCKETS_MS.len()) as u8;
-        *self.0.entry(bucket).or_default() += count;
+        *self.counts.entry(bucket).or_default() += count;
+        self.sum_ms += sum_ms;
     }
 
     /// Adds one latency.
     pub fn record(&mut self, latency: Duration) {
         let ms = i64::try_from(latency.as_millis()).unwrap_or(i64::MAX);
-        self.add(BUCKETS_MS.partition_point(|bound| *bound < ms), 1);
+        let bucket = BUCKETS_MS.partition_point(|bound| *bound < ms);
+        self.add(bucket, 1, ms.unsigned_abs());
     }
 
     /// Adds another's counts.
     pub fn merge(&mut self, other: &Self) {
-        for (bucket, count) in &other.0 {
-            *self.0.entry(*bucket).or_default() += count;
+        for (bucket, count) in &other.counts {
+            *self.counts.entry(*bucket).or_default() += count;
         }
+        self.sum_ms += other.sum_ms;
+    }
+
+    /// All latencies together.
+    pub fn sum(&self) -> Duration {
+        Duration::from_millis(self.sum_ms)
     }
 
     /// How many were measured.
     pub fn count(&self) -> u64 {
-        self.0.values().sum()
+        self.counts.values().sum()
     }
 
-    /// Counts up to and including each bound, and of all: as Prometheus has them.
-    pub fn cumulative(&self) -> impl Iterator<Item = (Option<i64>, u64)> + '_ {
-        let mut sum = 0;
-        (0..=BUCKETS_MS.len()).map(move |bucket| {
-            sum += self.0.get(&(bucket as u8)).copied().unwrap_or(0);
-            (BUCKETS_MS.get(bucket).copied(), sum)
+    /// Each bucket's bound in milliseconds, none of the last one, and its count.
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<i64>, u64)> + '_ {
+        (0..=BUCKETS_MS.len()).map(|bucket| {
+            let count = self.counts.get(&(bucket as u8)).copied().unwrap_or(0);
+            (BUCKETS_MS.get(bucket).copied(), count)
         })
     }
 
@@ -119,7 +132,7 @@ impl Histogram {
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let rank = share.clamp(0.0, 1.0) * self.count() as f64;
         let mut below = 0.0;
-        for (bucket, count) in self.0.iter().filter(|(_, count)| **count > 0) {
+        for (bucket, count) in self.counts.iter().filter(|(_, count)| **count > 0) {
             let (bucket, count) = (usize::from(*bucket), *count as f64);
             if below + count >= rank {
                 let low = bucket.checked_sub(1).map_or(0, |before| BUCKETS_MS[before]) as f64;
@@ -403,7 +416,8 @@ mod tests {
         assert!((3000..=5000).contains(&p(0.99)), "{}", p(0.99));
         all.record(Duration::from_secs(86_400));
         assert_eq!(all.quantile(1.0), Some(Duration::from_secs(14_400)), "the last bound");
-        assert_eq!(all.cumulative().last(), Some((None, 5)));
+        assert_eq!((all.buckets().last(), all.count()), (Some((None, 1)), 5));
+        assert_eq!(all.sum(), Duration::from_millis(86_404_037));
     }
 
     #[test]

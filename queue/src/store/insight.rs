@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    BatchId, Page, StoreError,
+    Batch, BatchId, Page, StoreError,
     history::{Period, Point, Sampled},
     operations::Integrity,
 };
@@ -240,6 +240,12 @@ pub trait Insight: Send + Sync {
         from: Timestamp,
         to: Timestamp,
     ) -> Result<Vec<Point>, StoreError>;
+
+    /// The latest batches of all tenants, the latest first.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn latest_batches(&self, limit: u32) -> Result<Vec<Batch>, StoreError>;
 
     /// What all workers counted, those that are gone included.
     ///

@@ -251,6 +251,24 @@ pub struct Replay {
     pub job: Job,
 }
 
+/// Jobs that one call deletes at most.
+pub const ERASED_MAX: u64 = 50_000;
+
+/// What was deleted of a tenant's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Erased {
+    /// Keys.
+    pub keys: u64,
+    /// Batches.
+    pub batches: u64,
+    /// Files.
+    pub files: u64,
+    /// Jobs.
+    pub jobs: u64,
+    /// Whether nothing is left.
+    pub done: bool,
+}
+
 /// When replays are due, so that they do not come all at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
@@ -399,6 +417,14 @@ pub trait Operations: Send + Sync {
     /// # Errors
     /// [`StoreError`]; the next call sees what this one missed.
     async fn sample(&self) -> Result<bool, StoreError>;
+
+    /// Deletes what a tenant has: keys, batches, files, quotas and jobs with their results, whatever
+    /// their state; whoever runs one finds its claim gone. Of jobs no more than [`ERASED_MAX`] in one
+    /// call.
+    ///
+    /// # Errors
+    /// [`StoreError`]; what was deleted until then stays deleted, and the same call goes on.
+    async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError>;
 
     /// What is set for every queue that anything is set for, by name.
     ///

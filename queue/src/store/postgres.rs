@@ -13,6 +13,7 @@
 //!
 //! See also `migrations/postgres`, and `partitions.rs` for what keeps the tables small.
 
+mod audit;
 mod batches;
 mod claims;
 mod connect;

@@ -36,11 +36,11 @@ pub(super) struct Look {
 pub(super) type Looks = BTreeMap<QueueName, Look>;
 
 /// Adds to a histogram, as the databases name it.
-pub(super) fn latency(sample: &mut Sample, name: &str, bucket: usize, jobs: u64) {
+pub(super) fn latency(sample: &mut Sample, name: &str, bucket: usize, jobs: u64, sum_ms: u64) {
     match name {
-        "start" => sample.latencies.start.add(bucket, jobs),
-        "run" => sample.latencies.run.add(bucket, jobs),
-        _ => sample.latencies.first_token.add(bucket, jobs),
+        "start" => sample.latencies.start.add(bucket, jobs, sum_ms),
+        "run" => sample.latencies.run.add(bucket, jobs, sum_ms),
+        _ => sample.latencies.first_token.add(bucket, jobs, sum_ms),
     }
 }
 

@@ -4,6 +4,7 @@
 //! another one's lock. Bulk calls pass their rows as one JSON array and join it with `json_each`,
 //! as the Postgres store joins `UNNEST`. The clock is injected: tests move it by hand.
 
+mod audit;
 mod batches;
 mod claims;
 mod dead_letters;

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-fn batch(row: &PgRow) -> Result<Batch, StoreError> {
+pub(super) fn batch(row: &PgRow) -> Result<Batch, StoreError> {
     let text: &str = rows::get(row, "batch")?;
     serde_json::from_str(text).map_err(|error| rows::damaged("batch", error))
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{PgConnection, PgPool, postgres::PgRow};
+use sqlx::{PgConnection, PgExecutor, PgPool, postgres::PgRow};
 use uuid::Uuid;
 
 use super::{milliseconds, rows, unavailable};
@@ -256,7 +256,10 @@ pub(super) async fn cancel(
 }
 
 /// Deletes jobs with their results and errors, whatever their state.
-pub(super) async fn delete(pool: &PgPool, ids: &[JobId]) -> Result<u64, StoreError> {
+pub(super) async fn delete(
+    executor: impl PgExecutor<'_>,
+    ids: &[JobId],
+) -> Result<u64, StoreError> {
     let row = sqlx::query(
         "WITH deleted AS (DELETE FROM jobs WHERE id = ANY($1) RETURNING id),
               unrecorded AS (DELETE FROM results WHERE job_id = ANY($1)),
@@ -264,7 +267,7 @@ pub(super) async fn delete(pool: &PgPool, ids: &[JobId]) -> Result<u64, StoreErr
          SELECT count(*) AS jobs FROM deleted",
     )
     .bind(rows::sorted(ids.iter().copied()))
-    .fetch_one(pool)
+    .fetch_one(executor)
     .await
     .map_err(unavailable)?;
     rows::count(&row, "jobs")

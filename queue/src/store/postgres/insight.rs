@@ -6,12 +6,12 @@ use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use uuid::Uuid;
 
-use super::{PostgresStore, reads, rows, sampler, unavailable, workers};
+use super::{PostgresStore, batches, reads, rows, sampler, unavailable, workers};
 use crate::{
     job::{JobId, JobState, QueueName, Tenant, Timestamp},
     outcome::Outcome,
     store::{
-        Page, StoreError,
+        Batch, Page, StoreError,
         history::{Period, Point, Sampled},
         insight::{
             Attempt, AttemptEnd, Count, DeadLetterGroup, DeadLetterGroups, Insight, JobFilter,
@@ -62,6 +62,18 @@ impl Insight for PostgresStore {
         to: Timestamp,
     ) -> Result<Vec<Point>, StoreError> {
         self.within(sampler::read(&self.pool, queue, period, from, to)).await
+    }
+
+    async fn latest_batches(&self, limit: u32) -> Result<Vec<Batch>, StoreError> {
+        self.within(async {
+            let found = sqlx::query("SELECT batch::text FROM batches ORDER BY id DESC LIMIT $1")
+                .bind(i64::from(limit))
+                .fetch_all(&self.pool)
+                .await
+                .map_err(unavailable)?;
+            found.iter().map(batches::batch).collect()
+        })
+        .await
     }
 
     async fn integrity(&self) -> Result<Integrity, StoreError> {

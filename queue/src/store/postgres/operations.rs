@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 
 use super::{
-    PostgresStore, dead_letters, milliseconds, quotas, rows, sampler, unavailable, workers,
+    PostgresStore, audit, dead_letters, milliseconds, quotas, rows, sampler, unavailable, workers,
 };
 use crate::{
     dispatch::Quotas,
@@ -12,7 +12,7 @@ use crate::{
     store::{
         Maintained, Progress, StoreError,
         operations::{
-            ClassError, DeadLetter, Directive, Heartbeat, Operations, Pace, QueueOverview,
+            ClassError, DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview,
             QueueState, Replay, ResetClassError, SILENT_ALIVE_MAX, Worker,
         },
     },
@@ -225,6 +225,11 @@ impl Operations for PostgresStore {
 
     async fn sample(&self) -> Result<bool, StoreError> {
         self.within(sampler::sample(&self.pool, self.given_now())).await
+    }
+
+    async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError> {
+        let mut connection = self.pool.acquire().await.map_err(unavailable)?;
+        audit::erase(&mut connection, tenant).await
     }
 
     async fn queue_states(&self) -> Result<Vec<QueueState>, StoreError> {

@@ -213,7 +213,8 @@ async fn look_at_ended(
          FROM told GROUP BY model, format, state
          UNION ALL
          -- A bound is of its own bucket, and width_bucket counts it to the next.
-         SELECT model, format, name, width_bucket(ms - 1, $3), count(*), 0, 0
+         SELECT model, format, name, width_bucket(ms - 1, $3), count(*),
+                greatest(0, sum(ms))::bigint, 0
          FROM latencies GROUP BY 1, 2, 3, 4",
     )
     .bind(from)
@@ -226,7 +227,10 @@ async fn look_at_ended(
         let sample = &mut looks.entry(rows::queue(row)?).or_default().ended;
         let (name, jobs): (&str, u64) = (rows::get(row, "name")?, rows::count(row, "jobs")?);
         match rows::get::<Option<i32>>(row, "bucket")? {
-            Some(bucket) => sampler::latency(sample, name, bucket.unsigned_abs() as usize, jobs),
+            Some(bucket) => {
+                let sum_ms = rows::count(row, "prompt_tokens")?;
+                sampler::latency(sample, name, bucket.unsigned_abs() as usize, jobs, sum_ms);
+            }
             None => {
                 sample.prompt_tokens += rows::count(row, "prompt_tokens")?;
                 sample.completion_tokens += rows::count(row, "completion_tokens")?;

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-fn batch(row: &SqliteRow) -> Result<Batch, StoreError> {
+pub(super) fn batch(row: &SqliteRow) -> Result<Batch, StoreError> {
     from_json("batch", &rows::text(row, "batch")?)
 }
 

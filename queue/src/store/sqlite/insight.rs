@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::{
-    SqliteStore,
+    SqliteStore, batches,
     rows::{self, from_json, integer, text},
     sampler, unavailable, workers,
 };
@@ -15,7 +15,7 @@ use crate::{
     job::{JobId, JobState, QueueName, Tenant, Timestamp},
     outcome::Outcome,
     store::{
-        Page, StoreError,
+        Batch, Page, StoreError,
         history::{Period, Point, Sampled},
         insight::{
             Attempt, AttemptEnd, Count, DeadLetterGroup, DeadLetterGroups, Insight, JobFilter,
@@ -174,6 +174,15 @@ impl Insight for SqliteStore {
         to: Timestamp,
     ) -> Result<Vec<Point>, StoreError> {
         sampler::read(&self.pool, queue, period, from, to).await
+    }
+
+    async fn latest_batches(&self, limit: u32) -> Result<Vec<Batch>, StoreError> {
+        let found = sqlx::query("SELECT batch FROM batches ORDER BY id DESC LIMIT ?1")
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(unavailable)?;
+        found.iter().map(batches::batch).collect()
     }
 
     async fn integrity(&self) -> Result<Integrity, StoreError> {

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::{
-    SqliteStore, dead_letters,
+    SqliteStore, audit, dead_letters,
     insight::{count, queue, time},
     rows::{self, text},
     sampler, unavailable, workers,
@@ -17,7 +17,7 @@ use crate::{
     store::{
         Maintained, StoreError,
         operations::{
-            ClassError, DeadLetter, Directive, Heartbeat, Operations, Pace, QueueOverview,
+            ClassError, DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview,
             QueueState, Replay, ResetClassError, SILENT_ALIVE_MAX, SILENT_KEPT, Worker,
         },
     },
@@ -322,6 +322,10 @@ impl Operations for SqliteStore {
         let purged = dead_letters::purge(&mut tx, ids).await?;
         tx.commit().await.map_err(unavailable)?;
         Ok(purged)
+    }
+
+    async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError> {
+        audit::erase(self, tenant).await
     }
 
     async fn sample(&self) -> Result<bool, StoreError> {

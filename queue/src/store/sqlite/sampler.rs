@@ -144,7 +144,8 @@ async fn look_at_ended(
                 sum(prompt_tokens) AS prompt_tokens, sum(completion_tokens) AS completion_tokens
          FROM told GROUP BY model, format, state
          UNION ALL
-         SELECT model, format, name, CASE {} ELSE {} END AS bucket, count(*), 0, 0
+         SELECT model, format, name, CASE {} ELSE {} END AS bucket, count(*),
+                max(0, sum(ms)), 0
          FROM latencies GROUP BY model, format, name, bucket",
         bounds.join(" "),
         BUCKETS_MS.len()
@@ -159,7 +160,10 @@ async fn look_at_ended(
         let sample = &mut looks.entry(queue(row)?).or_default().ended;
         let (name, jobs) = (text(row, "name")?, count(row, "jobs")?);
         match usize::try_from(integer(row, "bucket")?) {
-            Ok(bucket) => sampler::latency(sample, &name, bucket, jobs),
+            Ok(bucket) => {
+                let sum_ms = count(row, "prompt_tokens")?;
+                sampler::latency(sample, &name, bucket, jobs, sum_ms);
+            }
             Err(_) => {
                 sample.prompt_tokens += count(row, "prompt_tokens")?;
                 sample.completion_tokens += count(row, "completion_tokens")?;

@@ -1,0 +1,261 @@
+//! What operators see and do over HTTP, and what tenants see of it.
+
+use std::{
+    io::{Read as _, Write as _},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    batches::lines,
+    fleet::{Fleet, eventually},
+    rig::{Admin, Caller, key},
+};
+
+fn ask(caller: &Caller, change: Value) -> u16 {
+    let mut body = json!({
+        "model": "demo",
+        "messages": [{ "role": "user", "content": "Paid on the 3rd of March, 2024" }],
+        "temperature": 0,
+        "max_tokens": 16,
+    });
+    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    caller.post("/v1/chat/completions", &body).status
+}
+
+/// The jobs that a query finds.
+fn jobs(caller: &Caller, query: &str) -> Vec<Value> {
+    let found = caller.get(&format!("/admin/v1/jobs?{query}"));
+    assert_eq!(found.status, 200, "{query}: {}", found.text());
+    found.json()["data"].as_array().unwrap().clone()
+}
+
+fn done(caller: &Caller, path: &str, body: &Value) -> Value {
+    let answer = caller.post(path, body);
+    assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text());
+    answer.json()
+}
+
+#[test]
+fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
+    let fleet = Fleet::start();
+    let _worker = fleet.worker(&[]);
+    let admin = Admin::start(&fleet, &[]);
+    let (operator, acme) = (admin.first(), admin.with(&key(&fleet, "acme", "submit")));
+    assert_eq!(ask(&acme, json!({})), 200);
+    let long = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
+    assert_eq!(ask(&acme, json!({ "messages": long })), 400);
+    let batch = operator.batch(lines(3).as_bytes(), "1h");
+    operator.over(&batch);
+
+    // Jobs, by what is known of them.
+    assert_eq!(jobs(&operator, "tenant=acme").len(), 2);
+    assert_eq!(jobs(&operator, &format!("batch={batch}")).len(), 3);
+    let named = jobs(&operator, &format!("batch={batch}&limit=1"));
+    let custom_id = named[0]["custom_id"].as_str().unwrap();
+    assert_eq!(jobs(&operator, &format!("custom_id={custom_id}")), named);
+    let counted = operator.get("/admin/v1/jobs/count?state=completed").json();
+    assert_eq!(counted, json!({ "jobs": 4, "or_more": false }));
+    for (query, param) in
+        [("state=done", "state"), ("limit=0", "limit"), ("after=x", "after"), ("batch=x", "batch")]
+    {
+        let refused = operator.get(&format!("/admin/v1/jobs?{query}"));
+        assert_eq!(refused.json()["error"]["param"], param, "{query}");
+    }
+    assert_eq!(operator.get("/admin/v1/jobs?color=red").status, 400);
+
+    // A story.
+    let failed = &jobs(&operator, "state=failed")[0];
+    let id = failed["id"].as_str().unwrap();
+    let story = operator.get(&format!("/admin/v1/jobs/{id}")).json();
+    assert_eq!(story["attempts"][0]["error_code"], "context_length_exceeded", "{story}");
+    assert!(story["attempts"][0]["worker"].is_string() && story["started_at_ms"].is_i64());
+    let answered = &jobs(&operator, "tenant=acme&state=completed")[0];
+    let story = operator.get(&format!("/admin/v1/jobs/{}", answered["id"].as_str().unwrap()));
+    let story = story.json();
+    assert_eq!(story["texts"], json!(["2024-03-03"]));
+    assert!(story["attempts"][0]["first_token_ms"].is_u64(), "{story}");
+
+    // Dead letters.
+    let groups = operator.get("/admin/v1/dead-letters").json();
+    assert_eq!(groups["data"][0]["jobs"], 1, "{groups}");
+    assert_eq!(operator.post("/admin/v1/dead-letters/purge", &json!({ "filter": {} })).status, 400);
+    let of_code = json!({ "filter": { "error_code": "context_length_exceeded" }, "limit": 1 });
+    let replayed = done(&operator, "/admin/v1/dead-letters/replay", &of_code);
+    assert_eq!(replayed["done"], 1);
+    eventually("the replay fails too", || jobs(&operator, "state=failed").len() == 2);
+    let purged = done(
+        &operator,
+        "/admin/v1/dead-letters/purge",
+        &json!({ "filter": { "error_code": "context_length_exceeded" } }),
+    );
+    assert_eq!((&purged["done"], &purged["next"]), (&json!(2), &Value::Null));
+
+    // Queues and workers.
+    let queue = json!({ "queue": "demo@i2_s" });
+    done(&operator, "/admin/v1/queues/pause", &queue);
+    let paused =
+        |expect: bool| operator.get("/admin/v1/queues").json()["data"][0]["paused"] == expect;
+    assert!(paused(true));
+    done(&operator, "/admin/v1/queues/resume", &queue);
+    assert!(paused(false));
+    done(&operator, "/admin/v1/queues/limit", &json!({ "queue": "demo@i2_s", "limit_tokens": 99 }));
+    assert_eq!(operator.get("/admin/v1/queues").json()["data"][0]["limit_tokens"], 99);
+    eventually("the queue is sampled", || {
+        operator.get("/admin/v1/queues").json()["data"][0]["completed"].as_u64() > Some(0)
+    });
+    let points = operator.get("/admin/v1/history?minutes=60").json();
+    let completed = points["data"].as_array().unwrap().iter();
+    assert!(completed.map(|point| point["completed_per_s"].as_f64().unwrap()).sum::<f64>() > 0.0);
+    let workers = operator.get("/admin/v1/workers").json();
+    assert!(workers["data"][0]["kv_usage"].is_f64(), "{workers}");
+    assert_ne!(workers["data"][0]["isa"], "", "{workers}");
+    assert!(operator.get("/admin/v1/integrity").json()["results_fenced"].is_u64());
+    let drain = json!({ "worker": workers["data"][0]["worker"] });
+    done(&operator, "/admin/v1/workers/drain", &drain);
+    assert_eq!(operator.post("/admin/v1/workers/drain", &json!({ "worker": "x" })).status, 404);
+
+    // Keys and tenants.
+    let made = done(&operator, "/admin/v1/keys", &json!({ "tenant": "new", "role": "read" }));
+    let secret = made["secret"].as_str().unwrap();
+    assert_eq!(admin.with(secret).get("/admin/v1/jobs").status, 200);
+    assert!(!operator.get("/admin/v1/keys").text().contains(secret));
+    let path = format!("/admin/v1/keys/{}", made["id"].as_str().unwrap());
+    assert_eq!((operator.delete(&path).status, operator.delete(&path).status), (200, 404));
+    assert_eq!(admin.with(secret).get("/admin/v1/jobs").status, 401);
+    let erase = json!({ "tenant": "acme", "confirm": "acme" });
+    let erased = done(&operator, "/admin/v1/tenants/erase", &erase);
+    assert_eq!((&erased["done"], &erased["keys"]), (&json!(true), &json!(1)), "{erased}");
+    assert!(jobs(&operator, "tenant=acme").is_empty());
+    assert_eq!(acme.get("/v1/files").status, 401);
+
+    let log = operator.get("/admin/v1/audit").json();
+    let acts: Vec<&str> = log["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .rev()
+        .map(|line| line["action"].as_str().unwrap())
+        .collect();
+    let expected = [
+        "dead_letters.replay",
+        "dead_letters.purge",
+        "queue.pause",
+        "queue.resume",
+        "queue.limit",
+        "worker.drain",
+        "worker.drain",
+        "key.create",
+        "key.revoke",
+        "key.revoke",
+        "tenant.erase",
+    ];
+    assert_eq!(acts, expected);
+    assert_eq!(log["data"][0]["key_name"], "first");
+    assert!(!log.to_string().contains(secret));
+}
+
+#[test]
+fn a_tenant_sees_its_own_jobs_and_hears_of_no_others() {
+    let fleet = Fleet::start();
+    let _worker = fleet.worker(&[]);
+    let admin = Admin::start(&fleet, &[]);
+    let [acme, other] = ["acme", "other"].map(|tenant| admin.with(&key(&fleet, tenant, "submit")));
+    assert_eq!(ask(&acme, json!({ "stream": true })), 200);
+    let own = jobs(&acme, "");
+    let id = own[0]["id"].as_str().unwrap();
+    assert!(jobs(&other, "").is_empty());
+    assert_eq!(other.get("/admin/v1/jobs?tenant=acme").status, 403);
+    for path in [format!("/admin/v1/jobs/{id}"), format!("/v1/jobs/{id}/events")] {
+        assert_eq!(acme.get(&path).status, 200);
+        let refused = other.get(&path);
+        assert_eq!(refused.error(), (404, "not_found".to_owned()), "{path}");
+    }
+    assert_eq!(acme.get("/admin/v1/queues").status, 403);
+
+    // All events of the job, and those after one.
+    let events = acme.get(&format!("/v1/jobs/{id}/events")).text();
+    let text: String = events
+        .lines()
+        .filter_map(|line| line.strip_prefix("data: "))
+        .filter_map(|data| {
+            serde_json::from_str::<Value>(data).unwrap()["text"].as_str().map(str::to_owned)
+        })
+        .collect();
+    assert_eq!(text, "2024-03-03", "{events}");
+    assert!(events.contains("event: started") && events.contains("\"completed\""), "{events}");
+    let first = events.lines().find_map(|line| line.strip_prefix("id: ")).unwrap();
+    let path = format!("/v1/jobs/{id}/events");
+    let head = acme.head("GET", &path, &format!("Last-Event-ID: {first}\r\n"));
+    let rest = acme.send(head.as_bytes()).text();
+    assert!(!rest.contains(&format!("id: {first}\n")) && rest.contains("finished"), "{rest}");
+    let head = acme.head("GET", &path, "Last-Event-ID: soon\r\n");
+    assert_eq!(acme.send(head.as_bytes()).status, 400);
+}
+
+/// What comes on a connection until it has what is awaited.
+fn hear(caller: &Caller, headers: &str, awaited: &str) -> String {
+    let head = caller.head("GET", "/admin/v1/events", headers);
+    let mut stream = caller.open(head.as_bytes());
+    stream.flush().unwrap();
+    let (started, mut heard, mut piece) = (Instant::now(), String::new(), [0; 4096]);
+    while !heard.contains(awaited) {
+        assert!(started.elapsed() < Duration::from_secs(60), "no {awaited} in {heard}");
+        let count = stream.read(&mut piece).unwrap();
+        assert!(count > 0, "hung up after {heard}");
+        heard.push_str(&String::from_utf8_lossy(&piece[..count]));
+    }
+    heard
+}
+
+#[test]
+fn an_operator_hears_what_changes_also_from_another_admin() {
+    let fleet = Fleet::start();
+    let _worker = fleet.worker(&[]);
+    let admin = Admin::start(&fleet, &[]);
+    let second = Admin::start(&fleet, &[]);
+    let operator = admin.first();
+    let elsewhere = second.with(admin.first_key.as_deref().unwrap());
+    let heard = std::thread::scope(|scope| {
+        let hearing = scope.spawn(|| hear(&operator, "", "event: queue"));
+        // Until somebody listens, there is nothing that says so: it is asked again.
+        while !hearing.is_finished() {
+            assert_eq!(ask(&elsewhere, json!({})), 200);
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        hearing.join().unwrap()
+    });
+    let id = heard.lines().find_map(|line| line.strip_prefix("id: ")).unwrap();
+    assert_eq!(ask(&operator, json!({})), 200);
+    // Reading on from there, at the other admin.
+    hear(&elsewhere, &format!("Last-Event-ID: {id}\r\n"), "event: queue");
+}
+
+#[test]
+fn every_metric_of_the_dashboard_is_exported() {
+    let fleet = Fleet::start();
+    let worker = fleet.worker(&[]);
+    let admin = Admin::start(&fleet, &[]);
+    let operator = admin.first();
+    assert_eq!(ask(&operator, json!({})), 200);
+    let exported = || operator.get("/metrics").text() + &worker.get("/metrics").1;
+    eventually("the queue is sampled", || {
+        exported().contains("tritmill_queue_wait_seconds_bucket")
+    });
+    let exported = exported();
+    let dashboard = include_str!("../../docker/grafana/tritmill.json");
+    let mut names: Vec<&str> = dashboard
+        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+        .filter(|word| word.starts_with("tritmill_"))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        let is_there = exported
+            .lines()
+            .any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
+        assert!(is_there, "{name} is not exported");
+    }
+}
