@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 use self::throttle::Throttle;
 
 pub(crate) mod assets;
+pub(crate) mod audit;
 pub(crate) mod batches;
 mod chart;
 pub(crate) mod dead_letters;

@@ -10,6 +10,6 @@ pub(crate) mod jobs;
 pub(crate) mod keys;
 pub(crate) mod log;
 pub(crate) mod queues;
-mod request;
+pub(crate) mod request;
 pub(crate) mod story;
 pub(crate) mod workers;

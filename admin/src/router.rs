@@ -115,6 +115,7 @@ pub const ROUTES: &[Route] = &[
     route(Method::GET,    "/dashboard/batches/{id}",    SEE,     || get(pages::batches::one)),
     route(Method::POST,   "/dashboard/batches/{id}/cancel", ASK, || post(pages::batches::cancel)),
     route(Method::GET,    "/dashboard/files/{id}",      SEE,     || get(pages::batches::download)),
+    route(Method::GET,    "/dashboard/audit",           RUN,     || get(pages::audit::list)),
     route(Method::GET,    "/dashboard/keys",            RUN,     || get(pages::keys::list)),
     route(Method::POST,   "/dashboard/keys",            RUN,     || post(pages::keys::create)),
     route(Method::POST,   "/dashboard/keys/{id}/revoke", RUN,    || post(pages::keys::revoke)),

@@ -9,7 +9,7 @@ use crate::{
     rig::{Admin, Caller, OURS, key},
 };
 
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "/dashboard/overview",
     "/dashboard/overview?span=30d&sort=failed",
     "/dashboard/batches",
@@ -19,6 +19,7 @@ const PAGES: [&str; 9] = [
     "/dashboard/dead-letters",
     "/dashboard/integrity",
     "/dashboard/keys",
+    "/dashboard/audit",
 ];
 const QUEUE: &str = "/dashboard/queues/demo@i2_s";
 
@@ -84,6 +85,10 @@ fn without_servers_every_page_is_shown_and_every_act_is_done() {
     visitor.does(QUEUE, "action=resume");
     visitor.does(QUEUE, "action=limit&tokens=5000");
     assert!(visitor.sees(QUEUE).contains("5,000"));
+    let log = visitor.sees("/dashboard/audit");
+    for act in ["queue.pause", "queue.resume", "queue.limit", "dead_letters.replay"] {
+        assert!(log.contains(act), "{act}: {log}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Pages that everybody may see who operates, and what their pictures are called.
-const PAGES: [(&str, &str); 7] = [
+const PAGES: [(&str, &str); 8] = [
     ("/dashboard/overview", "overview"),
     ("/dashboard/batches", "batches"),
     ("/dashboard/jobs", "jobs"),
@@ -19,6 +19,7 @@ const PAGES: [(&str, &str); 7] = [
     ("/dashboard/dead-letters", "dead-letters"),
     ("/dashboard/integrity", "integrity"),
     ("/dashboard/keys", "keys"),
+    ("/dashboard/audit", "audit"),
 ];
 const QUEUE: &str = "/dashboard/queues/demo%40i2%5Fs";
 

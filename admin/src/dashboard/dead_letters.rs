@@ -2,7 +2,7 @@
 
 use askama::Template;
 use axum::{Form, extract::rejection::FormRejection, response::Response};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tritmill_queue::{
     Timestamp,
@@ -18,7 +18,7 @@ use super::{
     page::{PageError, View, Visit},
     session::percent_encoded,
 };
-use crate::{app::App, error::ApiError, operator::log};
+use crate::{app::App, error::ApiError};
 
 /// Groups that a page shows.
 const GROUPS_MAX: usize = 100;
@@ -87,7 +87,7 @@ async fn look(app: App) -> Result<Groups, PageError> {
 }
 
 /// Which of them, and how fast; nothing stands for all, at once.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Wish {
     model: String,
@@ -136,9 +136,8 @@ pub(crate) async fn replay(
 ) -> Result<Response, PageError> {
     let wish = of(wish)?;
     let act = Act::Replay { per_second: wish.rate()? };
+    visit.note("dead_letters.replay", "jobs", json!({ "asked": wish })).await?;
     let app = &visit.app;
-    let detail = json!({ "error": wish.error, "signature": wish.signature });
-    log::note(app, &visit.caller, "dead_letters.replay", "jobs", detail).await?;
     let done = bulk::act(app.store().as_ref(), &wish.filter(), act, None, BULK_MAX).await?;
     // The others are announced when their time comes.
     let due: Vec<_> = done.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
@@ -152,9 +151,8 @@ pub(crate) async fn purge(
     wish: Result<Form<Wish>, FormRejection>,
 ) -> Result<Response, PageError> {
     let wish = of(wish)?;
+    visit.note("dead_letters.purge", "jobs", json!({ "asked": wish })).await?;
     let filter = wish.filter();
-    let detail = json!({ "error": wish.error, "signature": wish.signature });
-    log::note(&visit.app, &visit.caller, "dead_letters.purge", "jobs", detail).await?;
     let store = visit.app.store().as_ref();
     let done = bulk::act(store, &filter, Act::Purge, None, BULK_MAX).await?;
     Ok(visit.done(HERE, &said(done.done, "deleted", done.next.is_some())))

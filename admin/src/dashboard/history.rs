@@ -56,14 +56,10 @@ pub(super) async fn charts(
     Ok(Columns::of(&points, period, from, to).charts())
 }
 
-/// What happened in the last minute.
-pub(super) async fn last_minute(
-    app: &App,
-    queue: Option<&QueueName>,
-    now: Timestamp,
-) -> Result<Sample, StoreError> {
+/// What happened in all queues in the last minute.
+pub(super) async fn last_minute(app: &App, now: Timestamp) -> Result<Sample, StoreError> {
     let from = Timestamp(now.0 - milliseconds(Duration::from_secs(60)));
-    let points = app.store().samples(queue, Period::Seconds, from, now).await?;
+    let points = app.store().samples(None, Period::Seconds, from, now).await?;
     Ok(points.iter().fold(Sample::default(), |mut sum, point| {
         sum.merge(&point.sample);
         sum

@@ -18,7 +18,7 @@ use super::{
     page::{PageError, View, Visit},
     session::percent_encoded,
 };
-use crate::{access::Caller, app::App, error::ApiError, operator::log};
+use crate::{access::Caller, app::App, error::ApiError, operator::story};
 
 /// Characters of a text that a page shows.
 const TEXT_MAX: usize = 20_000;
@@ -167,23 +167,15 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// The story of a job that the caller may see.
-async fn find(app: &App, caller: &Caller, id: &str) -> Result<(JobId, Story), ApiError> {
-    let unknown = || ApiError::not_found("job", id);
-    let job: JobId = id.parse().map_err(|_| unknown())?;
-    let story = app.store().story(job).await?.ok_or_else(unknown)?;
-    let is_visible = caller.role == KeyRole::Operate || story.record.job.tenant == caller.tenant;
-    if is_visible { Ok((job, story)) } else { Err(unknown()) }
-}
-
 /// A job.
 pub(crate) async fn one(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
     visit.show(move |app, caller| look(app, caller, id.clone())).await
 }
 
 async fn look(app: App, caller: Caller, id: String) -> Result<One, PageError> {
-    let (id, story) = find(&app, &caller, &id).await?;
+    let story = story::find(&app, &caller, &id).await?;
     let record = &story.record;
+    let id = record.job.id;
     let is_live = !record.state.is_terminal() && record.job.stream;
     let texts = match &record.outcome {
         Some(Outcome::Completed(answer)) => {
@@ -226,7 +218,7 @@ async fn so_far(app: &App, id: JobId) -> Vec<String> {
 
 /// Withdraws a job.
 pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
-    let (job, _) = find(&visit.app, &visit.caller, &id).await?;
+    let job = story::find(&visit.app, &visit.caller, &id).await?.record.job.id;
     let done = match visit.app.client().cancel(&[job]).await?.is_empty() {
         true => "The job was over already.",
         false => "The job is cancelled.",
@@ -236,9 +228,8 @@ pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> Result<Respo
 
 /// Submits a dead letter again, and goes to the new job.
 pub(crate) async fn replay(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
-    let (job, _) = find(&visit.app, &visit.caller, &id).await?;
-    let noted = log::note(&visit.app, &visit.caller, "dead_letters.replay", &id, json!({}));
-    noted.await?;
+    let job = story::find(&visit.app, &visit.caller, &id).await?.record.job.id;
+    visit.note("dead_letters.replay", &job.to_string(), json!({})).await?;
     let replays = visit.app.store().replay(&[job], None).await?;
     let Some(replay) = replays.into_iter().next() else {
         return Err(ApiError::not_found("dead letter", &id).into());

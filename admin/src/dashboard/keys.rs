@@ -19,7 +19,7 @@ use super::{
     filters,
     page::{PageError, View, Visit},
 };
-use crate::{app::App, error::ApiError, operator::log, secret::new_key};
+use crate::{app::App, error::ApiError, secret::new_key};
 
 /// Characters of a tenant's or a key's name.
 const NAME_MAX: usize = 64;
@@ -75,9 +75,10 @@ pub(crate) async fn create(
         .parse()
         .map_err(|_| ApiError::invalid("invalid_value", "role must be read, submit or operate"))?;
     let (key, secret) = new_key(Tenant(tenant), role, &name);
+    // First: it also says whether these texts can be kept.
     visit.app.store().add_key(&key, &secret.hash()).await?;
-    let detail = json!({ "tenant": key.tenant, "role": role.as_str(), "name": name });
-    log::note(&visit.app, &visit.caller, "key.create", &key.id.to_string(), detail).await?;
+    let how = json!({ "tenant": key.tenant, "role": role.as_str(), "name": name });
+    visit.note("key.create", &key.id.to_string(), how).await?;
     let secret = secret.reveal().to_owned();
     let view = look(&visit.app, visit.caller.key, Some((key, secret))).await?;
     Ok(visit.page(StatusCode::CREATED, &view))
@@ -98,7 +99,7 @@ fn named(what: &'static str, text: &str) -> Result<String, ApiError> {
 pub(crate) async fn revoke(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
     let unknown = || ApiError::not_found("key", &id);
     let key: Uuid = id.parse().map_err(|_| unknown())?;
-    log::note(&visit.app, &visit.caller, "key.revoke", &key.to_string(), json!({})).await?;
+    visit.note("key.revoke", &key.to_string(), json!({})).await?;
     if !visit.app.store().revoke_key(key).await? {
         return Err(unknown().into());
     }

@@ -1,16 +1,13 @@
 //! The overview: every queue, and how all of them fare.
 
-use std::{cmp::Reverse, collections::HashMap, time::Duration};
+use std::{cmp::Reverse, time::Duration};
 
 use askama::Template;
 use axum::{extract::Query, response::Response};
 use serde::Deserialize;
 use tritmill_queue::{
-    QueueName, Timestamp,
-    store::{
-        history::{Depth, Sample, Totals},
-        operations::QueueState,
-    },
+    QueueName,
+    store::history::{Depth, Sample, Totals},
 };
 
 use super::{
@@ -20,7 +17,10 @@ use super::{
     page::{PageError, View, Visit},
     session::percent_encoded,
 };
-use crate::app::App;
+use crate::{
+    app::App,
+    operator::queues::{self, QueueLoad},
+};
 
 /// By what queues can be sorted: the word in addresses, the table's head.
 const SORTS: [(&str, &str); 5] = [
@@ -33,23 +33,35 @@ const SORTS: [(&str, &str); 5] = [
 
 /// A queue of the table.
 pub(super) struct Row {
-    pub name: QueueName,
-    pub depth: Depth,
-    pub totals: Totals,
-    pub is_paused: bool,
-    /// Workers that were heard of lately.
-    pub workers: usize,
-    oldest: Option<Duration>,
+    pub load: QueueLoad,
 }
 
 impl Row {
+    pub fn name(&self) -> &QueueName {
+        &self.load.settings.queue
+    }
+
+    pub fn depth(&self) -> Depth {
+        self.load.depth()
+    }
+
+    /// How long the oldest of those that wait has waited.
+    pub fn oldest(&self) -> Option<Duration> {
+        self.load.oldest_queued()
+    }
+
+    /// What it did since sampling began.
+    pub fn totals(&self) -> Totals {
+        self.load.sampled.as_ref().map_or_else(Totals::default, |sampled| sampled.totals)
+    }
+
     pub fn href(&self) -> String {
-        format!("/dashboard/queues/{}", percent_encoded(&self.name.to_string()))
+        format!("/dashboard/queues/{}", percent_encoded(&self.name().to_string()))
     }
 
     /// What a glance should tell: a class of the stylesheet, and words.
     pub fn state(&self) -> (&'static str, &'static str) {
-        match (self.is_paused, self.workers, self.depth.open()) {
+        match (self.load.settings.paused, self.load.workers, self.depth().open()) {
             (true, ..) => ("paused", "paused"),
             (false, 0, 0) => ("idle", "idle"),
             (false, 0, _) => ("silent", "no workers"),
@@ -60,9 +72,9 @@ impl Row {
 
     /// Their share of all jobs that were answered or failed.
     fn failed_share(&self) -> Option<String> {
-        let ended = self.totals.completed + self.totals.failed;
-        let percent = 100.0 * self.totals.failed as f64 / ended as f64;
-        (self.totals.failed > 0).then(|| match percent {
+        let Totals { completed, failed, .. } = self.totals();
+        let percent = 100.0 * failed as f64 / (completed + failed) as f64;
+        (failed > 0).then(|| match percent {
             little if little < 0.1 => "< 0.1 %".to_owned(),
             percent => format!("{percent:.1} %"),
         })
@@ -78,7 +90,7 @@ struct Overview {
     all: Depth,
     oldest: Option<Duration>,
     lately: Sample,
-    workers: usize,
+    workers: u64,
     charts: Vec<Chart>,
 }
 
@@ -118,52 +130,26 @@ pub(crate) async fn show(visit: Visit, Query(wish): Query<Wish>) -> Result<Respo
 
 async fn look(app: App, span: Span, sort: &'static str) -> Result<Overview, PageError> {
     let now = app.client().now().await?;
-    let mut rows = rows(&app, now).await?;
-    rows.sort_by_key(|row| row.name.to_string());
+    // By name, as they come.
+    let mut rows: Vec<Row> =
+        queues::loads(&app).await?.into_iter().map(|load| Row { load }).collect();
     match sort {
-        "queued" => rows.sort_by_key(|row| Reverse(row.depth.queued)),
-        "running" => rows.sort_by_key(|row| Reverse(row.depth.running)),
-        "oldest" => rows.sort_by_key(|row| Reverse(row.oldest)),
-        "failed" => rows.sort_by_key(|row| Reverse(row.totals.failed)),
+        "queued" => rows.sort_by_key(|row| Reverse(row.depth().queued)),
+        "running" => rows.sort_by_key(|row| Reverse(row.depth().running)),
+        "oldest" => rows.sort_by_key(|row| Reverse(row.oldest())),
+        "failed" => rows.sort_by_key(|row| Reverse(row.totals().failed)),
         _ => {}
     }
     let mut all = Depth::default();
-    rows.iter().for_each(|row| all.merge(&row.depth));
+    rows.iter().for_each(|row| all.merge(&row.depth()));
     Ok(Overview {
         span,
         sort,
         all,
-        oldest: all.oldest_queued_at.map(|at| now.since(at)),
-        lately: history::last_minute(&app, None, now).await?,
-        workers: rows.iter().map(|row| row.workers).sum(),
+        oldest: rows.iter().filter_map(Row::oldest).max(),
+        lately: history::last_minute(&app, now).await?,
+        workers: rows.iter().map(|row| row.load.workers).sum(),
         charts: history::charts(&app, None, span, now).await?,
         rows,
     })
-}
-
-/// Every queue that is known, by whatever made it known.
-pub(super) async fn rows(app: &App, now: Timestamp) -> Result<Vec<Row>, PageError> {
-    let store = app.store();
-    let mut rows: HashMap<QueueName, Row> = HashMap::new();
-    let row = |name: &QueueName| Row {
-        name: name.clone(),
-        depth: Depth::default(),
-        totals: Totals::default(),
-        is_paused: false,
-        workers: 0,
-        oldest: None,
-    };
-    for sampled in store.sampled().await?.map_or_else(Vec::new, |sampled| sampled.queues) {
-        let row = rows.entry(sampled.queue.clone()).or_insert_with(|| row(&sampled.queue));
-        row.oldest = sampled.depth.oldest_queued_at.map(|at| now.since(at));
-        (row.depth, row.totals) = (sampled.depth, sampled.totals);
-    }
-    for QueueState { queue, paused, .. } in store.queue_states().await? {
-        rows.entry(queue.clone()).or_insert_with(|| row(&queue)).is_paused = paused;
-    }
-    for worker in store.workers().await?.into_iter().filter(|worker| worker.is_alive()) {
-        let queue = worker.heartbeat.queue;
-        rows.entry(queue.clone()).or_insert_with(|| row(&queue)).workers += 1;
-    }
-    Ok(rows.into_values().collect())
 }

@@ -10,13 +10,14 @@ use axum::{
     },
     response::{IntoResponse, Redirect, Response},
 };
+use serde_json::Value;
 use tritmill_queue::store::KeyRole;
 
 use super::{
     assets, live,
     session::{self, Visitor},
 };
-use crate::{access::Caller, app::App, error::ApiError, serve::Peer};
+use crate::{access::Caller, app::App, error::ApiError, operator::log, serve::Peer};
 
 /// What a page may load, and who may frame it or be sent its forms: itself, itself and nobody.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; \
@@ -60,6 +61,7 @@ const LINKS: [&[Link]; 3] = [
     ],
     &[
         link("/dashboard/keys", "API keys", KeyRole::Operate, "M7 9.5a3 3 0 1 1-1-1l6-6 1.5 1.5-1.2 1.2m-2 2L9 6"),
+        link("/dashboard/audit", "Audit log", KeyRole::Operate, "M4 2.5h5.5L12 5v8.5H4zM9.5 2.5V5H12M6 8h4m-4 2.5h4"),
     ],
 ];
 
@@ -170,6 +172,11 @@ impl Visit {
             response.headers_mut().insert(SET_COOKIE, cookie);
         }
         response
+    }
+
+    /// Notes what the visitor is about to do. What cannot be noted is not done.
+    pub async fn note(&self, action: &str, on: &str, how: Value) -> Result<(), ApiError> {
+        log::note(&self.app, &self.caller, action, on, how).await
     }
 
     /// Sends the visitor to a page that tells it what was done.

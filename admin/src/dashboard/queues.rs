@@ -1,7 +1,5 @@
 //! A queue: how it fares, who serves it, and what is set for it.
 
-use std::time::Duration;
-
 use askama::Template;
 use axum::{
     Form,
@@ -10,60 +8,51 @@ use axum::{
 };
 use serde::Deserialize;
 use serde_json::json;
-use tritmill_queue::{
-    QueueName, Timestamp,
-    store::{history::Sample, operations::QueueState},
-};
+use tritmill_queue::QueueName;
 
 use super::{
     chart::Chart,
     filters::{self, scaled},
     history::{self, Span},
-    overview::{self, Row},
+    overview::Row,
     page::{PageError, View, Visit},
     session::percent_encoded,
     workers::Shown,
 };
-use crate::{app::App, error::ApiError, operator::log};
+use crate::{
+    app::App,
+    error::ApiError,
+    operator::{queues, request},
+};
 
 #[derive(Template)]
 #[template(path = "queue.html")]
 struct One {
     span: Span,
     row: Row,
-    settings: QueueState,
-    oldest: Option<Duration>,
-    lately: Sample,
     workers: Vec<Shown>,
     charts: Vec<Chart>,
 }
 
 impl One {
-    /// How long what waits takes, at the rate of the last minute.
-    fn drains_in(&self) -> Option<Duration> {
-        let rate = self.lately.per_second(self.lately.ended());
-        let waits = self.row.depth.queued + self.row.depth.retrying;
-        (rate > 0.0).then(|| Duration::try_from_secs_f64(waits as f64 / rate).ok()).flatten()
-    }
-
     /// Jobs a second that came, lately.
     fn arrived(&self) -> String {
-        scaled(self.lately.per_second(self.lately.arrived), "")
+        scaled(self.row.load.rates().arrived, "")
     }
 
     /// Jobs a second that ended, lately.
     fn ended(&self) -> String {
-        scaled(self.lately.per_second(self.lately.ended()), "")
+        scaled(self.row.load.rates().ended, "")
     }
 
     fn encoded(&self) -> String {
-        percent_encoded(&self.row.name.to_string())
+        percent_encoded(&self.row.name().to_string())
     }
 }
 
 impl View for One {
     fn title(&self) -> String {
-        self.row.name.to_string()
+        self.row.name().to_string()
     }
 }
 
@@ -73,43 +62,29 @@ pub(crate) struct Wish {
     span: Option<String>,
 }
 
-fn named(text: &str) -> Result<QueueName, ApiError> {
-    let unknown = || ApiError::not_found("queue", text);
-    let (model, format) = text.rsplit_once('@').ok_or_else(unknown)?;
-    let checked = [model, format].map(QueueName::check_part);
-    if checked.iter().any(Result::is_err) {
-        return Err(unknown());
-    }
-    Ok(QueueName { model: model.to_owned(), format: format.to_owned() })
-}
-
 /// A queue.
 pub(crate) async fn one(
     visit: Visit,
     Path(name): Path<String>,
     Query(wish): Query<Wish>,
 ) -> Result<Response, PageError> {
-    let (name, span) = (named(&name)?, Span::of(wish.span.as_deref()));
+    let (name, span) = (request::queue(&name)?, Span::of(wish.span.as_deref()));
     visit.show(move |app, _| look(app, name.clone(), span)).await
 }
 
 async fn look(app: App, name: QueueName, span: Span) -> Result<One, PageError> {
-    let now: Timestamp = app.client().now().await?;
-    let rows = overview::rows(&app, now).await?;
-    let row = rows.into_iter().find(|row| row.name == name);
-    let row = row.ok_or_else(|| ApiError::not_found("queue", &name.to_string()))?;
+    let now = app.client().now().await?;
+    let load = queues::loads(&app).await?.into_iter().find(|load| load.settings.queue == name);
+    let load = load.ok_or_else(|| ApiError::not_found("queue", &name.to_string()))?;
     let workers = app.store().workers().await?.into_iter();
     Ok(One {
         span,
-        oldest: row.depth.oldest_queued_at.map(|at| now.since(at)),
-        settings: app.store().queue_state(&name).await?,
-        lately: history::last_minute(&app, Some(&name), now).await?,
+        row: Row { load },
         workers: workers
             .filter(|worker| worker.heartbeat.queue == name)
             .map(|worker| Shown { worker })
             .collect(),
         charts: history::charts(&app, Some(&name), span, now).await?,
-        row,
     })
 }
 
@@ -134,28 +109,26 @@ pub(crate) async fn set(
     Path(name): Path<String>,
     setting: Result<Form<Setting>, FormRejection>,
 ) -> Result<Response, PageError> {
-    let name = named(&name)?;
+    let name = request::queue(&name)?;
     let Form(setting) =
         setting.map_err(|error| ApiError::invalid("invalid_form", error.body_text()))?;
     let store = visit.app.store();
-    let noted = async |action: &str, detail| {
-        log::note(&visit.app, &visit.caller, action, &name.to_string(), detail).await
-    };
     let done = match setting {
         Setting::Pause => {
-            noted("queue.pause", json!({})).await?;
+            visit.note("queue.pause", &name.to_string(), json!({})).await?;
             store.set_paused(&name, true).await?;
             "The queue is paused: what runs ends, and nothing new begins."
         }
         Setting::Resume => {
-            noted("queue.resume", json!({})).await?;
+            visit.note("queue.resume", &name.to_string(), json!({})).await?;
             store.set_paused(&name, false).await?;
             "The queue goes on."
         }
         Setting::Limit { tokens } => {
-            let limit_tokens = bound(&tokens)?;
-            noted("queue.limit", json!({ "limit_tokens": limit_tokens })).await?;
-            store.set_limit(&name, limit_tokens).await?;
+            let tokens = bound(&tokens)?;
+            let how = json!({ "limit_tokens": tokens });
+            visit.note("queue.limit", &name.to_string(), how).await?;
+            store.set_limit(&name, tokens).await?;
             "The bound is set: producers hear of it within seconds."
         }
     };

@@ -13,7 +13,7 @@ use super::{
     page::{PageError, View, Visit},
     session::percent_encoded,
 };
-use crate::{app::App, error::ApiError, operator::log};
+use crate::{app::App, error::ApiError};
 
 /// A worker as pages show it.
 pub(super) struct Shown {
@@ -122,7 +122,7 @@ pub(crate) async fn drain(
 ) -> Result<Response, PageError> {
     let Form(Whom { owner }) =
         whom.map_err(|error| ApiError::invalid("invalid_form", error.body_text()))?;
-    log::note(&visit.app, &visit.caller, "worker.drain", &owner, json!({})).await?;
+    visit.note("worker.drain", &owner, json!({})).await?;
     if !visit.app.store().request_drain(&owner).await? {
         return Err(ApiError::not_found("worker", &owner).into());
     }

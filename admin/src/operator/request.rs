@@ -51,7 +51,7 @@ pub(super) fn bounded(
 }
 
 /// A queue's name.
-pub(super) fn queue(text: &str) -> Result<QueueName, ApiError> {
+pub(crate) fn queue(text: &str) -> Result<QueueName, ApiError> {
     let bad = || ApiError::invalid("invalid_value", "queue must be MODEL@FORMAT").at("queue");
     let (model, format) = text.rsplit_once('@').ok_or_else(bad)?;
     for part in [model, format] {
