@@ -15,7 +15,10 @@ use tokio::{runtime::Runtime, sync::mpsc};
 use tritmill_admin::{App, Models};
 use tritmill_producer::Client;
 use tritmill_queue::{
-    QueueName, dispatch::MemoryDispatcher, events::MemoryEvents, store::SqliteStore,
+    QueueName, Store, Timestamp,
+    dispatch::MemoryDispatcher,
+    events::MemoryEvents,
+    store::{SqliteStore, operations::Registered},
 };
 use tritmill_worker::{Served, Vitals, Worker};
 
@@ -120,12 +123,12 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.worker.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format };
     let class = engine.backend().numerics_class().to_owned();
-    register_class(&store, &queue, &class).await?;
+    let registered = register_class(&store, &queue, &class).await?;
     let store = Arc::new(store);
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::new(store.clone(), dispatcher.clone()).hearing(events.clone());
-    let models = Models::fixed(vec![queue.clone()]);
+    let models = Models::fixed(vec![registered]);
     let app = App::new(client, store.clone(), models, arguments.limits.limits());
     let running = admin::start(app, arguments.api).await?;
     // Nobody listens: what is committed is counted by the vitals.
@@ -168,13 +171,27 @@ fn lock(store: &Path) -> anyhow::Result<File> {
 
 /// Gives a queue its numerics class, or confirms it: its answers must not depend on when they were
 /// asked for.
-async fn register_class(store: &SqliteStore, queue: &QueueName, class: &str) -> anyhow::Result<()> {
-    let fact = format!("numerics class of {queue}");
+async fn register_class(
+    store: &SqliteStore,
+    queue: &QueueName,
+    class: &str,
+) -> anyhow::Result<Registered> {
+    let (fact, since) = (format!("numerics class of {queue}"), format!("{queue} known since"));
     match store.fact(&fact).await.context("cannot read the store")? {
-        None => store.set_fact(&fact, class).await.context("cannot write the store"),
-        Some(known) if known == class => Ok(()),
+        None => store.set_fact(&fact, class).await.context("cannot write the store")?,
+        Some(known) if known == class => {}
         Some(known) => bail!(
             "queue {queue} has numerics class '{known}', not '{class}': give the model another --name"
         ),
     }
+    let known = store.fact(&since).await.context("cannot read the store")?;
+    let at = match known.and_then(|text| text.parse().ok()) {
+        Some(ms) => Timestamp(ms),
+        None => {
+            let now = Store::now(store).await.context("cannot read the store")?;
+            store.set_fact(&since, &now.0.to_string()).await.context("cannot write the store")?;
+            now
+        }
+    };
+    Ok(Registered { queue: queue.clone(), at })
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, Semaphore};
-use tritmill_producer::Client;
+use tritmill_producer::{Client, http::Reach};
 use tritmill_queue::{
     StoreError,
     store::{ApiKey, FrontStore, KeyRole},
@@ -27,6 +27,8 @@ pub struct Limits {
     pub answer_within: Duration,
     /// Answers that stream at once.
     pub streams_max: usize,
+    /// Whom webhooks may call.
+    pub webhooks_reach: Reach,
 }
 
 impl Default for Limits {
@@ -35,7 +37,8 @@ impl Default for Limits {
             file_bytes_max: 200_000_000,
             batch_lines_max: 50_000,
             answer_within: Duration::from_secs(600),
-            streams_max: 1024,
+            streams_max: 8192,
+            webhooks_reach: Reach::Public,
         }
     }
 }
@@ -53,6 +56,8 @@ struct Inner {
     streams: Arc<Semaphore>,
     /// There is a batch to drive.
     batches: Notify,
+    /// There is a batch whose end is to be told.
+    webhooks: Notify,
     metrics: Metrics,
 }
 
@@ -61,8 +66,19 @@ impl App {
     pub fn new(client: Client, store: Arc<dyn FrontStore>, models: Models, limits: Limits) -> Self {
         let ends = Ends::of(client.clone());
         let streams = Arc::new(Semaphore::new(limits.streams_max));
-        let (batches, metrics) = (Notify::new(), Metrics::default());
-        Self(Arc::new(Inner { client, store, models, ends, limits, streams, batches, metrics }))
+        let (batches, webhooks) = (Notify::new(), Notify::new());
+        let metrics = Metrics::default();
+        Self(Arc::new(Inner {
+            client,
+            store,
+            models,
+            ends,
+            limits,
+            streams,
+            batches,
+            webhooks,
+            metrics,
+        }))
     }
 
     /// Makes the first key of all, an operator's, and returns its secret; none if there is a key.
@@ -102,6 +118,10 @@ impl App {
 
     pub(crate) fn batches(&self) -> &Notify {
         &self.0.batches
+    }
+
+    pub(crate) fn webhooks(&self) -> &Notify {
+        &self.0.webhooks
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

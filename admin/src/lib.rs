@@ -24,6 +24,7 @@ mod openapi;
 mod router;
 mod secret;
 mod serve;
+mod webhooks;
 
 pub use access::{Access, Caller};
 pub use app::{App, Limits};
@@ -32,4 +33,5 @@ pub use error::ApiError;
 pub use models::Models;
 pub use router::{ROUTES, Route, router};
 pub use secret::{Secret, new_key};
-pub use serve::serve;
+pub use serve::{CONNECTIONS_MAX, serve};
+pub use webhooks::Webhooks;

@@ -23,6 +23,7 @@ pub mod operations;
 mod postgres;
 mod redis;
 mod sqlite;
+pub mod webhooks;
 
 use std::time::Duration;
 

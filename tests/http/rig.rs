@@ -48,8 +48,12 @@ impl Admin {
         }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: Signal) {
-        signal.send(self.child.id()).unwrap();
+        signal.send(self.pid()).unwrap();
     }
 
     /// Its exit code, if it ends within `limit`.
@@ -106,7 +110,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn read(stream: &mut TcpStream) -> Self {
+    /// All that comes until the other side hangs up.
+    pub fn read(stream: &mut TcpStream) -> Self {
         let mut bytes = Vec::new();
         // A server that hangs up after its answer is as good as one that closes.
         let _ = stream.read_to_end(&mut bytes);
