@@ -200,6 +200,8 @@ fn worker(
     committed: mpsc::UnboundedSender<Committed>,
 ) -> Worker {
     let config = WorkerConfig {
+        // Nobody asks an embedded worker.
+        isa: String::new(),
         queue,
         owner: format!("embedded-{}", std::process::id()),
         // A few beyond what runs, so that a freed slot is filled before the commit.

@@ -319,7 +319,7 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
             Ok(())
         })?,
         DlqCommand::Replay(DlqArguments { ids, servers }) => {
-            let replays = with_store(&servers, async |store| Ok(store.replay(&ids).await?))?;
+            let replays = with_store(&servers, async |store| Ok(store.replay(&ids, None).await?))?;
             for replay in &replays {
                 let (id, of) = (replay.job.id.to_string(), replay.replay_of.to_string());
                 output::line(json!({ "id": id, "replay_of": of }))?;

@@ -15,10 +15,8 @@ use tokio::{runtime::Runtime, sync::mpsc};
 use tritmill_admin::{App, Models};
 use tritmill_producer::Client;
 use tritmill_queue::{
-    QueueName, Store, Timestamp,
-    dispatch::MemoryDispatcher,
-    events::MemoryEvents,
-    store::{SqliteStore, operations::Registered},
+    Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
+    store::SqliteStore,
 };
 use tritmill_worker::{Served, Vitals, Worker};
 
@@ -123,12 +121,15 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let name = arguments.worker.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format };
     let class = engine.backend().numerics_class().to_owned();
-    let registered = register_class(&store, &queue, &class).await?;
     let store = Arc::new(store);
+    store.register_class(&queue, &class).await.context("give the model another --name")?;
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::new(store.clone(), dispatcher.clone()).hearing(events.clone());
-    let models = Models::fixed(vec![registered]);
+    let registered = store.registered().await.context("cannot read the store")?;
+    // The file may know more queues, which nobody serves now.
+    let served = registered.into_iter().filter(|known| known.queue == queue);
+    let models = Models::fixed(served.collect());
     let app = App::new(client, store.clone(), models, arguments.limits.limits());
     let running = admin::start(app, arguments.api).await?;
     // Nobody listens: what is committed is counted by the vitals.
@@ -136,7 +137,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let worker = Worker {
         store: store.clone(),
         dispatcher,
-        operations: None,
+        operations: Some(store.clone()),
         events: Some(events),
         served: Arc::new(Served::new(model, name, class)),
         config: arguments.worker.config(queue),
@@ -167,31 +168,4 @@ fn lock(store: &Path) -> anyhow::Result<File> {
             Err(error).with_context(|| format!("cannot lock {}", path.display()))
         }
     }
-}
-
-/// Gives a queue its numerics class, or confirms it: its answers must not depend on when they were
-/// asked for.
-async fn register_class(
-    store: &SqliteStore,
-    queue: &QueueName,
-    class: &str,
-) -> anyhow::Result<Registered> {
-    let (fact, since) = (format!("numerics class of {queue}"), format!("{queue} known since"));
-    match store.fact(&fact).await.context("cannot read the store")? {
-        None => store.set_fact(&fact, class).await.context("cannot write the store")?,
-        Some(known) if known == class => {}
-        Some(known) => bail!(
-            "queue {queue} has numerics class '{known}', not '{class}': give the model another --name"
-        ),
-    }
-    let known = store.fact(&since).await.context("cannot read the store")?;
-    let at = match known.and_then(|text| text.parse().ok()) {
-        Some(ms) => Timestamp(ms),
-        None => {
-            let now = Store::now(store).await.context("cannot read the store")?;
-            store.set_fact(&since, &now.0.to_string()).await.context("cannot write the store")?;
-            now
-        }
-    };
-    Ok(Registered { queue: queue.clone(), at })
 }

@@ -87,6 +87,7 @@ impl Body {
             expires_at: None,
             stream: false,
             traceparent: None,
+            custom_id: None,
         }
     }
 }

@@ -66,6 +66,7 @@ impl JobBuilder {
             expires_at: None,
             stream: false,
             traceparent: None,
+            custom_id: None,
         };
         Self { job, seed: None, traceparent: None }
     }

@@ -175,7 +175,7 @@ impl Client {
             self.store.submit(chunk).await?;
             accepted += chunk.len();
             match self.dispatcher.enqueue(&entries).await {
-                Ok(()) => {}
+                Ok(_) => {}
                 // Accepted by the store: workers feed the dispatcher from there.
                 Err(error) => crate::outage::not_told(&error),
             }

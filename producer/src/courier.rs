@@ -205,7 +205,7 @@ impl Courier {
                     if let Outcome::Completed(completion) = &outcome {
                         carried.completion_tokens += completion.usage.completion_tokens;
                     }
-                    finished.push(Finished { held, outcome });
+                    finished.push(Finished { held, outcome, first_token: None });
                 }
                 None => withdrawn.push(id),
             }

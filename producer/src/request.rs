@@ -51,7 +51,7 @@ pub struct Request {
 impl Request {
     /// The job that answers it.
     pub fn job(self, id: JobId, queue: QueueName) -> Job {
-        self.body.job(id, queue)
+        Job { custom_id: Some(self.custom_id), ..self.body.job(id, queue) }
     }
 }
 

@@ -75,7 +75,10 @@ async fn only_failures_that_are_not_the_lines_own_run_again() {
         message: "too long".into(),
         param: None,
     };
-    store.finish(&[Finished { held, outcome: Outcome::Error(error) }]).await.unwrap();
+    store
+        .finish(&[Finished { held, outcome: Outcome::Error(error), first_token: None }])
+        .await
+        .unwrap();
     assert_eq!(store.cancel(&[first]).await.unwrap(), [first]);
     file.catch_up().await.unwrap();
     file.close().await.unwrap();

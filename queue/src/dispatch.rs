@@ -81,12 +81,12 @@ pub enum DispatchError {
 /// Hands jobs to workers in order of priority. May lose everything.
 #[async_trait]
 pub trait Dispatcher: Send + Sync {
-    /// Adds entries at the ends of their queues, all of them or none. An entry that is already
-    /// waiting or delivered stays as it is.
+    /// Adds entries at the ends of their queues, all of them or none; returns how many were news. An
+    /// entry that is already waiting or delivered stays as it is.
     ///
     /// # Errors
     /// [`DispatchError::Busy`] over the bound.
-    async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError>;
+    async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError>;
 
     /// Whether there is room for so much more: within the dispatcher's bounds and the queue's
     /// quotas. A single entry finds room where nothing of its kind waits, however large it is: else

@@ -40,6 +40,12 @@ impl JobId {
         Uuid::from_slice(bytes).ok().map(Self)
     }
 
+    /// The least id that could have been made at this time.
+    pub fn first_of(at: Timestamp) -> Self {
+        let ms = u128::from(u64::try_from(at.0).unwrap_or(0)) & ((1 << 48) - 1);
+        Self(Uuid::from_u128(ms << 80))
+    }
+
     /// The sixteen bytes, whose order is the order of submission.
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
@@ -90,6 +96,13 @@ impl Timestamp {
     pub fn after(self, duration: Duration) -> Self {
         let ms = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_add(ms))
+    }
+
+    /// This time less `duration`, saturating.
+    #[must_use]
+    pub fn before(self, duration: Duration) -> Self {
+        let ms = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+        Self(self.0.saturating_sub(ms))
     }
 
     /// From `earlier` to this time; zero if it is not earlier.
@@ -324,6 +337,9 @@ pub struct Job {
     /// The trace it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "trace::read")]
     pub traceparent: Option<TraceParent>,
+    /// What its line in a batch is called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub custom_id: Option<String>,
 }
 
 /// Bytes of a prompt that make a token, roughly; exact counts are the worker's.

@@ -17,11 +17,16 @@
 
 mod attempts;
 pub mod batches;
+pub mod bulk;
 pub mod files;
+pub mod history;
+pub mod insight;
+mod job_query;
 pub mod keys;
 pub mod operations;
 mod postgres;
 mod redis;
+mod sampler;
 mod sqlite;
 pub mod webhooks;
 
@@ -30,6 +35,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 pub use batches::{Batch, BatchId, BatchState, Batches};
 pub use files::{FileId, Files, Page};
+pub use insight::{Insight, JobFilter};
 pub use keys::{ApiKey, KeyRole, Keys};
 pub use operations::Operations;
 pub use postgres::{
@@ -92,6 +98,8 @@ pub struct Finished {
     pub held: Held,
     /// How.
     pub outcome: Outcome,
+    /// From the claim to its first token, if it got so far.
+    pub first_token: Option<Duration>,
 }
 
 /// Where a finished attempt left its job.
@@ -141,6 +149,8 @@ pub const RECONCILED_MAX: usize = 8192;
 pub struct Reconciled {
     /// Jobs that changed their state.
     pub moved: u64,
+    /// Those of them whose lease was over.
+    pub lapsed: u64,
     /// Those that are queued now, of any queue, no more than [`RECONCILED_MAX`]: a dispatcher may
     /// not know them, and the rest is found by [`Store::queued`].
     pub queued: Vec<Entry>,
@@ -333,7 +343,7 @@ pub trait Store: Send + Sync {
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError>;
 }
 
-/// A store that HTTP clients can be served from.
-pub trait FrontStore: Store + Keys + Files + Batches {}
+/// A store that HTTP clients can be served from, and operators.
+pub trait FrontStore: Store + Keys + Files + Batches + Operations + Insight {}
 
-impl<S: Store + Keys + Files + Batches> FrontStore for S {}
+impl<S: Store + Keys + Files + Batches + Operations + Insight> FrontStore for S {}

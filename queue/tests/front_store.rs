@@ -4,60 +4,22 @@
 
 #[allow(dead_code, unused_macros, reason = "the suite of jobs runs in tests/store.rs")]
 mod conformance;
+mod stores;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use conformance::{LEASE, answer, by, finished, job, queue};
+use stores::{Rig, both};
 use tritmill_queue::{
     Job, Priority, Tenant, Timestamp,
     store::{
-        ApiKey, Batch, BatchId, BatchState, FileId, FrontStore, KeyRole, Page, PostgresStore,
-        SqliteStore,
+        ApiKey, Batch, BatchId, BatchState, FileId, FrontStore, KeyRole, Page,
         batches::{Along, BatchTimes, HeldBatch, Place},
         files::{Deleted, FILE_CHUNK_BYTES, FilePurpose, INCOMPLETE_MAX, StoredFile},
         webhooks::{Webhook, WebhookSecret},
     },
 };
-use tritmill_servers::Postgres;
 use uuid::Uuid;
-
-/// A store, and what moves its clock.
-struct Rig {
-    store: Arc<dyn FrontStore>,
-    now: Arc<AtomicI64>,
-}
-
-impl Rig {
-    fn advance(&self, by: Duration) {
-        self.now.fetch_add(i64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
-    }
-}
-
-fn clock() -> (Arc<AtomicI64>, Arc<dyn Fn() -> Timestamp + Send + Sync>) {
-    let now = Arc::new(AtomicI64::new(1_700_000_000_000));
-    let read = Arc::clone(&now);
-    (now, Arc::new(move || Timestamp(read.load(Ordering::SeqCst))))
-}
-
-/// Runs a rule against both stores.
-async fn both<F: Future<Output = ()>>(rule: impl Fn(Rig) -> F) {
-    let folder = tempfile::tempdir().unwrap();
-    let (now, clock_of_file) = clock();
-    let file = folder.path().join("jobs.sqlite");
-    let store = SqliteStore::open_with_clock(&file, clock_of_file).await.unwrap();
-    rule(Rig { store: Arc::new(store), now }).await;
-    let server = Postgres::start().unwrap();
-    PostgresStore::migrate(&server.url()).await.unwrap();
-    let (now, clock_of_server) = clock();
-    let store = PostgresStore::connect(&server.url()).await.unwrap().with_clock(clock_of_server);
-    rule(Rig { store: Arc::new(store), now }).await;
-}
 
 fn tenant(name: &str) -> Tenant {
     Tenant(name.to_owned())

@@ -42,6 +42,7 @@ fn plain_job() -> Job {
         expires_at: Some(Timestamp(1_700_000_000_000)),
         stream: false,
         traceparent: None,
+        custom_id: None,
     }
 }
 
@@ -218,6 +219,7 @@ fn jobs() -> impl Strategy<Value = Job> {
             expires_at: expires_at.map(Timestamp),
             stream: false,
             traceparent: None,
+            custom_id: None,
         }
     })
 }

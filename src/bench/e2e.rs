@@ -219,6 +219,7 @@ impl Fleet {
             events: None,
             served: Arc::new(Served::new(Arc::clone(model), bench.queue.model.clone(), class)),
             config: WorkerConfig {
+                isa: String::new(),
                 queue: bench.queue.clone(),
                 owner: format!("bench-{}", std::process::id()),
                 // As `tritmill worker`: a few beyond what runs.

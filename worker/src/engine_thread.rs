@@ -18,6 +18,8 @@ use tokio::sync::mpsc as async_mpsc;
 use tritmill_engine::{Engine, Event, Output, Request, RequestError, RequestId, SubmitError};
 use tritmill_queue::Held;
 
+use crate::vitals::Vitals;
+
 /// What the engine is told.
 #[derive(Debug)]
 enum Command {
@@ -35,6 +37,8 @@ pub enum Report {
     Ended(Held, End),
     /// All tokens of a request so far; told of requests that can be resumed from them.
     Progress(Held, Vec<u32>),
+    /// The first token of a request, and when it was drawn.
+    FirstToken(Held, Instant),
     /// More text of one choice of a request that streams.
     Text(Held, u32, String),
 }
@@ -66,13 +70,15 @@ impl EngineThread {
     ///
     /// # Errors
     /// If the system has no more threads.
-    pub fn start(engine: Engine) -> std::io::Result<Self> {
+    pub fn start(engine: Engine, vitals: Arc<Vitals>) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         // Unbounded, but never longer than the requests the worker has room for.
         let (outbox, reports) = async_mpsc::unbounded_channel();
         let pulse = Arc::new(AtomicU64::new(0));
         let beat = Arc::clone(&pulse);
-        let body = move || Loop { engine, held: HashMap::new(), inbox, outbox, pulse: beat }.run();
+        let body = move || {
+            Loop { engine, held: HashMap::new(), inbox, outbox, pulse: beat, vitals }.run();
+        };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
         Ok(Self { commands: Some(commands), reports, thread: Some(thread), pulse })
     }
@@ -127,6 +133,8 @@ struct Flight {
     told: usize,
     /// Whether its text is told.
     stream: bool,
+    /// Whether it has a token.
+    began: bool,
 }
 
 struct Loop {
@@ -135,6 +143,7 @@ struct Loop {
     inbox: mpsc::Receiver<Command>,
     outbox: async_mpsc::UnboundedSender<Report>,
     pulse: Arc<AtomicU64>,
+    vitals: Arc<Vitals>,
 }
 
 impl Loop {
@@ -154,9 +163,10 @@ impl Loop {
                 }
             }
             self.pulse.fetch_add(1, Ordering::Relaxed);
-            let events = self.engine.step(Instant::now()).events;
+            let step = self.engine.step(Instant::now());
             self.pulse.fetch_add(1, Ordering::Relaxed);
-            for event in events {
+            self.vitals.stepped(step.sequences, self.engine.stats());
+            for event in step.events {
                 match event {
                     Event::Delta { id, choice, text, tokens } => {
                         self.grow(id, choice, text, &tokens)
@@ -176,7 +186,7 @@ impl Loop {
                 let told = request.resume.len();
                 match self.engine.submit(*request, Instant::now()) {
                     Ok(id) => {
-                        self.held.insert(id, Flight { held, tokens, told, stream });
+                        self.held.insert(id, Flight { held, tokens, told, stream, began: false });
                     }
                     Err(error) => self.report(Report::Ended(held, End::Refused(error))),
                 }
@@ -191,6 +201,11 @@ impl Loop {
     }
 
     fn grow(&mut self, id: RequestId, choice: u32, text: String, new: &[u32]) {
+        if let Some(flight) = self.held.get_mut(&id).filter(|flight| !flight.began) {
+            flight.began = true;
+            let first = Report::FirstToken(flight.held, Instant::now());
+            self.report(first);
+        }
         if let Some(Flight { held, stream: true, .. }) = self.held.get(&id)
             && !text.is_empty()
         {

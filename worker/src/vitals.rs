@@ -1,5 +1,7 @@
 //! What a worker counts and when it last reached what it depends on, for `/metrics` and `/readyz`.
 
+mod serving;
+
 use std::{
     sync::{
         Mutex, PoisonError,
@@ -18,8 +20,11 @@ use prometheus_client::{
     registry::Registry,
 };
 use tokio::time::Instant;
-use tritmill_queue::{JobState, dispatch::RedisDispatcher};
+use tritmill_engine::EngineStats;
+use tritmill_queue::{JobState, dispatch::RedisDispatcher, store::operations::Integrity};
 
+pub(crate) use self::serving::Steps;
+use self::serving::{Latencies, LatestSteps};
 use crate::worker::Committed;
 
 /// A worker that has not read its queue for this long is not ready: alive, but silently idle.
@@ -36,15 +41,24 @@ pub struct Vitals {
     completion_tokens: Counter,
     fenced: Counter,
     leases_lost: Counter,
+    leases_reclaimed: Counter,
+    duplicates: Counter,
+    fed_again: Counter,
     troubles: Counter,
     device_failures: Counter,
     device_rests: Gauge,
     running: Gauge,
     uncommitted: Gauge,
     depth: Gauge,
+    steps: LatestSteps,
+    latencies: Latencies,
+    /// What had to be put right, if it is one that counts.
+    dispatcher: Option<RedisDispatcher>,
     started: Instant,
     /// Milliseconds after `started` of the last successful read; −1 before the first.
     last_read: AtomicI64,
+    /// The same of the last renewal of leases; −1 while there are none.
+    last_renewal: AtomicI64,
     /// Failures of store or dispatcher since either last worked.
     troubles_in_a_row: AtomicU64,
     draining: AtomicBool,
@@ -54,10 +68,14 @@ pub struct Vitals {
 
 impl Default for Vitals {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("tritmill_worker");
+        let mut registry = Registry::with_prefix("tritmill");
+        let latencies = Latencies::of(&mut registry);
+        let steps = LatestSteps::default();
+        registry.register_collector(Box::new(steps.clone()));
+        let of_worker = registry.sub_registry_with_prefix("worker");
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();
-            registry.register(name, help, counter.clone());
+            of_worker.register(name, help, counter.clone());
             counter
         };
         let completed = counter("jobs_completed", "Jobs answered");
@@ -67,11 +85,17 @@ impl Default for Vitals {
         let completion_tokens = counter("completion_tokens", "Generated tokens of answered jobs");
         let fenced = counter("results_fenced", "Results discarded since the claim was gone");
         let leases_lost = counter("leases_lost", "Jobs stopped since their claim was gone");
+        let leases_reclaimed =
+            counter("leases_reclaimed", "Jobs whose lease was over, queued again or failed");
+        let duplicates =
+            counter("deliveries_suppressed", "Deliveries of jobs that were over or others'");
+        let fed_again =
+            counter("jobs_fed_again", "Queued jobs that the dispatcher was told of again");
         let troubles = counter("dependency_failures", "Failed calls of store or dispatcher");
         let device_failures = counter("device_failures", "Failures of the device in a step");
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
-            registry.register(name, help, gauge.clone());
+            of_worker.register(name, help, gauge.clone());
             gauge
         };
         let running = gauge("jobs_running", "Jobs in the engine");
@@ -88,14 +112,21 @@ impl Default for Vitals {
             completion_tokens,
             fenced,
             leases_lost,
+            leases_reclaimed,
+            duplicates,
+            fed_again,
             troubles,
             device_failures,
             device_rests,
             running,
             uncommitted,
             depth,
+            steps,
+            latencies,
+            dispatcher: None,
             started: Instant::now(),
             last_read: AtomicI64::new(-1),
+            last_renewal: AtomicI64::new(-1),
             troubles_in_a_row: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             broken: Mutex::new(None),
@@ -135,7 +166,9 @@ impl Vitals {
     /// Vitals that also tell what this dispatcher had to put right.
     pub fn with_dispatcher(dispatcher: &RedisDispatcher) -> Self {
         let mut vitals = Self::default();
-        vitals.registry.register_collector(Box::new(Repairs(dispatcher.clone())));
+        let of_worker = vitals.registry.sub_registry_with_prefix("worker");
+        of_worker.register_collector(Box::new(Repairs(dispatcher.clone())));
+        vitals.dispatcher = Some(dispatcher.clone());
         vitals
     }
 
@@ -174,6 +207,71 @@ impl Vitals {
         }
     }
 
+    /// What was put right, or kept from going wrong.
+    pub(crate) fn integrity(&self) -> Integrity {
+        let losses = self.dispatcher.as_ref().map(|dispatcher| dispatcher.stats());
+        Integrity {
+            leases_reclaimed: self.leases_reclaimed.get(),
+            leases_lost: self.leases_lost.get(),
+            results_fenced: self.fenced.get(),
+            duplicates_suppressed: self.duplicates.get(),
+            dispatcher_losses: losses.map_or(0, |stats| stats.group_recreations),
+            jobs_fed_again: self.fed_again.get(),
+        }
+    }
+
+    /// The engine's steps so far.
+    pub(crate) fn steps(&self) -> Steps {
+        self.steps.read()
+    }
+
+    /// Milliseconds since the queue was read.
+    pub(crate) fn read_age_ms(&self) -> Option<u64> {
+        self.age_ms(&self.last_read)
+    }
+
+    /// Milliseconds since leases were renewed, while there are any.
+    pub(crate) fn lease_age_ms(&self) -> Option<u64> {
+        self.age_ms(&self.last_renewal)
+    }
+
+    fn age_ms(&self, last: &AtomicI64) -> Option<u64> {
+        let last = u64::try_from(last.load(Ordering::Relaxed)).ok()?;
+        Some(self.now_ms().unsigned_abs().saturating_sub(last))
+    }
+
+    fn now_ms(&self) -> i64 {
+        i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX)
+    }
+
+    pub(crate) fn stepped(&self, sequences: usize, stats: EngineStats) {
+        self.steps.add(sequences, stats);
+    }
+
+    pub(crate) fn answered(&self, first_token: Option<Duration>, took: Duration, tokens: u64) {
+        self.latencies.answered(first_token, took, tokens);
+    }
+
+    pub(crate) fn renewed(&self) {
+        self.last_renewal.store(self.now_ms(), Ordering::Relaxed);
+    }
+
+    pub(crate) fn holds_no_lease(&self) {
+        self.last_renewal.store(-1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn reclaimed(&self, jobs: u64) {
+        self.leases_reclaimed.inc_by(jobs);
+    }
+
+    pub(crate) fn duplicates(&self, deliveries: usize) {
+        self.duplicates.inc_by(deliveries as u64);
+    }
+
+    pub(crate) fn fed_again(&self, jobs: usize) {
+        self.fed_again.inc_by(jobs as u64);
+    }
+
     pub(crate) fn running(&self) -> i64 {
         self.running.get()
     }
@@ -187,8 +285,7 @@ impl Vitals {
     }
 
     pub(crate) fn pulled(&self) {
-        let ms = i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX);
-        self.last_read.store(ms, Ordering::Relaxed);
+        self.last_read.store(self.now_ms(), Ordering::Relaxed);
         self.troubles_in_a_row.store(0, Ordering::Relaxed);
     }
 

@@ -75,6 +75,8 @@ pub struct WorkerConfig {
     pub step_limit: Duration,
     /// Who fills the dispatcher.
     pub mode: Mode,
+    /// The instruction set of the engine's kernels, for people.
+    pub isa: String,
 }
 
 /// Results that were committed together.
@@ -146,7 +148,8 @@ impl Worker {
         engine: Engine,
         mut stop: watch::Receiver<Stop>,
     ) -> Result<(), WorkerError> {
-        let thread = EngineThread::start(engine).map_err(WorkerError::Thread)?;
+        let thread =
+            EngineThread::start(engine, Arc::clone(&self.vitals)).map_err(WorkerError::Thread)?;
         let (holding, held) = watch::channel(Vec::new());
         let (lost, losses) = mpsc::unbounded_channel();
         let renewer = Renewer {
@@ -156,6 +159,7 @@ impl Worker {
             lease: self.config.lease,
             held,
             lost,
+            vitals: Arc::clone(&self.vitals),
         };
         // Both end by themselves: the one with the turn, the other when it is aborted.
         tokio::spawn(renewer.run());

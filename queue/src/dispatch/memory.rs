@@ -193,9 +193,10 @@ impl MemoryDispatcher {
 
 #[async_trait]
 impl Dispatcher for MemoryDispatcher {
-    async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError> {
+    async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
         let mut state = self.state();
         let mut fresh = state.admit(entries, self.limit)?;
+        let added = fresh.len();
         for entry in entries.iter().filter(|entry| fresh.remove(&entry.id)) {
             state.waiting.insert(entry.id);
             let lanes = state.queues.entry(entry.queue.clone()).or_default();
@@ -204,7 +205,7 @@ impl Dispatcher for MemoryDispatcher {
         }
         drop(state);
         self.arrived.notify_waiters();
-        Ok(())
+        Ok(added)
     }
 
     async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {

@@ -309,7 +309,7 @@ impl Inner {
 
 #[async_trait]
 impl Dispatcher for RedisDispatcher {
-    async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError> {
+    async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
         self.inner.enqueue(entries).await
     }
 

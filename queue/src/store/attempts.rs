@@ -36,6 +36,30 @@ pub(super) fn unreadable(error: &StoreError) -> JobError {
     }
 }
 
+/// Longest signature in characters.
+const SIGNATURE_MAX: usize = 160;
+
+/// What an error says with `#` for every word that has a digit, so that errors that differ in
+/// numbers and ids alone read alike.
+pub(super) fn signature(error: &JobError) -> String {
+    let is_word = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_');
+    let mut signature = String::new();
+    let mut word = String::new();
+    // One more, which is of no word and ends the last.
+    for c in error.message.chars().take(4 * SIGNATURE_MAX).chain(['\n']) {
+        if is_word(c) {
+            word.push(c);
+            continue;
+        }
+        let has_digit = word.contains(|c: char| c.is_ascii_digit());
+        signature.push_str(if has_digit { "#" } else { &word });
+        word.clear();
+        signature.push(if c.is_control() { ' ' } else { c });
+    }
+    let signature: String = signature.trim_end().chars().take(SIGNATURE_MAX).collect();
+    signature
+}
+
 /// The state an outcome leads to.
 pub(super) fn verdict(outcome: &Outcome, attempts: u32, attempts_max: u32) -> JobState {
     match outcome {
@@ -56,4 +80,22 @@ pub(super) fn jitter(id: JobId) -> f64 {
 pub(super) fn backoff(id: JobId, attempts: u32) -> Duration {
     let doubled = BACKOFF_BASE.saturating_mul(1 << attempts.min(BACKOFF_DOUBLINGS_MAX));
     doubled.min(BACKOFF_MAX).mul_f64(jitter(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_differ_in_numbers_and_ids_have_one_signature() {
+        let check = |message: &str, expect: &str| {
+            let error = JobError { message: message.to_owned(), ..lease_lost() };
+            assert_eq!(signature(&error), expect);
+        };
+        check("prompt has 5123 tokens, the limit is 2048", "prompt has # tokens, the limit is #");
+        check("no job 019aa0de-3f5c-7d61-b8f7-2c7f1d9b7c11.", "no job #.");
+        check("two\nlines", "two lines");
+        check("", "");
+        check(&"x".repeat(1000), &"x".repeat(SIGNATURE_MAX));
+    }
 }

@@ -7,10 +7,13 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
 use super::{JobRecord, Maintained, Progress, StoreError};
-use crate::dispatch::Quotas;
-use crate::job::{Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp};
+use crate::{
+    dispatch::Quotas,
+    job::{Job, JobId, QueueName, Tenant, Timestamp},
+};
 
 /// What is set for a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +26,13 @@ pub struct QueueState {
     pub limit_tokens: Option<u64>,
     /// The numerics class of its first worker.
     pub class: Option<String>,
+}
+
+impl QueueState {
+    /// A queue that nobody has set anything for.
+    pub(super) fn untouched(queue: QueueName) -> Self {
+        Self { queue, paused: false, limit_tokens: None, class: None }
+    }
 }
 
 /// A queue in a list.
@@ -38,6 +48,19 @@ pub struct QueueOverview {
     pub overdue: u64,
     /// Workers that serve it and were heard of lately.
     pub workers: u64,
+}
+
+impl QueueOverview {
+    /// A queue without jobs or workers.
+    pub(super) fn of(settings: QueueState) -> Self {
+        Self {
+            settings,
+            progress: Progress::default(),
+            oldest_queued: None,
+            overdue: 0,
+            workers: 0,
+        }
+    }
 }
 
 /// A worker that would answer otherwise than the queue's other workers.
@@ -79,8 +102,11 @@ pub enum ResetClassError {
 /// A worker that was silent for longer is not taken for alive: some dozen heartbeats.
 pub const SILENT_ALIVE_MAX: Duration = Duration::from_secs(30);
 
+/// Workers that were silent for longer are forgotten.
+pub(super) const SILENT_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// What a worker says of itself, every few seconds.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Heartbeat {
     /// Name of the process incarnation, as in its claims.
     pub owner: String,
@@ -98,6 +124,81 @@ pub struct Heartbeat {
     pub draining: bool,
     /// Generated tokens per second, lately.
     pub tokens_per_s: f64,
+    /// What else it measures and counts.
+    #[serde(default)]
+    pub measured: Measured,
+}
+
+/// What a worker measures of itself. All of it may be absent: of a worker of an earlier release.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Measured {
+    /// What computes: `cpu`.
+    pub device: String,
+    /// The instruction set of its kernels.
+    pub isa: String,
+    /// Sequences of a step, in the mean, lately.
+    pub batch_size: f64,
+    /// Prompt tokens computed per second, lately.
+    pub prefill_tokens_per_s: f64,
+    /// Tokens decoded per second, lately.
+    pub decode_tokens_per_s: f64,
+    /// KV blocks that sequences hold.
+    pub kv_blocks_used: u64,
+    /// All of them.
+    pub kv_blocks_total: u64,
+    /// Prompt tokens that were found in the prefix cache.
+    pub prefix_hit_tokens: u64,
+    /// Prompt tokens that were not.
+    pub prefix_miss_tokens: u64,
+    /// How long ago it renewed its leases; none while it holds none.
+    pub lease_age_ms: Option<u64>,
+    /// How long ago it read its queue; none before the first time.
+    pub read_age_ms: Option<u64>,
+    /// What it had to put right.
+    pub integrity: Integrity,
+}
+
+/// What was put right, or kept from going wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Integrity {
+    /// Jobs whose lease was over, queued again or failed.
+    pub leases_reclaimed: u64,
+    /// Jobs that a worker stopped, since their claim was gone.
+    pub leases_lost: u64,
+    /// Results that were discarded, since the claim was gone.
+    pub results_fenced: u64,
+    /// Deliveries of jobs that were over, withdrawn or somebody else's.
+    pub duplicates_suppressed: u64,
+    /// Times that the dispatcher had lost a queue (NOGROUP).
+    pub dispatcher_losses: u64,
+    /// Queued jobs that the dispatcher did not know and was told of again.
+    pub jobs_fed_again: u64,
+}
+
+impl Integrity {
+    /// Its counts by name.
+    pub fn named(&self) -> [(&'static str, u64); 6] {
+        [
+            ("leases_reclaimed", self.leases_reclaimed),
+            ("leases_lost", self.leases_lost),
+            ("results_fenced", self.results_fenced),
+            ("duplicates_suppressed", self.duplicates_suppressed),
+            ("dispatcher_losses", self.dispatcher_losses),
+            ("jobs_fed_again", self.jobs_fed_again),
+        ]
+    }
+
+    /// Adds another's.
+    pub fn merge(&mut self, other: &Self) {
+        self.leases_reclaimed += other.leases_reclaimed;
+        self.leases_lost += other.leases_lost;
+        self.results_fenced += other.results_fenced;
+        self.duplicates_suppressed += other.duplicates_suppressed;
+        self.dispatcher_losses += other.dispatcher_losses;
+        self.jobs_fed_again += other.jobs_fed_again;
+    }
 }
 
 /// What a heartbeat's sender is to do.
@@ -150,19 +251,20 @@ pub struct Replay {
     pub job: Job,
 }
 
-/// A job in a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobSummary {
-    /// The job.
-    pub id: JobId,
-    /// Where it waits or waited.
-    pub queue: QueueName,
-    /// How urgent it is.
-    pub priority: Priority,
-    /// Where it is.
-    pub state: JobState,
-    /// When it came.
-    pub submitted_at: Timestamp,
+/// When replays are due, so that they do not come all at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// The first.
+    pub from: Timestamp,
+    /// From each to the next.
+    pub every: Duration,
+}
+
+impl Pace {
+    /// When the job after `before` others is due.
+    pub(super) fn due(self, before: usize) -> Timestamp {
+        self.from.after(self.every.saturating_mul(u32::try_from(before).unwrap_or(u32::MAX)))
+    }
 }
 
 /// A queue that a worker has registered.
@@ -287,12 +389,12 @@ pub trait Operations: Send + Sync {
         after: Option<JobId>,
     ) -> Result<Vec<DeadLetter>, StoreError>;
 
-    /// Submits each of these dead letters again as a new job, due at once and without a deadline;
-    /// ids that are no dead letters are passed over.
+    /// Submits each of these dead letters again as a new job, due at once or one after another, and
+    /// without a deadline; ids that are no dead letters are passed over.
     ///
     /// # Errors
     /// [`StoreError`]; then none was submitted.
-    async fn replay(&self, ids: &[JobId]) -> Result<Vec<Replay>, StoreError>;
+    async fn replay(&self, ids: &[JobId], pace: Option<Pace>) -> Result<Vec<Replay>, StoreError>;
 
     /// Deletes these dead letters with their errors; returns how many there were.
     ///
@@ -300,14 +402,16 @@ pub trait Operations: Send + Sync {
     /// [`StoreError`].
     async fn purge(&self, ids: &[JobId]) -> Result<u64, StoreError>;
 
-    /// Up to `limit` jobs of a tenant with an id below `before`, the latest first.
+    /// Looks at the queues and adds what it sees to their [`history`](super::history), unless somebody
+    /// did so a moment ago; whether it did. To be called every few seconds, by any number of processes.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the next call sees what this one missed.
+    async fn sample(&self) -> Result<bool, StoreError>;
+
+    /// What is set for every queue that anything is set for, by name.
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn jobs_of(
-        &self,
-        tenant: &Tenant,
-        limit: u32,
-        before: Option<JobId>,
-    ) -> Result<Vec<JobSummary>, StoreError>;
+    async fn queue_states(&self) -> Result<Vec<QueueState>, StoreError>;
 }

@@ -299,7 +299,7 @@ impl Store for RedisStore {
         arguments.number(attempts::BACKOFF_BASE.as_millis());
         arguments.number(attempts::BACKOFF_MAX.as_millis());
         arguments.number(attempts::BACKOFF_DOUBLINGS_MAX);
-        for Finished { held, outcome } in finished {
+        for Finished { held, outcome, .. } in finished {
             arguments.held(*held);
             // Completed in the script, where the attempts are known.
             let verdict = attempts::verdict(outcome, 0, u32::MAX);

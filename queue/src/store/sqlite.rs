@@ -6,10 +6,15 @@
 
 mod batches;
 mod claims;
+mod dead_letters;
 mod files;
+mod insight;
 mod keys;
 mod lines;
+mod operations;
 mod rows;
+mod sampler;
+mod workers;
 
 use std::{
     path::Path,
@@ -139,7 +144,7 @@ impl SqliteStore {
 impl Store for SqliteStore {
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError> {
         let mut tx = self.begin().await?;
-        claims::insert_jobs(&mut tx, jobs, self.now()).await?;
+        claims::insert_jobs(&mut tx, jobs, None, self.now()).await?;
         tx.commit().await.map_err(unavailable)
     }
 
@@ -212,6 +217,7 @@ impl Store for SqliteStore {
         let mut done = Reconciled::default();
         for row in claims::lapse(&mut tx, now).await? {
             done.extend(1, rows::queued(&row)?);
+            done.lapsed += 1;
         }
         done.extend(claims::expire(&mut tx, now).await?, None);
         for row in claims::promote(&mut tx, now).await? {

@@ -40,6 +40,7 @@ pub fn job() -> Job {
         expires_at: None,
         stream: false,
         traceparent: None,
+        custom_id: None,
     }
 }
 
@@ -74,7 +75,7 @@ pub fn error(kind: ErrorKind) -> Outcome {
 }
 
 pub fn finished(held: Held, outcome: Outcome) -> Finished {
-    Finished { held, outcome }
+    Finished { held, outcome, first_token: None }
 }
 
 async fn state(store: &impl Store, id: JobId) -> JobState {

@@ -145,7 +145,8 @@ impl Bench {
         held: &[Held],
         deliveries: &[Delivery],
     ) -> anyhow::Result<()> {
-        let finish = |held: &Held| Finished { held: *held, outcome: self.outcome() };
+        let finish =
+            |held: &Held| Finished { held: *held, outcome: self.outcome(), first_token: None };
         let finished: Vec<Finished> = held.iter().map(finish).collect();
         let settled = self.store.finish(&finished).await?.len();
         ensure!(settled == held.len(), "{settled} of {} results were written", held.len());

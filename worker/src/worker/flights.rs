@@ -15,6 +15,8 @@ struct Flight {
     /// Choices it asked for: slots it takes.
     choices: usize,
     claimed_at: Instant,
+    /// From the claim to its first token, once it has one.
+    first_token: Option<Duration>,
     /// Where log lines about it belong: its id, queue, attempt and trace.
     span: Span,
     /// The engine has its request.
@@ -31,10 +33,18 @@ pub(super) struct Done {
     pub end: Ending,
     /// As of its flight.
     pub span: Span,
+    /// From the claim to its first token, if it got so far.
+    pub first_token: Option<Duration>,
     claimed_at: Instant,
+    ended_at: Instant,
 }
 
 impl Done {
+    /// From the claim to the end.
+    pub(super) fn took(&self) -> Duration {
+        self.ended_at.duration_since(self.claimed_at)
+    }
+
     /// Whether the claim is given back rather than recorded.
     pub(super) fn goes_back(&self) -> bool {
         matches!(self.end, Ending::HandBack)
@@ -96,6 +106,7 @@ impl Flights {
             prompt,
             choices,
             claimed_at,
+            first_token: None,
             submitted: false,
             gives_back: false,
             span,
@@ -118,6 +129,13 @@ impl Flights {
         self.running.get_mut(&held).map(|flight| flight.submitted = true).is_some()
     }
 
+    /// Notes when a running claim got its first token.
+    pub(super) fn began(&mut self, held: Held, at: Instant) {
+        if let Some(flight) = self.running.get_mut(&held) {
+            flight.first_token = Some(at.duration_since(flight.claimed_at));
+        }
+    }
+
     /// Whether the engine has a claim's request.
     pub(super) fn is_submitted(&self, held: Held) -> bool {
         self.running.get(&held).is_some_and(|flight| flight.submitted)
@@ -138,9 +156,10 @@ impl Flights {
             None if flight.gives_back => Ending::HandBack,
             None => Ending::Forget,
         };
-        let Flight { delivery, span, claimed_at, .. } = flight;
+        let Flight { delivery, span, claimed_at, first_token, .. } = flight;
         span.in_scope(|| tracing::debug!(how = end.word(), "ended"));
-        self.done.push(Done { held, delivery, end, span, claimed_at });
+        let ended_at = Instant::now();
+        self.done.push(Done { held, delivery, end, span, first_token, claimed_at, ended_at });
         self.waiting_since.get_or_insert_with(Instant::now);
     }
 
@@ -236,7 +255,11 @@ fn span(claim: &Claim) -> Span {
 /// What to record, of those that have something.
 pub(super) fn finished(done: &[Done]) -> Vec<Finished> {
     let record = |done: &Done| match &done.end {
-        Ending::Record(outcome) => Some(Finished { held: done.held, outcome: outcome.clone() }),
+        Ending::Record(outcome) => Some(Finished {
+            held: done.held,
+            outcome: outcome.clone(),
+            first_token: done.first_token,
+        }),
         Ending::Forget | Ending::HandBack => None,
     };
     done.iter().filter_map(record).collect()

@@ -8,11 +8,14 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::operations::{Directive, Heartbeat},
+    store::operations::{Directive, Heartbeat, Measured},
 };
 
 use super::WorkerConfig;
-use crate::{machine, vitals::Vitals};
+use crate::{
+    machine,
+    vitals::{Steps, Vitals},
+};
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -40,12 +43,15 @@ impl Heart {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut maintain_at = Instant::now();
         let (mut then, mut tokens) = (Instant::now(), self.vitals.completion_tokens());
+        let mut steps = self.vitals.steps();
         loop {
             ticks.tick().await;
             let (now, total) = (Instant::now(), self.vitals.completion_tokens());
+            let seconds = now.duration_since(then).as_secs_f64().max(0.001);
             #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
-            let tokens_per_s =
-                (total - tokens) as f64 / now.duration_since(then).as_secs_f64().max(0.001);
+            let tokens_per_s = (total - tokens) as f64 / seconds;
+            let before = std::mem::replace(&mut steps, self.vitals.steps());
+            let measured = self.measured(before, steps, seconds);
             (then, tokens) = (now, total);
             let heartbeat = Heartbeat {
                 owner: self.config.owner.clone(),
@@ -56,6 +62,7 @@ impl Heart {
                 slots: u32::try_from(self.config.slots).unwrap_or(u32::MAX),
                 draining: self.vitals.is_draining(),
                 tokens_per_s,
+                measured,
             };
             match self.operations.heartbeat(&heartbeat).await {
                 Ok(directive) => {
@@ -63,6 +70,9 @@ impl Heart {
                         .send_if_modified(|old| std::mem::replace(old, directive) != directive);
                 }
                 Err(error) => tracing::warn!(%error, "heartbeat not recorded"),
+            }
+            if let Err(error) = self.operations.sample().await {
+                tracing::warn!(%error, "queues not sampled");
             }
             if Instant::now() >= maintain_at {
                 maintain_at = Instant::now() + MAINTAIN_INTERVAL;
@@ -74,6 +84,27 @@ impl Heart {
                     }
                 });
             }
+        }
+    }
+
+    /// What happened since the last beat, and what there is now.
+    #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+    fn measured(&self, before: Steps, now: Steps, seconds: f64) -> Measured {
+        let since = |count: fn(&Steps) -> u64| count(&now).saturating_sub(count(&before)) as f64;
+        let steps = since(|steps| steps.stats.steps);
+        Measured {
+            device: "cpu".to_owned(),
+            isa: self.config.isa.clone(),
+            batch_size: since(|steps| steps.sequences) / steps.max(1.0),
+            prefill_tokens_per_s: since(|steps| steps.stats.prefill_tokens) / seconds,
+            decode_tokens_per_s: since(|steps| steps.stats.decode_tokens) / seconds,
+            kv_blocks_used: now.stats.blocks_used as u64,
+            kv_blocks_total: now.stats.blocks_total as u64,
+            prefix_hit_tokens: now.stats.prefix_hit_tokens,
+            prefix_miss_tokens: now.stats.prefix_miss_tokens,
+            lease_age_ms: self.vitals.lease_age_ms(),
+            read_age_ms: self.vitals.read_age_ms(),
+            integrity: self.vitals.integrity(),
         }
     }
 }

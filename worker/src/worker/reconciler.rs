@@ -61,7 +61,9 @@ impl Reconciler {
     }
 
     async fn round(&mut self) -> Result<(), WorkerError> {
-        for entry in self.store.reconcile().await?.queued {
+        let moved = self.store.reconcile().await?;
+        self.vitals.reclaimed(moved.lapsed);
+        for entry in moved.queued {
             let due = self.due.entry(entry.queue.clone()).or_default();
             // What a dispatcher does not take for long is left to the round over everything.
             if due.len() < RECONCILED_MAX {
@@ -98,7 +100,7 @@ impl Reconciler {
     async fn feed_page(&mut self, count: u32) -> Result<usize, WorkerError> {
         let entries = self.store.queued(&self.queue, self.cursor, count).await?;
         if !entries.is_empty() {
-            self.dispatcher.enqueue(&entries).await?;
+            self.vitals.fed_again(self.dispatcher.enqueue(&entries).await?);
         }
         // Only now: what could not be fed is tried again.
         self.cursor = match entries.last() {
@@ -133,6 +135,7 @@ mod tests {
             expires_at: None,
             stream: false,
             traceparent: None,
+            custom_id: None,
         }
     }
 

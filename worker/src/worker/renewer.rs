@@ -8,6 +8,8 @@ use tokio::{
 };
 use tritmill_queue::{Delivery, Dispatcher, Held, Store};
 
+use crate::vitals::Vitals;
+
 /// A claim that must not lapse.
 #[derive(Debug, Clone)]
 pub(super) struct Holding {
@@ -34,6 +36,7 @@ pub(super) struct Renewer {
     pub lease: Duration,
     pub held: watch::Receiver<Vec<Holding>>,
     pub lost: mpsc::UnboundedSender<Lost>,
+    pub vitals: Arc<Vitals>,
 }
 
 impl Renewer {
@@ -52,6 +55,7 @@ impl Renewer {
             let holdings = self.held.borrow().clone();
             renewed.retain(|held, _| holdings.iter().any(|holding| holding.held == *held));
             if holdings.is_empty() {
+                self.vitals.holds_no_lease();
                 continue;
             }
             self.renew_claims(&holdings, &mut renewed, period).await;
@@ -78,6 +82,7 @@ impl Renewer {
         match timeout(limit, self.store.renew(&held, self.lease)).await {
             Ok(Ok(lost)) => {
                 renewed.extend(held.iter().map(|held| (*held, began)));
+                self.vitals.renewed();
                 lost.into_iter().for_each(|held| self.report(Lost::Taken(held)));
             }
             Ok(Err(error)) => tracing::warn!(%error, jobs = held.len(), "leases not renewed"),

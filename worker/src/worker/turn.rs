@@ -239,6 +239,7 @@ impl<'a> Turn<'a> {
                 self.device_works();
                 self.unsaved.insert(held, tokens);
             }
+            Report::FirstToken(held, at) => self.flights.began(held, at.into()),
             Report::Text(held, choice, text) => {
                 self.tell(held.id, JobEvent::Delta { choice, text });
             }

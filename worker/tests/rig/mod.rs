@@ -50,6 +50,7 @@ pub fn job(prompt: Prompt, max_tokens: u32) -> Job {
         expires_at: None,
         stream: false,
         traceparent: None,
+        custom_id: None,
     }
 }
 
@@ -64,6 +65,7 @@ pub async fn rig(mode: Mode, drain: Duration) -> Rig {
     let dispatcher = Arc::new(MemoryDispatcher::new(1000));
     let (committed, commits) = mpsc::unbounded_channel();
     let config = WorkerConfig {
+        isa: "scalar".to_owned(),
         queue: queue(),
         owner: "w".into(),
         slots: 5,

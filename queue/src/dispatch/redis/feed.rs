@@ -45,7 +45,8 @@ impl Inner {
     /// all of its part, and then takes it: all or nothing but for producers that ask at the same
     /// moment, who may pass the bound together by a chunk. What an error in between left is found
     /// by the caller's next try, which adds nothing twice.
-    pub(super) async fn enqueue(&self, entries: &[Entry]) -> Result<(), DispatchError> {
+    pub(super) async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
+        let mut added = 0;
         let mut queues: Vec<(&QueueName, Vec<&Entry>)> = Vec::new();
         let mut index: HashMap<&QueueName, usize> = HashMap::new();
         for entry in entries {
@@ -65,16 +66,16 @@ impl Inner {
             let (first, rest) = entries.split_at(if queues.len() == 1 { CHUNK } else { 0 });
             let (entries_after, tokens_after) = (rest.len(), tokens(rest));
             let admission = Admission { entries_after, tokens_after, forced: false };
-            self.add(queue, first, admission).await?;
+            added += self.add(queue, first, admission).await?;
         }
         for (queue, entries) in &queues {
             let done = if queues.len() == 1 { CHUNK } else { 0 };
             for chunk in entries[done..].chunks(CHUNK) {
                 let admission = Admission { forced: true, ..Admission::default() };
-                self.add(queue, chunk, admission).await?;
+                added += self.add(queue, chunk, admission).await?;
             }
         }
-        Ok(())
+        Ok(added)
     }
 
     /// Asks a queue for room, without adding anything.
@@ -122,7 +123,7 @@ impl Inner {
         queue: &QueueName,
         entries: &[&Entry],
         admission: Admission,
-    ) -> Result<(), DispatchError> {
+    ) -> Result<usize, DispatchError> {
         let mut arguments = vec![
             self.limit.entries.to_string(),
             self.limit.tokens.to_string(),
@@ -138,8 +139,8 @@ impl Inner {
         let run = self.connections.run_again(&scripts::ENQUEUE, &prefix, &arguments).await;
         let (added, which, retry_ms): (i64, u8, u64) =
             run.map_err(|error| refusal(queue, error))?;
-        if added >= 0 {
-            return Ok(());
+        if let Ok(added) = usize::try_from(added) {
+            return Ok(added);
         }
         Err(self.limit.busy(queue, which, retry_ms))
     }

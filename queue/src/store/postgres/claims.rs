@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::{milliseconds, rows, unavailable};
 use crate::{
     job::{Job, JobId, JobState},
-    outcome::{Outcome, Usage},
+    outcome::{JobError, Outcome, Usage},
     store::{
         Claim, Claimant, Finished, Held, Settled, StoreError,
         attempts::{self, lease_lost},
@@ -36,21 +36,22 @@ pub(super) async fn insert_jobs(
         rows::storable("model", &job.queue.model)?;
         rows::storable("format", &job.queue.format)?;
         rows::storable("tenant", &job.tenant.0)?;
+        rows::storable("custom_id", job.custom_id.as_deref().unwrap_or_default())?;
     }
     let attempts_max = |job: &Job| i32::try_from(job.attempts_max.max(1)).unwrap_or(i32::MAX);
     let column = |of: fn(&Job) -> &str| jobs.iter().map(of).collect::<Vec<_>>();
     sqlx::query(
         "WITH clock AS (SELECT store_now_ms($1) AS now)
          INSERT INTO jobs (id, model, format, tenant, priority, state, cost, attempts_max, run_at,
-                           expires_at, submitted_at, replay_of, job)
+                           expires_at, submitted_at, replay_of, job, custom_id)
          SELECT id, model, format, tenant, priority,
                 CASE WHEN run_at > now THEN 'scheduled' ELSE 'queued' END, cost, attempts_max,
-                CASE WHEN run_at > now THEN run_at END, expires_at, now, replay_of, job
+                CASE WHEN run_at > now THEN run_at END, expires_at, now, replay_of, job, custom_id
          FROM clock, UNNEST($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[],
                             $7::bigint[], $8::integer[], $9::bigint[], $10::bigint[],
-                            $11::uuid[], $12::bytea[])
+                            $11::uuid[], $12::bytea[], $13::text[])
               AS job (id, model, format, tenant, priority, cost, attempts_max, run_at, expires_at,
-                      replay_of, job)
+                      replay_of, job, custom_id)
          ON CONFLICT (id) DO NOTHING",
     )
     .bind(now)
@@ -68,6 +69,7 @@ pub(super) async fn insert_jobs(
             .map_or_else(|| vec![None; jobs.len()], |ids| ids.iter().copied().map(Some).collect()),
     )
     .bind(jobs.iter().map(wire::encode).collect::<Vec<_>>())
+    .bind(jobs.iter().map(|job| job.custom_id.as_deref()).collect::<Vec<_>>())
     .execute(connection)
     .await
     .map_err(unavailable)?;
@@ -87,17 +89,23 @@ pub(super) async fn claim(
              UPDATE jobs
              SET state = 'running', epoch = epoch + 1, owner = $3,
                  lease_until = (SELECT now FROM clock) + $4,
+                 claimed_at = (SELECT now FROM clock),
+                 started_at = coalesce(started_at, (SELECT now FROM clock)),
                  lapsed_epoch = CASE WHEN state = 'running' THEN epoch END,
+                 lapsed_owner = CASE WHEN state = 'running' THEN owner END,
+                 lapsed_claimed_at = CASE WHEN state = 'running' THEN claimed_at END,
                  attempts = attempts + (state = 'running')::integer
              WHERE id = ANY($2)
                AND (state = 'queued'
                     OR (state = 'running' AND lease_until <= (SELECT now FROM clock)
                         AND attempts + 1 < attempts_max))
                AND (expires_at IS NULL OR expires_at > (SELECT now FROM clock))
-             RETURNING id, epoch, attempts, lapsed_epoch, expires_at, job, checkpoint
+             RETURNING id, epoch, attempts, lapsed_epoch, lapsed_owner, lapsed_claimed_at,
+                       expires_at, job, checkpoint
          ), lapsed AS (
-             INSERT INTO attempt_errors (job_id, epoch, at, error)
-             SELECT id, lapsed_epoch, now, $5 FROM claimed, clock WHERE lapsed_epoch IS NOT NULL
+             INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
+             SELECT id, lapsed_epoch, now, $5, lapsed_owner, lapsed_claimed_at
+             FROM claimed, clock WHERE lapsed_epoch IS NOT NULL
              ON CONFLICT DO NOTHING
          )
          SELECT id, epoch, attempts, job, checkpoint, expires_at - now AS expires_in
@@ -122,7 +130,7 @@ pub(super) async fn claim(
             Err(error) => {
                 tracing::error!(job = %id, %error, "a claimed job cannot be read");
                 let outcome = Outcome::Error(attempts::unreadable(&error));
-                unreadable.push(Finished { held: rows::held(row)?, outcome });
+                unreadable.push(Finished { held: rows::held(row)?, outcome, first_token: None });
             }
         }
     }
@@ -268,8 +276,10 @@ pub(super) async fn delete(pool: &PgPool, ids: &[JobId]) -> Result<u64, StoreErr
 const FINISH: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
     SELECT * FROM UNNEST($2::uuid[], $3::bigint[], $4::text[], $5::bytea[], $6::bytea[],
-                         $7::bigint[], $8::bigint[], $9::float8[])
-           AS done (id, epoch, verdict, outcome, error, prompt_tokens, completion_tokens, jitter)
+                         $7::bigint[], $8::bigint[], $9::float8[], $13::text[], $14::text[],
+                         $15::bigint[])
+           AS done (id, epoch, verdict, outcome, error, prompt_tokens, completion_tokens, jitter,
+                    code, signature, first_token_ms)
 ), settled AS (
     UPDATE jobs
     SET state = CASE WHEN verdict = 'retrying' AND attempts + 1 >= attempts_max THEN 'failed'
@@ -278,19 +288,21 @@ WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
                       THEN (SELECT now FROM clock)
                            + (least($10 * 2 ^ least(attempts, $12), $11) * jitter)::bigint END,
         attempts = attempts + (error IS NOT NULL)::integer,
-        owner = NULL, lease_until = NULL, checkpoint = NULL
+        error_code = code, error_signature = signature, lease_until = NULL, checkpoint = NULL
     FROM done
     WHERE jobs.id = ANY($2) AND jobs.id = done.id AND jobs.epoch = done.epoch
       AND jobs.state = 'running'
-    RETURNING jobs.id, jobs.epoch, jobs.state, jobs.tenant, jobs.model, jobs.format
+    RETURNING jobs.id, jobs.epoch, jobs.state, jobs.tenant, jobs.model, jobs.format, jobs.owner,
+              jobs.claimed_at
 ), recorded AS (
     INSERT INTO results (job_id, tenant, model, format, outcome, prompt_tokens, completion_tokens,
-                         finished_at)
-    SELECT id, tenant, model, format, outcome, prompt_tokens, completion_tokens, now
+                         finished_at, claim_epoch, claim_owner, claim_at, first_token_ms)
+    SELECT id, tenant, model, format, outcome, prompt_tokens, completion_tokens, now, epoch, owner,
+           claimed_at, first_token_ms
     FROM settled JOIN done USING (id, epoch), clock WHERE state <> 'retrying'
 ), failed AS (
-    INSERT INTO attempt_errors (job_id, epoch, at, error)
-    SELECT id, epoch, now, error
+    INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
+    SELECT id, epoch, now, error, owner, claimed_at
     FROM settled JOIN done USING (id, epoch), clock WHERE error IS NOT NULL
     ON CONFLICT DO NOTHING
 )
@@ -310,10 +322,13 @@ pub(super) async fn finish(
         Outcome::Completed(completion) => completion.usage,
         Outcome::Error(_) | Outcome::Expired => Usage::default(),
     };
-    let error = |done: &&Finished| match &done.outcome {
-        Outcome::Error(error) => Some(wire::encode(error)),
-        Outcome::Completed(_) | Outcome::Expired => None,
-    };
+    fn error<'a>(done: &&'a Finished) -> Option<&'a JobError> {
+        match &done.outcome {
+            Outcome::Error(error) => Some(error),
+            Outcome::Completed(_) | Outcome::Expired => None,
+        }
+    }
+    let errors = || done.iter().map(error);
     let verdict = |done: &&Finished| attempts::verdict(&done.outcome, 0, u32::MAX).as_str();
     let tokens = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     let settled = sqlx::query(FINISH)
@@ -322,13 +337,16 @@ pub(super) async fn finish(
         .bind(done.iter().map(|done| done.held.epoch).collect::<Vec<_>>())
         .bind(done.iter().map(verdict).collect::<Vec<_>>())
         .bind(done.iter().map(|done| wire::encode(&done.outcome)).collect::<Vec<_>>())
-        .bind(done.iter().map(error).collect::<Vec<_>>())
+        .bind(errors().map(|error| error.map(wire::encode)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| tokens(usage(done).prompt_tokens)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| tokens(usage(done).completion_tokens)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| attempts::jitter(done.held.id)).collect::<Vec<_>>())
         .bind(attempts::BACKOFF_BASE.as_secs_f64() * 1000.0)
         .bind(attempts::BACKOFF_MAX.as_secs_f64() * 1000.0)
         .bind(f64::from(attempts::BACKOFF_DOUBLINGS_MAX))
+        .bind(errors().map(|error| error.map(|error| &*error.code)).collect::<Vec<_>>())
+        .bind(errors().map(|error| error.map(attempts::signature)).collect::<Vec<_>>())
+        .bind(done.iter().map(|done| done.first_token.map(milliseconds)).collect::<Vec<_>>())
         .fetch_all(pool)
         .await
         .map_err(unavailable)?;

@@ -10,7 +10,7 @@ use crate::{
     job::{Job, JobId, QueueName},
     store::{
         StoreError,
-        operations::{DeadLetter, Replay},
+        operations::{DeadLetter, Pace, Replay},
     },
 };
 
@@ -48,6 +48,7 @@ pub(super) async fn list(
 pub(super) async fn replay(
     pool: &PgPool,
     ids: &[JobId],
+    pace: Option<Pace>,
     now: Option<i64>,
 ) -> Result<Vec<Replay>, StoreError> {
     let mut tx = pool.begin().await.map_err(unavailable)?;
@@ -71,7 +72,8 @@ pub(super) async fn replay(
             }
             Err(error) => return Err(error),
         };
-        let job = Job { id: JobId::generate(), run_at: None, expires_at: None, ..job };
+        let run_at = pace.map(|pace| pace.due(replays.len()));
+        let job = Job { id: JobId::generate(), run_at, expires_at: None, ..job };
         replays.push(Replay { replay_of: rows::id(row, "id")?, job });
     }
     let jobs: Vec<Job> = replays.iter().map(|replay| replay.job.clone()).collect();

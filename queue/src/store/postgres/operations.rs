@@ -1,17 +1,18 @@
-//! Queues, and the list of a tenant's jobs; the other operations are next door.
+//! Queues; the other operations are next door.
 
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
-use uuid::Uuid;
 
-use super::{PostgresStore, dead_letters, milliseconds, quotas, rows, unavailable, workers};
+use super::{
+    PostgresStore, dead_letters, milliseconds, quotas, rows, sampler, unavailable, workers,
+};
 use crate::{
     dispatch::Quotas,
     job::{JobId, QueueName, Tenant},
     store::{
         Maintained, Progress, StoreError,
         operations::{
-            ClassError, DeadLetter, Directive, Heartbeat, JobSummary, Operations, QueueOverview,
+            ClassError, DeadLetter, Directive, Heartbeat, Operations, Pace, QueueOverview,
             QueueState, Registered, Replay, ResetClassError, SILENT_ALIVE_MAX, Worker,
         },
     },
@@ -33,7 +34,7 @@ impl Operations for PostgresStore {
         .fetch_optional(&self.pool)
         .await
         .map_err(unavailable)?;
-        row.as_ref().map_or_else(|| Ok(untouched(queue.clone())), settings)
+        row.as_ref().map_or_else(|| Ok(QueueState::untouched(queue.clone())), settings)
     }
 
     async fn set_paused(&self, queue: &QueueName, paused: bool) -> Result<(), StoreError> {
@@ -216,37 +217,28 @@ impl Operations for PostgresStore {
         dead_letters::list(&self.pool, queue, limit, after).await
     }
 
-    async fn replay(&self, ids: &[JobId]) -> Result<Vec<Replay>, StoreError> {
-        dead_letters::replay(&self.pool, ids, self.given_now()).await
+    async fn replay(&self, ids: &[JobId], pace: Option<Pace>) -> Result<Vec<Replay>, StoreError> {
+        dead_letters::replay(&self.pool, ids, pace, self.given_now()).await
     }
 
     async fn purge(&self, ids: &[JobId]) -> Result<u64, StoreError> {
         dead_letters::purge(&self.pool, ids).await
     }
 
-    async fn jobs_of(
-        &self,
-        tenant: &Tenant,
-        limit: u32,
-        before: Option<JobId>,
-    ) -> Result<Vec<JobSummary>, StoreError> {
+    async fn sample(&self) -> Result<bool, StoreError> {
+        self.within(sampler::sample(&self.pool, self.given_now())).await
+    }
+
+    async fn queue_states(&self) -> Result<Vec<QueueState>, StoreError> {
         let found = sqlx::query(
-            "SELECT id, model, format, priority, state, submitted_at FROM jobs
-             WHERE tenant = $1 AND id < $2 ORDER BY id DESC LIMIT $3",
+            "SELECT model, format, paused, limit_tokens, numerics_class FROM queues
+             ORDER BY model, format",
         )
-        .bind(&tenant.0)
-        .bind(before.map_or_else(Uuid::max, Uuid::from))
-        .bind(i64::from(limit))
         .fetch_all(&self.pool)
         .await
         .map_err(unavailable)?;
-        found.iter().map(summary).collect()
+        found.iter().map(settings).collect()
     }
-}
-
-/// A queue that nobody has set anything for.
-fn untouched(queue: QueueName) -> QueueState {
-    QueueState { queue, paused: false, limit_tokens: None, class: None }
 }
 
 fn settings(row: &PgRow) -> Result<QueueState, StoreError> {
@@ -280,15 +272,5 @@ fn overview(row: &PgRow) -> Result<QueueOverview, StoreError> {
         oldest_queued: oldest_queued.map(rows::duration),
         overdue: count("overdue")?,
         workers: count("workers")?,
-    })
-}
-
-fn summary(row: &PgRow) -> Result<JobSummary, StoreError> {
-    Ok(JobSummary {
-        id: rows::id(row, "id")?,
-        queue: rows::queue(row)?,
-        priority: rows::priority(row)?,
-        state: rows::state(row)?,
-        submitted_at: rows::time(row, "submitted_at")?,
     })
 }

@@ -10,13 +10,11 @@
 //! several processes may maintain at once. Steps wait for the tables only briefly and fail rather
 //! than hold up the traffic behind them; the next maintenance tries again.
 
-use std::time::Duration;
-
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgTransaction, Row as _};
 use uuid::Uuid;
 
-use super::{PostgresStore, milliseconds, rows, settings, unavailable};
-use crate::store::StoreError;
+use super::{PostgresStore, milliseconds, rows, sampler, settings, unavailable, workers};
+use crate::store::{StoreError, operations::SILENT_KEPT};
 
 /// Days after today that have a partition.
 const DAYS_AHEAD: i64 = 3;
@@ -27,8 +25,6 @@ const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 const LOCK: i64 = 0x7472_6974_6d69_6c6c;
 /// Longest wait for a table.
 const TABLE_WAIT: &str = "SET LOCAL lock_timeout = '3s'";
-/// Workers that were silent for longer are forgotten.
-const SILENT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A partitioned table.
 #[derive(Clone, Copy)]
@@ -74,13 +70,13 @@ impl PostgresStore {
         let retention = settings::retention(&mut connection).await?;
         let mut done =
             Maintained { created: create_ahead(&mut connection, now).await?, ..Default::default() };
-        let row = sqlx::query("SELECT store_now_ms($1) - $2 AS oldest")
+        let row = sqlx::query("SELECT store_now_ms($1) AS now")
             .bind(now)
-            .bind(milliseconds(retention))
             .fetch_one(&mut *connection)
             .await
             .map_err(unavailable)?;
-        let oldest = rows::integer(&row, "oldest")?;
+        let now = rows::integer(&row, "now")?;
+        let oldest = now.saturating_sub(milliseconds(retention));
         drop_before(&mut connection, oldest, &mut done).await?;
         sqlx::query(
             "DELETE FROM idempotency WHERE created_at < $1
@@ -90,12 +86,9 @@ impl PostgresStore {
         .execute(&mut *connection)
         .await
         .map_err(unavailable)?;
-        sqlx::query("DELETE FROM workers WHERE seen_at < store_now_ms($1) - $2")
-            .bind(now)
-            .bind(milliseconds(SILENT_MAX))
-            .execute(&mut *connection)
-            .await
-            .map_err(unavailable)?;
+        let silent_since = now.saturating_sub(milliseconds(SILENT_KEPT));
+        workers::forget_where(&mut connection, None, Some(silent_since)).await?;
+        sampler::sweep(&mut connection, now).await?;
         Ok(done)
     }
 }

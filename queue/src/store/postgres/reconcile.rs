@@ -9,7 +9,10 @@ use super::{rows, unavailable};
 use crate::{
     job::JobState,
     outcome::Outcome,
-    store::{Reconciled, StoreError, attempts::lease_lost},
+    store::{
+        Reconciled, StoreError,
+        attempts::{lease_lost, signature},
+    },
     wire,
 };
 
@@ -25,15 +28,18 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     UPDATE jobs
     SET state = CASE WHEN attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
         checkpoint = CASE WHEN attempts + 1 < attempts_max THEN checkpoint END,
-        attempts = attempts + 1, owner = NULL, lease_until = NULL
+        attempts = attempts + 1, lease_until = NULL, error_code = convert_from($5, 'UTF8'),
+        error_signature = convert_from($6, 'UTF8')
     FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
-    RETURNING jobs.id, epoch, state, tenant, model, format, priority, cost
+    RETURNING jobs.id, epoch, state, tenant, model, format, priority, cost, owner, claimed_at
 ), errors AS (
-    INSERT INTO attempt_errors (job_id, epoch, at, error)
-    SELECT id, epoch, now, $3 FROM moved, clock ON CONFLICT DO NOTHING
+    INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
+    SELECT id, epoch, now, $3, owner, claimed_at FROM moved, clock ON CONFLICT DO NOTHING
 ), recorded AS (
-    INSERT INTO results (job_id, tenant, model, format, outcome, finished_at)
-    SELECT id, tenant, model, format, $4, now FROM moved, clock WHERE state = 'failed'
+    INSERT INTO results (job_id, tenant, model, format, outcome, finished_at, claim_epoch, claim_owner,
+                         claim_at)
+    SELECT id, tenant, model, format, $4, now, epoch, owner, claimed_at
+    FROM moved, clock WHERE state = 'failed'
 )
 SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
@@ -70,10 +76,12 @@ SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
 /// Moves what time has moved, and says what.
 pub(super) async fn reconcile(pool: &PgPool, now: Option<i64>) -> Result<Reconciled, StoreError> {
-    let error = wire::encode(&lease_lost());
-    let failed = wire::encode(&Outcome::Error(lease_lost()));
+    let error = lease_lost();
+    let (code, signature) = (error.code.clone().into_bytes(), signature(&error).into_bytes());
+    let values = [wire::encode(&error), wire::encode(&Outcome::Error(error)), code, signature];
     let mut done = Reconciled::default();
-    repeat(pool, LAPSE, now, &[error, failed], &mut done).await?;
+    repeat(pool, LAPSE, now, &values, &mut done).await?;
+    done.lapsed = done.moved;
     repeat(pool, EXPIRE, now, &[wire::encode(&Outcome::Expired)], &mut done).await?;
     repeat(pool, PROMOTE, now, &[], &mut done).await?;
     Ok(done)

@@ -109,6 +109,7 @@ pub(super) fn job(row: &PgRow) -> Result<(Job, Option<JobError>), StoreError> {
         expires_at: None,
         stream: false,
         traceparent: None,
+        custom_id: None,
     };
     Ok((job, Some(attempts::unreadable(&error))))
 }

@@ -159,6 +159,7 @@ mod tests {
             expires_at: Some(Timestamp(i64::MAX)),
             stream: false,
             traceparent: None,
+            custom_id: None,
         }
     }
 

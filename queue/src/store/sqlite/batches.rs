@@ -227,7 +227,7 @@ impl Batches for SqliteStore {
             return Ok(false);
         }
         if !along.jobs.is_empty() {
-            claims::insert_jobs(&mut tx, along.jobs, self.now()).await?;
+            claims::insert_jobs(&mut tx, along.jobs, None, self.now()).await?;
         }
         for (id, size_bytes, expires_at) in along.files {
             files::complete(&mut tx, *id, *size_bytes, *expires_at).await?;

@@ -14,18 +14,20 @@ use crate::{
     outcome::Outcome,
     store::{
         Claim, Claimant, Finished, Held, Settled, StoreError,
-        attempts::{backoff, lease_lost, verdict},
+        attempts::{backoff, lease_lost, signature, verdict},
     },
 };
 
-/// Records jobs as queued or scheduled; known ids stay as they are.
+/// Records jobs as queued or scheduled; known ids stay as they are. `replay_of` names the dead
+/// letter that each one repeats.
 pub(super) async fn insert_jobs(
     tx: &mut SqliteConnection,
     jobs: &[Job],
+    replay_of: Option<&[JobId]>,
     now: Timestamp,
 ) -> Result<(), StoreError> {
     let mut rows = Vec::with_capacity(jobs.len());
-    for job in jobs {
+    for (at, job) in jobs.iter().enumerate() {
         let later = job.run_at.is_some_and(|at| at > now);
         let state = if later { JobState::Scheduled } else { JobState::Queued };
         rows.push(json!({
@@ -39,14 +41,17 @@ pub(super) async fn insert_jobs(
             "run_at": job.run_at.filter(|_| later),
             "expires_at": job.expires_at,
             "job": to_json(job)?,
+            "custom_id": job.custom_id,
+            "replay_of": replay_of.and_then(|ids| ids.get(at)).map(|id| rows::hex(id.as_bytes())),
         }));
     }
     sqlx::query(
         "INSERT INTO jobs (id, model, format, tenant, priority, state, attempts_max, run_at,
-                           expires_at, submitted_at, job)
+                           expires_at, submitted_at, job, custom_id, replay_of)
          SELECT unhex(value ->> 'id'), value ->> 'model', value ->> 'format', value ->> 'tenant',
                 value ->> 'priority', value ->> 'state', value ->> 'attempts_max',
-                value ->> 'run_at', value ->> 'expires_at', ?2, value ->> 'job'
+                value ->> 'run_at', value ->> 'expires_at', ?2, value ->> 'job',
+                value ->> 'custom_id', unhex(value ->> 'replay_of')
          FROM json_each(?1) WHERE true
          ON CONFLICT (id) DO NOTHING",
     )
@@ -66,7 +71,8 @@ pub(super) async fn claim(
     now: Timestamp,
 ) -> Result<Vec<Claim>, StoreError> {
     let rows = sqlx::query(
-        "UPDATE jobs SET state = 'running', epoch = epoch + 1, owner = ?1, lease_until = ?2
+        "UPDATE jobs SET state = 'running', epoch = epoch + 1, owner = ?1, lease_until = ?2,
+                         claimed_at = ?4, started_at = coalesce(started_at, ?4)
          WHERE id IN (SELECT unhex(value) FROM json_each(?3))
            AND state = 'queued' AND (expires_at IS NULL OR expires_at > ?4)
          RETURNING id, epoch, attempts, job, checkpoint",
@@ -126,8 +132,8 @@ pub(super) async fn lapse(
     let error = to_json(&lease_lost())?;
     let outcome = to_json(&Outcome::Error(lease_lost()))?;
     sqlx::query(
-        "INSERT INTO attempt_errors (job_id, epoch, at, error)
-         SELECT id, epoch, ?1, ?2 FROM jobs WHERE state = 'running' AND lease_until <= ?1",
+        "INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
+         SELECT id, epoch, ?1, ?2, owner, claimed_at FROM jobs WHERE state = 'running' AND lease_until <= ?1",
     )
     .bind(now.0)
     .bind(error)
@@ -135,8 +141,8 @@ pub(super) async fn lapse(
     .await
     .map_err(unavailable)?;
     sqlx::query(
-        "INSERT INTO results (job_id, outcome, finished_at)
-         SELECT id, ?2, ?1 FROM jobs
+        "INSERT INTO results (job_id, outcome, finished_at, claim_epoch, claim_owner, claim_at)
+         SELECT id, ?2, ?1, epoch, owner, claimed_at FROM jobs
          WHERE state = 'running' AND lease_until <= ?1 AND attempts + 1 >= attempts_max",
     )
     .bind(now.0)
@@ -148,11 +154,13 @@ pub(super) async fn lapse(
         "UPDATE jobs
          SET state = CASE WHEN attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
              checkpoint = CASE WHEN attempts + 1 < attempts_max THEN checkpoint END,
-             attempts = attempts + 1, owner = NULL, lease_until = NULL
+             attempts = attempts + 1, lease_until = NULL, error_code = ?2, error_signature = ?3
          WHERE state = 'running' AND lease_until <= ?1
          RETURNING id, state, model, format, tenant, priority",
     )
     .bind(now.0)
+    .bind(lease_lost().code)
+    .bind(signature(&lease_lost()))
     .fetch_all(tx)
     .await
     .map_err(unavailable)
@@ -260,7 +268,7 @@ pub(super) async fn finish(
     let mut held = still_held(tx, finished).await?;
     let mut settled = Vec::with_capacity(held.len());
     let mut rows = Vec::with_capacity(held.len());
-    for Finished { held: by, outcome } in finished {
+    for Finished { held: by, outcome, first_token } in finished {
         // Removed, so that an attempt named twice in one call is recorded once.
         let Some((attempts, attempts_max)) = held.remove(by) else { continue };
         let state = verdict(outcome, attempts, attempts_max);
@@ -270,18 +278,20 @@ pub(super) async fn finish(
             _ => crate::outcome::Usage::default(),
         };
         let error = match outcome {
-            Outcome::Error(error) => Some(to_json(error)?),
+            Outcome::Error(error) => Some(error),
             _ => None,
         };
         let retry_at = now.after(backoff(by.id, attempts));
         rows.push(json!({
             "id": rows::hex(by.id.as_bytes()),
-            "epoch": by.epoch,
             "state": state,
             "attempts": attempts.saturating_add(u32::from(error.is_some())),
             "run_at": (state == JobState::Retrying).then_some(retry_at),
             "outcome": state.is_terminal().then(|| to_json(outcome)).transpose()?,
-            "error": error,
+            "error": error.map(to_json).transpose()?,
+            "code": error.map(|error| &error.code),
+            "signature": error.map(signature),
+            "first_token_ms": first_token.map(|after| after.as_millis() as i64),
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
         }));
@@ -293,10 +303,12 @@ pub(super) async fn finish(
 /// Writes the rows that [`finish`] decided.
 async fn record(tx: &mut SqliteConnection, rows: &str, now: Timestamp) -> Result<(), StoreError> {
     sqlx::query(
-        "INSERT INTO results (job_id, outcome, prompt_tokens, completion_tokens, finished_at)
-         SELECT unhex(value ->> 'id'), value ->> 'outcome', value ->> 'prompt_tokens',
-                value ->> 'completion_tokens', ?2
-         FROM json_each(?1) WHERE value ->> 'outcome' IS NOT NULL",
+        "INSERT INTO results (job_id, outcome, prompt_tokens, completion_tokens, finished_at,
+                              first_token_ms, claim_epoch, claim_owner, claim_at)
+         SELECT jobs.id, value ->> 'outcome', value ->> 'prompt_tokens',
+                value ->> 'completion_tokens', ?2, value ->> 'first_token_ms', jobs.epoch, owner,
+                claimed_at
+         FROM json_each(?1) JOIN jobs ON jobs.id = unhex(value ->> 'id') WHERE value ->> 'outcome' IS NOT NULL",
     )
     .bind(rows)
     .bind(now.0)
@@ -304,9 +316,9 @@ async fn record(tx: &mut SqliteConnection, rows: &str, now: Timestamp) -> Result
     .await
     .map_err(unavailable)?;
     sqlx::query(
-        "INSERT INTO attempt_errors (job_id, epoch, at, error)
-         SELECT unhex(value ->> 'id'), value ->> 'epoch', ?2, value ->> 'error'
-         FROM json_each(?1) WHERE value ->> 'error' IS NOT NULL",
+        "INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
+         SELECT jobs.id, jobs.epoch, ?2, value ->> 'error', owner, claimed_at
+         FROM json_each(?1) JOIN jobs ON jobs.id = unhex(value ->> 'id') WHERE value ->> 'error' IS NOT NULL",
     )
     .bind(rows)
     .bind(now.0)
@@ -315,8 +327,9 @@ async fn record(tx: &mut SqliteConnection, rows: &str, now: Timestamp) -> Result
     .map_err(unavailable)?;
     sqlx::query(
         "UPDATE jobs SET state = done.value ->> 'state', attempts = done.value ->> 'attempts',
-                         run_at = done.value ->> 'run_at', owner = NULL, lease_until = NULL,
-                         checkpoint = NULL
+                         run_at = done.value ->> 'run_at', lease_until = NULL, checkpoint = NULL,
+                         error_code = done.value ->> 'code',
+                         error_signature = done.value ->> 'signature'
          FROM json_each(?1) AS done WHERE jobs.id = unhex(done.value ->> 'id')",
     )
     .bind(rows)

@@ -167,7 +167,7 @@ impl SqliteStore {
                 Ok(_) => seen.known += 1,
             }
         }
-        claims::insert_jobs(&mut tx, &added, self.now()).await?;
+        claims::insert_jobs(&mut tx, &added, None, self.now()).await?;
         tx.commit().await.map_err(unavailable)?;
         Ok(seen)
     }

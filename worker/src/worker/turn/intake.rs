@@ -122,6 +122,7 @@ impl Turn<'_> {
             .into_iter()
             .partition(|delivery| claims.iter().any(|claim| claim.job.id == delivery.id));
         // Final, withdrawn, or under somebody's live lease: nothing to do here.
+        self.worker.vitals.duplicates(over.len());
         self.acknowledge(over);
         for claim in &claims {
             if let Some(delivery) = held.iter().find(|delivery| delivery.id == claim.job.id) {

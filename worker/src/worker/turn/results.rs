@@ -140,6 +140,8 @@ impl Turn<'_> {
                 Outcome::Completed(completion) if written => {
                     report.prompt_tokens += completion.usage.prompt_tokens;
                     report.completion_tokens += completion.usage.completion_tokens;
+                    let tokens = completion.usage.completion_tokens;
+                    self.worker.vitals.answered(done.first_token, done.took(), tokens);
                 }
                 _ if written => {}
                 _ => {

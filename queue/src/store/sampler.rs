@@ -1,0 +1,184 @@
+//! What a look at the queues adds to their history: the same for both databases, which only count.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::history::{Depth, Latencies, Sample, SampledQueue};
+use crate::job::{JobState, QueueName, Timestamp};
+
+/// A queue of which nothing was seen for so long is forgotten until something is.
+const FORGOTTEN_AFTER_MS: i64 = 24 * 60 * 60 * 1000;
+/// Time that one look can answer for: more has passed if nobody looked.
+const COVERED_MS_MAX: i64 = 60_000;
+
+/// How far sampling has come.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub(super) struct State {
+    /// Up to where what ended was counted; the store's own measure.
+    pub cursor: i64,
+    /// The queues as they were, by name.
+    pub queues: Vec<SampledQueue>,
+}
+
+/// What was counted of one queue.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Look {
+    /// What it holds.
+    pub depth: Depth,
+    /// Jobs that its workers have room for.
+    pub slots: u64,
+    /// What ended since the last look: counts, tokens, latencies.
+    pub ended: Sample,
+}
+
+/// What was counted, by queue.
+pub(super) type Looks = BTreeMap<QueueName, Look>;
+
+/// Adds to a histogram, as the databases name it.
+pub(super) fn latency(sample: &mut Sample, name: &str, bucket: usize, jobs: u64) {
+    match name {
+        "start" => sample.latencies.start.add(bucket, jobs),
+        "run" => sample.latencies.run.add(bucket, jobs),
+        _ => sample.latencies.first_token.add(bucket, jobs),
+    }
+}
+
+/// Adds to the count of what ended in a state.
+pub(super) fn end(sample: &mut Sample, state: &str, jobs: u64) {
+    match state.parse() {
+        Ok(JobState::Completed) => sample.completed += jobs,
+        Ok(JobState::Failed) => sample.failed += jobs,
+        Ok(JobState::Cancelled) => sample.cancelled += jobs,
+        Ok(JobState::Expired) => sample.expired += jobs,
+        // It was revived since: it ends again.
+        _ => {}
+    }
+}
+
+/// Notes how many jobs are in a state, of which no more than `most` were counted.
+pub(super) fn open(depth: &mut Depth, state: JobState, jobs: u64, most: u64) {
+    match state {
+        JobState::Queued => depth.queued = jobs,
+        JobState::Running => depth.running = jobs,
+        JobState::Scheduled => depth.scheduled = jobs,
+        JobState::Retrying => depth.retrying = jobs,
+        _ => {}
+    }
+    depth.or_more |= jobs >= most;
+}
+
+/// Takes a look into the state; returns what is to be added to each queue's periods, and to those of
+/// all together, which have no name.
+pub(super) fn advance(
+    state: &mut State,
+    taken_at: Timestamp,
+    now: Timestamp,
+    mut looks: Looks,
+) -> Vec<(Option<QueueName>, Sample)> {
+    let covered_ms = (now.0 - taken_at.0).clamp(1, COVERED_MS_MAX);
+    for known in &state.queues {
+        // Nothing of it: that is also something.
+        looks.entry(known.queue.clone()).or_default();
+    }
+    let mut known: BTreeMap<QueueName, SampledQueue> =
+        std::mem::take(&mut state.queues).into_iter().map(|one| (one.queue.clone(), one)).collect();
+    let (mut samples, mut all) = (Vec::with_capacity(looks.len() + 1), Sample::default());
+    for (queue, look) in looks {
+        let before = known.remove(&queue);
+        let is_first = before.is_none();
+        let mut sampled = before.unwrap_or_else(|| SampledQueue {
+            queue: queue.clone(),
+            depth: Depth::default(),
+            totals: Default::default(),
+            rates: Default::default(),
+            seen_at: now,
+            latencies: Latencies::default(),
+        });
+        let sample = sample(&sampled.depth, &look, covered_ms, now, is_first);
+        sampled.totals.add(&sample);
+        sampled.rates = sampled.rates.after(&sample);
+        sampled.latencies.merge(&sample.latencies);
+        sampled.depth = look.depth;
+        merge_concurrent(&mut all, &sample);
+        if !sample.is_idle() {
+            sampled.seen_at = now;
+            samples.push((Some(queue), sample));
+        }
+        if now.0 - sampled.seen_at.0 < FORGOTTEN_AFTER_MS {
+            state.queues.push(sampled);
+        }
+    }
+    all.looks = 1;
+    all.covered_ms = covered_ms.unsigned_abs();
+    samples.push((None, all));
+    samples
+}
+
+/// One queue's sample.
+fn sample(before: &Depth, look: &Look, covered_ms: i64, now: Timestamp, is_first: bool) -> Sample {
+    let Look { depth, slots, ended } = look;
+    // Whatever is there or ended, and was not there before, came. Not so at the first look: nobody
+    // knows since when it is there.
+    let arrived = match is_first {
+        true => 0,
+        false => (depth.open() + ended.ended()).saturating_sub(before.open()),
+    };
+    let oldest = depth.oldest_queued_at.map_or(0, |at| now.since(at).as_millis());
+    Sample {
+        looks: 1,
+        covered_ms: covered_ms.unsigned_abs(),
+        queued_sum: depth.queued,
+        queued_max: depth.queued,
+        running_sum: depth.running,
+        slots_sum: *slots,
+        oldest_ms_max: u64::try_from(oldest).unwrap_or(u64::MAX),
+        arrived,
+        ..ended.clone()
+    }
+}
+
+/// Adds another queue's sample of the same look: what they hold at once adds up.
+fn merge_concurrent(all: &mut Sample, other: &Sample) {
+    let queued_max = all.queued_max + other.queued_max;
+    all.merge(other);
+    all.queued_max = queued_max;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(model: &str) -> QueueName {
+        QueueName { model: model.to_owned(), format: "i2_s".to_owned() }
+    }
+
+    fn look(queued: u64, completed: u64) -> Look {
+        let depth = Depth { queued, ..Depth::default() };
+        Look { depth, slots: 4, ended: Sample { completed, ..Sample::default() } }
+    }
+
+    #[test]
+    fn what_came_is_what_is_there_or_ended_and_was_not_there_before() {
+        let mut state = State::default();
+        let at = |s: i64| Timestamp(s * 1000);
+        let looks = Looks::from([(queue("a"), look(100, 0)), (queue("b"), look(0, 0))]);
+        let first = advance(&mut state, at(0), at(2), looks);
+        assert_eq!(first.len(), 3, "two queues and all");
+        assert_eq!((first[0].1.arrived, first[2].1.queued_max), (0, 100));
+        let looks = Looks::from([(queue("a"), look(90, 30))]);
+        let second = advance(&mut state, at(2), at(4), looks);
+        assert_eq!((second[0].1.arrived, second[0].1.completed), (20, 30));
+        let all = &second.last().expect("all").1;
+        assert_eq!((all.looks, all.covered_ms, all.arrived), (1, 2000, 20));
+        assert_eq!(state.queues[0].totals.completed, 30);
+        assert!(state.queues[0].rates.ended > 0.4 && state.queues[0].rates.ended < 15.0);
+        // Nobody looked for days.
+        let late = advance(&mut state, at(4), at(400_000), Looks::new());
+        assert_eq!(late.last().expect("all").1.covered_ms, COVERED_MS_MAX.unsigned_abs());
+        assert!(
+            state.queues.iter().all(|queue| queue.seen_at == at(400_000))
+                || state.queues.is_empty()
+        );
+    }
+}

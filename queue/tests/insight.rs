@@ -1,0 +1,322 @@
+//! What operators look at: both stores pass the same suite.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[allow(dead_code, unused_macros, reason = "the suite of jobs runs in tests/store.rs")]
+mod conformance;
+mod stores;
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use conformance::{LEASE, answer, by, error, finished, job, queue};
+use stores::{Rig, both};
+use tritmill_queue::{
+    ErrorKind, Finished, Job, JobError, JobId, JobState, Outcome, QueueName, Tenant,
+    store::{
+        BatchId, FrontStore, JobFilter, Page,
+        bulk::{self, Act},
+        history::Period,
+        insight::{AttemptEnd, SCAN_MAX},
+        operations::{Heartbeat, Integrity, Measured},
+    },
+};
+
+fn first(limit: u32) -> Page<JobId> {
+    Page { after: None, limit, ascending: false }
+}
+
+/// Ids that a filter finds, page by page.
+async fn found(store: &Arc<dyn FrontStore>, filter: &JobFilter) -> Vec<JobId> {
+    let (mut ids, mut page) = (Vec::new(), first(2));
+    loop {
+        let found = store.jobs(filter, page).await.unwrap();
+        ids.extend(found.jobs.iter().map(|job| job.id));
+        match found.next {
+            Some(_) => page.after = found.next,
+            None => break,
+        }
+    }
+    let count = store.count_jobs(filter).await.unwrap();
+    assert_eq!((count.jobs, count.or_more), (ids.len() as u64, false), "{filter:?}");
+    ids
+}
+
+/// Claims jobs and ends them all in the same way.
+async fn end(store: &Arc<dyn FrontStore>, jobs: &[Job], outcome: Outcome) {
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    let claims = store.claim(&ids, by("w1")).await.unwrap();
+    let done: Vec<Finished> =
+        claims.iter().map(|claim| finished(claim.held(), outcome.clone())).collect();
+    assert_eq!(store.finish(&done).await.unwrap().len(), jobs.len());
+}
+
+fn refused(code: &str, message: &str) -> Outcome {
+    let (code, message) = (code.to_owned(), message.to_owned());
+    Outcome::Error(JobError { kind: ErrorKind::InvalidRequest, code, message, param: None })
+}
+
+#[tokio::test]
+async fn jobs_are_found_by_whatever_is_known_of_them_the_latest_first() {
+    both(async |Rig { store, .. }| {
+        let other = QueueName { model: "other".into(), format: "tl1".into() };
+        let acme = Tenant("acme".into());
+        let batch = BatchId::generate();
+        let mut jobs: Vec<Job> = (0..3).map(|_| job()).collect();
+        jobs.push(Job { tenant: acme.clone(), ..job() });
+        jobs.push(Job { tenant: acme.clone(), queue: other.clone(), ..job() });
+        jobs.extend((1..=2).map(|line| Job {
+            id: batch.job(line),
+            custom_id: Some(format!("line {line}")),
+            ..job()
+        }));
+        store.submit(&jobs).await.unwrap();
+        end(&store, &jobs[..1], answer("a")).await;
+        end(&store, &jobs[1..2], refused("too_long", "prompt has 7 tokens")).await;
+        store.claim(&[jobs[2].id], by("w2")).await.unwrap();
+        store.cancel(&[jobs[3].id]).await.unwrap();
+        let check = async |filter: JobFilter, expect: &[usize]| {
+            let mut expect: Vec<JobId> = expect.iter().map(|at| jobs[*at].id).collect();
+            expect.sort_unstable_by(|a, b| b.cmp(a));
+            assert_eq!(found(&store, &filter).await, expect, "{filter:?}");
+        };
+        let all = JobFilter::default;
+        check(all(), &[0, 1, 2, 3, 4, 5, 6]).await;
+        check(JobFilter { tenant: Some(acme.clone()), ..all() }, &[3, 4]).await;
+        for (state, expect) in [
+            (JobState::Completed, &[0][..]),
+            (JobState::Failed, &[1]),
+            (JobState::Running, &[2]),
+            (JobState::Cancelled, &[3]),
+            (JobState::Queued, &[4, 5, 6]),
+            (JobState::Retrying, &[]),
+        ] {
+            check(JobFilter { state: Some(state), ..all() }, expect).await;
+        }
+        let of_other =
+            JobFilter { model: Some("other".into()), format: Some("tl1".into()), ..all() };
+        check(of_other.clone(), &[4]).await;
+        check(JobFilter { state: Some(JobState::Queued), ..of_other.clone() }, &[4]).await;
+        check(JobFilter { state: Some(JobState::Failed), ..of_other }, &[]).await;
+        check(JobFilter { error_code: Some("too_long".into()), ..all() }, &[1]).await;
+        let signature = Some("prompt has # tokens".into());
+        check(JobFilter { error_signature: signature, ..all() }, &[1]).await;
+        check(JobFilter { custom_id: Some("line 2".into()), ..all() }, &[6]).await;
+        let other_tenants =
+            JobFilter { custom_id: Some("line 2".into()), tenant: Some(acme), ..all() };
+        check(other_tenants, &[]).await;
+        check(JobFilter { batch: Some(batch), ..all() }, &[5, 6]).await;
+        let quoted = JobFilter { custom_id: Some("' OR true --".into()), ..all() };
+        check(quoted, &[]).await;
+        let page = store.jobs(&JobFilter { batch: Some(batch), ..all() }, first(9)).await.unwrap();
+        assert_eq!(page.jobs[1].custom_id.as_deref(), Some("line 1"));
+        let failed = store.jobs(&JobFilter::dead_letters(None), first(9)).await.unwrap().jobs;
+        assert_eq!(failed[0].error_code.as_deref(), Some("too_long"));
+        assert_eq!((failed[0].owner.as_deref(), failed[0].attempts), (Some("w1"), 1));
+        assert!(failed[0].finished_at.is_some() && failed[0].started_at.is_some());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_page_looks_at_so_many_jobs_and_says_where_it_stopped() {
+    both(async |Rig { store, .. }| {
+        let oldest = Job { tenant: Tenant("rare".into()), ..job() };
+        let mut jobs = vec![oldest.clone()];
+        jobs.extend((0..SCAN_MAX).map(|_| job()));
+        for chunk in jobs.chunks(2000) {
+            store.submit(chunk).await.unwrap();
+        }
+        // No index knows formats alone.
+        let filter = JobFilter { format: Some("none".into()), ..JobFilter::default() };
+        let page = store.jobs(&filter, first(5)).await.unwrap();
+        assert_eq!((page.jobs.len(), page.next), (0, Some(jobs[1].id)));
+        let count = store.count_jobs(&filter).await.unwrap();
+        assert_eq!((count.jobs, count.or_more), (0, true));
+        let rest = Page { after: page.next, ..first(5) };
+        assert_eq!(store.jobs(&filter, rest).await.unwrap().next, None);
+        let all = store.count_jobs(&JobFilter::default()).await.unwrap();
+        assert_eq!((all.jobs, all.or_more), (u64::from(SCAN_MAX), true));
+        // An index knows tenants: nothing else is looked at.
+        let rare = JobFilter { tenant: Some(oldest.tenant), ..JobFilter::default() };
+        assert_eq!(found(&store, &rare).await, [oldest.id]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_story_tells_every_attempt_with_its_worker_and_times() {
+    both(async |rig: Rig| {
+        let (store, job) = (&rig.store, Job { custom_id: Some("a".into()), ..job() });
+        store.submit(std::slice::from_ref(&job)).await.unwrap();
+        rig.advance(Duration::from_secs(2));
+        let lost = store.claim(&[job.id], by("w1")).await.unwrap()[0].held();
+        rig.advance(LEASE);
+        assert_eq!(store.reconcile().await.unwrap().lapsed, 1);
+        let failed = store.claim(&[job.id], by("w2")).await.unwrap()[0].held();
+        rig.advance(Duration::from_secs(1));
+        store.finish(&[finished(failed, error(ErrorKind::Engine))]).await.unwrap();
+        rig.advance(Duration::from_secs(60));
+        store.reconcile().await.unwrap();
+        let held = store.claim(&[job.id], by("w3")).await.unwrap()[0].held();
+        let running = store.story(job.id).await.unwrap().unwrap();
+        let last = running.attempts.last().unwrap();
+        assert_eq!((&last.end, last.owner.as_deref()), (&AttemptEnd::Running, Some("w3")));
+        assert_eq!(running.lease_until, last.claimed_at.map(|at| at.after(LEASE)));
+        rig.advance(Duration::from_secs(3));
+        let first_token = Some(Duration::from_millis(400));
+        let done = Finished { held, outcome: answer("x"), first_token };
+        assert!(store.finish(&[Finished { held: lost, ..done.clone() }]).await.unwrap().is_empty());
+        store.finish(&[done]).await.unwrap();
+        let story = store.story(job.id).await.unwrap().unwrap();
+        let owners: Vec<_> =
+            story.attempts.iter().filter_map(|attempt| attempt.owner.as_deref()).collect();
+        assert_eq!(owners, ["w1", "w2", "w3"]);
+        let [one, two, three] = story.attempts.as_slice() else { panic!("{story:?}") };
+        assert!(matches!(&one.end, AttemptEnd::Error(error) if error.code == "lease_lost"));
+        assert!(matches!(&two.end, AttemptEnd::Error(error) if error.code == "c"));
+        assert_eq!((&three.end, three.first_token), (&AttemptEnd::Completed, first_token));
+        assert_eq!(story.started_at, one.claimed_at);
+        assert_eq!(one.claimed_at.unwrap(), story.submitted_at.after(Duration::from_secs(2)));
+        let took = three.ended_at.unwrap().since(three.claimed_at.unwrap());
+        assert_eq!((took, three.epoch), (Duration::from_secs(3), held.epoch));
+        assert_eq!(story.record.job.custom_id.as_deref(), Some("a"));
+        assert_eq!(store.story(JobId::generate()).await.unwrap(), None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn dead_letters_are_grouped_by_what_they_failed_with() {
+    both(async |Rig { store, .. }| {
+        let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
+        store.submit(&jobs).await.unwrap();
+        for (tokens, job) in jobs[..3].iter().enumerate() {
+            let message = format!("prompt has {tokens} tokens");
+            end(&store, std::slice::from_ref(job), refused("too_long", &message)).await;
+        }
+        end(&store, &jobs[3..4], refused("bad_token", "token 7 is not known")).await;
+        let groups = store.dead_letter_groups(None).await.unwrap();
+        let told: Vec<_> =
+            groups.groups.iter().map(|group| (group.error_code.as_str(), group.jobs)).collect();
+        assert_eq!(told, [("too_long", 3), ("bad_token", 1)]);
+        let most = &groups.groups[0];
+        assert_eq!((most.first, most.last), (jobs[0].id, jobs[2].id));
+        assert_eq!(most.error_signature, "prompt has # tokens");
+        let other = QueueName { format: "tl1".into(), ..queue() };
+        assert!(store.dead_letter_groups(Some(&other)).await.unwrap().groups.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_a_filter_finds_is_cancelled_replayed_and_purged_so_far_and_no_further() {
+    both(async |Rig { store: shared, .. }| {
+        let store = &*shared;
+        let jobs: Vec<Job> = (0..6).map(|_| job()).collect();
+        store.submit(&jobs).await.unwrap();
+        let queued = JobFilter { state: Some(JobState::Queued), ..JobFilter::default() };
+        let some = bulk::act(store, &queued, Act::Cancel, None, 2).await.unwrap();
+        assert_eq!((some.done, some.next), (2, Some(jobs[4].id)));
+        end(&shared, &jobs[..4], refused("c", "m")).await;
+        let dead = JobFilter::default();
+        let replay = Act::Replay { per_second: Some(2) };
+        let replayed = bulk::act(store, &dead, replay, None, 3).await.unwrap();
+        assert_eq!((replayed.done, replayed.next), (3, Some(jobs[1].id)));
+        let mut due: Vec<_> = replayed.jobs.iter().map(|job| job.run_at.unwrap()).collect();
+        due.sort();
+        assert_eq!(due[1].since(due[0]), Duration::from_millis(500));
+        let states: HashSet<JobState> = {
+            let page = store.jobs(&JobFilter::default(), first(3)).await.unwrap();
+            page.jobs.iter().map(|job| job.state).collect()
+        };
+        assert_eq!(states, HashSet::from([JobState::Scheduled, JobState::Queued]));
+        let purged = bulk::act(store, &dead, Act::Purge, None, 100).await.unwrap();
+        assert_eq!((purged.done, purged.next), (4, None));
+        let again = bulk::act(store, &dead, Act::Purge, None, 100).await.unwrap();
+        assert_eq!(again.done, 0);
+    })
+    .await;
+}
+
+fn beat(owner: &str, integrity: Integrity) -> Heartbeat {
+    Heartbeat {
+        owner: owner.into(),
+        queue: queue(),
+        host: "host".into(),
+        pid: 1,
+        running: 2,
+        slots: 8,
+        draining: false,
+        tokens_per_s: 1.0,
+        measured: Measured { integrity, ..Measured::default() },
+    }
+}
+
+#[tokio::test]
+async fn what_workers_put_right_is_summed_and_outlives_them() {
+    both(async |Rig { store, .. }| {
+        let counted = Integrity { results_fenced: 3, jobs_fed_again: 1, ..Integrity::default() };
+        assert_eq!(store.integrity().await.unwrap(), Integrity::default());
+        store.heartbeat(&beat("a", Integrity::default())).await.unwrap();
+        store.heartbeat(&beat("a", counted)).await.unwrap();
+        store.heartbeat(&beat("b", counted)).await.unwrap();
+        for _ in 0..2 {
+            let sum = store.integrity().await.unwrap();
+            assert_eq!((sum.results_fenced, sum.jobs_fed_again), (6, 2));
+            store.forget_worker("a").await.unwrap();
+        }
+        store.forget_worker("b").await.unwrap();
+        assert_eq!(store.integrity().await.unwrap().results_fenced, 6);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn samples_count_what_ended_once_and_add_up_over_periods() {
+    both(async |rig: Rig| {
+        let store = &rig.store;
+        let before = job();
+        store.submit(std::slice::from_ref(&before)).await.unwrap();
+        end(store, &[before], answer("long ago")).await;
+        rig.advance(Duration::from_secs(1));
+        store.sample().await.unwrap();
+        rig.advance(Duration::from_secs(2));
+        store.heartbeat(&beat("w1", Integrity::default())).await.unwrap();
+        let jobs: Vec<Job> = (0..4).map(|_| job()).collect();
+        store.submit(&jobs).await.unwrap();
+        rig.advance(Duration::from_secs(2));
+        end(store, &jobs[..1], answer("x")).await;
+        end(store, &jobs[1..2], refused("c", "m")).await;
+        rig.advance(Duration::from_secs(2));
+        assert!(store.sample().await.unwrap());
+        assert!(!store.sample().await.unwrap(), "somebody did so a moment ago");
+        let sampled = store.sampled().await.unwrap().unwrap();
+        let one = &sampled.queues[0];
+        assert_eq!((&one.queue, one.depth.queued, one.totals.completed), (&queue(), 2, 1));
+        assert_eq!(sampled.at.since(one.depth.oldest_queued_at.unwrap()).as_secs(), 4);
+        rig.advance(Duration::from_secs(10));
+        end(store, &jobs[2..3], answer("y")).await;
+        rig.advance(Duration::from_secs(1));
+        assert!(store.sample().await.unwrap());
+        let now = store.now().await.unwrap();
+        let hour = now.before(Duration::from_secs(3600));
+        for period in Period::ALL {
+            for of in [None, Some(&queue())] {
+                let points = store.samples(of, period, hour, now).await.unwrap();
+                let mut sum = tritmill_queue::store::history::Sample::default();
+                points.iter().for_each(|point| sum.merge(&point.sample));
+                assert_eq!((sum.completed, sum.failed, sum.completion_tokens), (2, 1, 4));
+                assert_eq!((sum.latencies.start.count(), sum.latencies.run.count()), (3, 2));
+                assert!(sum.slots_sum >= 8 && sum.queued_max == 2, "{sum:?}");
+            }
+        }
+        let other = QueueName { format: "tl1".into(), ..queue() };
+        let none = store.samples(Some(&other), Period::Minute, hour, now).await.unwrap();
+        assert!(none.is_empty());
+        rig.advance(Period::Hour.kept() + Duration::from_secs(3600));
+        store.maintain().await.unwrap();
+        let long = now.before(Duration::from_secs(86_400));
+        assert!(store.samples(None, Period::Hour, long, now).await.unwrap().is_empty());
+    })
+    .await;
+}
