@@ -80,8 +80,17 @@ impl Admin {
 
     /// Kilobytes of memory it has resident.
     pub fn resident_kb(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// Kilobytes of memory it had resident at most.
+    pub fn peak_kb(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 }

@@ -192,9 +192,7 @@ impl Operations for SqliteStore {
         .fetch_all(&self.pool)
         .await
         .map_err(unavailable)?;
-        let registered = |row| {
-            Ok(Registered { queue: queue(row)?, at: time(row, "at")? })
-        };
+        let registered = |row| Ok(Registered { queue: queue(row)?, at: time(row, "at")? });
         found.iter().map(registered).collect()
     }
 
