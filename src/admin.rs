@@ -1,13 +1,13 @@
 //! `tritmill admin`: the HTTP side.
 
-use std::{net::SocketAddr, num::NonZeroUsize, process::ExitCode};
+use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf, process::ExitCode};
 
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tritmill_admin::{
-    App, CONNECTIONS_MAX, Driver, Limits, Models, Secret, Webhooks, router, serve,
+    App, CONNECTIONS_MAX, Driver, Limits, Models, Secret, Tls, Webhooks, router, serve,
 };
 use tritmill_producer::{Client, http::Reach};
 
@@ -24,7 +24,7 @@ const MIB: u64 = 1 << 20;
 /// Open files besides the connections of callers.
 const FILES_BESIDE: u64 = 256;
 
-/// Serve the OpenAI-compatible API: chat completions, files, batches.
+/// Serve the OpenAI-compatible API (chat completions, files, batches) and the dashboard.
 ///
 /// Any number may run side by side. Callers need a key; the first one, an operator's, is printed when
 /// the first admin of a database starts, and more are made by `tritmill keys create`.
@@ -55,7 +55,31 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
     #[command(flatten)]
+    tls: TlsOptions,
+    #[command(flatten)]
     limits: LimitOptions,
+}
+
+/// What secures connections, if anything does.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "HTTP API")]
+pub struct TlsOptions {
+    /// Serve HTTPS with this certificate, a PEM file that may hold those that vouch for it; read at start
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's private key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+}
+
+impl TlsOptions {
+    /// What they say.
+    pub fn tls(&self) -> anyhow::Result<Option<Tls>> {
+        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        let tls = Tls::from_files(cert, key);
+        let tls = tls.with_context(|| format!("cannot serve TLS with {}", cert.display()))?;
+        Ok(Some(tls))
+    }
 }
 
 /// What callers may ask for.
@@ -92,6 +116,8 @@ impl LimitOptions {
 pub struct Running {
     /// Where.
     pub address: SocketAddr,
+    /// `http`, or `https`.
+    scheme: &'static str,
     /// If it was made now.
     pub first_key: Option<Secret>,
     stop: watch::Sender<bool>,
@@ -105,7 +131,8 @@ impl Running {
             eprintln!("the first key, an operator's; it is shown this once:");
             output::line(secret.reveal())?;
         }
-        eprintln!("admin serves http://{}/v1", self.address);
+        let Self { scheme, address, .. } = self;
+        eprintln!("admin serves {scheme}://{address}/v1, and a dashboard at {scheme}://{address}/");
         Ok(())
     }
 
@@ -146,7 +173,7 @@ fn raise_limit() {
 }
 
 /// Starts a service, and makes its first key if it has none yet.
-pub async fn start(app: App, listen: SocketAddr) -> anyhow::Result<Running> {
+pub async fn start(app: App, listen: SocketAddr, tls: Option<Tls>) -> anyhow::Result<Running> {
     raise_limit();
     let listener = TcpListener::bind(listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {listen}"))?;
@@ -154,18 +181,21 @@ pub async fn start(app: App, listen: SocketAddr) -> anyhow::Result<Running> {
     let first_key = app.first_key().await.context("cannot make the first key")?;
     let (stop, stopped) = watch::channel(false);
     let mut told = stopped.clone();
+    let stopping = app.clone();
     let until = async move {
         // Nobody who could say so is left: that is a stop too.
         let _ = told.wait_for(|stop| *stop).await;
+        stopping.stop();
     };
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let driver = Driver::new(app.clone(), worker::owner());
     let webhooks = Webhooks::new(app.clone(), worker::owner()).context("cannot call webhooks")?;
     let tasks = [
-        tokio::spawn(serve(listener, router(app), until)),
+        tokio::spawn(serve(listener, tls, router(app), until)),
         tokio::spawn(driver.run(stopped.clone())),
         tokio::spawn(webhooks.run(stopped)),
     ];
-    Ok(Running { address, first_key, stop, tasks })
+    Ok(Running { address, scheme, first_key, stop, tasks })
 }
 
 /// Runs the command.
@@ -174,9 +204,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     runtime.block_on(async {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
-        let Options { listen, limits } = &arguments.options;
+        let Options { listen, tls, limits } = &arguments.options;
+        let tls = tls.tls()?;
         let app = of_servers(servers, limits.limits()).await?;
-        let running = start(app, *listen).await?;
+        let running = start(app, *listen, tls).await?;
         if arguments.json {
             let listen = running.address.to_string();
             output::line(json!({ "listen": listen, "first_key": running.first_key() }))?;

@@ -21,7 +21,7 @@ use tritmill_queue::{
 use tritmill_worker::{Served, Vitals, Worker};
 
 use crate::{
-    admin::{self, LimitOptions, Running},
+    admin::{self, LimitOptions, Running, TlsOptions},
     migrate,
     servers::Given,
     signals::Signals,
@@ -50,6 +50,8 @@ pub struct Arguments {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     #[arg(help_heading = "HTTP API")]
     api: SocketAddr,
+    #[command(flatten)]
+    tls: TlsOptions,
     #[command(flatten)]
     limits: LimitOptions,
     /// Without servers: the file that keeps jobs, batches and keys
@@ -81,12 +83,13 @@ async fn beside_servers(
     arguments: &Arguments,
     servers: Given<'_>,
 ) -> anyhow::Result<Running> {
+    let tls = arguments.tls.tls()?;
     let url = servers.database_url().to_owned();
     // It has a runtime of its own.
     let migrated = runtime.spawn_blocking(move || migrate::up(&url, None));
     migrated.await.context("migrating failed")??;
     let app = admin::of_servers(servers, arguments.limits.limits()).await?;
-    admin::start(app, arguments.api).await
+    admin::start(app, arguments.api, tls).await
 }
 
 /// What the worker's JSON says of the API; without JSON it is said here.
@@ -105,6 +108,7 @@ fn beside(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Value>
 /// Everything in this process and one file.
 async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen().context("cannot listen for signals")?;
+    let tls = arguments.tls.tls()?;
     let _lock = lock(&arguments.store)?;
     let opened = SqliteStore::open(&arguments.store).await;
     let store = opened.with_context(|| format!("cannot use {}", arguments.store.display()))?;
@@ -131,7 +135,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let served = registered.into_iter().filter(|known| known.queue == queue);
     let models = Models::fixed(served.collect());
     let app = App::new(client, store.clone(), models, arguments.limits.limits());
-    let running = admin::start(app, arguments.api).await?;
+    let running = admin::start(app, arguments.api, tls).await?;
     // Nobody listens: what is committed is counted by the vitals.
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {

@@ -18,6 +18,8 @@ pub enum Access {
     Public,
     /// A key with this role, or one that allows more.
     Key(KeyRole),
+    /// A browser's session, of a key with this role, or of one that allows more.
+    Page(KeyRole),
 }
 
 /// Who calls: whatever it asks for, it asks for as this tenant.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, watch};
 use tritmill_producer::{Client, http::Reach};
 use tritmill_queue::{
     StoreError,
@@ -10,6 +10,7 @@ use tritmill_queue::{
 };
 
 use crate::{
+    dashboard::Dashboard,
     ends::Ends,
     health::Metrics,
     models::Models,
@@ -59,6 +60,9 @@ struct Inner {
     /// There is a batch whose end is to be told.
     webhooks: Notify,
     metrics: Metrics,
+    dashboard: Dashboard,
+    /// Whether what has no end of its own is to end.
+    stopping: watch::Sender<bool>,
 }
 
 impl App {
@@ -66,8 +70,6 @@ impl App {
     pub fn new(client: Client, store: Arc<dyn FrontStore>, models: Models, limits: Limits) -> Self {
         let ends = Ends::of(client.clone());
         let streams = Arc::new(Semaphore::new(limits.streams_max));
-        let (batches, webhooks) = (Notify::new(), Notify::new());
-        let metrics = Metrics::default();
         Self(Arc::new(Inner {
             client,
             store,
@@ -75,10 +77,23 @@ impl App {
             ends,
             limits,
             streams,
-            batches,
-            webhooks,
-            metrics,
+            batches: Notify::new(),
+            webhooks: Notify::new(),
+            metrics: Metrics::default(),
+            dashboard: Dashboard::default(),
+            stopping: watch::Sender::new(false),
         }))
+    }
+
+    /// Ends what would go on until its reader leaves, so that the service can stop.
+    pub fn stop(&self) {
+        self.0.stopping.send_replace(true);
+    }
+
+    /// Resolves when the service stops.
+    pub(crate) async fn stopped(&self) {
+        // The sender is here.
+        let _ = self.0.stopping.subscribe().wait_for(|stop| *stop).await;
     }
 
     /// Makes the first key of all, an operator's, and returns its secret; none if there is a key.
@@ -126,5 +141,9 @@ impl App {
 
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.0.metrics
+    }
+
+    pub(crate) fn dashboard(&self) -> &Dashboard {
+        &self.0.dashboard
     }
 }

@@ -75,6 +75,12 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "permission_error", "insufficient_role", message)
     }
 
+    /// A form that no page of ours sent.
+    pub fn other_site() -> Self {
+        let message = "another site sent this form: go back to the page and send it from there";
+        Self::new(StatusCode::FORBIDDEN, "permission_error", "other_site", message)
+    }
+
     /// Too many bytes.
     pub fn too_large(what: &str, limit_bytes: u64) -> Self {
         let message = format!("the {what} is larger than {limit_bytes} bytes");
@@ -116,6 +122,16 @@ impl ApiError {
     /// Somebody withdrew the job.
     pub fn cancelled() -> Self {
         Self::conflict("cancelled", "the job was cancelled")
+    }
+
+    /// The status of its response.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// A sentence for people.
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     /// The body, as it is also sent within a stream.

@@ -12,6 +12,7 @@
 
 mod access;
 mod app;
+mod dashboard;
 pub mod driver;
 mod ends;
 mod error;
@@ -24,6 +25,7 @@ mod openapi;
 mod router;
 mod secret;
 mod serve;
+mod tls;
 mod webhooks;
 
 pub use access::{Access, Caller};
@@ -34,4 +36,5 @@ pub use models::Models;
 pub use router::{ROUTES, Route, router};
 pub use secret::{Secret, new_key};
 pub use serve::{CONNECTIONS_MAX, serve};
+pub use tls::{Tls, TlsError};
 pub use webhooks::Webhooks;

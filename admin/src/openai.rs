@@ -4,6 +4,6 @@ pub(crate) mod batches;
 pub(crate) mod completions;
 pub(crate) mod files;
 pub(crate) mod models;
-mod multipart;
+pub(crate) mod multipart;
 mod paging;
 mod stream;

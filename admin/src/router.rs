@@ -13,6 +13,7 @@ use tritmill_queue::store::KeyRole::{Operate, Read, Submit};
 use crate::{
     access::{self, Access},
     app::App,
+    dashboard as pages,
     error::ApiError,
     health,
     openai::{batches, completions, files, models},
@@ -42,6 +43,9 @@ const fn route(
 const READ: Access = Access::Key(Read);
 const SUBMIT: Access = Access::Key(Submit);
 const OPERATE: Access = Access::Key(Operate);
+const SEE: Access = Access::Page(Read);
+const ASK: Access = Access::Page(Submit);
+const RUN: Access = Access::Page(Operate);
 
 /// All of them. What is not here is not there.
 #[rustfmt::skip]
@@ -63,17 +67,59 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/v1/batches",                SUBMIT,  || post(batches::create)),
     route(Method::GET,    "/v1/batches/{id}",           READ,    || get(batches::one)),
     route(Method::POST,   "/v1/batches/{id}/cancel",    SUBMIT,  || post(batches::cancel)),
+
+    route(Method::GET,    "/",                          Access::Public, || get(pages::login::door)),
+    route(Method::GET,    "/dashboard/login",           Access::Public, || get(pages::login::ask)),
+    route(Method::POST,   "/dashboard/login",           Access::Public, || post(pages::login::open)),
+    route(Method::GET,    "/dashboard/assets/{version}/{name}", Access::Public, || get(pages::assets::asset)),
+    route(Method::POST,   "/dashboard/logout",          SEE,     || post(pages::login::close)),
+    route(Method::GET,    "/dashboard",                 SEE,     || get(pages::page::home)),
+    route(Method::GET,    "/dashboard/overview",        RUN,     || get(pages::overview::show)),
+    route(Method::GET,    "/dashboard/queues/{queue}",  RUN,     || get(pages::queues::one)),
+    route(Method::POST,   "/dashboard/queues/{queue}",  RUN,     || post(pages::queues::set)),
+    route(Method::GET,    "/dashboard/workers",         RUN,     || get(pages::workers::list)),
+    route(Method::POST,   "/dashboard/workers",         RUN,     || post(pages::workers::drain)),
+    route(Method::GET,    "/dashboard/jobs",            SEE,     || get(pages::jobs::list)),
+    route(Method::GET,    "/dashboard/jobs/{id}",       SEE,     || get(pages::job::one)),
+    route(Method::POST,   "/dashboard/jobs/{id}/cancel", ASK,    || post(pages::job::cancel)),
+    route(Method::POST,   "/dashboard/jobs/{id}/replay", RUN,    || post(pages::job::replay)),
+    route(Method::GET,    "/dashboard/dead-letters",    RUN,     || get(pages::dead_letters::list)),
+    route(Method::POST,   "/dashboard/dead-letters/replay", RUN, || post(pages::dead_letters::replay)),
+    route(Method::POST,   "/dashboard/dead-letters/purge", RUN,  || post(pages::dead_letters::purge)),
+    route(Method::GET,    "/dashboard/integrity",       RUN,     || get(pages::integrity::show)),
+    route(Method::GET,    "/dashboard/batches",         SEE,     || get(pages::batches::list)),
+    route(Method::POST,   "/dashboard/batches",         ASK,     || post(pages::upload::upload)),
+    route(Method::GET,    "/dashboard/batches/{id}",    SEE,     || get(pages::batches::one)),
+    route(Method::POST,   "/dashboard/batches/{id}/cancel", ASK, || post(pages::batches::cancel)),
+    route(Method::GET,    "/dashboard/files/{id}",      SEE,     || get(pages::batches::download)),
+    route(Method::GET,    "/dashboard/keys",            RUN,     || get(pages::keys::list)),
+    route(Method::POST,   "/dashboard/keys",            RUN,     || post(pages::keys::create)),
+    route(Method::POST,   "/dashboard/keys/{id}/revoke", RUN,    || post(pages::keys::revoke)),
 ];
+
+impl Route {
+    /// Whether it is of the dashboard, for people, and not of the API.
+    pub fn is_of_pages(&self) -> bool {
+        self.path == "/" || self.path.starts_with(pages::session::HOME)
+    }
+}
 
 /// The service.
 pub fn router(app: App) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         let mut handler = (route.handler)();
-        if let Access::Key(role) = route.access {
-            let state = (app.clone(), role);
-            handler = handler.route_layer(middleware::from_fn_with_state(state, access::require));
-        }
+        handler = match route.access {
+            Access::Public => handler,
+            Access::Key(role) => {
+                let state = (app.clone(), role);
+                handler.route_layer(middleware::from_fn_with_state(state, access::require))
+            }
+            Access::Page(role) => {
+                let state = (app.clone(), role);
+                handler.route_layer(middleware::from_fn_with_state(state, pages::session::require))
+            }
+        };
         router = router.route(route.path, handler);
     }
     router

@@ -19,7 +19,7 @@ pub struct Secret(String);
 
 impl Secret {
     /// A fresh one.
-    fn generate() -> Self {
+    pub fn generate() -> Self {
         let mut random = [0_u8; DIGITS / 2];
         getrandom::fill(&mut random).expect("the system has a source of randomness");
         let mut text = PREFIX.to_owned();

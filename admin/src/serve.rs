@@ -1,19 +1,28 @@
 //! The listener: connections within bounds, until told to stop.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use axum::Router;
-use hyper::server::conn::http1;
+use hyper::{
+    Request,
+    body::Incoming,
+    server::conn::http1,
+    service::{Service as _, service_fn},
+};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
-    server::graceful::GracefulShutdown,
+    server::graceful::{GracefulShutdown, Watcher},
     service::TowerToHyperService,
 };
 use tokio::{
-    net::TcpListener,
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
     sync::Semaphore,
     time::{sleep, timeout},
 };
+use tokio_rustls::server::TlsStream;
+
+use crate::tls::Tls;
 
 /// Connections at once; others wait in the system's backlog.
 pub const CONNECTIONS_MAX: usize = 8192;
@@ -21,15 +30,29 @@ pub const CONNECTIONS_MAX: usize = 8192;
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Headers of a request.
 const HEADERS_MAX: usize = 64;
-/// How long line and headers may take to arrive.
+/// How long line and headers may take to arrive, and a handshake before them.
 const HEAD_WITHIN: Duration = Duration::from_secs(15);
 /// Wait before the listener is asked again after a failure, as for want of file descriptors.
 const ACCEPT_WAIT: Duration = Duration::from_millis(100);
 /// How long requests that run get to finish.
 const DRAIN: Duration = Duration::from_secs(10);
 
+/// Who is at the other end of a connection: among the extensions of its requests.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer {
+    /// Where from; of a proxy, if there is one between.
+    pub address: IpAddr,
+    /// Whether the connection is secured here.
+    pub is_secure: bool,
+}
+
 /// Answers until `stop` resolves, then lets the requests that run finish for a while.
-pub async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Tls>,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) {
     let mut stop = std::pin::pin!(stop);
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let graceful = GracefulShutdown::new();
@@ -43,8 +66,8 @@ pub async fn serve(listener: TcpListener, router: Router, stop: impl Future<Outp
             next = next => next,
             () = &mut stop => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match accepted {
+            Ok((stream, address)) => (stream, address.ip()),
             Err(error) if of_the_connection(&error) => continue,
             Err(error) => {
                 tracing::warn!(%error, "no connection accepted, trying again");
@@ -54,17 +77,16 @@ pub async fn serve(listener: TcpListener, router: Router, stop: impl Future<Outp
         };
         // Small pieces of a stream are not to wait for more. Fails for one that is gone already.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_WITHIN)
-            .max_buf_size(HEAD_BYTES_MAX)
-            .max_headers(HEADERS_MAX)
-            .serve_connection(TokioIo::new(stream), service);
-        let connection = graceful.watch(connection);
+        let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended");
+            let peer = Peer { address, is_secure: tls.is_some() };
+            match tls {
+                None => answer(stream, peer, router, watcher).await,
+                Some(tls) => {
+                    if let Some(stream) = shake_hands(&tls, stream).await {
+                        answer(stream, peer, router, watcher).await;
+                    }
+                }
             }
             drop(permit);
         });
@@ -72,6 +94,40 @@ pub async fn serve(listener: TcpListener, router: Router, stop: impl Future<Outp
     drop(listener);
     if timeout(DRAIN, graceful.shutdown()).await.is_err() {
         tracing::warn!("requests that ran on were cut off");
+    }
+}
+
+async fn shake_hands(tls: &Tls, stream: TcpStream) -> Option<TlsStream<TcpStream>> {
+    match timeout(HEAD_WITHIN, tls.accept(stream)).await {
+        Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "a handshake failed");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
+/// Answers the requests of a connection.
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: Peer,
+    router: Router,
+    watcher: Watcher,
+) {
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        router.call(request)
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "a connection ended");
     }
 }
 

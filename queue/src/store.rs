@@ -27,6 +27,7 @@ pub mod operations;
 mod postgres;
 mod redis;
 mod sampler;
+pub mod sessions;
 mod sqlite;
 pub mod webhooks;
 
@@ -43,6 +44,7 @@ pub use postgres::{
     Submission, SubmitError,
 };
 pub use redis::{AcceptError, FAST_RETENTION, RedisStore, UnfitError};
+pub use sessions::Sessions;
 pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
 
 use crate::{
@@ -344,6 +346,6 @@ pub trait Store: Send + Sync {
 }
 
 /// A store that HTTP clients can be served from, and operators.
-pub trait FrontStore: Store + Keys + Files + Batches + Operations + Insight {}
+pub trait FrontStore: Store + Keys + Sessions + Files + Batches + Operations + Insight {}
 
-impl<S: Store + Keys + Files + Batches + Operations + Insight> FrontStore for S {}
+impl<S: Store + Keys + Sessions + Files + Batches + Operations + Insight> FrontStore for S {}

@@ -16,6 +16,7 @@ use tritmill_queue::{
         ApiKey, Batch, BatchId, BatchState, FileId, FrontStore, KeyRole, Page,
         batches::{Along, BatchTimes, HeldBatch, Place},
         files::{Deleted, FILE_CHUNK_BYTES, FilePurpose, INCOMPLETE_MAX, StoredFile},
+        sessions::SESSIONS_PER_KEY_MAX,
         webhooks::{Webhook, WebhookSecret},
     },
 };
@@ -48,6 +49,36 @@ async fn a_key_opens_until_it_is_revoked_and_there_is_one_first() {
             keys.iter().map(|key| key.revoked_at.is_some()).collect::<Vec<_>>(),
             [false, true]
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_session_opens_what_its_key_opens_until_it_ends_or_the_key_does() {
+    both(async |rig: Rig| {
+        let (store, hour) = (&rig.store, Duration::from_secs(3600));
+        let one = key(KeyRole::Submit);
+        store.add_key(&one, &[1; 32]).await.unwrap();
+        store.add_session(&[10; 32], one.id, hour).await.unwrap();
+        rig.advance(hour / 2);
+        store.add_session(&[11; 32], one.id, hour).await.unwrap();
+        let found = store.session(&[10; 32]).await.unwrap().unwrap();
+        assert_eq!((found.id, found.role, found.tenant), (one.id, one.role, one.tenant.clone()));
+        assert_eq!(store.session(&[1; 32]).await.unwrap(), None, "a key is no session");
+        assert_eq!(store.key(&[10; 32]).await.unwrap(), None, "a session is no key");
+        rig.advance(hour / 2);
+        assert_eq!(store.session(&[10; 32]).await.unwrap(), None, "its time is up");
+        assert!(store.session(&[11; 32]).await.unwrap().is_some());
+        store.end_session(&[11; 32]).await.unwrap();
+        assert_eq!(store.session(&[11; 32]).await.unwrap(), None, "it was ended");
+        for session in 0..=u8::try_from(SESSIONS_PER_KEY_MAX).unwrap() {
+            store.add_session(&[100 + session; 32], one.id, hour).await.unwrap();
+            rig.advance(Duration::from_millis(1));
+        }
+        assert_eq!(store.session(&[100; 32]).await.unwrap(), None, "one too many ends the first");
+        assert!(store.session(&[101; 32]).await.unwrap().is_some());
+        store.revoke_key(one.id).await.unwrap();
+        assert_eq!(store.session(&[101; 32]).await.unwrap(), None, "the key is revoked");
     })
     .await;
 }

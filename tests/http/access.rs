@@ -8,14 +8,45 @@ use tritmill_queue::store::KeyRole;
 
 use crate::{
     fleet::Fleet,
-    rig::{Admin, Answer, Caller, key},
+    rig::{Admin, Answer, Caller, OURS, key},
 };
+
+/// Somebody with a key, and logged in with it: a page asks for the session, the API for the key.
+struct Visitor {
+    caller: Caller,
+    session: String,
+}
+
+impl Visitor {
+    fn of(admin: &Admin, key: &str) -> Self {
+        Self { caller: admin.with(key), session: admin.with("").log_in(key) }
+    }
+
+    /// A request to a route that is good enough to be let in; whether it is answered is another
+    /// matter.
+    fn ask(&self, admin: &Admin, route: &Route, path: &str) -> Answer {
+        match route.is_of_pages() {
+            true => ask_page(&admin.with(""), route, path, &self.session),
+            false => ask(&self.caller, route, path),
+        }
+    }
+}
+
+fn ask_page(nobody: &Caller, route: &Route, path: &str, session: &str) -> Answer {
+    match route.method.as_str() {
+        "GET" => nobody.page(path, session),
+        _ => nobody.form(path, session, OURS, ""),
+    }
+}
 
 /// A route's path with an id in it.
 fn path(route: &Route, ids: &HashMap<&str, String>) -> String {
     let noun = route.path.split('/').nth(2).unwrap_or_default();
     let id = ids.get(noun).map_or("none", String::as_str);
-    route.path.replace("{id}", id).replace("{*model}", "demo")
+    let path = route.path.replace("{id}", id).replace("{*model}", "demo");
+    path.replace("{version}", "0")
+        .replace("{name}", "dashboard.css")
+        .replace("{queue}", "demo@i2_s")
 }
 
 /// A request to a route that is good enough to be let in; whether it is answered is another matter.
@@ -48,24 +79,47 @@ fn every_route_asks_for_its_role_and_keeps_tenants_apart() {
             (*noun, format!("{}{digit}{}", &id[..at], &id[at + 1..]))
         })
         .collect();
+    let others =
+        KeyRole::ALL.map(|role| (role, Visitor::of(&admin, &key(&fleet, "other", role.as_str()))));
     for route in ROUTES {
         let (here, nowhere) = (path(route, &ids), path(route, &no_ids));
         let is_public = route.access == Access::Public;
         for stranger in ["", "tm-1", "nonsense", &format!("tm-{}", "0".repeat(64))] {
-            let status = ask(&admin.with(stranger), route, &here).status;
-            assert_eq!(status == 401, !is_public, "{here} without a key: {status}");
+            let answer = match route.is_of_pages() {
+                true => {
+                    let session = format!("tritmill_session={stranger}");
+                    ask_page(&admin.with(""), route, &here, &session)
+                }
+                false => ask(&admin.with(stranger), route, &here),
+            };
+            let is_refused = match route.access {
+                Access::Page(_) => answer
+                    .header("location")
+                    .is_some_and(|to| to.starts_with("/dashboard/login?next=")),
+                _ => answer.status == 401 && !route.is_of_pages(),
+            };
+            assert_eq!(is_refused, !is_public, "{here} without a key: {}", answer.status);
         }
-        for role in KeyRole::ALL {
+        for (role, other) in &others {
+            // Nobody is logged out for those who come after.
+            if route.path == "/dashboard/logout" {
+                continue;
+            }
             let allowed = match route.access {
                 Access::Public => true,
-                Access::Key(needed) => role >= needed,
+                Access::Key(needed) | Access::Page(needed) => *role >= needed,
             };
             // Another tenant first: it changes nothing.
-            let other = admin.with(&key(&fleet, "other", role.as_str()));
-            let answer = ask(&other, route, &here);
-            assert_eq!(answer.status == 403, !allowed, "{role:?} {here}: {}", answer.text());
+            let answer = other.ask(&admin, route, &here);
+            let is_other_form = route.is_of_pages() && is_public;
+            assert_eq!(
+                answer.status == 403 && !is_other_form,
+                !allowed,
+                "{role:?} {here}: {}",
+                answer.text()
+            );
             if allowed && route.path.contains("{id}") {
-                let none = ask(&other, route, &nowhere);
+                let none = other.ask(&admin, route, &nowhere);
                 assert_eq!((answer.status, none.status), (404, 404), "{here}");
                 let body = |answer: &Answer| answer.text().replace(&here, "").replace(&nowhere, "");
                 let shape = |answer: &Answer, ids: &HashMap<&str, String>| {

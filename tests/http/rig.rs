@@ -110,6 +110,9 @@ pub fn key(fleet: &Fleet, tenant: &str, role: &str) -> String {
     stdout.trim().to_owned()
 }
 
+/// What a browser adds to a form of a page of ours.
+pub const OURS: &str = "Sec-Fetch-Site: same-origin\r\n";
+
 /// What came back.
 #[derive(Debug, Clone)]
 pub struct Answer {
@@ -147,6 +150,12 @@ impl Answer {
     pub fn header(&self, name: &str) -> Option<&str> {
         let start = format!("{name}: ");
         self.head.lines().find_map(|line| line.strip_prefix(&start))
+    }
+
+    /// The pair of the cookie that it sets.
+    pub fn cookie(&self) -> String {
+        let cookie = self.header("set-cookie").unwrap_or_else(|| panic!("{}", self.text()));
+        cookie.split(';').next().unwrap().to_owned()
     }
 
     /// Status and `error.code`.
@@ -217,6 +226,26 @@ impl Caller {
 
     pub fn post(&self, path: &str, body: &Value) -> Answer {
         self.request("POST", path, "application/json", body.to_string().as_bytes())
+    }
+
+    /// Opens a page with a session's cookie.
+    pub fn page(&self, path: &str, cookie: &str) -> Answer {
+        self.send(self.head("GET", path, &format!("Cookie: {cookie}\r\n")).as_bytes())
+    }
+
+    /// Sends a form as a page of the dashboard does, or with other headers.
+    pub fn form(&self, path: &str, cookie: &str, headers: &str, form: &str) -> Answer {
+        let headers = format!(
+            "{headers}Cookie: {cookie}\r\nContent-Type: application/x-www-form-urlencoded\r\n\
+             Content-Length: {}\r\n",
+            form.len()
+        );
+        self.send((self.head("POST", path, &headers) + form).as_bytes())
+    }
+
+    /// Logs in to the dashboard with a key; the session's cookie.
+    pub fn log_in(&self, key: &str) -> String {
+        self.form("/dashboard/login", "", OURS, &format!("key={key}")).cookie()
     }
 
     pub fn delete(&self, path: &str) -> Answer {

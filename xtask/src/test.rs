@@ -2,8 +2,8 @@
 //!
 //! All tests run in the dev profile (dependencies and the engine are optimised there), so that one
 //! build serves them all. Tests start Redis and Postgres themselves; where the programs are
-//! missing they are installed here, before anything runs, as is the Python client that the HTTP API
-//! is tested with.
+//! missing they are installed here, before anything runs, as are the Python client that the HTTP API is
+//! tested with and the browser that the dashboard is looked at with.
 
 use std::process::Command;
 
@@ -58,8 +58,22 @@ fn install_openai() -> anyhow::Result<()> {
     }
 }
 
+/// The browser that the dashboard is looked at with, and a font that makes its pictures alike.
+const BROWSER: [&str; 3] = ["chromium", "chromium-driver", "fonts-inter"];
+
+/// Installs the browser, unless it is there. Without it, the test that needs it says that it is skipped.
+fn install_browser() {
+    if tritmill_servers::Browser::is_installed() {
+        return;
+    }
+    if let Err(error) = install(&BROWSER) {
+        eprintln!("warning: the dashboard is not looked at: {error:#}");
+    }
+}
+
 pub fn run(filters: &[String]) -> anyhow::Result<()> {
     install_openai()?;
+    install_browser();
     let missing = tritmill_servers::missing_packages();
     if !missing.is_empty() {
         let packages = missing.join(" ");

@@ -8,7 +8,7 @@ use axum::{
     extract::{Path, Query as QueryOf, State, rejection::QueryRejection},
     http::HeaderMap,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tritmill_queue::{
     Timestamp,
     store::{
@@ -106,7 +106,40 @@ pub(crate) async fn create(
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
     let idempotency_key = idempotency_key(&headers)?;
-    let asked = Asked::read(json::object(body).await?, app.limits().webhooks_reach)?;
+    let asked = json::object(body).await?;
+    let batch = take(&app, &caller, asked, idempotency_key).await?;
+    let mut answer = shown(&batch);
+    if let Some(webhook) = &batch.webhook {
+        // To its creator alone, and here alone.
+        answer["webhook"]["secret"] = json!(webhook.secret);
+    }
+    Ok(Json(answer))
+}
+
+/// The key that a request bears, if it is one.
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let is_good = |text: &&str| (1..=KEY_BYTES_MAX).contains(&text.len());
+    match value.to_str().ok().filter(is_good) {
+        Some(text) => Ok(Some(text.to_owned())),
+        None => {
+            let message = format!("Idempotency-Key must be 1 to {KEY_BYTES_MAX} ASCII characters");
+            Err(ApiError::invalid("invalid_value", message).at("Idempotency-Key"))
+        }
+    }
+}
+
+/// Records the batch that a caller asks for, or finds the one that was asked for under the same key.
+///
+/// # Errors
+/// What is wrong with it, by the field's name.
+pub(crate) async fn take(
+    app: &App,
+    caller: &Caller,
+    asked: Map<String, Value>,
+    idempotency_key: Option<String>,
+) -> Result<Batch, ApiError> {
+    let asked = Asked::read(asked, app.limits().webhooks_reach)?;
     let no_file = || ApiError::not_found("file", &asked.input).at("input_file_id");
     let input: FileId = asked.input.parse().map_err(|_| no_file())?;
     let file = app.store().file(&caller.tenant, input).await?.ok_or_else(no_file)?;
@@ -117,7 +150,7 @@ pub(crate) async fn create(
     let created_at = app.client().now().await?;
     let batch = Batch {
         id: BatchId::generate(),
-        tenant: caller.tenant,
+        tenant: caller.tenant.clone(),
         state: BatchState::Validating,
         endpoint: asked.endpoint,
         input,
@@ -150,26 +183,7 @@ pub(crate) async fn create(
         app.batches().notify_one();
         tracing::info!(key = %caller.key, batch = %batch.id, %input, "batch created");
     }
-    let batch = known.unwrap_or(batch);
-    let mut answer = shown(&batch);
-    if let Some(webhook) = &batch.webhook {
-        // To its creator alone, and here alone.
-        answer["webhook"]["secret"] = json!(webhook.secret);
-    }
-    Ok(Json(answer))
-}
-
-/// The key that a request bears, if it is one.
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let is_good = |text: &&str| (1..=KEY_BYTES_MAX).contains(&text.len());
-    match value.to_str().ok().filter(is_good) {
-        Some(text) => Ok(Some(text.to_owned())),
-        None => {
-            let message = format!("Idempotency-Key must be 1 to {KEY_BYTES_MAX} ASCII characters");
-            Err(ApiError::invalid("invalid_value", message).at("Idempotency-Key"))
-        }
-    }
+    Ok(known.unwrap_or(batch))
 }
 
 /// Whether both were asked for in the same words.
@@ -211,9 +225,16 @@ pub(crate) async fn one(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let batch: BatchId = id.parse().map_err(|_| unknown(&id))?;
-    let batch = app.store().batch(&caller.tenant, batch).await?;
-    Ok(Json(shown(&batch.ok_or_else(|| unknown(&id))?)))
+    Ok(Json(shown(&find(&app, &caller, &id).await?)))
+}
+
+/// The caller's batch of this name.
+///
+/// # Errors
+/// If there is none.
+pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
+    let batch: BatchId = id.parse().map_err(|_| unknown(id))?;
+    app.store().batch(&caller.tenant, batch).await?.ok_or_else(|| unknown(id))
 }
 
 /// Withdraws it.
@@ -227,14 +248,22 @@ pub(crate) async fn cancel(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let batch: BatchId = id.parse().map_err(|_| unknown(&id))?;
+    Ok(Json(shown(&withdraw(&app, &caller, &id).await?)))
+}
+
+/// Withdraws the caller's batch of this name.
+///
+/// # Errors
+/// If there is none, or if it is over.
+pub(crate) async fn withdraw(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
+    let batch: BatchId = id.parse().map_err(|_| unknown(id))?;
     let batch = app.store().cancel_batch(&caller.tenant, batch).await?;
-    let batch = batch.ok_or_else(|| unknown(&id))?;
+    let batch = batch.ok_or_else(|| unknown(id))?;
     match batch.state {
         BatchState::Cancelling | BatchState::Cancelled => {
             app.batches().notify_one();
             tracing::info!(key = %caller.key, batch = %batch.id, "batch cancelled");
-            Ok(Json(shown(&batch)))
+            Ok(batch)
         }
         state => {
             let message = format!("a batch that is {} cannot be cancelled", state.as_str());

@@ -55,7 +55,7 @@ fn shown(file: &StoredFile) -> Value {
 }
 
 /// The caller's file of this name.
-async fn find(app: &App, tenant: &Tenant, id: &str) -> Result<StoredFile, ApiError> {
+pub(crate) async fn find(app: &App, tenant: &Tenant, id: &str) -> Result<StoredFile, ApiError> {
     let unknown = || ApiError::not_found("file", id);
     let file: FileId = id.parse().map_err(|_| unknown())?;
     app.store().file(tenant, file).await?.ok_or_else(unknown)
@@ -161,7 +161,11 @@ impl Fields {
 }
 
 /// Puts a part into the store as it comes.
-async fn store(app: &App, tenant: &Tenant, mut part: Part) -> Result<FileWriter, ApiError> {
+pub(crate) async fn store(
+    app: &App,
+    tenant: &Tenant,
+    mut part: Part,
+) -> Result<FileWriter, ApiError> {
     let limit = app.limits().file_bytes_max;
     let file = StoredFile {
         id: FileId::generate(),
@@ -229,7 +233,11 @@ pub(crate) async fn content(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
-    let file = find(&app, &caller.tenant, &id).await?;
+    Ok(whole(&app, &find(&app, &caller.tenant, &id).await?))
+}
+
+/// A file's content as a response.
+pub(crate) fn whole(app: &App, file: &StoredFile) -> Response {
     let next = (Arc::clone(app.store()), file.id, 0);
     let chunks = stream::try_unfold(next, async |next| {
         let (store, id, number): (Arc<dyn FrontStore>, FileId, u32) = next;
@@ -244,7 +252,7 @@ pub(crate) async fn content(
     headers.insert(header::CONTENT_TYPE, kind);
     // So that one that breaks off is seen to.
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(file.size_bytes));
-    Ok(response)
+    response
 }
 
 /// Deletes it.

@@ -33,7 +33,7 @@ const PIECE_WITHIN: Duration = Duration::from_secs(30);
 const VALUE_BYTES_MAX: usize = 1024;
 
 /// A form that arrives.
-pub(super) struct Form {
+pub(crate) struct Form {
     parts: Multipart<'static>,
     bytes: Bytewise,
 }
@@ -63,7 +63,7 @@ impl Stream for Bytewise {
 }
 
 /// One of its parts.
-pub(super) struct Part {
+pub(crate) struct Part {
     field: Field<'static>,
     unread: Arc<AtomicUsize>,
 }

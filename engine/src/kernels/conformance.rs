@@ -16,7 +16,7 @@ use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 fn paths() -> Vec<Path> {
     let mut all = vec![Path::Scalar];
     #[cfg(target_arch = "x86_64")]
-    all.extend([Path::Avx2, Path::Avx512, Path::Avx512Vnni]);
+    all.extend([Path::Avx2, Path::Avx512, Path::Avx512Vnni, Path::Amx]);
     all.retain(|path| path.is_available());
     all
 }

@@ -19,6 +19,9 @@ pub(super) enum Path {
     /// AVX-512 with VNNI as well.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// AVX-512 with VNNI, and AMX-INT8.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
 /// One product, its shapes checked.
@@ -39,6 +42,7 @@ impl Path {
         #[cfg(target_arch = "x86_64")]
         {
             static AVX2: LazyLock<bool> = LazyLock::new(|| Isa::Avx2.is_available());
+            static AMX: LazyLock<bool> = LazyLock::new(|| Isa::Amx.is_available());
             static AVX512: LazyLock<Option<Path>> = LazyLock::new(|| {
                 let paths = [Path::Avx512Vnni, Path::Avx512];
                 paths.into_iter().find(|path| path.is_available())
@@ -47,6 +51,7 @@ impl Path {
                 Isa::Scalar => Some(Self::Scalar),
                 Isa::Avx2 => AVX2.then_some(Self::Avx2),
                 Isa::Avx512 => *AVX512,
+                Isa::Amx => AMX.then_some(Self::Amx),
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -65,6 +70,8 @@ impl Path {
             Self::Avx512Vnni => {
                 Isa::Avx512.is_available() && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => Isa::Amx.is_available(),
         }
     }
 }
@@ -82,6 +89,8 @@ pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
         Path::Avx512 => super::x86_64::avx512::products_of,
         #[cfg(target_arch = "x86_64")]
         Path::Avx512Vnni => super::x86_64::avx512::products_of_vnni,
+        #[cfg(target_arch = "x86_64")]
+        Path::Amx => super::x86_64::avx512::amx::products_of,
     };
     let pass = || {
         let started = Instant::now();
@@ -134,7 +143,7 @@ pub(super) fn gemm_by(
     };
     match path {
         Path::Scalar => scalar::gemm(product),
-        // SAFETY, for the three: a path is made only by `Path::of`, which looked for its features,
+        // SAFETY, for all of them: a path is made only by `Path::of`, which looked for its features,
         // or by a test that did; shapes were checked above.
         #[cfg(target_arch = "x86_64")]
         // SAFETY: see above.
@@ -145,5 +154,8 @@ pub(super) fn gemm_by(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: see above.
         Path::Avx512Vnni => unsafe { super::x86_64::avx512::gemm_vnni(product) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: see above.
+        Path::Amx => unsafe { super::x86_64::avx512::amx::gemm(product) },
     }
 }

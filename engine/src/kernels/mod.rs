@@ -31,11 +31,13 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL, with VNNI and VBMI used where present.
     Avx512,
+    /// AVX-512 with VNNI, and AMX-INT8 for many rows.
+    Amx,
 }
 
 impl Isa {
     /// Every ISA, slowest first.
-    pub const ALL: [Self; 3] = [Self::Scalar, Self::Avx2, Self::Avx512];
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx];
 
     /// Whether this machine can run the ISA's kernels.
     pub fn is_available(self) -> bool {
@@ -54,6 +56,12 @@ impl Isa {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => {
+                Self::Avx512.is_available()
+                    && is_x86_feature_detected!("avx512vnni")
+                    && x86_64::avx512::amx::is_available()
             }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
@@ -86,13 +94,14 @@ impl fmt::Display for Isa {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         })
     }
 }
 
-/// An ISA name that is none of `scalar`, `avx2`, `avx512`.
+/// An ISA name that is none of `scalar`, `avx2`, `avx512`, `amx`.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown ISA '{0}' (expected scalar, avx2 or avx512)")]
+#[error("unknown ISA '{0}' (expected scalar, avx2, avx512 or amx)")]
 pub struct UnknownIsa(pub String);
 
 impl FromStr for Isa {
@@ -103,6 +112,7 @@ impl FromStr for Isa {
             "scalar" => Ok(Self::Scalar),
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
+            "amx" => Ok(Self::Amx),
             other => Err(UnknownIsa(other.to_owned())),
         }
     }

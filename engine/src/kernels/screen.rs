@@ -103,7 +103,7 @@ fn split(x: &[f32], bits: u32, offset: i64, len: usize, digits: &mut [u8]) -> Di
 /// Bits of a digit that the kernels of an ISA multiply exactly.
 pub fn digit_bits(isa: Isa) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Avx512 && x86_64::has_vnni() {
+    if isa >= Isa::Avx512 && x86_64::has_vnni() {
         return 8;
     }
     let _ = isa;
@@ -127,7 +127,7 @@ pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
         Isa::Avx2 => unsafe { x86_64::dots_avx2(rows, data, *len, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Isa::Avx512 => unsafe { x86_64::dots_avx512(rows, data, *len, out) },
+        Isa::Avx512 | Isa::Amx => unsafe { x86_64::dots_avx512(rows, data, *len, out) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("no such ISA is available here"),
     }

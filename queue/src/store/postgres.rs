@@ -29,6 +29,7 @@ mod reconcile;
 mod rows;
 mod sampler;
 mod schema;
+mod sessions;
 mod settings;
 mod workers;
 

@@ -14,6 +14,7 @@ mod lines;
 mod operations;
 mod rows;
 mod sampler;
+mod sessions;
 mod workers;
 
 use std::{

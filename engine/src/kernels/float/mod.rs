@@ -98,7 +98,7 @@ impl FloatKernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => &avx2_kernels::TABLE,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => &avx512_kernels::TABLE,
+            Isa::Avx512 | Isa::Amx => &avx512_kernels::TABLE,
             #[cfg(not(target_arch = "x86_64"))]
             _ => return None,
         })

@@ -89,6 +89,8 @@ impl Vectors for Avx2 {
     const PAIR_ROWS_MIN: usize = usize::MAX;
     const MANY_ROWS_MIN: usize = 8;
     const MANY_ROWS: usize = 4;
+    const MANY_CODES: usize = 1;
+    type Kept = ();
     const MANY_TILES: usize = 1;
     const ACCUMULATE_MAX: usize = 64;
 
@@ -169,7 +171,7 @@ impl Vectors for Avx2 {
         unsafe { peak_avx2(rounds) }
     }
 
-    unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize) {
+    unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, (): &mut ()) {
         // SAFETY: passed on from the caller.
         unsafe {
             match (rows, tiles) {
@@ -267,6 +269,7 @@ impl Expand<Avx2> for Tl1 {
 
 impl Expand<Avx2> for Tl2 {
     const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
+    const TAIL_BYTES: usize = tl2::SIGN_BYTES;
     const PARTS: usize = 2;
     const CODES: usize = 3;
 

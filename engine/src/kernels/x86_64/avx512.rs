@@ -94,17 +94,38 @@ macro_rules! by_rows {
     };
 }
 
-/// What both share; `$block`, `$expand` and `$many` are [`block_rows`], [`many::expand`] and
-/// [`many::rows_by_tiles`] with the features enabled.
+/// [`many::rows_by_tiles`] in vectors; `$many` is that with the features enabled.
+macro_rules! many_in_vectors {
+    ($many:ident) => {
+        const MANY_ROWS_MIN: usize = 65;
+        const MANY_ROWS: usize = 6;
+        const MANY_TILES: usize = 4;
+        const MANY_CODES: usize = 1;
+        type Kept = ();
+
+        unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, (): &mut ()) {
+            // SAFETY: passed on from the caller.
+            unsafe {
+                match tiles {
+                    4 => by_rows!($many, many, rows, 4),
+                    3 => by_rows!($many, many, rows, 3),
+                    2 => by_rows!($many, many, rows, 2),
+                    1 => by_rows!($many, many, rows, 1),
+                    _ => unreachable!("{tiles} tiles in a group of at most {}", Self::MANY_TILES),
+                }
+            }
+        }
+    };
+}
+
+/// What all share; `$block` and `$expand` are [`block_rows`] and [`many::expand`] with the features
+/// enabled.
 macro_rules! vectors_512 {
-    ($block:ident, $expand:ident, $many:ident, $peak:ident) => {
+    ($block:ident, $expand:ident, $peak:ident) => {
         type Lanes = __m512i;
         type Broadcast = __m512i;
         const ROWS_MAX: usize = 8;
         const PAIR_ROWS_MIN: usize = 6;
-        const MANY_ROWS_MIN: usize = 65;
-        const MANY_ROWS: usize = 6;
-        const MANY_TILES: usize = 4;
 
         #[inline(always)]
         unsafe fn zero() -> __m512i {
@@ -155,19 +176,6 @@ macro_rules! vectors_512 {
         unsafe fn run_peak(rounds: usize) {
             // SAFETY: passed on from the caller.
             unsafe { $peak(rounds) }
-        }
-
-        unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize) {
-            // SAFETY: passed on from the caller.
-            unsafe {
-                match tiles {
-                    4 => by_rows!($many, many, rows, 4),
-                    3 => by_rows!($many, many, rows, 3),
-                    2 => by_rows!($many, many, rows, 2),
-                    1 => by_rows!($many, many, rows, 1),
-                    _ => unreachable!("{tiles} tiles in a group of at most {}", Self::MANY_TILES),
-                }
-            }
         }
 
         unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize) {
@@ -246,7 +254,8 @@ enabled!(
 );
 
 impl Vectors for Bw {
-    vectors_512!(block_bw, expand_bw, many_bw, peak_bw);
+    vectors_512!(block_bw, expand_bw, peak_bw);
+    many_in_vectors!(many_bw);
     const ACCUMULATE_MAX: usize = 64;
 
     #[inline(always)]
@@ -263,7 +272,8 @@ impl Vectors for Bw {
 }
 
 impl Vectors for Vnni {
-    vectors_512!(block_vnni, expand_vnni, many_vnni, peak_vnni);
+    vectors_512!(block_vnni, expand_vnni, peak_vnni);
+    many_in_vectors!(many_vnni);
     const ACCUMULATE_MAX: usize = usize::MAX;
 
     #[inline(always)]
@@ -278,6 +288,9 @@ impl Vectors for Vnni {
         unsafe { _mm512_add_epi32(total, sum) }
     }
 }
+
+// After the macros, which it uses.
+pub(in crate::kernels) mod amx;
 
 /// The 64 bytes of indices of a block.
 #[inline(always)]
@@ -344,6 +357,7 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl1 {
 
 impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl2 {
     const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
+    const TAIL_BYTES: usize = tl2::SIGN_BYTES;
     const PARTS: usize = 2;
     const CODES: usize = 3;
 

@@ -33,17 +33,17 @@ pub(super) type Codes<T> = [MaybeUninit<<T as Vectors>::Lanes>; CODES_OF_CHUNK];
 
 /// What [`rows_by_tiles`] works on: a chunk of a group of tiles, and R rows.
 pub(super) struct Many<T: Vectors> {
-    codes: *const Codes<T>,
+    pub codes: *const Codes<T>,
     /// Code vectors of the chunk, at least 1.
-    count: usize,
+    pub count: usize,
     /// The first row's activations that meet the chunk.
-    x: *const i8,
-    x_stride: usize,
+    pub x: *const i8,
+    pub x_stride: usize,
     /// The first row's sum, for the first chunk; then null.
-    sums: *const i32,
+    pub sums: *const i32,
     /// The first row's outputs for the first tile.
-    y: *mut i32,
-    y_stride: usize,
+    pub y: *mut i32,
+    pub y_stride: usize,
 }
 
 /// Runs the product by `T`'s vectors.
@@ -59,6 +59,7 @@ pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     let mut codes: [Codes<T>; TILES_MAX] =
         [const { [const { MaybeUninit::uninit() }; CODES_OF_CHUNK] }; TILES_MAX];
     let groups = rows.div_ceil(T::MANY_ROWS);
+    let mut kept = T::Kept::default();
     for first in (0..tile_count).step_by(T::MANY_TILES) {
         let count = T::MANY_TILES.min(tile_count - first);
         for start in (0..*blocks).step_by(chunk) {
@@ -74,14 +75,14 @@ pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
                 unsafe {
                     let many = Many {
                         codes: codes.as_ptr(),
-                        count: (end - start) * codes_of_block,
+                        count: ((end - start) * codes_of_block).next_multiple_of(T::MANY_CODES),
                         x: x.as_ptr().add(row * *x_stride + start * E::BLOCK_COLS),
                         x_stride: *x_stride,
                         sums: if start == 0 { sums.as_ptr().add(row) } else { std::ptr::null() },
                         y: y.as_mut_ptr().add(row * y_stride + first * TILE_ROWS),
                         y_stride,
                     };
-                    T::run_many(many, last - row, count);
+                    T::run_many(many, last - row, count, &mut kept);
                 }
             }
         }
@@ -98,14 +99,20 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
     tile: Tile,
     blocks: Range<usize>,
     ahead: usize,
-    codes: &mut Codes<T>,
+    codes: &mut [MaybeUninit<T::Lanes>],
 ) {
     let mut at = 0;
     for block in blocks {
         // The tiles of the next group are asked for while this one's are multiplied.
-        let ahead = tile.bytes.wrapping_add(64 * block + ahead);
+        let next = tile.bytes.wrapping_add(ahead);
         // SAFETY: a prefetch reads nothing that could fault.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(ahead.cast()) };
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(64 * block).cast());
+            if E::TAIL_BYTES > 0 && (E::TAIL_BYTES * block).is_multiple_of(64) {
+                let tail = 64 * tile.blocks + E::TAIL_BYTES * block;
+                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(tail).cast());
+            }
+        }
         for part in 0..E::PARTS {
             // SAFETY: passed on from the caller.
             let expanded = unsafe { E::codes(tile, block, part) };
@@ -114,6 +121,11 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
                 at += 1;
             }
         }
+    }
+    while !at.is_multiple_of(T::MANY_CODES) {
+        // SAFETY: the caller has the instruction set.
+        codes[at].write(unsafe { T::zero() });
+        at += 1;
     }
 }
 

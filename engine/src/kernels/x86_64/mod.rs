@@ -63,6 +63,12 @@ trait Vectors: Sized {
     const MANY_ROWS: usize;
     const MANY_TILES: usize;
 
+    /// Code vectors come in multiples of so many there; those that are not of a block are zeros.
+    const MANY_CODES: usize;
+
+    /// What [`Vectors::run_many`] keeps from one call to the next.
+    type Kept: Default;
+
     /// All zeros.
     unsafe fn zero() -> Self::Lanes;
 
@@ -99,9 +105,9 @@ trait Vectors: Sized {
         codes: &mut many::Codes<Self>,
     );
 
-    /// Runs [`many::rows_by_tiles`] for at most [`Vectors::MANY_ROWS`] rows and
-    /// [`Vectors::MANY_TILES`] tiles, with the instruction set enabled.
-    unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize);
+    /// Runs [`many::rows_by_tiles`], or what does the same, for at most [`Vectors::MANY_ROWS`] rows
+    /// and [`Vectors::MANY_TILES`] tiles, with the instruction set enabled.
+    unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize, kept: &mut Self::Kept);
 
     /// Runs [`peak::accumulate_all`] with the instruction set enabled.
     unsafe fn run_peak(rounds: usize);
@@ -118,6 +124,8 @@ trait Expand<T: Vectors> {
     const PARTS: usize;
     /// Code vectors of a part.
     const CODES: usize;
+    /// Bytes a block has behind all blocks of its tile.
+    const TAIL_BYTES: usize = 0;
 
     /// Codes of a part of a block: vector `c` meets the four activations from
     /// `4 (CODES part + c)` of the block.

@@ -37,7 +37,7 @@ async fn insert(
     Ok(())
 }
 
-fn key(row: &PgRow) -> Result<ApiKey, StoreError> {
+pub(super) fn key(row: &PgRow) -> Result<ApiKey, StoreError> {
     let revoked_at: Option<i64> = rows::get(row, "revoked_at")?;
     Ok(ApiKey {
         id: rows::get(row, "id")?,

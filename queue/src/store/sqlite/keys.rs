@@ -35,7 +35,7 @@ async fn insert(
     Ok(())
 }
 
-fn key(row: &SqliteRow) -> Result<ApiKey, StoreError> {
+pub(super) fn key(row: &SqliteRow) -> Result<ApiKey, StoreError> {
     let revoked_at: Option<i64> = row.try_get("revoked_at").map_err(unavailable)?;
     Ok(ApiKey {
         id: row.try_get("id").map_err(unavailable)?,

@@ -1,0 +1,182 @@
+//! How queues fared over time, as charts: of one queue, or of all together.
+
+use std::time::Duration;
+
+use tritmill_queue::{
+    QueueName, StoreError, Timestamp,
+    store::history::{Histogram, Period, Point, Sample},
+};
+
+use super::chart::{Chart, Series, Unit};
+use crate::app::App;
+
+/// Columns of a chart at most.
+const COLUMNS_MAX: usize = 96;
+
+/// How far back a chart goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Span {
+    /// As it is written in addresses.
+    pub word: &'static str,
+    /// As people read it.
+    pub name: &'static str,
+    length: Duration,
+}
+
+const HOUR: u64 = 3600;
+
+impl Span {
+    /// All of them, the shortest first.
+    pub const ALL: [Self; 5] = [
+        Self { word: "15m", name: "15 min", length: Duration::from_secs(HOUR / 4) },
+        Self { word: "1h", name: "1 h", length: Duration::from_secs(HOUR) },
+        Self { word: "6h", name: "6 h", length: Duration::from_secs(6 * HOUR) },
+        Self { word: "2d", name: "2 days", length: Duration::from_secs(48 * HOUR) },
+        Self { word: "30d", name: "30 days", length: Duration::from_secs(30 * 24 * HOUR) },
+    ];
+
+    /// The one of this word, or the shortest.
+    pub fn of(word: Option<&str>) -> Self {
+        Self::ALL.into_iter().find(|span| Some(span.word) == word).unwrap_or(Self::ALL[0])
+    }
+}
+
+/// Charts of a queue, or of all together, until now.
+pub(super) async fn charts(
+    app: &App,
+    queue: Option<&QueueName>,
+    span: Span,
+    now: Timestamp,
+) -> Result<Vec<Chart>, StoreError> {
+    let period = Period::for_span(span.length);
+    // The period that runs is not over: its counts would look like a fall.
+    let to = period.begin(now);
+    let from = period.begin(Timestamp(to.0 - milliseconds(span.length)));
+    let points = app.store().samples(queue, period, from, to).await?;
+    Ok(Columns::of(&points, period, from, to).charts())
+}
+
+/// What happened in the last minute.
+pub(super) async fn last_minute(
+    app: &App,
+    queue: Option<&QueueName>,
+    now: Timestamp,
+) -> Result<Sample, StoreError> {
+    let from = Timestamp(now.0 - milliseconds(Duration::from_secs(60)));
+    let points = app.store().samples(queue, Period::Seconds, from, now).await?;
+    Ok(points.iter().fold(Sample::default(), |mut sum, point| {
+        sum.merge(&point.sample);
+        sum
+    }))
+}
+
+fn milliseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Samples in columns of equal length; a column without any is of a time when nothing happened.
+struct Columns {
+    times: Vec<Timestamp>,
+    end: Timestamp,
+    samples: Vec<Sample>,
+}
+
+impl Columns {
+    fn of(points: &[Point], period: Period, from: Timestamp, to: Timestamp) -> Self {
+        let length = milliseconds(period.length());
+        let periods = usize::try_from((to.0 - from.0) / length).unwrap_or(0).max(1);
+        let step = length * periods.div_ceil(COLUMNS_MAX) as i64;
+        let count = ((to.0 - from.0) as u64).div_ceil(step as u64) as usize;
+        let mut samples = vec![Sample::default(); count];
+        for point in points {
+            let column = usize::try_from((point.at.0 - from.0) / step).ok();
+            if let Some(sample) = column.and_then(|column| samples.get_mut(column)) {
+                sample.merge(&point.sample);
+            }
+        }
+        let times = (0..count as i64).map(|column| Timestamp(from.0 + column * step)).collect();
+        Self { times, end: to, samples }
+    }
+
+    fn series(&self, name: &'static str, of: impl Fn(&Sample) -> Option<f64>) -> Series {
+        Series { name, values: self.samples.iter().map(of).collect() }
+    }
+
+    fn rate(&self, name: &'static str, of: impl Fn(&Sample) -> u64) -> Series {
+        self.series(name, |sample| Some(sample.per_second(of(sample))))
+    }
+
+    fn chart(&self, title: &'static str, unit: Unit, series: Vec<Series>) -> Chart {
+        let (times, end) = (self.times.clone(), self.end);
+        Chart { title, unit, is_stacked: false, times, end, series }
+    }
+
+    fn latencies(&self, title: &'static str, of: impl Fn(&Sample) -> &Histogram) -> Chart {
+        let quantile = |name, share| {
+            self.series(name, |sample| {
+                of(sample).quantile(share).map(|latency| latency.as_secs_f64())
+            })
+        };
+        let series = vec![quantile("p50", 0.5), quantile("p95", 0.95), quantile("p99", 0.99)];
+        self.chart(title, Unit::Latency, series)
+    }
+
+    fn charts(&self) -> Vec<Chart> {
+        let count =
+            |name, of: fn(&Sample) -> u64| self.series(name, move |sample| Some(of(sample) as f64));
+        let errors = vec![
+            count("failed", |sample| sample.failed),
+            count("expired", |sample| sample.expired),
+            count("cancelled", |sample| sample.cancelled),
+        ];
+        vec![
+            self.chart(
+                "Throughput",
+                Unit::PerSecond,
+                vec![
+                    self.rate("answered", |sample| sample.completed),
+                    self.rate("submitted", |sample| sample.arrived),
+                ],
+            ),
+            self.chart(
+                "Waiting",
+                Unit::Count,
+                vec![self.series("jobs", |sample| Some(sample.queued_mean()))],
+            ),
+            self.latencies("Submission to start", |sample| &sample.latencies.start),
+            self.latencies("Run", |sample| &sample.latencies.run),
+            self.latencies("Time to first token", |sample| &sample.latencies.first_token),
+            self.chart(
+                "Tokens",
+                Unit::PerSecond,
+                vec![
+                    self.rate("decode", |sample| sample.completion_tokens),
+                    self.rate("prefill", |sample| sample.prompt_tokens),
+                ],
+            ),
+            self.chart("Batch fill", Unit::Share, vec![self.series("fill", Sample::batch_fill)]),
+            Chart { is_stacked: true, ..self.chart("Errors", Unit::Count, errors) },
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_fall_into_columns_of_equal_length() {
+        let at = |seconds: i64, completed| Point {
+            at: Timestamp(seconds * 1000),
+            sample: Sample { completed, covered_ms: 10_000, looks: 1, ..Sample::default() },
+        };
+        let points = [at(0, 1), at(10, 2), at(3580, 3), at(3600, 9)];
+        let columns = Columns::of(&points, Period::Seconds, Timestamp(0), Timestamp(3_600_000));
+        assert!(columns.samples.len() <= COLUMNS_MAX, "{}", columns.samples.len());
+        assert_eq!(columns.samples[0].completed, 3, "two periods are one column");
+        assert_eq!(columns.samples.last().map(|sample| sample.completed), Some(3));
+        let charts = columns.charts();
+        assert_eq!(charts.len(), 8);
+        assert!(charts.iter().all(|chart| !chart.draw().contains("NaN")));
+    }
+}

@@ -1,0 +1,15 @@
+//! The dashboard: who gets in, what it shows, and that a browser can work with it.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+mod browser;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../support/fleet.rs"]
+mod fleet;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../http/rig.rs"]
+mod rig;
+mod session;
+mod tls;
+mod tour;

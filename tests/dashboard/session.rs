@@ -1,0 +1,81 @@
+//! Who gets in, for how long, and what forms of other sites can do: nothing.
+
+use crate::{
+    fleet::Fleet,
+    rig::{Admin, OURS, key},
+};
+
+#[test]
+fn a_session_lasts_over_restarts_and_admins_until_it_is_ended_or_its_key_is_revoked() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let (secret, nobody) = (key(&fleet, "acme", "read"), admin.with(""));
+    let form = format!("key={secret}&next=%2Fdashboard%2Fbatches");
+    let answer = nobody.form("/dashboard/login", "", OURS, &form);
+    assert_eq!(answer.status, 303);
+    assert_eq!(answer.header("location"), Some("/dashboard/batches"));
+    let sent = answer.header("set-cookie").unwrap();
+    for said in ["httponly", "samesite=strict", "path=/dashboard", "max-age="] {
+        assert!(sent.contains(said), "{sent}");
+    }
+    let session = answer.cookie();
+    assert!(!session.contains(&secret) && !fleet.sql("SELECT * FROM sessions").contains(&session));
+    assert_eq!(nobody.page("/dashboard/batches", &session).status, 200);
+    assert_eq!(nobody.page("/dashboard/keys", &session).status, 403, "its key may only read");
+    assert_eq!(nobody.page("/v1/files", &session).status, 401, "the API takes no cookies");
+    drop(admin);
+    let (one, two) = (Admin::start(&fleet, &[]), Admin::start(&fleet, &[]));
+    for admin in [&one, &two] {
+        assert_eq!(admin.with("").page("/dashboard/batches", &session).status, 200);
+    }
+    let nobody = one.with("");
+    let again = nobody.log_in(&secret);
+    assert_eq!(nobody.form("/dashboard/logout", &again, OURS, "").status, 303);
+    let out = two.with("").page("/dashboard/batches?after=x", &again);
+    assert_eq!(out.status, 303);
+    let login = "/dashboard/login?next=%2fdashboard%2fbatches%3fafter%3dx";
+    assert_eq!(out.header("location"), Some(login));
+    assert_eq!(nobody.page("/dashboard/batches", &session).status, 200, "the other lasts");
+    let id = fleet.sql("SELECT id FROM api_keys WHERE tenant = 'acme'");
+    assert_eq!(fleet.run(&["keys", "revoke", id.trim()]).0, Some(0));
+    assert_eq!(nobody.page("/dashboard/batches", &session).status, 303);
+}
+
+#[test]
+fn a_form_of_another_site_does_nothing() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let nobody = admin.with("");
+    let form = format!("key={}", admin.first_key.as_deref().unwrap());
+    let session = nobody.log_in(admin.first_key.as_deref().unwrap());
+    let wish = "tenant=acme&role=operate&name=mine";
+    for theirs in ["", "Sec-Fetch-Site: cross-site\r\n", "Origin: http://evil.example\r\n"] {
+        assert_eq!(nobody.form("/dashboard/login", "", theirs, &form).status, 403, "{theirs}");
+        assert_eq!(nobody.form("/dashboard/keys", &session, theirs, wish).status, 403);
+    }
+    assert_eq!(fleet.rows(&["api_keys"]), 1);
+    let made = nobody.form("/dashboard/keys", &session, "Origin: http://a\r\n", wish);
+    assert_eq!(made.status, 201, "{}", made.text());
+    assert_eq!(fleet.rows(&["api_keys"]), 2);
+    let text = made.text();
+    let secret = text.split("tm-").nth(1).unwrap().get(..64).unwrap();
+    assert_eq!(admin.with(&format!("tm-{secret}")).get("/v1/files").status, 200);
+    assert!(!nobody.page("/dashboard/keys", &session).text().contains(secret), "shown once");
+    let policy = made.header("content-security-policy").unwrap();
+    assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    let hostile = "tenant=%3Cscript%3Ealert(1)%3C%2Fscript%3E&role=read";
+    let text = nobody.form("/dashboard/keys", &session, OURS, hostile).text();
+    assert!(!text.contains("<script>alert") && text.contains("&#60;script&#62;"), "{text}");
+}
+
+#[test]
+fn whoever_guesses_keys_has_to_wait() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let nobody = admin.with("");
+    let form = format!("key=tm-{}", "0".repeat(64));
+    let attempt = || nobody.form("/dashboard/login", "", OURS, &form).status;
+    let statuses: Vec<u16> = (0..40).map(|_| attempt()).collect();
+    assert_eq!(statuses[0], 401);
+    assert!(statuses.contains(&429), "{statuses:?}");
+}

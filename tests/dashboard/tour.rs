@@ -1,0 +1,180 @@
+//! A visit with a browser, the way people make it, and pictures of every page.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::{
+    browser::Window,
+    fleet::{Fleet, eventually, questions},
+    rig::{Admin, Caller},
+};
+
+/// Pages that everybody may see who operates, and what their pictures are called.
+const PAGES: [(&str, &str); 7] = [
+    ("/dashboard/overview", "overview"),
+    ("/dashboard/batches", "batches"),
+    ("/dashboard/jobs", "jobs"),
+    ("/dashboard/workers", "workers"),
+    ("/dashboard/dead-letters", "dead-letters"),
+    ("/dashboard/integrity", "integrity"),
+    ("/dashboard/keys", "keys"),
+];
+const QUEUE: &str = "/dashboard/queues/demo%40i2%5Fs";
+
+async fn log_in(window: &Window, key: &str) {
+    window.go("/").await;
+    window.sees("h1", "Log in").await;
+    window.picture("login").await;
+    window.fill("#key", "tm-wrong").await;
+    window.click("button.main").await;
+    window.sees(".problem", "opens nothing").await;
+    assert_eq!(window.complaints().await.len(), 1, "of the refusal, and nothing else");
+    window.fill("#key", key).await;
+    window.click("button.main").await;
+    window.sees("h1", "Overview").await;
+}
+
+/// Uploads a file of lines and waits until its bar is full.
+async fn upload_a_batch(window: &Window, lines: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dates.jsonl");
+    let content = questions(lines).replace("\"body\":{", "\"body\":{\"model\":\"demo\",");
+    std::fs::write(&file, content).unwrap();
+    window.go("/dashboard/batches").await;
+    window.sees(".empty h2", "No batches").await;
+    window.picture("batches-empty").await;
+    let input = window.find("#file").await;
+    input.send_keys(file.to_str().unwrap()).await.unwrap();
+    window.click(".upload button.main").await;
+    window.sees(".notice", "The file is here").await;
+    let (started, mut seen) = (Instant::now(), vec![0]);
+    while seen.last() != Some(&100) {
+        let now = window.attribute("[role=progressbar]", "aria-valuenow").await;
+        let now: u64 = now.unwrap_or_default().parse().unwrap_or_default();
+        if seen.last() != Some(&now) {
+            seen.push(now);
+            window.picture("batch-running").await;
+        }
+        assert!(started.elapsed() < Duration::from_secs(180), "{seen:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(seen.is_sorted() && seen.len() > 2, "the bar moves without a reload: {seen:?}");
+    window.sees(".state", "completed").await;
+    window.is_sound("the batch").await;
+    window.picture("batch").await;
+    let link = window.attribute(".files a.main", "href").await.unwrap();
+    let script = "return fetch(arguments[0]).then((answer) => answer.text())";
+    let content = window.client.execute(script, vec![json!(link)]).await.unwrap();
+    assert_eq!(content.as_str().unwrap().lines().count(), lines);
+}
+
+/// Opens a job of the list, and reads its answer.
+async fn open_a_job(window: &Window) {
+    window.go("/dashboard/jobs?state=completed").await;
+    window.click("tbody a.id").await;
+    window.sees(".state", "completed").await;
+    window.sees(".steps", "Answered").await;
+    window.sees("[data-live=text] pre", "2024").await;
+    window.is_sound("the job").await;
+    window.picture("job").await;
+}
+
+/// Sees a job that waits begin and end, without a reload.
+async fn watch_a_job(window: &Window, fleet: &Fleet) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("one.jsonl");
+    std::fs::write(&file, "{\"prompt\": \"Paid on the 3rd of March, 2024\"}\n").unwrap();
+    let (code, submitted, said) = fleet.run(&["submit", file.to_str().unwrap(), "--stream"]);
+    assert_eq!(code, Some(0), "{said}");
+    let submitted: Value = serde_json::from_str(&submitted).unwrap();
+    window.go(&format!("/dashboard/jobs/{}", submitted["id"].as_str().unwrap())).await;
+    window.sees("[data-live=text]", "Nothing yet").await;
+    let _worker = fleet.worker(&[]);
+    window.sees("[data-live=text] pre", "2024-03-03").await;
+    window.sees(".state", "completed").await;
+}
+
+/// Leaves jobs that can never be answered.
+fn fail_some(caller: &Caller, count: usize) {
+    let message = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
+    for _ in 0..count {
+        let body = json!({ "model": "demo", "messages": message });
+        assert_eq!(caller.post("/v1/chat/completions", &body).status, 400);
+    }
+}
+
+/// Replays a group of dead letters, then a single one.
+async fn replay_dead_letters(window: &Window, fleet: &Fleet) {
+    window.go("/dashboard/dead-letters").await;
+    window.sees("tbody", "context_length_exceeded").await;
+    window.click("tbody form[action$=replay] button").await;
+    window.sees(".notice", "2 dead letters submitted again").await;
+    // Nor can the new ones.
+    eventually("the replays fail too", || {
+        fleet.sql("SELECT count(*) FROM jobs WHERE state = 'failed'").trim() == "4"
+    });
+    window.sees("[data-name=Jobs]", "4").await;
+    window.click("tbody a[href*='signature=']").await;
+    window.sees("[data-live=count]", "4 match").await;
+    window.click("tbody a.id").await;
+    window.sees(".state", "failed").await;
+    window.picture("job-failed").await;
+    window.click("form[action$=replay] button").await;
+    window.sees(".notice", "This is the new job").await;
+    window.sees("dl.pairs", "Replay of").await;
+}
+
+async fn pause_a_queue(window: &Window, fleet: &Fleet) {
+    window.go(QUEUE).await;
+    window.sees("h1", "demo@i2_s").await;
+    window.click("button[value=pause]").await;
+    window.sees(".notice", "The queue is paused").await;
+    window.sees("[data-live=state]", "paused").await;
+    let paused = || fleet.sql("SELECT paused FROM queues WHERE model = 'demo'");
+    assert_eq!(paused().trim(), "t");
+    window.click("button[value=resume]").await;
+    window.sees(".notice", "The queue goes on").await;
+    assert_eq!(paused().trim(), "f");
+    window.fill("#tokens", "1,000,000").await;
+    window.click("button[value=limit]").await;
+    window.sees(".notice", "The bound is set").await;
+    assert_eq!(window.attribute("#tokens", "value").await.as_deref(), Some("1,000,000"));
+    window.is_sound("the queue").await;
+    window.picture("queue").await;
+}
+
+/// Looks at every page, wide and narrow.
+async fn look_around(window: &Window) {
+    for (path, name) in PAGES {
+        window.go(path).await;
+        window.is_sound(path).await;
+        window.picture(name).await;
+        window.size(360, 780).await;
+        window.is_sound(&format!("{path} at 360 pixels")).await;
+        window.picture(&format!("{name}-360")).await;
+        window.size(1280, 860).await;
+    }
+    window.go("/dashboard/jobs/none").await;
+    window.sees("h1", "Not Found").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_visitor_works_with_the_dashboard() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let Some(window) = Window::open(&admin.listen).await else { return };
+    let worker = fleet.worker(&[]);
+    log_in(&window, admin.first_key.as_deref().unwrap()).await;
+    upload_a_batch(&window, 400).await;
+    open_a_job(&window).await;
+    fail_some(&admin.first(), 2);
+    replay_dead_letters(&window, &fleet).await;
+    pause_a_queue(&window, &fleet).await;
+    look_around(&window).await;
+    drop(worker);
+    watch_a_job(&window, &fleet).await;
+    window.click(".who button").await;
+    window.sees("h1", "Log in").await;
+    window.close().await;
+}
