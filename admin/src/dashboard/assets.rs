@@ -35,3 +35,64 @@ pub(crate) async fn asset(Path((_, name)): Path<(String, String)>) -> Response {
     let headers = [(CONTENT_TYPE, kind), (CACHE_CONTROL, "public, max-age=31536000, immutable")];
     (headers, text).into_response()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// The stylesheet's colours: those of the light scheme, with those of the dark one over them.
+    fn schemes() -> [HashMap<&'static str, [f64; 3]>; 2] {
+        let colours = |text: &'static str| {
+            text.lines().filter_map(|line| {
+                let (name, value) = line.trim().strip_prefix("--")?.split_once(": #")?;
+                let value = u32::from_str_radix(value.get(..6)?, 16).ok()?;
+                let channel = |shift: u32| f64::from(value >> shift & 0xff) / 255.0;
+                Some((name, [channel(16), channel(8), channel(0)]))
+            })
+        };
+        let (light, dark) = STYLE.split_once("prefers-color-scheme: dark").expect("two schemes");
+        let light: HashMap<_, _> = colours(light).collect();
+        let dark = light.clone().into_iter().chain(colours(dark)).collect();
+        [light, dark]
+    }
+
+    /// As WCAG has it.
+    fn contrast(one: [f64; 3], two: [f64; 3]) -> f64 {
+        let luminance = |colour: [f64; 3]| {
+            let [red, green, blue] = colour.map(|channel| {
+                if channel <= 0.04045 {
+                    channel / 12.92
+                } else {
+                    ((channel + 0.055) / 1.055).powf(2.4)
+                }
+            });
+            0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05
+        };
+        let (one, two) = (luminance(one), luminance(two));
+        one.max(two) / one.min(two)
+    }
+
+    #[test]
+    fn text_stands_out_from_what_it_is_on() {
+        const AA: f64 = 4.5;
+        for colours in schemes() {
+            assert!(colours.len() > 12, "{colours:?}");
+            for (text, grounds) in [
+                ("text", &["ground", "surface", "raised", "accent-soft"][..]),
+                ("muted", &["ground", "surface", "raised"]),
+                ("accent", &["ground", "surface", "accent-soft"]),
+                ("on-accent", &["accent"]),
+                ("ok", &["surface", "ok-soft"]),
+                ("warn", &["surface", "warn-soft"]),
+                ("bad", &["ground", "surface", "raised", "bad-soft"]),
+            ] {
+                for ground in grounds {
+                    let contrast = contrast(colours[text], colours[ground]);
+                    assert!(contrast >= AA, "{text} on {ground}: {contrast:.2}");
+                }
+            }
+        }
+    }
+}

@@ -115,7 +115,8 @@ impl Chart {
             rows: scale.ticks.iter().map(|tick| (scale.y(*tick), self.unit.text(*tick))).collect(),
             columns: self.columns(),
             areas: areas.into_iter().enumerate().collect(),
-            lines: lines.into_iter().enumerate().collect(),
+            // The first is the one that matters: it comes last, on top.
+            lines: lines.into_iter().enumerate().rev().collect(),
             dots: tops.iter().map(|top| self.dots(top, &scale)).enumerate().collect(),
             is_stacked: self.is_stacked,
             strips: self.strips(),

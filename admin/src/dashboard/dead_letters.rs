@@ -137,7 +137,9 @@ pub(crate) async fn replay(
     let act = Act::Replay { per_second: wish.rate()? };
     let app = &visit.app;
     let done = bulk::act(app.store().as_ref(), &wish.filter(), act, None, BULK_MAX).await?;
-    app.client().announce(&done.jobs).await;
+    // The others are announced when their time comes.
+    let due: Vec<_> = done.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
+    app.client().announce(&due).await;
     Ok(visit.done(HERE, &said(done.done, "submitted again", done.next.is_some())))
 }
 

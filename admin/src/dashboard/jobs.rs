@@ -133,10 +133,11 @@ async fn look(app: App, caller: Caller, wish: Wish) -> Result<List, PageError> {
         text => Some(text.parse().map_err(|_| ApiError::not_found("job", text))?),
     };
     let page = Page { after: before, limit: PAGE, ascending: false };
-    let found = app.store().jobs(&filter, page).await?;
+    let store = app.store();
+    let (found, count) = tokio::try_join!(store.jobs(&filter, page), store.count_jobs(&filter))?;
     Ok(List {
         now: app.client().now().await?,
-        count: app.store().count_jobs(&filter).await?,
+        count,
         wish,
         states: JobState::ALL,
         is_operator: caller.role == KeyRole::Operate,

@@ -68,6 +68,16 @@ pub enum PackError {
     },
 }
 
+/// Where the first value lies that is no trit.
+fn first_of_none(trits: &[i8]) -> Option<usize> {
+    const CHUNK: usize = 1 << 16;
+    let is_none = |trit: &i8| !(-1..=1).contains(trit);
+    // All of a chunk are looked at, with no way out in between: so vectors do it.
+    let has_one = |chunk: &[i8]| chunk.iter().fold(false, |found, trit| found | is_none(trit));
+    let chunk = trits.par_chunks(CHUNK).position_first(has_one)?;
+    trits[chunk * CHUNK..].iter().position(is_none).map(|at| chunk * CHUNK + at)
+}
+
 impl PackedMatrix {
     /// Packs `trits`, `(rows, cols)` row-major, on rayon's threads.
     ///
@@ -83,7 +93,7 @@ impl PackedMatrix {
         if rows.checked_mul(cols) != Some(trits.len()) {
             return Err(PackError::WrongLength { rows, cols, found: trits.len() });
         }
-        if let Some(at) = trits.par_iter().position_first(|trit| !(-1..=1).contains(trit)) {
+        if let Some(at) = first_of_none(trits) {
             return Err(PackError::NotATrit { row: at / cols, col: at % cols, value: trits[at] });
         }
         Ok(with_layout!(format, L => Self::pack_as::<L>(format, rows, cols, trits)))

@@ -13,6 +13,11 @@
 
 use super::Isa;
 
+mod estimate;
+
+pub use estimate::{Bounds, Products};
+pub(super) use estimate::{estimate, leave_out};
+
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
@@ -29,6 +34,9 @@ pub struct Digits {
     len: usize,
     data: Vec<u8>, // (row, digit, len), the most significant digit first
     rows: Vec<DigitRow>,
+    /// The same as AMX reads it; empty where it does not.
+    #[cfg(target_arch = "x86_64")]
+    columns: x86_64::amx::Columns,
 }
 
 /// What [`Digits`] know of one row.
@@ -60,11 +68,18 @@ impl Digits {
         let take = |(x, digits): (&[f32], &mut [u8])| split(x, bits, offset, len, digits);
         self.rows.clear();
         self.rows.extend(xs.chunks_exact(width).zip(digits).map(take));
+        #[cfg(target_arch = "x86_64")]
+        self.columns.set(isa, &self.data, len);
     }
 
     /// The rows.
     pub fn rows(&self) -> &[DigitRow] {
         &self.rows
+    }
+
+    /// Bits of a digit.
+    fn bits(&self) -> u32 {
+        self.bits
     }
 
     /// Digits of an element.
@@ -78,6 +93,13 @@ impl Digits {
     }
 }
 
+/// The nearest whole number, the even one of two, of a value below 2^22 in magnitude: what is added
+/// leaves no bits for the rest. A call of the library for each weight would take longer than all else.
+pub fn nearest(value: f32) -> f32 {
+    const WHOLE: f32 = 1.5 * (1 << 23) as f32;
+    (value + WHOLE) - WHOLE
+}
+
 /// Writes a row's digits, `(digit, len)`, one or two of them.
 fn split(x: &[f32], bits: u32, offset: i64, len: usize, digits: &mut [u8]) -> DigitRow {
     let largest = x.iter().fold(0f32, |largest, v| largest.max(v.abs()));
@@ -86,7 +108,7 @@ fn split(x: &[f32], bits: u32, offset: i64, len: usize, digits: &mut [u8]) -> Di
     let (mut norm, mut error) = (0f64, 0f64);
     let (first, second) = digits.split_at_mut(len);
     for (k, v) in x.iter().enumerate() {
-        let nearest = (v / step).round_ties_even().clamp(-limit, limit);
+        let nearest = nearest((v / step).clamp(-limit, limit));
         let (v, left) = (f64::from(*v), f64::from(*v) - f64::from(nearest) * f64::from(step));
         (norm, error) = (norm + v * v, error + left * left);
         let unsigned = (nearest as i64 + offset) as u32;
@@ -127,7 +149,12 @@ pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
         Isa::Avx2 => unsafe { x86_64::dots_avx2(rows, data, *len, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Isa::Avx512 | Isa::Amx => unsafe { x86_64::dots_avx512(rows, data, *len, out) },
+        Isa::Amx if !digits.columns.is_empty() => unsafe {
+            x86_64::amx::dots(rows, data, &digits.columns, *len, out);
+        },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512 | Isa::Amx => unsafe { x86_64::dots_avx512(0, rows, data, *len, out) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("no such ISA is available here"),
     }
@@ -163,13 +190,13 @@ mod tests {
     fn every_isa_gives_the_dot_products_of_the_definition() {
         for isa in isas() {
             for (width, count, n) in
-                [(64, 1, 1), (100, 2, 2), (2560, 1, 7), (2560, 2, 1), (192, 2, 33)]
+                [(64, 1, 1), (100, 2, 2), (2560, 1, 7), (2560, 2, 1), (192, 2, 33), (64, 1, 130)]
             {
                 let xs: Vec<f32> = (0..n).flat_map(|i| row(i, width)).collect();
                 let mut digits = Digits::default();
                 digits.set(isa, &xs, width, count);
                 let len = width.next_multiple_of(STRIDE);
-                for head_rows in [1, 4, 13] {
+                for head_rows in [1, 4, 13, 39] {
                     let rows: Vec<i8> = (0..head_rows * len)
                         .map(|i| ((wave(i) % 255) as i16 - 127) as i8)
                         .collect();
@@ -181,6 +208,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn nearest_is_the_even_one_of_two() {
+        for i in -(4 << 16)..(4 << 16) {
+            let value = i as f32 / 8.0;
+            assert_eq!(nearest(value), value.round_ties_even());
+        }
+        assert!(nearest(f32::NAN).is_nan());
     }
 
     #[test]

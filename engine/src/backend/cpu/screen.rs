@@ -33,7 +33,7 @@ use crate::{
     kernels::{
         Isa,
         float::FloatKernels,
-        screen::{self, Digits, STRIDE},
+        screen::{self, Bounds, Digits, Products, STRIDE},
     },
 };
 
@@ -60,7 +60,10 @@ fn rounding(len: usize) -> f64 {
 pub struct Screen {
     rows: AlignedBytes, // of i8
     stride: usize,
-    of_rows: Vec<OfRow>,
+    scales: Vec<f32>, // as in `OfRow`
+    sums: Vec<i32>,
+    errors: Vec<f32>,
+    norms: Vec<f32>,
 }
 
 /// What is known of a row.
@@ -113,7 +116,7 @@ impl Screen {
             return None;
         }
         let mut rows = AlignedBytes::zeroed(dense.rows * stride);
-        let of_rows = rows
+        let of_rows: Vec<OfRow> = rows
             .par_chunks_exact_mut(stride)
             .enumerate()
             .map_init(
@@ -124,17 +127,30 @@ impl Screen {
                 },
             )
             .collect();
-        Some(Self { rows, stride, of_rows })
+        Some(Self {
+            rows,
+            stride,
+            scales: of_rows.iter().map(|row| row.scale).collect(),
+            sums: of_rows.iter().map(|row| row.sum).collect(),
+            errors: of_rows.iter().map(|row| row.error).collect(),
+            norms: of_rows.iter().map(|row| row.norm).collect(),
+        })
     }
 
     /// Bytes held.
     pub fn size_bytes(&self) -> usize {
-        self.rows.len() + size_of_val(&self.of_rows[..])
+        self.rows.len() + self.scales.len() * size_of::<OfRow>()
     }
 
     /// Whether so many of the largest logits are found faster than all.
     pub fn pays_for(&self, count: usize) -> bool {
-        count.saturating_mul(SHARE) <= self.of_rows.len()
+        count.saturating_mul(SHARE) <= self.scales.len()
+    }
+
+    /// How far estimates of some logits may be off, by the factors of a hidden row.
+    fn bounds(&self, range: Range<usize>, (by_error, by_norm): (f32, f32)) -> Bounds<'_> {
+        let (errors, norms) = (&self.errors[range.clone()], &self.norms[range]);
+        Bounds { errors, norms, by_error, by_norm }
     }
 
     fn rows(&self, range: Range<usize>) -> &[i8] {
@@ -150,7 +166,7 @@ impl Screen {
         screening: &mut Screening,
         out: &mut [f32],
     ) {
-        let (vocab, n) = (self.of_rows.len(), job.rows.len());
+        let (vocab, n) = (self.scales.len(), job.rows.len());
         if n == 0 {
             return;
         }
@@ -164,12 +180,12 @@ impl Screen {
         pool.run(tasks, &|task| {
             let range = task * HEAD_ROWS..((task + 1) * HEAD_ROWS).min(vocab);
             with_scratch(|scratch| {
-                estimates.of_task(range, scratch, |row, range, estimates, largest| {
+                estimates.of_task(range.clone(), scratch, |row, estimate| {
                     let start = job.rows[row].output * vocab;
                     // SAFETY: each task writes its own columns, and a place of its own.
                     unsafe {
-                        all.part(start + range.start..start + range.end).copy_from_slice(estimates);
-                        lowest.part(row * tasks + task..row * tasks + task + 1)[0] = largest;
+                        let out = all.part(start + range.start..start + range.end);
+                        lowest.part(row * tasks + task..row * tasks + task + 1)[0] = estimate(out);
                     }
                 });
             });
@@ -227,42 +243,37 @@ impl Estimates<'_> {
         ((x.norm + rounding) as f32 * UP, (x.error + rounding) as f32 * UP)
     }
 
-    /// Estimates some of the vocabulary for all rows; tells each row's estimates, and the largest of
-    /// their lower bounds.
+    /// Estimates some of the vocabulary for all rows: gives each row what writes its estimates and
+    /// returns the largest of their lower bounds.
     fn of_task(
         &self,
         range: Range<usize>,
         scratch: &mut Scratch,
-        mut tell: impl FnMut(usize, Range<usize>, &[f32], f32),
+        mut give: impl FnMut(usize, &dyn Fn(&mut [f32]) -> f32),
     ) {
-        let (count, digits) = (range.len(), self.digits.count());
-        let Scratch { sums, floats, .. } = scratch;
+        let (count, digits, screen) = (range.len(), self.digits.count(), self.screen);
+        let sums = &mut scratch.sums;
         sums.resize(self.job.rows.len() * digits * count, 0);
-        floats.resize(count, 0.0);
-        screen::dots(self.job.isa, self.screen.rows(range.clone()), self.digits, sums);
-        let of_rows = &self.screen.of_rows[range.clone()];
+        screen::dots(self.job.isa, screen.rows(range.clone()), self.digits, sums);
         for (row, dots) in sums.chunks_exact(digits * count).enumerate() {
-            let x = self.digits.rows()[row];
-            let (by_error, by_norm) = self.factors(row);
-            let mut largest = f32::NEG_INFINITY;
-            for (j, (of_row, estimate)) in of_rows.iter().zip(&mut *floats).enumerate() {
-                let joined = self.digits.join((0..digits).map(|digit| dots[digit * count + j]));
-                let products = joined - x.offset * i64::from(of_row.sum);
-                *estimate = products as f32 * (of_row.scale * x.step);
-                let bound = by_error * of_row.error + by_norm * of_row.norm;
-                let lower = *estimate - bound;
-                largest = if lower > largest { lower } else { largest };
-            }
-            tell(row, range.clone(), floats, largest);
+            let products = Products {
+                dots,
+                digits: self.digits,
+                row,
+                scales: &screen.scales[range.clone()],
+                sums: &screen.sums[range.clone()],
+            };
+            let bounds = screen.bounds(range.clone(), self.factors(row));
+            give(row, &|out| self.job.kernels.estimate(&products, &bounds, out));
         }
     }
 
     /// The `count`-th largest lower bound of a row.
     fn kth_lowest(&self, row: usize, estimates: &[f32], count: usize, lower: &mut Vec<f32>) -> f32 {
-        let (by_error, by_norm) = self.factors(row);
+        let bounds = self.screen.bounds(0..estimates.len(), self.factors(row));
         lower.clear();
-        lower.extend(estimates.iter().zip(&self.screen.of_rows).map(|(estimate, of_row)| {
-            let bound = estimate - (by_error * of_row.error + by_norm * of_row.norm);
+        lower.extend(estimates.iter().enumerate().map(|(j, estimate)| {
+            let bound = estimate - bounds.at(j);
             if bound.is_nan() { f32::NEG_INFINITY } else { bound }
         }));
         let place = count.min(lower.len()) - 1;
@@ -279,23 +290,13 @@ impl Estimates<'_> {
         logits: &mut [f32],
         scratch: &mut Scratch,
     ) -> usize {
-        let (by_error, by_norm) = self.factors(row);
+        let bounds = self.screen.bounds(range.clone(), self.factors(row));
         let Job { head, kernels, xs, rows, .. } = self.job;
         let width = xs.len() / rows.len();
         let x = &xs[row * width..(row + 1) * width];
         let Scratch { positions, more_floats, .. } = scratch;
         positions.clear();
-        for (j, (logit, of_row)) in
-            logits.iter_mut().zip(&self.screen.of_rows[range.clone()]).enumerate()
-        {
-            let upper = *logit + (by_error * of_row.error + by_norm * of_row.norm);
-            // What is not a number is looked at.
-            if upper < threshold {
-                *logit = f32::NEG_INFINITY;
-            } else {
-                positions.push(j);
-            }
-        }
+        kernels.leave_out(&bounds, threshold, logits, positions);
         if positions.len() * SHARE > range.len() {
             head.logits(kernels, range.start, range.len(), x, more_floats, logits);
             return positions.len();
@@ -317,7 +318,7 @@ fn quantize(w: &[f32], out: &mut [u8]) -> OfRow {
     let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
     let (mut error, mut norm, mut sum) = (0f64, 0f64, 0i32);
     for (q, w) in out.iter_mut().zip(w) {
-        let nearest = (w / scale).round_ties_even().clamp(-127.0, 127.0);
+        let nearest = screen::nearest((w / scale).clamp(-127.0, 127.0));
         let value = f64::from(nearest) * f64::from(scale);
         let left = f64::from(*w) - value;
         (error, norm, sum) = (error + left * left, norm + value * value, sum + nearest as i32);

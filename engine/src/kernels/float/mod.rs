@@ -17,7 +17,10 @@ use half::{bf16, f16};
 pub use attention::AttentionTile;
 pub use lanes::LANES;
 
-use super::Isa;
+use super::{
+    Isa,
+    screen::{Bounds, Products},
+};
 use crate::{config::Activation, formats::Scale};
 
 type AttentionFn<E> = unsafe fn(&AttentionTile<'_, E>, &[f32], &[usize], &mut Vec<f32>, &mut [f32]);
@@ -32,6 +35,8 @@ pub struct FloatKernels {
     add: unsafe fn(&mut [f32], &[f32]),
     gate: unsafe fn(Activation, &mut [f32], &[f32]),
     narrow: unsafe fn(&[f32], &mut [f16]),
+    estimate: unsafe fn(&Products<'_>, &Bounds<'_>, &mut [f32]) -> f32,
+    leave_out: unsafe fn(&Bounds<'_>, f32, &mut [f32], &mut Vec<usize>),
     attention_f16: AttentionFn<f16>,
     attention_f32: AttentionFn<f32>,
     head_f32: HeadFn<f32>,
@@ -110,6 +115,31 @@ impl FloatKernels {
         unsafe { (self.rms_norm)(x, weight, eps, out) }
     }
 
+    /// Writes estimates of logits to `out`; returns the largest lower bound of one.
+    ///
+    /// # Panics
+    /// If `out` has not as many places as there are products and bounds.
+    pub fn estimate(&self, of: &Products<'_>, bounds: &Bounds<'_>, out: &mut [f32]) -> f32 {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.estimate)(of, bounds, out) }
+    }
+
+    /// Turns estimates that are certainly below a threshold into −∞, and adds the places of the others
+    /// to `others`.
+    ///
+    /// # Panics
+    /// If there are fewer bounds than estimates.
+    pub fn leave_out(
+        &self,
+        bounds: &Bounds<'_>,
+        threshold: f32,
+        estimates: &mut [f32],
+        others: &mut Vec<usize>,
+    ) {
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.leave_out)(bounds, threshold, estimates, others) }
+    }
+
     /// Per-token int8 quantization; returns the scale `s = 127 / max(1e-5, max|x|)`.
     pub fn quantize(&self, x: &[f32], q: &mut [i8]) -> f32 {
         // SAFETY: see `rms_norm`.
@@ -159,7 +189,7 @@ impl FloatKernels {
 macro_rules! instantiate {
     ($module:ident, $lanes:ty, $features:literal, $queries:literal, $rows:literal, $xs:literal) => {
         mod $module {
-            use super::{attention, lanes::Element, ops, *};
+            use super::{super::screen, attention, lanes::Element, ops, *};
 
             pub(super) static TABLE: FloatKernels = FloatKernels {
                 rms_norm,
@@ -168,6 +198,8 @@ macro_rules! instantiate {
                 add,
                 gate,
                 narrow,
+                estimate,
+                leave_out,
                 attention_f16,
                 attention_f32,
                 head_f32,
@@ -197,6 +229,21 @@ macro_rules! instantiate {
             instantiate!(@head $features head_f16, f16);
             instantiate!(@head $features head_bf16, bf16);
             instantiate!(@head $features head_i8, i8);
+
+            #[target_feature(enable = $features)]
+            unsafe fn leave_out(
+                bounds: &Bounds<'_>,
+                threshold: f32,
+                estimates: &mut [f32],
+                others: &mut Vec<usize>,
+            ) {
+                screen::leave_out(bounds, threshold, estimates, others)
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn estimate(of: &Products<'_>, bounds: &Bounds<'_>, out: &mut [f32]) -> f32 {
+                screen::estimate(of, bounds, out)
+            }
 
             #[target_feature(enable = $features)]
             unsafe fn quantize(x: &[f32], q: &mut [i8]) -> f32 {

@@ -2,6 +2,8 @@
 
 use std::{arch::x86_64::*, sync::LazyLock};
 
+pub(super) mod amx;
+
 /// Whether AVX-512 comes with VNNI here.
 pub(super) fn has_vnni() -> bool {
     static VNNI: LazyLock<bool> = LazyLock::new(|| is_x86_feature_detected!("avx512vnni"));
@@ -11,11 +13,12 @@ pub(super) fn has_vnni() -> bool {
 /// How far ahead of the bytes in hand the next ones of each row are fetched.
 const PREFETCH_BYTES: usize = 1024;
 
-/// Calls `$tile::<H, X>` for all tiles of at most 4 head rows and 6 digit rows.
+/// Calls `$tile::<H, X>` for all tiles of at most 4 head rows, from the first given on, and 6 digit
+/// rows.
 macro_rules! tiles {
-    ($tile:ident, $rows:ident, $digits:ident, $len:ident, $out:ident) => {{
+    ($tile:ident, $first:expr, $rows:ident, $digits:ident, $len:ident, $out:ident) => {{
         let (r, n) = ($rows.len() / $len, $digits.len() / $len);
-        let mut row = 0;
+        let mut row = $first;
         while row < r {
             let height = if r - row >= 4 { 4 } else { 1 };
             let mut x = 0;
@@ -37,15 +40,23 @@ macro_rules! tiles {
     }};
 }
 
+/// Products with the head rows from `first` on.
+///
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ and VL; `out` has a place for each pair of rows of `len`.
-pub(super) unsafe fn dots_avx512(rows: &[i8], digits: &[u8], len: usize, out: &mut [i32]) {
+pub(super) unsafe fn dots_avx512(
+    first: usize,
+    rows: &[i8],
+    digits: &[u8],
+    len: usize,
+    out: &mut [i32],
+) {
     // SAFETY: the caller vouches for the ISA and the shapes; VNNI is looked for.
     unsafe {
         if has_vnni() {
-            tiles!(tile_vnni, rows, digits, len, out);
+            tiles!(tile_vnni, first, rows, digits, len, out);
         } else {
-            tiles!(tile_bw, rows, digits, len, out);
+            tiles!(tile_bw, first, rows, digits, len, out);
         }
     }
 }
@@ -54,7 +65,7 @@ pub(super) unsafe fn dots_avx512(rows: &[i8], digits: &[u8], len: usize, out: &m
 /// As for [`dots_avx512`], with AVX2.
 pub(super) unsafe fn dots_avx2(rows: &[i8], digits: &[u8], len: usize, out: &mut [i32]) {
     // SAFETY: the caller vouches for the ISA and the shapes.
-    unsafe { tiles!(tile_avx2, rows, digits, len, out) }
+    unsafe { tiles!(tile_avx2, 0, rows, digits, len, out) }
 }
 
 /// One register tile. `$vector` is as wide as `$width` bytes; `$add(sum, digits, weights)` adds

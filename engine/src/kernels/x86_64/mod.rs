@@ -35,7 +35,7 @@ const CODES_MAX: usize = 3;
 
 /// How far ahead of the block in hand its successors are fetched. The hardware's own prefetch
 /// stops at every 4 KiB.
-const PREFETCH_BYTES: usize = 64 * 24;
+const PREFETCH_BLOCKS: usize = 24;
 
 /// Vectors of one instruction set and the arithmetic on them.
 ///
@@ -149,6 +149,8 @@ struct Work {
     /// group of rows reads the weights, less where several do, which share the next tiles.
     ahead: *const u8,
     ahead_step: usize,
+    /// The block from which on that is the next tile's, and lies behind the tail of this one.
+    ahead_next: usize,
     /// The first row's activations.
     x: *const i8,
     x_stride: usize,
@@ -187,26 +189,20 @@ unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
     let together = if rows >= T::PAIR_ROWS_MIN { 2 } else { 1 };
     for first in (0..tile_count).step_by(together) {
         let (tile, count) = (&tiles[first * tile_bytes..], together.min(tile_count - first));
-        // What follows a tile's blocks is read beside them: it is asked for a tile ahead.
-        for line in (count * tile_bytes..(count + 1) * tile_bytes).step_by(64).skip(blocks) {
-            // SAFETY: a prefetch reads nothing that could fault.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(tile.as_ptr().wrapping_add(line).cast()) };
-        }
         for group in 0..groups {
             let (row, end) = (group * rows / groups, (group + 1) * rows / groups);
             // SAFETY: the tiles and rows are inside the product's slices, checked above.
             unsafe {
-                let ahead = match groups {
-                    1 => tile.as_ptr().wrapping_add(PREFETCH_BYTES),
-                    _ => tile
-                        .as_ptr()
-                        .wrapping_add(together * tile_bytes + 64 * (group * blocks / groups)),
+                let (ahead, ahead_next) = match groups {
+                    1 => (64 * PREFETCH_BLOCKS, blocks.saturating_sub(PREFETCH_BLOCKS)),
+                    _ => (together * tile_bytes + 64 * (group * blocks / groups), usize::MAX),
                 };
                 let work = Work {
                     tile: Tile { bytes: tile.as_ptr(), blocks },
                     tile_bytes,
-                    ahead,
+                    ahead: tile.as_ptr().wrapping_add(ahead),
                     ahead_step: 64 / groups,
+                    ahead_next,
                     x: x.as_ptr().add(row * x_stride),
                     x_stride,
                     sums: sums.as_ptr().add(row),
@@ -238,6 +234,7 @@ unsafe fn block_rows<
     // SAFETY: `gemm` checked that the slices hold the tiles and the rows.
     unsafe {
         let chunk = T::ACCUMULATE_MAX / (E::PARTS * E::CODES);
+        let tail = work.tile_bytes - 64 * work.tile.blocks;
         let mut totals = [[T::zero(); TILES]; R];
         let (mut tiles, mut xs) = ([work.tile; TILES], [work.x; R]);
         for tile in 0..TILES {
@@ -251,14 +248,20 @@ unsafe fn block_rows<
             let end = work.tile.blocks.min(start.saturating_add(chunk));
             let mut sums = [[[T::zero(); A]; TILES]; R];
             for block in start..end {
+                let skip = if block >= work.ahead_next { tail } else { 0 };
                 for tile in 0..TILES {
                     let ahead = work.ahead.wrapping_add(tile * work.tile_bytes);
-                    let ahead = ahead.wrapping_add(work.ahead_step * block).cast();
+                    let ahead = ahead.wrapping_add(work.ahead_step * block + skip).cast();
                     // The second cache has room for more requests; one tile alone uses a line so soon
                     // that it must be in the first.
                     match TILES {
                         1 => _mm_prefetch::<_MM_HINT_T0>(ahead),
                         _ => _mm_prefetch::<_MM_HINT_T1>(ahead),
+                    }
+                    if E::TAIL_BYTES > 0 && (E::TAIL_BYTES * block).is_multiple_of(64) {
+                        let next = tiles[tile].bytes.wrapping_add(TILES * work.tile_bytes);
+                        let place = 64 * work.tile.blocks + E::TAIL_BYTES * block;
+                        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(place).cast());
                     }
                 }
                 for part in 0..E::PARTS {

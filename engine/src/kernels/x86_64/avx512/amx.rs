@@ -28,9 +28,9 @@ use crate::{
 struct Amx;
 
 /// Rows and columns of sums in a register.
-const SIDE: usize = 16;
+pub(in crate::kernels) const SIDE: usize = 16;
 /// Rows that are multiplied at a time.
-const ROWS_MAX: usize = 2 * SIDE;
+pub(in crate::kernels) const ROWS_MAX: usize = 2 * SIDE;
 /// Rows from which registers of tiles are faster than vectors.
 const FEW: usize = 5;
 /// Code vectors that are expanded while those before are multiplied: whole blocks of every format.
@@ -151,7 +151,7 @@ struct Config {
 
 /// The shapes of the registers: sums in 0 to 3, two sets of activations in 4 and 5, codes in 6 and 7.
 #[derive(Default)]
-pub(in super::super) struct Registers {
+pub(in crate::kernels) struct Registers {
     /// Rows of activations they are laid out for, of 2 × [`SIDE`].
     rows: Option<usize>,
 }
@@ -161,7 +161,7 @@ impl Registers {
     ///
     /// # Safety
     /// [`is_available`].
-    unsafe fn hold(&mut self, rows: usize) {
+    pub(in crate::kernels) unsafe fn hold(&mut self, rows: usize) {
         if self.rows == Some(rows) {
             return;
         }

@@ -1,0 +1,115 @@
+//! From dot products of digits to estimates of logits, and to what can be left out: plain loops, that
+//! the float kernels instantiate for each ISA.
+
+use super::Digits;
+
+/// Elements that are looked at together.
+const TOGETHER: usize = 16;
+
+/// Dot products of a row's digits with some head rows.
+pub struct Products<'a> {
+    /// As [`super::dots`] gives them for the row. // (digit, head row)
+    pub dots: &'a [i32],
+    /// The digits.
+    pub digits: &'a Digits,
+    /// Which row of theirs.
+    pub row: usize,
+    /// `w ≈ scale · int8` of each head row.
+    pub scales: &'a [f32],
+    /// `Σ int8` of each head row.
+    pub sums: &'a [i32],
+}
+
+/// How far estimates may be off: `by_error · error + by_norm · norm`.
+pub struct Bounds<'a> {
+    /// Norm of what the int8 of each head row leave out.
+    pub errors: &'a [f32],
+    /// Norm of what they hold.
+    pub norms: &'a [f32],
+    /// Factor of the hidden row.
+    pub by_error: f32,
+    /// Factor of the hidden row.
+    pub by_norm: f32,
+}
+
+impl Bounds<'_> {
+    /// Of head row `j`.
+    pub fn at(&self, j: usize) -> f32 {
+        self.of(self.errors[j], self.norms[j])
+    }
+
+    #[inline(always)]
+    fn of(&self, error: f32, norm: f32) -> f32 {
+        self.by_error * error + self.by_norm * norm
+    }
+
+    /// Errors and norms of so many head rows, some together.
+    #[inline(always)]
+    fn together(&self, count: usize) -> impl Iterator<Item = (&[f32], &[f32])> {
+        self.errors[..count].chunks(TOGETHER).zip(self.norms[..count].chunks(TOGETHER))
+    }
+}
+
+/// Writes estimates of the logits to `out`; returns the largest lower bound of one.
+#[inline(always)]
+pub fn estimate(of: &Products<'_>, bounds: &Bounds<'_>, out: &mut [f32]) -> f32 {
+    let count = out.len();
+    let super::DigitRow { step, offset, .. } = of.digits.rows()[of.row];
+    let (scales, sums) = (&of.scales[..count], &of.sums[..count]);
+    let (first, rest) = of.dots.split_at(count);
+    if rest.is_empty() {
+        // One digit: `Σ (X − offset) · w` is below 2^31, so wrapping on the way does no harm.
+        let offset = offset as i32;
+        for j in 0..count {
+            let products = first[j].wrapping_sub(offset.wrapping_mul(sums[j]));
+            out[j] = products as f32 * (scales[j] * step);
+        }
+    } else {
+        let (second, bits) = (&rest[..count], of.digits.bits());
+        for j in 0..count {
+            let joined = (i64::from(first[j]) << bits) + i64::from(second[j]);
+            out[j] = (joined - offset * i64::from(sums[j])) as f32 * (scales[j] * step);
+        }
+    }
+    let mut largest = [f32::NEG_INFINITY; TOGETHER];
+    for (out, (errors, norms)) in out.chunks(TOGETHER).zip(bounds.together(count)) {
+        for (((largest, out), error), norm) in largest.iter_mut().zip(out).zip(errors).zip(norms) {
+            let lower = out - bounds.of(*error, *norm);
+            *largest = if lower > *largest { lower } else { *largest };
+        }
+    }
+    largest.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
+}
+
+/// Turns estimates whose upper bound is below the threshold into −∞, and names the others. What is
+/// not a number is among these.
+#[inline(always)]
+pub fn leave_out(
+    bounds: &Bounds<'_>,
+    threshold: f32,
+    estimates: &mut [f32],
+    others: &mut Vec<usize>,
+) {
+    let count = estimates.len();
+    let parts = estimates.chunks_mut(TOGETHER).zip(bounds.together(count));
+    for (part, (estimates, (errors, norms))) in parts.enumerate() {
+        let is_below = |estimate: f32, (error, norm): (&f32, &f32)| {
+            estimate + bounds.of(*error, *norm) < threshold
+        };
+        let of_rows = || errors.iter().zip(norms);
+        // Nearly always all are: one look at them together, then one write.
+        let all =
+            estimates.iter().zip(of_rows()).fold(true, |all, (e, row)| all & is_below(*e, row));
+        if all {
+            estimates.fill(f32::NEG_INFINITY);
+            continue;
+        }
+        for (j, (estimate, row)) in estimates.iter_mut().zip(of_rows()).enumerate() {
+            if is_below(*estimate, row) {
+                *estimate = f32::NEG_INFINITY;
+            } else {
+                others.push(part * TOGETHER + j);
+            }
+        }
+    }
+}

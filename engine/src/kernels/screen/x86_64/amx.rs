@@ -1,0 +1,192 @@
+//! The products of [`super::super::dots`] by AMX-INT8, for more than a few rows of digits.
+//!
+//! `tdpbsud` multiplies 16 head rows, as they lie, by 16 rows of digits that lie as columns: line `k`
+//! of a register's 16 holds elements `4 k..4 k + 4` of each of them. A step is 64 elements of all.
+
+use std::{arch::asm, arch::x86_64::*};
+
+use bytemuck::Zeroable;
+
+use super::dots_avx512;
+use crate::{
+    formats::memory::Line,
+    kernels::{
+        Isa,
+        x86_64::avx512::amx::{ROWS_MAX, Registers, SIDE},
+    },
+};
+
+/// Rows of digits from which this is faster than vectors.
+const FEW: usize = 5;
+/// Registers of columns that are multiplied at a time.
+const GROUPS: usize = 4;
+/// Elements of a row in a register.
+const STEP: usize = 64;
+
+/// Rows of digits as columns. // (len / STEP, group, SIDE lines)
+#[derive(Debug, Clone, Default)]
+pub struct Columns {
+    lines: Vec<Line>,
+    groups: usize,
+}
+
+impl Columns {
+    /// Lays out digits `(n, len)`, if the ISA is AMX and they are more than a few.
+    pub fn set(&mut self, isa: Isa, digits: &[u8], len: usize) {
+        self.lines.clear();
+        let n = digits.len() / len;
+        if isa != Isa::Amx || n < FEW {
+            return;
+        }
+        self.groups = n.div_ceil(SIDE);
+        self.lines.resize(len / STEP * self.groups * SIDE, Line::zeroed());
+        for (row, digits) in digits.chunks_exact(len).enumerate() {
+            let (group, column) = (row / SIDE, row % SIDE);
+            for (k, four) in digits.chunks_exact(4).enumerate() {
+                let line = (k / SIDE * self.groups + group) * SIDE + k % SIDE;
+                self.lines[line].0[4 * column..4 * column + 4].copy_from_slice(four);
+            }
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+}
+
+/// Sums of 16 head rows with 16 rows of digits each. // (group, head row, row of digits)
+#[repr(C, align(64))]
+struct Sums([[[i32; SIDE]; SIDE]; GROUPS]);
+
+/// As [`super::super::dots`]; `columns` are the digits.
+///
+/// # Safety
+/// The machine has AMX; `out` has a place for each pair of rows of `len`.
+pub unsafe fn dots(rows: &[i8], digits: &[u8], columns: &Columns, len: usize, out: &mut [i32]) {
+    let (count, n) = (rows.len() / len, digits.len() / len);
+    assert!(
+        columns.lines.len() == len / STEP * columns.groups * SIDE && columns.groups * SIDE >= n
+    );
+    let mut sums = Sums([[[0; SIDE]; SIDE]; GROUPS]);
+    let mut registers = Registers::default();
+    let whole = count / SIDE * SIDE;
+    for first in (0..whole).step_by(SIDE) {
+        let rows = rows[first * len..].as_ptr();
+        for group in (0..columns.groups).step_by(GROUPS) {
+            let groups = GROUPS.min(columns.groups - group);
+            // SAFETY: the caller has AMX; 16 rows and these groups of every step are there.
+            unsafe {
+                registers.hold(ROWS_MAX);
+                let columns_of_step = columns.groups * SIDE;
+                let lines = columns.lines[group * SIDE..].as_ptr();
+                multiply(rows, len, lines, columns_of_step, groups, &mut sums);
+            }
+            for (index, sums) in sums.0[..groups].iter().enumerate() {
+                let row = (group + index) * SIDE;
+                for x in row..(row + SIDE).min(n) {
+                    let out = &mut out[x * count + first..][..SIDE];
+                    for (out, sums) in out.iter_mut().zip(sums) {
+                        *out = sums[x - row];
+                    }
+                }
+            }
+        }
+    }
+    // SAFETY: passed on from the caller.
+    unsafe { dots_avx512(whole, rows, digits, len, out) }
+}
+
+/// 16 head rows by up to four groups of columns, whose steps lie `stride` lines apart.
+///
+/// # Safety
+/// Registers are laid out for whole rows; rows and columns of `len` elements are there.
+unsafe fn multiply(
+    rows: *const i8,
+    len: usize,
+    columns: *const Line,
+    stride: usize,
+    groups: usize,
+    sums: &mut Sums,
+) {
+    macro_rules! step {
+        ($step:literal, $row:expr, $columns:expr) => {
+            asm!(
+                $step,
+                row = in(reg) $row,
+                len = in(reg) len,
+                columns = in(reg) $columns,
+                line = in(reg) 64usize,
+                options(nostack, preserves_flags)
+            )
+        };
+    }
+    // SAFETY: passed on from the caller; a prefetch reads nothing that could fault.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nomem, nostack, preserves_flags)
+        );
+        for step in 0..len / STEP {
+            let row = rows.add(step * STEP);
+            for next in SIDE..2 * SIDE {
+                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(next * len));
+            }
+            let columns = columns.add(step * stride);
+            match groups {
+                1 => step!(
+                    "tileloadd tmm4, [{row} + {len}]
+                     tileloadd tmm5, [{columns} + {line}]
+                     tdpbsud tmm0, tmm4, tmm5",
+                    row,
+                    columns
+                ),
+                2 => step!(
+                    "tileloadd tmm4, [{row} + {len}]
+                     tileloadd tmm5, [{columns} + {line}]
+                     tdpbsud tmm0, tmm4, tmm5
+                     tileloadd tmm6, [{columns} + {line} + 1024]
+                     tdpbsud tmm1, tmm4, tmm6",
+                    row,
+                    columns
+                ),
+                3 => step!(
+                    "tileloadd tmm4, [{row} + {len}]
+                     tileloadd tmm5, [{columns} + {line}]
+                     tdpbsud tmm0, tmm4, tmm5
+                     tileloadd tmm6, [{columns} + {line} + 1024]
+                     tdpbsud tmm1, tmm4, tmm6
+                     tileloadd tmm7, [{columns} + {line} + 2048]
+                     tdpbsud tmm2, tmm4, tmm7",
+                    row,
+                    columns
+                ),
+                _ => step!(
+                    "tileloadd tmm4, [{row} + {len}]
+                     tileloadd tmm5, [{columns} + {line}]
+                     tdpbsud tmm0, tmm4, tmm5
+                     tileloadd tmm6, [{columns} + {line} + 1024]
+                     tdpbsud tmm1, tmm4, tmm6
+                     tileloadd tmm7, [{columns} + {line} + 2048]
+                     tdpbsud tmm2, tmm4, tmm7
+                     tileloadd tmm5, [{columns} + {line} + 3072]
+                     tdpbsud tmm3, tmm4, tmm5",
+                    row,
+                    columns
+                ),
+            }
+        }
+        asm!(
+            "tilestored [{sums} + {line}], tmm0",
+            "tilestored [{sums} + {line} + 1024], tmm1",
+            "tilestored [{sums} + {line} + 2048], tmm2",
+            "tilestored [{sums} + {line} + 3072], tmm3",
+            sums = in(reg) sums.0.as_mut_ptr(),
+            line = in(reg) 64usize,
+            options(nostack, preserves_flags)
+        );
+    }
+}

@@ -1,0 +1,183 @@
+//! Every page on both kinds of service, and with a store as large as it gets.
+
+use std::{process::Command, time::Instant};
+
+use serde_json::json;
+
+use crate::{
+    fleet::{Fleet, eventually},
+    rig::{Admin, Caller, OURS, key},
+};
+
+const PAGES: [&str; 9] = [
+    "/dashboard/overview",
+    "/dashboard/overview?span=30d&sort=failed",
+    "/dashboard/batches",
+    "/dashboard/jobs",
+    "/dashboard/jobs?state=failed",
+    "/dashboard/workers",
+    "/dashboard/dead-letters",
+    "/dashboard/integrity",
+    "/dashboard/keys",
+];
+const QUEUE: &str = "/dashboard/queues/demo@i2_s";
+
+/// Somebody who is logged in.
+struct Visitor {
+    nobody: Caller,
+    session: String,
+}
+
+impl Visitor {
+    fn of(admin: &Admin, key: &str) -> Self {
+        let nobody = admin.with("");
+        Self { session: nobody.log_in(key), nobody }
+    }
+
+    fn sees(&self, path: &str) -> String {
+        let page = self.nobody.page(path, &self.session);
+        assert_eq!(page.status, 200, "{path}: {}", page.text());
+        page.text()
+    }
+
+    fn does(&self, path: &str, form: &str) {
+        let done = self.nobody.form(path, &self.session, OURS, form);
+        assert_eq!(done.status, 303, "{path}: {}", done.text());
+    }
+}
+
+#[test]
+fn without_servers_every_page_is_shown_and_every_act_is_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
+    command.args(["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0", "--store"]);
+    command.arg(folder.path().join("store"));
+    command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
+    let service = Admin::of(command);
+    let (caller, visitor) =
+        (service.first(), Visitor::of(&service, service.first_key.as_deref().unwrap()));
+    let ask = |content: &str| {
+        let message = json!([{ "role": "user", "content": content }]);
+        caller.post("/v1/chat/completions", &json!({ "model": "demo", "messages": message }))
+    };
+    assert_eq!(ask("Paid on the 3rd of March, 2024").status, 200);
+    assert_eq!(ask(&"x ".repeat(20_000)).status, 400);
+    for path in PAGES.into_iter().chain([QUEUE]) {
+        visitor.sees(path);
+    }
+    eventually("the queue is sampled", || {
+        visitor.sees("/dashboard/overview").contains("demo@i2_s")
+    });
+    let letters = visitor.sees("/dashboard/dead-letters");
+    assert!(letters.contains("context_length_exceeded"), "{letters}");
+    let job = letters.split("/dashboard/jobs/").nth(1).unwrap().split('"').next().unwrap();
+    let story = visitor.sees(&format!("/dashboard/jobs/{job}"));
+    assert!(story.contains("Dead letter") && story.contains("Attempt 1"), "{story}");
+    visitor.does("/dashboard/dead-letters/replay", "");
+    eventually("the replay fails too", || {
+        visitor.sees("/dashboard/jobs?state=failed").matches("state failed").count() == 2
+    });
+    visitor.does("/dashboard/dead-letters/purge", "");
+    assert!(visitor.sees("/dashboard/dead-letters").contains("No dead letters"));
+    visitor.does(QUEUE, "action=pause");
+    assert!(visitor.sees(QUEUE).contains("Resume"));
+    visitor.does(QUEUE, "action=resume");
+    visitor.does(QUEUE, "action=limit&tokens=5000");
+    assert!(visitor.sees(QUEUE).contains("5,000"));
+}
+
+#[test]
+fn a_tenant_sees_its_own_jobs_and_no_page_for_operators() {
+    let fleet = Fleet::start();
+    let _worker = fleet.worker(&[]);
+    let admin = Admin::start(&fleet, &[]);
+    let [acme, other] = ["acme", "other"].map(|tenant| key(&fleet, tenant, "submit"));
+    let message = json!([{ "role": "user", "content": "Paid on the 3rd of March, 2024" }]);
+    let body = json!({ "model": "demo", "messages": message, "temperature": 0 });
+    assert_eq!(admin.with(&acme).post("/v1/chat/completions", &body).status, 200);
+    let (acme, other) = (Visitor::of(&admin, &acme), Visitor::of(&admin, &other));
+    let mine = acme.sees("/dashboard/jobs?tenant=other");
+    let job = mine.split("href=\"/dashboard/jobs/").nth(1).unwrap().split('"').next().unwrap();
+    let path = format!("/dashboard/jobs/{job}");
+    assert!(acme.sees(&path).contains("2024-03-03"));
+    for list in ["/dashboard/jobs", "/dashboard/jobs?tenant=acme"] {
+        assert!(other.sees(list).contains("No jobs"), "{list}");
+    }
+    assert_eq!(other.nobody.page(&path, &other.session).status, 404);
+    let cancel = other.nobody.form(&format!("{path}/cancel"), &other.session, OURS, "");
+    assert_eq!(cancel.status, 404);
+    assert!(!acme.sees("/dashboard/batches").contains("/dashboard/workers"), "no way there");
+}
+
+/// Jobs of the large store, and queues.
+const JOBS: u64 = 1_000_000;
+const QUEUES: u64 = 100;
+
+/// Copies a job's row until there are a million, of every state, in a hundred queues.
+fn fill(fleet: &Fleet) {
+    fleet.sql(&format!(
+        "INSERT INTO jobs (id, model, format, tenant, priority, state, cost, epoch, attempts,
+                 attempts_max, submitted_at, started_at, claimed_at, owner, job, error_code,
+                 error_signature, custom_id)
+         SELECT overlay(substr(md5(n::text), 1, 32) placing
+                    lpad(to_hex((extract(epoch FROM now()) * 1000)::bigint - {JOBS} + n), 12, '0')
+                    || '7' FROM 1 FOR 13)::uuid,
+             'model-' || n % {QUEUES}, format, 'tenant-' || n % 7, priority,
+             (ARRAY['completed', 'completed', 'completed', 'completed', 'failed', 'queued',
+                    'completed', 'cancelled', 'completed', 'completed'])[1 + n / {QUEUES} % 10],
+             cost, 1, 0, attempts_max, submitted_at, started_at, claimed_at, owner, job,
+             CASE WHEN n / {QUEUES} % 10 = 4 THEN 'engine_failed' END,
+             CASE WHEN n / {QUEUES} % 10 = 4 THEN 'the engine failed at step #' END, 'line-' || n
+         FROM (SELECT * FROM jobs LIMIT 1) one, generate_series(1, {JOBS}) n"
+    ));
+    fleet.sql(
+        "INSERT INTO results (job_id, tenant, model, format, prompt_tokens, completion_tokens,
+                 finished_at)
+         SELECT id, tenant, model, format, 20, 10, submitted_at FROM jobs
+         WHERE state IN ('completed', 'failed', 'cancelled') ON CONFLICT DO NOTHING",
+    );
+    fleet.sql("VACUUM ANALYZE jobs, results");
+}
+
+/// Minutes of work: `cargo nextest run --run-ignored only a_million_jobs --cargo-profile release`.
+#[test]
+#[ignore = "takes minutes, and a debug build is not what it measures"]
+fn with_a_million_jobs_every_page_is_there_within_a_tenth_of_a_second() {
+    let fleet = Fleet::start();
+    let worker = fleet.worker(&[]);
+    let admin = Admin::start(&fleet, &[]);
+    let message = json!([{ "role": "user", "content": "Paid on the 3rd of March, 2024" }]);
+    let body = json!({ "model": "demo", "messages": message });
+    assert_eq!(admin.first().post("/v1/chat/completions", &body).status, 200);
+    fill(&fleet);
+    let visitor = Visitor::of(&admin, admin.first_key.as_deref().unwrap());
+    eventually("the queues are sampled", || {
+        visitor.sees("/dashboard/overview").contains("model-99@i2_s")
+    });
+    let job = fleet.sql("SELECT id FROM jobs WHERE state = 'completed' LIMIT 1");
+    let mut paths: Vec<String> = PAGES.map(str::to_owned).to_vec();
+    paths.extend([
+        "/dashboard/queues/model-7@i2_s".to_owned(),
+        format!("/dashboard/jobs/{}", job.trim()),
+        "/dashboard/jobs?custom_id=line-500000".to_owned(),
+        "/dashboard/jobs?tenant=tenant-3&state=completed&queue=model-5".to_owned(),
+    ]);
+    let mut slow = Vec::new();
+    for path in &paths {
+        let mut times: Vec<_> = (0..100)
+            .map(|_| {
+                let started = Instant::now();
+                visitor.sees(path);
+                started.elapsed()
+            })
+            .collect();
+        times.sort();
+        let (p50, p99) = (times[50], times[98]);
+        println!("{path}: p50 {p50:.1?}, p99 {p99:.1?}");
+        if p99.as_millis() >= 100 {
+            slow.push((path, p99));
+        }
+    }
+    drop(worker);
+    assert!(slow.is_empty(), "{slow:?}");
+}
