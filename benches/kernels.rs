@@ -55,7 +55,7 @@ fn activations(format: Format, rows: usize) -> Activations {
 
 fn products(c: &mut Criterion) {
     let isa = isa();
-    let bandwidth = measure::memory_bandwidth(1);
+    let bandwidth = measure::memory_bandwidth(1, None);
     let peak = measure::product_peak(isa, 1);
     let peak_text = peak.map_or("unknown".to_owned(), |peak| format!("{:.0} G", peak / 1e9));
     println!("{isa}, one thread: {peak_text} products/s, {:.1} GB/s from memory", bandwidth / 1e9);

@@ -57,7 +57,7 @@ pub struct RunOptions {
     #[arg(
         long,
         env = "TRITMILL_ISA",
-        value_parser = one_of::<Isa>(&["scalar", "avx2", "avx512"])
+        value_parser = one_of::<Isa>(&["scalar", "avx2", "avx512", "amx"])
     )]
     pub isa: Option<Isa>,
     /// Element type of the KV cache: f16, or f32 to compare with references

@@ -16,8 +16,9 @@ use crate::{
 /// Rows of a prefill step, as many as the scheduler puts into one.
 pub const PREFILL_ROWS: usize = 512;
 
-/// Bytes that a bandwidth measurement reads in each pass: far more than any cache.
-const BANDWIDTH_BYTES: usize = 512 << 20;
+/// Bytes that a bandwidth measurement reads in each pass where there is room: caches of servers hold
+/// half as many.
+const BANDWIDTH_BYTES: usize = 1 << 30;
 /// Passes; the fastest counts.
 const BANDWIDTH_PASSES: usize = 4;
 
@@ -223,9 +224,11 @@ fn rate(tokens: usize, start: Instant) -> Option<f64> {
 
 /// Bytes per second that `threads` threads together read from memory, from pages as weights have
 /// them: the ceiling of decode, which reads every weight once for each token. Takes a moment and
-/// 512 MiB.
-pub fn memory_bandwidth(threads: usize) -> f64 {
-    let mut bytes = AlignedBytes::zeroed(BANDWIDTH_BYTES);
+/// 1 GiB, or a quarter of what is said to be available.
+pub fn memory_bandwidth(threads: usize, available: Option<u64>) -> f64 {
+    let quarter = available.and_then(|bytes| usize::try_from(bytes / 4).ok());
+    let len = quarter.map_or(BANDWIDTH_BYTES, |bytes| bytes.clamp(1 << 20, BANDWIDTH_BYTES)) & !63;
+    let mut bytes = AlignedBytes::zeroed(len);
     // Pages that were never written are all one page of zeros.
     bytes.fill(1);
     let words: &[u64] = bytemuck::cast_slice(&bytes);
@@ -237,7 +240,7 @@ pub fn memory_bandwidth(threads: usize) -> f64 {
                 scope.spawn(move || black_box(sum(black_box(words))));
             }
         });
-        BANDWIDTH_BYTES as f64 / start.elapsed().as_secs_f64().max(1e-9)
+        len as f64 / start.elapsed().as_secs_f64().max(1e-9)
     };
     (0..BANDWIDTH_PASSES).map(|_| pass()).fold(0.0, f64::max)
 }
@@ -254,7 +257,11 @@ pub fn product_peak(isa: Isa, threads: usize) -> Option<f64> {
     peaks.into_iter().sum()
 }
 
-/// Reads four stretches at once, a cache line of each in turn: one alone leaves requests unmade.
+/// How far ahead of the line in hand others are asked for.
+const AHEAD_BYTES: usize = 64 * 160;
+
+/// Reads four stretches at once, a cache line of each in turn, and asks for others ahead: one alone,
+/// and what the processor asks for by itself, leave requests unmade.
 fn sum(words: &[u64]) -> u64 {
     let (near, far) = words.split_at(words.len() / 2);
     let ((a, b), (c, d)) = (near.split_at(near.len() / 2), far.split_at(far.len() / 2));
@@ -262,7 +269,9 @@ fn sum(words: &[u64]) -> u64 {
     let mut sums = [0u64; 8];
     for line in 0..count {
         for stretch in [a, b, c, d] {
-            for (sum, word) in sums.iter_mut().zip(&stretch[8 * line..8 * line + 8]) {
+            let words = &stretch[8 * line..8 * line + 8];
+            kernels::prefetch(words.as_ptr().cast::<u8>().wrapping_add(AHEAD_BYTES));
+            for (sum, word) in sums.iter_mut().zip(words) {
                 *sum = sum.wrapping_add(*word);
             }
         }

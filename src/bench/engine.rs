@@ -8,9 +8,9 @@ use serde_json::json;
 use tritmill_engine::{
     backend::LogitsFor,
     load,
-    measure::{self, Speed, Workload},
+    measure::{self, Phase, Speed, Workload},
 };
-use tritmill_worker::machine;
+use tritmill_worker::machine::{self, Machine};
 
 use crate::{
     options::{ModelOption, RunOptions},
@@ -75,6 +75,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let weight_bytes = backend.weight_bytes();
     let resident_bytes = machine::resident_bytes();
     let (isa, threads) = (options.isa(), options.threads());
+    let bandwidth = measure::memory_bandwidth(threads, Machine::read().available());
+    // All logits take the head itself, not the copy that is counted.
+    let step_bytes = weight_bytes.filter(|_| !arguments.all_logits);
+    let share = |s: &Speed| match (s.phase, step_bytes) {
+        (Phase::Decode, Some(bytes)) => Some(s.median / s.batch as f64 * bytes as f64 / bandwidth),
+        _ => None,
+    };
     if arguments.json {
         output::line(json!({
             "model": model.name(),
@@ -86,7 +93,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "all_logits": arguments.all_logits,
             "weight_bytes": weight_bytes,
             "resident_bytes": resident_bytes,
-            "rows": speeds.iter().map(row).collect::<Vec<_>>(),
+            "memory_bandwidth_bytes_per_s": bandwidth.round(),
+            "rows": speeds.iter().map(|s| row(s, share(s))).collect::<Vec<_>>(),
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -95,22 +103,28 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), output::bytes);
     let (weights, resident) = (size(weight_bytes.map(|n| n as u64)), size(resident_bytes));
     output::line(format_args!("weights {weights}, resident {resident}"))?;
-    output::line("phase     batch   tokens/s  (slowest … fastest)")?;
+    output::line(format_args!("memory reads at {:.1} GB/s", bandwidth / 1e9))?;
+    output::line(
+        "phase     batch   tokens/s  (slowest … fastest)   weights read, of what memory gives",
+    )?;
     for s in &speeds {
         let (name, batch) = (s.phase.name(), s.batch);
         let (median, lowest, highest) = (s.median, s.lowest, s.highest);
-        let text = format!("{name:<8} {batch:>6} {median:>10.1}  ({lowest:.1} … {highest:.1})");
-        output::line(text)?;
+        let range = format!("({lowest:.1} … {highest:.1})");
+        let share = share(s).map_or_else(String::new, |share| format!("{:.0} %", share * 100.0));
+        let text = format!("{name:<8} {batch:>6} {median:>10.1}  {range:<21} {share:>6}");
+        output::line(text.trim_end())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(speed: &Speed) -> serde_json::Value {
+fn row(speed: &Speed, share: Option<f64>) -> serde_json::Value {
     json!({
         "phase": speed.phase.name(),
         "batch": speed.batch,
         "tokens_per_s": speed.median,
         "tokens_per_s_lowest": speed.lowest,
         "tokens_per_s_highest": speed.highest,
+        "weights_share_of_bandwidth": share,
     })
 }

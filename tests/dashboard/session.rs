@@ -1,5 +1,9 @@
 //! Who gets in, for how long, and what forms of other sites can do: nothing.
 
+use std::{io::Read as _, net::TcpStream, time::Duration};
+
+use tritmill_servers::Signal;
+
 use crate::{
     fleet::Fleet,
     rig::{Admin, OURS, key},
@@ -78,4 +82,42 @@ fn whoever_guesses_keys_has_to_wait() {
     let statuses: Vec<u16> = (0..40).map(|_| attempt()).collect();
     assert_eq!(statuses[0], 401);
     assert!(statuses.contains(&429), "{statuses:?}");
+}
+
+/// Reads from a stream until it has said something; false if it ended before.
+fn says(stream: &mut TcpStream, what: &str) -> bool {
+    let (mut said, mut piece) = (String::new(), [0; 4096]);
+    while !said.contains(what) {
+        match stream.read(&mut piece).unwrap() {
+            0 => return false,
+            count => said.push_str(&String::from_utf8_lossy(&piece[..count])),
+        }
+    }
+    true
+}
+
+#[test]
+fn a_watched_page_changes_until_its_key_is_revoked_or_the_service_stops() {
+    let fleet = Fleet::start();
+    let mut admin = Admin::start(&fleet, &[]);
+    let nobody = admin.with("");
+    let watch = |session: &str| {
+        let headers = format!("Cookie: {session}\r\nAccept: text/event-stream\r\n");
+        nobody.open(nobody.head("GET", "/dashboard/keys", &headers).as_bytes())
+    };
+    let lasting = nobody.log_in(admin.first_key.as_deref().unwrap());
+    let revoked = nobody.log_in(&key(&fleet, "acme", "operate"));
+    let (mut watching, mut shut_out) = (watch(&lasting), watch(&revoked));
+    assert!(says(&mut watching, "acme") && says(&mut shut_out, "acme"));
+    key(&fleet, "newcomer", "read");
+    assert!(says(&mut watching, "newcomer") && says(&mut shut_out, "newcomer"));
+    let id = fleet.sql("SELECT id FROM api_keys WHERE tenant = 'acme'");
+    assert_eq!(fleet.run(&["keys", "revoke", id.trim()]).0, Some(0));
+    assert!(!says(&mut shut_out, "no such text"), "it ends");
+    assert!(says(&mut watching, "revoked"), "the other goes on");
+    let again = format!("Cookie: {revoked}\r\nAccept: text/event-stream\r\n");
+    assert_eq!(nobody.send(nobody.head("GET", "/dashboard/keys", &again).as_bytes()).status, 401);
+    admin.signal(Signal::Terminate);
+    assert!(!says(&mut watching, "no such text"), "it ends");
+    assert_eq!(admin.wait(Duration::from_secs(60)), Some(0));
 }

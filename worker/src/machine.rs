@@ -29,6 +29,11 @@ pub fn host_name() -> String {
 }
 
 impl Machine {
+    /// Memory that this process may still take.
+    pub fn available(&self) -> Option<u64> {
+        self.memory_limit_bytes.or(self.memory_available_bytes)
+    }
+
     /// Reads it now.
     pub fn read() -> Self {
         let file = |path: &str| fs::read_to_string(path).unwrap_or_default();

@@ -101,7 +101,8 @@ impl Chart {
         let scale = match self.unit {
             Unit::Latency => Scale::logarithmic(low, high),
             Unit::Share => Scale { low: 0.0, high: 1.0, is_log: false, ticks: vec![0.0, 0.5, 1.0] },
-            Unit::PerSecond | Unit::Count => Scale::linear(high),
+            Unit::PerSecond => Scale::linear(high, 0.0),
+            Unit::Count => Scale::linear(high, 1.0),
         };
         let lines: Vec<_> = tops.iter().map(|top| self.path(top, &scale)).collect();
         let areas = match self.is_stacked {
@@ -290,9 +291,9 @@ struct Scale {
 }
 
 impl Scale {
-    /// From zero to a round number that is no less than `high`.
-    fn linear(high: f64) -> Self {
-        let rough = (high / 4.0).max(1e-9);
+    /// From zero to a round number that is no less than `high`, in steps of no less than `step_min`.
+    fn linear(high: f64, step_min: f64) -> Self {
+        let rough = (high / 4.0).max(step_min).max(1e-9);
         let decade = 10_f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|of| of * decade);
         let step = step.into_iter().find(|step| *step >= rough * 0.999).unwrap_or(decade * 10.0);
@@ -346,12 +347,13 @@ mod tests {
             (100.0, &[0.0, 25.0, 50.0, 75.0, 100.0]),
             (0.3, &[0.0, 0.1, 0.2, 0.3]),
         ] {
-            let scale = Scale::linear(high);
+            let scale = Scale::linear(high, 0.0);
             assert_eq!(scale.ticks.len(), ticks.len(), "{high}: {:?}", scale.ticks);
             for (is, expect) in scale.ticks.iter().zip(ticks) {
                 assert!((is - expect).abs() < 1e-9, "{high}: {:?}", scale.ticks);
             }
         }
+        assert_eq!(Scale::linear(2.0, 1.0).ticks, [0.0, 1.0, 2.0], "there is no half of a job");
         assert_eq!(Scale::logarithmic(0.02, 3.0).ticks, [0.01, 0.1, 1.0, 10.0]);
         assert_eq!(Scale::logarithmic(f64::INFINITY, 0.0).ticks.len(), 3);
         assert_eq!(Scale::logarithmic(1e9, 1e9).ticks.len(), 2);

@@ -154,7 +154,12 @@ impl Columns {
                     self.rate("prefill", |sample| sample.prompt_tokens),
                 ],
             ),
-            self.chart("Batch fill", Unit::Share, vec![self.series("fill", Sample::batch_fill)]),
+            // A worker may hold a job more than it has room for, for a moment.
+            self.chart(
+                "Batch fill",
+                Unit::Share,
+                vec![self.series("fill", |sample| sample.batch_fill().map(|fill| fill.min(1.0)))],
+            ),
             Chart { is_stacked: true, ..self.chart("Errors", Unit::Count, errors) },
         ]
     }

@@ -58,10 +58,14 @@ impl Row {
         }
     }
 
-    /// Of all jobs that ended, in percent.
-    fn failed_share(&self) -> Option<f64> {
+    /// Their share of all jobs that were answered or failed.
+    fn failed_share(&self) -> Option<String> {
         let ended = self.totals.completed + self.totals.failed;
-        (self.totals.failed > 0).then(|| 100.0 * self.totals.failed as f64 / ended as f64)
+        let percent = 100.0 * self.totals.failed as f64 / ended as f64;
+        (self.totals.failed > 0).then(|| match percent {
+            little if little < 0.1 => "< 0.1 %".to_owned(),
+            percent => format!("{percent:.1} %"),
+        })
     }
 }
 

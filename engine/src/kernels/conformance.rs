@@ -120,6 +120,15 @@ fn every_number_of_rows_and_tiles_around_the_register_blocks() {
 }
 
 #[test]
+fn rows_and_widths_around_the_groups_that_are_expanded_together() {
+    for rows in [5, 16, 17, 31, 32, 33, 48, 64, 65, 66, 97] {
+        for cols in [191, 192, 193, 384, 385, 400, 1153] {
+            Case::random(49, cols, rows, (rows * cols) as u64).check();
+        }
+    }
+}
+
+#[test]
 fn every_width_around_the_blocks() {
     for cols in (1..=100).chain([255, 256, 257, 383, 384, 385, 1023, 1024, 1025]) {
         Case::random(40, cols, 5, cols as u64).check();

@@ -61,7 +61,7 @@ impl Isa {
             Self::Amx => {
                 Self::Avx512.is_available()
                     && is_x86_feature_detected!("avx512vnni")
-                    && x86_64::avx512::amx::is_available()
+                    && x86_64::registers::is_available()
             }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
@@ -72,6 +72,19 @@ impl Isa {
     pub fn detect() -> Self {
         Self::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Self::Scalar)
     }
+}
+
+/// Asks for the cache line at an address, wherever that is, to come nearer.
+#[inline(always)]
+pub fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing that could fault, and every x86-64 has it.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// An ISA this machine cannot run.

@@ -93,6 +93,8 @@ macro_rules! tile {
                         let at = rows.add(h * len + k);
                         if k % 64 == 0 {
                             _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
+                            // The next rows, into the cache that has room for more requests.
+                            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(H * len).cast());
                         }
                         weights[h] = $load(at.cast::<$cast>());
                     }

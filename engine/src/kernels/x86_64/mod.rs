@@ -29,6 +29,7 @@ pub(super) mod avx2;
 pub(super) mod avx512;
 mod many;
 mod peak;
+pub(super) mod registers;
 
 /// Most code vectors that one [`Expand::codes`] returns.
 const CODES_MAX: usize = 3;
@@ -36,6 +37,10 @@ const CODES_MAX: usize = 3;
 /// How far ahead of the block in hand its successors are fetched. The hardware's own prefetch
 /// stops at every 4 KiB.
 const PREFETCH_BLOCKS: usize = 24;
+
+/// How far ahead of that the second cache asks for them, where one row of weights follows the other: it
+/// has room for more requests than the first.
+const PREFETCH_FAR_BYTES: usize = 64 * 160;
 
 /// Vectors of one instruction set and the arithmetic on them.
 ///
@@ -255,7 +260,10 @@ unsafe fn block_rows<
                     // The second cache has room for more requests; one tile alone uses a line so soon
                     // that it must be in the first.
                     match TILES {
-                        1 => _mm_prefetch::<_MM_HINT_T0>(ahead),
+                        1 => {
+                            _mm_prefetch::<_MM_HINT_T0>(ahead);
+                            _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(PREFETCH_FAR_BYTES));
+                        }
                         _ => _mm_prefetch::<_MM_HINT_T1>(ahead),
                     }
                     if E::TAIL_BYTES > 0 && (E::TAIL_BYTES * block).is_multiple_of(64) {

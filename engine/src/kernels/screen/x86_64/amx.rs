@@ -12,7 +12,7 @@ use crate::{
     formats::memory::Line,
     kernels::{
         Isa,
-        x86_64::avx512::amx::{ROWS_MAX, Registers, SIDE},
+        x86_64::registers::{ROWS_MAX, Registers, SIDE, clear_sums},
     },
 };
 
@@ -123,17 +123,11 @@ unsafe fn multiply(
     }
     // SAFETY: passed on from the caller; a prefetch reads nothing that could fault.
     unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            options(nomem, nostack, preserves_flags)
-        );
+        clear_sums();
         for step in 0..len / STEP {
             let row = rows.add(step * STEP);
             for next in SIDE..2 * SIDE {
-                _mm_prefetch::<_MM_HINT_T0>(row.wrapping_add(next * len));
+                _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(next * len));
             }
             let columns = columns.add(step * stride);
             match groups {

@@ -9,13 +9,16 @@ use std::{
     arch::{asm, x86_64::*},
     mem::MaybeUninit,
     ops::Range,
-    sync::LazyLock,
 };
 
 use super::{
     super::{
         Expand, Tile, Vectors, Work, block_rows,
         many::{self, Codes, Many},
+        peak,
+        registers::{
+            ROWS_MAX, Registers, SIDE, Shape, clear_sums, load_sums, multiply, store_sums,
+        },
     },
     Vnni,
 };
@@ -27,45 +30,15 @@ use crate::{
 /// AVX-512 with VNNI, and AMX-INT8.
 struct Amx;
 
-/// Rows and columns of sums in a register.
-pub(in crate::kernels) const SIDE: usize = 16;
-/// Rows that are multiplied at a time.
-pub(in crate::kernels) const ROWS_MAX: usize = 2 * SIDE;
 /// Rows from which registers of tiles are faster than vectors.
 const FEW: usize = 5;
 /// Code vectors that are expanded while those before are multiplied: whole blocks of every format.
 const UNIT: usize = 3 * SIDE;
 
-/// Whether the processor has AMX-INT8 and the system lets this process use it.
-pub(in crate::kernels) fn is_available() -> bool {
-    static AVAILABLE: LazyLock<bool> = LazyLock::new(|| has_amx_int8() && is_permitted());
-    *AVAILABLE
-}
-
-fn has_amx_int8() -> bool {
-    const TILE_AND_INT8: u32 = 0b11 << 24;
-    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILE_AND_INT8 == TILE_AND_INT8
-}
-
-/// Linux saves the registers of those who asked for it only.
-fn is_permitted() -> bool {
-    #[cfg(target_os = "linux")]
-    {
-        const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
-        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-        // SAFETY: the call takes two numbers and changes nothing but what the process may use.
-        let status =
-            unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
-        status == 0
-    }
-    #[cfg(not(target_os = "linux"))]
-    false
-}
-
 /// Runs the product.
 ///
 /// # Safety
-/// As for [`super::gemm_vnni`], and [`is_available`].
+/// As for [`super::gemm_vnni`], and the machine has AMX: [`super::super::registers::is_available`].
 pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
     // SAFETY: passed on from the caller.
     unsafe {
@@ -139,192 +112,6 @@ pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
     rounds * 4 * SIDE * SIDE * 64
 }
 
-/// What `ldtilecfg` reads.
-#[repr(C, align(64))]
-struct Config {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-/// The shapes of the registers: sums in 0 to 3, two sets of activations in 4 and 5, codes in 6 and 7.
-#[derive(Default)]
-pub(in crate::kernels) struct Registers {
-    /// Rows of activations they are laid out for, of 2 × [`SIDE`].
-    rows: Option<usize>,
-}
-
-impl Registers {
-    /// Lays them out for so many rows, 1 to 32, and clears them, unless they already are.
-    ///
-    /// # Safety
-    /// [`is_available`].
-    pub(in crate::kernels) unsafe fn hold(&mut self, rows: usize) {
-        if self.rows == Some(rows) {
-            return;
-        }
-        let (first, second) = (rows.min(SIDE) as u8, rows.saturating_sub(SIDE).max(1) as u8);
-        let mut config = Config {
-            palette: 1,
-            start_row: 0,
-            reserved: [0; 14],
-            row_bytes: [0; 16],
-            rows: [0; 16],
-        };
-        config.row_bytes[..8].fill(64);
-        config.rows[..8].copy_from_slice(&[first, first, second, second, first, second, 16, 16]);
-        // SAFETY: the caller has AMX; the layout is one of palette 1.
-        unsafe {
-            asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags))
-        };
-        self.rows = Some(rows);
-    }
-}
-
-impl Drop for Registers {
-    fn drop(&mut self) {
-        if self.rows.is_some() {
-            // SAFETY: they were laid out, so the machine has them. The system need not save them now.
-            unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
-        }
-    }
-}
-
-/// Which registers have a part in a product: the second set of activations where there are more rows
-/// than [`SIDE`], the second codes for a pair of tiles.
-#[derive(Clone, Copy)]
-struct Shape {
-    rows: usize,
-    pair: bool,
-}
-
-/// The asm of all shapes: `both` and more.
-macro_rules! by_shape {
-    ($shape:expr, $one:literal, $tiles:literal, $rows:literal, $both:literal, $($operands:tt)*) => {
-        match ($shape.rows > SIDE, $shape.pair) {
-            (false, false) => asm!($one, $($operands)*),
-            (false, true) => asm!($one, $tiles, $($operands)*),
-            (true, false) => asm!($one, $rows, $($operands)*),
-            (true, true) => asm!($one, $tiles, $rows, $both, $($operands)*),
-        }
-    };
-}
-
-/// Fills the sums with outputs `y`, `stride` apart.
-///
-/// # Safety
-/// Registers are laid out for the shape, whose outputs are there.
-unsafe fn load_sums(shape: Shape, y: *const i32, stride: usize) {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        by_shape!(
-            shape,
-            "tileloadd tmm0, [{first} + {stride}] /* {second} */",
-            "tileloadd tmm1, [{first} + {stride} + 64]",
-            "tileloadd tmm2, [{second} + {stride}]",
-            "tileloadd tmm3, [{second} + {stride} + 64]",
-            first = in(reg) y,
-            second = in(reg) y.wrapping_add(SIDE * stride),
-            stride = in(reg) 4 * stride,
-            options(nostack, preserves_flags)
-        );
-    }
-}
-
-/// Writes the sums to outputs `y`, `stride` apart.
-///
-/// # Safety
-/// As for [`load_sums`].
-unsafe fn store_sums(shape: Shape, y: *mut i32, stride: usize) {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        by_shape!(
-            shape,
-            "tilestored [{first} + {stride}], tmm0 /* {second} */",
-            "tilestored [{first} + {stride} + 64], tmm1",
-            "tilestored [{second} + {stride}], tmm2",
-            "tilestored [{second} + {stride} + 64], tmm3",
-            first = in(reg) y,
-            second = in(reg) y.wrapping_add(SIDE * stride),
-            stride = in(reg) 4 * stride,
-            options(nostack, preserves_flags)
-        );
-    }
-}
-
-/// Adds the products of `steps` times 64 activations with as many codes of each tile, which begin at
-/// `codes`.
-///
-/// # Safety
-/// As for [`load_sums`]; activations and codes are there, and `steps` is at least 1.
-#[inline(always)]
-unsafe fn multiply(
-    shape: Shape,
-    steps: usize,
-    x: *const i8,
-    x_stride: usize,
-    codes: [*const u8; 2],
-) {
-    macro_rules! steps {
-        ($step:literal) => {
-            asm!(
-                "2:",
-                $step,
-                "add {x0}, 64",
-                "add {x1}, 64",
-                "add {c0}, 1024",
-                "add {c1}, 1024",
-                "dec {steps}",
-                "jnz 2b",
-                steps = inout(reg) steps => _,
-                x0 = inout(reg) x => _,
-                x1 = inout(reg) x.wrapping_add(SIDE * x_stride) => _,
-                c0 = inout(reg) codes[0] => _,
-                c1 = inout(reg) codes[1] => _,
-                stride = in(reg) x_stride,
-                line = in(reg) 64usize,
-                options(nostack)
-            )
-        };
-    }
-    // SAFETY: passed on from the caller.
-    unsafe {
-        match (shape.rows > SIDE, shape.pair) {
-            (true, true) => steps!(
-                "tileloadd tmm4, [{x0} + {stride}]
-                 tileloadd tmm6, [{c0} + {line}]
-                 tdpbsud tmm0, tmm4, tmm6
-                 tileloadd tmm7, [{c1} + {line}]
-                 tdpbsud tmm1, tmm4, tmm7
-                 tileloadd tmm5, [{x1} + {stride}]
-                 tdpbsud tmm2, tmm5, tmm6
-                 tdpbsud tmm3, tmm5, tmm7"
-            ),
-            (true, false) => steps!(
-                "tileloadd tmm4, [{x0} + {stride}]
-                 tileloadd tmm6, [{c0} + {line}]
-                 tdpbsud tmm0, tmm4, tmm6
-                 tileloadd tmm5, [{x1} + {stride}]
-                 tdpbsud tmm2, tmm5, tmm6"
-            ),
-            (false, true) => steps!(
-                "tileloadd tmm4, [{x0} + {stride}]
-                 tileloadd tmm6, [{c0} + {line}]
-                 tdpbsud tmm0, tmm4, tmm6
-                 tileloadd tmm7, [{c1} + {line}]
-                 tdpbsud tmm1, tmm4, tmm7"
-            ),
-            (false, false) => steps!(
-                "tileloadd tmm4, [{x0} + {stride}]
-                 tileloadd tmm6, [{c0} + {line}]
-                 tdpbsud tmm0, tmm4, tmm6"
-            ),
-        }
-    }
-}
-
 /// What [`multiply_pair`] works on: one tile or two, and up to 32 rows.
 #[derive(Clone, Copy)]
 struct Pair {
@@ -356,13 +143,7 @@ unsafe fn multiply_pair<E: Expand<Amx>>(pair: Pair, shape: Shape) {
         [const { [const { [const { MaybeUninit::uninit() }; UNIT] }; 2] }; 2];
     // SAFETY: blocks of a unit are the tile's; what is multiplied was expanded before.
     unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            options(nomem, nostack, preserves_flags)
-        );
+        clear_sums();
         let mut steps = expand_unit::<E>(pair, shape, range(0), &mut units[0]);
         for index in 0..units_count {
             let steps_now = steps;
@@ -446,8 +227,10 @@ unsafe fn begin(many: &Many<Amx>, rows: usize, tiles: usize) {
     }
 }
 
-unsafe fn peak_amx(_rounds: usize) {
-    unreachable!("its peak is that of `products_of`");
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn peak_amx(rounds: usize) {
+    // SAFETY: passed on from the caller.
+    unsafe { peak::accumulate_all::<Amx>(rounds) }
 }
 
 impl Vectors for Amx {
@@ -472,8 +255,7 @@ impl Vectors for Amx {
     }
 
     unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, registers: &mut Registers) {
-        // SAFETY: the rows and tiles, their outputs and codes are there; `Amx` is made only where
-        // `is_available`.
+        // SAFETY: the rows and tiles, their outputs and codes are there; the machine has AMX.
         unsafe {
             if !many.sums.is_null() {
                 begin(&many, rows, tiles);
