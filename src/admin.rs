@@ -6,8 +6,10 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
-use tritmill_admin::{App, Driver, Limits, Models, Secret, Tls, Watch, router, serve};
-use tritmill_producer::Client;
+use tritmill_admin::{
+    App, CONNECTIONS_MAX, Driver, Limits, Models, Secret, Tls, Watch, Webhooks, router, serve,
+};
+use tritmill_producer::{Client, http::Reach};
 
 use crate::{
     options, output,
@@ -19,6 +21,8 @@ use crate::{
 /// Connections to Postgres.
 const CONNECTIONS: u32 = 16;
 const MIB: u64 = 1 << 20;
+/// Open files besides the connections of callers.
+const FILES_BESIDE: u64 = 256;
 
 /// Serve the OpenAI-compatible API (chat completions, files, batches) and the dashboard.
 ///
@@ -88,6 +92,9 @@ pub struct LimitOptions {
     /// Most lines of a batch
     #[arg(long, value_name = "N", default_value = "50000", value_parser = options::up_to::<100_000_000>)]
     max_batch_lines: NonZeroUsize,
+    /// Let webhooks call this machine and private networks too
+    #[arg(long)]
+    webhook_allow_private: bool,
 }
 
 impl LimitOptions {
@@ -96,6 +103,10 @@ impl LimitOptions {
         Limits {
             file_bytes_max: self.max_file_mib.get() as u64 * MIB,
             batch_lines_max: self.max_batch_lines.get() as u64,
+            webhooks_reach: match self.webhook_allow_private {
+                true => Reach::Anywhere,
+                false => Reach::Public,
+            },
             ..Limits::default()
         }
     }
@@ -110,7 +121,7 @@ pub struct Running {
     /// If it was made now.
     pub first_key: Option<Secret>,
     stop: watch::Sender<bool>,
-    tasks: [JoinHandle<()>; 3],
+    tasks: [JoinHandle<()>; 4],
 }
 
 impl Running {
@@ -132,7 +143,7 @@ impl Running {
 
     /// Lets requests finish, lets go of batches, and ends.
     pub async fn stop(self) {
-        // Both may have ended.
+        // They may have ended.
         let _ = self.stop.send(true);
         for task in self.tasks {
             let _ = task.await;
@@ -148,8 +159,22 @@ pub async fn of_servers(servers: Given<'_>, limits: Limits) -> anyhow::Result<Ap
     Ok(App::new(client, store, models, limits))
 }
 
+/// Lets this process have as many connections as the service may hold, as far as the system does.
+fn raise_limit() {
+    let wanted = CONNECTIONS_MAX as u64 + FILES_BESIDE;
+    match rlimit::increase_nofile_limit(wanted) {
+        Ok(given) if given < wanted => tracing::warn!(
+            "this process may have {given} open files, and so fewer than {CONNECTIONS_MAX} \
+             connections: raise the hard limit (ulimit -Hn) to {wanted}"
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "the limit of open files is left as it is"),
+    }
+}
+
 /// Starts a service, and makes its first key if it has none yet.
 pub async fn start(app: App, listen: SocketAddr, tls: Option<Tls>) -> anyhow::Result<Running> {
+    raise_limit();
     let listener = TcpListener::bind(listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {listen}"))?;
     let address = listener.local_addr().context("the listener has no address")?;
@@ -165,9 +190,11 @@ pub async fn start(app: App, listen: SocketAddr, tls: Option<Tls>) -> anyhow::Re
     let scheme = if tls.is_some() { "https" } else { "http" };
     let driver = Driver::new(app.clone(), worker::owner());
     let watch = Watch::new(app.clone());
+    let webhooks = Webhooks::new(app.clone(), worker::owner()).context("cannot call webhooks")?;
     let tasks = [
         tokio::spawn(serve(listener, tls, router(app), until)),
         tokio::spawn(driver.run(stopped.clone())),
+        tokio::spawn(webhooks.run(stopped.clone())),
         tokio::spawn(watch.run(stopped)),
     ];
     Ok(Running { address, scheme, first_key, stop, tasks })

@@ -1,5 +1,8 @@
 //! `tritmill batch run`: a file of requests becomes a file of answers.
 
+mod display;
+mod server;
+
 use std::{
     io::IsTerminal,
     num::NonZeroU32,
@@ -10,23 +13,20 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use tokio::sync::watch;
 use tritmill_engine::load;
 use tritmill_queue::QueueName;
 use tritmill_worker::{Served, Stop};
 
+use self::{display::Display, server::ServerOptions};
 use crate::{
-    answering::{self, Answerer, Tally, Update, Work},
+    answering::{self, Answerer, Tally, Work},
     options::{self, CapacityOptions, RunOptions},
     output,
     servers::Servers,
     signals::{EXIT_INTERRUPTED, Signals},
 };
-
-/// Between two lines of progress where no bar can be drawn.
-const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Some lines could not be answered.
 const EXIT_ERROR_LINES: u8 = 2;
@@ -39,6 +39,10 @@ const EXIT_ERROR_LINES: u8 = 2;
 ///
 /// What is done is kept in OUT.tritmill: stop at any time, run the same command again and it goes
 /// on where it was. Lines may be added, changed or removed in between.
+///
+/// With --server, lines become batches of a Tritmill server and OUT is written when all of them are
+/// over, in the order of IN. What was sent is kept in OUT.tritmill-server: run the same command again
+/// after any interruption, with IN as it was.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
@@ -47,6 +51,7 @@ Examples:
   zcat questions.jsonl.gz | tritmill batch run - -o answers.jsonl
   tritmill batch run in.jsonl -o out.jsonl --retry-failed
   tritmill batch run in.jsonl -o out.jsonl --model bitnet-2b --redis redis://… --database postgres://…
+  TRITMILL_KEY=tm-… tritmill batch run in.jsonl -o out.jsonl --server https://tritmill.example
 
 Exit codes:
   0 all lines answered, 2 finished with error lines, 1 could not run, 130 interrupted")]
@@ -85,6 +90,8 @@ pub struct BatchRunArgs {
     pub attempts: NonZeroU32,
     #[command(flatten)]
     pub servers: Servers,
+    #[command(flatten)]
+    server: ServerOptions,
 }
 
 /// Runs the command.
@@ -93,6 +100,9 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     let input_bytes = input_bytes(&args.input)?;
     let started = Instant::now();
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    if let Some(server) = args.server.given()? {
+        return server::run(&args, server, Display::new(input_bytes), &runtime);
+    }
     let (queue, answerer) = match args.servers.given()? {
         None => here(&args)?,
         Some(servers) => {
@@ -177,79 +187,4 @@ fn summarize(tally: &Tally, elapsed: Duration, as_json: bool) -> anyhow::Result<
         }))?;
     }
     Ok(())
-}
-
-/// Progress on standard error: a bar on a terminal, a line now and then elsewhere.
-struct Display {
-    bar: ProgressBar,
-    terminal: bool,
-    /// Unknown for a pipe.
-    input_bytes: Option<u64>,
-    /// When the first job could start, and what was done then.
-    began: Option<(Instant, u64)>,
-    last_line: Instant,
-}
-
-impl Display {
-    fn new(input_bytes: Option<u64>) -> Self {
-        let terminal = std::io::stderr().is_terminal();
-        let target = match terminal {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
-        };
-        let bar = ProgressBar::with_draw_target(None, target);
-        let template = "{bar:32} {pos}/{len} {msg}";
-        bar.set_style(ProgressStyle::with_template(template).expect("a template with known keys"));
-        Self { bar, terminal, input_bytes, began: None, last_line: Instant::now() }
-    }
-
-    fn show(&mut self, update: Update) {
-        match update {
-            Update::Notice(notice) => self.bar.suspend(|| eprintln!("note: {notice}")),
-            Update::Reading(lines, bytes) => {
-                let known = self.input_bytes;
-                let length = known.unwrap_or(bytes);
-                self.bar.set_length(length);
-                self.bar.set_position(bytes);
-                self.bar.set_message(format!("bytes read, {lines} lines"));
-                let percent = bytes.saturating_mul(100) / length.max(1);
-                self.line(|| match known {
-                    Some(_) => format!("reading: {lines} lines, {percent} %"),
-                    None => format!("reading: {lines} lines"),
-                });
-            }
-            Update::Tally(tally) => self.tally(&tally),
-        }
-    }
-
-    fn tally(&mut self, tally: &Tally) {
-        let (began, done_before) = *self.began.get_or_insert((Instant::now(), tally.done()));
-        let seconds = began.elapsed().as_secs_f64().max(1e-3);
-        let done_now = tally.done().saturating_sub(done_before);
-        let left = tally.lines.saturating_sub(tally.done());
-        #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-        let (rate, eta) =
-            (tally.tokens as f64 / seconds, seconds * left as f64 / done_now.max(1) as f64);
-        let eta = match done_now {
-            0 => "unknown".to_owned(),
-            _ => indicatif::HumanDuration(Duration::from_secs_f64(eta)).to_string(),
-        };
-        let message = format!("{rate:.0} tokens/s, {} failed, {eta} left", tally.failed);
-        self.bar.set_length(tally.lines);
-        self.bar.set_position(tally.done());
-        self.bar.set_message(message.clone());
-        self.line(|| format!("{}/{} lines, {message}", tally.done(), tally.lines));
-    }
-
-    /// A line of progress, if it is time for one and no bar is drawn.
-    fn line(&mut self, text: impl FnOnce() -> String) {
-        if !self.terminal && self.last_line.elapsed() >= LINE_INTERVAL {
-            self.last_line = Instant::now();
-            eprintln!("{}", text());
-        }
-    }
-
-    fn finish(&self) {
-        self.bar.finish_and_clear();
-    }
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, Semaphore, watch};
-use tritmill_producer::Client;
+use tritmill_producer::{Client, http::Reach};
 use tritmill_queue::{
     StoreError,
     store::{ApiKey, FrontStore, KeyRole},
@@ -29,6 +29,8 @@ pub struct Limits {
     pub answer_within: Duration,
     /// Answers that stream at once.
     pub streams_max: usize,
+    /// Whom webhooks may call.
+    pub webhooks_reach: Reach,
 }
 
 impl Default for Limits {
@@ -37,7 +39,8 @@ impl Default for Limits {
             file_bytes_max: 200_000_000,
             batch_lines_max: 50_000,
             answer_within: Duration::from_secs(600),
-            streams_max: 1024,
+            streams_max: 8192,
+            webhooks_reach: Reach::Public,
         }
     }
 }
@@ -55,6 +58,8 @@ struct Inner {
     streams: Arc<Semaphore>,
     /// There is a batch to drive.
     batches: Notify,
+    /// There is a batch whose end is to be told.
+    webhooks: Notify,
     metrics: Metrics,
     changes: Changes,
     dashboard: Dashboard,
@@ -75,6 +80,7 @@ impl App {
             limits,
             streams,
             batches: Notify::new(),
+            webhooks: Notify::new(),
             metrics: Metrics::default(),
             changes: Changes::default(),
             dashboard: Dashboard::default(),
@@ -134,6 +140,10 @@ impl App {
 
     pub(crate) fn changes(&self) -> &Changes {
         &self.0.changes
+    }
+
+    pub(crate) fn webhooks(&self) -> &Notify {
+        &self.0.webhooks
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

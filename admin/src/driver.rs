@@ -151,6 +151,7 @@ async fn drive(app: App, held: HeldBatch, mut stop: watch::Receiver<bool>) {
     if let Err(error) = app.store().release_batch(id, epoch).await {
         tracing::debug!(batch = %id, %error, "a claim is left to run out");
     }
+    app.webhooks().notify_one();
 }
 
 /// Takes step after step until the batch is over.

@@ -11,13 +11,14 @@ use std::{
 
 use tokio::{
     sync::{Notify, oneshot},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tritmill_producer::Client;
 use tritmill_queue::{Ended, JobId};
 
-/// Between two questions.
+/// Between two questions; no less than so many times what one takes.
 const POLL: Duration = Duration::from_millis(25);
+const POLL_SHARE: u32 = 4;
 /// How late the task may see that nobody can come any more.
 const LOOK: Duration = Duration::from_secs(1);
 /// After the store failed.
@@ -68,6 +69,7 @@ async fn ask(client: Client, waiting: Weak<Waiting>) {
             let _ = timeout(LOOK, all.came.notified()).await;
             continue;
         }
+        let asked = Instant::now();
         let wait = match client.ended(&ids).await {
             Ok(ended) => {
                 let mut by_job = all.lock();
@@ -77,7 +79,7 @@ async fn ask(client: Client, waiting: Weak<Waiting>) {
                         let _ = tell.send(end);
                     }
                 }
-                POLL
+                POLL.max(asked.elapsed() * POLL_SHARE)
             }
             Err(error) => {
                 tracing::warn!(%error, "ends of jobs not read, trying again");

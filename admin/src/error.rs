@@ -114,10 +114,14 @@ impl ApiError {
         Self { param: error.param.clone(), ..known }
     }
 
+    /// It contradicts what was done before.
+    pub fn conflict(code: &str, message: &str) -> Self {
+        Self::new(StatusCode::CONFLICT, "invalid_request_error", code, message)
+    }
+
     /// Somebody withdrew the job.
     pub fn cancelled() -> Self {
-        let message = "the job was cancelled";
-        Self::new(StatusCode::CONFLICT, "invalid_request_error", "cancelled", message)
+        Self::conflict("cancelled", "the job was cancelled")
     }
 
     /// The status of its response.

@@ -28,6 +28,7 @@ mod secret;
 mod serve;
 mod tls;
 mod watch;
+mod webhooks;
 
 pub use access::{Access, Caller};
 pub use app::{App, Limits};
@@ -36,6 +37,7 @@ pub use error::ApiError;
 pub use models::Models;
 pub use router::{ROUTES, Route, router};
 pub use secret::{Secret, new_key};
-pub use serve::serve;
+pub use serve::{CONNECTIONS_MAX, serve};
 pub use tls::{Tls, TlsError};
 pub use watch::Watch;
+pub use webhooks::Webhooks;

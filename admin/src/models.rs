@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tritmill_queue::{Operations, QueueName, StoreError};
+use tritmill_queue::{Operations, QueueName, StoreError, store::operations::Registered};
 
 /// How late a caller may learn of a new model.
 const KNOWN_FOR: Duration = Duration::from_secs(2);
@@ -14,13 +14,13 @@ const KNOWN_FOR: Duration = Duration::from_secs(2);
 pub struct Models(Source);
 
 enum Source {
-    Fixed(Vec<QueueName>),
-    Registered { operations: Arc<dyn Operations>, known: Mutex<Option<(Instant, Vec<QueueName>)>> },
+    Fixed(Vec<Registered>),
+    Registered { operations: Arc<dyn Operations>, known: Mutex<Option<(Instant, Vec<Registered>)>> },
 }
 
 impl Models {
     /// These alone.
-    pub fn fixed(queues: Vec<QueueName>) -> Self {
+    pub fn fixed(queues: Vec<Registered>) -> Self {
         Self(Source::Fixed(queues))
     }
 
@@ -33,7 +33,7 @@ impl Models {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn all(&self) -> Result<Vec<QueueName>, StoreError> {
+    pub async fn all(&self) -> Result<Vec<Registered>, StoreError> {
         let (operations, known) = match &self.0 {
             Source::Fixed(queues) => return Ok(queues.clone()),
             Source::Registered { operations, known } => (operations, known),
@@ -54,28 +54,31 @@ impl Models {
     /// # Errors
     /// [`StoreError`].
     pub async fn find(&self, name: &str) -> Result<Option<QueueName>, StoreError> {
-        Ok(find(self.all().await?, name))
+        Ok(find(self.all().await?, name).map(|found| found.queue))
     }
 }
 
-fn find(queues: Vec<QueueName>, name: &str) -> Option<QueueName> {
-    let whole = queues.iter().position(|queue| queue.to_string() == name);
-    let at = whole.or_else(|| queues.iter().position(|queue| queue.model == name))?;
+/// The one of these that a name means.
+pub(crate) fn find(queues: Vec<Registered>, name: &str) -> Option<Registered> {
+    let whole = queues.iter().position(|known| known.queue.to_string() == name);
+    let at = whole.or_else(|| queues.iter().position(|known| known.queue.model == name))?;
     queues.into_iter().nth(at)
 }
 
 #[cfg(test)]
 mod tests {
+    use tritmill_queue::Timestamp;
+
     use super::*;
 
     #[test]
     fn a_model_without_a_format_is_the_one_registered_first() {
-        let queue = |model: &str, format: &str| QueueName {
-            model: model.to_owned(),
-            format: format.to_owned(),
+        let queue = |model: &str, format: &str| Registered {
+            queue: QueueName { model: model.to_owned(), format: format.to_owned() },
+            at: Timestamp::default(),
         };
         let queues = vec![queue("a", "tl2"), queue("a", "i2_s"), queue("a@b", "i2_s")];
-        let check = |name: &str, expect: Option<&QueueName>| {
+        let check = |name: &str, expect: Option<&Registered>| {
             assert_eq!(find(queues.clone(), name).as_ref(), expect, "{name}");
         };
         check("a", Some(&queues[0]));

@@ -25,7 +25,7 @@ use tokio_rustls::server::TlsStream;
 use crate::tls::Tls;
 
 /// Connections at once; others wait in the system's backlog.
-const CONNECTIONS_MAX: usize = 8192;
+pub const CONNECTIONS_MAX: usize = 8192;
 /// Bytes of a request's line and headers.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Headers of a request.

@@ -174,17 +174,24 @@ pub fn usage(completion: &Completion) -> Value {
     })
 }
 
+/// Log probabilities of a choice's tokens, if they were asked for; `shape` as for [`body`].
+pub fn logprobs(shape: &str, choice: &Choice) -> Option<Value> {
+    let tokens = choice.logprobs.as_deref()?;
+    Some(if shape == "chat" { chat_logprobs(tokens) } else { text_logprobs(tokens) })
+}
+
 fn chat_choice(choice: &Choice) -> Value {
-    let logprobs = choice.logprobs.as_ref().map(|tokens| {
-        let content: Vec<Value> = tokens.iter().map(chat_logprob).collect();
-        json!({ "content": content, "refusal": null })
-    });
     json!({
         "index": choice.index,
         "message": { "role": "assistant", "content": choice.text, "refusal": null },
-        "logprobs": logprobs,
+        "logprobs": logprobs("chat", choice),
         "finish_reason": choice.finish_reason.as_str(),
     })
+}
+
+fn chat_logprobs(tokens: &[TokenLogprob]) -> Value {
+    let content: Vec<Value> = tokens.iter().map(chat_logprob).collect();
+    json!({ "content": content, "refusal": null })
 }
 
 fn chat_logprob(token: &TokenLogprob) -> Value {
@@ -202,38 +209,39 @@ fn chat_token(bytes: &[u8], logprob: f32) -> Value {
     })
 }
 
-/// The older form: parallel arrays, alternatives keyed by text.
 fn text_choice(choice: &Choice) -> Value {
-    let logprobs = choice.logprobs.as_ref().map(|tokens| {
-        let mut offset = 0;
-        let mut offsets = Vec::with_capacity(tokens.len());
-        for token in tokens {
-            offsets.push(offset);
-            offset += String::from_utf8_lossy(&token.bytes).chars().count();
-        }
-        let top: Vec<Value> = tokens
-            .iter()
-            .map(|token| {
-                token
-                    .top
-                    .iter()
-                    .map(|top| (token_name(&top.bytes), json!(finite(top.logprob))))
-                    .collect::<serde_json::Map<_, _>>()
-                    .into()
-            })
-            .collect();
-        json!({
-            "tokens": tokens.iter().map(|token| token_name(&token.bytes)).collect::<Vec<_>>(),
-            "token_logprobs": tokens.iter().map(|token| finite(token.logprob)).collect::<Vec<_>>(),
-            "top_logprobs": top,
-            "text_offset": offsets,
-        })
-    });
     json!({
         "text": choice.text,
         "index": choice.index,
-        "logprobs": logprobs,
+        "logprobs": logprobs("completion", choice),
         "finish_reason": choice.finish_reason.as_str(),
+    })
+}
+
+/// The older form: parallel arrays, alternatives keyed by text.
+fn text_logprobs(tokens: &[TokenLogprob]) -> Value {
+    let mut offset = 0;
+    let mut offsets = Vec::with_capacity(tokens.len());
+    for token in tokens {
+        offsets.push(offset);
+        offset += String::from_utf8_lossy(&token.bytes).chars().count();
+    }
+    let top: Vec<Value> = tokens
+        .iter()
+        .map(|token| {
+            token
+                .top
+                .iter()
+                .map(|top| (token_name(&top.bytes), json!(finite(top.logprob))))
+                .collect::<serde_json::Map<_, _>>()
+                .into()
+        })
+        .collect();
+    json!({
+        "tokens": tokens.iter().map(|token| token_name(&token.bytes)).collect::<Vec<_>>(),
+        "token_logprobs": tokens.iter().map(|token| finite(token.logprob)).collect::<Vec<_>>(),
+        "top_logprobs": top,
+        "text_offset": offsets,
     })
 }
 

@@ -190,13 +190,14 @@ pub struct Counts {
 
 /// Where lines come from.
 #[derive(Debug)]
-enum Input {
+pub(crate) enum Input {
     File(File),
     Stdin(io::Stdin),
 }
 
 impl Input {
-    fn open(path: &Path) -> io::Result<Self> {
+    /// A file, or standard input for `-`.
+    pub fn open(path: &Path) -> io::Result<Self> {
         Ok(match path.as_os_str() == "-" {
             true => Self::Stdin(io::stdin()),
             false => Self::File(File::open(path)?),
@@ -233,14 +234,7 @@ impl BatchFile {
     /// # Errors
     /// [`BatchFileError`]; nothing was changed.
     pub async fn open(settings: Settings) -> Result<Self, BatchFileError> {
-        let failed = |source| BatchFileError::Input { path: settings.input.clone(), source };
-        let input = Input::open(&settings.input).map_err(failed)?;
-        if let (Ok(a), Ok(b)) = (settings.input.canonicalize(), settings.output.canonicalize())
-            && a == b
-        {
-            return Err(BatchFileError::SameFile(settings.output));
-        }
-        let lock = lock(&settings.output)?;
+        let (input, lock) = take(&settings.input, &settings.output)?;
         let store_path = beside(&settings.output, ".tritmill");
         let mut notices = Vec::new();
         let store = open_store(&settings, &store_path, &mut notices).await?;
@@ -385,8 +379,20 @@ impl BatchFile {
     }
 }
 
+/// Opens the input and locks the output, which must be another file.
+pub(crate) fn take(input: &Path, output: &Path) -> Result<(Input, File), BatchFileError> {
+    let failed = |source| BatchFileError::Input { path: input.to_owned(), source };
+    let opened = Input::open(input).map_err(failed)?;
+    if let (Ok(a), Ok(b)) = (input.canonicalize(), output.canonicalize())
+        && a == b
+    {
+        return Err(BatchFileError::SameFile(output.to_owned()));
+    }
+    Ok((opened, lock(output)?))
+}
+
 /// `OUT.jsonl` + `suffix`.
-fn beside(output: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn beside(output: &Path, suffix: &str) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
@@ -450,7 +456,7 @@ async fn open_store(
     Ok(store)
 }
 
-fn remove_output(output: &Path) -> io::Result<()> {
+pub(crate) fn remove_output(output: &Path) -> io::Result<()> {
     match std::fs::remove_file(output) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
@@ -458,7 +464,7 @@ fn remove_output(output: &Path) -> io::Result<()> {
 }
 
 /// Renames the output to `OUT.jsonl.old`, or the first of `.old-2`, `.old-3`, … that is free.
-fn put_aside(output: &Path) -> io::Result<PathBuf> {
+pub(crate) fn put_aside(output: &Path) -> io::Result<PathBuf> {
     let mut kept_as = beside(output, ".old");
     let mut number = 2;
     while kept_as.exists() {

@@ -165,7 +165,7 @@ impl Client {
             let chunk = &jobs[accepted..jobs.len().min(accepted + size)];
             let entries: Vec<Entry> =
                 chunk.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
-            if let Some((limit, retry_after)) = self.refusal(&entries).await {
+            if let Some((limit, retry_after)) = self.refusal(Demand::of(&entries)).await {
                 if chunk.len() == 1 {
                     return Err(ClientError::Busy { limit, accepted, retry_after });
                 }
@@ -201,7 +201,7 @@ impl Client {
         let entries: Vec<Entry> =
             jobs.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
         let first = entries.get(..1).unwrap_or_default();
-        if let Some((limit, retry_after)) = self.refusal(first).await {
+        if let Some((limit, retry_after)) = self.refusal(Demand::of(first)).await {
             return Err(ClientError::Busy { limit, accepted: 0, retry_after });
         }
         let tenant = jobs.first().map(|job| job.tenant.clone()).unwrap_or_default();
@@ -229,14 +229,16 @@ impl Client {
         Ok(self.store.now().await?)
     }
 
-    /// Whether there is room for these jobs now; whoever records jobs in the store by itself asks
-    /// first and [`announce`](Self::announce)s afterwards.
+    /// Whether there is room for these jobs of a batch now, beside a fifth of each bound that is left
+    /// for those who wait for answers. Whoever records jobs in the store by itself asks first and
+    /// [`announce`](Self::announce)s afterwards.
     ///
     /// # Errors
     /// [`ClientError::Busy`].
     pub async fn admit(&self, jobs: &[Job]) -> Result<(), ClientError> {
         let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
-        match self.refusal(&entries).await {
+        let demands = Demand::of(&entries).into_iter().map(Demand::leaving_room).collect();
+        match self.refusal(demands).await {
             Some((limit, retry_after)) => {
                 Err(ClientError::Busy { limit, accepted: 0, retry_after })
             }
@@ -253,8 +255,8 @@ impl Client {
     }
 
     /// The bound that these would pass, and when to try again.
-    async fn refusal(&self, entries: &[Entry]) -> Option<(Limit, Duration)> {
-        for demand in Demand::of(entries) {
+    async fn refusal(&self, demands: Vec<Demand>) -> Option<(Limit, Duration)> {
+        for demand in demands {
             let quotas = match &self.servers {
                 Some(servers) => servers.quotas.of(&demand.queue).await,
                 None => Quotas::default(),

@@ -17,9 +17,11 @@ mod canonical;
 mod client;
 mod courier;
 mod fields;
+pub mod http;
 mod lines;
 mod outage;
 mod quotas;
+pub mod remote;
 mod request;
 
 pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settings};

@@ -102,8 +102,13 @@ pub fn parse_line(line: &RawLine, queue: &QueueName) -> IngestedLine {
     }
 }
 
-/// The refusal of a line whose `custom_id` an earlier line bears.
+/// The refusal of a line whose `custom_id` an earlier line bears, for the store.
 pub fn duplicate(line: &RawLine, custom_id: &str, first: u64) -> IngestedLine {
+    refused(duplicate_line(line, custom_id, first))
+}
+
+/// The refusal of a line whose `custom_id` an earlier line bears.
+pub fn duplicate_line(line: &RawLine, custom_id: &str, first: u64) -> RefusedLine {
     let problem = format!("'{}' is already the custom_id of line {first}", shorten(custom_id));
     let refusal = no_request(line.number, Some("custom_id"), "duplicate_custom_id", &problem);
     let hash = match &line.content {
@@ -111,7 +116,7 @@ pub fn duplicate(line: &RawLine, custom_id: &str, first: u64) -> IngestedLine {
         Err(long) => long.hash,
     };
     let key = refused_key(line.number, &hash);
-    refused(RefusedLine { key, custom_id: Some(custom_id.to_owned()), refusal })
+    RefusedLine { key, custom_id: Some(custom_id.to_owned()), refusal }
 }
 
 /// A refused line is found again by its place and its bytes.

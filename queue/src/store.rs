@@ -30,6 +30,7 @@ mod redis;
 mod sampler;
 pub mod sessions;
 mod sqlite;
+pub mod webhooks;
 
 use std::time::Duration;
 

@@ -17,6 +17,7 @@ use tritmill_queue::{
         batches::{Along, BatchTimes, HeldBatch, Place},
         files::{Deleted, FILE_CHUNK_BYTES, FilePurpose, INCOMPLETE_MAX, StoredFile},
         sessions::SESSIONS_PER_KEY_MAX,
+        webhooks::{Webhook, WebhookSecret},
     },
 };
 use uuid::Uuid;
@@ -180,6 +181,8 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         output: None,
         error_file: None,
         overdue: false,
+        idempotency_key: None,
+        webhook: None,
     }
 }
 
@@ -189,7 +192,7 @@ async fn create(store: &Arc<dyn FrontStore>, owner: &Tenant) -> Batch {
     store.create_file(&input).await.unwrap();
     store.complete_file(input.id, 1, None).await.unwrap();
     let new = batch(owner, input.id);
-    store.create_batch(&new).await.unwrap();
+    assert_eq!(store.create_batch(&new).await.unwrap(), None);
     new
 }
 
@@ -254,6 +257,69 @@ async fn a_batch_is_cancelled_by_its_tenant_over_the_head_of_its_driver() {
         let page = Page { after: None, limit: 9, ascending: false };
         assert_eq!(store.batches(&acme, page).await.unwrap().len(), 1);
         assert!(store.batches(&other, page).await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_idempotency_key_makes_one_batch_of_a_tenant() {
+    both(async |Rig { store, .. }| {
+        let (acme, other) = (tenant("acme"), tenant("other"));
+        let first = create(&store, &acme).await;
+        let keyed = |of: &Tenant| Batch {
+            id: BatchId::generate(),
+            tenant: of.clone(),
+            idempotency_key: Some("k".to_owned()),
+            ..first.clone()
+        };
+        let new = keyed(&acme);
+        assert_eq!(store.create_batch(&new).await.unwrap(), None);
+        assert_eq!(store.create_batch(&keyed(&acme)).await.unwrap(), Some(new));
+        assert_eq!(store.create_batch(&keyed(&other)).await.unwrap(), None);
+        let page = Page { after: None, limit: 9, ascending: false };
+        assert_eq!(store.batches(&acme, page).await.unwrap().len(), 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_batch_is_due_to_be_told_once_it_is_over_and_until_it_is() {
+    both(async |rig: Rig| {
+        let store = &rig.store;
+        let mut batch = create(store, &tenant("acme")).await;
+        let mut held = claim(store).await.unwrap();
+        let secret = WebhookSecret("s".to_owned());
+        let url = "https://a.example/".to_owned();
+        let told = || async { store.claim_webhooks("a", LEASE, 9).await.unwrap() };
+        held.batch.webhook =
+            Some(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None });
+        assert!(store.save_batch(&held, Along::default()).await.unwrap());
+        assert!(told().await.is_empty(), "it is not over");
+        held.batch.enter(BatchState::Completed, Timestamp(9));
+        assert!(store.save_batch(&held, Along::default()).await.unwrap());
+        assert!(told().await.is_empty(), "whoever ended it still holds it");
+        store.release_batch(batch.id, held.epoch).await.unwrap();
+        let mut telling = told().await.pop().unwrap();
+        assert_eq!(telling.batch, held.batch);
+        assert!(told().await.is_empty(), "one tells at a time");
+        rig.advance(LEASE * 2);
+        let again = told().await.pop().unwrap();
+        assert!(!store.save_batch(&telling, Along::default()).await.unwrap(), "it came too late");
+        telling = again;
+        let later = store.now().await.unwrap().after(Duration::from_secs(60));
+        telling.batch.webhook.as_mut().unwrap().next_at = Some(later);
+        assert!(store.save_batch(&telling, Along::default()).await.unwrap());
+        store.release_batch(batch.id, telling.epoch).await.unwrap();
+        assert!(told().await.is_empty(), "not before its time");
+        rig.advance(Duration::from_secs(61));
+        let mut telling = told().await.pop().unwrap();
+        telling.batch.webhook.as_mut().unwrap().ended_at = Some(later);
+        assert!(store.save_batch(&telling, Along::default()).await.unwrap());
+        store.release_batch(batch.id, telling.epoch).await.unwrap();
+        rig.advance(LEASE * 2);
+        assert!(told().await.is_empty(), "all is told");
+        batch = store.batch(&batch.tenant, batch.id).await.unwrap().unwrap();
+        assert_eq!(batch, telling.batch);
     })
     .await;
 }

@@ -1,5 +1,8 @@
 //! `tritmill bench e2e`: what the queue costs. The same requests through the engine alone and
-//! through Redis, Postgres and a worker around an engine of the same size, in turn.
+//! through Redis, Postgres and a worker around an engine of the same size, in turn. With `--http`: how
+//! long those wait who ask over HTTP, beside a batch.
+
+mod http;
 
 use std::{
     num::NonZeroUsize,
@@ -33,9 +36,13 @@ const EXAMPLES: &str = "\
 Examples:
   tritmill bench e2e --model /tmp/bitnet-2b --threads 2 --redis redis://… --database postgres://…
   tritmill bench e2e --batch 32 --prompt 64 --generate 128 --json
+  tritmill bench e2e --http
 
 Prints tokens per second, generated, of the engine alone and of the same requests through the queue,
-and their ratio: the median of the repetitions, which take both in turn.";
+and their ratio: the median of the repetitions, which take both in turn.
+
+With --http, it starts a service of its own, without servers: bursts of requests are answered beside a
+batch at priority low. Prints how long they took, how many failed, and how far the batch came.";
 
 /// Arguments of `bench e2e`.
 #[derive(Debug, Args)]
@@ -43,18 +50,27 @@ and their ratio: the median of the repetitions, which take both in turn.";
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOption,
-    /// Sequences that run at once
-    #[arg(long, value_name = "N", default_value = "16")]
-    batch: NonZeroUsize,
+    /// Measure the HTTP API: callers who wait, beside a batch
+    #[arg(long)]
+    http: bool,
+    /// With --http: requests at once
+    #[arg(long, value_name = "N", default_value = "100")]
+    callers: NonZeroUsize,
+    /// With --http: lines of the batch
+    #[arg(long, value_name = "N", default_value = "10000")]
+    batch_lines: NonZeroUsize,
+    /// Sequences that run at once [default: 16, with --http 64]
+    #[arg(long, value_name = "N")]
+    batch: Option<NonZeroUsize>,
     /// Requests [default: four times the batch]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// Tokens of each prompt; no two are alike
     #[arg(long, value_name = "N", default_value = "64")]
     prompt: NonZeroUsize,
-    /// Tokens to generate for each
-    #[arg(long, value_name = "N", default_value = "64")]
-    generate: NonZeroUsize,
+    /// Tokens to generate for each [default: 64, with --http 100]
+    #[arg(long, value_name = "N")]
+    generate: Option<NonZeroUsize>,
     /// How often to measure both
     #[arg(long, value_name = "N", default_value = "3")]
     repetitions: NonZeroUsize,
@@ -67,18 +83,32 @@ pub struct Arguments {
     servers: ModeOptions,
 }
 
+impl Arguments {
+    fn batch(&self) -> NonZeroUsize {
+        self.batch.unwrap_or(if self.http { SIXTY_FOUR } else { SIXTEEN })
+    }
+
+    fn generate(&self) -> NonZeroUsize {
+        self.generate.unwrap_or(if self.http { HUNDRED } else { SIXTY_FOUR })
+    }
+}
+
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.http {
+        return http::run(arguments);
+    }
     let servers = arguments.servers.mode()?;
     let model = arguments.model.open()?;
     let context = model.config().context_length;
-    let longest = arguments.prompt.get().saturating_add(arguments.generate.get());
+    let longest = arguments.prompt.get().saturating_add(arguments.generate().get());
     ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
-    let options = EngineOptions { max_sequences: arguments.batch.get(), ..arguments.run.engine() };
+    let options =
+        EngineOptions { max_sequences: arguments.batch().get(), ..arguments.run.engine() };
     let work = Work {
-        jobs: arguments.jobs.unwrap_or(arguments.batch.saturating_mul(FOUR)).get(),
+        jobs: arguments.jobs.unwrap_or(arguments.batch().saturating_mul(FOUR)).get(),
         prompt: arguments.prompt.get(),
-        generate: arguments.generate.get(),
+        generate: arguments.generate().get(),
         vocab_size: model.config().vocab_size,
     };
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
@@ -100,6 +130,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 const FOUR: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
+const SIXTEEN: NonZeroUsize = NonZeroUsize::new(16).expect("sixteen is not zero");
+const SIXTY_FOUR: NonZeroUsize = NonZeroUsize::new(64).expect("sixty-four is not zero");
+const HUNDRED: NonZeroUsize = NonZeroUsize::new(100).expect("a hundred is not zero");
 
 /// The requests of one repetition.
 struct Work {
@@ -263,7 +296,7 @@ fn print(
     let (engine, queue, ratio) = (median(engine), median(queue), median(ratios));
     if arguments.json {
         output::line(json!({
-            "batch": arguments.batch, "jobs": work.jobs, "prompt": work.prompt,
+            "batch": arguments.batch(), "jobs": work.jobs, "prompt": work.prompt,
             "generate": work.generate, "repetitions": arguments.repetitions,
             "engine_tokens_per_s": engine, "queue_tokens_per_s": queue, "ratio": ratio,
         }))?;
@@ -274,7 +307,7 @@ fn print(
             work.jobs,
             work.prompt,
             work.generate,
-            arguments.batch,
+            arguments.batch(),
             100.0 * ratio
         ))?;
     }

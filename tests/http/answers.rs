@@ -105,8 +105,8 @@ fn what_cannot_be_answered_is_refused_by_name() {
     refused(json!({ "color": 1 }), 400, "unknown_parameter", json!("color"));
     refused(json!({ "temperature": 9 }), 400, "invalid_value", json!("temperature"));
     refused(json!({ "messages": [] }), 400, "invalid_value", json!("messages"));
-    let streamed = json!({ "stream": true, "logprobs": true });
-    refused(streamed, 400, "unsupported_value", json!("logprobs"));
+    let streamed = json!({ "stream": true, "top_logprobs": 2 });
+    refused(streamed, 400, "invalid_value", json!("top_logprobs"));
     // Only the worker knows: an answer in pieces that has none yet is refused by its status too.
     let long = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
     for stream in [false, true] {

@@ -8,6 +8,7 @@ use tritmill_servers::Signal;
 use crate::{
     fleet::{Fleet, eventually},
     rig::{Admin, Caller},
+    standalone::alone,
 };
 
 /// A batch line; every seventh draws its tokens.
@@ -237,4 +238,57 @@ fn a_large_file_is_never_whole_in_memory() {
     let grown = admin.resident_kb().saturating_sub(before);
     assert!(grown < 60_000, "{grown} kB for a file of 80 MB");
     caller.post(&format!("/v1/batches/{id}/cancel"), &json!({}));
+}
+
+/// The most that a service had resident, in kB, while it took and validated a batch of a million lines
+/// and began to submit them.
+fn peak_of_a_million(admin: &Admin) -> u64 {
+    const LINES: usize = 1_000_000;
+    const BYTES: usize = 300_000_000;
+    // The first line is the shortest.
+    let padding = "x".repeat(BYTES / LINES - line(0).len() - r#","user":"""#.len());
+    let caller = admin.first();
+    let content: String = (0..LINES)
+        .map(|index| {
+            let user = format!(",\"user\":\"{padding}\"}}}}\n");
+            line(index).replace("}}\n", &user)
+        })
+        .collect();
+    assert!(content.len() >= BYTES, "{} bytes", content.len());
+    let started = std::time::Instant::now();
+    let id = caller.batch(content.as_bytes(), "24h");
+    eprintln!("{} bytes uploaded after {:?}", content.len(), started.elapsed());
+    drop(content);
+    let path = format!("/v1/batches/{id}");
+    while caller.get(&path).json()["status"] == "validating" {
+        assert!(started.elapsed() < Duration::from_secs(900));
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    eprintln!("validated after {:?}", started.elapsed());
+    let batch = caller.get(&path).json();
+    assert_eq!(
+        (&batch["status"], &batch["request_counts"]["total"]),
+        (&json!("in_progress"), &json!(LINES))
+    );
+    std::thread::sleep(Duration::from_secs(20));
+    let peak = admin.peak_kb();
+    eprintln!("{} kB resident at most", peak);
+    caller.post(&format!("{path}/cancel"), &json!({}));
+    peak
+}
+
+#[test]
+#[ignore = "takes minutes and a gigabyte of disk; run it by hand"]
+fn a_million_lines_are_taken_in_bounded_memory() {
+    const LIMITS: [&str; 4] = ["--max-batch-lines", "1000000", "--max-file-mib", "400"];
+    let fleet = Fleet::start();
+    drop(fleet.worker(&[]));
+    let peak = peak_of_a_million(&Admin::start(&fleet, &LIMITS));
+    assert!(peak < 300_000, "{peak} kB with Postgres");
+    let folder = tempfile::tempdir().unwrap();
+    let words = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
+    let service = Admin::of(alone(folder.path(), &[&words[..], &LIMITS].concat()));
+    let model = service.peak_kb();
+    let peak = peak_of_a_million(&service);
+    assert!(peak < 300_000 + model, "{peak} kB with SQLite, {model} kB of them with the model");
 }

@@ -2,9 +2,12 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 
+use serde_json::json;
+
 use crate::{
-    fleet::Fleet,
-    rig::{Admin, Caller},
+    batches::lines,
+    fleet::{Fleet, eventually},
+    rig::{Admin, Caller, key},
 };
 
 /// A form with this content, whatever its length.
@@ -29,6 +32,8 @@ fn malformed_requests_get_typed_errors() {
         (part("color", "\r\n\r\nred") + "--x--\r\n", "unknown_parameter"),
         (part("purpose", &format!("\r\n\r\n{}", "x".repeat(5000))) + "--x--\r\n", "invalid_value"),
         (part("file", "; filename=\"../../etc/passwd\"\r\n\r\n{}"), "invalid_multipart"),
+        (part("purpose", "\r\n\r\nbatch").repeat(100) + "--x--\r\n", "invalid_multipart"),
+        (part("file' or 1=1 --", "\r\n\r\nx") + "--x--\r\n", "unknown_parameter"),
     ] {
         assert_eq!(form(&caller, body.as_bytes()), (400, code.to_owned()), "{body:.80}");
     }
@@ -36,10 +41,24 @@ fn malformed_requests_get_typed_errors() {
     assert_eq!(form(&caller, large.as_bytes()), (413, "too_large".to_owned()));
     let plain = caller.request("POST", "/v1/files", "text/plain", b"x");
     assert_eq!(plain.error(), (400, "invalid_content_type".to_owned()));
-    for path in
-        ["/v1/files/..%2f..%2fetc%2fpasswd", "/v1/files/file-'%20OR%201=1", "/v1/batches/%00"]
-    {
-        assert_eq!(caller.get(path).error(), (404, "not_found".to_owned()), "{path}");
+    for path in [
+        "/v1/files/..%2f..%2fetc%2fpasswd",
+        "/v1/files/file-'%20OR%201=1",
+        "/v1/files/%2e%2e",
+        "/v1/files/..%2f..%2fetc%2fpasswd/content",
+        "/v1/files/file-00000000000000000000000000000000%00/content",
+        "/v1/batches/%00",
+        "/v1/batches/batch_0;DROP%20TABLE%20batches",
+        "/v1/batches/batch_%0d%0aX-Injected:%201",
+    ] {
+        let answer = caller.get(path);
+        assert_eq!(answer.error(), (404, "not_found".to_owned()), "{path}");
+        assert_eq!(answer.header("x-injected"), None);
+    }
+    let endless = format!("/v1/batches/batch_{}", "0".repeat(8000));
+    assert_eq!(caller.get(&endless).error(), (404, "not_found".to_owned()));
+    for path in ["/v1/files/../files", "/v1//files", "/etc/passwd", "/v1/batches/a/b/c"] {
+        assert_eq!(caller.get(path).error(), (404, "unknown_url".to_owned()), "{path}");
     }
     for query in ["limit=0", "limit=x", "after=;DROP", "order=up", "purpose=x", "color=red"] {
         assert_eq!(caller.get(&format!("/v1/files?{query}")).status, 400, "{query}");
@@ -47,6 +66,21 @@ fn malformed_requests_get_typed_errors() {
     let deep = "[".repeat(100_000);
     let bomb = caller.request("POST", "/v1/completions", "application/json", deep.as_bytes());
     assert_eq!(bomb.error(), (400, "invalid_json".to_owned()));
+    let keys: String = (0..100_000).map(|key| format!("\"k{key}\":0,")).collect();
+    let many = format!("{{{keys}\"model\":\"demo\",\"prompt\":\"a\"}}");
+    let many = caller.request("POST", "/v1/completions", "application/json", many.as_bytes());
+    assert_eq!(many.error(), (400, "unknown_parameter".to_owned()));
+    for (bomb, code) in [
+        ("{\"model\":\"demo\",\"prompt\":\"a\",\"temperature\":1e999999}", "invalid_json"),
+        ("{\"model\":\"demo\",\"prompt\":\"a\",\"n\":99999999999999999999}", "invalid_type"),
+        ("{\"model\":\"demo\",\"prompt\":\"\\ud800\"}", "invalid_json"),
+        ("\u{feff}{}", "invalid_json"),
+        ("", "invalid_json"),
+        ("null", "invalid_type"),
+    ] {
+        let answer = caller.request("POST", "/v1/completions", "application/json", bomb.as_bytes());
+        assert_eq!(answer.error(), (400, code.to_owned()), "{bomb}");
+    }
     let wide = format!("{{\"prompt\":\"{}\"}}", "x".repeat(5 << 20));
     let large = caller.request("POST", "/v1/completions", "application/json", wide.as_bytes());
     assert_eq!(large.error(), (413, "too_large".to_owned()));
@@ -56,6 +90,34 @@ fn malformed_requests_get_typed_errors() {
     assert_eq!(caller.send(many.as_bytes()).status, 431);
     assert_eq!(caller.get("/v1/models").status, 200, "others are served");
     assert_eq!(fleet.rows(&["files"]), 0, "nothing of it is left");
+}
+
+#[test]
+fn what_looks_like_sql_is_text() {
+    let fleet = Fleet::start();
+    drop(fleet.worker(&[]));
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let nasty = "'; DROP TABLE batches; -- \u{202e}%s{}$1";
+    let body = format!(
+        "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--x\r\n\
+         Content-Disposition: form-data; name=\"file\"; filename=\"{nasty}\"\r\n\r\n{}\r\n--x--\r\n",
+        lines(1).replace("q0", "Robert'); DROP TABLE jobs;--"),
+    );
+    let kind = "multipart/form-data; boundary=x";
+    let file = caller.request("POST", "/v1/files", kind, body.as_bytes()).json();
+    assert_eq!(file["filename"], nasty);
+    let asked = json!({
+        "input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "1h",
+        "metadata": { nasty: nasty },
+    });
+    let batch = caller.post("/v1/batches", &asked).json();
+    assert_eq!(batch["metadata"][nasty], nasty, "{batch}");
+    let path = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
+    eventually("its line is a job", || fleet.rows(&["jobs"]) == 1);
+    assert_eq!(caller.get(&path).json()["metadata"][nasty], nasty);
+    let tenant = admin.with(&key(&fleet, "a' OR 'a'='a", "submit"));
+    assert_eq!(tenant.get(&path).status, 404);
 }
 
 #[test]

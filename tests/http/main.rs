@@ -6,12 +6,17 @@
 mod access;
 mod answers;
 mod batches;
+mod beside;
 mod described;
+mod drivers;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/fleet.rs"]
 mod fleet;
 mod hostile;
+mod hostile_crowd;
 mod openai;
 mod operator;
 mod rig;
+mod server_run;
 mod standalone;
+mod webhooks;

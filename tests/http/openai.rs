@@ -2,31 +2,61 @@
 
 use std::{path::Path, process::Command};
 
-use crate::{fleet::Fleet, rig::Admin};
+use serde_json::json;
+
+use crate::{
+    fleet::{Fleet, eventually},
+    rig::{Admin, key},
+};
 
 /// Where `cargo xtask test` puts it.
-const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/openai/bin/python");
+pub const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/openai/bin/python");
+
+/// Runs a script as the first key's owner; what it printed. None if the package is not here.
+fn python(fleet: &Fleet, admin: &Admin, script: &str) -> Option<String> {
+    if !Path::new(PYTHON).exists() {
+        eprintln!("SKIPPED: no openai package at {PYTHON}; cargo xtask test installs it");
+        return None;
+    }
+    let mut command = Command::new(PYTHON);
+    command
+        .arg(format!("{}/tests/http/{script}", env!("CARGO_MANIFEST_DIR")))
+        .env("OPENAI_BASE_URL", format!("http://{}/v1", admin.listen))
+        .env("OPENAI_API_KEY", admin.first_key.as_deref().unwrap())
+        .env("READ_KEY", key(fleet, "default", "read"));
+    for proxy in ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"] {
+        command.env_remove(proxy);
+    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap())
+}
 
 #[test]
 fn the_unmodified_openai_package_is_served() {
-    if !Path::new(PYTHON).exists() {
-        eprintln!("SKIPPED: no openai package at {PYTHON}; cargo xtask test installs it");
-        return;
-    }
     let fleet = Fleet::start();
     let _worker = fleet.worker(&[]);
     let admin = Admin::start(&fleet, &[]);
-    let output = Command::new(PYTHON)
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/http/openai_client.py"))
-        .env("OPENAI_BASE_URL", format!("http://{}/v1", admin.listen))
-        .env("OPENAI_API_KEY", admin.first_key.as_deref().unwrap())
-        .env_remove("HTTP_PROXY")
-        .env_remove("http_proxy")
-        .env_remove("ALL_PROXY")
-        .env_remove("all_proxy")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "served");
+    let Some(said) = python(&fleet, &admin, "openai_client.py") else { return };
+    assert_eq!(said.trim(), "served");
+    eventually("whoever hung up is answered no more", || {
+        fleet.sql("SELECT count(*) FROM jobs WHERE state = 'cancelled'").trim() == "1"
+    });
+}
+
+#[test]
+fn the_unmodified_openai_package_hears_when_to_come_back() {
+    let fleet = Fleet::start();
+    drop(fleet.worker(&[]));
+    let admin = Admin::start(&fleet, &[]);
+    assert_eq!(fleet.run(&["queue", "limit", "demo@i2_s", "1"]).0, Some(0));
+    // Nobody answers: the first is taken, for it finds an empty queue, and waits.
+    let caller = admin.first();
+    let body = json!({ "model": "demo", "prompt": "Paid" }).to_string();
+    let length = format!("Content-Length: {}\r\n", body.len());
+    let waiting = caller.open((caller.head("POST", "/v1/completions", &length) + &body).as_bytes());
+    eventually("the first waits", || fleet.rows(&["jobs"]) == 1);
+    let Some(said) = python(&fleet, &admin, "openai_busy.py") else { return };
+    assert_eq!(said.trim(), "told when");
+    drop(waiting);
 }

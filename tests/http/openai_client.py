@@ -1,7 +1,9 @@
 """Does what people do with the openai package; fails with the first thing that is not as it says."""
 
+import asyncio
 import io
 import json
+import os
 import time
 
 import openai
@@ -20,6 +22,7 @@ def refused(kind, call):
 
 assert [model.id for model in client.models.list()] == ["demo", "demo@i2_s"]
 assert client.models.retrieve("demo").owned_by == "tritmill"
+assert abs(client.models.retrieve("demo@i2_s").created - time.time()) < 3600
 
 whole = client.chat.completions.create(model="demo", messages=QUESTION, temperature=0, max_tokens=16)
 assert whole.choices[0].message.content == "2024-03-03", whole
@@ -39,7 +42,62 @@ plain = client.completions.create(model="demo", prompt="Paid", max_tokens=4, see
 pieces = client.completions.create(model="demo", prompt="Paid", max_tokens=4, seed=1, stream=True)
 assert "".join(piece.choices[0].text for piece in pieces) == plain.choices[0].text
 
+pieces = list(
+    client.chat.completions.create(
+        model="demo", messages=QUESTION, temperature=0, max_tokens=16, logprobs=True, top_logprobs=2,
+        stream=True,
+    )
+)
+whole = client.chat.completions.create(
+    model="demo", messages=QUESTION, temperature=0, max_tokens=16, logprobs=True, top_logprobs=2
+)
+told = [t for p in pieces if p.choices[0].logprobs for t in p.choices[0].logprobs.content]
+assert told == whole.choices[0].logprobs.content and len(told[0].top_logprobs) == 2, told
+assert pieces[-1].choices[0].finish_reason == "stop", pieces[-1]
+plain = client.completions.create(model="demo", prompt="Paid", max_tokens=4, seed=1, logprobs=1)
+pieces = list(
+    client.completions.create(
+        model="demo", prompt="Paid", max_tokens=4, seed=1, logprobs=1, stream=True
+    )
+)
+told = [p.choices[0].logprobs for p in pieces if p.choices[0].logprobs]
+assert told == [plain.choices[0].logprobs], told
+
+
+async def together():
+    many = openai.AsyncOpenAI(max_retries=0)
+    asked = [
+        many.chat.completions.create(model="demo", messages=QUESTION, temperature=0, max_tokens=16)
+        for _ in range(20)
+    ]
+    texts = [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
+    assert texts == ["2024-03-03"] * 20, texts
+
+
+asyncio.run(together())
+
+# Who hangs up: the test looks for the job.
+endless = client.chat.completions.create(
+    model="demo", messages=QUESTION, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+)
+next(iter(endless))
+endless.close()
+
 ask = client.chat.completions.create
+error = refused(
+    openai.BadRequestError, lambda: ask(model="demo", messages=QUESTION, extra_body={"color": 1})
+)
+assert error.code == "unknown_parameter" and error.param == "color", error
+error = refused(
+    openai.BadRequestError, lambda: ask(model="demo", messages=QUESTION, response_format={"type": "json_object"})
+)
+assert error.code == "unsupported_value" and error.param == "response_format", error
+reader = client.with_options(api_key=os.environ["READ_KEY"])
+assert len(list(reader.models.list())) == 2
+refused(
+    openai.PermissionDeniedError,
+    lambda: reader.chat.completions.create(model="demo", messages=QUESTION),
+)
 error = refused(openai.NotFoundError, lambda: ask(model="none", messages=QUESTION))
 assert error.code == "model_not_found" and error.param == "model", error
 error = refused(openai.BadRequestError, lambda: ask(model="demo", messages=QUESTION, temperature=9))
@@ -48,7 +106,8 @@ long = [{"role": "user", "content": "x " * 20000}]
 refused(openai.BadRequestError, lambda: ask(model="demo", messages=long))
 refused(openai.BadRequestError, lambda: ask(model="demo", messages=long, stream=True))
 stranger = openai.OpenAI(api_key="tm-0", max_retries=0)
-refused(openai.AuthenticationError, lambda: stranger.models.list())
+error = refused(openai.AuthenticationError, lambda: stranger.models.list())
+assert error.code == "invalid_api_key" and error.type == "authentication_error", error
 
 lines = [
     {
@@ -84,9 +143,22 @@ assert batch.metadata == {"month": "march"}
 answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
 dates = {a["custom_id"]: a["response"]["body"]["choices"][0]["message"]["content"] for a in answers}
 assert dates == {f"q{day}": f"2024-03-{day:02}" for day in range(1, 21)}, dates
-assert [listed.id for listed in client.batches.list(limit=1)] == [batch.id]
+key = {"Idempotency-Key": "march"}
+again = dict(
+    input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h",
+    metadata={"month": "april"}, extra_headers=key,
+)
+low = client.batches.create(**again, extra_body={"priority": "low"})
+assert client.batches.create(**again, extra_body={"priority": "low"}).id == low.id
+error = refused(openai.ConflictError, lambda: client.batches.create(**again))
+assert error.code == "idempotency_conflict", error
+while client.batches.retrieve(low.id).status != "completed":
+    assert time.monotonic() - started < 120
+    time.sleep(0.1)
+assert [listed.id for listed in client.batches.list(limit=1)] == [low.id, batch.id]
+low = client.batches.retrieve(low.id)
 names = [listed.id for listed in client.files.list(limit=1)]
-assert sorted(names) == sorted([uploaded.id, batch.output_file_id]), names
+assert sorted(names) == sorted([uploaded.id, batch.output_file_id, low.output_file_id]), names
 error = refused(openai.BadRequestError, lambda: client.batches.cancel(batch.id))
 assert error.code == "invalid_state", error
 assert client.files.delete(uploaded.id).deleted

@@ -48,8 +48,12 @@ impl Admin {
         }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: Signal) {
-        signal.send(self.child.id()).unwrap();
+        signal.send(self.pid()).unwrap();
     }
 
     /// Its exit code, if it ends within `limit`.
@@ -76,8 +80,17 @@ impl Admin {
 
     /// Kilobytes of memory it has resident.
     pub fn resident_kb(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    /// Kilobytes of memory it had resident at most.
+    pub fn peak_kb(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 }
@@ -109,7 +122,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    fn read(stream: &mut TcpStream) -> Self {
+    /// All that comes until the other side hangs up.
+    pub fn read(stream: &mut TcpStream) -> Self {
         let mut bytes = Vec::new();
         // A server that hangs up after its answer is as good as one that closes.
         let _ = stream.read_to_end(&mut bytes);

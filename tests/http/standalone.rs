@@ -14,7 +14,7 @@ use crate::{
 const WORDS: [&str; 6] = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
 
 /// The program without servers, with everything in one file.
-fn alone(folder: &Path, words: &[&str]) -> Command {
+pub fn alone(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
     command.args(words).arg("--store").arg(folder.join("store"));
     command.env_remove("REDIS_URL").env_remove("DATABASE_URL");

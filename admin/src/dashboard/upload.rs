@@ -75,7 +75,7 @@ impl Filled {
         let file = content.finish().await?;
         app.store().complete_file(file.id, file.size_bytes, None).await?;
         self.asked.insert("input_file_id".to_owned(), Value::String(file.id.to_string()));
-        match batches::take(app, caller, self.asked).await {
+        match batches::take(app, caller, self.asked, None).await {
             Ok(batch) => Ok(batch.id.to_string()),
             Err(error) => {
                 // It expires by no clock, so it goes now; if not, it is among the caller's files.

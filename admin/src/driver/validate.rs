@@ -66,8 +66,9 @@ struct Check<'a> {
     lines: u64,
     refused: u64,
     errors: Vec<BatchError>,
-    /// The first line that bore a name, by the name's hash.
-    named: HashMap<[u8; 32], u32>,
+    /// The first line that bore a name, by the first half of the name's hash: 20 bytes a line are all
+    /// that is kept of a file.
+    named: HashMap<[u8; 16], u32>,
     /// The model of the first line that names one, and that line.
     model: Option<(String, u64)>,
 }
@@ -116,7 +117,9 @@ impl<'a> Check<'a> {
 
     /// No two lines bear one name.
     fn name(&mut self, number: u64, custom_id: &str) {
-        match self.named.entry(Sha256::digest(custom_id.as_bytes()).into()) {
+        let hash: [u8; 32] = Sha256::digest(custom_id.as_bytes()).into();
+        let half: [u8; 16] = hash[..16].try_into().expect("a hash has 32 bytes");
+        match self.named.entry(half) {
             Entry::Vacant(free) => {
                 free.insert(u32::try_from(number).unwrap_or(u32::MAX));
             }

@@ -131,10 +131,6 @@ async fn answer_to(
 ) -> Result<Response, ApiError> {
     let streaming = Streaming::take(&mut map)?;
     let body = parse_body(endpoint, map)?;
-    if streaming.is_some() && body.sampling.logprobs.is_some() {
-        let message = "logprobs is not supported together with stream";
-        return Err(ApiError::invalid("unsupported_value", message).at("logprobs"));
-    }
     let missing = || ApiError::invalid("missing_field", "model is missing").at("model");
     let name = body.model.clone().ok_or_else(missing)?;
     let queue = app.models().find(&name).await?.ok_or_else(|| ApiError::no_model(&name))?;

@@ -35,6 +35,8 @@ use crate::{
 /// Files of a list.
 const LIST_DEFAULT: u32 = 1000;
 const LIST_MAX: u32 = 10_000;
+/// Parts of a form, and one that is none.
+const PARTS_MAX: usize = 9;
 /// How long a file may be asked to be kept, in seconds: an hour to thirty days.
 pub(super) const EXPIRES_S: std::ops::RangeInclusive<u64> = 3600..=2_592_000;
 
@@ -123,10 +125,14 @@ pub(super) fn bad_expiry(name: &str) -> ApiError {
 impl Fields {
     async fn read(app: &App, tenant: &Tenant, form: &mut Form) -> Result<Self, ApiError> {
         let mut fields = Self::default();
-        while let Some(part) = form.next().await? {
-            fields.take(app, tenant, part).await?;
+        for _ in 0..PARTS_MAX {
+            match form.next().await? {
+                Some(part) => fields.take(app, tenant, part).await?,
+                None => return Ok(fields),
+            }
         }
-        Ok(fields)
+        let message = format!("the form has more than {} parts", PARTS_MAX - 1);
+        Err(ApiError::invalid("invalid_multipart", message))
     }
 
     async fn take(&mut self, app: &App, tenant: &Tenant, part: Part) -> Result<(), ApiError> {

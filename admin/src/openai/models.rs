@@ -5,10 +5,12 @@ use axum::{
     extract::{Path, State},
 };
 use serde_json::{Value, json};
+use tritmill_queue::{Timestamp, store::operations::Registered};
 
 use crate::{
     app::App,
     error::ApiError,
+    models::find,
     openapi::{Model, ModelList, Refused},
 };
 
@@ -18,15 +20,15 @@ use crate::{
         (status = "4XX", description = "Refused", body = Refused),
         (status = "5XX", description = "Try again", body = Refused),))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
-    let queues = app.models().all().await?;
-    let mut names: Vec<String> = Vec::new();
-    for name in queues.iter().map(|queue| queue.model.clone()) {
-        if !names.contains(&name) {
-            names.push(name);
+    let known = app.models().all().await?;
+    let mut named: Vec<(String, Timestamp)> = Vec::new();
+    for Registered { queue, at } in &known {
+        if !named.iter().any(|(name, _)| *name == queue.model) {
+            named.push((queue.model.clone(), *at));
         }
     }
-    names.extend(queues.iter().map(ToString::to_string));
-    let data: Vec<Value> = names.iter().map(|name| model(name)).collect();
+    named.extend(known.iter().map(|known| (known.queue.to_string(), known.at)));
+    let data: Vec<Value> = named.iter().map(|(name, at)| model(name, *at)).collect();
     Ok(Json(json!({ "object": "list", "data": data })))
 }
 
@@ -40,13 +42,13 @@ pub(crate) async fn one(
     State(app): State<App>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    match app.models().find(&name).await? {
-        Some(_) => Ok(Json(model(&name))),
+    match find(app.models().all().await?, &name) {
+        Some(found) => Ok(Json(model(&name, found.at))),
         None => Err(ApiError::no_model(&name)),
     }
 }
 
-/// When a model was made is not known here.
-fn model(name: &str) -> Value {
-    json!({ "id": name, "object": "model", "created": 0, "owned_by": "tritmill" })
+/// A model was made when a worker first served it: when it was trained is not known here.
+fn model(name: &str, at: Timestamp) -> Value {
+    json!({ "id": name, "object": "model", "created": at.seconds(), "owned_by": "tritmill" })
 }

@@ -2,7 +2,8 @@
 //!
 //! Text comes from the job's events, which are no record: they may be late, come twice (a second
 //! attempt starts over, with the same tokens) or not at all. So what was sent is counted by choice,
-//! only what goes beyond it is sent, and the end, which comes from the store, brings the rest.
+//! only what goes beyond it is sent, and the end, which comes from the store, brings the rest: text that
+//! is missing, log probabilities, usage.
 
 use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
@@ -25,6 +26,8 @@ use crate::{app::App, error::ApiError};
 /// Between two looks at the job's events: grows from the first to the last while nothing comes.
 const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LAST: Duration = Duration::from_millis(200);
+/// And is no less than this for each answer that streams: so many ask 5,000 times a second together.
+const POLL_EACH: Duration = Duration::from_micros(200);
 /// Pieces that wait for the caller's connection.
 const PIECES: usize = 16;
 /// How long the head of the response waits for the first piece: an error that comes before it is a
@@ -115,6 +118,8 @@ impl Follow {
                         true => (wait * 2).min(POLL_LAST),
                         false => POLL_FIRST,
                     };
+                    let streams = self.app.metrics().streams.get();
+                    wait = wait.max(POLL_EACH * u32::try_from(streams).unwrap_or_default());
                     let heard = events.into_iter().map(|(_, event)| event);
                     heard.flat_map(|event| self.heard(event, &mut text)).collect()
                 }
@@ -153,7 +158,7 @@ impl Follow {
             Endpoint::Chat => json!({ "content": more }),
             Endpoint::Completions | Endpoint::Plain => json!(more),
         };
-        vec![self.piece(choice, delta, None)]
+        vec![self.piece(choice, delta, Value::Null, None)]
     }
 
     /// The rest: text that no event brought, why each choice ended, what it took.
@@ -172,7 +177,9 @@ impl Follow {
                 Endpoint::Chat => json!({}),
                 Endpoint::Completions | Endpoint::Plain => json!(""),
             };
-            pieces.push(self.piece(choice.index, nothing, Some(choice.finish_reason)));
+            let logprobs = answer::logprobs(self.of.endpoint.shape(), choice);
+            let finish = Some(choice.finish_reason);
+            pieces.push(self.piece(choice.index, nothing, json!(logprobs), finish));
         }
         if self.streaming.include_usage {
             pieces.push(self.frame(json!([]), answer::usage(&completion)));
@@ -182,11 +189,17 @@ impl Follow {
     }
 
     /// One choice's piece.
-    fn piece(&self, choice: u32, delta: Value, finish: Option<FinishReason>) -> Piece {
+    fn piece(
+        &self,
+        choice: u32,
+        delta: Value,
+        logprobs: Value,
+        finish: Option<FinishReason>,
+    ) -> Piece {
         let name = if self.of.endpoint == Endpoint::Chat { "delta" } else { "text" };
         let finish = finish.map(FinishReason::as_str);
         let choice = json!([
-            { "index": choice, name: delta, "logprobs": null, "finish_reason": finish },
+            { "index": choice, name: delta, "logprobs": logprobs, "finish_reason": finish },
         ]);
         self.frame(choice, Value::Null)
     }

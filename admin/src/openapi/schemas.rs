@@ -224,6 +224,30 @@ pub(crate) struct BatchRequest {
     output_expires_after: Option<ExpiresAfter>,
     /// `normal`, or `low`.
     priority: Option<String>,
+    webhook: Option<NewWebhook>,
+}
+
+/// Who is to be told when a batch is over: by a POST signed as Standard Webhooks say.
+#[derive(ToSchema)]
+pub(crate) struct NewWebhook {
+    /// `http://` or `https://`, at a public address unless the service allows others.
+    url: String,
+    /// `whsec_` and the base64 of 24 to 64 bytes; without one, the answer has one, this once.
+    secret: Option<String>,
+}
+
+/// Who is told when a batch is over.
+#[derive(ToSchema)]
+pub(crate) struct Webhook {
+    url: String,
+    /// `pending`; at last `delivered` or `failed`.
+    status: String,
+    /// Calls so far.
+    attempts: u32,
+    /// Why the last call failed.
+    error: Option<String>,
+    /// Shown to the batch's creator, once.
+    secret: Option<String>,
 }
 
 /// How long output is kept.
@@ -261,6 +285,7 @@ pub(crate) struct Batch {
     cancelled_at: Option<i64>,
     request_counts: RequestCounts,
     metadata: Option<Value>,
+    webhook: Option<Webhook>,
 }
 
 /// Lines of a batch.

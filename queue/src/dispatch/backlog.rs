@@ -89,7 +89,12 @@ pub struct Demand {
     pub entries: usize,
     /// Tokens that they are expected to take, by tenant.
     pub tokens: BTreeMap<Tenant, u64>,
+    /// How much of each bound may be filled, in hundredths.
+    pub percent: u8,
 }
+
+/// What [`Demand::leaving_room`] may fill of each bound, in hundredths.
+const PATIENT_PERCENT: u8 = 80;
 
 impl Demand {
     /// What these entries ask of each of their queues.
@@ -99,7 +104,7 @@ impl Demand {
             let at = demands.iter().position(|demand| demand.queue == entry.queue);
             let at = at.unwrap_or_else(|| {
                 let (queue, tokens) = (entry.queue.clone(), BTreeMap::new());
-                demands.push(Self { queue, entries: 0, tokens });
+                demands.push(Self { queue, entries: 0, tokens, percent: 100 });
                 demands.len() - 1
             });
             demands[at].entries += 1;
@@ -111,6 +116,23 @@ impl Demand {
             }
         }
         demands
+    }
+
+    /// The same of somebody with patience, as a batch: a fifth of each bound stays free for those who
+    /// wait for their answers, who would else be refused as long as a batch is larger than its queue.
+    #[must_use]
+    pub fn leaving_room(self) -> Self {
+        Self { percent: PATIENT_PERCENT, ..self }
+    }
+
+    /// What of a bound counts for this demand.
+    pub(super) fn part_of(&self, bound: u64) -> u64 {
+        (u128::from(bound) * u128::from(self.percent) / 100).try_into().unwrap_or(bound)
+    }
+
+    /// The same of a bound of entries.
+    pub(super) fn entries_of(&self, bound: usize) -> usize {
+        usize::try_from(self.part_of(bound as u64)).unwrap_or(bound)
     }
 }
 

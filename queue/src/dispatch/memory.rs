@@ -220,16 +220,20 @@ impl Dispatcher for MemoryDispatcher {
         if demand.entries == 0 || (demand.entries == 1 && count == 0) {
             return Ok(());
         }
-        if count.saturating_add(demand.entries) > self.limit {
-            return busy(Limit::Entries(self.limit));
+        let limit = demand.entries_of(self.limit);
+        if count.saturating_add(demand.entries) > limit {
+            return busy(Limit::Entries(limit));
         }
         let cost = |waiting: &Waiting| u64::from(waiting.entry.cost);
         let all: u64 = waiting().map(cost).chain(demand.tokens.values().copied()).sum();
-        if let Some(limit) = quotas.tokens.filter(|limit| all > *limit) {
+        let bound = quotas.tokens.map(|bound| demand.part_of(bound));
+        if let Some(limit) = bound.filter(|limit| all > *limit) {
             return busy(Limit::Tokens(limit));
         }
         for (tenant, tokens) in &demand.tokens {
-            let Some(quota) = quotas.of(tenant) else { continue };
+            let Some(quota) = quotas.of(tenant).map(|quota| demand.part_of(quota)) else {
+                continue;
+            };
             let own = waiting().filter(|waiting| waiting.entry.tenant == *tenant);
             let own: u64 = own.map(cost).sum();
             if own.saturating_add(*tokens) > quota && (demand.entries > 1 || own > 0) {

@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{FileId, Page, Progress, StoreError, files::prefixed};
+use super::{FileId, Page, Progress, StoreError, files::prefixed, webhooks::Webhook};
 use crate::{
     job::{Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp, UnknownWord},
     outcome::Outcome,
@@ -219,6 +219,12 @@ pub struct Batch {
     /// Whether time was up before every line was answered.
     #[serde(default)]
     pub overdue: bool,
+    /// A word of its creator's, who makes no second batch of a tenant's under it.
+    #[serde(default)]
+    pub idempotency_key: Option<String>,
+    /// Who is to be told of its end.
+    #[serde(default)]
+    pub webhook: Option<Webhook>,
 }
 
 impl Batch {
@@ -273,11 +279,12 @@ pub struct LineEnd {
 /// Batches in a store.
 #[async_trait]
 pub trait Batches: Send + Sync {
-    /// Records a batch that nobody drives yet.
+    /// Records a batch that nobody drives yet; or returns the one that its tenant made under the same
+    /// idempotency key, as it is now.
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn create_batch(&self, batch: &Batch) -> Result<(), StoreError>;
+    async fn create_batch(&self, batch: &Batch) -> Result<Option<Batch>, StoreError>;
 
     /// A batch of a tenant.
     ///
@@ -305,6 +312,18 @@ pub trait Batches: Send + Sync {
     /// # Errors
     /// [`StoreError`]; then none was claimed.
     async fn claim_batches(
+        &self,
+        owner: &str,
+        lease: Duration,
+        limit: u32,
+    ) -> Result<Vec<HeldBatch>, StoreError>;
+
+    /// Claims up to `limit` batches whose [end is to be told](Batch::webhook_due), the longest due
+    /// first.
+    ///
+    /// # Errors
+    /// [`StoreError`]; then none was claimed.
+    async fn claim_webhooks(
         &self,
         owner: &str,
         lease: Duration,

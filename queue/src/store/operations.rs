@@ -285,6 +285,15 @@ impl Pace {
     }
 }
 
+/// A queue that a worker has registered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registered {
+    /// Which.
+    pub queue: QueueName,
+    /// When it was first; zero if that was before anybody noted it.
+    pub at: Timestamp,
+}
+
 /// Settings and lists for operators.
 #[async_trait]
 pub trait Operations: Send + Sync {
@@ -338,7 +347,7 @@ pub trait Operations: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn registered(&self) -> Result<Vec<QueueName>, StoreError>;
+    async fn registered(&self) -> Result<Vec<Registered>, StoreError>;
 
     /// Forgets a queue's numerics class, so that the next worker sets it; returns the one it had.
     /// For a queue whose model or settings are replaced: its later answers may differ from its

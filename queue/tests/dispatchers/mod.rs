@@ -112,6 +112,9 @@ pub async fn quotas_bound_what_waits_of_a_queue_and_of_a_tenant<F: Fixture>() {
     assert_eq!(asked("b", 4).await, Some(Limit::Tokens(30)));
     assert_eq!(asked("b", 8).await, Some(Limit::Entries(10)));
     assert_eq!(asked("b", 3).await, None, "asking takes nothing");
+    let batch = Demand::of(&of("b", 3)).remove(0).leaving_room();
+    let busy = dispatcher.admit(&batch, &quotas).await.unwrap_err();
+    assert!(matches!(busy, DispatchError::Busy { limit: Limit::Tokens(24), .. }), "{busy}");
     // What was delivered waits no more.
     assert_eq!(pull(&dispatcher, "w", 3).await.len(), 3);
     assert_eq!(asked("a:1", 1).await, None);

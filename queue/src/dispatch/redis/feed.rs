@@ -85,9 +85,11 @@ impl Inner {
         quotas: &Quotas,
     ) -> Result<(), DispatchError> {
         let tokens_max = quotas.tokens.map_or(self.limit.tokens, |own| own.min(self.limit.tokens));
+        let tokens_max = demand.part_of(tokens_max);
+        let entries_max = demand.entries_of(self.limit.entries);
         let tokens: u64 = demand.tokens.values().sum();
         let mut arguments = vec![
-            self.limit.entries.to_string(),
+            entries_max.to_string(),
             tokens_max.to_string(),
             demand.entries.to_string(),
             tokens.to_string(),
@@ -95,7 +97,9 @@ impl Inner {
         let bounded: Vec<(&Tenant, u64, u64)> = demand
             .tokens
             .iter()
-            .filter_map(|(tenant, tokens)| Some((tenant, *tokens, quotas.of(tenant)?)))
+            .filter_map(|(tenant, tokens)| {
+                Some((tenant, *tokens, demand.part_of(quotas.of(tenant)?)))
+            })
             .collect();
         for (tenant, tokens, quota) in &bounded {
             arguments.extend([keys::escape(&tenant.0), tokens.to_string(), quota.to_string()]);
@@ -106,7 +110,7 @@ impl Inner {
         let (bound, retry_ms): (usize, u64) = run.map_err(|error| refusal(queue, error))?;
         let limit = match bound {
             0 => return Ok(()),
-            1 => Limit::Entries(self.limit.entries),
+            1 => Limit::Entries(entries_max),
             2 => Limit::Tokens(tokens_max),
             other => Limit::Tenant(bounded.get(other - 3).map_or(0, |(_, _, quota)| *quota)),
         };

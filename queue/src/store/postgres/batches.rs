@@ -25,6 +25,19 @@ fn document(batch: &Batch) -> String {
     serde_json::to_string(batch).expect("a batch has nothing that JSON lacks")
 }
 
+/// Batches that were claimed.
+fn held(claimed: &[PgRow]) -> Result<Vec<HeldBatch>, StoreError> {
+    let mut held = Vec::with_capacity(claimed.len());
+    for row in claimed {
+        match batch(row) {
+            Ok(batch) => held.push(HeldBatch { batch, epoch: rows::integer(row, "epoch")? }),
+            // Its lease runs out, for a process that can read it.
+            Err(error) => tracing::error!(%error, "a claimed batch cannot be read"),
+        }
+    }
+    Ok(held)
+}
+
 /// The ids of all jobs that a batch may have.
 fn jobs(id: BatchId) -> (Uuid, Uuid) {
     (id.job(1).into(), id.job(u32::MAX).into())
@@ -32,21 +45,34 @@ fn jobs(id: BatchId) -> (Uuid, Uuid) {
 
 #[async_trait]
 impl Batches for PostgresStore {
-    async fn create_batch(&self, batch: &Batch) -> Result<(), StoreError> {
+    async fn create_batch(&self, new: &Batch) -> Result<Option<Batch>, StoreError> {
         self.within(async {
-            sqlx::query(
-                "INSERT INTO batches (id, tenant, state, input_file_id, batch)
-                 VALUES ($1, $2, $3, $4, $5::text::jsonb)",
+            let created = sqlx::query(
+                "INSERT INTO batches (id, tenant, state, input_file_id, batch, idempotency_key)
+                 VALUES ($1, $2, $3, $4, $5::text::jsonb, $6)
+                 ON CONFLICT (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING",
             )
-            .bind(Uuid::from(batch.id))
-            .bind(&batch.tenant.0)
-            .bind(batch.state.as_str())
-            .bind(batch.input.0)
-            .bind(document(batch))
+            .bind(Uuid::from(new.id))
+            .bind(&new.tenant.0)
+            .bind(new.state.as_str())
+            .bind(new.input.0)
+            .bind(document(new))
+            .bind(&new.idempotency_key)
             .execute(&self.pool)
             .await
             .map_err(unavailable)?;
-            Ok(())
+            if created.rows_affected() == 1 {
+                return Ok(None);
+            }
+            let known = sqlx::query(
+                "SELECT batch::text FROM batches WHERE tenant = $1 AND idempotency_key = $2",
+            )
+            .bind(&new.tenant.0)
+            .bind(&new.idempotency_key)
+            .fetch_one(&self.pool)
+            .await
+            .map_err(unavailable)?;
+            batch(&known).map(Some)
         })
         .await
     }
@@ -155,17 +181,37 @@ impl Batches for PostgresStore {
             .fetch_all(&self.pool)
             .await
             .map_err(unavailable)?;
-            let mut held = Vec::with_capacity(claimed.len());
-            for row in &claimed {
-                match batch(row) {
-                    Ok(batch) => {
-                        held.push(HeldBatch { batch, epoch: rows::integer(row, "epoch")? })
-                    }
-                    // Its lease runs out, for a process that can read it.
-                    Err(error) => tracing::error!(%error, "a claimed batch cannot be read"),
-                }
-            }
-            Ok(held)
+            held(&claimed)
+        })
+        .await
+    }
+
+    async fn claim_webhooks(
+        &self,
+        owner: &str,
+        lease: Duration,
+        limit: u32,
+    ) -> Result<Vec<HeldBatch>, StoreError> {
+        self.within(async {
+            let claimed = sqlx::query(
+                "WITH clock AS (SELECT store_now_ms($1) AS now)
+                 UPDATE batches SET epoch = epoch + 1, owner = $2,
+                                    lease_until = (SELECT now FROM clock) + $3
+                 WHERE id IN (
+                     SELECT id FROM batches
+                     WHERE webhook_due <= (SELECT now FROM clock)
+                       AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
+                     ORDER BY webhook_due LIMIT $4 FOR UPDATE SKIP LOCKED)
+                 RETURNING epoch, batch::text",
+            )
+            .bind(self.given_now())
+            .bind(owner)
+            .bind(milliseconds(lease))
+            .bind(i64::from(limit))
+            .fetch_all(&self.pool)
+            .await
+            .map_err(unavailable)?;
+            held(&claimed)
         })
         .await
     }
@@ -213,13 +259,14 @@ impl Batches for PostgresStore {
         self.within(async {
             let mut tx = self.pool.begin().await.map_err(unavailable)?;
             let saved = sqlx::query(
-                "UPDATE batches SET state = $3, batch = $4::text::jsonb
+                "UPDATE batches SET state = $3, batch = $4::text::jsonb, webhook_due = $5
                  WHERE id = $1 AND epoch = $2",
             )
             .bind(Uuid::from(held.batch.id))
             .bind(held.epoch)
             .bind(held.batch.state.as_str())
             .bind(document(&held.batch))
+            .bind(held.batch.webhook_due().map(|due| due.0))
             .execute(&mut *tx)
             .await
             .map_err(unavailable)?;

@@ -24,6 +24,11 @@ pub(super) fn batch(row: &SqliteRow) -> Result<Batch, StoreError> {
     from_json("batch", &rows::text(row, "batch")?)
 }
 
+/// A batch that was claimed.
+fn held(row: &SqliteRow) -> Result<HeldBatch, StoreError> {
+    Ok(HeldBatch { batch: batch(row)?, epoch: rows::integer(row, "epoch")? })
+}
+
 /// A batch of a tenant, within a transaction.
 async fn find(
     connection: &mut SqliteConnection,
@@ -41,20 +46,32 @@ async fn find(
 
 #[async_trait]
 impl Batches for SqliteStore {
-    async fn create_batch(&self, batch: &Batch) -> Result<(), StoreError> {
-        sqlx::query(
-            "INSERT INTO batches (id, tenant, state, input_file_id, batch)
-             VALUES (?1, ?2, ?3, ?4, ?5)",
+    async fn create_batch(&self, new: &Batch) -> Result<Option<Batch>, StoreError> {
+        let created = sqlx::query(
+            "INSERT INTO batches (id, tenant, state, input_file_id, batch, idempotency_key)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING",
         )
-        .bind(Uuid::from(batch.id))
-        .bind(&batch.tenant.0)
-        .bind(batch.state.as_str())
-        .bind(batch.input.0)
-        .bind(to_json(batch)?)
+        .bind(Uuid::from(new.id))
+        .bind(&new.tenant.0)
+        .bind(new.state.as_str())
+        .bind(new.input.0)
+        .bind(to_json(new)?)
+        .bind(&new.idempotency_key)
         .execute(&self.pool)
         .await
         .map_err(unavailable)?;
-        Ok(())
+        if created.rows_affected() == 1 {
+            return Ok(None);
+        }
+        let known =
+            sqlx::query("SELECT batch FROM batches WHERE tenant = ?1 AND idempotency_key = ?2")
+                .bind(&new.tenant.0)
+                .bind(&new.idempotency_key)
+                .fetch_one(&self.pool)
+                .await
+                .map_err(unavailable)?;
+        batch(&known).map(Some)
     }
 
     async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError> {
@@ -136,7 +153,31 @@ impl Batches for SqliteStore {
         .fetch_all(&self.pool)
         .await
         .map_err(unavailable)?;
-        let held = |row| Ok(HeldBatch { batch: batch(row)?, epoch: rows::integer(row, "epoch")? });
+        claimed.iter().map(held).collect()
+    }
+
+    async fn claim_webhooks(
+        &self,
+        owner: &str,
+        lease: Duration,
+        limit: u32,
+    ) -> Result<Vec<HeldBatch>, StoreError> {
+        let now = self.now();
+        let claimed = sqlx::query(
+            "UPDATE batches SET epoch = epoch + 1, owner = ?1, lease_until = ?2
+             WHERE id IN (
+                 SELECT id FROM batches
+                 WHERE webhook_due <= ?3 AND (lease_until IS NULL OR lease_until <= ?3)
+                 ORDER BY webhook_due LIMIT ?4)
+             RETURNING epoch, batch",
+        )
+        .bind(owner)
+        .bind(now.after(lease).0)
+        .bind(now.0)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await
+        .map_err(unavailable)?;
         claimed.iter().map(held).collect()
     }
 
@@ -171,15 +212,17 @@ impl Batches for SqliteStore {
 
     async fn save_batch(&self, held: &HeldBatch, along: Along<'_>) -> Result<bool, StoreError> {
         let mut tx = self.begin().await?;
-        let saved =
-            sqlx::query("UPDATE batches SET state = ?3, batch = ?4 WHERE id = ?1 AND epoch = ?2")
-                .bind(Uuid::from(held.batch.id))
-                .bind(held.epoch)
-                .bind(held.batch.state.as_str())
-                .bind(to_json(&held.batch)?)
-                .execute(&mut *tx)
-                .await
-                .map_err(unavailable)?;
+        let saved = sqlx::query(
+            "UPDATE batches SET state = ?3, batch = ?4, webhook_due = ?5 WHERE id = ?1 AND epoch = ?2",
+        )
+        .bind(Uuid::from(held.batch.id))
+        .bind(held.epoch)
+        .bind(held.batch.state.as_str())
+        .bind(to_json(&held.batch)?)
+        .bind(held.batch.webhook_due().map(|due| due.0))
+        .execute(&mut *tx)
+        .await
+        .map_err(unavailable)?;
         if saved.rows_affected() == 0 {
             return Ok(false);
         }

@@ -18,7 +18,7 @@ use crate::{
         Maintained, StoreError,
         operations::{
             ClassError, DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview,
-            QueueState, Replay, ResetClassError, SILENT_ALIVE_MAX, SILENT_KEPT, Worker,
+            QueueState, Registered, Replay, ResetClassError, SILENT_ALIVE_MAX, SILENT_KEPT, Worker,
         },
     },
 };
@@ -184,15 +184,16 @@ impl Operations for SqliteStore {
         Err(ClassError::Mismatch { queue, registered, offered })
     }
 
-    async fn registered(&self) -> Result<Vec<QueueName>, StoreError> {
+    async fn registered(&self) -> Result<Vec<Registered>, StoreError> {
         let found = sqlx::query(
-            "SELECT model, format FROM queues WHERE numerics_class IS NOT NULL
+            "SELECT model, format, coalesce(registered_at, 0) AS at FROM queues WHERE numerics_class IS NOT NULL
              ORDER BY registered_at NULLS FIRST, model, format",
         )
         .fetch_all(&self.pool)
         .await
         .map_err(unavailable)?;
-        found.iter().map(queue).collect()
+        let registered = |row| Ok(Registered { queue: queue(row)?, at: time(row, "at")? });
+        found.iter().map(registered).collect()
     }
 
     async fn reset_class(&self, of: &QueueName) -> Result<Option<String>, ResetClassError> {

@@ -1,0 +1,195 @@
+//! The output: one line for each of the input's, in its order, from what the parts brought.
+//!
+//! Every file is read once, side by side: a part's lines say which comes next, and its answers and
+//! errors, each in the same order, have it at their heads.
+
+use std::{
+    fs::File,
+    io::{self, BufRead as _, BufReader, BufWriter, Write as _},
+    path::Path,
+};
+
+use serde_json::Value;
+
+use super::state::{Folder, Written};
+use crate::lines::LineReader;
+
+/// Puts the output together in a file.
+pub(super) fn merge(folder: &Folder, parts: usize, to: &Path) -> io::Result<Written> {
+    let mut output = Output {
+        file: BufWriter::new(File::create(to)?),
+        hasher: blake3::Hasher::new(),
+        written: Written { hash: String::new(), completed: 0, failed: 0, tokens: 0 },
+    };
+    let mut refused = Refused::open(folder)?;
+    let mut sources: Vec<Source> =
+        (0..parts).map(|index| Source::open(folder, index)).collect::<io::Result<_>>()?;
+    loop {
+        let next = sources
+            .iter()
+            .enumerate()
+            .filter_map(|(at, source)| source.next.as_ref().map(|(number, _)| (*number, at)));
+        let next = next.min();
+        if let Some(number) = refused.next.as_ref().map(|(number, _)| *number)
+            && next.is_none_or(|(other, _)| number < other)
+        {
+            output.line(&refused.take()?, false)?;
+            continue;
+        }
+        let Some((_, at)) = next else { break };
+        let (line, is_answer) = sources[at].take()?;
+        output.line(&line, is_answer)?;
+    }
+    output.end()
+}
+
+struct Output {
+    file: BufWriter<File>,
+    hasher: blake3::Hasher,
+    written: Written,
+}
+
+impl Output {
+    fn line(&mut self, line: &[u8], is_answer: bool) -> io::Result<()> {
+        for bytes in [line, b"\n"] {
+            self.file.write_all(bytes)?;
+            self.hasher.update(bytes);
+        }
+        match is_answer {
+            false => self.written.failed += 1,
+            true => {
+                self.written.completed += 1;
+                let usage = &serde_json::from_slice::<Value>(line)?["response"]["body"]["usage"];
+                self.written.tokens += usage["completion_tokens"].as_u64().unwrap_or_default();
+            }
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> io::Result<Written> {
+        self.file.flush()?;
+        self.file.get_ref().sync_all()?;
+        Ok(Written { hash: self.hasher.finalize().to_hex().to_string(), ..self.written })
+    }
+}
+
+/// A line, without its end; none at the end of the file.
+fn next_line(reader: &mut BufReader<File>) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    if reader.read_until(b'\n', &mut line)? == 0 {
+        return Ok(None);
+    }
+    if line.ends_with(b"\n") {
+        line.pop();
+    }
+    Ok(Some(line))
+}
+
+/// A line's name.
+fn name(line: &[u8]) -> io::Result<String> {
+    let value: Value = serde_json::from_slice(line)?;
+    Ok(value["custom_id"].as_str().unwrap_or_default().to_owned())
+}
+
+/// Lines that were refused here.
+struct Refused {
+    reader: BufReader<File>,
+    next: Option<(u64, Vec<u8>)>,
+}
+
+impl Refused {
+    fn open(folder: &Folder) -> io::Result<Self> {
+        let mut refused =
+            Self { reader: BufReader::new(File::open(folder.refused())?), next: None };
+        refused.take()?;
+        Ok(refused)
+    }
+
+    /// The line at the head; the next one takes its place.
+    fn take(&mut self) -> io::Result<Vec<u8>> {
+        let next = next_line(&mut self.reader)?.map(|line| {
+            let tab = line.iter().position(|byte| *byte == b'\t').unwrap_or(line.len());
+            let number = std::str::from_utf8(&line[..tab]).ok().and_then(|text| text.parse().ok());
+            let number = number.ok_or_else(|| io::Error::other("a refused line has no number"))?;
+            Ok::<_, io::Error>((number, line[tab + 1..].to_vec()))
+        });
+        let taken = std::mem::replace(&mut self.next, next.transpose()?);
+        Ok(taken.map(|(_, line)| line).unwrap_or_default())
+    }
+}
+
+/// A part and what came of it.
+struct Source {
+    lines: LineReader<BufReader<File>>,
+    /// Number and name of the line that comes next.
+    next: Option<(u64, String)>,
+    answers: Fetched,
+    errors: Fetched,
+}
+
+impl Source {
+    fn open(folder: &Folder, index: usize) -> io::Result<Self> {
+        let lines = LineReader::new(BufReader::new(File::open(folder.part(index))?));
+        let [answers, errors] = ["output", "errors"].map(|what| folder.fetched(index, what));
+        let (answers, errors) = (Fetched::open(&answers)?, Fetched::open(&errors)?);
+        let mut source = Self { lines, next: None, answers, errors };
+        source.advance()?;
+        Ok(source)
+    }
+
+    fn advance(&mut self) -> io::Result<()> {
+        self.next = match self.lines.next_line()? {
+            None => None,
+            Some(line) => {
+                let bytes = line.content.map_err(|_| io::Error::other("a part has a long line"))?;
+                Some((line.number, name(&bytes)?))
+            }
+        };
+        Ok(())
+    }
+
+    /// What came of the line at the head, and whether it is an answer.
+    fn take(&mut self) -> io::Result<(Vec<u8>, bool)> {
+        let (number, wanted) = self.next.take().unwrap_or_default();
+        let found = match self.answers.take_if(&wanted)? {
+            Some(line) => Some((line, true)),
+            None => self.errors.take_if(&wanted)?.map(|line| (line, false)),
+        };
+        self.advance()?;
+        found.ok_or_else(|| io::Error::other(format!("the server left out line {number}")))
+    }
+}
+
+/// A file that was fetched; one that the server did not make is as good as an empty one.
+struct Fetched {
+    reader: Option<BufReader<File>>,
+    head: Option<(String, Vec<u8>)>,
+}
+
+impl Fetched {
+    fn open(path: &Path) -> io::Result<Self> {
+        let reader = match File::open(path) {
+            Ok(file) => Some(BufReader::new(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        let mut fetched = Self { reader, head: None };
+        fetched.advance()?;
+        Ok(fetched)
+    }
+
+    fn advance(&mut self) -> io::Result<()> {
+        let Some(reader) = &mut self.reader else { return Ok(()) };
+        let line = next_line(reader)?;
+        self.head = line.map(|line| Ok::<_, io::Error>((name(&line)?, line))).transpose()?;
+        Ok(())
+    }
+
+    fn take_if(&mut self, wanted: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some((_, line)) = self.head.take_if(|(name, _)| name == wanted) else {
+            return Ok(None);
+        };
+        self.advance()?;
+        Ok(Some(line))
+    }
+}

@@ -1,0 +1,134 @@
+//! Progress on standard error: a bar on a terminal, a line now and then elsewhere.
+
+use std::{
+    io::IsTerminal as _,
+    time::{Duration, Instant},
+};
+
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use tritmill_producer::remote::{RemoteTally, RemoteUpdate};
+
+use crate::answering::{Tally, Update};
+
+/// Between two lines of progress where no bar can be drawn.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// What is shown.
+pub struct Display {
+    bar: ProgressBar,
+    terminal: bool,
+    /// Unknown for a pipe.
+    input_bytes: Option<u64>,
+    /// When the first job could start, and what was done then.
+    began: Option<(Instant, u64)>,
+    last_line: Instant,
+}
+
+impl Display {
+    /// Of an input of this length, if it is known.
+    pub fn new(input_bytes: Option<u64>) -> Self {
+        let terminal = std::io::stderr().is_terminal();
+        let target = match terminal {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(None, target);
+        let template = "{bar:32} {pos}/{len} {msg}";
+        bar.set_style(ProgressStyle::with_template(template).expect("a template with known keys"));
+        Self { bar, terminal, input_bytes, began: None, last_line: Instant::now() }
+    }
+
+    /// Of a run that answers here, or by a queue.
+    pub fn show(&mut self, update: Update) {
+        match update {
+            Update::Notice(notice) => self.notice(&notice.to_string()),
+            Update::Reading(lines, bytes) => self.reading(lines, bytes),
+            Update::Tally(tally) => self.tally(&tally, |done| {
+                #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+                let rate = tally.tokens as f64 / done.seconds;
+                format!("{rate:.0} tokens/s")
+            }),
+        }
+    }
+
+    /// Of a run that a server answers.
+    pub fn show_remote(&mut self, update: RemoteUpdate) {
+        match update {
+            RemoteUpdate::Notice(notice) => self.notice(&notice),
+            RemoteUpdate::Reading(lines, bytes) => self.reading(lines, bytes),
+            RemoteUpdate::Uploading(sent, size) => {
+                self.bar.set_length(size);
+                self.bar.set_position(sent.min(size));
+                self.bar.set_message("bytes uploaded");
+                self.line(|| format!("uploading: {} of {}", HumanBytes(sent), HumanBytes(size)));
+            }
+            RemoteUpdate::Tally(tally) => self.tally(&of_server(tally), |done| {
+                #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+                let rate = done.lines as f64 / done.seconds;
+                format!("{rate:.1} lines/s")
+            }),
+            _ => {}
+        }
+    }
+
+    fn notice(&self, notice: &str) {
+        self.bar.suspend(|| eprintln!("note: {notice}"));
+    }
+
+    fn reading(&mut self, lines: u64, bytes: u64) {
+        let known = self.input_bytes;
+        let length = known.unwrap_or(bytes);
+        self.bar.set_length(length);
+        self.bar.set_position(bytes);
+        self.bar.set_message(format!("bytes read, {lines} lines"));
+        let percent = bytes.saturating_mul(100) / length.max(1);
+        self.line(|| match known {
+            Some(_) => format!("reading: {lines} lines, {percent} %"),
+            None => format!("reading: {lines} lines"),
+        });
+    }
+
+    fn tally(&mut self, tally: &Tally, rate: impl FnOnce(Done) -> String) {
+        let (began, done_before) = *self.began.get_or_insert((Instant::now(), tally.done()));
+        let seconds = began.elapsed().as_secs_f64().max(1e-3);
+        let lines = tally.done().saturating_sub(done_before);
+        let left = tally.lines.saturating_sub(tally.done());
+        #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+        let eta = seconds * left as f64 / lines.max(1) as f64;
+        let eta = match lines {
+            0 => "unknown".to_owned(),
+            _ => indicatif::HumanDuration(Duration::from_secs_f64(eta)).to_string(),
+        };
+        let rate = rate(Done { lines, seconds });
+        let message = format!("{rate}, {} failed, {eta} left", tally.failed);
+        self.bar.set_length(tally.lines);
+        self.bar.set_position(tally.done());
+        self.bar.set_message(message.clone());
+        self.line(|| format!("{}/{} lines, {message}", tally.done(), tally.lines));
+    }
+
+    /// A line of progress, if it is time for one and no bar is drawn.
+    fn line(&mut self, text: impl FnOnce() -> String) {
+        if !self.terminal && self.last_line.elapsed() >= LINE_INTERVAL {
+            self.last_line = Instant::now();
+            eprintln!("{}", text());
+        }
+    }
+
+    /// Leaves nothing of it on the terminal.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// What was done since the first tally.
+struct Done {
+    lines: u64,
+    seconds: f64,
+}
+
+/// A server's count in the terms of every run.
+pub fn of_server(tally: RemoteTally) -> Tally {
+    let RemoteTally { lines, completed, failed, resumed, tokens } = tally;
+    Tally { lines, completed, failed, resumed, tokens }
+}

@@ -1,0 +1,87 @@
+//! Very many callers at once, and those who take their time.
+
+use std::{net::TcpStream, time::Instant};
+
+use serde_json::json;
+
+use crate::{
+    fleet::{Fleet, eventually},
+    rig::{Admin, Answer},
+};
+
+/// Megabytes that the service may have resident with all of the crowd connected.
+const MEMORY_MAX_MB: u64 = 400;
+
+#[test]
+fn five_thousand_open_streams_are_held_while_others_are_served() {
+    const STREAMS: usize = 5000;
+    const THREADS: usize = 8;
+    let files = rlimit::increase_nofile_limit(STREAMS as u64 + 1000).unwrap();
+    if files < STREAMS as u64 + 1000 {
+        eprintln!("SKIPPED: this process may have {files} open files, {STREAMS} streams need more");
+        return;
+    }
+    let fleet = Fleet::start();
+    // The model is known, and nobody answers.
+    drop(fleet.worker(&[]));
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let body = json!({
+        "model": "demo", "prompt": "Paid", "max_tokens": 4, "stream": true,
+    });
+    let body = body.to_string();
+    let length = format!("Content-Length: {}\r\n", body.len());
+    let request = caller.head("POST", "/v1/completions", &length) + &body;
+    let streams: Vec<TcpStream> = std::thread::scope(|scope| {
+        let open = || {
+            let open = |_| caller.open(request.as_bytes());
+            (0..STREAMS / THREADS).map(open).collect::<Vec<TcpStream>>()
+        };
+        let opening: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();
+        opening.into_iter().flat_map(|opening| opening.join().unwrap()).collect()
+    });
+    assert_eq!(streams.len(), STREAMS);
+    let metric = |name: &str| -> u64 {
+        let text = caller.get("/metrics").text();
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    eventually("all of them stream", || metric("tritmill_admin_streams") == STREAMS as u64);
+    let started = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(caller.get("/v1/models").status, 200, "others are served");
+    }
+    let each = started.elapsed() / 20;
+    eprintln!("{STREAMS} streams: {} kB resident, {each:?} a request", admin.resident_kb());
+    assert!(each.as_secs() < 2, "{each:?} a request");
+    assert!(admin.resident_kb() < MEMORY_MAX_MB << 10, "{} kB", admin.resident_kb());
+    drop(streams);
+    eventually("none streams", || metric("tritmill_admin_streams") == 0);
+    eventually("their jobs are cancelled", || {
+        fleet.sql("SELECT count(*) FROM jobs WHERE state <> 'cancelled'").trim() == "0"
+    });
+}
+
+#[test]
+fn slow_bodies_are_refused_in_time_while_others_are_served() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let caller = admin.first();
+    let json = "Content-Type: application/json\r\nContent-Length: 1000\r\n";
+    let form = "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n";
+    let asks = [
+        caller.head("POST", "/v1/completions", json) + "{\"model\": ",
+        caller.head("POST", "/v1/batches", json) + "{",
+        caller.head("POST", "/v1/files", form) + "--x\r\nContent-Disposition: form-data; name=\"fi",
+        caller.head("POST", "/v1/files", form)
+            + "--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{}",
+    ];
+    let slow: Vec<TcpStream> =
+        (0..50).flat_map(|_| asks.iter().map(|ask| caller.open(ask.as_bytes()))).collect();
+    assert_eq!(caller.get("/v1/models").status, 200);
+    for mut stream in slow {
+        assert_eq!(Answer::read(&mut stream).error(), (408, "timeout".to_owned()));
+    }
+    assert_eq!(caller.get("/v1/models").status, 200);
+    eventually("nothing of it is left", || fleet.rows(&["files", "file_chunks"]) == 0);
+}

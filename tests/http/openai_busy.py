@@ -1,0 +1,19 @@
+"""Asks a full queue with the openai package; fails unless it hears when to come back."""
+
+import time
+
+import openai
+
+client = openai.OpenAI(max_retries=0)
+started = time.monotonic()
+while True:
+    try:
+        # A limit is known everywhere within seconds: until then this one waits in vain.
+        client.with_options(timeout=1).completions.create(model="demo", prompt="Paid")
+    except openai.RateLimitError as error:
+        assert error.code == "queue_full", error
+        assert int(error.response.headers["retry-after"]) >= 1, error.response.headers
+        break
+    except openai.APITimeoutError:
+        assert time.monotonic() - started < 60
+print("told when")
