@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 430, 64, 150, 52, 52
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 790, 430, 64, 180, 52, 52
 COLOURS = {"i2_s": "#0b6e4f", "tl1": "#7a5195", "tl2": "#1f77b4", "llama.cpp": "#b04a2f"}
 NAMES = {"llama.cpp": "llama.cpp TQ2_0", "i2_s": "Tritmill i2_s", "tl1": "Tritmill tl1", "tl2": "Tritmill tl2"}
 PRODUCTS_OF_TOKEN = 2.41e9
