@@ -36,8 +36,25 @@ async fn log_in(window: &Window, key: &str) {
     window.sees("h1", "Overview").await;
 }
 
-/// Uploads a file of lines and waits until its bar is full.
-async fn upload_a_batch(window: &Window, lines: usize) {
+/// How full the bar is, in percent.
+async fn done(window: &Window) -> u64 {
+    // The page may be putting a new bar in place of the old one.
+    loop {
+        let bar = window.find("[role=progressbar]").await;
+        if let Ok(Some(now)) = bar.attr("aria-valuenow").await {
+            return now.parse().unwrap();
+        }
+    }
+}
+
+/// Lets jobs of the model wait, or be pulled again.
+fn let_wait(fleet: &Fleet, verb: &str) {
+    let (code, _, said) = fleet.run(&["queue", verb, "demo@i2_s"]);
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// Uploads a file of lines to a queue that is paused, lets it go on, and waits until the bar is full.
+async fn upload_a_batch(window: &Window, fleet: &Fleet, lines: usize) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dates.jsonl");
     let content = questions(lines).replace("\"body\":{", "\"body\":{\"model\":\"demo\",");
@@ -49,10 +66,16 @@ async fn upload_a_batch(window: &Window, lines: usize) {
     input.send_keys(file.to_str().unwrap()).await.unwrap();
     window.click(".upload button.main").await;
     window.sees(".notice", "The file is here").await;
-    let (started, mut seen) = (Instant::now(), vec![0]);
+    window.sees(".state", "in progress").await;
+    // A page that is loaded again has lost this.
+    window.client.execute("window.sameVisit = true", vec![]).await.unwrap();
+    let mut seen = vec![done(window).await];
+    assert_eq!(seen, [0], "its lines wait");
+    window.picture("batch-waiting").await;
+    let_wait(fleet, "resume");
+    let started = Instant::now();
     while seen.last() != Some(&100) {
-        let now = window.attribute("[role=progressbar]", "aria-valuenow").await;
-        let now: u64 = now.unwrap_or_default().parse().unwrap_or_default();
+        let now = done(window).await;
         if seen.last() != Some(&now) {
             seen.push(now);
             window.picture("batch-running").await;
@@ -60,11 +83,13 @@ async fn upload_a_batch(window: &Window, lines: usize) {
         assert!(started.elapsed() < Duration::from_secs(180), "{seen:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(seen.is_sorted() && seen.len() > 2, "the bar moves without a reload: {seen:?}");
+    assert!(seen.is_sorted(), "{seen:?}");
+    let same = window.client.execute("return window.sameVisit === true", vec![]).await.unwrap();
+    assert_eq!(same, true, "the bar moves without a reload");
     window.sees(".state", "completed").await;
     window.is_sound("the batch").await;
     window.picture("batch").await;
-    let link = window.attribute(".files a.main", "href").await.unwrap();
+    let link = window.find(".files a.main").await.attr("href").await.unwrap().unwrap();
     let script = "return fetch(arguments[0]).then((answer) => answer.text())";
     let content = window.client.execute(script, vec![json!(link)]).await.unwrap();
     assert_eq!(content.as_str().unwrap().lines().count(), lines);
@@ -165,9 +190,11 @@ async fn a_visitor_works_with_the_dashboard() {
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &[]);
     let Some(window) = Window::open(&admin.listen).await else { return };
+    // Before the worker starts: one that runs hears of it with its next heartbeat.
+    let_wait(&fleet, "pause");
     let worker = fleet.worker(&[]);
     log_in(&window, admin.first_key.as_deref().unwrap()).await;
-    upload_a_batch(&window, 400).await;
+    upload_a_batch(&window, &fleet, 400).await;
     open_a_job(&window).await;
     fail_some(&admin.first(), 2);
     replay_dead_letters(&window, &fleet).await;

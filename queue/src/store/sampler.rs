@@ -1,16 +1,20 @@
 //! What a look at the queues adds to their history: the same for both databases, which only count.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{Depth, Latencies, Sample, SampledQueue};
+use super::history::{Depth, Latencies, SAMPLE_EVERY, Sample, SampledQueue};
 use crate::job::{JobState, QueueName, Timestamp};
 
 /// A queue of which nothing was seen for so long is forgotten until something is.
 const FORGOTTEN_AFTER_MS: i64 = 24 * 60 * 60 * 1000;
 /// Time that one look can answer for: more has passed if nobody looked.
 const COVERED_MS_MAX: i64 = 60_000;
+
+/// Looks take at most one part of so many of the time: with a million jobs waiting, a count of them
+/// takes longer than a few.
+const SHARE: u64 = 20;
 
 /// How far sampling has come.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -19,6 +23,21 @@ pub(super) struct State {
     pub cursor: i64,
     /// The queues as they were, by name.
     pub queues: Vec<SampledQueue>,
+    /// For how long after the last look there is none, for it took its share of that.
+    #[serde(default)]
+    pub rest_ms: u64,
+}
+
+impl State {
+    /// Whether the last look was long enough ago.
+    pub fn is_due(&self, taken_at: Timestamp, now: Timestamp) -> bool {
+        now.since(taken_at) >= SAMPLE_EVERY.max(Duration::from_millis(self.rest_ms))
+    }
+
+    /// Notes how long a look took.
+    pub fn took(&mut self, time: Duration) {
+        self.rest_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).saturating_mul(SHARE);
+    }
 }
 
 /// What was counted of one queue.
@@ -156,6 +175,21 @@ mod tests {
     fn look(queued: u64, completed: u64) -> Look {
         let depth = Depth { queued, ..Depth::default() };
         Look { depth, slots: 4, ended: Sample { completed, ..Sample::default() } }
+    }
+
+    #[test]
+    fn looks_that_take_long_are_further_apart() {
+        let (taken_at, after) = (Timestamp(0), |ms| Timestamp(ms));
+        let mut state = State::default();
+        assert!(!state.is_due(taken_at, after(1_999)) && state.is_due(taken_at, after(2_000)));
+        state.took(Duration::from_millis(276));
+        assert!(!state.is_due(taken_at, after(5_519)) && state.is_due(taken_at, after(5_520)));
+        let stored = serde_json::to_string(&state).expect("numbers");
+        assert_eq!(serde_json::from_str::<State>(&stored).expect("as written"), state);
+        // Written by an earlier release.
+        let earlier: State =
+            serde_json::from_str(r#"{"cursor": 7, "queues": []}"#).expect("a state");
+        assert!(earlier.is_due(taken_at, after(2_000)));
     }
 
     #[test]

@@ -25,6 +25,49 @@ fn document(batch: &Batch) -> String {
     serde_json::to_string(batch).expect("a batch has nothing that JSON lacks")
 }
 
+/// A claim of those batches that nobody holds: which, and in what order.
+macro_rules! claim_sql {
+    ($which:literal, $order:literal) => {
+        concat!(
+            "WITH clock AS (SELECT store_now_ms($1) AS now)
+             UPDATE batches SET epoch = epoch + 1, owner = $2,
+                                lease_until = (SELECT now FROM clock) + $3
+             WHERE id IN (
+                 SELECT id FROM batches
+                 WHERE ",
+            $which,
+            " AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
+                 ORDER BY ",
+            $order,
+            " LIMIT $4 FOR UPDATE SKIP LOCKED)
+             RETURNING epoch, batch::text"
+        )
+    };
+}
+
+impl PostgresStore {
+    async fn claim_by(
+        &self,
+        statement: &'static str,
+        owner: &str,
+        lease: Duration,
+        limit: u32,
+    ) -> Result<Vec<HeldBatch>, StoreError> {
+        self.within(async {
+            let claimed = sqlx::query(statement)
+                .bind(self.given_now())
+                .bind(owner)
+                .bind(milliseconds(lease))
+                .bind(i64::from(limit))
+                .fetch_all(&self.pool)
+                .await
+                .map_err(unavailable)?;
+            held(&claimed)
+        })
+        .await
+    }
+}
+
 /// Batches that were claimed.
 fn held(claimed: &[PgRow]) -> Result<Vec<HeldBatch>, StoreError> {
     let mut held = Vec::with_capacity(claimed.len());
@@ -162,28 +205,9 @@ impl Batches for PostgresStore {
         lease: Duration,
         limit: u32,
     ) -> Result<Vec<HeldBatch>, StoreError> {
-        self.within(async {
-            let claimed = sqlx::query(
-                "WITH clock AS (SELECT store_now_ms($1) AS now)
-                 UPDATE batches SET epoch = epoch + 1, owner = $2,
-                                    lease_until = (SELECT now FROM clock) + $3
-                 WHERE id IN (
-                     SELECT id FROM batches
-                     WHERE state IN ('validating', 'in_progress', 'finalizing', 'cancelling')
-                       AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
-                     ORDER BY id LIMIT $4 FOR UPDATE SKIP LOCKED)
-                 RETURNING epoch, batch::text",
-            )
-            .bind(self.given_now())
-            .bind(owner)
-            .bind(milliseconds(lease))
-            .bind(i64::from(limit))
-            .fetch_all(&self.pool)
-            .await
-            .map_err(unavailable)?;
-            held(&claimed)
-        })
-        .await
+        let unfinished =
+            claim_sql!("state IN ('validating', 'in_progress', 'finalizing', 'cancelling')", "id");
+        self.claim_by(unfinished, owner, lease, limit).await
     }
 
     async fn claim_webhooks(
@@ -192,28 +216,8 @@ impl Batches for PostgresStore {
         lease: Duration,
         limit: u32,
     ) -> Result<Vec<HeldBatch>, StoreError> {
-        self.within(async {
-            let claimed = sqlx::query(
-                "WITH clock AS (SELECT store_now_ms($1) AS now)
-                 UPDATE batches SET epoch = epoch + 1, owner = $2,
-                                    lease_until = (SELECT now FROM clock) + $3
-                 WHERE id IN (
-                     SELECT id FROM batches
-                     WHERE webhook_due <= (SELECT now FROM clock)
-                       AND (lease_until IS NULL OR lease_until <= (SELECT now FROM clock))
-                     ORDER BY webhook_due LIMIT $4 FOR UPDATE SKIP LOCKED)
-                 RETURNING epoch, batch::text",
-            )
-            .bind(self.given_now())
-            .bind(owner)
-            .bind(milliseconds(lease))
-            .bind(i64::from(limit))
-            .fetch_all(&self.pool)
-            .await
-            .map_err(unavailable)?;
-            held(&claimed)
-        })
-        .await
+        let due = claim_sql!("webhook_due <= (SELECT now FROM clock)", "webhook_due");
+        self.claim_by(due, owner, lease, limit).await
     }
 
     async fn renew_batch(

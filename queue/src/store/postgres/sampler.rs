@@ -5,6 +5,8 @@
 //! later than one that began after it: so nothing is counted that ended after the oldest transaction
 //! under way began, and the next look counts it.
 
+use std::time::Instant;
+
 use sqlx::{PgConnection, PgPool, postgres::PgRow};
 
 use super::{rows, unavailable};
@@ -48,9 +50,10 @@ async fn take(
     .await
     .map_err(unavailable)?;
     let Some(row) = row else { return Ok(None) };
-    let state = serde_json::from_str(rows::get(&row, "state")?)
+    let state: State = serde_json::from_str(rows::get(&row, "state")?)
         .map_err(|error| rows::damaged("sampler", error))?;
-    Ok(Some((state, rows::time(&row, "taken_at")?, rows::time(&row, "now")?)))
+    let (taken_at, now) = (rows::time(&row, "taken_at")?, rows::time(&row, "now")?);
+    Ok(state.is_due(taken_at, now).then_some((state, taken_at, now)))
 }
 
 /// Looks at the queues, if it is time to.
@@ -61,6 +64,7 @@ pub(super) async fn sample(pool: &PgPool, given: Option<i64>) -> Result<bool, St
         tx.commit().await.map_err(unavailable)?;
         return Ok(false);
     };
+    let started = Instant::now();
     let mut looks = Looks::new();
     look_at_open(&mut tx, &mut looks).await?;
     look_at_slots(&mut tx, now, &mut looks).await?;
@@ -68,6 +72,9 @@ pub(super) async fn sample(pool: &PgPool, given: Option<i64>) -> Result<bool, St
     if horizon > state.cursor {
         look_at_ended(&mut tx, state.cursor, horizon, &mut looks).await?;
         state.cursor = horizon;
+    }
+    if given.is_none() {
+        state.took(started.elapsed());
     }
     let samples = sampler::advance(&mut state, taken_at, now, looks);
     for period in Period::ALL {

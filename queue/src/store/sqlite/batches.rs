@@ -24,9 +24,55 @@ pub(super) fn batch(row: &SqliteRow) -> Result<Batch, StoreError> {
     from_json("batch", &rows::text(row, "batch")?)
 }
 
-/// A batch that was claimed.
-fn held(row: &SqliteRow) -> Result<HeldBatch, StoreError> {
-    Ok(HeldBatch { batch: batch(row)?, epoch: rows::integer(row, "epoch")? })
+/// Batches that were claimed.
+fn held(claimed: &[SqliteRow]) -> Result<Vec<HeldBatch>, StoreError> {
+    let mut held = Vec::with_capacity(claimed.len());
+    for row in claimed {
+        match batch(row) {
+            Ok(batch) => held.push(HeldBatch { batch, epoch: rows::integer(row, "epoch")? }),
+            // Its lease runs out, for a process that can read it.
+            Err(error) => tracing::error!(%error, "a claimed batch cannot be read"),
+        }
+    }
+    Ok(held)
+}
+
+/// A claim of those batches that nobody holds: which, and in what order.
+macro_rules! claim_sql {
+    ($which:literal, $order:literal) => {
+        concat!(
+            "UPDATE batches SET epoch = epoch + 1, owner = ?1, lease_until = ?2
+             WHERE id IN (
+                 SELECT id FROM batches
+                 WHERE ",
+            $which,
+            " AND (lease_until IS NULL OR lease_until <= ?3) ORDER BY ",
+            $order,
+            " LIMIT ?4)
+             RETURNING epoch, batch"
+        )
+    };
+}
+
+impl SqliteStore {
+    async fn claim_by(
+        &self,
+        statement: &'static str,
+        owner: &str,
+        lease: Duration,
+        limit: u32,
+    ) -> Result<Vec<HeldBatch>, StoreError> {
+        let now = self.now();
+        let claimed = sqlx::query(statement)
+            .bind(owner)
+            .bind(now.after(lease).0)
+            .bind(now.0)
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await
+            .map_err(unavailable)?;
+        held(&claimed)
+    }
 }
 
 /// A batch of a tenant, within a transaction.
@@ -136,24 +182,9 @@ impl Batches for SqliteStore {
         lease: Duration,
         limit: u32,
     ) -> Result<Vec<HeldBatch>, StoreError> {
-        let now = self.now();
-        let claimed = sqlx::query(
-            "UPDATE batches SET epoch = epoch + 1, owner = ?1, lease_until = ?2
-             WHERE id IN (
-                 SELECT id FROM batches
-                 WHERE state IN ('validating', 'in_progress', 'finalizing', 'cancelling')
-                   AND (lease_until IS NULL OR lease_until <= ?3)
-                 ORDER BY id LIMIT ?4)
-             RETURNING epoch, batch",
-        )
-        .bind(owner)
-        .bind(now.after(lease).0)
-        .bind(now.0)
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        claimed.iter().map(held).collect()
+        let unfinished =
+            claim_sql!("state IN ('validating', 'in_progress', 'finalizing', 'cancelling')", "id");
+        self.claim_by(unfinished, owner, lease, limit).await
     }
 
     async fn claim_webhooks(
@@ -162,23 +193,7 @@ impl Batches for SqliteStore {
         lease: Duration,
         limit: u32,
     ) -> Result<Vec<HeldBatch>, StoreError> {
-        let now = self.now();
-        let claimed = sqlx::query(
-            "UPDATE batches SET epoch = epoch + 1, owner = ?1, lease_until = ?2
-             WHERE id IN (
-                 SELECT id FROM batches
-                 WHERE webhook_due <= ?3 AND (lease_until IS NULL OR lease_until <= ?3)
-                 ORDER BY webhook_due LIMIT ?4)
-             RETURNING epoch, batch",
-        )
-        .bind(owner)
-        .bind(now.after(lease).0)
-        .bind(now.0)
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        claimed.iter().map(held).collect()
+        self.claim_by(claim_sql!("webhook_due <= ?3", "webhook_due"), owner, lease, limit).await
     }
 
     async fn renew_batch(

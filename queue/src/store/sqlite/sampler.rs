@@ -12,7 +12,7 @@ use crate::{
     job::{JobState, QueueName, Timestamp},
     store::{
         StoreError,
-        history::{BUCKETS_MS, DEPTH_MAX, Period, Point, SAMPLE_EVERY, Sample, Sampled},
+        history::{BUCKETS_MS, DEPTH_MAX, Period, Point, Sample, Sampled},
         operations::Worker,
         sampler::{self, Looks, State},
     },
@@ -28,7 +28,7 @@ pub(super) async fn sample(store: &SqliteStore) -> Result<bool, StoreError> {
         // What ended before is not looked at.
         None => (State { cursor: last_end(&mut tx).await?, ..State::default() }, Timestamp(0)),
     };
-    if now.since(taken_at) < SAMPLE_EVERY {
+    if !state.is_due(taken_at, now) {
         return Ok(false);
     }
     let mut looks = Looks::new();
@@ -39,6 +39,7 @@ pub(super) async fn sample(store: &SqliteStore) -> Result<bool, StoreError> {
     let end = last_end(&mut tx).await?;
     look_at_ended(&mut tx, state.cursor, end, &mut looks).await?;
     state.cursor = end;
+    state.took(store.now().since(now));
     let samples = sampler::advance(&mut state, taken_at, now, looks);
     for period in Period::ALL {
         for (queue, sample) in &samples {

@@ -109,16 +109,18 @@ unsafe fn multiply(
     groups: usize,
     sums: &mut Sums,
 ) {
-    macro_rules! step {
-        ($step:literal, $row:expr, $columns:expr) => {
-            asm!(
-                $step,
-                row = in(reg) $row,
-                len = in(reg) len,
-                columns = in(reg) $columns,
-                line = in(reg) 64usize,
-                options(nostack, preserves_flags)
-            )
+    /// Adds the products with a group's columns.
+    macro_rules! group {
+        ($product:literal, $index:literal, $columns:expr) => {
+            if groups > $index {
+                asm!(
+                    "tileloadd tmm5, [{columns} + {line}]",
+                    $product,
+                    columns = in(reg) $columns.wrapping_add($index * SIDE),
+                    line = in(reg) 64usize,
+                    options(nostack, preserves_flags)
+                );
+            }
         };
     }
     // SAFETY: passed on from the caller; a prefetch reads nothing that could fault.
@@ -129,49 +131,17 @@ unsafe fn multiply(
             for next in SIDE..2 * SIDE {
                 _mm_prefetch::<_MM_HINT_T1>(row.wrapping_add(next * len));
             }
+            asm!(
+                "tileloadd tmm4, [{row} + {len}]",
+                row = in(reg) row,
+                len = in(reg) len,
+                options(nostack, preserves_flags)
+            );
             let columns = columns.add(step * stride);
-            match groups {
-                1 => step!(
-                    "tileloadd tmm4, [{row} + {len}]
-                     tileloadd tmm5, [{columns} + {line}]
-                     tdpbsud tmm0, tmm4, tmm5",
-                    row,
-                    columns
-                ),
-                2 => step!(
-                    "tileloadd tmm4, [{row} + {len}]
-                     tileloadd tmm5, [{columns} + {line}]
-                     tdpbsud tmm0, tmm4, tmm5
-                     tileloadd tmm6, [{columns} + {line} + 1024]
-                     tdpbsud tmm1, tmm4, tmm6",
-                    row,
-                    columns
-                ),
-                3 => step!(
-                    "tileloadd tmm4, [{row} + {len}]
-                     tileloadd tmm5, [{columns} + {line}]
-                     tdpbsud tmm0, tmm4, tmm5
-                     tileloadd tmm6, [{columns} + {line} + 1024]
-                     tdpbsud tmm1, tmm4, tmm6
-                     tileloadd tmm7, [{columns} + {line} + 2048]
-                     tdpbsud tmm2, tmm4, tmm7",
-                    row,
-                    columns
-                ),
-                _ => step!(
-                    "tileloadd tmm4, [{row} + {len}]
-                     tileloadd tmm5, [{columns} + {line}]
-                     tdpbsud tmm0, tmm4, tmm5
-                     tileloadd tmm6, [{columns} + {line} + 1024]
-                     tdpbsud tmm1, tmm4, tmm6
-                     tileloadd tmm7, [{columns} + {line} + 2048]
-                     tdpbsud tmm2, tmm4, tmm7
-                     tileloadd tmm5, [{columns} + {line} + 3072]
-                     tdpbsud tmm3, tmm4, tmm5",
-                    row,
-                    columns
-                ),
-            }
+            group!("tdpbsud tmm0, tmm4, tmm5", 0, columns);
+            group!("tdpbsud tmm1, tmm4, tmm5", 1, columns);
+            group!("tdpbsud tmm2, tmm4, tmm5", 2, columns);
+            group!("tdpbsud tmm3, tmm4, tmm5", 3, columns);
         }
         asm!(
             "tilestored [{sums} + {line}], tmm0",
