@@ -47,7 +47,7 @@ fn without_servers_a_file_keeps_keys_files_and_batches() {
     assert_eq!(pieces(&question(true)).concat(), "2024-03-03");
     let mut long = question(true);
     (long["ignore_eos"], long["max_tokens"]) = (json!(true), json!(400));
-    assert!(pieces(&long).len() > 2, "text comes while it is generated");
+    assert!(pieces(&long).len() > 1, "text comes while it is generated");
     // A key of another tenant's, made beside the service that runs.
     let other = alone(folder.path(), &["keys", "create", "--tenant", "other"]).output().unwrap();
     let other = service.with(String::from_utf8(other.stdout).unwrap().trim());
