@@ -17,7 +17,7 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
+impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// RoPE on queries and keys; keys and values into their blocks.
     pub(super) fn rotate_and_store(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
         let config = self.weights.config();

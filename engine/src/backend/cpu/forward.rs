@@ -112,7 +112,7 @@ pub struct CpuBackend<E> {
     screening: Screening,
 }
 
-impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
+impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Makes the KV pool and starts the threads.
     pub fn new(
         weights: Arc<Weights>,
@@ -166,14 +166,16 @@ impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
                 }
                 rows.push(Row { chunk: index, position: chunk.position + i, token });
             }
-            for start in (first..rows.len()).step_by(ROWS_PER_TASK) {
-                let end = (start + ROWS_PER_TASK).min(rows.len());
-                attention_tasks.extend((0..group).map(|kv_head| AttentionTask {
+            // One head after another: its keys and values stay in the cache from task to task.
+            attention_tasks.extend((0..group).flat_map(|kv_head| {
+                let starts = (first..rows.len()).step_by(ROWS_PER_TASK);
+                let end = rows.len();
+                starts.map(move |start| AttentionTask {
                     chunk: index,
                     kv_head,
-                    rows: start..end,
-                }));
-            }
+                    rows: start..(start + ROWS_PER_TASK).min(end),
+                })
+            }));
         }
         Ok(())
     }
@@ -311,7 +313,7 @@ fn rope_frequencies(theta: f32, head_dim: usize) -> Vec<f32> {
         .collect()
 }
 
-impl<E: KvElement + bytemuck::Zeroable> Backend for CpuBackend<E> {
+impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
     fn vocab_size(&self) -> usize {
         self.weights.head.vocab_size()
     }

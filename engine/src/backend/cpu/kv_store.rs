@@ -1,5 +1,8 @@
 //! Storage of keys and values, block by block and layer by layer.
 
+use std::marker::PhantomData;
+
+use crate::formats::memory::AlignedBytes;
 use crate::kernels::float::{AttentionTile, FloatKernels, KvElement, LANES};
 use crate::kv::{BLOCK_TOKENS, BlockId};
 
@@ -35,11 +38,13 @@ impl KvShape {
     }
 }
 
-/// Keys and values of every block. The zeroed vectors cost no memory until they are written.
+/// Keys and values of every block, on huge pages: a head's part of a block is one small page. They
+/// cost no memory until they are written.
 pub struct KvStore<E> {
     shape: KvShape,
-    keys: Vec<Vec<E>>,   // per layer: (block, kv_head, head_dim, 16)
-    values: Vec<Vec<E>>, // per layer: (block, kv_head, 16, padded_head_dim)
+    keys: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, head_dim, 16)
+    values: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, 16, padded_head_dim)
+    element: PhantomData<E>,
 }
 
 /// One layer's keys and values, writable by several tasks at once.
@@ -49,20 +54,24 @@ pub struct KvLayerMut<'a, E> {
     values: super::disjoint::Disjoint<'a, E>,
 }
 
-impl<E: KvElement + bytemuck::Zeroable> KvStore<E> {
+impl<E: KvElement + bytemuck::Pod> KvStore<E> {
     /// Room for `block_count` blocks.
     pub fn new(shape: KvShape, block_count: usize) -> Self {
-        let layer = |stride: usize| bytemuck::zeroed_vec(stride * block_count);
+        let layer = |stride: usize| {
+            AlignedBytes::zeroed((stride * block_count * size_of::<E>()).next_multiple_of(64))
+        };
         Self {
             shape,
             keys: (0..shape.layer_count).map(|_| layer(shape.key_stride())).collect(),
             values: (0..shape.layer_count).map(|_| layer(shape.value_stride())).collect(),
+            element: PhantomData,
         }
     }
 
     /// Copies a block in every layer.
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        let copy = |data: &mut Vec<E>, stride: usize| {
+        let copy = |data: &mut AlignedBytes, stride: usize| {
+            let data: &mut [E] = bytemuck::cast_slice_mut(data);
             let from = from.0 as usize * stride;
             data.copy_within(from..from + stride, to.0 as usize * stride);
         };
@@ -78,8 +87,10 @@ impl<E: KvElement + bytemuck::Zeroable> KvStore<E> {
     pub fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_, E> {
         KvLayerMut {
             shape: self.shape,
-            keys: super::disjoint::Disjoint::new(&mut self.keys[layer]),
-            values: super::disjoint::Disjoint::new(&mut self.values[layer]),
+            keys: super::disjoint::Disjoint::new(bytemuck::cast_slice_mut(&mut self.keys[layer])),
+            values: super::disjoint::Disjoint::new(bytemuck::cast_slice_mut(
+                &mut self.values[layer],
+            )),
         }
     }
 
@@ -92,8 +103,8 @@ impl<E: KvElement + bytemuck::Zeroable> KvStore<E> {
     ) -> AttentionTile<'a, E> {
         let shape = self.shape;
         AttentionTile {
-            keys: &self.keys[layer],
-            values: &self.values[layer],
+            keys: bytemuck::cast_slice(&self.keys[layer]),
+            values: bytemuck::cast_slice(&self.values[layer]),
             key_block_stride: shape.key_stride(),
             value_block_stride: shape.value_stride(),
             key_head_offset: kv_head * shape.head_dim * BLOCK_TOKENS,

@@ -60,7 +60,7 @@ fn tile_tasks(matrix: &PackedMatrix, rows: usize) -> impl Iterator<Item = Range<
     (0..count).step_by(of_task).map(move |at| at..(at + of_task).min(count))
 }
 
-impl<E: KvElement + bytemuck::Zeroable> CpuBackend<E> {
+impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Norms and quantizes a buffer as the input of `linears`. Linears with norms of their own get
     /// an input each, the others share one: the returned indices say which is whose.
     pub(super) fn quantize(

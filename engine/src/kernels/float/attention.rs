@@ -41,6 +41,32 @@ pub struct AttentionTile<'a, E> {
 }
 
 impl<E> AttentionTile<'_, E> {
+    /// Keys of a block of the table. // (head_dim, 16)
+    ///
+    /// # Safety
+    /// [`Self::check`] has looked at the block.
+    #[inline(always)]
+    unsafe fn keys_at(&self, index: usize) -> *const E {
+        // SAFETY: as the caller's.
+        unsafe {
+            let block = self.blocks.get_unchecked(index).0 as usize;
+            self.keys.as_ptr().add(block * self.key_block_stride + self.key_head_offset)
+        }
+    }
+
+    /// Values of a block of the table. // (16, padded_head_dim)
+    ///
+    /// # Safety
+    /// [`Self::check`] has looked at the block.
+    #[inline(always)]
+    unsafe fn values_at(&self, index: usize) -> *const E {
+        // SAFETY: as the caller's.
+        unsafe {
+            let block = self.blocks.get_unchecked(index).0 as usize;
+            self.values.as_ptr().add(block * self.value_block_stride + self.value_head_offset)
+        }
+    }
+
     /// Panics unless all blocks up to `position` are inside the pool's slices.
     fn check(&self, position: usize) {
         let count = position / LANES + 1;
@@ -92,7 +118,6 @@ pub unsafe fn attention<L: Lanes, E: Element, const Q: usize>(
 
 /// # Safety
 /// As for [`attention`], after its checks.
-#[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
 #[inline(always)]
 unsafe fn scores<L: Lanes, E: Element, const Q: usize>(
     tile: &AttentionTile<'_, E>,
@@ -100,22 +125,61 @@ unsafe fn scores<L: Lanes, E: Element, const Q: usize>(
     width: usize,
     scores: &mut [f32],
 ) {
+    let count = width / LANES;
+    let mut index = 0;
+    while index < count {
+        // SAFETY: as the caller's.
+        unsafe {
+            if 2 * Q <= L::SUMS && index + 2 <= count {
+                scores_of::<L, E, Q, 2>(tile, queries, width, index, scores);
+                index += 2;
+            } else {
+                scores_of::<L, E, Q, 1>(tile, queries, width, index, scores);
+                index += 1;
+            }
+        }
+    }
+}
+
+/// Scores of some blocks. The keys that come after them are asked for meanwhile: blocks are pages
+/// apart, where no machine looks ahead by itself.
+///
+/// # Safety
+/// As for [`attention`], after its checks.
+#[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
+#[inline(always)]
+unsafe fn scores_of<L: Lanes, E: Element, const Q: usize, const B: usize>(
+    tile: &AttentionTile<'_, E>,
+    queries: &[f32],
+    width: usize,
+    index: usize,
+    scores: &mut [f32],
+) {
     // SAFETY: as the caller's.
     unsafe {
         let scale = L::splat(tile.scale);
-        for (index, block) in tile.blocks[..width / LANES].iter().enumerate() {
-            let offset = block.0 as usize * tile.key_block_stride + tile.key_head_offset;
-            let keys = tile.keys.as_ptr().add(offset);
-            let mut sums = [L::splat(0.0); Q];
-            for d in 0..tile.head_dim {
-                let key = E::load::<L>(keys.add(d * LANES));
-                for q in 0..Q {
-                    let query = L::splat(*queries.get_unchecked(q * tile.head_dim + d));
-                    sums[q] = query.mul_add(key, sums[q]);
-                }
+        let last = width / LANES - 1;
+        let at = |index: usize| tile.keys_at(index.min(last));
+        let keys: [_; B] = std::array::from_fn(|b| at(index + b));
+        let ahead: [_; B] = std::array::from_fn(|b| at(index + B + b));
+        let mut sums = [[L::splat(0.0); Q]; B];
+        for d in 0..tile.head_dim {
+            let mut key = [L::splat(0.0); B];
+            for b in 0..B {
+                L::prefetch(ahead[b].add(d * LANES));
+                key[b] = E::load::<L>(keys[b].add(d * LANES));
             }
             for q in 0..Q {
-                sums[q].mul(scale).store(scores.as_mut_ptr().add(q * width + index * LANES));
+                let query = L::splat(*queries.get_unchecked(q * tile.head_dim + d));
+                for b in 0..B {
+                    sums[b][q] = query.mul_add(key[b], sums[b][q]);
+                }
+            }
+        }
+        for b in 0..B {
+            for q in 0..Q {
+                let to = scores.as_mut_ptr().add(q * width + (index + b) * LANES);
+                sums[b][q].mul(scale).store(to);
             }
         }
     }
@@ -163,7 +227,6 @@ unsafe fn softmax<L: Lanes, const Q: usize>(
 
 /// # Safety
 /// As for [`attention`], after its checks.
-#[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
 #[inline(always)]
 unsafe fn weigh_values<L: Lanes, E: Element, const Q: usize>(
     tile: &AttentionTile<'_, E>,
@@ -173,27 +236,82 @@ unsafe fn weigh_values<L: Lanes, E: Element, const Q: usize>(
     out: &mut [f32],
 ) {
     out.fill(0.0);
+    let padded = tile.padded_head_dim;
     // SAFETY: as the caller's.
     unsafe {
-        for (index, block) in tile.blocks[..width / LANES].iter().enumerate() {
-            let offset = block.0 as usize * tile.value_block_stride + tile.value_head_offset;
-            let values = tile.values.as_ptr().add(offset);
+        for index in 0..width / LANES {
+            let values = tile.values_at(index);
+            let ahead = tile.values_at((index + 1).min(width / LANES - 1));
             let count = (last + 1 - index * LANES).min(LANES);
-            for d in (0..tile.padded_head_dim).step_by(LANES) {
-                let mut sums = [L::splat(0.0); Q];
-                for q in 0..Q {
-                    sums[q] = L::load(out.as_ptr().add(q * tile.padded_head_dim + d));
+            let weights = weights.as_ptr().add(index * LANES);
+            let mut d = 0;
+            while d < padded {
+                if 2 * Q <= L::SUMS && d + 2 * LANES <= padded {
+                    weigh::<L, E, Q, 2>(
+                        values.add(d),
+                        ahead.add(d),
+                        padded,
+                        count,
+                        weights,
+                        width,
+                        out.as_mut_ptr().add(d),
+                    );
+                    d += 2 * LANES;
+                } else {
+                    weigh::<L, E, Q, 1>(
+                        values.add(d),
+                        ahead.add(d),
+                        padded,
+                        count,
+                        weights,
+                        width,
+                        out.as_mut_ptr().add(d),
+                    );
+                    d += LANES;
                 }
-                for p in 0..count {
-                    let value = E::load::<L>(values.add(p * tile.padded_head_dim + d));
-                    for q in 0..Q {
-                        let weight = *weights.get_unchecked(q * width + index * LANES + p);
-                        sums[q] = L::splat(weight).mul_add(value, sums[q]);
-                    }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for [`attention`], after its checks.
+#[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
+#[expect(clippy::too_many_arguments, reason = "a loop body cut out for its const generic")]
+#[inline(always)]
+unsafe fn weigh<L: Lanes, E: Element, const Q: usize, const D: usize>(
+    values: *const E,
+    ahead: *const E,
+    padded: usize,
+    count: usize,
+    weights: *const f32,
+    width: usize,
+    out: *mut f32,
+) {
+    // SAFETY: as the caller's.
+    unsafe {
+        let mut sums = [[L::splat(0.0); Q]; D];
+        for d in 0..D {
+            for q in 0..Q {
+                sums[d][q] = L::load(out.add(q * padded + d * LANES));
+            }
+        }
+        for p in 0..count {
+            let mut value = [L::splat(0.0); D];
+            for d in 0..D {
+                L::prefetch(ahead.add(p * padded + d * LANES));
+                value[d] = E::load::<L>(values.add(p * padded + d * LANES));
+            }
+            for q in 0..Q {
+                let weight = L::splat(*weights.add(q * width + p));
+                for d in 0..D {
+                    sums[d][q] = weight.mul_add(value[d], sums[d][q]);
                 }
-                for q in 0..Q {
-                    sums[q].store(out.as_mut_ptr().add(q * tile.padded_head_dim + d));
-                }
+            }
+        }
+        for d in 0..D {
+            for q in 0..Q {
+                sums[d][q].store(out.add(q * padded + d * LANES));
             }
         }
     }

@@ -28,6 +28,13 @@ pub(super) unsafe fn sum_of_eight(v: __m256) -> f32 {
 }
 
 impl Lanes for Avx2Lanes {
+    const SUMS: usize = 4;
+
+    #[inline(always)]
+    fn prefetch<T>(at: *const T) {
+        // SAFETY: a prefetch reads nothing that could fault, and every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the trait's contract.

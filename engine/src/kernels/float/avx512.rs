@@ -13,6 +13,13 @@ pub struct Avx512Lanes(__m512);
 const ROUND_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 impl Lanes for Avx512Lanes {
+    const SUMS: usize = 16;
+
+    #[inline(always)]
+    fn prefetch<T>(at: *const T) {
+        // SAFETY: a prefetch reads nothing that could fault, and every x86-64 has it.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: the trait's contract.

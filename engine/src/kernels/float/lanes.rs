@@ -19,6 +19,12 @@ pub const F16_MAX: f32 = 65504.0;
 /// All methods may be called only where the ISA's features are enabled; pointers must be valid
 /// for sixteen elements (any alignment).
 pub trait Lanes: Copy {
+    /// Vectors that registers hold as running sums, beside what is multiplied.
+    const SUMS: usize;
+
+    /// Asks for the cache line of an address, which need not be valid.
+    #[inline(always)]
+    fn prefetch<T>(_at: *const T) {}
     /// All lanes `value`.
     unsafe fn splat(value: f32) -> Self;
     /// Sixteen consecutive values.

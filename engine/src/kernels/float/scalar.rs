@@ -16,6 +16,8 @@ impl ScalarLanes {
 }
 
 impl Lanes for ScalarLanes {
+    const SUMS: usize = 4;
+
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         Self([value; LANES])
