@@ -87,6 +87,7 @@ impl Vectors for Avx2 {
     type Broadcast = __m256i;
     const ROWS_MAX: usize = 3;
     const PAIR_ROWS_MIN: usize = usize::MAX;
+    const FOUR_ROWS: Range<usize> = 0..0;
     const MANY_ROWS_MIN: usize = 8;
     const MANY_ROWS: usize = 4;
     const MANY_CODES: usize = 1;

@@ -126,6 +126,7 @@ macro_rules! vectors_512 {
         type Broadcast = __m512i;
         const ROWS_MAX: usize = 8;
         const PAIR_ROWS_MIN: usize = 6;
+        const FOUR_ROWS: Range<usize> = 3..5;
 
         #[inline(always)]
         unsafe fn zero() -> __m512i {
@@ -190,6 +191,8 @@ macro_rules! vectors_512 {
                     (6, 1) => $block::<E, 6, 2, 1>(work),
                     (7, 1) => $block::<E, 7, 2, 1>(work),
                     (8, 1) => $block::<E, 8, 2, 1>(work),
+                    (3, 4) => $block::<E, 3, 1, 4>(work),
+                    (4, 4) => $block::<E, 4, 1, 4>(work),
                     (4, 2) => $block::<E, 4, 2, 2>(work),
                     (5, 2) => $block::<E, 5, 1, 2>(work),
                     (6, 2) => $block::<E, 6, 1, 2>(work),
