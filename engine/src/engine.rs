@@ -17,6 +17,7 @@ mod testing;
 mod tests;
 
 use std::{
+    borrow::BorrowMut,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Instant,
@@ -25,10 +26,10 @@ use std::{
 use active::Active;
 
 use crate::{
-    backend::{Backend, Chunk, LogitsFor, StepError},
+    backend::{Backend, Chunk, Logits, LogitsFor, Position, StepError},
     kv::{BLOCK_TOKENS, BlockHash},
     request::{Event, FinishReason, Request, RequestError, RequestId, SubmitError},
-    sampler::{self, Context, Scratch},
+    sampler::{self, Choices, Context, Scratch},
     scheduler::{Limits, Plan, Planned, Refusal, Scheduler, SequenceId},
     text::TokenText,
 };
@@ -134,7 +135,7 @@ pub struct Engine {
     /// Requests with a deadline, the earliest first.
     deadlines: BTreeSet<(Instant, RequestId)>,
     /// Logits of the step. // (position, vocab)
-    logits: Vec<f32>,
+    logits: Logits,
     scratch: Scratch,
     /// Counters only; the gauges are filled in by [`Engine::stats`].
     counters: EngineStats,
@@ -176,7 +177,7 @@ impl Engine {
             resumed: Vec::new(),
             cancelled: BTreeSet::new(),
             deadlines: BTreeSet::new(),
-            logits: Vec::new(),
+            logits: Logits::default(),
             scratch: Scratch::default(),
             counters: EngineStats::default(),
         }
@@ -370,36 +371,45 @@ impl Engine {
 
     /// Draws the next token of every sequence with logits, in the order of the rows.
     fn sample_all(&mut self, plan: &Plan, report: &mut StepReport) {
-        let vocab_size = self.backend.vocab_size();
         let mut logits = std::mem::take(&mut self.logits);
         let sampling = plan.chunks.iter().filter(|planned| planned.samples).count();
-        assert_eq!(logits.len(), sampling * vocab_size, "the backend returns what was asked for");
-        let rows = logits.chunks_exact_mut(vocab_size);
-        for (planned, row) in plan.chunks.iter().filter(|planned| planned.samples).zip(rows) {
-            // A choice of the same request may have failed on an earlier row.
-            let Some(active) = self.active.get_mut(&RequestId(planned.id.request)) else {
-                continue;
-            };
-            let newcomers = active.start_choices();
-            for choice in newcomers.clone() {
-                self.scheduler.fork(planned.id, SequenceId { choice, ..planned.id });
+        assert_eq!(logits.len(), sampling, "the backend returns what was asked for");
+        for (index, planned) in plan.chunks.iter().filter(|planned| planned.samples).enumerate() {
+            match logits.position(index) {
+                Position::All(logits) => self.sample_position(planned, logits, report),
+                Position::Largest(logits) => self.sample_position(planned, logits, report),
             }
-            // Drawing overwrites the row, so the choices that start from it draw from copies.
-            for choice in newcomers {
-                let id = SequenceId { choice, ..planned.id };
-                self.sample_one(id, planned.end, &mut row.to_vec(), report);
-            }
-            self.sample_one(planned.id, planned.end, row, report);
         }
         self.logits = logits;
     }
 
+    /// Draws the next token of a sequence, and of the choices that begin with it.
+    fn sample_position<C: Choices + ?Sized>(
+        &mut self,
+        planned: &Planned,
+        logits: &mut C,
+        report: &mut StepReport,
+    ) {
+        // A choice of the same request may have failed at an earlier position.
+        let Some(active) = self.active.get_mut(&RequestId(planned.id.request)) else { return };
+        let newcomers = active.start_choices();
+        for choice in newcomers.clone() {
+            self.scheduler.fork(planned.id, SequenceId { choice, ..planned.id });
+        }
+        // Drawing overwrites the logits, so the choices that start from them draw from copies.
+        for choice in newcomers {
+            let id = SequenceId { choice, ..planned.id };
+            self.sample_one(id, planned.end, logits.to_owned().borrow_mut(), report);
+        }
+        self.sample_one(planned.id, planned.end, logits, report);
+    }
+
     /// Draws the token at `position` of one choice and books it.
-    fn sample_one(
+    fn sample_one<C: Choices + ?Sized>(
         &mut self,
         id: SequenceId,
         position: usize,
-        logits: &mut [f32],
+        logits: &mut C,
         report: &mut StepReport,
     ) {
         let request = RequestId(id.request);

@@ -1,21 +1,13 @@
 //! The logits of one token sequence at every position: what one compares models with.
 
+pub use crate::backend::TokenLogit;
 use crate::{
-    backend::{Backend, Chunk, LogitsFor, StepError},
+    backend::{Backend, Chunk, Logits, LogitsFor, StepError},
     kv::{BlockId, blocks_for},
 };
 
 /// Positions of one step. A larger vocabulary makes their logits large, not their computation slow.
 const CHUNK_TOKENS: usize = 64;
-
-/// A token and its logit.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TokenLogit {
-    /// The token.
-    pub id: u32,
-    /// Its logit.
-    pub logit: f32,
-}
 
 /// Runs `tokens` from position 0 through KV blocks 0, 1, … of `backend`, and gives the logits to
 /// `each`, some positions at a time, in order. // (positions, vocab)
@@ -28,7 +20,7 @@ pub fn each_position<E: From<StepError>>(
     mut each: impl FnMut(&[f32]) -> Result<(), E>,
 ) -> Result<(), E> {
     let blocks: Vec<BlockId> = (0..blocks_for(tokens.len()) as u32).map(BlockId).collect();
-    let mut logits = Vec::new();
+    let mut logits = Logits::default();
     for (index, part) in tokens.chunks(CHUNK_TOKENS).enumerate() {
         let chunk = Chunk {
             tokens: part,
@@ -37,7 +29,7 @@ pub fn each_position<E: From<StepError>>(
             logits: LogitsFor::All,
         };
         backend.step(&[chunk], &mut logits)?;
-        each(&logits)?;
+        each(logits.all())?;
     }
     Ok(())
 }

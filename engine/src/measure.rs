@@ -7,7 +7,7 @@
 use std::{hint::black_box, ops::Range, time::Instant};
 
 use crate::{
-    backend::{Backend, Chunk, LogitsFor, StepError},
+    backend::{Backend, Chunk, Logits, LogitsFor, StepError},
     formats::memory::AlignedBytes,
     kernels::{self, Isa},
     kv::{BlockId, blocks_for},
@@ -185,14 +185,14 @@ struct Steps<'a> {
     backend: &'a mut dyn Backend,
     sequences: Sequences,
     generate_tokens: usize,
-    logits: Vec<f32>,
+    logits: Logits,
 }
 
 impl<'a> Steps<'a> {
     fn new(backend: &'a mut dyn Backend, workload: &Workload) -> Self {
         let sequences = Sequences::new(workload, backend.vocab_size());
         let generate_tokens = workload.generate_tokens;
-        Self { backend, sequences, generate_tokens, logits: Vec::new() }
+        Self { backend, sequences, generate_tokens, logits: Logits::default() }
     }
 
     /// Computes the prompts of `batch` sequences, [`PREFILL_ROWS`] rows in a step.
@@ -300,7 +300,7 @@ mod tests {
         fn numerics_class(&self) -> &str {
             "recorder"
         }
-        fn step(&mut self, chunks: &[Chunk<'_>], _: &mut Vec<f32>) -> Result<(), StepError> {
+        fn step(&mut self, chunks: &[Chunk<'_>], _: &mut Logits) -> Result<(), StepError> {
             for chunk in chunks {
                 assert!(chunk.position + chunk.tokens.len() <= chunk.blocks.len() * 16);
                 assert!(chunk.tokens.iter().all(|&token| token < 10));

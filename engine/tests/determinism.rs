@@ -8,7 +8,7 @@ use std::{path::PathBuf, sync::Arc};
 use proptest::prelude::*;
 use tritmill_engine::{
     backend::{
-        Backend, Chunk, LogitsFor,
+        Backend, Chunk, Logits, LogitsFor, Position,
         cpu::{self, CpuOptions, HeadMode, KvType},
     },
     files::Model,
@@ -42,7 +42,7 @@ fn tokens(count: usize, seed: u32) -> Vec<u32> {
 fn run(backend: &mut dyn Backend, tokens: &[u32], sizes: &[usize], first: u32) -> Vec<f32> {
     let blocks: Vec<BlockId> = (0..20).map(|i| BlockId(first + i)).collect();
     let mut sizes = sizes.iter().copied().cycle();
-    let (mut position, mut all, mut logits) = (0, Vec::new(), Vec::new());
+    let (mut position, mut all, mut logits) = (0, Vec::new(), Logits::default());
     while position < tokens.len() {
         let end = (position + sizes.next().unwrap()).min(tokens.len());
         let chunk = Chunk {
@@ -52,7 +52,7 @@ fn run(backend: &mut dyn Backend, tokens: &[u32], sizes: &[usize], first: u32) -
             logits: LogitsFor::All,
         };
         backend.step(&[chunk], &mut logits).unwrap();
-        all.extend_from_slice(&logits);
+        all.extend_from_slice(logits.all());
         position = end;
     }
     all
@@ -117,13 +117,13 @@ fn batch_mates_do_not_change_a_bit() {
                     logits: LogitsFor::Last,
                 })
                 .collect();
-            let mut together = Vec::new();
+            let mut together = Logits::default();
             backend.step(&chunks, &mut together).unwrap();
             let vocab = backend.vocab_size();
             for (i, sequence) in sequences.iter().enumerate() {
                 let alone = run(backend.as_mut(), sequence, &[64], 0);
                 let last = &alone[alone.len() - vocab..];
-                prop_assert!(last == &together[i * vocab..(i + 1) * vocab], "sequence {}", i);
+                prop_assert!(last == &together.all()[i * vocab..(i + 1) * vocab], "sequence {}", i);
             }
             Ok(())
         })
@@ -146,7 +146,7 @@ fn the_largest_logits_are_those_of_the_whole_head() {
                 Chunk { tokens, position: 0, blocks, logits: asked(i) }
             };
             let chunks: Vec<Chunk<'_>> = (0..count).map(chunk).collect();
-            let mut logits = Vec::new();
+            let mut logits = Logits::default();
             backend.step(&chunks, &mut logits).unwrap();
             logits
         };
@@ -155,20 +155,32 @@ fn the_largest_logits_are_those_of_the_whole_head() {
             // All of every third row, one or a few of the largest of the others.
             let wanted =
                 |i: usize| [LogitsFor::Largest(1), LogitsFor::Largest(5), LogitsFor::Last][i % 3];
-            let some = step(count, &wanted);
+            let mut some = step(count, &wanted);
+            assert_eq!(some.len(), count);
             let mut left_out = 0;
-            for (i, (some, whole)) in some.chunks(vocab).zip(whole.chunks(vocab)).enumerate() {
+            for (i, whole) in whole.all().chunks(vocab).take(count).enumerate() {
                 let mut sorted = whole.to_vec();
                 sorted.sort_by(|a, b| b.total_cmp(a));
                 let least = match wanted(i) {
                     LogitsFor::Largest(count) => sorted[count - 1],
                     _ => f32::NEG_INFINITY,
                 };
-                for (some, whole) in some.iter().zip(whole) {
-                    let is_there = some.to_bits() == whole.to_bits();
-                    assert!(is_there || (*some == f32::NEG_INFINITY && *whole < least));
-                    left_out += usize::from(!is_there);
+                let some = match some.position(i) {
+                    Position::All(logits) => {
+                        assert!(logits == whole && wanted(i) == LogitsFor::Last);
+                        continue;
+                    }
+                    Position::Largest(some) => some,
+                };
+                assert!(some.is_sorted_by(|a, b| a.id < b.id));
+                let found = |id| some.iter().find(|choice| choice.id == id);
+                for (whole, id) in whole.iter().zip(0..) {
+                    match found(id) {
+                        Some(choice) => assert_eq!(choice.logit.to_bits(), whole.to_bits()),
+                        None => assert!(*whole < least),
+                    }
                 }
+                left_out += vocab - some.len();
             }
             assert!(left_out > vocab / 4, "{name}, {isa}: {left_out} of {count} rows left out");
         }
@@ -189,9 +201,9 @@ fn a_copied_block_goes_on_like_its_original() {
         blocks: &[BlockId(90), BlockId(91)],
         logits: LogitsFor::All,
     };
-    let mut logits = Vec::new();
+    let mut logits = Logits::default();
     backend.step(&[chunk], &mut logits).unwrap();
-    assert!(logits[..] == whole[18 * backend.vocab_size()..]);
+    assert!(*logits.all() == whole[18 * backend.vocab_size()..]);
 }
 
 #[test]
@@ -200,7 +212,7 @@ fn a_step_that_does_not_fit_is_refused_and_the_backend_goes_on() {
     let mut backend = load(&model, options(Format::I2S, Isa::detect(), 2));
     let step = |backend: &mut dyn Backend, tokens: &[u32], position, blocks: &[BlockId]| {
         let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Last };
-        backend.step(&[chunk], &mut Vec::new())
+        backend.step(&[chunk], &mut Logits::default())
     };
     let backend = backend.as_mut();
     assert!(step(backend, &[1024], 0, &[BlockId(0)]).is_err());

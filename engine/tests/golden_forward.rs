@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tritmill_engine::{
     backend::{
-        Backend, Chunk, LogitsFor,
+        Backend, Chunk, Logits, LogitsFor,
         cpu::{self, CpuOptions, HeadMode, KvType},
     },
     config::{Linear, Norm},
@@ -42,10 +42,10 @@ fn backend(path: &str, format: Format, isa: Isa, kv: KvType) -> Box<dyn Backend>
 /// Logits of every position of a prompt. // (position, vocab)
 fn all_logits(backend: &mut dyn Backend, tokens: &[u32]) -> Vec<Vec<f32>> {
     let blocks: Vec<BlockId> = (0..40).map(BlockId).collect();
-    let mut logits = Vec::new();
+    let mut logits = Logits::default();
     let chunk = Chunk { tokens, position: 0, blocks: &blocks, logits: LogitsFor::All };
     backend.step(&[chunk], &mut logits).unwrap();
-    logits.chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
+    logits.all().chunks_exact(backend.vocab_size()).map(<[f32]>::to_vec).collect()
 }
 
 struct Prompt {

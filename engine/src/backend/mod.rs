@@ -2,6 +2,9 @@
 //! other state between steps.
 
 pub mod cpu;
+pub(crate) mod logits;
+
+pub use logits::{Logits, Position, TokenLogit};
 
 use crate::kv::BlockId;
 
@@ -14,8 +17,8 @@ pub enum LogitsFor {
     Last,
     /// Every token of the chunk.
     All,
-    /// The last token of the chunk, of which only so many of the largest logits count: each other one
-    /// may be −∞ instead. Equal ones all count.
+    /// The last token of the chunk, of which only so many of the largest logits count: others may be
+    /// left out. Equal ones all count.
     Largest(usize),
 }
 
@@ -80,11 +83,11 @@ pub trait Backend: Send {
     fn numerics_class(&self) -> &str;
 
     /// Runs one forward pass over all `chunks` and writes the requested logits, in chunk order and
-    /// position order, as `(position, vocab)` row-major into `logits` (cleared first).
+    /// position order, into `logits` (cleared first).
     ///
     /// # Errors
     /// Nothing was sampled from a step that failed; the KV blocks of its chunks are undefined.
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError>;
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError>;
 
     /// Copies the keys and values of one block to another (copy-on-write).
     fn copy_block(&mut self, from: BlockId, to: BlockId);

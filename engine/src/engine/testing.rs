@@ -13,7 +13,7 @@ use std::{
 
 use super::*;
 use crate::{
-    backend::LogitsFor,
+    backend::{Logits, LogitsFor, logits::largest},
     kv::BlockId,
     request::{Choice, Output},
     sampler::{SamplingParams, TokenCounts},
@@ -81,7 +81,7 @@ impl Backend for HashBackend {
         "hash"
     }
 
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
         assert!(!chunks.is_empty() && chunks.iter().all(|chunk| !chunk.tokens.is_empty()));
         Self::check_writes(chunks);
         let fails = std::mem::take(&mut self.control.lock().expect("no panic holds it").fail_next);
@@ -96,11 +96,20 @@ impl Backend for HashBackend {
         if fails {
             return Err(StepError::Device("the test said so".into()));
         }
-        logits.clear();
-        for chunk in chunks.iter().filter(|chunk| chunk.logits != LogitsFor::Nothing) {
+        logits.clear(VOCAB);
+        let wanted = || chunks.iter().filter(|chunk| chunk.logits != LogitsFor::Nothing);
+        logits.lay_out(wanted().map(|chunk| !matches!(chunk.logits, LogitsFor::Largest(_))));
+        let (mut all, mut lists) = (Vec::new(), Vec::new());
+        for chunk in wanted() {
             let tokens = self.read(chunk, chunk.position + chunk.tokens.len() - 1);
-            logits.extend(logits_after(&tokens));
+            let row = logits_after(&tokens);
+            match chunk.logits {
+                LogitsFor::Largest(count) => lists.push(largest(&row, count)),
+                _ => all.extend(row),
+            }
         }
+        logits.all_mut().copy_from_slice(&all);
+        logits.set_largest(lists.iter().map(Vec::as_slice));
         Ok(())
     }
 
@@ -257,7 +266,7 @@ fn expected_choice(request: &Request, index: u32) -> Choice {
         let masked = if early { ends.as_slice() } else { &[] };
         let context = Context { counts: &counts, masked, choice: index, position: all.len() };
         let mut scratch = Scratch::default();
-        let drawn = sampler::sample(&mut logits_after(&all), &sampling, context, &mut scratch);
+        let drawn = sampler::sample(&mut logits_after(&all)[..], &sampling, context, &mut scratch);
         let token = drawn.expect("the model is sane").token;
         tokens.push(token);
         all.push(token);

@@ -11,8 +11,8 @@
 //! head of the distribution that it keeps. Sums run in one fixed order, in f64: over all candidates
 //! by ascending token id, within top-p by descending probability.
 
-use super::{SampleError, SamplingParams};
-use crate::math;
+use super::{Choices, SampleError, SamplingParams};
+use crate::{backend::TokenLogit, math};
 
 /// A token that may be drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,13 +39,13 @@ const HEAD: usize = 64;
 ///
 /// # Errors
 /// If a logit is NaN or +∞, or all are −∞.
-pub fn largest(logits: &[f32]) -> Result<(u32, f32), SampleError> {
+pub fn largest<C: Choices + ?Sized>(logits: &C) -> Result<(u32, f32), SampleError> {
     let mut best = (0, f32::NEG_INFINITY);
-    for (token, logit) in logits.iter().enumerate() {
-        if *logit > best.1 {
-            best = (token as u32, *logit);
+    for TokenLogit { id, logit } in logits.each() {
+        if logit > best.1 {
+            best = (id, logit);
         } else if logit.is_nan() {
-            return Err(SampleError::NotFinite { token: token as u32, logit: *logit });
+            return Err(SampleError::NotFinite { token: id, logit });
         }
     }
     if best.1 == f32::INFINITY {
@@ -58,8 +58,8 @@ pub fn largest(logits: &[f32]) -> Result<(u32, f32), SampleError> {
 ///
 /// # Errors
 /// As [`largest`].
-pub fn candidates<'a>(
-    logits: &[f32],
+pub fn candidates<'a, C: Choices + ?Sized>(
+    logits: &C,
     params: &SamplingParams,
     scratch: &'a mut Scratch,
 ) -> Result<&'a [Candidate], SampleError> {
@@ -70,10 +70,9 @@ pub fn candidates<'a>(
     let temperature = f64::from(params.temperature);
     kept.extend(
         logits
-            .iter()
-            .enumerate()
-            .filter(|(_, logit)| **logit >= threshold)
-            .map(|(token, logit)| Candidate { token: token as u32, logit: *logit, weight: 0.0 }),
+            .each()
+            .filter(|choice| choice.logit >= threshold)
+            .map(|TokenLogit { id, logit }| Candidate { token: id, logit, weight: 0.0 }),
     );
     for candidate in kept.iter_mut() {
         // The difference first: it is at most 0, so no temperature makes it overflow upwards.
@@ -91,12 +90,12 @@ pub fn candidates<'a>(
 }
 
 /// The k-th largest logit, or the smallest number when top-k keeps everything.
-fn top_k_threshold(logits: &[f32], k: usize, scratch: &mut Vec<f32>) -> f32 {
-    if k == 0 || k >= logits.len() {
+fn top_k_threshold<C: Choices + ?Sized>(logits: &C, k: usize, scratch: &mut Vec<f32>) -> f32 {
+    if k == 0 || k >= logits.count() {
         return f32::MIN;
     }
     scratch.clear();
-    scratch.extend_from_slice(logits);
+    scratch.extend(logits.each().map(|choice| choice.logit));
     let (_, threshold, _) = scratch.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
     threshold.max(f32::MIN)
 }

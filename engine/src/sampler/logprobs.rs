@@ -1,7 +1,8 @@
 //! Log-probabilities of the model's own distribution: the log-softmax of the logits as the model
 //! gave them, before bias, penalties, temperature and filters (the convention of OpenAI and vLLM).
 
-use crate::math;
+use super::Choices;
+use crate::{backend::TokenLogit, math};
 
 /// The log-probability of a drawn token, and the most probable ones.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,17 +23,17 @@ pub struct RawDistribution {
 
 impl RawDistribution {
     /// Reads off the `top` most probable tokens. `max` is the largest logit.
-    pub fn new(logits: &[f32], max: f32, top: usize) -> Self {
+    pub fn new<C: Choices + ?Sized>(logits: &C, max: f32, top: usize) -> Self {
         let max = f64::from(max);
-        let sum: f64 = logits.iter().map(|logit| math::exp(f64::from(*logit) - max)).sum();
+        let sum: f64 = logits.each().map(|choice| math::exp(f64::from(choice.logit) - max)).sum();
         let normaliser = max + math::ln(sum);
         let mut best: Vec<(u32, f32)> = Vec::with_capacity(top + 1);
-        for (token, logit) in logits.iter().enumerate() {
-            if best.len() == top && best.last().is_none_or(|(_, least)| *logit <= *least) {
+        for TokenLogit { id, logit } in logits.each() {
+            if best.len() == top && best.last().is_none_or(|(_, least)| logit <= *least) {
                 continue;
             }
-            let place = best.partition_point(|(_, other)| *other >= *logit);
-            best.insert(place, (token as u32, *logit));
+            let place = best.partition_point(|(_, other)| *other >= logit);
+            best.insert(place, (id, logit));
             best.truncate(top);
         }
         for (_, value) in &mut best {
@@ -55,7 +56,7 @@ mod tests {
     fn log_probabilities_are_those_of_the_softmax() {
         let logits = [1.0f32, 3.0, 3.0, f32::NEG_INFINITY, -2.0];
         let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
-        let report = RawDistribution::new(&logits, 3.0, 3).report(-2.0);
+        let report = RawDistribution::new(&logits[..], 3.0, 3).report(-2.0);
         assert!((f64::from(report.logprob) - (-2.0 - sum.ln())).abs() < 1e-6);
         let tokens: Vec<u32> = report.top.iter().map(|(token, _)| *token).collect();
         assert_eq!(tokens, [1, 2, 0], "equal ones by ascending id");
@@ -64,7 +65,7 @@ mod tests {
 
     #[test]
     fn no_alternatives_are_listed_when_none_are_asked_for() {
-        let report = RawDistribution::new(&[0.0, 0.0], 0.0, 0).report(0.0);
+        let report = RawDistribution::new(&[0.0, 0.0][..], 0.0, 0).report(0.0);
         assert!(report.top.is_empty());
         assert!((report.logprob + std::f32::consts::LN_2).abs() < 1e-7);
     }

@@ -6,6 +6,7 @@
 //! Arithmetic is f64 with our own `exp` and `ln` ([`crate::math`]), in fixed order: every machine draws
 //! the same token from the same logits.
 
+mod choices;
 pub mod filters;
 pub mod logprobs;
 pub mod params;
@@ -14,11 +15,14 @@ pub mod rng;
 #[cfg(test)]
 mod tests;
 
+pub use choices::Choices;
 pub use filters::Scratch;
 pub use logprobs::Logprobs;
 use logprobs::RawDistribution;
 pub use params::{InvalidParam, SamplingParams};
 pub use penalties::TokenCounts;
+
+use std::borrow::BorrowMut;
 
 /// Logits no token can be drawn from. The sequence fails; others go on.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -83,14 +87,12 @@ pub fn deciding(params: &SamplingParams, context: Context<'_>) -> Option<usize> 
     Some(largest.saturating_add(lowered))
 }
 
-/// Draws the next token. Overwrites `logits`. // (vocab)
-///
-/// Logits may be −∞ that are not among the [`deciding`] ones.
+/// Draws the next token. Overwrites `logits`, those of the whole vocabulary or the [`deciding`] ones.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, or nothing is left to draw.
-pub fn sample(
-    logits: &mut [f32],
+pub fn sample<C: Choices + ?Sized>(
+    logits: &mut C,
     params: &SamplingParams,
     context: Context<'_>,
     scratch: &mut Scratch,
@@ -99,7 +101,7 @@ pub fn sample(
         None => None,
         Some(top) => {
             let (_, max) = filters::largest(logits)?;
-            Some((RawDistribution::new(logits, max, top), logits.to_vec()))
+            Some((RawDistribution::new(logits, max, top), logits.to_owned()))
         }
     };
     penalties::mask(context.masked.iter().copied(), logits);
@@ -112,6 +114,9 @@ pub fn sample(
         let uniform = rng::uniform(params.seed, context.choice, context.position as u64);
         filters::draw(candidates, uniform).ok_or(SampleError::NothingLeft)?
     };
-    let logprobs = raw.map(|(distribution, raw)| distribution.report(raw[token as usize]));
+    let logprobs = raw.map(|(distribution, mut raw)| {
+        let logit = raw.borrow_mut().logit_mut(token).copied();
+        distribution.report(logit.unwrap_or(f32::NEG_INFINITY))
+    });
     Ok(Drawn { token, logprobs })
 }

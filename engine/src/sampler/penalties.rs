@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::SamplingParams;
+use super::{Choices, SamplingParams};
 
 /// How often a token occurred. One that occurs in the prompt alone has an entry too.
 #[derive(Debug, Clone, Copy, Default)]
@@ -45,9 +45,9 @@ impl TokenCounts {
 
     /// Applies the penalties: repetition (prompt and output), then presence and frequency (output
     /// only, as OpenAI defines them).
-    pub fn apply(&self, params: &SamplingParams, logits: &mut [f32]) {
+    pub fn apply<C: Choices + ?Sized>(&self, params: &SamplingParams, logits: &mut C) {
         for (token, occurrences) in &self.counts {
-            let Some(logit) = logits.get_mut(*token as usize) else { continue };
+            let Some(logit) = logits.logit_mut(*token) else { continue };
             if self.counts_prompt {
                 let penalty = params.repetition_penalty;
                 *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
@@ -61,18 +61,18 @@ impl TokenCounts {
 }
 
 /// Adds the logit bias.
-pub fn add_bias(params: &SamplingParams, logits: &mut [f32]) {
+pub fn add_bias<C: Choices + ?Sized>(params: &SamplingParams, logits: &mut C) {
     for (token, bias) in &params.logit_bias {
-        if let Some(logit) = logits.get_mut(*token as usize) {
+        if let Some(logit) = logits.logit_mut(*token) {
             *logit += bias;
         }
     }
 }
 
 /// Makes tokens impossible.
-pub fn mask(tokens: impl IntoIterator<Item = u32>, logits: &mut [f32]) {
+pub fn mask<C: Choices + ?Sized>(tokens: impl IntoIterator<Item = u32>, logits: &mut C) {
     for token in tokens {
-        if let Some(logit) = logits.get_mut(token as usize) {
+        if let Some(logit) = logits.logit_mut(token) {
             *logit = f32::NEG_INFINITY;
         }
     }
@@ -86,8 +86,8 @@ mod tests {
         let mut logits = vec![2.0, -2.0, 1.0, 0.5];
         let mut counts = TokenCounts::new(params, prompt);
         output.iter().for_each(|token| counts.add(*token));
-        add_bias(params, &mut logits);
-        counts.apply(params, &mut logits);
+        add_bias(params, &mut logits[..]);
+        counts.apply(params, &mut logits[..]);
         logits
     }
 

@@ -1,12 +1,12 @@
 //! The sampler against the reference implementation's distributions, and against definitions that
 //! sort the whole vocabulary.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use proptest::prelude::*;
 use serde_json::Value;
 
-use crate::math;
+use crate::{backend::logits::largest, math};
 
 use super::{
     filters::{Candidate, candidates, draw},
@@ -31,9 +31,9 @@ fn golden_logits() -> Vec<f32> {
 /// Candidates after penalties and filters, most probable first, with their probabilities.
 fn distribution(params: &SamplingParams, context_ids: &[u32]) -> Vec<(u32, f64)> {
     let mut logits = golden_logits();
-    TokenCounts::new(params, context_ids).apply(params, &mut logits);
+    TokenCounts::new(params, context_ids).apply(params, &mut logits[..]);
     let mut scratch = Scratch::default();
-    let kept = candidates(&logits, params, &mut scratch).expect("the logits are finite");
+    let kept = candidates(&logits[..], params, &mut scratch).expect("the logits are finite");
     assert!(kept.is_sorted_by_key(|candidate| candidate.token));
     let total: f64 = kept.iter().map(|candidate| candidate.weight).sum();
     let mut list: Vec<_> = kept.iter().map(|c| (c.token, c.weight / total)).collect();
@@ -75,7 +75,8 @@ fn distributions_are_those_of_the_reference_implementation() {
 fn sampled(params: &SamplingParams, logits: &[f32], position: usize) -> Result<u32, SampleError> {
     let counts = NO_COUNTS();
     let context = Context { counts: &counts, masked: &[], choice: 0, position };
-    sample(&mut logits.to_vec(), params, context, &mut Scratch::default()).map(|drawn| drawn.token)
+    sample(&mut logits.to_vec()[..], params, context, &mut Scratch::default())
+        .map(|drawn| drawn.token)
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn masked_tokens_are_never_drawn_whatever_their_bias() {
     let counts = NO_COUNTS();
     for position in 0..200 {
         let context = Context { counts: &counts, masked: &[1, 9], choice: 0, position };
-        let drawn = sample(&mut [0.0; 4], &params, context, &mut Scratch::default());
+        let drawn = sample(&mut [0.0; 4][..], &params, context, &mut Scratch::default());
         assert_ne!(drawn.expect("three are left").token, 1);
     }
 }
@@ -215,11 +216,39 @@ proptest! {
         prop_assume!(logits.iter().any(|logit| logit.is_finite()));
         let params = SamplingParams { top_k, top_p, min_p, temperature, ..Default::default() };
         let mut scratch = Scratch::default();
-        let kept = candidates(&logits, &params, &mut scratch).expect("the logits are finite");
+        let kept = candidates(&logits[..], &params, &mut scratch).expect("the logits are finite");
         let tokens: Vec<u32> = kept.iter().map(|candidate| candidate.token).collect();
         prop_assert_eq!(&tokens, &filtered_by_sorting(&logits, &params));
         let drawn = draw(kept, uniform).expect("the most probable token is always kept");
         prop_assert!(tokens.contains(&drawn));
+    }
+
+    #[test]
+    fn those_that_decide_give_what_all_do(
+        logits in prop::collection::vec((-20i8..20).prop_map(|logit| f32::from(logit) / 4.0), 1..300),
+        temperature in prop_oneof![Just(0.0f32), 0.1f32..3.0],
+        top_k in 1usize..20,
+        top_p in 0.01f32..=1.0,
+        penalty in prop_oneof![Just(1.0f32), 1.0f32..3.0],
+        bias in -9.0f32..=0.0,
+        masked in prop::collection::vec(0u32..300, 0..5),
+        position in 0usize..99,
+    ) {
+        let params = SamplingParams {
+            temperature, top_k, top_p, repetition_penalty: penalty,
+            logit_bias: BTreeMap::from([(7, bias), (11, bias)]),
+            ..Default::default()
+        };
+        let counts = TokenCounts::new(&params, &[0, 3, 70]);
+        let context = Context { counts: &counts, masked: &masked, choice: 0, position };
+        let deciding = deciding(&params, context).expect("nothing raises a logit");
+        let mut some = largest(&logits, deciding);
+        let mut all = logits;
+        let mut scratch = Scratch::default();
+        prop_assert_eq!(
+            sample(&mut some[..], &params, context, &mut scratch),
+            sample(&mut all[..], &params, context, &mut scratch)
+        );
     }
 
     #[test]
@@ -237,7 +266,7 @@ proptest! {
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
         let context = Context { counts: &counts, masked: &[2], choice: 0, position: 1 };
-        if let Ok(drawn) = sample(&mut logits, &params, context, &mut Scratch::default()) {
+        if let Ok(drawn) = sample(&mut logits[..], &params, context, &mut Scratch::default()) {
             prop_assert!((drawn.token as usize) < bits.len());
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use tokio::sync::mpsc;
 use tritmill_engine::{
     Engine, EngineConfig, TokenText,
-    backend::{Backend, Chunk, LogitsFor, StepError},
+    backend::{Backend, Chunk, Logits, LogitsFor, StepError},
     files::Model,
     kv::BlockId,
     load::{self, EngineOptions},
@@ -100,15 +100,15 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Device<F> {
     fn numerics_class(&self) -> &str {
         "device"
     }
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
         (self.0)()?;
-        logits.clear();
+        logits.clear(1000);
         let rows = |chunk: &Chunk<'_>| match chunk.logits {
             LogitsFor::Nothing => 0,
             LogitsFor::Last | LogitsFor::Largest(_) => 1,
             LogitsFor::All => chunk.tokens.len(),
         };
-        logits.resize(chunks.iter().map(rows).sum::<usize>() * 1000, 0.0);
+        logits.extend(vec![0.0; chunks.iter().map(rows).sum::<usize>() * 1000]);
         Ok(())
     }
     fn copy_block(&mut self, _: BlockId, _: BlockId) {}

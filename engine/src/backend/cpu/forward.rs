@@ -9,11 +9,11 @@ use super::{
     kv_store::{KvShape, KvStore},
     linears::Source,
     pool::Pool,
-    screen::{Job, Screening, TopRow},
+    screen::{Job, Screening},
     weights::Weights,
 };
 use crate::{
-    backend::{Backend, Chunk, LogitsFor, StepError},
+    backend::{Backend, Chunk, Logits, LogitsFor, StepError},
     config::{Linear, ModelConfig},
     kernels::{
         Activations, Isa,
@@ -236,15 +236,15 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     }
 
     /// Final norm and head for the rows the chunks ask for.
-    fn head(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) {
+    fn head(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) {
         let weights = Arc::clone(&self.weights);
         let (config, head) = (weights.config(), &weights.head);
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let Buffers { residual, wanted, wanted_largest, .. } = &mut self.buffers;
-        let (mut outputs, mut largest) = (Vec::new(), Vec::new());
+        let (mut with_all, mut counts) = (Vec::new(), Vec::new());
         wanted.clear();
         wanted_largest.clear();
-        let (mut first, mut output) = (0, 0);
+        let mut first = 0;
         for chunk in chunks {
             let last = first + chunk.tokens.len();
             let (rows, count) = match chunk.logits {
@@ -255,34 +255,31 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             };
             let count = count.filter(|count| head.screen().is_some_and(|s| s.pays_for(*count)));
             for r in rows {
-                let xs = if let Some(count) = count {
-                    largest.push(TopRow { output, count });
-                    &mut *wanted_largest
-                } else {
-                    outputs.push(output);
-                    &mut *wanted
-                };
+                with_all.push(count.is_none());
+                counts.extend(count);
+                let xs = if count.is_some() { &mut *wanted_largest } else { &mut *wanted };
                 let start = xs.len();
                 xs.resize(start + hidden, 0.0);
                 let x = &residual[r * hidden..(r + 1) * hidden];
                 let out = &mut xs[start..];
                 self.kernels.rms_norm(x, &weights.final_norm, config.rms_norm_eps, out);
-                output += 1;
             }
             first = last;
         }
-        logits.resize(output * vocab, 0.0);
+        logits.clear(vocab);
+        logits.lay_out(with_all);
         if let Some(screen) = head.screen() {
             let (kernels, isa, xs) = (self.kernels, self.isa, &wanted_largest[..]);
-            let job = Job { head, kernels, isa, xs, rows: &largest };
-            screen.largest(&job, &mut self.pool, &mut self.screening, logits);
+            let job = Job { head, kernels, isa, xs, counts: &counts };
+            screen.largest(&job, &mut self.pool, &mut self.screening);
+            logits.set_largest(self.screening.found());
         }
-        self.whole_head(head, vocab, &outputs, logits);
+        self.whole_head(head, vocab, logits.all_mut());
     }
 
-    /// All logits of the wanted rows, into rows `outputs` of `logits`.
-    fn whole_head(&mut self, head: &Head, vocab: usize, outputs: &[usize], logits: &mut [f32]) {
-        let n = outputs.len();
+    /// All logits of the wanted rows. // (rows, vocab)
+    fn whole_head(&mut self, head: &Head, vocab: usize, logits: &mut [f32]) {
+        let n = logits.len() / vocab;
         let out = Disjoint::new(logits);
         let (kernels, wanted) = (self.kernels, &self.buffers.wanted);
         let tasks = if n == 0 { 0 } else { vocab.div_ceil(HEAD_ROWS) };
@@ -293,8 +290,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 let Scratch { floats, more_floats, .. } = scratch;
                 floats.resize(n * count, 0.0);
                 head.logits(kernels, first, count, wanted, more_floats, floats);
-                for (output, part) in outputs.iter().zip(floats.chunks_exact(count)) {
-                    let start = output * vocab + first;
+                for (row, part) in floats.chunks_exact(count).enumerate() {
+                    let start = row * vocab + first;
                     // SAFETY: each task writes its own columns.
                     unsafe { out.part(start..start + count) }.copy_from_slice(part);
                 }
@@ -330,7 +327,7 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         &self.numerics_class
     }
 
-    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Vec<f32>) -> Result<(), StepError> {
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
         self.plan(chunks)?;
         self.embed();
         for layer in 0..self.weights.layers.len() {

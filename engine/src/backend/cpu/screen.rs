@@ -14,13 +14,13 @@
 //! and a logit computed in f32 is within `ROUNDING(len)·(‖s·q‖ + ‖e‖)·‖x‖` of `w·x`. A row is left out
 //! if its upper bound is below the k-th largest of all lower bounds: k rows have larger logits.
 
-use std::{
-    ops::Range,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+mod search;
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
+use self::search::Search;
 use super::{
     disjoint::Disjoint,
     forward::{Scratch, with_scratch},
@@ -28,6 +28,7 @@ use super::{
     pool::Pool,
 };
 use crate::{
+    backend::TokenLogit,
     files::Dense,
     formats::memory::AlignedBytes,
     kernels::{
@@ -46,8 +47,10 @@ const SHARE: usize = 8;
 const ONE_DIGIT_ROWS: usize = 4;
 /// Share of the vocabulary, above which candidates cost more than a second digit.
 const ONE_DIGIT_SHARE: usize = 64;
-/// Rows of the head that a task looks through.
-const LOOK_ROWS: usize = 4096;
+/// Rows of the head that a task estimates.
+const TASK_ROWS: usize = 128;
+/// Candidates whose logits a task computes, or more if many are neighbours.
+const TASK_CANDIDATES: usize = 8;
 
 /// How the sums of an f32 dot product of `len` elements may be off, relative to the norms: 16 running
 /// sums of fused multiply-adds and a tree of four additions, each to half an ulp, twice for good
@@ -83,19 +86,49 @@ struct OfRow {
 #[derive(Default)]
 pub struct Screening {
     digits: Digits,
-    thresholds: Vec<f32>,
-    lowest: Vec<f32>, // (rows, tasks)
+    searches: Vec<Search>,
+    tasks: Vec<Candidates>,
+    found: Vec<TokenLogit>,
+    ranges: Vec<Range<usize>>, // of `found`, per row
     /// One digit left too many candidates once: from then on two are used.
     coarse: bool,
 }
 
-/// A row of logits of which the largest are wanted.
-#[derive(Debug, Clone, Copy)]
-pub struct TopRow {
-    /// Row of the output.
-    pub output: usize,
-    /// How many of the largest logits count.
-    pub count: usize,
+/// Some candidates of a row, whose logits one task computes.
+#[derive(Debug, Clone)]
+struct Candidates {
+    row: usize,
+    found: Range<usize>,
+}
+
+impl Screening {
+    /// What [`Screen::largest`] found last: a list for each row, by ascending token.
+    pub fn found(&self) -> impl Iterator<Item = &[TokenLogit]> {
+        self.ranges.iter().map(|range| &self.found[range.clone()])
+    }
+
+    /// Lists the candidates and cuts the lists into tasks, between neighbourhoods of [`HEAD_ROWS`].
+    fn collect(&mut self, rows: usize) {
+        let Self { searches, tasks, found, ranges, .. } = self;
+        tasks.clear();
+        found.clear();
+        ranges.clear();
+        for (row, search) in searches[..rows].iter_mut().enumerate() {
+            let start = found.len();
+            found.extend(search.end().map(|id| TokenLogit { id, logit: 0.0 }));
+            ranges.push(start..found.len());
+            let mut from = start;
+            for at in start..found.len() {
+                let end = found.get(at + 1).is_none_or(|next| {
+                    next.id as usize / HEAD_ROWS != found[at].id as usize / HEAD_ROWS
+                });
+                if at + 1 == found.len() || end && at + 1 - from >= TASK_CANDIDATES {
+                    tasks.push(Candidates { row, found: from..at + 1 });
+                    from = at + 1;
+                }
+            }
+        }
+    }
 }
 
 /// What the rows of a step have in common.
@@ -105,7 +138,8 @@ pub struct Job<'a> {
     pub isa: Isa,
     /// The hidden rows, normed. // (rows, hidden)
     pub xs: &'a [f32],
-    pub rows: &'a [TopRow],
+    /// How many of the largest logits of each count. // (rows,)
+    pub counts: &'a [usize],
 }
 
 impl Screen {
@@ -157,73 +191,66 @@ impl Screen {
         bytemuck::cast_slice(&self.rows[range.start * self.stride..range.end * self.stride])
     }
 
-    /// Writes the logits that may be among the `count` largest of each row to `out` `(…, vocab)`, and
-    /// −∞ for all others.
-    pub fn largest(
-        &self,
-        job: &Job<'_>,
-        pool: &mut Pool,
-        screening: &mut Screening,
-        out: &mut [f32],
-    ) {
-        let (vocab, n) = (self.scales.len(), job.rows.len());
+    /// Computes the logits that may be among the largest of each row: [`Screening::found`].
+    pub fn largest(&self, job: &Job<'_>, pool: &mut Pool, screening: &mut Screening) {
+        let (vocab, n) = (self.scales.len(), job.counts.len());
         if n == 0 {
-            return;
+            return screening.collect(0);
         }
         let digits = if n < ONE_DIGIT_ROWS || screening.coarse { 2 } else { 1 };
         let width = job.xs.len() / n;
         screening.digits.set(job.isa, job.xs, width, digits);
-        let tasks = vocab.div_ceil(HEAD_ROWS);
-        screening.lowest.resize(n * tasks, 0.0);
-        let (all, lowest) = (Disjoint::new(out), Disjoint::new(&mut screening.lowest));
+        screening.searches.resize_with(n.max(screening.searches.len()), Search::default);
+        for (search, count) in screening.searches.iter_mut().zip(job.counts) {
+            search.begin(*count);
+        }
+        let searches = &screening.searches;
         let estimates = Estimates { screen: self, job, digits: &screening.digits };
-        pool.run(tasks, &|task| {
-            let range = task * HEAD_ROWS..((task + 1) * HEAD_ROWS).min(vocab);
-            with_scratch(|scratch| {
-                estimates.of_task(range.clone(), scratch, |row, estimate| {
-                    let start = job.rows[row].output * vocab;
-                    // SAFETY: each task writes its own columns, and a place of its own.
-                    unsafe {
-                        let out = all.part(start + range.start..start + range.end);
-                        lowest.part(row * tasks + task..row * tasks + task + 1)[0] = estimate(out);
-                    }
-                });
-            });
+        pool.run(vocab.div_ceil(TASK_ROWS), &|task| {
+            let range = task * TASK_ROWS..((task + 1) * TASK_ROWS).min(vocab);
+            with_scratch(|scratch| estimates.look(range, searches, scratch));
         });
-        screening.thresholds.resize(n, 0.0);
-        let thresholds = Disjoint::new(&mut screening.thresholds);
-        let lowest = &screening.lowest;
-        pool.run(n, &|row| {
-            let TopRow { output, count } = job.rows[row];
-            // SAFETY: each task reads and writes what belongs to its row.
-            let (logits, threshold) = unsafe {
-                (all.part(output * vocab..(output + 1) * vocab), thresholds.part(row..row + 1))
-            };
-            threshold[0] = match count {
-                0 | 1 => {
-                    let of_row = &lowest[row * tasks..(row + 1) * tasks];
-                    of_row.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b))
-                }
-                _ => with_scratch(|scratch| {
-                    estimates.kth_lowest(row, logits, count, &mut scratch.floats)
-                }),
-            };
+        screening.collect(n);
+        let (tasks, found) = (&screening.tasks, Disjoint::new(&mut screening.found));
+        pool.run(tasks.len(), &|task| {
+            let Candidates { row, found: range } = tasks[task].clone();
+            let x = &job.xs[row * width..(row + 1) * width];
+            // SAFETY: each task has candidates of its own.
+            let candidates = unsafe { found.part(range) };
+            with_scratch(|scratch| self.compute(job, x, candidates, scratch));
         });
-        let (thresholds, candidates) = (&screening.thresholds, AtomicUsize::new(0));
-        let looks = vocab.div_ceil(LOOK_ROWS);
-        pool.run(n * looks, &|task| {
-            let (row, look) = (task / looks, task % looks);
-            let range = look * LOOK_ROWS..((look + 1) * LOOK_ROWS).min(vocab);
-            let start = job.rows[row].output * vocab;
-            // SAFETY: each task has columns of its own.
-            let logits = unsafe { all.part(start + range.start..start + range.end) };
-            let found = with_scratch(|scratch| {
-                estimates.settle(row, range, thresholds[row], logits, scratch)
-            });
-            candidates.fetch_add(found, Ordering::Relaxed);
-        });
-        if digits == 1 && candidates.into_inner() > n * vocab / ONE_DIGIT_SHARE {
+        if digits == 1 && screening.found.len() > n * vocab / ONE_DIGIT_SHARE {
             screening.coarse = true;
+        }
+    }
+
+    /// The candidates' logits for a hidden row.
+    fn compute(
+        &self,
+        job: &Job<'_>,
+        x: &[f32],
+        candidates: &mut [TokenLogit],
+        scratch: &mut Scratch,
+    ) {
+        let Job { head, kernels, .. } = job;
+        let Scratch { floats, more_floats, .. } = scratch;
+        let neighbours =
+            |a: &TokenLogit, b: &TokenLogit| a.id as usize / HEAD_ROWS == b.id as usize / HEAD_ROWS;
+        for some in candidates.chunk_by_mut(neighbours) {
+            let first = some[0].id as usize / HEAD_ROWS * HEAD_ROWS;
+            let count = HEAD_ROWS.min(self.scales.len() - first);
+            if some.len() * SHARE > count {
+                floats.resize(count, 0.0);
+                head.logits(kernels, first, count, x, more_floats, floats);
+                for candidate in some {
+                    candidate.logit = floats[candidate.id as usize - first];
+                }
+                continue;
+            }
+            for TokenLogit { id, logit } in some {
+                let logit = std::slice::from_mut(logit);
+                head.logits(kernels, *id as usize, 1, x, more_floats, logit);
+            }
         }
     }
 }
@@ -243,18 +270,15 @@ impl Estimates<'_> {
         ((x.norm + rounding) as f32 * UP, (x.error + rounding) as f32 * UP)
     }
 
-    /// Estimates some of the vocabulary for all rows: gives each row what writes its estimates and
-    /// returns the largest of their lower bounds.
-    fn of_task(
-        &self,
-        range: Range<usize>,
-        scratch: &mut Scratch,
-        mut give: impl FnMut(usize, &dyn Fn(&mut [f32]) -> f32),
-    ) {
+    /// Estimates some of the vocabulary for all rows, and tells each row's search what may be among its
+    /// largest.
+    fn look(&self, range: Range<usize>, searches: &[Search], scratch: &mut Scratch) {
         let (count, digits, screen) = (range.len(), self.digits.count(), self.screen);
-        let sums = &mut scratch.sums;
-        sums.resize(self.job.rows.len() * digits * count, 0);
+        let Scratch { sums, floats: estimates, positions, .. } = scratch;
+        sums.resize(self.job.counts.len() * digits * count, 0);
+        estimates.resize(count, 0.0);
         screen::dots(self.job.isa, screen.rows(range.clone()), self.digits, sums);
+        let kernels = self.job.kernels;
         for (row, dots) in sums.chunks_exact(digits * count).enumerate() {
             let products = Products {
                 dots,
@@ -264,48 +288,14 @@ impl Estimates<'_> {
                 sums: &screen.sums[range.clone()],
             };
             let bounds = screen.bounds(range.clone(), self.factors(row));
-            give(row, &|out| self.job.kernels.estimate(&products, &bounds, out));
+            kernels.estimate(&products, estimates);
+            positions.clear();
+            kernels.leave_out(&bounds, searches[row].threshold(), estimates, positions);
+            if !positions.is_empty() {
+                searches[row]
+                    .add(positions.iter().map(|&j| (range.start + j, estimates[j], bounds.at(j))));
+            }
         }
-    }
-
-    /// The `count`-th largest lower bound of a row.
-    fn kth_lowest(&self, row: usize, estimates: &[f32], count: usize, lower: &mut Vec<f32>) -> f32 {
-        let bounds = self.screen.bounds(0..estimates.len(), self.factors(row));
-        lower.clear();
-        lower.extend(estimates.iter().enumerate().map(|(j, estimate)| {
-            let bound = estimate - bounds.at(j);
-            if bound.is_nan() { f32::NEG_INFINITY } else { bound }
-        }));
-        let place = count.min(lower.len()) - 1;
-        *lower.select_nth_unstable_by(place, |a, b| b.total_cmp(a)).1
-    }
-
-    /// Turns estimates of a row into logits where they may be among the largest, and into −∞
-    /// elsewhere. Returns how many it computed.
-    fn settle(
-        &self,
-        row: usize,
-        range: Range<usize>,
-        threshold: f32,
-        logits: &mut [f32],
-        scratch: &mut Scratch,
-    ) -> usize {
-        let bounds = self.screen.bounds(range.clone(), self.factors(row));
-        let Job { head, kernels, xs, rows, .. } = self.job;
-        let width = xs.len() / rows.len();
-        let x = &xs[row * width..(row + 1) * width];
-        let Scratch { positions, more_floats, .. } = scratch;
-        positions.clear();
-        kernels.leave_out(&bounds, threshold, logits, positions);
-        if positions.len() * SHARE > range.len() {
-            head.logits(kernels, range.start, range.len(), x, more_floats, logits);
-            return positions.len();
-        }
-        for j in positions.iter() {
-            let logit = &mut logits[*j..j + 1];
-            head.logits(kernels, range.start + j, 1, x, more_floats, logit);
-        }
-        positions.len()
     }
 }
 
@@ -353,12 +343,16 @@ mod tests {
         for (x, logits) in xs.chunks_exact(WIDTH).zip(whole.chunks_exact_mut(VOCAB)) {
             head.logits(kernels, 0, VOCAB, x, &mut scratch, logits);
         }
-        let mut screened = vec![7.0; n * VOCAB];
-        let rows: Vec<TopRow> = (0..n).map(|output| TopRow { output, count }).collect();
-        let job = Job { head: &head, kernels, isa, xs, rows: &rows };
+        let job = Job { head: &head, kernels, isa, xs, counts: &vec![count; n] };
         let screen = head.screen().expect("the vocabulary is large enough");
         let (mut pool, mut screening) = (Pool::new(2), Screening::default());
-        screen.largest(&job, &mut pool, &mut screening, &mut screened);
+        screen.largest(&job, &mut pool, &mut screening);
+        assert_eq!(screening.found().count(), n);
+        let mut screened = vec![f32::NEG_INFINITY; n * VOCAB];
+        for (list, screened) in screening.found().zip(screened.chunks_exact_mut(VOCAB)) {
+            assert!(list.is_sorted_by(|a, b| a.id < b.id), "each once, by ascending token");
+            list.iter().for_each(|found| screened[found.id as usize] = found.logit);
+        }
         (whole, screened)
     }
 

@@ -277,7 +277,6 @@ unsafe fn weigh_values<L: Lanes, E: Element, const Q: usize>(
 /// # Safety
 /// As for [`attention`], after its checks.
 #[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
-#[expect(clippy::too_many_arguments, reason = "a loop body cut out for its const generic")]
 #[inline(always)]
 unsafe fn weigh<L: Lanes, E: Element, const Q: usize, const D: usize>(
     values: *const E,

@@ -35,8 +35,8 @@ pub struct FloatKernels {
     add: unsafe fn(&mut [f32], &[f32]),
     gate: unsafe fn(Activation, &mut [f32], &[f32]),
     narrow: unsafe fn(&[f32], &mut [f16]),
-    estimate: unsafe fn(&Products<'_>, &Bounds<'_>, &mut [f32]) -> f32,
-    leave_out: unsafe fn(&Bounds<'_>, f32, &mut [f32], &mut Vec<usize>),
+    estimate: unsafe fn(&Products<'_>, &mut [f32]),
+    leave_out: unsafe fn(&Bounds<'_>, f32, &[f32], &mut Vec<usize>),
     attention_f16: AttentionFn<f16>,
     attention_f32: AttentionFn<f32>,
     head_f32: HeadFn<f32>,
@@ -115,17 +115,16 @@ impl FloatKernels {
         unsafe { (self.rms_norm)(x, weight, eps, out) }
     }
 
-    /// Writes estimates of logits to `out`; returns the largest lower bound of one.
+    /// Writes estimates of logits to `out`.
     ///
     /// # Panics
-    /// If `out` has not as many places as there are products and bounds.
-    pub fn estimate(&self, of: &Products<'_>, bounds: &Bounds<'_>, out: &mut [f32]) -> f32 {
+    /// If `out` has not as many places as there are products.
+    pub fn estimate(&self, of: &Products<'_>, out: &mut [f32]) {
         // SAFETY: see `rms_norm`.
-        unsafe { (self.estimate)(of, bounds, out) }
+        unsafe { (self.estimate)(of, out) }
     }
 
-    /// Turns estimates that are certainly below a threshold into −∞, and adds the places of the others
-    /// to `others`.
+    /// Adds the places of those estimates to `others` that are not certainly below a threshold.
     ///
     /// # Panics
     /// If there are fewer bounds than estimates.
@@ -133,7 +132,7 @@ impl FloatKernels {
         &self,
         bounds: &Bounds<'_>,
         threshold: f32,
-        estimates: &mut [f32],
+        estimates: &[f32],
         others: &mut Vec<usize>,
     ) {
         // SAFETY: see `rms_norm`.
@@ -234,15 +233,15 @@ macro_rules! instantiate {
             unsafe fn leave_out(
                 bounds: &Bounds<'_>,
                 threshold: f32,
-                estimates: &mut [f32],
+                estimates: &[f32],
                 others: &mut Vec<usize>,
             ) {
                 screen::leave_out(bounds, threshold, estimates, others)
             }
 
             #[target_feature(enable = $features)]
-            unsafe fn estimate(of: &Products<'_>, bounds: &Bounds<'_>, out: &mut [f32]) -> f32 {
-                screen::estimate(of, bounds, out)
+            unsafe fn estimate(of: &Products<'_>, out: &mut [f32]) {
+                screen::estimate(of, out)
             }
 
             #[target_feature(enable = $features)]

@@ -50,9 +50,9 @@ impl Bounds<'_> {
     }
 }
 
-/// Writes estimates of the logits to `out`; returns the largest lower bound of one.
+/// Writes estimates of the logits to `out`.
 #[inline(always)]
-pub fn estimate(of: &Products<'_>, bounds: &Bounds<'_>, out: &mut [f32]) -> f32 {
+pub fn estimate(of: &Products<'_>, out: &mut [f32]) {
     let count = out.len();
     let super::DigitRow { step, offset, .. } = of.digits.rows()[of.row];
     let (scales, sums) = (&of.scales[..count], &of.sums[..count]);
@@ -71,43 +71,27 @@ pub fn estimate(of: &Products<'_>, bounds: &Bounds<'_>, out: &mut [f32]) -> f32 
             out[j] = (joined - offset * i64::from(sums[j])) as f32 * (scales[j] * step);
         }
     }
-    let mut largest = [f32::NEG_INFINITY; TOGETHER];
-    for (out, (errors, norms)) in out.chunks(TOGETHER).zip(bounds.together(count)) {
-        for (((largest, out), error), norm) in largest.iter_mut().zip(out).zip(errors).zip(norms) {
-            let lower = out - bounds.of(*error, *norm);
-            *largest = if lower > *largest { lower } else { *largest };
-        }
-    }
-    largest.into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a })
 }
 
-/// Turns estimates whose upper bound is below the threshold into −∞, and names the others. What is
-/// not a number is among these.
+/// Names the estimates whose upper bound is not below the threshold. What is not a number is among
+/// them.
 #[inline(always)]
-pub fn leave_out(
-    bounds: &Bounds<'_>,
-    threshold: f32,
-    estimates: &mut [f32],
-    others: &mut Vec<usize>,
-) {
+pub fn leave_out(bounds: &Bounds<'_>, threshold: f32, estimates: &[f32], others: &mut Vec<usize>) {
     let count = estimates.len();
-    let parts = estimates.chunks_mut(TOGETHER).zip(bounds.together(count));
+    let parts = estimates.chunks(TOGETHER).zip(bounds.together(count));
     for (part, (estimates, (errors, norms))) in parts.enumerate() {
         let is_below = |estimate: f32, (error, norm): (&f32, &f32)| {
             estimate + bounds.of(*error, *norm) < threshold
         };
         let of_rows = || errors.iter().zip(norms);
-        // Nearly always all are: one look at them together, then one write.
+        // Nearly always all are: one look at them together.
         let all =
             estimates.iter().zip(of_rows()).fold(true, |all, (e, row)| all & is_below(*e, row));
         if all {
-            estimates.fill(f32::NEG_INFINITY);
             continue;
         }
-        for (j, (estimate, row)) in estimates.iter_mut().zip(of_rows()).enumerate() {
-            if is_below(*estimate, row) {
-                *estimate = f32::NEG_INFINITY;
-            } else {
+        for (j, (estimate, row)) in estimates.iter().zip(of_rows()).enumerate() {
+            if !is_below(*estimate, row) {
                 others.push(part * TOGETHER + j);
             }
         }
