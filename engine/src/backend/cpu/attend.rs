@@ -66,6 +66,17 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             let columns = task.kv_head * group * dim..(task.kv_head + 1) * group * dim;
             with_scratch(|scratch| {
                 let Scratch { floats, more_floats, scores, positions, .. } = scratch;
+                if task.rows.len() == 1 && padded == dim {
+                    // Queries and outputs of one row lie as the kernel has them.
+                    let row = task.rows.start;
+                    let start = row * width + columns.start;
+                    positions.clear();
+                    positions.resize(group, rows[row].position);
+                    // SAFETY: each task writes its own rows and heads.
+                    let out = unsafe { attended.part(start..start + group * dim) };
+                    let queries = &queries[start..start + group * dim];
+                    return kernels.attention(&tile, queries, positions, scores, out);
+                }
                 floats.clear();
                 positions.clear();
                 for r in task.rows.clone() {

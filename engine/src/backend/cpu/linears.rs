@@ -101,15 +101,17 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         self.pool.run(rows.len(), &|r| {
             with_scratch(|scratch| {
                 let Scratch { floats, more_floats, bytes, .. } = scratch;
-                floats.clear();
-                floats.extend_from_slice(&source[r * width..(r + 1) * width]);
+                let row = &source[r * width..(r + 1) * width];
+                floats.resize(width, 0.0);
                 more_floats.resize(width, 0.0);
-                for (weight, eps) in norms {
-                    kernels.rms_norm(floats, weight, *eps, more_floats);
+                for (index, (weight, eps)) in norms.iter().enumerate() {
+                    let x = if index == 0 { row } else { &floats[..] };
+                    kernels.rms_norm(x, weight, *eps, more_floats);
                     std::mem::swap(floats, more_floats);
                 }
                 bytes.resize(width, 0);
-                let scale = kernels.quantize(floats, bytes);
+                let normed = if norms.is_empty() { row } else { &floats[..] };
+                let scale = kernels.quantize(normed, bytes);
                 // SAFETY: each task writes its own row.
                 unsafe {
                     scales.part(r..r + 1)[0] = scale;
