@@ -8,7 +8,7 @@
 Makes the 2B shape for both (`tritmill model synth`; for llama.cpp a GGUF with TQ2_0 linears and a
 Q6_K embedding that is also the head, its own preference), then runs A, B, A, B … and prints medians
 and ratios. llama.cpp has no squared ReLU for this architecture, so its model has SiLU there; sizes
-of all matrices are the same. Its figures leave out sampling, ours contain it.
+of all matrices are the same. No figure contains sampling, but ours the search for the largest logit.
 """
 
 import argparse
