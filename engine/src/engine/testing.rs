@@ -16,7 +16,7 @@ use crate::{
     backend::{Logits, LogitsFor, logits::largest},
     kv::BlockId,
     request::{Choice, Output},
-    sampler::{SamplingParams, TokenCounts},
+    sampler::{self, Context, SamplingParams, TokenCounts},
     text::TextAssembler,
 };
 
