@@ -14,17 +14,13 @@ impl Layout for I2S {
     const BLOCK_COLS: usize = 16;
     const ORDER: &'static [u8] = &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-    fn tile_bytes(blocks: usize) -> usize {
-        64 * blocks
-    }
-
-    fn set(tile: &mut [u8], _blocks: usize, place: Place, trits: &[i8]) {
+    fn set(tile: &mut [u8], place: Place, trits: &[i8]) {
         for (col, &trit) in trits.iter().enumerate() {
             tile[place.byte() + col % 4] |= ((trit + 1) as u8) << (2 * (col / 4));
         }
     }
 
-    fn get(tile: &[u8], _blocks: usize, place: Place) -> [i8; BLOCK_COLS_MAX] {
+    fn get(tile: &[u8], place: Place) -> [i8; BLOCK_COLS_MAX] {
         let mut trits = [0; BLOCK_COLS_MAX];
         for (col, trit) in trits[..Self::BLOCK_COLS].iter_mut().enumerate() {
             *trit = (tile[place.byte() + col % 4] >> (2 * (col / 4)) & 3) as i8 - 1;
@@ -41,7 +37,7 @@ mod tests {
     fn codes_of_a_row_lie_at_the_documented_bits() {
         let mut tile = [0; 64];
         let trits = [-1, 0, 1, 1, 0, 0, 0, 0, 1, -1, -1, -1, 1, 1, 0, -1];
-        I2S::set(&mut tile, 1, Place { block: 0, row: 2 }, &trits);
+        I2S::set(&mut tile, Place { block: 0, row: 2 }, &trits);
         // Byte i holds the codes of inputs i, 4 + i, 8 + i, 12 + i from the low bits up.
         assert_eq!(tile[8..12], [0b10_10_01_00, 0b10_00_01_01, 0b01_00_01_10, 0b00_00_01_10]);
         assert!(tile[..8].iter().chain(&tile[12..]).all(|&byte| byte == 0));

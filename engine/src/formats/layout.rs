@@ -22,13 +22,15 @@ pub(crate) trait Layout {
     const ORDER: &'static [u8];
 
     /// Bytes of a tile of `blocks` blocks; a multiple of 64.
-    fn tile_bytes(blocks: usize) -> usize;
+    fn tile_bytes(blocks: usize) -> usize {
+        64 * blocks
+    }
 
     /// Packs `trits` (one row's part of a block, `BLOCK_COLS` values in −1..=1) into a zeroed tile.
-    fn set(tile: &mut [u8], blocks: usize, place: Place, trits: &[i8]);
+    fn set(tile: &mut [u8], place: Place, trits: &[i8]);
 
     /// The trits that [`Layout::set`] packed, in the first `BLOCK_COLS` places.
-    fn get(tile: &[u8], blocks: usize, place: Place) -> [i8; BLOCK_COLS_MAX];
+    fn get(tile: &[u8], place: Place) -> [i8; BLOCK_COLS_MAX];
 }
 
 /// One row's part of one block.
@@ -41,7 +43,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Offset in the tile of the place's four index bytes; byte `i` of them is `+ i`.
+    /// Offset of the place's four index bytes in a tile of nothing but blocks; byte `i` of them is
+    /// `+ i`.
     pub fn byte(self) -> usize {
         64 * self.block + 4 * self.row
     }

@@ -117,7 +117,7 @@ impl PackedMatrix {
             .bytes
             .par_chunks_exact(self.tile_bytes)
             .zip(trits.par_chunks_mut(TILE_ROWS * self.cols))
-            .for_each(|(tile, trits)| unpack_tile::<L>(tile, self.blocks, self.cols, trits)));
+            .for_each(|(tile, trits)| unpack_tile::<L>(tile, self.cols, trits)));
         trits
     }
 
@@ -177,15 +177,15 @@ fn pack_tile<L: Layout>(tile: &mut [u8], blocks: usize, cols: usize, trits: &[i8
             let trits = &trits[start..(start + L::BLOCK_COLS).min(trits.len())];
             let mut padded = zeros;
             padded[..trits.len()].copy_from_slice(trits);
-            L::set(tile, blocks, Place { block, row }, &padded[..L::BLOCK_COLS]);
+            L::set(tile, Place { block, row }, &padded[..L::BLOCK_COLS]);
         }
     }
 }
 
-fn unpack_tile<L: Layout>(tile: &[u8], blocks: usize, cols: usize, trits: &mut [i8]) {
+fn unpack_tile<L: Layout>(tile: &[u8], cols: usize, trits: &mut [i8]) {
     for (row, trits) in trits.chunks_exact_mut(cols).enumerate() {
         for (block, trits) in trits.chunks_mut(L::BLOCK_COLS).enumerate() {
-            let found = L::get(tile, blocks, Place { block, row });
+            let found = L::get(tile, Place { block, row });
             trits.copy_from_slice(&found[..trits.len()]);
         }
     }

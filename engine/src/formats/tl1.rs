@@ -25,17 +25,13 @@ impl Layout for Tl1 {
     const BLOCK_COLS: usize = 16;
     const ORDER: &'static [u8] = &[0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
 
-    fn tile_bytes(blocks: usize) -> usize {
-        64 * blocks
-    }
-
-    fn set(tile: &mut [u8], _blocks: usize, place: Place, trits: &[i8]) {
+    fn set(tile: &mut [u8], place: Place, trits: &[i8]) {
         for (pair, w) in trits.chunks_exact(2).enumerate() {
             tile[place.byte() + pair % 4] |= index(w[0], w[1]) << (4 * (pair / 4));
         }
     }
 
-    fn get(tile: &[u8], _blocks: usize, place: Place) -> [i8; BLOCK_COLS_MAX] {
+    fn get(tile: &[u8], place: Place) -> [i8; BLOCK_COLS_MAX] {
         let mut trits = [0; BLOCK_COLS_MAX];
         for pair in 0..Self::BLOCK_COLS / 2 {
             let index = tile[place.byte() + pair % 4] >> (4 * (pair / 4)) & 15;
@@ -63,7 +59,7 @@ mod tests {
     fn low_nibbles_hold_the_first_four_pairs() {
         let mut tile = [0; 64];
         let trits = [-1, -1, 0, 1, 1, 1, 0, 0, /* pairs 4.. */ 1, 0, -1, 1, 0, -1, 1, -1];
-        Tl1::set(&mut tile, 1, Place { block: 0, row: 15 }, &trits);
+        Tl1::set(&mut tile, Place { block: 0, row: 15 }, &trits);
         assert_eq!(tile[60..], [0x70, 0x25, 0x38, 0x64]);
         assert!(tile[..60].iter().all(|&byte| byte == 0));
     }

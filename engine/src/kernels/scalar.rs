@@ -22,7 +22,7 @@ fn gemm_as<L: Layout>(product: Product<'_>) {
     for (tile_index, tile) in tiles.chunks_exact(tile_bytes).enumerate() {
         for row in 0..TILE_ROWS {
             for block in 0..blocks {
-                let trits = L::get(tile, blocks, Place { block, row });
+                let trits = L::get(tile, Place { block, row });
                 for (x, y) in x.chunks_exact(x_stride).zip(y.chunks_exact_mut(y_stride)) {
                     let x = &x[block * L::BLOCK_COLS..(block + 1) * L::BLOCK_COLS];
                     y[tile_index * TILE_ROWS + row] += dot::<L>(&trits, x);

@@ -198,11 +198,11 @@ impl Vectors for Avx2 {
     }
 }
 
-/// Half `half` of the 64 bytes of indices of a block.
+/// Half `half` of the 64 bytes of indices of a block, which begins at `place`.
 #[inline(always)]
-unsafe fn indices(tile: Tile, block: usize, half: usize) -> __m256i {
-    // SAFETY: `block` is one of the tile's blocks, each of which has 64 bytes of indices.
-    unsafe { _mm256_loadu_si256(tile.bytes.add(64 * block + 32 * half).cast()) }
+unsafe fn indices(tile: Tile, place: usize, half: usize) -> __m256i {
+    // SAFETY: the tile has a block there, with 64 bytes of indices.
+    unsafe { _mm256_loadu_si256(tile.bytes.add(place + 32 * half).cast()) }
 }
 
 /// The low (`part` 0) or high (1) nibbles.
@@ -233,7 +233,7 @@ impl Expand<Avx2> for I2S {
         unsafe {
             let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
             for (half, codes) in codes[0].iter_mut().enumerate() {
-                let bytes = indices(tile, block, half);
+                let bytes = indices(tile, 64 * block, half);
                 let shifted = match part {
                     0 => bytes,
                     1 => _mm256_srli_epi16::<2>(bytes),
@@ -258,7 +258,7 @@ impl Expand<Avx2> for Tl1 {
         unsafe {
             let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
             for half in 0..2 {
-                let nibbles = nibbles(indices(tile, block, half), part);
+                let nibbles = nibbles(indices(tile, 64 * block, half), part);
                 for (codes, digits) in codes.iter_mut().zip(&tl1::CODES) {
                     codes[half] = _mm256_shuffle_epi8(table(digits), nibbles);
                 }
@@ -270,19 +270,28 @@ impl Expand<Avx2> for Tl1 {
 
 impl Expand<Avx2> for Tl2 {
     const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
-    const TAIL_BYTES: usize = tl2::SIGN_BYTES;
     const PARTS: usize = 2;
     const CODES: usize = 3;
 
     #[inline(always)]
+    fn place(block: usize) -> usize {
+        tl2::nibbles_at(block)
+    }
+
+    #[inline(always)]
+    fn lines(block: usize) -> usize {
+        tl2::lines(block)
+    }
+
+    #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
-        // SAFETY: passed on from the caller; a tile has 16 bytes of signs a block after its
-        // nibbles, 4 of them for half a part's lanes.
+        // SAFETY: passed on from the caller; each block has 16 bytes of signs, 4 of them for half a
+        // part's lanes.
         unsafe {
-            let signs = tile.bytes.add(64 * tile.blocks + tl2::SIGN_BYTES * block + 8 * part);
+            let signs = tile.bytes.add(tl2::signs_at(block) + 8 * part);
             let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
             for half in 0..2 {
-                let nibbles = nibbles(indices(tile, block, half), part);
+                let nibbles = nibbles(indices(tile, tl2::nibbles_at(block), half), part);
                 let negative = byte_mask(signs.add(4 * half).cast::<i32>().read_unaligned());
                 // 2 − code = (code ^ −1) + 3: under the mask, flip and add 3.
                 let three = _mm256_and_si256(negative, _mm256_set1_epi8(3));

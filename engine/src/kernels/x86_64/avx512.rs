@@ -183,8 +183,8 @@ macro_rules! vectors_512 {
             // SAFETY: passed on from the caller.
             unsafe {
                 match (rows, tiles) {
-                    (1, 1) => $block::<E, 1, 4, 1>(work),
-                    (2, 1) => $block::<E, 2, 4, 1>(work),
+                    (1, 1) => $block::<E, 1, 6, 1>(work),
+                    (2, 1) => $block::<E, 2, 6, 1>(work),
                     (3, 1) => $block::<E, 3, 4, 1>(work),
                     (4, 1) => $block::<E, 4, 2, 1>(work),
                     (5, 1) => $block::<E, 5, 2, 1>(work),
@@ -295,11 +295,11 @@ impl Vectors for Vnni {
 // After the macros, which it uses.
 pub(in crate::kernels) mod amx;
 
-/// The 64 bytes of indices of a block.
+/// The 64 bytes of indices of a block, which begins at `place`.
 #[inline(always)]
-unsafe fn indices(tile: Tile, block: usize) -> __m512i {
-    // SAFETY: `block` is one of the tile's blocks, each of which begins with 64 bytes.
-    unsafe { _mm512_loadu_si512(tile.bytes.add(64 * block).cast()) }
+unsafe fn indices(tile: Tile, place: usize) -> __m512i {
+    // SAFETY: the tile has a block there, with 64 bytes of indices.
+    unsafe { _mm512_loadu_si512(tile.bytes.add(place).cast()) }
 }
 
 /// The low (`part` 0) or high (1) nibbles.
@@ -328,7 +328,7 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for I2S {
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
         // SAFETY: passed on from the caller.
         unsafe {
-            let bytes = indices(tile, block);
+            let bytes = indices(tile, 64 * block);
             let shifted = match part {
                 0 => bytes,
                 1 => _mm512_srli_epi16::<2>(bytes),
@@ -350,7 +350,7 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl1 {
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
         // SAFETY: passed on from the caller.
         unsafe {
-            let nibbles = nibbles(indices(tile, block), part);
+            let nibbles = nibbles(indices(tile, 64 * block), part);
             let first = _mm512_shuffle_epi8(table(&tl1::CODES[0]), nibbles);
             let second = _mm512_shuffle_epi8(table(&tl1::CODES[1]), nibbles);
             [first, second, _mm512_setzero_si512()]
@@ -360,16 +360,25 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl1 {
 
 impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl2 {
     const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
-    const TAIL_BYTES: usize = tl2::SIGN_BYTES;
     const PARTS: usize = 2;
     const CODES: usize = 3;
 
     #[inline(always)]
+    fn place(block: usize) -> usize {
+        tl2::nibbles_at(block)
+    }
+
+    #[inline(always)]
+    fn lines(block: usize) -> usize {
+        tl2::lines(block)
+    }
+
+    #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
-        // SAFETY: passed on from the caller; a tile has 16 bytes of signs a block after its nibbles.
+        // SAFETY: passed on from the caller; each block has 16 bytes of signs.
         unsafe {
-            let nibbles = nibbles(indices(tile, block), part);
-            let signs = tile.bytes.add(64 * tile.blocks + tl2::SIGN_BYTES * block + 8 * part);
+            let nibbles = nibbles(indices(tile, tl2::nibbles_at(block)), part);
+            let signs = tile.bytes.add(tl2::signs_at(block) + 8 * part);
             let negative = signs.cast::<u64>().read_unaligned();
             let two = _mm512_set1_epi8(2);
             let mut codes = [_mm512_setzero_si512(); CODES_MAX];

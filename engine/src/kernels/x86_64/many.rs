@@ -14,13 +14,9 @@
 //! A broadcast serves as many products as there are tiles, a load of codes as many as there are rows,
 //! and no format is dearer than another.
 
-use std::{
-    arch::x86_64::{_MM_HINT_T1, _mm_prefetch},
-    mem::MaybeUninit,
-    ops::Range,
-};
+use std::{arch::x86_64::_MM_HINT_T1, mem::MaybeUninit, ops::Range};
 
-use super::{Expand, Product, Tile, Vectors, opaque};
+use super::{Expand, Product, Tile, Vectors, ask, opaque};
 use crate::formats::TILE_ROWS;
 
 /// Most tiles of a group.
@@ -104,14 +100,8 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
     let mut at = 0;
     for block in blocks {
         // The tiles of the next group are asked for while this one's are multiplied.
-        let next = tile.bytes.wrapping_add(ahead);
-        // SAFETY: a prefetch reads nothing that could fault.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(64 * block).cast());
-            if E::TAIL_BYTES > 0 && (E::TAIL_BYTES * block).is_multiple_of(64) {
-                let tail = 64 * tile.blocks + E::TAIL_BYTES * block;
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(tail).cast());
-            }
+        for line in 0..E::lines(block) {
+            ask::<_MM_HINT_T1>(tile.bytes.wrapping_add(ahead + E::place(block) + 64 * line));
         }
         for part in 0..E::PARTS {
             // SAFETY: passed on from the caller.

@@ -18,8 +18,9 @@
 //! `tl1`) or 5/24 (`tl2`), over R.
 
 use std::{
-    arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
+    arch::x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
     ops::Range,
+    sync::LazyLock,
 };
 
 use super::gemm::Product;
@@ -34,13 +35,32 @@ pub(super) mod registers;
 /// Most code vectors that one [`Expand::codes`] returns.
 const CODES_MAX: usize = 3;
 
-/// How far ahead of the block in hand its successors are fetched. The hardware's own prefetch
-/// stops at every 4 KiB.
-const PREFETCH_BLOCKS: usize = 64;
+/// How far ahead of the block in hand its successors are asked for, where one tile is read after the
+/// other, in bytes. The hardware's own prefetch stops at every 4 KiB.
+#[derive(Clone, Copy)]
+struct Ahead {
+    /// By the first cache; 0 where what it asks for by itself is better.
+    first: usize,
+    /// By the second, which has room for more requests.
+    second: usize,
+}
 
-/// How far ahead of that the second cache asks for them, where one row of weights follows the other: it
-/// has room for more requests than the first.
-const PREFETCH_FAR_BYTES: usize = 64 * 640;
+impl Ahead {
+    /// What was measured to be best on this processor's kind (benches/RESULTS.md).
+    fn here() -> Self {
+        static HERE: LazyLock<Ahead> = LazyLock::new(|| match is_amd() {
+            true => Ahead { first: 0, second: 64 * 128 },
+            false => Ahead { first: 64 * 64, second: 64 * 704 },
+        });
+        *HERE
+    }
+}
+
+fn is_amd() -> bool {
+    let vendor = __cpuid(0);
+    let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
+    name.as_flattened() == b"AuthenticAMD"
+}
 
 /// How far ahead the first cache asks for what the second has, where four tiles are read at once.
 const PREFETCH_NEAR_BYTES: usize = 1024;
@@ -135,8 +155,18 @@ trait Expand<T: Vectors> {
     const PARTS: usize;
     /// Code vectors of a part.
     const CODES: usize;
-    /// Bytes a block has behind all blocks of its tile.
-    const TAIL_BYTES: usize = 0;
+
+    /// Where a block's indices begin in its tile.
+    #[inline(always)]
+    fn place(block: usize) -> usize {
+        64 * block
+    }
+
+    /// Cache lines from there to the next block's.
+    #[inline(always)]
+    fn lines(_block: usize) -> usize {
+        1
+    }
 
     /// Codes of a part of a block: vector `c` meets the four activations from
     /// `4 (CODES part + c)` of the block.
@@ -156,12 +186,12 @@ struct Work {
     tile: Tile,
     /// From one tile to the next.
     tile_bytes: usize,
-    /// What is fetched with the first block, and how much further with each block: a line where one
-    /// group of rows reads the weights, less where several do, which share the next tiles.
-    ahead: *const u8,
-    ahead_step: usize,
-    /// The block from which on that is the next tile's, and lies behind the tail of this one.
-    ahead_next: usize,
+    /// Where one group of rows reads a single tile: how far ahead.
+    ahead: Ahead,
+    /// Otherwise: where the tiles after those in hand begin, and which 256th of their lines this
+    /// group asks for.
+    next: *const u8,
+    next_share: usize,
     /// The first row's activations.
     x: *const i8,
     x_stride: usize,
@@ -202,6 +232,7 @@ unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
         rows if rows >= T::PAIR_ROWS_MIN => 2,
         _ => 1,
     };
+    let ahead = Ahead::here();
     let mut first = 0;
     while first < tile_count {
         let count = if tile_count - first < together { 1 } else { together };
@@ -210,16 +241,13 @@ unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
             let (row, end) = (group * rows / groups, (group + 1) * rows / groups);
             // SAFETY: the tiles and rows are inside the product's slices, checked above.
             unsafe {
-                let (ahead, ahead_next) = match groups {
-                    1 => (64 * PREFETCH_BLOCKS, blocks.saturating_sub(PREFETCH_BLOCKS)),
-                    _ => (together * tile_bytes + 64 * (group * blocks / groups), usize::MAX),
-                };
+                let next = together * tile_bytes + tile_bytes * group / groups;
                 let work = Work {
                     tile: Tile { bytes: tile.as_ptr(), blocks },
                     tile_bytes,
-                    ahead: tile.as_ptr().wrapping_add(ahead),
-                    ahead_step: 64 / groups,
-                    ahead_next,
+                    ahead,
+                    next: tile.as_ptr().wrapping_add(next),
+                    next_share: 256 / groups,
                     x: x.as_ptr().add(row * x_stride),
                     x_stride,
                     sums: sums.as_ptr().add(row),
@@ -252,7 +280,6 @@ unsafe fn block_rows<
     // SAFETY: `gemm` checked that the slices hold the tiles and the rows.
     unsafe {
         let chunk = T::ACCUMULATE_MAX / (E::PARTS * E::CODES);
-        let tail = work.tile_bytes - 64 * work.tile.blocks;
         let mut totals = [[T::zero(); TILES]; R];
         let (mut tiles, mut xs) = ([work.tile; TILES], [work.x; R]);
         for tile in 0..TILES {
@@ -266,35 +293,31 @@ unsafe fn block_rows<
             let end = work.tile.blocks.min(start.saturating_add(chunk));
             let mut sums = [[[T::zero(); A]; TILES]; R];
             for block in start..end {
-                let skip = if block >= work.ahead_next { tail } else { 0 };
+                let place = E::place(block);
                 for tile in 0..TILES {
-                    let ahead = work.ahead.wrapping_add(tile * work.tile_bytes);
-                    let ahead = ahead.wrapping_add(work.ahead_step * block + skip).cast::<i8>();
-                    // The second cache has room for more requests; one tile alone uses a line so soon
-                    // that it must be in the first.
-                    match TILES {
-                        4 => {
-                            let here = tiles[tile].bytes.wrapping_add(64 * block);
-                            _mm_prefetch::<_MM_HINT_T0>(
-                                here.wrapping_add(PREFETCH_NEAR_BYTES).cast(),
-                            );
-                            _mm_prefetch::<_MM_HINT_T1>(
-                                here.wrapping_add(4 * work.tile_bytes).cast(),
-                            );
+                    for line in 0..E::lines(block) {
+                        let here = tiles[tile].bytes.wrapping_add(place + 64 * line);
+                        // One tile alone uses a line so soon that it should be in the first cache.
+                        match TILES {
+                            4 => {
+                                let next = here.wrapping_add(4 * work.tile_bytes);
+                                ask::<_MM_HINT_T0>(here.wrapping_add(PREFETCH_NEAR_BYTES));
+                                ask::<_MM_HINT_T1>(next);
+                            }
+                            1 if work.next_share == 256 => {
+                                if work.ahead.first > 0 {
+                                    ask::<_MM_HINT_T0>(here.wrapping_add(work.ahead.first));
+                                }
+                                // As a displacement of the first, this does not arrive on some
+                                // machines: 24 GB/s of memory instead of 33.
+                                ask::<_MM_HINT_T1>(opaque(here.wrapping_add(work.ahead.second)));
+                            }
+                            _ => {
+                                let next = work.next.wrapping_add(tile * work.tile_bytes);
+                                let part = (place + 64 * line) * work.next_share / 256;
+                                ask::<_MM_HINT_T1>(next.wrapping_add(part));
+                            }
                         }
-                        1 => {
-                            // As a displacement of the first, the second address does not
-                            // arrive here: 24 GB/s of memory instead of 33.
-                            let far = opaque(ahead.wrapping_add(PREFETCH_FAR_BYTES));
-                            _mm_prefetch::<_MM_HINT_T0>(ahead);
-                            _mm_prefetch::<_MM_HINT_T1>(far);
-                        }
-                        _ => _mm_prefetch::<_MM_HINT_T1>(ahead),
-                    }
-                    if E::TAIL_BYTES > 0 && (E::TAIL_BYTES * block).is_multiple_of(64) {
-                        let next = tiles[tile].bytes.wrapping_add(TILES * work.tile_bytes);
-                        let place = 64 * work.tile.blocks + E::TAIL_BYTES * block;
-                        _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(place).cast());
                     }
                 }
                 for part in 0..E::PARTS {
@@ -332,10 +355,17 @@ unsafe fn block_rows<
     }
 }
 
+/// Asks for the cache line of an address, which need not be valid.
+#[inline(always)]
+fn ask<const HINT: i32>(at: *const u8) {
+    // SAFETY: a prefetch reads nothing that could fault.
+    unsafe { _mm_prefetch::<HINT>(at.cast()) };
+}
+
 /// The pointer itself, whose origin the compiler does not know: it would add up strides in the
 /// innermost loop, on ports that multiply, to save registers that nobody needs.
 #[inline(always)]
-fn opaque(mut pointer: *const i8) -> *const i8 {
+fn opaque<T>(mut pointer: *const T) -> *const T {
     // SAFETY: no instruction.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) pointer, options(pure, readonly, nostack, preserves_flags));
