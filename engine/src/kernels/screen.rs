@@ -1,17 +1,23 @@
 //! Int8 rows times rows of unsigned digits: the cheap product that the exact head is screened by.
 //!
-//! [`dots`] is exact: `out[i, j] = Σ_k digits[i, k] · rows[j, k]`. A row of floats becomes one or two
-//! rows of [`Digits`]:
+//! A row of floats becomes two rows of [`Digits`], signed ones plus `half`, so that they are unsigned:
 //!
 //! ```text
-//! x[k] ≈ step · (X[k] − offset),   X[k] = Σ_d digit[d, k] · 2^(bits · (count − 1 − d))
-//! offset = 2^(bits · count − 1),   step = max|x| / (offset − 1)
+//! x[k] ≈ step · (2^bits · h[k] + l[k])      −half ≤ h[k], l[k] < half = 2^(bits − 1)
+//! step = max|x| / (2^bits · (half − 1) + half − 1)
 //! ```
+//!
+//! The first digits are multiplied by all rows ([`dots`]), the second by those rows that the first do
+//! not rule out ([`second_dot`]). Both are exact: `Σ_k (h[k] + half) · row[k]`, from which `half · Σ row`
+//! is to be taken.
 //!
 //! With VNNI a digit has 8 bits. Without, `vpmaddubsw` adds two products in int16: 2 · 127 · 127 =
 //! 32258 fits, so a digit has 7. A sum of [`LEN_MAX`] products is below 2^31 either way.
 
+use bytemuck::Zeroable;
+
 use super::Isa;
+use crate::formats::memory::Line;
 
 mod estimate;
 
@@ -30,11 +36,11 @@ pub const STRIDE: usize = 64;
 #[derive(Debug, Clone, Default)]
 pub struct Digits {
     bits: u32,
-    count: usize,
     len: usize,
-    data: Vec<u8>, // (row, digit, len), the most significant digit first
+    first: Vec<Line>,  // (row, len) of u8
+    second: Vec<Line>, // (row, len) of u8
     rows: Vec<DigitRow>,
-    /// The same as AMX reads it; empty where it does not.
+    /// The first digits as AMX reads them; empty where it does not.
     #[cfg(target_arch = "x86_64")]
     columns: x86_64::amx::Columns,
 }
@@ -42,34 +48,72 @@ pub struct Digits {
 /// What [`Digits`] know of one row.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DigitRow {
-    /// Value of one unit of `X`.
+    /// Value of one unit of the second digit.
     pub step: f32,
-    /// What `X` is more than `x / step`.
-    pub offset: i64,
     /// Euclidean norm of the row.
     pub norm: f64,
-    /// Euclidean norm of what the digits leave out.
+    /// Euclidean norm of what the first digits leave out.
+    pub first_error: f64,
+    /// Euclidean norm of what both leave out.
     pub error: f64,
 }
 
+/// Digits that are being made, row by row: those of row `i` are `len` from `i * len` on.
+pub struct Unmade<'a> {
+    /// The first digits, all zero. // (row, len)
+    pub first: &'a mut [u8],
+    /// The second digits, all zero. // (row, len)
+    pub second: &'a mut [u8],
+    /// What is known of the rows. // (row,)
+    pub rows: &'a mut [DigitRow],
+    /// Length of a row, padded.
+    pub len: usize,
+    /// Bits of a digit.
+    pub bits: u32,
+}
+
 impl Digits {
-    /// Takes rows `(n, width)` apart, each element into `count` digits, for the kernels of `isa`.
+    /// Takes rows of `width` floats apart, for the kernels of `isa`.
     ///
     /// # Panics
-    /// If `count` is neither 1 nor 2, or a row is longer than [`LEN_MAX`].
-    pub fn set(&mut self, isa: Isa, xs: &[f32], width: usize, count: usize) {
-        assert!((1..=2).contains(&count) && (1..=LEN_MAX).contains(&width));
+    /// If a row is longer than [`LEN_MAX`].
+    pub fn set(&mut self, isa: Isa, xs: &[f32], width: usize) {
+        let Unmade { first, second, rows, len, bits } = self.begin(isa, xs.len() / width, width);
+        let digits = first.chunks_exact_mut(len).zip(second.chunks_exact_mut(len));
+        for ((x, (first, second)), row) in xs.chunks_exact(width).zip(digits).zip(rows) {
+            *row = split(x, bits, first, second);
+        }
+        self.end(isa);
+    }
+
+    /// Makes room for `n` rows, each of which [`split`] is to fill; then comes [`Self::end`].
+    ///
+    /// # Panics
+    /// If a row is longer than [`LEN_MAX`].
+    pub fn begin(&mut self, isa: Isa, n: usize, width: usize) -> Unmade<'_> {
+        assert!((1..=LEN_MAX).contains(&width));
         let len = width.next_multiple_of(STRIDE);
-        (self.bits, self.count, self.len) = (digit_bits(isa), count, len);
-        self.data.clear();
-        self.data.resize(xs.len() / width * count * len, 0);
-        let (bits, offset) = (self.bits, 1i64 << (self.bits * count as u32 - 1));
-        let digits = self.data.chunks_exact_mut(count * len);
-        let take = |(x, digits): (&[f32], &mut [u8])| split(x, bits, offset, len, digits);
+        (self.bits, self.len) = (digit_bits(isa), len);
+        for digits in [&mut self.first, &mut self.second] {
+            digits.clear();
+            digits.resize(n * len / STRIDE, Line::zeroed());
+        }
         self.rows.clear();
-        self.rows.extend(xs.chunks_exact(width).zip(digits).map(take));
+        self.rows.resize(n, DigitRow::default());
+        Unmade {
+            first: bytemuck::cast_slice_mut(&mut self.first),
+            second: bytemuck::cast_slice_mut(&mut self.second),
+            rows: &mut self.rows,
+            len,
+            bits: self.bits,
+        }
+    }
+
+    /// All rows were filled.
+    pub fn end(&mut self, isa: Isa) {
         #[cfg(target_arch = "x86_64")]
-        self.columns.set(isa, &self.data, len);
+        self.columns.set(isa, bytemuck::cast_slice(&self.first), self.len);
+        let _ = isa;
     }
 
     /// The rows.
@@ -82,14 +126,14 @@ impl Digits {
         self.bits
     }
 
-    /// Digits of an element.
-    pub fn count(&self) -> usize {
-        self.count
+    /// What is added to a digit.
+    fn half(&self) -> i32 {
+        1 << (self.bits - 1)
     }
 
-    /// `Σ_k X[k] · w[k]` from the dot products of a row's digits with `w`.
-    pub fn join(&self, dots: impl IntoIterator<Item = i32>) -> i64 {
-        dots.into_iter().fold(0, |sum, dot| (sum << self.bits) + i64::from(dot))
+    /// The first digits. // (row, len)
+    fn first(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.first)
     }
 }
 
@@ -100,26 +144,26 @@ pub fn nearest(value: f32) -> f32 {
     (value + WHOLE) - WHOLE
 }
 
-/// Writes a row's digits, `(digit, len)`, one or two of them.
-fn split(x: &[f32], bits: u32, offset: i64, len: usize, digits: &mut [u8]) -> DigitRow {
+/// Writes a row's digits.
+pub fn split(x: &[f32], bits: u32, first: &mut [u8], second: &mut [u8]) -> DigitRow {
+    let half = 1i32 << (bits - 1);
     let largest = x.iter().fold(0f32, |largest, v| largest.max(v.abs()));
-    let limit = (offset - 1) as f32;
+    let limit = (((half - 1) << bits) + half - 1) as f32;
     let step = if largest > 0.0 { largest / limit } else { 1.0 };
-    let (mut norm, mut error) = (0f64, 0f64);
-    let (first, second) = digits.split_at_mut(len);
-    for (k, v) in x.iter().enumerate() {
-        let nearest = nearest((v / step).clamp(-limit, limit));
-        let (v, left) = (f64::from(*v), f64::from(*v) - f64::from(nearest) * f64::from(step));
-        (norm, error) = (norm + v * v, error + left * left);
-        let unsigned = (nearest as i64 + offset) as u32;
-        if second.is_empty() {
-            first[k] = unsigned as u8;
-        } else {
-            first[k] = (unsigned >> bits) as u8;
-            second[k] = (unsigned & ((1 << bits) - 1)) as u8;
-        }
+    let (mut norm, mut first_error, mut error) = (0f64, 0f64, 0f64);
+    for ((v, first), second) in x.iter().zip(first).zip(second) {
+        let whole = nearest((v / step).clamp(-limit, limit)) as i32;
+        let high = (whole + half) >> bits;
+        *first = (high + half) as u8;
+        *second = (whole - (high << bits) + half) as u8;
+        let (v, step) = (f64::from(*v), f64::from(step));
+        let left = v - f64::from(whole) * step;
+        let first_left = v - f64::from(high << bits) * step;
+        norm += v * v;
+        first_error += first_left * first_left;
+        error += left * left;
     }
-    DigitRow { step, offset, norm: norm.sqrt(), error: error.sqrt() }
+    DigitRow { step, norm: norm.sqrt(), first_error: first_error.sqrt(), error: error.sqrt() }
 }
 
 /// Bits of a digit that the kernels of an ISA multiply exactly.
@@ -132,29 +176,52 @@ pub fn digit_bits(isa: Isa) -> u32 {
     7
 }
 
-/// Dot products of `rows` `(r, len)`, int8 in −127..=127, with all digits `(n, count, len)`, into
-/// `out` `(n, count, r)`. `len` is a row of floats' width, rounded up to [`STRIDE`].
+/// Dot products of `rows` `(r, len)`, int8 in −127..=127, with the first digits `(n, len)`, into `out`
+/// `(n, r)`. `len` is a row of floats' width, rounded up to [`STRIDE`].
 ///
 /// # Panics
 /// If the machine lacks `isa`, the shapes do not fit, or the digits were made for wider kernels.
 pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
-    let Digits { len, data, .. } = digits;
-    assert!(*len > 0 && rows.len().is_multiple_of(*len), "whole rows");
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && !digits.columns.is_empty() {
+        let (len, first) = (digits.len, digits.first());
+        check(isa, rows, first, digits, out);
+        // SAFETY: the machine has the ISA, and the shapes were checked above.
+        return unsafe { x86_64::amx::dots(rows, first, &digits.columns, len, out) };
+    }
+    dots_of(isa, rows, digits.first(), digits, out);
+}
+
+/// The dot product of one row with the second digits of another.
+///
+/// # Panics
+/// As [`dots`] does.
+pub fn second_dot(isa: Isa, row: &[i8], digits: &Digits, index: usize) -> i32 {
+    let second: &[u8] = bytemuck::cast_slice(&digits.second);
+    let mut out = [0];
+    let second = &second[index * digits.len..(index + 1) * digits.len];
+    dots_of(isa, row, second, digits, &mut out);
+    out[0]
+}
+
+fn check(isa: Isa, rows: &[i8], data: &[u8], digits: &Digits, out: &[i32]) {
+    let len = digits.len;
+    assert!(len > 0 && rows.len().is_multiple_of(len), "whole rows");
     assert_eq!(out.len(), rows.len() / len * (data.len() / len), "an output for each pair");
     assert!(digits.bits <= digit_bits(isa) && isa.is_available(), "digits of another ISA");
+}
+
+fn dots_of(isa: Isa, rows: &[i8], data: &[u8], digits: &Digits, out: &mut [i32]) {
+    check(isa, rows, data, digits, out);
+    let len = digits.len;
     match isa {
-        Isa::Scalar => scalar(rows, data, *len, out),
+        Isa::Scalar => scalar(rows, data, len, out),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the machine has the ISA, and the shapes were checked above.
-        Isa::Avx2 => unsafe { x86_64::dots_avx2(rows, data, *len, out) },
+        Isa::Avx2 => unsafe { x86_64::dots_avx2(rows, data, len, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
-        Isa::Amx if !digits.columns.is_empty() => unsafe {
-            x86_64::amx::dots(rows, data, &digits.columns, *len, out);
-        },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Isa::Avx512 | Isa::Amx => unsafe { x86_64::dots_avx512(0, rows, data, *len, out) },
+        Isa::Avx512 | Isa::Amx => unsafe { x86_64::dots_avx512(0, rows, data, len, out) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("no such ISA is available here"),
     }
@@ -189,22 +256,26 @@ mod tests {
     #[test]
     fn every_isa_gives_the_dot_products_of_the_definition() {
         for isa in isas() {
-            for (width, count, n) in
-                [(64, 1, 1), (100, 2, 2), (2560, 1, 7), (2560, 2, 1), (192, 2, 33), (64, 1, 130)]
-            {
+            for (width, n) in [(64, 1), (100, 2), (2560, 7), (2560, 1), (192, 33), (64, 130)] {
                 let xs: Vec<f32> = (0..n).flat_map(|i| row(i, width)).collect();
                 let mut digits = Digits::default();
-                digits.set(isa, &xs, width, count);
+                digits.set(isa, &xs, width);
                 let len = width.next_multiple_of(STRIDE);
-                for head_rows in [1, 4, 13, 39] {
+                for head_rows in [1, 4, 6, 13, 39] {
                     let rows: Vec<i8> = (0..head_rows * len)
                         .map(|i| ((wave(i) % 255) as i16 - 127) as i8)
                         .collect();
-                    let mut want = vec![0; n * count * head_rows];
+                    let mut want = vec![0; n * head_rows];
                     let mut got = want.clone();
-                    scalar(&rows, &digits.data, len, &mut want);
+                    scalar(&rows, digits.first(), len, &mut want);
                     dots(isa, &rows, &digits, &mut got);
-                    assert_eq!(got, want, "{isa}: {head_rows} × {width}, {n} × {count}");
+                    assert_eq!(got, want, "{isa}: {head_rows} × {width}, {n}");
+                    let second: &[u8] = bytemuck::cast_slice(&digits.second);
+                    scalar(&rows, second, len, &mut want);
+                    for (i, want) in want.iter().enumerate() {
+                        let head_row = &rows[i % head_rows * len..][..len];
+                        assert_eq!(second_dot(isa, head_row, &digits, i / head_rows), *want);
+                    }
                 }
             }
         }
@@ -224,12 +295,15 @@ mod tests {
         for isa in isas() {
             for (weight, x) in [(127, 1.0), (-127, 1.0), (127, -1.0), (-127, -1.0)] {
                 let mut digits = Digits::default();
-                digits.set(isa, &vec![x; LEN_MAX], LEN_MAX, 2);
-                let mut out = vec![0; 10];
-                dots(isa, &vec![weight; 5 * LEN_MAX], &digits, &mut out);
-                let DigitRow { step, offset, .. } = digits.rows()[0];
-                let sum =
-                    digits.join([out[4], out[9]]) - offset * i64::from(weight) * LEN_MAX as i64;
+                digits.set(isa, &vec![x; LEN_MAX], LEN_MAX);
+                let rows = vec![weight; 5 * LEN_MAX];
+                let mut out = vec![0; 5];
+                dots(isa, &rows, &digits, &mut out);
+                let second = second_dot(isa, &rows[..LEN_MAX], &digits, 0);
+                let offset = i64::from(digits.half()) * i64::from(weight) * LEN_MAX as i64;
+                let first = (i64::from(out[4]) - offset) << digits.bits();
+                let sum = first + i64::from(second) - offset;
+                let step = digits.rows()[0].step;
                 let want = f64::from(weight) * f64::from(x) * LEN_MAX as f64;
                 assert!((sum as f64 * f64::from(step) / want - 1.0).abs() < 1e-4, "{isa}");
             }
@@ -238,19 +312,22 @@ mod tests {
 
     #[test]
     fn what_the_digits_leave_out_is_known() {
-        for (isa, count) in isas().flat_map(|isa| [(isa, 1), (isa, 2)]) {
+        for isa in isas() {
             let x = row(3, 500);
             let mut digits = Digits::default();
-            digits.set(isa, &x, 500, count);
-            let DigitRow { step, offset, norm, error } = digits.rows()[0];
-            let value = |k: usize| {
-                let unsigned = digits.join((0..count).map(|d| i32::from(digits.data[d * 512 + k])));
-                f64::from(step) * (unsigned - offset) as f64
+            digits.set(isa, &x, 500);
+            let DigitRow { step, norm, first_error, error } = digits.rows()[0];
+            let (half, bits) = (digits.half(), digits.bits());
+            let second: &[u8] = bytemuck::cast_slice(&digits.second);
+            let first = |k: usize| (i32::from(digits.first()[k]) - half) << bits;
+            let both = |k: usize| first(k) + i32::from(second[k]) - half;
+            let left = |value: &dyn Fn(usize) -> i32| {
+                let left = |k: usize| f64::from(x[k]) - f64::from(step) * f64::from(value(k));
+                (0..500).map(|k| left(k).powi(2)).sum::<f64>().sqrt()
             };
-            let left = |(k, v): (usize, &f32)| (f64::from(*v) - value(k)).powi(2);
-            let left = x.iter().enumerate().map(left).sum::<f64>().sqrt();
-            assert!((left - error).abs() <= 1e-9 * norm, "{left} is not {error}");
-            assert!(error <= norm * if count == 1 { 0.02 } else { 0.0002 });
+            assert!((left(&first) - first_error).abs() <= 1e-9 * norm);
+            assert!((left(&both) - error).abs() <= 1e-9 * norm);
+            assert!(first_error <= norm * 0.02 && error <= norm * 0.0002);
         }
     }
 }

@@ -41,11 +41,10 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             }
             let row = rows[r];
             let values = &values[r * kv_width..(r + 1) * kv_width];
-            let mut narrow = Vec::new();
             // SAFETY: positions of a step are distinct: one row each.
             unsafe {
                 let blocks = chunks[row.chunk].blocks;
-                store.write(kernels, blocks, row.position, keys, values, &mut narrow);
+                store.write(kernels, blocks, row.position, keys, values);
             }
         });
     }

@@ -87,6 +87,7 @@ pub(super) struct Scratch {
     pub bytes: Vec<i8>,
     pub scores: Vec<f32>,
     pub positions: Vec<usize>,
+    pub candidates: Vec<(usize, f32, f32)>, // token, estimate, how far it may be off
 }
 
 thread_local! {
@@ -242,8 +243,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let Buffers { residual, wanted, wanted_largest, .. } = &mut self.buffers;
         let (mut with_all, mut counts) = (Vec::new(), Vec::new());
-        wanted.clear();
-        wanted_largest.clear();
+        let mut norms = Vec::new(); // row of the step, whether all its logits are wanted, place
         let mut first = 0;
         for chunk in chunks {
             let last = first + chunk.tokens.len();
@@ -255,17 +255,26 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             };
             let count = count.filter(|count| head.screen().is_some_and(|s| s.pays_for(*count)));
             for r in rows {
-                with_all.push(count.is_none());
+                let all = count.is_none();
+                let place = if all { norms.len() - counts.len() } else { counts.len() };
+                norms.push((r, all, place));
+                with_all.push(all);
                 counts.extend(count);
-                let xs = if count.is_some() { &mut *wanted_largest } else { &mut *wanted };
-                let start = xs.len();
-                xs.resize(start + hidden, 0.0);
-                let x = &residual[r * hidden..(r + 1) * hidden];
-                let out = &mut xs[start..];
-                self.kernels.rms_norm(x, &weights.final_norm, config.rms_norm_eps, out);
             }
             first = last;
         }
+        wanted.resize((norms.len() - counts.len()) * hidden, 0.0);
+        wanted_largest.resize(counts.len() * hidden, 0.0);
+        let (all_out, largest_out) = (Disjoint::new(wanted), Disjoint::new(wanted_largest));
+        let kernels = self.kernels;
+        self.pool.run(norms.len(), &|task| {
+            let (r, all, place) = norms[task];
+            let out = if all { all_out } else { largest_out };
+            // SAFETY: each task has a place of its own.
+            let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
+            let x = &residual[r * hidden..(r + 1) * hidden];
+            kernels.rms_norm(x, &weights.final_norm, config.rms_norm_eps, out);
+        });
         logits.clear(vocab);
         logits.lay_out(with_all);
         if let Some(screen) = head.screen() {

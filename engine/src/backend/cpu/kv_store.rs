@@ -8,6 +8,9 @@ use crate::kv::{BLOCK_TOKENS, BlockId};
 
 const _: () = assert!(BLOCK_TOKENS == LANES, "a block of keys is one vector of positions");
 
+/// Elements of keys that are narrowed at a time.
+const NARROW: usize = 128;
+
 /// Shape of one block in one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct KvShape {
@@ -129,24 +132,25 @@ impl<E: KvElement> KvLayerMut<'_, E> {
         position: usize,
         keys: &[f32],
         values: &[f32],
-        scratch: &mut Vec<E>,
     ) {
         let KvShape { kv_head_count, head_dim, .. } = self.shape;
         let padded = self.shape.padded_head_dim();
         let block = blocks[position / BLOCK_TOKENS].0 as usize;
         let slot = position % BLOCK_TOKENS;
-        scratch.resize(kv_head_count * head_dim, E::default());
-        E::narrow(kernels, keys, scratch);
-        for (row, &key) in scratch.iter().enumerate() {
-            let at = block * self.shape.key_stride() + row * BLOCK_TOKENS + slot;
-            // SAFETY: one element of this position, which is the caller's alone.
-            unsafe { self.keys.part(at..at + 1)[0] = key };
+        let mut narrow = [E::default(); NARROW];
+        for (part, keys) in keys.chunks(NARROW).enumerate() {
+            E::narrow(kernels, keys, &mut narrow[..keys.len()]);
+            let first = block * self.shape.key_stride() + part * NARROW * BLOCK_TOKENS + slot;
+            for (row, &key) in narrow[..keys.len()].iter().enumerate() {
+                let at = first + row * BLOCK_TOKENS;
+                // SAFETY: one element of this position, which is the caller's alone.
+                unsafe { self.keys.part(at..at + 1)[0] = key };
+            }
         }
-        E::narrow(kernels, values, scratch);
-        for (head, value) in scratch.chunks_exact(head_dim).enumerate() {
+        for (head, values) in values.chunks_exact(head_dim).take(kv_head_count).enumerate() {
             let at = block * self.shape.value_stride() + (head * BLOCK_TOKENS + slot) * padded;
             // SAFETY: the elements of this position, which are the caller's alone.
-            unsafe { self.values.part(at..at + head_dim).copy_from_slice(value) };
+            E::narrow(kernels, values, unsafe { self.values.part(at..at + head_dim) });
         }
     }
 }

@@ -36,7 +36,7 @@ use crate::{
     kernels::{
         Isa,
         float::FloatKernels,
-        screen::{self, Bounds, Digits, Products, STRIDE},
+        screen::{self, Bounds, DigitRow, Digits, Products, STRIDE, Unmade},
     },
 };
 
@@ -45,12 +45,8 @@ const VOCAB_MIN: usize = 512;
 /// Largest share of the vocabulary that may be asked for, and of candidates before a row of logits is
 /// computed as a whole.
 const SHARE: usize = 8;
-/// Hidden rows from which one digit is enough: more candidates, half the products.
-const ONE_DIGIT_ROWS: usize = 4;
-/// Share of the vocabulary, above which candidates cost more than a second digit.
-const ONE_DIGIT_SHARE: usize = 64;
 /// Rows of the head that a task estimates.
-const TASK_ROWS: usize = 128;
+const TASK_ROWS: usize = 192;
 /// Candidates whose logits a task computes, or more if many are neighbours.
 const TASK_CANDIDATES: usize = 8;
 
@@ -92,8 +88,6 @@ pub struct Screening {
     tasks: Vec<Candidates>,
     found: Vec<TokenLogit>,
     ranges: Vec<Range<usize>>, // of `found`, per row
-    /// One digit left too many candidates once: from then on two are used.
-    coarse: bool,
 }
 
 /// Some candidates of a row, whose logits one task computes.
@@ -199,9 +193,8 @@ impl Screen {
         if n == 0 {
             return screening.collect(0);
         }
-        let digits = if n < ONE_DIGIT_ROWS || screening.coarse { 2 } else { 1 };
         let width = job.xs.len() / n;
-        screening.digits.set(job.isa, job.xs, width, digits);
+        take_apart(job, width, pool, &mut screening.digits);
         screening.searches.resize_with(n.max(screening.searches.len()), Search::default);
         for (search, count) in screening.searches.iter_mut().zip(job.counts) {
             search.begin(*count);
@@ -221,9 +214,6 @@ impl Screen {
             let candidates = unsafe { found.part(range) };
             with_scratch(|scratch| self.compute(job, x, candidates, scratch));
         });
-        if digits == 1 && screening.found.len() > n * vocab / ONE_DIGIT_SHARE {
-            screening.coarse = true;
-        }
     }
 
     /// The candidates' logits for a hidden row.
@@ -265,23 +255,23 @@ struct Estimates<'a> {
 }
 
 impl Estimates<'_> {
-    /// Factors of a head row's error and norm in the bound of its logit.
-    fn factors(&self, row: usize) -> (f32, f32) {
-        let x = self.digits.rows()[row];
-        let rounding = rounding(self.screen.stride) * x.norm;
-        ((x.norm + rounding) as f32 * UP, (x.error + rounding) as f32 * UP)
+    /// Factors of a head row's error and norm in the bound of its logit, where digits leave out so much.
+    fn factors(&self, row: &DigitRow, left: f64) -> (f32, f32) {
+        let rounding = rounding(self.screen.stride) * row.norm;
+        ((row.norm + rounding) as f32 * UP, (left + rounding) as f32 * UP)
     }
 
-    /// Estimates some of the vocabulary for all rows, and tells each row's search what may be among its
-    /// largest.
+    /// Estimates some of the vocabulary for all rows, those again by both digits that the first do not
+    /// rule out, and tells each row's search what may be among its largest.
     fn look(&self, range: Range<usize>, searches: &[Search], scratch: &mut Scratch) {
-        let (count, digits, screen) = (range.len(), self.digits.count(), self.screen);
-        let Scratch { sums, floats: estimates, positions, .. } = scratch;
-        sums.resize(self.job.counts.len() * digits * count, 0);
+        let (count, screen, isa) = (range.len(), self.screen, self.job.isa);
+        let Scratch { sums, floats: estimates, positions, candidates, .. } = scratch;
+        sums.resize(self.job.counts.len() * count, 0);
         estimates.resize(count, 0.0);
-        screen::dots(self.job.isa, screen.rows(range.clone()), self.digits, sums);
+        let head_rows = screen.rows(range.clone());
+        screen::dots(isa, head_rows, self.digits, sums);
         let kernels = self.job.kernels;
-        for (row, dots) in sums.chunks_exact(digits * count).enumerate() {
+        for (row, dots) in sums.chunks_exact(count).enumerate() {
             let products = Products {
                 dots,
                 digits: self.digits,
@@ -289,16 +279,42 @@ impl Estimates<'_> {
                 scales: &screen.scales[range.clone()],
                 sums: &screen.sums[range.clone()],
             };
-            let bounds = screen.bounds(range.clone(), self.factors(row));
+            let (of_row, threshold) = (&self.digits.rows()[row], searches[row].threshold());
+            let bounds = screen.bounds(range.clone(), self.factors(of_row, of_row.first_error));
             kernels.estimate(&products, estimates);
             positions.clear();
-            kernels.leave_out(&bounds, searches[row].threshold(), estimates, positions);
-            if !positions.is_empty() {
-                searches[row]
-                    .add(positions.iter().map(|&j| (range.start + j, estimates[j], bounds.at(j))));
+            kernels.leave_out(&bounds, threshold, estimates, positions);
+            let bounds = screen.bounds(range.clone(), self.factors(of_row, of_row.error));
+            candidates.clear();
+            candidates.extend(positions.iter().filter_map(|&j| {
+                let head_row = &head_rows[j * screen.stride..(j + 1) * screen.stride];
+                let second = screen::second_dot(isa, head_row, self.digits, row);
+                let (estimate, bound) = (products.refined(j, second), bounds.at(j));
+                let is_below = estimate + bound < threshold;
+                (!is_below).then_some((range.start + j, estimate, bound))
+            }));
+            if !candidates.is_empty() {
+                searches[row].add(candidates.drain(..));
             }
         }
     }
+}
+
+/// Takes the hidden rows apart into digits.
+fn take_apart(job: &Job<'_>, width: usize, pool: &mut Pool, digits: &mut Digits) {
+    let Unmade { first, second, rows, len, bits } = digits.begin(job.isa, job.counts.len(), width);
+    let (first, second) = (Disjoint::new(first), Disjoint::new(second));
+    let rows = Disjoint::new(rows);
+    pool.run(job.counts.len(), &|r| {
+        let x = &job.xs[r * width..(r + 1) * width];
+        // SAFETY: each task writes its own row.
+        unsafe {
+            let (first, second) =
+                (first.part(r * len..(r + 1) * len), second.part(r * len..(r + 1) * len));
+            rows.part(r..r + 1)[0] = screen::split(x, bits, first, second);
+        }
+    });
+    digits.end(job.isa);
 }
 
 /// More than the roundings on the way to a bound.

@@ -22,6 +22,9 @@ pub trait Lanes: Copy {
     /// Vectors that registers hold as running sums, beside what is multiplied.
     const SUMS: usize;
 
+    /// Whether [`f32::mul_add`] is an instruction.
+    const FUSED: bool = true;
+
     /// Asks for the cache line of an address, which need not be valid.
     #[inline(always)]
     fn prefetch<T>(_at: *const T) {}

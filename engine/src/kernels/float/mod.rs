@@ -211,7 +211,7 @@ macro_rules! instantiate {
                 ops::rms_norm::<$lanes>(x, w, eps, out)
             });
             instantiate!(@fn $features rescale(a: &[i32], s: f32, scale: Scale, out: &mut [f32]) {
-                ops::rescale(a, s, scale, out)
+                ops::rescale::<$lanes>(a, s, scale, out)
             });
             instantiate!(@fn $features add(out: &mut [f32], y: &[f32]) {
                 ops::add(out, y)

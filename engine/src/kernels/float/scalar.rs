@@ -17,6 +17,7 @@ impl ScalarLanes {
 
 impl Lanes for ScalarLanes {
     const SUMS: usize = 4;
+    const FUSED: bool = false;
 
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {

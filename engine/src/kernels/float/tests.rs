@@ -67,6 +67,33 @@ fn norm_quantize_and_gates_are_equal_on_every_isa() {
 }
 
 #[test]
+fn quotients_are_those_of_a_division() {
+    let mut state = 7u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state
+    };
+    let mut sums: Vec<i32> = (-2000..2000).chain([i32::MIN, i32::MAX, 1 << 24]).collect();
+    let (mut want, mut got) = (Vec::new(), Vec::new());
+    for round in 0..2000 {
+        // Any mantissa, and those at the ends; exponents beyond those that are corrected.
+        let mantissa = [0, 1, 0x7f_ffff, 0x7f_fffe, random() >> 9, random() >> 9][round % 6];
+        let divisor = f32::from_bits((random() % 254 + 1) << 23 | mantissa);
+        sums.extend((0..300).map(|_| random() as i32 >> (random() % 31)));
+        want.resize(sums.len(), 0.0);
+        got.resize(sums.len(), 0.0);
+        for scale in [Scale::Multiply(1.0), Scale::Divide(1.0), Scale::Multiply(-0.37)] {
+            scalar().rescale(&sums, divisor, scale, &mut want);
+            for kernels in isas() {
+                kernels.rescale(&sums, divisor, scale, &mut got);
+                assert_same(&want, &got, &format!("quotients by {divisor}"));
+            }
+        }
+        sums.truncate(4003);
+    }
+}
+
+#[test]
 fn head_is_equal_on_every_isa_and_for_every_tiling() {
     for len in [5, 16, 100] {
         for (r, n) in [(1, 1), (3, 2), (4, 6), (9, 13)] {

@@ -6,9 +6,9 @@ use super::Digits;
 /// Elements that are looked at together.
 const TOGETHER: usize = 16;
 
-/// Dot products of a row's digits with some head rows.
+/// Dot products of a row's first digits with some head rows.
 pub struct Products<'a> {
-    /// As [`super::dots`] gives them for the row. // (digit, head row)
+    /// As [`super::dots`] gives them for the row. // (head row,)
     pub dots: &'a [i32],
     /// The digits.
     pub digits: &'a Digits,
@@ -18,6 +18,17 @@ pub struct Products<'a> {
     pub scales: &'a [f32],
     /// `Σ int8` of each head row.
     pub sums: &'a [i32],
+}
+
+impl Products<'_> {
+    /// The estimate for head row `j` by both digits; `second` is from [`super::second_dot`].
+    pub fn refined(&self, j: usize, second: i32) -> f32 {
+        let (digits, sum) = (self.digits, i64::from(self.sums[j]));
+        let offset = i64::from(digits.half()) * sum;
+        let first = (i64::from(self.dots[j]) - offset) << digits.bits();
+        let products = first + i64::from(second) - offset;
+        products as f32 * (self.scales[j] * digits.rows()[self.row].step)
+    }
 }
 
 /// How far estimates may be off: `by_error · error + by_norm · norm`.
@@ -50,26 +61,17 @@ impl Bounds<'_> {
     }
 }
 
-/// Writes estimates of the logits to `out`.
+/// Writes estimates of the logits by the first digits to `out`.
 #[inline(always)]
 pub fn estimate(of: &Products<'_>, out: &mut [f32]) {
     let count = out.len();
-    let super::DigitRow { step, offset, .. } = of.digits.rows()[of.row];
-    let (scales, sums) = (&of.scales[..count], &of.sums[..count]);
-    let (first, rest) = of.dots.split_at(count);
-    if rest.is_empty() {
-        // One digit: `Σ (X − offset) · w` is below 2^31, so wrapping on the way does no harm.
-        let offset = offset as i32;
-        for j in 0..count {
-            let products = first[j].wrapping_sub(offset.wrapping_mul(sums[j]));
-            out[j] = products as f32 * (scales[j] * step);
-        }
-    } else {
-        let (second, bits) = (&rest[..count], of.digits.bits());
-        for j in 0..count {
-            let joined = (i64::from(first[j]) << bits) + i64::from(second[j]);
-            out[j] = (joined - offset * i64::from(sums[j])) as f32 * (scales[j] * step);
-        }
+    let step = of.digits.rows()[of.row].step * (1 << of.digits.bits()) as f32;
+    let (scales, sums, dots) = (&of.scales[..count], &of.sums[..count], &of.dots[..count]);
+    // What is left is below 2^31, so wrapping on the way does no harm.
+    let half = of.digits.half();
+    for j in 0..count {
+        let products = dots[j].wrapping_sub(half.wrapping_mul(sums[j]));
+        out[j] = products as f32 * (scales[j] * step);
     }
 }
 

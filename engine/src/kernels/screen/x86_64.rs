@@ -13,26 +13,32 @@ pub(super) fn has_vnni() -> bool {
 /// How far ahead of the bytes in hand the next ones of each row are fetched.
 const PREFETCH_BYTES: usize = 1024;
 
-/// Calls `$tile::<H, X>` for all tiles of at most 4 head rows, from the first given on, and 6 digit
-/// rows.
+/// Calls `$tile::<H, X, FIRST>` for all tiles, most of them of `$height` head rows, from the first
+/// given on, and `$width` digit rows.
 macro_rules! tiles {
-    ($tile:ident, $first:expr, $rows:ident, $digits:ident, $len:ident, $out:ident) => {{
+    ($tile:ident, $height:literal by $width:literal, $first:expr, $rows:ident, $digits:ident, $len:ident, $out:ident) => {{
         let (r, n) = ($rows.len() / $len, $digits.len() / $len);
         let mut row = $first;
         while row < r {
-            let height = if r - row >= 4 { 4 } else { 1 };
+            let height = if r - row >= $height { $height } else { 1 };
             let mut x = 0;
             while x < n {
                 let from = $rows.as_ptr().add(row * $len);
                 let digits = $digits.as_ptr().add(x * $len);
                 let to = $out.as_mut_ptr().add(x * r + row);
-                x += match (height, n - x) {
-                    (4, 6..) => $tile::<4, 6>(from, digits, $len, to, r),
-                    (4, 4..) => $tile::<4, 4>(from, digits, $len, to, r),
-                    (4, 2..) => $tile::<4, 2>(from, digits, $len, to, r),
-                    (4, _) => $tile::<4, 1>(from, digits, $len, to, r),
-                    (_, 4..) => $tile::<1, 4>(from, digits, $len, to, r),
-                    _ => $tile::<1, 1>(from, digits, $len, to, r),
+                x += match (height, n - x, x) {
+                    ($height, $width.., 0) => {
+                        $tile::<$height, $width, true>(from, digits, $len, to, r)
+                    }
+                    ($height, $width.., _) => {
+                        $tile::<$height, $width, false>(from, digits, $len, to, r)
+                    }
+                    ($height, 2.., 0) => $tile::<$height, 2, true>(from, digits, $len, to, r),
+                    ($height, 2.., _) => $tile::<$height, 2, false>(from, digits, $len, to, r),
+                    ($height, _, 0) => $tile::<$height, 1, true>(from, digits, $len, to, r),
+                    ($height, _, _) => $tile::<$height, 1, false>(from, digits, $len, to, r),
+                    (_, 4.., _) => $tile::<1, 4, true>(from, digits, $len, to, r),
+                    _ => $tile::<1, 1, true>(from, digits, $len, to, r),
                 };
             }
             row += height;
@@ -54,9 +60,9 @@ pub(super) unsafe fn dots_avx512(
     // SAFETY: the caller vouches for the ISA and the shapes; VNNI is looked for.
     unsafe {
         if has_vnni() {
-            tiles!(tile_vnni, first, rows, digits, len, out);
+            tiles!(tile_vnni, 6 by 4, first, rows, digits, len, out);
         } else {
-            tiles!(tile_bw, first, rows, digits, len, out);
+            tiles!(tile_bw, 6 by 4, first, rows, digits, len, out);
         }
     }
 }
@@ -65,19 +71,20 @@ pub(super) unsafe fn dots_avx512(
 /// As for [`dots_avx512`], with AVX2.
 pub(super) unsafe fn dots_avx2(rows: &[i8], digits: &[u8], len: usize, out: &mut [i32]) {
     // SAFETY: the caller vouches for the ISA and the shapes.
-    unsafe { tiles!(tile_avx2, 0, rows, digits, len, out) }
+    unsafe { tiles!(tile_avx2, 4 by 3, 0, rows, digits, len, out) }
 }
 
-/// One register tile. `$vector` is as wide as `$width` bytes; `$add(sum, digits, weights)` adds
-/// products to int32 lanes.
+/// One register tile, which asks for the head rows after its own if it is the FIRST to read these.
+/// A vector is as wide as `$width` bytes; `$add(sum, digits, weights)` adds products to int32 lanes,
+/// `$reduce` all lanes, `$reduce_four` those of four vectors.
 macro_rules! tile {
     ($name:ident, $features:literal, $width:literal, $zero:expr, $load:ident, $cast:ty, $add:ident,
-     $reduce:ident) => {
+     $reduce:ident, $reduce_four:ident) => {
         /// # Safety
         /// The machine has the features; H rows and X rows of digits of `len` bytes, a multiple of
         /// 64, and H places in each of X rows of `out` are there.
         #[target_feature(enable = $features)]
-        unsafe fn $name<const H: usize, const X: usize>(
+        unsafe fn $name<const H: usize, const X: usize, const FIRST: bool>(
             rows: *const i8,
             digits: *const u8,
             len: usize,
@@ -91,7 +98,7 @@ macro_rules! tile {
                     let mut weights = [$zero; H];
                     for h in 0..H {
                         let at = rows.add(h * len + k);
-                        if k % 64 == 0 {
+                        if FIRST && k % 64 == 0 {
                             _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
                             // The next rows, into the cache that has room for more requests.
                             _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(H * len).cast());
@@ -106,8 +113,14 @@ macro_rules! tile {
                     }
                 }
                 for x in 0..X {
-                    for h in 0..H {
-                        *out.add(x * stride + h) = $reduce(sums[h][x]);
+                    let out = out.add(x * stride);
+                    let fours = H - H % 4;
+                    for h in (0..fours).step_by(4) {
+                        let four = [sums[h][x], sums[h + 1][x], sums[h + 2][x], sums[h + 3][x]];
+                        _mm_storeu_si128(out.add(h).cast(), $reduce_four(four));
+                    }
+                    for h in fours..H {
+                        *out.add(h) = $reduce(sums[h][x]);
                     }
                 }
                 X
@@ -124,7 +137,8 @@ tile!(
     _mm512_loadu_si512,
     __m512i,
     _mm512_dpbusd_epi32,
-    _mm512_reduce_add_epi32
+    _mm512_reduce_add_epi32,
+    sums_of_four_512
 );
 tile!(
     tile_bw,
@@ -134,7 +148,8 @@ tile!(
     _mm512_loadu_si512,
     __m512i,
     add_bw,
-    _mm512_reduce_add_epi32
+    _mm512_reduce_add_epi32,
+    sums_of_four_512
 );
 tile!(
     tile_avx2,
@@ -144,8 +159,28 @@ tile!(
     _mm256_loadu_si256,
     __m256i,
     add_avx2,
-    sum_avx2
+    sum_avx2,
+    sums_of_four_256
 );
+
+/// The sum of all lanes of each of four vectors.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq")]
+fn sums_of_four_512(of: [__m512i; 4]) -> __m128i {
+    let halves = of.map(|lanes| {
+        let (low, high) = (_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes));
+        _mm256_add_epi32(low, high)
+    });
+    sums_of_four_256(halves)
+}
+
+/// The sum of all lanes of each of four vectors.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sums_of_four_256([a, b, c, d]: [__m256i; 4]) -> __m128i {
+    let four = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+    _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256::<1>(four))
+}
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
