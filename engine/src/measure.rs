@@ -222,27 +222,49 @@ fn rate(tokens: usize, start: Instant) -> Option<f64> {
     (tokens > 0).then(|| tokens as f64 / start.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Bytes per second that `threads` threads together read from memory, from pages as weights have
-/// them: the ceiling of decode, which reads every weight once for each token. Takes a moment and
-/// 1 GiB, or a quarter of what is said to be available.
+/// Bytes per second that `threads` threads together read from memory: [`MemoryReads`], the best of a few
+/// looks.
 pub fn memory_bandwidth(threads: usize, available: Option<u64>) -> f64 {
-    let quarter = available.and_then(|bytes| usize::try_from(bytes / 4).ok());
-    let len = quarter.map_or(BANDWIDTH_BYTES, |bytes| bytes.clamp(1 << 20, BANDWIDTH_BYTES)) & !63;
-    let mut bytes = AlignedBytes::zeroed(len);
-    // Pages that were never written are all one page of zeros.
-    bytes.fill(1);
-    let words: &[u64] = bytemuck::cast_slice(&bytes);
-    let part = words.len().div_ceil(threads.max(1));
-    let pass = || {
+    let reads = MemoryReads::new(threads, available);
+    (0..BANDWIDTH_PASSES).map(|_| reads.bytes_per_s()).fold(0.0, f64::max)
+}
+
+/// How fast threads together read from memory, from pages as weights have them: the ceiling of decode,
+/// which reads every weight once for each token. On a shared machine it changes from minute to minute,
+/// so what is compared with it is measured in turns with it.
+pub struct MemoryReads {
+    bytes: AlignedBytes,
+    threads: usize,
+}
+
+impl MemoryReads {
+    /// Takes 1 GiB, or a quarter of what is said to be available.
+    pub fn new(threads: usize, available: Option<u64>) -> Self {
+        let quarter = available.and_then(|bytes| usize::try_from(bytes / 4).ok());
+        let len = quarter.map_or(BANDWIDTH_BYTES, |bytes| bytes.clamp(1 << 20, BANDWIDTH_BYTES));
+        let mut bytes = AlignedBytes::zeroed(len & !63);
+        // Pages that were never written are all one page of zeros.
+        bytes.fill(1);
+        Self { bytes, threads: threads.max(1) }
+    }
+
+    /// Bytes it holds.
+    pub fn size_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Reads them once.
+    pub fn bytes_per_s(&self) -> f64 {
+        let words: &[u64] = bytemuck::cast_slice(&self.bytes);
+        let part = words.len().div_ceil(self.threads);
         let start = Instant::now();
         std::thread::scope(|scope| {
             for words in words.chunks(part) {
                 scope.spawn(move || black_box(sum(black_box(words))));
             }
         });
-        len as f64 / start.elapsed().as_secs_f64().max(1e-9)
-    };
-    (0..BANDWIDTH_PASSES).map(|_| pass()).fold(0.0, f64::max)
+        self.bytes.len() as f64 / start.elapsed().as_secs_f64().max(1e-9)
+    }
 }
 
 /// Products a second of `threads` threads at once that do nothing but multiply in registers, if the ISA

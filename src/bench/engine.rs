@@ -8,7 +8,7 @@ use serde_json::json;
 use tritmill_engine::{
     backend::LogitsFor,
     load,
-    measure::{self, Phase, Speed, Workload},
+    measure::{self, MemoryReads, Phase, Speed, Workload},
 };
 use tritmill_worker::machine::{self, Machine};
 
@@ -69,13 +69,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
     let options = arguments.run.engine();
     let mut backend = load::backend(&model, &options, workload.block_count())?;
+    let (isa, threads) = (options.isa(), options.threads());
+    let reads = MemoryReads::new(threads, Machine::read().available());
+    let mut rates = vec![reads.bytes_per_s()];
     let speeds = measure::run(backend.as_mut(), &workload, |repetition| {
         eprintln!("repetition {} of {}", repetition + 1, workload.repetitions);
+        rates.push(reads.bytes_per_s());
     })?;
+    rates.push(reads.bytes_per_s());
+    rates.sort_by(f64::total_cmp);
+    let bandwidth = rates[rates.len() / 2];
     let weight_bytes = backend.weight_bytes();
-    let resident_bytes = machine::resident_bytes();
-    let (isa, threads) = (options.isa(), options.threads());
-    let bandwidth = measure::memory_bandwidth(threads, Machine::read().available());
+    let resident_bytes =
+        machine::resident_bytes().map(|bytes| bytes.saturating_sub(reads.size_bytes() as u64));
     // All logits take the head itself, not the copy that is counted.
     let step_bytes = weight_bytes.filter(|_| !arguments.all_logits);
     let share = |s: &Speed| match (s.phase, step_bytes) {
@@ -103,7 +109,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), output::bytes);
     let (weights, resident) = (size(weight_bytes.map(|n| n as u64)), size(resident_bytes));
     output::line(format_args!("weights {weights}, resident {resident}"))?;
-    output::line(format_args!("memory reads at {:.1} GB/s", bandwidth / 1e9))?;
+    let (slowest, fastest) = (rates[0] / 1e9, rates[rates.len() - 1] / 1e9);
+    let text = format!("memory reads at {:.1} GB/s ({slowest:.1} … {fastest:.1})", bandwidth / 1e9);
+    output::line(text)?;
     output::line(
         "phase     batch   tokens/s  (slowest … fastest)   weights read, of what memory gives",
     )?;

@@ -17,8 +17,10 @@ use crate::{
 const TASK_BYTES: usize = 40 << 10;
 /// Tiles of a task at most: as many as the kernels for many rows take together.
 const TASK_TILES: usize = 4;
-/// Rows from which they do; with fewer, weights are what takes time.
-const TASK_TILES_ROWS: usize = 8;
+/// Rows up to which weights are what takes time.
+const FEW_ROWS: usize = 7;
+/// Rows up to which vectors take two tiles together; then, or with AMX, four.
+const PAIR_ROWS: usize = 64;
 
 /// Which buffer a quantization reads.
 #[derive(Clone, Copy)]
@@ -50,12 +52,12 @@ fn multiply(
     Columns { range: start..(start + stride).min(matrix.rows()), stride }
 }
 
-fn tile_tasks(matrix: &PackedMatrix, rows: usize) -> impl Iterator<Item = Range<usize>> {
+fn tile_tasks(isa: Isa, matrix: &PackedMatrix, rows: usize) -> impl Iterator<Item = Range<usize>> {
     let count = matrix.tile_count();
-    let of_task = if rows < TASK_TILES_ROWS {
-        (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES)
-    } else {
-        TASK_TILES
+    let of_task = match rows {
+        ..=FEW_ROWS => (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES),
+        ..=PAIR_ROWS if isa != Isa::Amx => 2,
+        _ => TASK_TILES,
     };
     (0..count).step_by(of_task).map(move |at| at..(at + of_task).min(count))
 }
@@ -129,9 +131,10 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             out.resize(n * linear.matrix.rows(), 0.0);
         }
         let outputs = outputs.map(|out| Disjoint::new(out));
-        let tasks: Vec<(usize, Range<usize>)> =
-            (0..3).flat_map(|i| tile_tasks(&linears[i].matrix, n).map(move |t| (i, t))).collect();
         let (isa, kernels) = (self.isa, self.kernels);
+        let tasks: Vec<(usize, Range<usize>)> = (0..3)
+            .flat_map(|i| tile_tasks(isa, &linears[i].matrix, n).map(move |t| (i, t)))
+            .collect();
         self.pool.run(tasks.len(), &|task| {
             let (i, tiles) = tasks[task].clone();
             let (linear, input) = (linears[i], &quantized[inputs[i]]);
@@ -155,9 +158,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (n, width) = (rows.len(), gate.matrix.rows());
         out.resize(n * width, 0.0);
         let out = Disjoint::new(out);
-        let tasks: Vec<Range<usize>> = tile_tasks(&gate.matrix, n).collect();
-        let (gate_in, up_in) = (&quantized[inputs[0]], &quantized[inputs[1]]);
         let (isa, kernels) = (self.isa, self.kernels);
+        let tasks: Vec<Range<usize>> = tile_tasks(isa, &gate.matrix, n).collect();
+        let (gate_in, up_in) = (&quantized[inputs[0]], &quantized[inputs[1]]);
         let activation = self.weights.config().activation;
         self.pool.run(tasks.len(), &|task| {
             let tiles = tasks[task].clone();
@@ -185,9 +188,9 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let Buffers { rows, residual, inputs, .. } = &mut self.buffers;
         let (n, width) = (rows.len(), linear.matrix.rows());
         let residual = Disjoint::new(residual);
-        let tasks: Vec<Range<usize>> = tile_tasks(&linear.matrix, n).collect();
-        let input = &inputs[0];
         let (isa, kernels) = (self.isa, self.kernels);
+        let tasks: Vec<Range<usize>> = tile_tasks(isa, &linear.matrix, n).collect();
+        let input = &inputs[0];
         self.pool.run(tasks.len(), &|task| {
             with_scratch(|scratch| {
                 let Scratch { sums, floats, .. } = scratch;

@@ -11,7 +11,10 @@
 //! |w·x − s·t·(q·u)| ≤ ‖s·q‖·‖f‖ + ‖e‖·‖x‖                       (Cauchy–Schwarz)
 //! ```
 //!
-//! and a logit computed in f32 is within `ROUNDING(len)·(‖s·q‖ + ‖e‖)·‖x‖` of `w·x`. A row is left out
+//! Hidden rows are taken apart into two digits. The first is multiplied by every head row, the second only
+//! by those that the first, with its larger `f`, does not rule out.
+//!
+//! A logit computed in f32 is within `ROUNDING(len)·(‖s·q‖ + ‖e‖)·‖x‖` of `w·x`. A row is left out
 //! if its upper bound is below the k-th largest of all lower bounds: k rows have larger logits.
 
 mod search;
