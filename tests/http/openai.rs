@@ -40,7 +40,7 @@ fn the_unmodified_openai_package_is_served() {
     let Some(said) = python(&fleet, &admin, "openai_client.py") else { return };
     assert_eq!(said.trim(), "served");
     eventually("whoever hung up is answered no more", || {
-        fleet.sql("SELECT count(*) FROM jobs WHERE state = 'cancelled'").trim() == "1"
+        fleet.sql("SELECT count(*) > 0 FROM jobs WHERE state = 'cancelled'").trim() == "t"
     });
 }
 

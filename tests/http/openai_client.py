@@ -76,12 +76,16 @@ async def together():
 
 asyncio.run(together())
 
-# Who hangs up: the test looks for the job.
-endless = client.chat.completions.create(
-    model="demo", messages=QUESTION, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
-)
-next(iter(endless))
-endless.close()
+# Who hangs up: the test looks for the jobs. Several, for on a fast machine one is soon answered whole.
+endless = [
+    client.chat.completions.create(
+        model="demo", messages=QUESTION, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+    )
+    for _ in range(16)
+]
+for stream in endless:
+    next(iter(stream))
+    stream.close()
 
 ask = client.chat.completions.create
 error = refused(
