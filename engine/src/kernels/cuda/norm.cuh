@@ -1,0 +1,62 @@
+// RMSNorm of a row in shared memory, in the lanes' order, and reductions over a block.
+
+#pragma once
+#include "args.cuh"
+#include "lanes.cuh"
+
+// Combines a value of every thread of the block; every thread gets the result. `shared` has room for
+// a value of each warp.
+template <class T, class Combine> __device__ __forceinline__ T over_block(T of_warp, T* shared, Combine combine) {
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    T all = shared[0];
+    for (u32 w = 1; w < blockDim.x / 32; w++) all = combine(all, shared[w]);
+    return all;
+}
+
+// Copies a row to shared memory. The caller synchronises.
+__device__ __forceinline__ void load_row(const float* x, u32 width, float* row) {
+    if (width % 4 == 0) {
+        for (u32 i = threadIdx.x; i < width / 4; i += blockDim.x) {
+            reinterpret_cast<float4*>(row)[i] = reinterpret_cast<const float4*>(x)[i];
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += blockDim.x) row[i] = x[i];
+    }
+}
+
+// row = weight * (row / sqrt(mean(row²) + eps)), in place, as ops::rms_norm: the squares in sixteen
+// lanes by fused multiply-add, which the first half of the first warp does while the others wait.
+// Starts and ends with the block synchronised.
+__device__ __forceinline__ void rms_norm(float* row, const float* weight, u32 width, float eps) {
+    __shared__ float inverse_shared;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        u32 j = threadIdx.x % LANES;
+        float squares = 0.0f;
+        u32 i = j;
+        for (; i + 7 * LANES < width; i += 8 * LANES) {
+            float v[8];
+            UNROLL for (u32 u = 0; u < 8; u++) v[u] = row[i + u * LANES];
+            UNROLL for (u32 u = 0; u < 8; u++) squares = __fmaf_rn(v[u], v[u], squares);
+        }
+        for (; i < width; i += LANES) squares = __fmaf_rn(row[i], row[i], squares);
+        float mean = __fdiv_rn(sum_of_lanes(squares), __int2float_rn(i32(width)));
+        float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+        if (threadIdx.x == 0) inverse_shared = inverse;
+    }
+    __syncthreads();
+    float inverse = inverse_shared;
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
+        row[i] = __fmul_rn(weight[i], __fmul_rn(row[i], inverse));
+    }
+    __syncthreads();
+}
+
+// Largest magnitude of a row in shared memory; NaNs are passed over.
+__device__ __forceinline__ float largest_magnitude(const float* row, u32 width, float* shared) {
+    float largest = 0.0f;
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) largest = larger(fabsf(row[i]), largest);
+    return over_block(largest_of_warp(largest), shared, larger);
+}
