@@ -15,6 +15,8 @@ typedef unsigned long long u64;
 // The block's dynamic shared memory, as bytes.
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 #define UNROLL _Pragma("unroll")
+#define UNROLL_BY(n) _Pragma(UNROLL_TEXT(unroll n))
+#define UNROLL_TEXT(text) #text
 #endif
 
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)

@@ -88,6 +88,7 @@ template <class T> T exchange(T value, u32 from) {
 #define __align__(n) __attribute__((aligned(n)))
 #define DYNAMIC_SHARED(name) u8* name = emulate::dynamic_shared()
 #define UNROLL
+#define UNROLL_BY(n)
 
 inline void __syncthreads() { emulate::block_barrier(); }
 inline void __syncwarp() { emulate::exchange(0, 0); }
@@ -121,7 +122,11 @@ inline double __dsqrt_rn(double a) { return sqrt(a); }
 inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 inline float __int2float_rn(i32 a) { return float(a); }
 inline float __ll2float_rn(i64 a) { return float(a); }
-inline i32 __float2int_rn(float a) { return i32(rintf(a)); }
+inline i32 __float2int_rn(float a) {
+    if (std::isnan(a)) return 0;
+    float rounded = rintf(a);
+    return rounded >= 0x1p31f ? 0x7fffffff : rounded < -0x1p31f ? i32(0x80000000u) : i32(rounded);
+}
 inline u32 __float_as_uint(float a) {
     u32 bits;
     memcpy(&bits, &a, 4);

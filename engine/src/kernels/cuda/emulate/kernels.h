@@ -2,13 +2,19 @@
 
 #pragma once
 
+#include "attend.cu"
+#include "attend_split.cu"
 #include "copy_blocks.cu"
+#include "digits.cu"
 #include "embed.cu"
 #include "final_norm.cu"
+#include "head.cu"
 #include "linear_few.cu"
 #include "linear_tile.cu"
 #include "norm_quantize.cu"
 #include "rotate_store.cu"
+#include "screen.cu"
+#include "screen_select.cu"
 
 namespace emulate {
 
@@ -38,7 +44,29 @@ static const Entry ENTRIES[] = {
     ENTRY(LinearArgs, gate_tile64),
     ENTRY(RotateStoreArgs, rotate_store_f16),
     ENTRY(RotateStoreArgs, rotate_store_f32),
+    ENTRY(AttentionArgs, attend4_f16),
+    ENTRY(AttentionArgs, attend4_f32),
+    ENTRY(AttentionArgs, attend8_f16),
+    ENTRY(AttentionArgs, attend8_f32),
+    ENTRY(AttentionArgs, attend_scores_f16),
+    ENTRY(AttentionArgs, attend_scores_f32),
+    ENTRY(AttentionArgs, attend_values_f16),
+    ENTRY(AttentionArgs, attend_values_f32),
     ENTRY(FinalNormArgs, final_norm),
+    ENTRY(HeadArgs, head_f32),
+    ENTRY(HeadArgs, head_f16),
+    ENTRY(HeadArgs, head_bf16),
+    ENTRY(HeadArgs, head_i8),
+    ENTRY(DigitsArgs, digits),
+    ENTRY(ScreenArgs, screen_n8),
+    ENTRY(ScreenArgs, screen_n16),
+    ENTRY(ScreenArgs, screen_n32),
+    ENTRY(ScreenArgs, screen_n64),
+    ENTRY(SelectArgs, screen_select),
+    ENTRY(RescoreArgs, rescore_f32),
+    ENTRY(RescoreArgs, rescore_f16),
+    ENTRY(RescoreArgs, rescore_bf16),
+    ENTRY(RescoreArgs, rescore_i8),
     ENTRY(CopyBlocksArgs, copy_blocks),
 };
 

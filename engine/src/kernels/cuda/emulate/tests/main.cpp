@@ -18,4 +18,6 @@ void test(const char* name, void (*run)()) {
 
 int main() {
     test_linear();
+    test_attention();
+    test_head();
 }

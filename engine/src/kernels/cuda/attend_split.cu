@@ -1,0 +1,125 @@
+// Attention of few sequences: each task over many blocks, in two kernels.
+//
+// `attend_scores_*` spreads positions over warps. `attend_values_*` spreads queries and elements of the output:
+// a warp has one query and 32 elements, a chain each, four cycles a position; values come through a ring
+// in shared memory that is filled far ahead, because a chain must not wait for memory. Both give the
+// same bits as `attend*`, as chains are never cut.
+
+#include "attention.cuh"
+
+// Queries of a task at most.
+constexpr u32 QUERIES = 4;
+// Elements of the output a block has.
+constexpr u32 SLICE = 32;
+// Stages of the ring of values.
+constexpr u32 STAGES = 4;
+
+// Position groups of 32, `blockIdx.y · warps + warp` and so on, of task `blockIdx.x`.
+template <class E> __device__ __forceinline__ void attend_scores(const AttentionArgs& args) {
+    DYNAMIC_SHARED(bytes);  // per warp: (QUERIES, padded_dim)
+    if (blockIdx.x >= args.step->tasks) return;
+    u32 lane = threadIdx.x % 32, warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    Work work = work_of(args, blockIdx.x);
+    u32 group = blockIdx.y * warps + warp, groups = work.last / 32 + 1;
+    if (group >= groups) return;
+    float* queries = reinterpret_cast<float*>(bytes) + warp * QUERIES * args.pool.padded_dim;
+    load_queries<QUERIES>(args, work, queries);
+    for (; group < groups; group += gridDim.y * warps) {
+        u32 p = group * 32 + lane, valid = p < work.last ? p : work.last;
+        const uint4* keys[1] = {
+            key_chunks<E>(args.pool, work.blocks[valid / BLOCK_TOKENS], work.kv_head, valid)};
+        float sums[1][QUERIES];
+        score<E, QUERIES, 1, 4>(queries, args.pool, keys, sums);
+        UNROLL for (u32 q = 0; q < QUERIES; q++) {
+            float v = __fmul_rn(sums[0][q], args.scale);
+            u64 query = u64(blockIdx.x) * QUERIES + q;
+            if (p <= work.last) args.scores[query * args.scores_stride + p] = v;
+            float largest = largest_of_warp(p <= work.last ? larger(v, minus_infinity()) : minus_infinity());
+            if (lane == 0) args.maxima[query * (args.scores_stride / 32) + group] = largest;
+        }
+    }
+}
+
+// The ring: values of one slice, and the scores of the block's queries. // per stage
+template <class E> struct Ring {
+    static constexpr u32 POSITIONS = 16 * E::CHUNK;  // 8 KiB of values
+    static constexpr u32 CHUNKS = POSITIONS / E::CHUNK;
+    uint4 values[STAGES][CHUNKS][SLICE];
+    float scores[STAGES][QUERIES][POSITIONS];
+};
+
+// Starts the copies of one stage: the warp's own scores, and its part of the values.
+template <class E>
+__device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& work, u32 stage, u32 first,
+                                      const float* scores, Ring<E>& ring) {
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, base = stage * Ring<E>::POSITIONS, slot = stage % STAGES;
+    if (base + 4 * lane <= work.last && lane < Ring<E>::POSITIONS / 4) {
+        copy_async16(&ring.scores[slot][warp][4 * lane], scores + base + 4 * lane);
+    }
+    for (u32 c = warp; c < Ring<E>::CHUNKS; c += blockDim.x / 32) {
+        u32 p = base + c * E::CHUNK, d = first + lane;
+        if (p > work.last || d >= args.pool.padded_dim) continue;
+        const auto* values = values_of<E>(args.pool, work.blocks[p / BLOCK_TOKENS], work.kv_head);
+        copy_async16(&ring.values[slot][c][lane],
+                     values + (p % BLOCK_TOKENS / E::CHUNK * args.pool.padded_dim + d) * E::CHUNK);
+    }
+}
+
+// Weights of one stage in place of its scores; adds them to the sums of the lanes.
+template <class E>
+__device__ __forceinline__ float stage_weights(u32 visible, float largest, float* scores, float lane_sum) {
+    u32 lane = threadIdx.x % 32;
+    UNROLL for (u32 p = lane; p < Ring<E>::POSITIONS; p += 32) scores[p] = weight_of(scores[p], largest, p < visible);
+    __syncwarp();
+    UNROLL for (u32 p = lane % LANES; p < Ring<E>::POSITIONS; p += LANES) lane_sum = __fadd_rn(lane_sum, scores[p]);
+    return lane_sum;
+}
+
+// Task blockIdx.x, elements SLICE · blockIdx.y .., queries blockIdx.z · warps + warp.
+template <class E> __device__ __forceinline__ void attend_values(const AttentionArgs& args) {
+    __shared__ __align__(16) Ring<E> ring;
+    if (blockIdx.x >= args.step->tasks) return;
+    Work work = work_of(args, blockIdx.x);
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * SLICE;
+    u32 query = blockIdx.z * (blockDim.x / 32) + warp;
+    u64 place = u64(blockIdx.x) * QUERIES + query;
+    const float* scores = args.scores + place * args.scores_stride;
+    const float* maxima = args.maxima + place * (args.scores_stride / 32);
+    u32 stages = work.last / Ring<E>::POSITIONS + 1;
+    UNROLL for (u32 s = 0; s < STAGES - 1; s++) {
+        if (s < stages) fetch<E>(args, work, s, first, scores, ring);
+        copy_async_commit();
+    }
+    float largest = minus_infinity();
+    for (u32 g = lane; g <= work.last / 32; g += 32) largest = larger(maxima[g], largest);
+    largest = largest_of_warp(largest);
+    float out[1][1] = {}, lane_sum = 0.0f;
+    for (u32 s = 0; s < stages; s++) {
+        copy_async_wait<STAGES - 2>();
+        __syncthreads();
+        if (s + STAGES - 1 < stages) fetch<E>(args, work, s + STAGES - 1, first, scores, ring);
+        copy_async_commit();
+        u32 left = work.last + 1 - s * Ring<E>::POSITIONS;
+        float* weights = ring.scores[s % STAGES][warp];
+        lane_sum = stage_weights<E>(left, largest, weights, lane_sum);
+        u32 whole = left / E::CHUNK < Ring<E>::CHUNKS ? left / E::CHUNK : Ring<E>::CHUNKS;
+        UNROLL for (u32 c = 0; c < Ring<E>::CHUNKS; c++) {
+            if (c >= whole) break;
+            uint4 chunk[1] = {ring.values[s % STAGES][c][lane]};
+            weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
+        }
+        if (whole < Ring<E>::CHUNKS && left % E::CHUNK != 0) {
+            uint4 chunk[1] = {first_values<E>(ring.values[s % STAGES][whole][lane], left % E::CHUNK)};
+            weigh_chunk<E, 1, 1>(weights + whole * E::CHUNK, 0, chunk, out);
+        }
+    }
+    float sum = sum_of_lanes(lane_sum);
+    if (query < work.count && first + lane < args.pool.head_dim) {
+        args.attended[query_at(args, work, query) + first + lane] = __fdiv_rn(out[0][0], sum);
+    }
+}
+
+KERNEL(128) attend_scores_f16(const AttentionArgs args) { attend_scores<F16>(args); }
+KERNEL(128) attend_scores_f32(const AttentionArgs args) { attend_scores<F32>(args); }
+KERNEL(128) attend_values_f16(const AttentionArgs args) { attend_values<F16>(args); }
+KERNEL(128) attend_values_f32(const AttentionArgs args) { attend_values<F32>(args); }
