@@ -70,13 +70,14 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// Sixteen bytes that nobody writes during the kernel and that are read once.
+// Sixteen bytes that nobody writes during the kernel and that are read once. Volatile, as is the next one:
+// a load stays where it is written, ahead of what it is to overlap with.
 __device__ __forceinline__ uint4 load_once(const uint4* from) {
 #ifdef EMULATE
     return *from;
 #else
     uint4 v;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
         : "l"(from));
     return v;
@@ -89,7 +90,7 @@ __device__ __forceinline__ uint4 load_constant(const void* from) {
     return *static_cast<const uint4*>(from);
 #else
     uint4 v;
-    asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
     return v;
 #endif
 }

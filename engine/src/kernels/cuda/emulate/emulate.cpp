@@ -57,7 +57,7 @@ struct Warp {
 Fiber fibers[THREADS_MAX];
 Warp warps[THREADS_MAX / 32];
 void* scheduler_stack_pointer;
-u32 thread_count, live_count, in_barrier_count;
+u32 thread_count, live_count, in_barrier_count, shared_size;
 alignas(128) u8 shared_bytes[SHARED_MAX];
 void (*body)(void**);
 void** body_args;
@@ -145,6 +145,12 @@ void run_block() {
             abort();
         }
     }
+    for (size_t i = shared_size; i < sizeof shared_bytes; i++) {
+        if (shared_bytes[i] != 0xcd) {
+            fprintf(stderr, "emulate: shared memory written at %zu, of %u\n", i, shared_size);
+            abort();
+        }
+    }
 }
 
 }  // namespace
@@ -203,6 +209,7 @@ extern "C" int launch(const char* name, const u32 grid[3], const u32 block[3], u
     if (thread_count == 0 || thread_count > THREADS_MAX || thread_count % 32 != 0 || shared > SHARED_MAX) return 2;
     grid_size = {grid[0], grid[1], grid[2]};
     block_size = {block[0], block[1], block[2]};
+    shared_size = shared;
     body = found;
     body_args = args;
     for (u32 z = 0; z < grid[2]; z++) {

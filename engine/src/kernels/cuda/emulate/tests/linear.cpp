@@ -55,11 +55,11 @@ struct Kernel {
     u32 tiles, tokens, warps, shared;
 };
 
-const Kernel LINEAR[] = {{"linear_n8", 1, 8, 3, 0},    {"linear_n8", 1, 8, 8, 0},         {"linear_n16", 1, 16, 8, 0},
-                         {"linear_n32", 2, 32, 4, 0},  {"linear_n64", 2, 64, 2, 0},       {"linear_tile", 8, 128, 8, 81920},
+const Kernel LINEAR[] = {{"linear_n8", 1, 8, 3, 3 * 6144},    {"linear_n8", 1, 8, 1, 6144},      {"linear_n16", 1, 16, 2, 2 * 10240},
+                         {"linear_n32", 2, 32, 4, 4 * 4096},  {"linear_n64", 2, 64, 2, 2 * 4096}, {"linear_tile", 8, 128, 8, 81920},
                          {"linear_tile64", 4, 64, 4, 40960}};
-const Kernel GATE[] = {{"gate_n8", 1, 8, 3, 0},   {"gate_n16", 1, 16, 8, 0},         {"gate_n32", 1, 32, 8, 0},
-                       {"gate_n64", 1, 64, 4, 0}, {"gate_tile", 4, 128, 8, 81920}, {"gate_tile64", 2, 64, 4, 40960}};
+const Kernel GATE[] = {{"gate_n8", 1, 8, 3, 3 * 8192},   {"gate_n16", 1, 16, 1, 12288},         {"gate_n32", 1, 32, 8, 8 * 4096},
+                       {"gate_n64", 1, 64, 4, 4 * 4096}, {"gate_tile", 4, 128, 8, 81920}, {"gate_tile64", 2, 64, 4, 40960}};
 
 void linear_segments() {
     u32 case_index = 0;
