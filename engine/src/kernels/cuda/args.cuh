@@ -68,6 +68,19 @@ struct LinearArgs {
     u32 activation;  // ActivationKind; of gate_* only
 };
 
+// For linear_one and gate_one: a linear with the norms and the quantization of its only row. The
+// linear's x, scales and sums are not read.
+struct NormLinearArgs {
+    LinearArgs linear;
+    const float* x;        // (width)
+    const float* weight;   // (width), or null: no norm
+    const float* weight2;  // (width), or null: no second norm
+    u32 width;
+    float eps;
+    float eps2;
+    u32 unused;
+};
+
 // Where a layer's keys and values lie, see README.md.
 struct KvPool {
     u8* base;
@@ -113,6 +126,14 @@ struct AttentionArgs {
     KvPool pool;
     u32 scores_stride;  // positions a query has room for, a multiple of 128
     float scale;        // 1 / sqrt(head_dim)
+};
+
+// For rotate_scores_*: queries, keys and values as the linears gave them.
+struct RotateScoresArgs {
+    AttentionArgs attention;  // its queries are not yet rotated, and stay so
+    const float* keys;        // (rows, kv_heads * head_dim)
+    const float* values;      // (rows, kv_heads * head_dim)
+    const float* rotations;   // (context, 2, head_dim / 2)
 };
 
 struct FinalNormArgs {

@@ -1,11 +1,12 @@
 // Attention of few sequences: each task over many blocks, in two kernels.
 //
-// `attend_scores_*` spreads positions over warps. `attend_values_*` spreads queries and elements of the output:
+// `attend_scores_*` spreads positions over warps; `rotate_scores_*` does what rotate_store does as well. `attend_values_*` spreads queries and elements of the output:
 // a warp has one query and 32 elements, a chain each, four cycles a position; values come through a ring
 // in shared memory that is filled far ahead, because a chain must not wait for memory. Both give the
 // same bits as `attend*`, as chains are never cut.
 
 #include "attention.cuh"
+#include "rotate.cuh"
 
 // Queries of a task at most.
 constexpr u32 QUERIES = 4;
@@ -14,29 +15,71 @@ constexpr u32 SLICE = 32;
 // Stages of the ring of values.
 constexpr u32 STAGES = 4;
 
-// Position groups of 32, `blockIdx.y · warps + warp` and so on, of task `blockIdx.x`.
+// Scores of a position group of 32, and each query's largest among them.
+template <class E, bool WRITTEN>
+__device__ __forceinline__ void score_group(const AttentionArgs& args, const Work& work, const float* queries, u32 group) {
+    u32 lane = threadIdx.x % 32, p = group * 32 + lane, valid = p < work.last ? p : work.last;
+    const uint4* keys[1] = {key_chunks<E>(args.pool, work.blocks[valid / BLOCK_TOKENS], work.kv_head, valid)};
+    float sums[1][QUERIES];
+    score<E, QUERIES, 1, 4, WRITTEN>(queries, args.pool, keys, sums);
+    UNROLL for (u32 q = 0; q < QUERIES; q++) {
+        float v = __fmul_rn(sums[0][q], args.scale);
+        u64 query = u64(blockIdx.x) * QUERIES + q;
+        if (p <= work.last) args.scores[query * args.scores_stride + p] = v;
+        float largest = largest_of_warp(p <= work.last ? larger(v, minus_infinity()) : minus_infinity());
+        if (lane == 0) args.maxima[query * (args.scores_stride / 32) + group] = largest;
+    }
+}
+
+// Position groups `blockIdx.y · warps + warp` and so on of task `blockIdx.x`.
 template <class E> __device__ __forceinline__ void attend_scores(const AttentionArgs& args) {
     DYNAMIC_SHARED(bytes);  // per warp: (QUERIES, padded_dim)
     if (blockIdx.x >= args.step->tasks) return;
-    u32 lane = threadIdx.x % 32, warps = blockDim.x / 32, warp = threadIdx.x / 32;
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
     Work work = work_of(args, blockIdx.x);
     u32 group = blockIdx.y * warps + warp, groups = work.last / 32 + 1;
     if (group >= groups) return;
     float* queries = reinterpret_cast<float*>(bytes) + warp * QUERIES * args.pool.padded_dim;
     load_queries<QUERIES>(args, work, queries);
-    for (; group < groups; group += gridDim.y * warps) {
-        u32 p = group * 32 + lane, valid = p < work.last ? p : work.last;
-        const uint4* keys[1] = {
-            key_chunks<E>(args.pool, work.blocks[valid / BLOCK_TOKENS], work.kv_head, valid)};
-        float sums[1][QUERIES];
-        score<E, QUERIES, 1, 4>(queries, args.pool, keys, sums);
-        UNROLL for (u32 q = 0; q < QUERIES; q++) {
-            float v = __fmul_rn(sums[0][q], args.scale);
-            u64 query = u64(blockIdx.x) * QUERIES + q;
-            if (p <= work.last) args.scores[query * args.scores_stride + p] = v;
-            float largest = largest_of_warp(p <= work.last ? larger(v, minus_infinity()) : minus_infinity());
-            if (lane == 0) args.maxima[query * (args.scores_stride / 32) + group] = largest;
+    for (; group < groups; group += gridDim.y * warps) score_group<E, false>(args, work, queries, group);
+}
+
+// A warp rotates its queries in shared memory.
+__device__ __forceinline__ void rotate_queries(const KvPool& pool, u32 count, const float* cos, float* queries) {
+    u32 half = pool.head_dim / 2;
+    for (u32 q = 0; q < count; q++) {
+        for (u32 j = threadIdx.x % 32; j < half; j += 32) {
+            float* at = queries + q * pool.padded_dim + j;
+            Pair pair = rotated(at[0], at[half], cos[j], cos[half + j]);
+            at[0] = pair.low, at[half] = pair.high;
         }
+    }
+    __syncwarp();
+}
+
+// The same, from queries that are not yet rotated; the warp with the last position writes its keys and
+// values first. Tasks that share a KV head write the same.
+template <class E> __device__ __forceinline__ void rotate_scores(const RotateScoresArgs& args) {
+    DYNAMIC_SHARED(bytes);
+    const AttentionArgs& attention = args.attention;
+    if (blockIdx.x >= attention.step->tasks) return;
+    const KvPool& pool = attention.pool;
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Work work = work_of(attention, blockIdx.x);
+    u32 group = blockIdx.y * warps + warp, groups = work.last / 32 + 1;
+    if (group >= groups) return;
+    float* queries = reinterpret_cast<float*>(bytes) + warp * QUERIES * pool.padded_dim;
+    const float* cos = args.rotations + u64(work.last) * pool.head_dim;
+    load_queries<QUERIES>(attention, work, queries);
+    rotate_queries(pool, work.count, cos, queries);
+    for (; group < groups; group += gridDim.y * warps) {
+        if (group == work.last / 32) {
+            u64 at = (u64(work.task.first_row) * pool.kv_heads + work.kv_head) * pool.head_dim;
+            u32 block = work.blocks[work.last / BLOCK_TOKENS], slot = work.last % BLOCK_TOKENS;
+            store_position<E>(pool, block, slot, work.kv_head, args.keys + at, args.values + at, cos, lane, 32);
+            __syncwarp();
+        }
+        score_group<E, true>(attention, work, queries, group);
     }
 }
 
@@ -121,5 +164,7 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
 
 KERNEL(128) attend_scores_f16(const AttentionArgs args) { attend_scores<F16>(args); }
 KERNEL(128) attend_scores_f32(const AttentionArgs args) { attend_scores<F32>(args); }
+KERNEL(128) rotate_scores_f16(const RotateScoresArgs args) { rotate_scores<F16>(args); }
+KERNEL(128) rotate_scores_f32(const RotateScoresArgs args) { rotate_scores<F32>(args); }
 KERNEL(128) attend_values_f16(const AttentionArgs args) { attend_values<F16>(args); }
 KERNEL(128) attend_values_f32(const AttentionArgs args) { attend_values<F32>(args); }

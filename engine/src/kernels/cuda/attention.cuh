@@ -78,9 +78,14 @@ __device__ __forceinline__ void score_chunk(const float* queries, u32 padded, co
     }
 }
 
+// Sixteen bytes of keys, which the kernel itself may have written.
+template <bool WRITTEN> __device__ __forceinline__ uint4 load_keys(const uint4* from) {
+    return WRITTEN ? *from : load_constant(from);
+}
+
 // Scores of P positions a lane, before the scale: position `i` of the lane has its key at keys[i]. AHEAD
-// chunks are asked for before those at hand are multiplied.
-template <class E, int Q, int P, int AHEAD>
+// chunks are asked for before those at hand are multiplied. WRITTEN: this kernel may have written keys.
+template <class E, int Q, int P, int AHEAD, bool WRITTEN = false>
 __device__ __forceinline__ void score(const float* queries, const KvPool& pool, const uint4* const (&keys)[P],
                                       float (&sums)[P][Q]) {
     u32 chunks = (pool.head_dim + E::CHUNK - 1) / E::CHUNK;
@@ -89,7 +94,9 @@ __device__ __forceinline__ void score(const float* queries, const KvPool& pool, 
     }
     uint4 next[AHEAD][P];
     UNROLL for (u32 a = 0; a < AHEAD; a++) {
-        UNROLL for (u32 i = 0; i < P; i++) next[a][i] = load_constant(keys[i] + (a < chunks ? a : 0) * BLOCK_TOKENS);
+        UNROLL for (u32 i = 0; i < P; i++) {
+            next[a][i] = load_keys<WRITTEN>(keys[i] + (a < chunks ? a : 0) * BLOCK_TOKENS);
+        }
     }
     for (u32 c = 0; c < chunks; c += AHEAD) {
         uint4 now[AHEAD][P];
@@ -97,7 +104,7 @@ __device__ __forceinline__ void score(const float* queries, const KvPool& pool, 
             u32 then = c + AHEAD + a;
             UNROLL for (u32 i = 0; i < P; i++) {
                 now[a][i] = next[a][i];
-                if (then < chunks) next[a][i] = load_constant(keys[i] + then * BLOCK_TOKENS);
+                if (then < chunks) next[a][i] = load_keys<WRITTEN>(keys[i] + then * BLOCK_TOKENS);
             }
         }
         UNROLL for (u32 a = 0; a < AHEAD; a++) {

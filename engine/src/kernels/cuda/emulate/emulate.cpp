@@ -14,6 +14,7 @@
 // its end. Shared memory is filled with rubbish before each block, and asynchronous copies are carried
 // out only when they are waited for, so that forgetting to initialise or to wait shows in the results.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -34,6 +35,8 @@ namespace {
 constexpr u32 THREADS_MAX = 1024;
 constexpr size_t STACK_BYTES = 128 << 10;
 constexpr size_t SHARED_MAX = 227 << 10;
+// Bytes beyond a block's shared memory that are looked at for stray writes.
+constexpr size_t MARGIN = 16 << 10;
 
 struct Copy {
     void* to;
@@ -127,7 +130,8 @@ void prepare(u32 t) {
 }
 
 void run_block() {
-    memset(shared_bytes, 0xcd, sizeof shared_bytes);
+    size_t reach = std::min(sizeof shared_bytes, size_t(shared_size) + MARGIN);
+    memset(shared_bytes, 0xcd, reach);
     live_count = thread_count;
     in_barrier_count = 0;
     for (u32 t = 0; t < thread_count; t++) prepare(t);
@@ -145,7 +149,7 @@ void run_block() {
             abort();
         }
     }
-    for (size_t i = shared_size; i < sizeof shared_bytes; i++) {
+    for (size_t i = shared_size; i < reach; i++) {
         if (shared_bytes[i] != 0xcd) {
             fprintf(stderr, "emulate: shared memory written at %zu, of %u\n", i, shared_size);
             abort();

@@ -10,6 +10,7 @@
 #include "final_norm.cu"
 #include "head.cu"
 #include "linear_few.cu"
+#include "linear_one.cu"
 #include "linear_tile.cu"
 #include "norm_quantize.cu"
 #include "rotate_store.cu"
@@ -38,6 +39,8 @@ static const Entry ENTRIES[] = {
     ENTRY(LinearArgs, gate_n16),
     ENTRY(LinearArgs, gate_n32),
     ENTRY(LinearArgs, gate_n64),
+    ENTRY(NormLinearArgs, linear_one),
+    ENTRY(NormLinearArgs, gate_one),
     ENTRY(LinearArgs, linear_tile),
     ENTRY(LinearArgs, gate_tile),
     ENTRY(LinearArgs, linear_tile64),
@@ -50,6 +53,8 @@ static const Entry ENTRIES[] = {
     ENTRY(AttentionArgs, attend8_f32),
     ENTRY(AttentionArgs, attend_scores_f16),
     ENTRY(AttentionArgs, attend_scores_f32),
+    ENTRY(RotateScoresArgs, rotate_scores_f16),
+    ENTRY(RotateScoresArgs, rotate_scores_f32),
     ENTRY(AttentionArgs, attend_values_f16),
     ENTRY(AttentionArgs, attend_values_f32),
     ENTRY(FinalNormArgs, final_norm),

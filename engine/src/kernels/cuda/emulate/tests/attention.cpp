@@ -190,7 +190,9 @@ void check(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans) {
     expect_equal(device.pool_bytes, want.pool_bytes, "pool" + what);
     vector<float> attended = want.attention();
     u32 stride = padded(device.context, 128), padded_dim = device.padded_dim;
-    for (u32 variant = 0; variant < 6; variant++) {
+    bool single = true;
+    for (auto [position, count] : spans) single &= count == 1;
+    for (u32 variant = 0; variant < (single ? 8 : 6); variant++) {
         u32 queries = variant == 1 ? 8 : 4;
         auto tasks = device.tasks(queries, variant >= 2 ? 1 : 9);
         device.step.tasks = u32(tasks.size());
@@ -203,8 +205,19 @@ void check(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans) {
             run(((queries == 8 ? "attend8" : "attend4") + suffix).c_str(), {grid, 1, 1}, warps * 32, warps * queries * (padded_dim + 128) * 4, args);
         } else {
             u32 bucket = u32(tasks.size()) + 2;
-            run(("attend_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, warps * 4 * padded_dim * 4, args);
-            u32 together = 1u << (variant - 3);
+            u32 shared = warps * 4 * padded_dim * 4, together = 1u << (variant % 3);
+            if (variant < 6) {
+                run(("attend_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared, args);
+            } else {
+                Setup fresh(shape, half, spans, 7 + shape.head_dim);
+                args.queries = fresh.queries.data();
+                args.pool = fresh.pool();
+                device.pool_bytes = fresh.pool_bytes;
+                args.pool.base = device.pool_bytes.data();
+                run(("rotate_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared,
+                    RotateScoresArgs{args, device.keys.data(), device.values.data(), device.rotations.data()});
+                expect_equal(device.pool_bytes, want.pool_bytes, "pool of rotate_scores" + what);
+            }
             run(("attend_values" + suffix).c_str(), {bucket, up(padded_dim, 32), 4 / together}, together * 32, 0, args);
         }
         expect_same(out, attended, "attention variant " + std::to_string(variant) + what);
@@ -216,6 +229,8 @@ void attention() {
         check({4, 1, 128}, half, {{0, 1}, {15, 1}, {16, 1}, {127, 1}, {128, 1}, {300, 1}, {3, 5}, {30, 19}});
         check({6, 2, 20}, half, {{0, 33}, {500, 1}, {31, 2}});
         check({2, 2, 64}, half, {{63, 9}, {0, 1}});
+        check({4, 1, 128}, half, {{0, 1}, {31, 1}, {32, 1}, {200, 1}});
+        check({12, 2, 20}, half, {{95, 1}, {7, 1}});
         check({10, 1, 80}, half, {{40, 3}, {0, 2}});
         check({3, 1, 256}, half, {{5, 4}, {140, 1}});
     }

@@ -1,5 +1,6 @@
 // Embedding, norms with quantization, ternary linears and gates.
 
+#include "linear.cuh"
 #include "reference.h"
 #include "tests.h"
 
@@ -132,6 +133,52 @@ void gates() {
     }
 }
 
+// A linear of one row with its norms, against the separate definitions.
+void one_row() {
+    for (u32 cols : {100, 640, 1300}) {
+        for (u32 norm_count : {0, 1, 2}) {
+            Random random(cols + norm_count);
+            u32 stride = padded(cols, 128), warps = 1 + norm_count * 2;
+            Matrix a(random, 40, cols, false), b(random, 40, cols, true);
+            vector<float> x = random.values(cols), w = random.values(cols), w2 = random.values(cols), v = x;
+            if (norm_count > 0) v = reference::rms_norm(v.data(), w.data(), cols, EPS);
+            if (norm_count > 1) v = reference::rms_norm(v.data(), w2.data(), cols, 1e-6f);
+            vector<i8> q(stride);
+            float s = reference::quantize(v, q.data());
+            vector<float> residual = random.values(80), out_a(residual.begin(), residual.begin() + 40);
+            vector<float> out_b(residual.begin() + 40, residual.end()), gate(40), want_a, want_b, want_gate;
+            for (u32 o = 0; o < 40; o++) {
+                float y = reference::rescale(a.sum(q.data(), o), s, a.scale, false);
+                float z = reference::rescale(b.sum(q.data(), o), s, b.scale, true);
+                want_a.push_back(out_a[o] + y), want_b.push_back(out_b[o] + z);
+                want_gate.push_back(reference::gate(ACTIVATION_SILU, y, z));
+            }
+            Step step{1, 0, 0, 0};
+            LinearArgs linear{&step, nullptr, nullptr, nullptr, {a.segment(out_a), b.segment(out_b), {}}, 2, stride / 128, LINEAR_ADD, ACTIVATION_SILU};
+            NormLinearArgs args{linear, x.data(), norm_count > 0 ? w.data() : nullptr, norm_count > 1 ? w2.data() : nullptr, cols, EPS, 1e-6f, 0};
+            run("linear_one", {6, 1, 1}, warps * 32, warps * 2048 + stride * 5, args);
+            expect_same(out_a, want_a, "linear_one"), expect_same(out_b, want_b, "linear_one");
+            args.linear.segments[0].out = gate.data();
+            run("gate_one", {3, 1, 1}, warps * 32, warps * 4096 + stride * 5, args);
+            expect_same(gate, want_gate, "gate_one");
+        }
+    }
+}
+
+// The division of many by one against the division itself.
+void divisions() {
+    Random random(11);
+    for (u32 i = 0; i < 3000000; i++) {
+        u32 bits = random.next() & 0x7fffffff;
+        // All divisors, most of them of the size that scales have.
+        float d = i % 4 == 0 ? __uint_as_float(bits) : __uint_as_float((bits & 0x0fffffff) + 0x38000000);
+        if (i % 16 == 1) d = __uint_as_float(__float_as_uint(d) | 0x7fffff);
+        i32 a = i32(random.next()) >> (i % 31);
+        float got = divided(float(a), divisor(d)), want = float(a) / d;
+        if (bits_of(got) != bits_of(want) && !(std::isnan(got) && std::isnan(want))) printf("%d / %a: %a, not %a\n", a, d, got, want), exit(1);
+    }
+}
+
 void norms() {
     for (u32 width : {5, 16, 100, 640, 2561}) {
         Random random(width);
@@ -203,4 +250,6 @@ void test_linear() {
     test("norms and quantization", norms);
     test("linears", linear_segments);
     test("gates", gates);
+    test("one row", one_row);
+    test("divisions", divisions);
 }
