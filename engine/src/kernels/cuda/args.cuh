@@ -105,20 +105,21 @@ struct RotateStoreArgs {
 };
 
 // Queries that share a sequence and a KV head: rows first_row.. of the step (consecutive rows of
-// one sequence) times heads first_head.. (of one group).
+// one sequence) times heads first_head.. (of one group). All that attention knows of them is here, so
+// that it need not be looked up one load after another.
 struct AttentionTask {
     u32 first_row;
     u32 row_count;
     u32 first_head;
     u32 head_count;
+    u32 position;  // of the first row
+    u32 table;     // where in blocks the sequence's block table starts
 };
 
 struct AttentionArgs {
     const Step* step;
-    const AttentionTask* tasks;  // (tasks)
-    const u32* positions;        // (rows)
-    const u32* tables;           // (rows)
-    const u32* blocks;
+    const AttentionTask* tasks;  // (tasks), with room for as many as the grid has
+    const u32* blocks;           // block tables, one after another
     const float* queries;  // (rows, heads * head_dim), rotated
     float* attended;       // (rows, heads * head_dim)
     float* scores;         // scratch, see README.md

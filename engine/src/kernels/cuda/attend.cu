@@ -120,7 +120,7 @@ template <class E, int Q> __device__ __forceinline__ void attend(const Attention
     for (u32 index = slot; index < args.step->tasks; index += gridDim.x * warps) {
         Work work = work_of(args, index);
         u32 limits[Q];
-        UNROLL for (u32 q = 0; q < Q; q++) limits[q] = args.positions[row_of(work, q < work.count ? q : 0)];
+        UNROLL for (u32 q = 0; q < Q; q++) limits[q] = limit_of(work, q < work.count ? q : 0);
         load_queries<Q>(args, work, queries);
         float largest[Q];
         all_scores<E, Q>(args, work, limits, queries, scores, largest);

@@ -34,9 +34,9 @@ __device__ __forceinline__ void score_group(const AttentionArgs& args, const Wor
 // Position groups `blockIdx.y · warps + warp` and so on of task `blockIdx.x`.
 template <class E> __device__ __forceinline__ void attend_scores(const AttentionArgs& args) {
     DYNAMIC_SHARED(bytes);  // per warp: (QUERIES, padded_dim)
-    if (blockIdx.x >= args.step->tasks) return;
     u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
     Work work = work_of(args, blockIdx.x);
+    if (blockIdx.x >= args.step->tasks) return;
     u32 group = blockIdx.y * warps + warp, groups = work.last / 32 + 1;
     if (group >= groups) return;
     float* queries = reinterpret_cast<float*>(bytes) + warp * QUERIES * args.pool.padded_dim;
@@ -62,10 +62,10 @@ __device__ __forceinline__ void rotate_queries(const KvPool& pool, u32 count, co
 template <class E> __device__ __forceinline__ void rotate_scores(const RotateScoresArgs& args) {
     DYNAMIC_SHARED(bytes);
     const AttentionArgs& attention = args.attention;
-    if (blockIdx.x >= attention.step->tasks) return;
     const KvPool& pool = attention.pool;
     u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Work work = work_of(attention, blockIdx.x);
+    if (blockIdx.x >= attention.step->tasks) return;
     u32 group = blockIdx.y * warps + warp, groups = work.last / 32 + 1;
     if (group >= groups) return;
     float* queries = reinterpret_cast<float*>(bytes) + warp * QUERIES * pool.padded_dim;
@@ -121,8 +121,8 @@ __device__ __forceinline__ float stage_weights(u32 visible, float largest, float
 // Task blockIdx.x, elements SLICE · blockIdx.y .., queries blockIdx.z · warps + warp.
 template <class E> __device__ __forceinline__ void attend_values(const AttentionArgs& args) {
     __shared__ __align__(16) Ring<E> ring;
-    if (blockIdx.x >= args.step->tasks) return;
     Work work = work_of(args, blockIdx.x);
+    if (blockIdx.x >= args.step->tasks) return;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = blockIdx.y * SLICE;
     u32 query = blockIdx.z * (blockDim.x / 32) + warp;
     u64 place = u64(blockIdx.x) * QUERIES + query;

@@ -23,15 +23,20 @@ struct Work {
 __device__ __forceinline__ Work work_of(const AttentionArgs& args, u32 index) {
     AttentionTask task = args.tasks[index];
     u32 group = args.pool.heads / args.pool.kv_heads;
-    return {task, task.row_count * task.head_count, task.first_head / group,
-            args.positions[task.first_row + task.row_count - 1], args.blocks + args.tables[task.first_row]};
+    return {task, task.row_count * task.head_count, task.first_head / group, task.position + task.row_count - 1,
+            args.blocks + task.table};
 }
 
 __device__ __forceinline__ u32 row_of(const Work& work, u32 query) {
     return work.task.first_row + query / work.task.head_count;
 }
 
-// Where a query of the work lies in the step's queries and outputs.
+// The last position a query of the task sees.
+__device__ __forceinline__ u32 limit_of(const Work& work, u32 query) {
+    return work.task.position + query / work.task.head_count;
+}
+
+// Where a query of the task lies in the step's queries and outputs.
 __device__ __forceinline__ u64 query_at(const AttentionArgs& args, const Work& work, u32 query) {
     u32 head = work.task.first_head + query % work.task.head_count;
     return (u64(row_of(work, query)) * args.pool.heads + head) * args.pool.head_dim;

@@ -20,23 +20,39 @@ __device__ __forceinline__ void fetch_one(const uint4* const (&tiles)[M], u32 k,
     copy_async_commit();
 }
 
+// Starts copying a row whose width is a multiple of 4 to shared memory.
+__device__ __forceinline__ void copy_row(const float* from, u32 width, float* to) {
+    for (u32 i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) copy_async16(to + i, from + i);
+}
+
 // Sums of M tiles for the row, in every thread's reach; the row's scale and Σ q are returned.
-// shared: (warps, ONE_DEPTH, M, 32) of uint4, (stride) of f32, (stride) of int8
-template <int M>
+// `prepare` runs while the first copies are under way.
+// shared: (warps, ONE_DEPTH, M, 32) of uint4, (stride) of f32 twice: the row and the norm's weights, (stride) of int8
+template <int M, class Prepare>
 __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, const uint4* const (&of_tiles)[M],
-                                                  i32 (&out)[M * TILE_ROWS]) {
+                                                  i32 (&out)[M * TILE_ROWS], Prepare prepare) {
     DYNAMIC_SHARED(shared);
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     u32 k_blocks = args.linear.k_blocks, stride = k_blocks * K_BLOCK;
     uint4* ring = reinterpret_cast<uint4*>(shared) + warp * (ONE_DEPTH * M * 32) + lane;
     float* row = reinterpret_cast<float*>(shared + warps * (ONE_DEPTH * M * 512));
-    i8* q = reinterpret_cast<i8*>(row + stride);
+    float* weight_row = row + stride;
+    i8* q = reinterpret_cast<i8*>(weight_row + stride);
+    const float* weight = args.weight;
+    if (args.width % 4 == 0) {
+        copy_row(args.x, args.width, row);
+        if (weight) copy_row(weight, args.width, weight_row), weight = weight_row;
+    } else {
+        load_row(args.x, args.width, row);
+    }
+    copy_async_commit();
     const uint4* tiles[M];
     UNROLL for (u32 m = 0; m < M; m++) tiles[m] = of_tiles[m] + lane;
     UNROLL for (u32 d = 0; d < ONE_DEPTH; d++) fetch_one<M>(tiles, warp + d * warps, k_blocks, ring + d * M * 32);
     for (u32 i = threadIdx.x; i < M * TILE_ROWS; i += blockDim.x) out[i] = 0;
-    load_row(args.x, args.width, row);
-    if (args.weight) rms_norm(row, args.weight, args.width, args.eps);
+    prepare();
+    copy_async_wait<ONE_DEPTH>();
+    if (weight) rms_norm(row, weight, args.width, args.eps);
     if (args.weight2) rms_norm(row, args.weight2, args.width, args.eps2);
     Quantized quantized = quantize_row(row, args.width, stride, q);
     i32 sums[2][M][4] = {};
@@ -71,15 +87,21 @@ __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, co
 // Segments as linear_n8 has them, sixteen features a block. The step has one row.
 KERNEL(512) linear_one(const NormLinearArgs args) {
     __shared__ i32 sums[TILE_ROWS];
+    __shared__ float before[TILE_ROWS];
     const LinearArgs& linear = args.linear;
     Tile tile = find_tile(linear, blockIdx.x);
     const uint4* tiles[1] = {tile.weights};
-    Quantized row = multiply_one<1>(args, tiles, sums);
     const Segment& segment = linear.segments[tile.segment];
     u32 feature = tile.first + threadIdx.x;
-    if (threadIdx.x >= TILE_ROWS || feature >= segment.rows) return;
+    bool has_output = threadIdx.x < TILE_ROWS && feature < segment.rows;
+    float* at = segment.out + feature;
+    auto prepare = [&] {
+        if (has_output) before[threadIdx.x] = linear.mode == LINEAR_ADD ? *at : 0.0f;
+    };
+    Quantized row = multiply_one<1>(args, tiles, sums, prepare);
+    if (!has_output) return;
     float y = rescaled(sums[threadIdx.x] - row.sum, divisor_of(segment, row.scale), segment);
-    put(linear.mode, segment.out + feature, y);
+    *at = linear.mode == LINEAR_ADD ? __fadd_rn(before[threadIdx.x], y) : y;
 }
 
 // Gate and up matrices as gate_n8 has them.
@@ -87,7 +109,7 @@ KERNEL(512) gate_one(const NormLinearArgs args) {
     __shared__ i32 sums[2 * TILE_ROWS];
     const LinearArgs& linear = args.linear;
     const uint4* tiles[2] = {tile_of(linear, 0, blockIdx.x).weights, tile_of(linear, 1, blockIdx.x).weights};
-    Quantized row = multiply_one<2>(args, tiles, sums);
+    Quantized row = multiply_one<2>(args, tiles, sums, [] {});
     const Segment &gate = linear.segments[0], &up = linear.segments[1];
     u32 feature = blockIdx.x * TILE_ROWS + threadIdx.x;
     if (threadIdx.x >= TILE_ROWS || feature >= gate.rows) return;

@@ -9,8 +9,9 @@ KERNEL(1024) norm_quantize(const NormQuantizeArgs args) {
     DYNAMIC_SHARED(bytes);
     auto* values = reinterpret_cast<float*>(bytes);  // (stride)
     u32 row = blockIdx.x, width = args.width;
-    if (row >= args.step->rows) return;
+    // The row is asked for before it is known whether the step has it.
     load_row(args.x + u64(row) * width, width, values);
+    if (row >= args.step->rows) return;
     if (args.weight) rms_norm(values, args.weight, width, args.eps);
     if (args.weight2) rms_norm(values, args.weight2, width, args.eps2);
     Quantized row_q = quantize_row(values, width, args.stride, args.q + u64(row) * args.stride);

@@ -170,7 +170,7 @@ struct Setup {
                 for (u32 h = 0; h < group; h += heads_max) {
                     u32 heads = std::min(heads_max, group - h), step_rows = std::min(rows_max, queries_max / heads);
                     for (u32 r = 0; r < s.rows; r += step_rows)
-                        out.push_back({first + r, std::min(step_rows, s.rows - r), kv * group + h, heads});
+                        out.push_back({first + r, std::min(step_rows, s.rows - r), kv * group + h, heads, s.position + r, tables[first]});
                 }
             first += s.rows;
         }
@@ -199,12 +199,13 @@ void check(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans) {
         u32 warps = 3 + variant % 2, grid = 2 + variant;
         vector<float> scores(std::max(tasks.size(), size_t(grid) * warps) * queries * stride, NAN);
         vector<float> maxima(tasks.size() * 4 * stride / 32, NAN), out(attended.size(), NAN);
-        AttentionArgs args{&device.step, tasks.data(), device.positions.data(), device.tables.data(), device.blocks.data(), device.queries.data(),
+        tasks.resize(tasks.size() + 2);
+        AttentionArgs args{&device.step, tasks.data(), device.blocks.data(), device.queries.data(),
                            out.data(), scores.data(), maxima.data(), device.pool(), stride, 1.0f / sqrtf(float(shape.head_dim))};
         if (variant < 3) {
             run(((queries == 8 ? "attend8" : "attend4") + suffix).c_str(), {grid, 1, 1}, warps * 32, warps * queries * (padded_dim + 128) * 4, args);
         } else {
-            u32 bucket = u32(tasks.size()) + 2;
+            u32 bucket = u32(tasks.size());
             u32 shared = warps * 4 * padded_dim * 4, together = 1u << (variant % 3);
             if (variant < 6) {
                 run(("attend_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared, args);

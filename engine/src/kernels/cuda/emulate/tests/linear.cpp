@@ -135,7 +135,7 @@ void gates() {
 
 // A linear of one row with its norms, against the separate definitions.
 void one_row() {
-    for (u32 cols : {100, 640, 1300}) {
+    for (u32 cols : {101, 640, 1300}) {
         for (u32 norm_count : {0, 1, 2}) {
             Random random(cols + norm_count);
             u32 stride = padded(cols, 128), warps = 1 + norm_count * 2;
@@ -156,10 +156,10 @@ void one_row() {
             Step step{1, 0, 0, 0};
             LinearArgs linear{&step, nullptr, nullptr, nullptr, {a.segment(out_a), b.segment(out_b), {}}, 2, stride / 128, LINEAR_ADD, ACTIVATION_SILU};
             NormLinearArgs args{linear, x.data(), norm_count > 0 ? w.data() : nullptr, norm_count > 1 ? w2.data() : nullptr, cols, EPS, 1e-6f, 0};
-            run("linear_one", {6, 1, 1}, warps * 32, warps * 2048 + stride * 5, args);
+            run("linear_one", {6, 1, 1}, warps * 32, warps * 2048 + stride * 9, args);
             expect_same(out_a, want_a, "linear_one"), expect_same(out_b, want_b, "linear_one");
             args.linear.segments[0].out = gate.data();
-            run("gate_one", {3, 1, 1}, warps * 32, warps * 4096 + stride * 5, args);
+            run("gate_one", {3, 1, 1}, warps * 32, warps * 4096 + stride * 9, args);
             expect_same(gate, want_gate, "gate_one");
         }
     }
