@@ -67,10 +67,10 @@ __device__ __forceinline__ void stage_weights(const AttentionArgs& args, const u
 
 // Chunks of values of this lane's elements at a position.
 template <class E>
-__device__ __forceinline__ void load_values(const Work& work, const KvPool& pool, u32 position, u32 first,
+__device__ __forceinline__ void load_values(Table& table, u32 kv_head, const KvPool& pool, u32 position, u32 first,
                                             uint4 (&out)[PER_LANE]) {
-    u32 block = work.blocks[position / BLOCK_TOKENS], part = position % BLOCK_TOKENS / E::CHUNK;
-    const auto* values = reinterpret_cast<const uint4*>(values_of<E>(pool, block, work.kv_head)) + part * pool.padded_dim;
+    u32 block = table.block_of(position), part = position % BLOCK_TOKENS / E::CHUNK;
+    const auto* values = reinterpret_cast<const uint4*>(values_of<E>(pool, block, kv_head)) + part * pool.padded_dim;
     UNROLL for (u32 i = 0; i < PER_LANE; i++) {
         u32 d = first + 32 * i + threadIdx.x % 32;
         if (d < pool.padded_dim) out[i] = load_constant(values + d);
@@ -84,14 +84,17 @@ __device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& wor
     u32 lane = threadIdx.x % 32;
     float out[PER_LANE][Q] = {}, lane_sums[Q / 2] = {};
     uint4 next[PER_LANE] = {};
-    load_values<E>(work, args.pool, 0, first, next);
+    Table table;
+    table.begin(work);
+    load_values<E>(table, work.kv_head, args.pool, 0, first, next);
     for (u32 base = 0; base <= work.last; base += STAGE) {
         stage_weights<Q>(args, limits, base, scores, largest, weights, lane_sums);
         u32 end = work.last + 1 - base < STAGE ? work.last + 1 - base : STAGE;
         for (u32 p = 0; p < end; p += E::CHUNK) {
             uint4 chunk[PER_LANE];
             UNROLL for (u32 i = 0; i < PER_LANE; i++) chunk[i] = next[i];
-            if (base + p + E::CHUNK <= work.last) load_values<E>(work, args.pool, base + p + E::CHUNK, first, next);
+            u32 then = base + p + E::CHUNK;
+            if (then <= work.last) load_values<E>(table, work.kv_head, args.pool, then, first, next);
             if (p + E::CHUNK > end) {
                 UNROLL for (u32 i = 0; i < PER_LANE; i++) chunk[i] = first_values<E>(chunk[i], end - p);
             }
@@ -131,7 +134,7 @@ template <class E, int Q> __device__ __forceinline__ void attend(const Attention
     }
 }
 
-KERNEL(128) attend4_f16(const AttentionArgs args) { attend<F16, 4>(args); }
-KERNEL(128) attend4_f32(const AttentionArgs args) { attend<F32, 4>(args); }
+KERNEL_BY(128, 3) attend4_f16(const AttentionArgs args) { attend<F16, 4>(args); }
+KERNEL_BY(128, 3) attend4_f32(const AttentionArgs args) { attend<F32, 4>(args); }
 KERNEL(128) attend8_f16(const AttentionArgs args) { attend<F16, 8>(args); }
 KERNEL(128) attend8_f32(const AttentionArgs args) { attend<F32, 8>(args); }

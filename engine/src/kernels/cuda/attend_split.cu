@@ -93,18 +93,20 @@ template <class E> struct Ring {
 
 // Starts the copies of one stage: the warp's own scores, and its part of the values.
 template <class E>
-__device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& work, u32 stage, u32 first,
+__device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& work, Table& table, u32 stage, u32 first,
                                       const float* scores, Ring<E>& ring) {
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, base = stage * Ring<E>::POSITIONS, slot = stage % STAGES;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    u32 base = stage * Ring<E>::POSITIONS, slot = stage % STAGES, d = first + lane;
     if (base + 4 * lane <= work.last && lane < Ring<E>::POSITIONS / 4) {
         copy_async16(&ring.scores[slot][warp][4 * lane], scores + base + 4 * lane);
     }
-    for (u32 c = warp; c < Ring<E>::CHUNKS; c += blockDim.x / 32) {
-        u32 p = base + c * E::CHUNK, d = first + lane;
-        if (p > work.last || d >= args.pool.padded_dim) continue;
-        const auto* values = values_of<E>(args.pool, work.blocks[p / BLOCK_TOKENS], work.kv_head);
+    UNROLL_BY(4) for (u32 c = warp; c < Ring<E>::CHUNKS; c += warps) {
+        u32 p = base + c * E::CHUNK;
+        if (p > work.last) break;
+        u32 block = table.block_of(p);
+        if (d >= args.pool.padded_dim) continue;
         copy_async16(&ring.values[slot][c][lane],
-                     values + (p % BLOCK_TOKENS / E::CHUNK * args.pool.padded_dim + d) * E::CHUNK);
+                     values_of<E>(args.pool, block, work.kv_head) + value_at<E>(args.pool.padded_dim, p % BLOCK_TOKENS, d));
     }
 }
 
@@ -129,8 +131,10 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
     const float* scores = args.scores + place * args.scores_stride;
     const float* maxima = args.maxima + place * (args.scores_stride / 32);
     u32 stages = work.last / Ring<E>::POSITIONS + 1;
+    Table table;
+    table.begin(work);
     UNROLL for (u32 s = 0; s < STAGES - 1; s++) {
-        if (s < stages) fetch<E>(args, work, s, first, scores, ring);
+        if (s < stages) fetch<E>(args, work, table, s, first, scores, ring);
         copy_async_commit();
     }
     float largest = minus_infinity();
@@ -140,20 +144,22 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
     for (u32 s = 0; s < stages; s++) {
         copy_async_wait<STAGES - 2>();
         __syncthreads();
-        if (s + STAGES - 1 < stages) fetch<E>(args, work, s + STAGES - 1, first, scores, ring);
+        if (s + STAGES - 1 < stages) fetch<E>(args, work, table, s + STAGES - 1, first, scores, ring);
         copy_async_commit();
         u32 left = work.last + 1 - s * Ring<E>::POSITIONS;
         float* weights = ring.scores[s % STAGES][warp];
         lane_sum = stage_weights<E>(left, largest, weights, lane_sum);
-        u32 whole = left / E::CHUNK < Ring<E>::CHUNKS ? left / E::CHUNK : Ring<E>::CHUNKS;
-        UNROLL for (u32 c = 0; c < Ring<E>::CHUNKS; c++) {
-            if (c >= whole) break;
-            uint4 chunk[1] = {ring.values[s % STAGES][c][lane]};
-            weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
+        const auto& values = ring.values[s % STAGES];
+        if (left >= Ring<E>::POSITIONS) {
+            UNROLL for (u32 c = 0; c < Ring<E>::CHUNKS; c++) {
+                uint4 chunk[1] = {values[c][lane]};
+                weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
+            }
+            continue;
         }
-        if (whole < Ring<E>::CHUNKS && left % E::CHUNK != 0) {
-            uint4 chunk[1] = {first_values<E>(ring.values[s % STAGES][whole][lane], left % E::CHUNK)};
-            weigh_chunk<E, 1, 1>(weights + whole * E::CHUNK, 0, chunk, out);
+        UNROLL_BY(1) for (u32 c = 0; c * E::CHUNK < left; c++) {
+            uint4 chunk[1] = {first_values<E>(values[c][lane], left - c * E::CHUNK)};
+            weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
         }
     }
     float sum = sum_of_lanes(lane_sum);

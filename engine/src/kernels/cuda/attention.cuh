@@ -125,6 +125,31 @@ __device__ __forceinline__ const uint4* key_chunks(const KvPool& pool, u32 block
     return reinterpret_cast<const uint4*>(keys_of<E>(pool, block, kv_head)) + position % BLOCK_TOKENS;
 }
 
+// A warp's look-ahead into its block table: a window of 32 blocks in a register of each lane, and the next
+// one. Positions must be asked for in ascending order.
+struct Table {
+    const u32* blocks;
+    u32 count, window, ids, next;
+
+    __device__ __forceinline__ u32 load(u32 of_window) const {
+        u32 index = of_window * 32 + threadIdx.x % 32;
+        return blocks[index < count ? index : count - 1];
+    }
+    __device__ __forceinline__ void begin(const Work& work) {
+        blocks = work.blocks, count = work.last / BLOCK_TOKENS + 1, window = 0;
+        ids = load(0), next = load(1);
+    }
+    // The block of a position. The whole warp asks for the same window.
+    __device__ __forceinline__ u32 block_of(u32 position) {
+        u32 index = position / BLOCK_TOKENS;
+        if (index / 32 > window) {
+            window = index / 32, ids = next;
+            next = load(window + 1);
+        }
+        return __shfl_sync(FULL_WARP, ids, index % 32);
+    }
+};
+
 // Zeros the positions of a chunk of values from `count` on: nothing was written there.
 template <class E> __device__ __forceinline__ uint4 first_values(uint4 chunk, u32 count) {
     u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -159,5 +184,6 @@ __device__ __forceinline__ void weigh_chunk(const float* weights, u32 stride, co
 
 // The weight of a position that a query sees.
 __device__ __forceinline__ float weight_of(float score, float largest, bool visible) {
-    return visible ? exp_lane(__fsub_rn(score, largest)) : 0.0f;
+    float weight = exp_lane(__fsub_rn(score, largest));
+    return visible ? weight : 0.0f;
 }

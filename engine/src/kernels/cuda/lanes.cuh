@@ -17,10 +17,13 @@ __device__ __forceinline__ float smaller(float a, float b) { return a < b ? a : 
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// e^x by Cephes' polynomial, as Lanes::exp.
+// e^x by Cephes' polynomial, as Lanes::exp. Adding 1.5 · 2^23 rounds to an integer, ties to even, and leaves it
+// in the low bits: a fourth of the time of the instructions for either.
 __device__ __forceinline__ float exp_lane(float x) {
+    constexpr float WHOLE = 12582912.0f;
     x = larger(smaller(x, 87.3f), -87.3f);
-    float n = rintf(__fmul_rn(x, 1.44269504088896340736f));
+    float shifted = __fadd_rn(__fmul_rn(x, 1.44269504088896340736f), WHOLE);
+    float n = __fsub_rn(shifted, WHOLE);
     float r = __fmaf_rn(n, -0.6933594f, x);
     r = __fmaf_rn(n, 2.1219444e-4f, r);
     float p = 1.9875691e-4f;
@@ -30,7 +33,7 @@ __device__ __forceinline__ float exp_lane(float x) {
     p = __fmaf_rn(p, r, 1.6666665e-1f);
     p = __fmaf_rn(p, r, 0.5f);
     p = __fmaf_rn(p, __fmul_rn(r, r), __fadd_rn(r, 1.0f));
-    return __fmul_rn(p, __uint_as_float(u32(__float2int_rn(n) + 127) << 23));
+    return __fmul_rn(p, __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u));
 }
 
 // The sum of sixteen lanes held by sixteen neighbouring threads, in each of them: lane i + lane i + 8,

@@ -13,26 +13,38 @@ __device__ __forceinline__ float from_ordered(u32 key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
+// Groups of a thread whose bounds stay in registers.
+constexpr u32 SOME = 8;
+
 // A block per row. The threshold is the count-th largest of the groups' largest lower bounds, found bit by
 // bit: so many different tokens have logits at least so large. Candidates are the tokens whose upper bound
 // is not below it, in no order.
 KERNEL(1024) screen_select(const SelectArgs args) {
-    __shared__ i32 counts[32];
+    __shared__ u32 counts[32];  // of each bit's round
     __shared__ u32 found_count;
     u32 row = blockIdx.x, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened) return;
+    if (threadIdx.x < 32) counts[threadIdx.x] = 0;
     if (threadIdx.x == 0) found_count = 0;
+    __syncthreads();
     const float* lowest = args.lowest + u64(row) * groups;
     const float* highest = args.highest + u64(row) * groups;
     const float* estimates = args.estimates + u64(row) * groups * 16;
     u32 wanted = args.counts[row], key = 0;
-    for (u32 bit = 0x80000000u; bit > 0 && wanted <= groups; bit >>= 1) {
-        i32 count = 0;
-        for (u32 g = threadIdx.x; g < groups; g += blockDim.x) count += ordered(lowest[g]) >= (key | bit);
-        count = over_block(sum_of_warp(count), counts, [](i32 a, i32 b) { return a + b; });
-        if (u32(count) >= wanted) key |= bit;
+    u32 some[SOME];  // a thread's first groups; the rest, of very large vocabularies, are read again
+    UNROLL for (u32 i = 0; i < SOME; i++) {
+        u32 g = threadIdx.x + i * blockDim.x;
+        some[i] = g < groups ? ordered(lowest[g]) : 0;
     }
-    __syncthreads();
+    for (u32 round = 0; round < 32 && wanted <= groups; round++) {
+        u32 least = key | 0x80000000u >> round, count = 0;
+        UNROLL for (u32 i = 0; i < SOME; i++) count += some[i] >= least;
+        for (u32 g = threadIdx.x + SOME * blockDim.x; g < groups; g += blockDim.x) count += ordered(lowest[g]) >= least;
+        count = u32(sum_of_warp(i32(count)));
+        if (threadIdx.x % 32 == 0) atomicAdd(&counts[round], count);
+        __syncthreads();
+        if (counts[round] >= wanted) key = least;
+    }
     float threshold = wanted <= groups ? from_ordered(key) : minus_infinity();
     DigitRow of_row = args.rows[row];
     Found* found = args.found + u64(row) * args.capacity;

@@ -20,3 +20,5 @@ typedef unsigned long long u64;
 #endif
 
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// The same, where so many blocks are to fit on a multiprocessor.
+#define KERNEL_BY(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)

@@ -1,6 +1,7 @@
 // RoPE, KV writes, attention in both forms, copies of blocks: a step of several sequences whose earlier
 // positions are in the pool, against the definition query by query.
 
+#include "lanes.cuh"
 #include "reference.h"
 #include "tests.h"
 
@@ -237,6 +238,15 @@ void attention() {
     }
 }
 
+// Every 997th float there is.
+void exponentials() {
+    for (u64 bits = 0; bits < 1ull << 32; bits += 997) {
+        float x = __uint_as_float(u32(bits));
+        if (bits_of(exp_lane(x)) != bits_of(reference::exp_of(x))) printf("exp(%a)\n", x), exit(1);
+    }
+    for (float x : {0.0f, -0.0f, INFINITY, -INFINITY}) expect_same({exp_lane(x)}, {reference::exp_of(x)}, "exp");
+}
+
 void copies() {
     Random random(5);
     u64 block_bytes = 16 * 700;
@@ -254,4 +264,5 @@ void copies() {
 void test_attention() {
     test("attention", attention);
     test("copies of blocks", copies);
+    test("exponentials", exponentials);
 }
