@@ -7,29 +7,7 @@
 // because bytes under way in registers would be the compiler's to undo, which loads where it uses.
 
 #pragma once
-#include "linear.cuh"
-
-// Ternary weights: sixteen bytes of codes a lane and k block.
-struct Ternary {
-    static constexpr u32 PARTS = 1;
-    uint4 words;
-    __device__ __forceinline__ void load(const uint4* slot) { words = slot[0]; }
-    __device__ __forceinline__ void fragment(u32 step, u32 (&a)[4]) const {
-        expand(step == 0 ? words.x : step == 1 ? words.y : step == 2 ? words.z : words.w, a);
-    }
-};
-
-// Int8 weights: the fragments themselves, sixteen bytes for each of four steps.
-struct Bytes {
-    static constexpr u32 PARTS = 4;
-    uint4 steps[PARTS];
-    __device__ __forceinline__ void load(const uint4* slot) {
-        UNROLL for (u32 s = 0; s < PARTS; s++) steps[s] = slot[s * 32];
-    }
-    __device__ __forceinline__ void fragment(u32 step, u32 (&a)[4]) const {
-        a[0] = steps[step].x, a[1] = steps[step].y, a[2] = steps[step].z, a[3] = steps[step].w;
-    }
-};
+#include "fragments.cuh"
 
 // Numbers of a block's shape. A slot of the ring has the weights of M tiles, then both halves of N tiles
 // of rows, 16 bytes a lane each.

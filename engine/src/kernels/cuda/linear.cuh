@@ -6,13 +6,7 @@
 
 #pragma once
 #include "args.cuh"
-#include "lanes.cuh"
-
-// Rows of a weight tile, and columns of a k block.
-constexpr u32 TILE_ROWS = 16;
-constexpr u32 K_BLOCK = 128;
-// Tokens of one product's B fragment.
-constexpr u32 N_TILE = 8;
+#include "fragments.cuh"
 
 // Sixteen output features of one segment.
 struct Tile {
@@ -45,11 +39,6 @@ __device__ __forceinline__ Tile tile_of(const LinearArgs& args, u32 s, u32 index
     const Segment& segment = args.segments[s];
     u64 at = index < tile_count(segment) ? u64(index) * args.k_blocks * 32 : 0;
     return {segment.weights + at, s, index * TILE_ROWS};
-}
-
-// Codes of one word as the A fragment of a product over 32 columns.
-__device__ __forceinline__ void expand(u32 word, u32 (&a)[4]) {
-    UNROLL for (u32 j = 0; j < 4; j++) a[j] = (word >> (2 * j)) & 0x03030303u;
 }
 
 // Division by one divisor of many outputs, correctly rounded.

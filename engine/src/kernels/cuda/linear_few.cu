@@ -6,6 +6,7 @@
 // the k blocks.
 
 #include "few.cuh"
+#include "linear.cuh"
 
 // What the outputs of a block's tokens are made with.
 template <int TOKENS> struct Scales {

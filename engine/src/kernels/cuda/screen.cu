@@ -25,9 +25,8 @@ template <class F> __device__ __forceinline__ void screen(const ScreenArgs& args
         const i32* at = sums + of_block * digit_count * F::STRIDE + i % (ROWS);
         Interval bounds = {minus_infinity(), minus_infinity()};
         if (row < screened && token < args.vocab) {
-            i64 sum = digit_count == 1 ? at[0] : i64(at[0]) * 256 + at[F::STRIDE];
             DigitRow of_row = args.rows[row];
-            float estimate = __fmul_rn(__ll2float_rn(sum), __fmul_rn(args.scales[token], of_row.step));
+            float estimate = estimate_of(digit_count, of_row, args.scales[token], at[0], at[digit_count == 1 ? 0 : F::STRIDE]);
             args.estimates[u64(row) * groups * TILE_ROWS + token] = estimate;
             bounds = interval(estimate, of_row, args.errors[token], args.norms[token]);
         }

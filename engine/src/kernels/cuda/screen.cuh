@@ -21,3 +21,9 @@ __device__ __forceinline__ Interval interval(float estimate, const DigitRow& row
     if (highest != highest) highest = -minus_infinity();
     return {lowest, highest};
 }
+
+// A logit's estimate from the sums of a row's digits: `first`, and `second` if there are two.
+__device__ __forceinline__ float estimate_of(u32 digit_count, const DigitRow& row, float scale, i32 first, i32 second) {
+    i64 sum = digit_count == 1 ? first : i64(first) * 256 + second;
+    return __fmul_rn(__ll2float_rn(sum), __fmul_rn(scale, row.step));
+}

@@ -16,6 +16,7 @@
 #include "rotate_store.cu"
 #include "screen.cu"
 #include "screen_select.cu"
+#include "screen_tile.cu"
 
 namespace emulate {
 
@@ -67,6 +68,7 @@ static const Entry ENTRIES[] = {
     ENTRY(ScreenArgs, screen_n16),
     ENTRY(ScreenArgs, screen_n32),
     ENTRY(ScreenArgs, screen_n64),
+    ENTRY(ScreenArgs, screen_tile),
     ENTRY(SelectArgs, screen_select),
     ENTRY(RescoreArgs, rescore_f32),
     ENTRY(RescoreArgs, rescore_f16),

@@ -111,7 +111,9 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
     vector<Found> found(size_t(rows) * capacity, {~0u, NAN});
     run("digits", {rows + 1, 1, 1}, 256, 4 * stride,
         DigitsArgs{&step, wanted.data(), residual.data(), weight.data(), x.data(), digits.data(), of_rows.data(), width, stride, digit_count, 1e-5f});
-    run(variant.name, {up(copy.groups, variant.groups), up(rows * digit_count, variant.columns), 1}, variant.warps * 32, variant.warps * variant.shared,
+    dim3 grid = {up(copy.groups, variant.groups), up(rows * digit_count, variant.columns), 1};
+    if (variant.columns == 128) std::swap(grid.x, grid.y);
+    run(variant.name, grid, variant.warps * 32, variant.warps * variant.shared,
         ScreenArgs{&step, copy.packed.data(), copy.scales.data(), copy.errors.data(), copy.norms.data(), digits.data(), of_rows.data(),
                    estimates.data(), lowest.data(), highest.data(), vocab, copy.k_blocks, digit_count, 0});
     run("screen_select", {rows + 1, 1, 1}, 1024, 0,
@@ -143,9 +145,10 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
 }
 
 void screens() {
-    const Variant variants[] = {{"screen_n8", 1, 8, 8, 6144}, {"screen_n16", 1, 16, 3, 8192}, {"screen_n32", 2, 32, 4, 8192}, {"screen_n64", 2, 64, 1, 8192}};
+    const Variant variants[] = {{"screen_n8", 1, 8, 8, 6144}, {"screen_n16", 1, 16, 3, 8192}, {"screen_n32", 2, 32, 4, 8192}, {"screen_n64", 2, 64, 1, 8192},
+                                {"screen_tile", 8, 128, 8, 12288}};
     u32 index = 0;
-    for (u32 rows : {1, 2, 7, 8, 9, 33})
+    for (u32 rows : {1, 2, 7, 9, 33, 70})
         for (const Variant& variant : variants)
             for (u32 digit_count : {1, 2}) {
                 u32 dtype = index++ % 3;
