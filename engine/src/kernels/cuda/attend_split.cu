@@ -110,14 +110,41 @@ __device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& wor
     }
 }
 
-// Weights of one stage in place of its scores; adds them to the sums of the lanes.
-template <class E>
-__device__ __forceinline__ float stage_weights(u32 visible, float largest, float* scores, float lane_sum) {
+// A lane's weights of one stage: positions lane, lane + 32, …
+template <class E> struct Weights {
+    static constexpr u32 COUNT = Ring<E>::POSITIONS / 32;
+    float of[COUNT];
+    // From the stage's scores, of which so many are of positions that the query sees.
+    __device__ __forceinline__ void compute(const float* scores, u32 visible, float largest) {
+        UNROLL for (u32 i = 0; i < COUNT; i++) {
+            u32 p = threadIdx.x % 32 + 32 * i;
+            of[i] = weight_of(scores[p], largest, p < visible);
+        }
+    }
+    __device__ __forceinline__ void store(float* scores) const {
+        UNROLL for (u32 i = 0; i < COUNT; i++) scores[threadIdx.x % 32 + 32 * i] = of[i];
+    }
+};
+
+// Adds a stage's positions, `left` or all of it, to the chain and its weights to the sums of the lanes.
+// `meanwhile` runs beside the chain of a whole stage, which leaves most of the cycles to others.
+template <class E, class Meanwhile>
+__device__ __forceinline__ void weigh_stage(const float* weights, const uint4 (&values)[Ring<E>::CHUNKS][SLICE], u32 left,
+                                            float (&out)[1][1], float& lane_sum, Meanwhile meanwhile) {
     u32 lane = threadIdx.x % 32;
-    UNROLL for (u32 p = lane; p < Ring<E>::POSITIONS; p += 32) scores[p] = weight_of(scores[p], largest, p < visible);
-    __syncwarp();
-    UNROLL for (u32 p = lane % LANES; p < Ring<E>::POSITIONS; p += LANES) lane_sum = __fadd_rn(lane_sum, scores[p]);
-    return lane_sum;
+    UNROLL for (u32 p = lane % LANES; p < Ring<E>::POSITIONS; p += LANES) lane_sum = __fadd_rn(lane_sum, weights[p]);
+    if (left >= Ring<E>::POSITIONS) {
+        meanwhile();
+        UNROLL for (u32 c = 0; c < Ring<E>::CHUNKS; c++) {
+            uint4 chunk[1] = {values[c][lane]};
+            weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
+        }
+        return;
+    }
+    UNROLL_BY(1) for (u32 c = 0; c * E::CHUNK < left; c++) {
+        uint4 chunk[1] = {first_values<E>(values[c][lane], left - c * E::CHUNK)};
+        weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
+    }
 }
 
 // Task blockIdx.x, elements SLICE · blockIdx.y .., queries blockIdx.z · warps + warp.
@@ -140,27 +167,23 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
     float largest = minus_infinity();
     for (u32 g = lane; g <= work.last / 32; g += 32) largest = larger(maxima[g], largest);
     largest = largest_of_warp(largest);
+    // The weights of a stage are computed while the one before it is in the chain.
+    Weights<E> next;
+    copy_async_wait<STAGES - 2>();
+    __syncwarp();
+    next.compute(ring.scores[0][warp], work.last + 1, largest);
     float out[1][1] = {}, lane_sum = 0.0f;
     for (u32 s = 0; s < stages; s++) {
-        copy_async_wait<STAGES - 2>();
+        __syncwarp();
+        next.store(ring.scores[s % STAGES][warp]);
+        copy_async_wait<STAGES - 3>();
         __syncthreads();
         if (s + STAGES - 1 < stages) fetch<E>(args, work, table, s + STAGES - 1, first, scores, ring);
         copy_async_commit();
         u32 left = work.last + 1 - s * Ring<E>::POSITIONS;
-        float* weights = ring.scores[s % STAGES][warp];
-        lane_sum = stage_weights<E>(left, largest, weights, lane_sum);
-        const auto& values = ring.values[s % STAGES];
-        if (left >= Ring<E>::POSITIONS) {
-            UNROLL for (u32 c = 0; c < Ring<E>::CHUNKS; c++) {
-                uint4 chunk[1] = {values[c][lane]};
-                weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
-            }
-            continue;
-        }
-        UNROLL_BY(1) for (u32 c = 0; c * E::CHUNK < left; c++) {
-            uint4 chunk[1] = {first_values<E>(values[c][lane], left - c * E::CHUNK)};
-            weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
-        }
+        const float* scores_then = ring.scores[(s + 1) % STAGES][warp];
+        auto meanwhile = [&] { next.compute(scores_then, left - Ring<E>::POSITIONS, largest); };
+        weigh_stage<E>(ring.scores[s % STAGES][warp], ring.values[s % STAGES], left, out, lane_sum, meanwhile);
     }
     float sum = sum_of_lanes(lane_sum);
     if (query < work.count && first + lane < args.pool.head_dim) {

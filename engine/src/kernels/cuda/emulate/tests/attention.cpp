@@ -235,6 +235,9 @@ void attention() {
         check({12, 2, 20}, half, {{95, 1}, {7, 1}});
         check({10, 1, 80}, half, {{40, 3}, {0, 2}});
         check({3, 1, 256}, half, {{5, 4}, {140, 1}});
+        // Block tables of several windows.
+        check({4, 1, 32}, half, {{511, 1}, {512, 1}, {1023, 1}, {1700, 1}});
+        check({2, 1, 32}, half, {{1020, 9}, {505, 12}});
     }
 }
 

@@ -64,9 +64,9 @@ const Kernel GATE[] = {{"gate_n8", 1, 8, 3, 3 * 8192},   {"gate_n16", 1, 16, 1, 
 
 void linear_segments() {
     u32 case_index = 0;
-    for (u32 rows : {1, 2, 7, 8, 9, 16, 33, 130}) {
+    for (u32 rows : {1, 2, 3, 7, 8, 9, 16, 33, 130}) {
         Random random(rows);
-        u32 cols = rows % 2 ? 2560 / 4 + 20 : 384, bucket = rows + case_index % 3 * 70;
+        u32 cols = rows == 3 ? 6912 : rows % 2 ? 660 : 384, bucket = rows + case_index % 3 * 70;
         Matrix a(random, 48 + rows % 16, cols, false), b(random, 20, cols, true), c(random, 37, cols, false);
         const Matrix* all[3] = {&a, &b, &c};
         Input x(random, rows, cols);
@@ -106,7 +106,7 @@ void linear_segments() {
 void gates() {
     for (u32 rows : {1, 2, 7, 8, 9, 16, 33, 130}) {
         Random random(rows + 100);
-        u32 cols = rows % 2 ? 300 : 640, width = 40 + rows % 30;
+        u32 cols = rows == 2 ? 2560 : rows % 2 ? 300 : 640, width = 40 + rows % 30;
         Matrix gate(random, width, cols, rows % 3 == 0), up_matrix(random, width, cols, rows % 4 == 0);
         Input x(random, rows, cols);
         for (u32 activation : {ACTIVATION_SQUARED_RELU, ACTIVATION_SILU}) {
