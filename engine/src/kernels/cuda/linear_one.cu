@@ -52,7 +52,7 @@ __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, co
     for (u32 i = threadIdx.x; i < M * TILE_ROWS; i += blockDim.x) out[i] = 0;
     prepare();
     copy_async_wait<ONE_DEPTH>();
-    if (weight) rms_norm(row, weight, args.width, args.eps);
+    if (weight) rms_norm<0>(row, weight, args.width, args.eps);
     if (args.weight2) rms_norm(row, args.weight2, args.width, args.eps2);
     Quantized quantized = quantize_row(row, args.width, stride, q);
     i32 sums[2][M][4] = {};

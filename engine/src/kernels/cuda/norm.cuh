@@ -15,11 +15,20 @@ template <class T, class Combine> __device__ __forceinline__ T over_block(T of_w
     return all;
 }
 
-// Copies a row to shared memory. The caller synchronises.
+// Copies a row to shared memory, several loads of a thread at a time. The caller synchronises.
 __device__ __forceinline__ void load_row(const float* x, u32 width, float* row) {
     if (width % 4 == 0) {
-        for (u32 i = threadIdx.x; i < width / 4; i += blockDim.x) {
-            reinterpret_cast<float4*>(row)[i] = reinterpret_cast<const float4*>(x)[i];
+        constexpr u32 TOGETHER = 4;
+        for (u32 first = threadIdx.x; first < width / 4; first += TOGETHER * blockDim.x) {
+            float4 some[TOGETHER];
+            UNROLL for (u32 u = 0; u < TOGETHER; u++) {
+                u32 i = first + u * blockDim.x;
+                if (i < width / 4) some[u] = reinterpret_cast<const float4*>(x)[i];
+            }
+            UNROLL for (u32 u = 0; u < TOGETHER; u++) {
+                u32 i = first + u * blockDim.x;
+                if (i < width / 4) reinterpret_cast<float4*>(row)[i] = some[u];
+            }
         }
     } else {
         for (u32 i = threadIdx.x; i < width; i += blockDim.x) row[i] = x[i];
@@ -28,9 +37,16 @@ __device__ __forceinline__ void load_row(const float* x, u32 width, float* row) 
 
 // row = weight * (row / sqrt(mean(row²) + eps)), in place, as ops::rms_norm: the squares in sixteen
 // lanes by fused multiply-add, which the first half of the first warp does while the others wait.
-// Starts and ends with the block synchronised.
+// Starts and ends with the block synchronised. AHEAD: weights are in global memory; a thread asks for its
+// first so many before that.
+template <int AHEAD = 16>
 __device__ __forceinline__ void rms_norm(float* row, const float* weight, u32 width, float eps) {
     __shared__ float inverse_shared;
+    float ahead[AHEAD + 1];
+    UNROLL for (int u = 0; u < AHEAD; u++) {
+        u32 i = threadIdx.x + u32(u) * blockDim.x;
+        ahead[u] = i < width ? weight[i] : 0.0f;
+    }
     __syncthreads();
     if (threadIdx.x < 32) {
         u32 j = threadIdx.x % LANES;
@@ -48,7 +64,11 @@ __device__ __forceinline__ void rms_norm(float* row, const float* weight, u32 wi
     }
     __syncthreads();
     float inverse = inverse_shared;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) {
+    UNROLL for (int u = 0; u < AHEAD; u++) {
+        u32 i = threadIdx.x + u32(u) * blockDim.x;
+        if (i < width) row[i] = __fmul_rn(ahead[u], __fmul_rn(row[i], inverse));
+    }
+    for (u32 i = threadIdx.x + AHEAD * blockDim.x; i < width; i += blockDim.x) {
         row[i] = __fmul_rn(weight[i], __fmul_rn(row[i], inverse));
     }
     __syncthreads();
