@@ -12,7 +12,7 @@ __device__ __forceinline__ double sum_over_block(double v, double* shared) {
 // Estimates::factors in backend/cpu/screen.rs.
 KERNEL(256) digits(const DigitsArgs args) {
     DYNAMIC_SHARED(bytes);
-    auto* values = reinterpret_cast<float*>(bytes);  // (width)
+    auto* values = reinterpret_cast<float*>(bytes);  // (stride)
     __shared__ float floats[32];
     __shared__ double doubles[32];
     u32 index = blockIdx.x, width = args.width;

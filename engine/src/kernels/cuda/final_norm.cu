@@ -5,7 +5,7 @@
 // out[i] = norm of row wanted[i] of the residual stream. A block per wanted row.
 KERNEL(256) final_norm(const FinalNormArgs args) {
     DYNAMIC_SHARED(bytes);
-    auto* values = reinterpret_cast<float*>(bytes);  // (width)
+    auto* values = reinterpret_cast<float*>(bytes);  // (width rounded up to 128)
     u32 index = blockIdx.x, width = args.width;
     if (index >= args.step->whole) return;
     load_row(args.residual + u64(args.wanted[index]) * width, width, values);

@@ -40,6 +40,7 @@ __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, co
     i8* q = reinterpret_cast<i8*>(weight_row + stride);
     const float* weight = args.weight;
     if (args.width % 4 == 0) {
+        pad_row(row, args.width);
         copy_row(args.x, args.width, row);
         if (weight) copy_row(weight, args.width, weight_row), weight = weight_row;
     } else {

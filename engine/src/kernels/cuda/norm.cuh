@@ -15,8 +15,18 @@ template <class T, class Combine> __device__ __forceinline__ T over_block(T of_w
     return all;
 }
 
-// Copies a row to shared memory, several loads of a thread at a time. The caller synchronises.
+// Rows in shared memory have room for a multiple of so many elements, with zeros after the width.
+constexpr u32 ROW_MULTIPLE = 128;
+
+__device__ __forceinline__ void pad_row(float* row, u32 width) {
+    u32 end = (width + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
+    for (u32 i = width + threadIdx.x; i < end; i += blockDim.x) row[i] = 0.0f;
+}
+
+// Copies a row to shared memory, several loads of a thread at a time, and pads it. The caller
+// synchronises.
 __device__ __forceinline__ void load_row(const float* x, u32 width, float* row) {
+    pad_row(row, width);
     if (width % 4 == 0) {
         constexpr u32 TOGETHER = 4;
         for (u32 first = threadIdx.x; first < width / 4; first += TOGETHER * blockDim.x) {
@@ -35,6 +45,26 @@ __device__ __forceinline__ void load_row(const float* x, u32 width, float* row) 
     }
 }
 
+// The running sum of squares of one lane, a chain; eight elements are read while eight are added. Zeros
+// beyond the width add nothing, to the bit.
+__device__ __forceinline__ float squares_of_lane(const float* row, u32 width, u32 lane) {
+    constexpr u32 TOGETHER = ROW_MULTIPLE / LANES;
+    float squares = 0.0f, next[TOGETHER];
+    const float *at = row + lane, *last = at + (width - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
+    UNROLL for (u32 u = 0; u < TOGETHER; u++) next[u] = at[u * LANES];
+    UNROLL_BY(2) while (at < last) {
+        at += ROW_MULTIPLE;
+        float now[TOGETHER];
+        UNROLL for (u32 u = 0; u < TOGETHER; u++) {
+            now[u] = next[u];
+            next[u] = at[u * LANES];
+        }
+        UNROLL for (u32 u = 0; u < TOGETHER; u++) squares = __fmaf_rn(now[u], now[u], squares);
+    }
+    UNROLL for (u32 u = 0; u < TOGETHER; u++) squares = __fmaf_rn(next[u], next[u], squares);
+    return squares;
+}
+
 // row = weight * (row / sqrt(mean(row²) + eps)), in place, as ops::rms_norm: the squares in sixteen
 // lanes by fused multiply-add, which the first half of the first warp does while the others wait.
 // Starts and ends with the block synchronised. AHEAD: weights are in global memory; a thread asks for its
@@ -49,15 +79,7 @@ __device__ __forceinline__ void rms_norm(float* row, const float* weight, u32 wi
     }
     __syncthreads();
     if (threadIdx.x < 32) {
-        u32 j = threadIdx.x % LANES;
-        float squares = 0.0f;
-        u32 i = j;
-        for (; i + 7 * LANES < width; i += 8 * LANES) {
-            float v[8];
-            UNROLL for (u32 u = 0; u < 8; u++) v[u] = row[i + u * LANES];
-            UNROLL for (u32 u = 0; u < 8; u++) squares = __fmaf_rn(v[u], v[u], squares);
-        }
-        for (; i < width; i += LANES) squares = __fmaf_rn(row[i], row[i], squares);
+        float squares = squares_of_lane(row, width, threadIdx.x % LANES);
         float mean = __fdiv_rn(sum_of_lanes(squares), __int2float_rn(i32(width)));
         float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
         if (threadIdx.x == 0) inverse_shared = inverse;

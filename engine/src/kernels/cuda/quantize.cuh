@@ -14,12 +14,11 @@ struct Quantized {
     i32 sum;
 };
 
-// As ops::quantize, with s = 127 / max(1e-5, max|v|): writes the row's bytes up to the stride, a multiple of
-// 4, to global or shared memory. Every thread gets the result. `row` has room for the stride.
+// As ops::quantize, with s = 127 / max(1e-5, max|v|): writes the row's bytes, and zeros up to the stride,
+// which is the width rounded up to 128. Every thread gets the result.
 __device__ __forceinline__ Quantized quantize_row(float* row, u32 width, u32 stride, i8* out) {
     __shared__ float floats[32];
     __shared__ i32 integers[32];
-    for (u32 i = width + threadIdx.x; i < stride; i += blockDim.x) row[i] = 0.0f;
     __syncthreads();
     float largest = largest_magnitude(row, width, floats);
     float s = __fdiv_rn(127.0f, largest > 1e-5f ? largest : 1e-5f);

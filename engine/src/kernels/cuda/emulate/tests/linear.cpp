@@ -216,7 +216,7 @@ void norms() {
             auto row = reference::rms_norm(&x[r * width], w.data(), width, EPS);
             want.insert(want.end(), row.begin(), row.end());
         }
-        run("final_norm", {rows + 1, 1, 1}, 256, 4 * padded(width, 4),
+        run("final_norm", {rows + 1, 1, 1}, 256, 4 * stride,
             FinalNormArgs{&step, wanted.data(), x.data(), w.data(), out.data(), width, EPS});
         expect_same(out, want, "final_norm");
     }
