@@ -2,7 +2,9 @@
 //! other state between steps.
 
 pub mod cpu;
+pub mod cuda;
 pub(crate) mod logits;
+mod positions;
 
 pub use logits::{Logits, Position, TokenLogit};
 

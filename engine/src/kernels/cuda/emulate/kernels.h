@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "activate.cu"
 #include "attend.cu"
 #include "attend_split.cu"
 #include "copy_blocks.cu"
@@ -30,6 +31,7 @@ template <class Args, void (*kernel)(Args)> void run(void** args) { kernel(*stat
 #define ENTRY(Args, name) {#name, run<const Args, name>}
 
 static const Entry ENTRIES[] = {
+    ENTRY(ActivateArgs, activate),
     ENTRY(EmbedArgs, embed),
     ENTRY(NormQuantizeArgs, norm_quantize),
     ENTRY(LinearArgs, linear_n8),
