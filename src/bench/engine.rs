@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tritmill_engine::{
     backend::LogitsFor,
-    load,
+    load::{self, DeviceChoice},
     measure::{self, Phase, Speed, Workload},
 };
 use tritmill_worker::machine::{self, Machine};
@@ -74,10 +74,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })?;
     let weight_bytes = backend.weight_bytes();
     let resident_bytes = machine::resident_bytes();
-    let (isa, threads) = (options.isa(), options.threads());
+    let (kernels, threads) = (options.kernels(), options.threads());
+    let on_cpu = options.device.resolved() == DeviceChoice::Cpu;
     let bandwidth = measure::memory_bandwidth(threads, Machine::read().available());
-    // All logits take the head itself, not the copy that is counted.
-    let step_bytes = weight_bytes.filter(|_| !arguments.all_logits);
+    // All logits take the head itself, not the copy that is counted; a GPU has memory of its own.
+    let step_bytes = weight_bytes.filter(|_| !arguments.all_logits && on_cpu);
     let share = |s: &Speed| match (s.phase, step_bytes) {
         (Phase::Decode, Some(bytes)) => Some(s.median / s.batch as f64 * bytes as f64 / bandwidth),
         _ => None,
@@ -86,7 +87,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::line(json!({
             "model": model.name(),
             "format": options.format.to_string(),
-            "isa": isa.to_string(),
+            "isa": kernels,
             "threads": threads,
             "prompt": workload.prompt_tokens,
             "generate": workload.generate_tokens,
@@ -99,7 +100,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (name, format) = (model.name(), options.format);
-    output::line(format_args!("{name}, {format}, {isa}, {threads} threads"))?;
+    output::line(format_args!("{name}, {format}, {kernels}, {threads} threads"))?;
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), output::bytes);
     let (weights, resident) = (size(weight_bytes.map(|n| n as u64)), size(resident_bytes));
     output::line(format_args!("weights {weights}, resident {resident}"))?;

@@ -114,20 +114,35 @@ fn failure(doing: &'static str, error: DriverError) -> DeviceError {
     }
 }
 
-/// Opens a device and loads the kernels.
-pub fn open(ordinal: usize) -> Result<Driver, CudaLoadError> {
+/// Whether a device can run the kernels, without opening it.
+///
+/// # Errors
+/// [`CudaLoadError`]: what is missing.
+pub fn usable(ordinal: usize) -> Result<(), CudaLoadError> {
     start_driver()?;
     let count = query::get_count().unwrap_or_default().max(0) as usize;
     if ordinal >= count {
         return Err(CudaLoadError::NoDevice { ordinal, count });
     }
+    let asked = |error| failure("asking for properties", error);
+    let device = query::get(ordinal as i32).map_err(asked)?;
+    // SAFETY: the device was just got.
+    let number = |attribute| unsafe { query::get_attribute(device, attribute) }.map_err(asked);
+    let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?.max(0) as u32;
+    let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?.max(0) as u32;
+    if (major, minor) < CAPABILITY_MIN {
+        let name = query::get_name(device).map_err(asked)?;
+        return Err(CudaLoadError::TooOld { name, capability: (major, minor) });
+    }
+    Ok(())
+}
+
+/// Opens a device and loads the kernels.
+pub fn open(ordinal: usize) -> Result<Driver, CudaLoadError> {
+    usable(ordinal)?;
     let context = CudaContext::new(ordinal).map_err(|error| failure("opening the device", error))?;
     let properties =
         properties(&context).map_err(|error| failure("asking for properties", error))?;
-    if properties.capability < CAPABILITY_MIN {
-        let Properties { name, capability, .. } = properties;
-        return Err(CudaLoadError::TooOld { name, capability });
-    }
     Ok(Driver::new(context, properties)?)
 }
 

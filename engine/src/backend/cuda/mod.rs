@@ -29,7 +29,7 @@ mod weights;
 use std::sync::Arc;
 
 pub use device::{DeviceError, Properties};
-pub use driver::{Devices, devices};
+pub use driver::{Devices, devices, usable};
 pub use error::CudaLoadError;
 
 use super::{
