@@ -12,8 +12,11 @@ use super::{
 };
 
 /// Sequences of a step, and tokens of prompt and answer.
-const SWEEPS: [(&str, &str, &str); 3] =
-    [("1,2,4,8,16,32,64,128,256", "128", "64"), ("1,16,64,128,256", "512", "32"), ("1", "2048", "16")];
+const SWEEPS: [(&str, &str, &str); 3] = [
+    ("1,2,4,8,16,32,64,128,256", "128", "64"),
+    ("1,16,64,128,256", "512", "32"),
+    ("1", "2048", "16"),
+];
 
 /// What is to be reached: a name, tokens/s, and the figure of the measurements.
 type Target = (&'static str, f64, fn(&[Row]) -> Option<f64>);
@@ -45,9 +48,8 @@ struct Row {
 }
 
 fn decode(rows: &[Row], batch: u64, prompt: u64) -> Option<f64> {
-    let found = rows
-        .iter()
-        .find(|row| row.phase == "decode" && row.batch == batch && row.prompt == prompt);
+    let found =
+        rows.iter().find(|row| row.phase == "decode" && row.batch == batch && row.prompt == prompt);
     found.map(|row| row.median)
 }
 
@@ -123,7 +125,10 @@ fn table(device: &str, rows: &[Row]) -> anyhow::Result<String> {
     let mut text = format!("{device}\n\n    cargo xtask gpu\n\n");
     text += "| phase | prompt | batch | tokens/s | slowest … fastest |\n| --- | --- | --- | --- | --- |\n";
     for Row { phase, batch, prompt, median, lowest, highest } in rows {
-        writeln!(text, "| {phase} | {prompt} | {batch} | {median:.0} | {lowest:.0} … {highest:.0} |")?;
+        writeln!(
+            text,
+            "| {phase} | {prompt} | {batch} | {median:.0} | {lowest:.0} … {highest:.0} |"
+        )?;
     }
     text += "\n| target | asked | measured |\n| --- | --- | --- |\n";
     for (name, asked, measured) in TARGETS {

@@ -64,6 +64,9 @@ pub enum StepError {
     /// The device reported an error.
     #[error("device failure: {0}")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The device works no more in this process.
+    #[error("device lost: {0}")]
+    DeviceLost(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// A device that runs steps.

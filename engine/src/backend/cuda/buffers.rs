@@ -3,6 +3,7 @@
 use super::{
     args::{AttentionTask, Found, Step},
     device::{Address, Properties},
+    forward::tasks_of_row,
     layout::{TILE_ROWS, k_blocks},
     shape::{Arena, Shape, stride},
 };
@@ -102,6 +103,8 @@ pub struct Inputs {
 
 impl Inputs {
     fn of(start: Address, bucket: &Bucket, shape: &Shape) -> Self {
+        // Several rows together are fewer tasks.
+        let of_row = tasks_of_row(shape, bucket.attention);
         let mut next = start;
         let mut take = |bytes: usize| {
             let at = next;
@@ -116,7 +119,7 @@ impl Inputs {
             whole: take(bucket.whole * 4),
             screened: take(bucket.screened * 4),
             counts: take(bucket.screened * 4),
-            tasks: take(bucket.rows * shape.heads * size_of::<AttentionTask>()),
+            tasks: take(bucket.rows * of_row * size_of::<AttentionTask>()),
             blocks: take(0),
             start,
         }
@@ -167,7 +170,12 @@ pub struct Buffers {
 
 impl Buffers {
     /// Says where everything lies.
-    pub fn place(shape: &Shape, limits: &Limits, properties: &Properties, arena: &mut Arena) -> Self {
+    pub fn place(
+        shape: &Shape,
+        limits: &Limits,
+        properties: &Properties,
+        arena: &mut Arena,
+    ) -> Self {
         let Limits { rows, whole, screened, .. } = *limits;
         let warps_max = WARPS * properties.multiprocessors as usize;
         let longest = shape.context.next_multiple_of(128);

@@ -40,11 +40,10 @@ pub struct Devices {
 /// # Errors
 /// [`CudaLoadError`]: no driver, one that is too old, or one that does not answer.
 pub fn devices() -> Result<Devices, CudaLoadError> {
-    let version = start_driver()?;
-    let count = query::get_count().map_err(|error| failure("counting devices", error))?;
+    let (version, count) = start_driver()?;
     let devices = (0..count).map(|ordinal| {
-        let context =
-            CudaContext::new(ordinal as usize).map_err(|error| failure("opening a device", error))?;
+        let context = CudaContext::new(ordinal)
+            .map_err(|error| failure("opening a device", error))?;
         properties(&context).map_err(|error| failure("asking for properties", error).into())
     });
     Ok(Devices {
@@ -53,8 +52,8 @@ pub fn devices() -> Result<Devices, CudaLoadError> {
     })
 }
 
-/// Loads the driver's library; returns its version.
-fn start_driver() -> Result<i32, CudaLoadError> {
+/// Loads the driver's library; returns its version and how many devices there are.
+fn start_driver() -> Result<(i32, usize), CudaLoadError> {
     // SAFETY: it only tries to load the driver's library, as all that follows would.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaLoadError::NoDriver);
@@ -67,11 +66,13 @@ fn start_driver() -> Result<i32, CudaLoadError> {
         return Err(CudaLoadError::DriverTooOld { found, needed: DRIVER_MIN });
     }
     match result::init() {
-        Ok(()) => Ok(found),
+        Ok(()) => {}
         // A driver without a device says so already here.
-        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(found),
-        Err(error) => Err(failure("starting the driver", error).into()),
+        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => return Ok((found, 0)),
+        Err(error) => return Err(failure("starting the driver", error).into()),
     }
+    let count = query::get_count().map_err(|error| failure("counting devices", error))?;
+    Ok((found, count.max(0) as usize))
 }
 
 /// What the context's device is.
@@ -119,8 +120,7 @@ fn failure(doing: &'static str, error: DriverError) -> DeviceError {
 /// # Errors
 /// [`CudaLoadError`]: what is missing.
 pub fn usable(ordinal: usize) -> Result<(), CudaLoadError> {
-    start_driver()?;
-    let count = query::get_count().unwrap_or_default().max(0) as usize;
+    let (_, count) = start_driver()?;
     if ordinal >= count {
         return Err(CudaLoadError::NoDevice { ordinal, count });
     }
@@ -140,7 +140,8 @@ pub fn usable(ordinal: usize) -> Result<(), CudaLoadError> {
 /// Opens a device and loads the kernels.
 pub fn open(ordinal: usize) -> Result<Driver, CudaLoadError> {
     usable(ordinal)?;
-    let context = CudaContext::new(ordinal).map_err(|error| failure("opening the device", error))?;
+    let context =
+        CudaContext::new(ordinal).map_err(|error| failure("opening the device", error))?;
     let properties =
         properties(&context).map_err(|error| failure("asking for properties", error))?;
     Ok(Driver::new(context, properties)?)
@@ -330,7 +331,7 @@ impl Device for Driver {
         let ended = self.call("recording", || unsafe { result::stream::end_capture(stream) });
         launched?;
         let graph = ended?;
-        let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
+        let flags = sys::CUgraphInstantiate_flags_enum(0);
         // SAFETY: the graph was just captured, and is destroyed once.
         let recording = self.call("recording", || unsafe {
             let made = result::graph::instantiate(graph, flags);

@@ -13,13 +13,8 @@ use std::{
 use super::device::{Address, Device, DeviceError, Launch, Part, Properties, Recording};
 use crate::formats::memory::AlignedBytes;
 
-type LaunchFn = unsafe extern "C" fn(
-    *const c_char,
-    *const u32,
-    *const u32,
-    u32,
-    *mut *mut c_void,
-) -> c_int;
+type LaunchFn =
+    unsafe extern "C" fn(*const c_char, *const u32, *const u32, u32, *mut *mut c_void) -> c_int;
 
 /// The kernels' sources.
 fn sources() -> PathBuf {
@@ -70,7 +65,13 @@ fn library() -> Option<PathBuf> {
 fn entry() -> Option<LaunchFn> {
     static ENTRY: OnceLock<Option<LaunchFn>> = OnceLock::new();
     *ENTRY.get_or_init(|| {
-        if !cfg!(target_arch = "x86_64") {
+        #[cfg(target_arch = "x86_64")]
+        let runs = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        #[cfg(not(target_arch = "x86_64"))]
+        let runs = false;
+        if !runs {
             return None;
         }
         let path = CString::new(library()?.as_os_str().as_bytes()).expect("paths have no zeros");
@@ -97,7 +98,7 @@ impl Emulated {
     /// `None`, and a line that says so, where no C++ compiler is installed.
     pub fn new() -> Option<Self> {
         let Some(launch) = entry() else {
-            eprintln!("skipped: emulating the kernels takes g++ and an x86-64 processor");
+            eprintln!("skipped: emulating the kernels takes g++ and a processor with AVX2");
             return None;
         };
         let properties = Properties {

@@ -1,7 +1,7 @@
 //! Why a model does not start on a device.
 
 use super::{device::DeviceError, weights::WeightsError};
-use crate::files::ModelError;
+use crate::{config::Linear, files::ModelError};
 
 /// Why a model does not start on a device.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +50,14 @@ pub enum CudaLoadError {
         needed_bytes: u64,
         /// What nobody holds.
         free_bytes: u64,
+    },
+    /// The device computes something else than the host.
+    #[error("the device fails its self-test on {linear:?} with {rows} rows: use --device cpu")]
+    SelfTest {
+        /// A linear of the first or the last layer.
+        linear: Linear,
+        /// Rows of the step.
+        rows: usize,
     },
     /// The model's file.
     #[error(transparent)]

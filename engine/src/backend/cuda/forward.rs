@@ -37,9 +37,9 @@ pub struct Pass<'a> {
 
 /// A linear's input: rows of floats and the norms before their quantization, 0 where there is none.
 #[derive(Clone, Copy)]
-struct Input {
-    x: Address,
-    norm: Address,
+pub struct Input {
+    pub x: Address,
+    pub norm: Address,
 }
 
 /// Kernels for some number of rows.
@@ -134,7 +134,7 @@ impl Pass<'_> {
     }
 
     /// Norms, quantization, products: outputs of linears with one input go where they are told.
-    fn linear(
+    pub fn linear(
         &self,
         input: Input,
         to: &[(&DeviceLinear, Address)],

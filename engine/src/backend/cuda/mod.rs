@@ -20,6 +20,7 @@ mod head;
 mod layout;
 mod modules;
 mod plan;
+mod self_test;
 mod shape;
 mod step;
 #[cfg(test)]
@@ -114,8 +115,7 @@ fn start(
     let ((mut weights, buffers), ..) = place(weights_at, buffers_at);
     weights.fill(model, &shape, device.as_mut())?;
     let precision = precision(model.head().dtype, options.head);
-    let numerics_class =
-        format!("{class_prefix}/kv-{}/head-{precision}/cuda", options.kv.name());
+    let numerics_class = format!("{class_prefix}/kv-{}/head-{precision}/cuda", options.kv.name());
     tracing::info!(
         model = model.name(),
         device = properties.name,
@@ -126,7 +126,7 @@ fn start(
         "model loaded"
     );
     let (kv, state) = (options.kv, State::default());
-    Ok(CudaBackend {
+    let mut backend = CudaBackend {
         device,
         weights,
         buffers,
@@ -138,7 +138,10 @@ fn start(
         block_count,
         numerics_class,
         state,
-    })
+    };
+    self_test::run(&mut backend, model)?;
+    model.release_pages();
+    Ok(backend)
 }
 
 /// The head's precision, as the CPU's numerics class names it.

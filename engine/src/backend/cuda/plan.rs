@@ -73,11 +73,7 @@ pub struct AllWanted {
 }
 
 /// Finds a part's wanted rows. `screens` says whether so many of the largest are screened for.
-pub fn wanted(
-    part: &[Piece],
-    chunks: &[Chunk<'_>],
-    screens: impl Fn(usize) -> bool,
-) -> AllWanted {
+pub fn wanted(part: &[Piece], chunks: &[Chunk<'_>], screens: impl Fn(usize) -> bool) -> AllWanted {
     let mut all = AllWanted::default();
     let mut first = 0;
     for piece in part {

@@ -189,14 +189,10 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Launches the layers, if they are to run, and the head; what comes often is recorded once.
-    fn launch(&mut self, bucket: &Bucket, outputs: &Outputs, first: bool) -> Result<(), DeviceError> {
-        let recorded = first && bucket.rows <= self.limits.recorded;
-        if let Some(recording) = self.state.recordings.get(bucket).filter(|_| recorded) {
-            return self.device.replay(*recording);
-        }
+    /// What the launches of a pass are made of.
+    pub(super) fn pass_of(&self, bucket: &Bucket) -> Pass<'_> {
         let properties = self.device.properties();
-        let pass = Pass {
+        Pass {
             weights: &self.weights,
             buffers: &self.buffers,
             shape: &self.shape,
@@ -206,7 +202,21 @@ impl CudaBackend {
             kv_base: self.kv_base,
             multiprocessors: properties.multiprocessors as usize,
             shared_bytes: properties.shared_bytes as usize,
-        };
+        }
+    }
+
+    /// Launches the layers, if they are to run, and the head; what comes often is recorded once.
+    fn launch(
+        &mut self,
+        bucket: &Bucket,
+        outputs: &Outputs,
+        first: bool,
+    ) -> Result<(), DeviceError> {
+        let recorded = first && bucket.rows <= self.limits.recorded;
+        if let Some(recording) = self.state.recordings.get(bucket).filter(|_| recorded) {
+            return self.device.replay(*recording);
+        }
+        let pass = self.pass_of(bucket);
         let mut launches = if first { pass.body() } else { Vec::new() };
         launches.extend(pass.head(outputs));
         if !recorded {
@@ -231,7 +241,10 @@ impl CudaBackend {
         let of_row = capacity(&self.shape) * size_of::<Found>();
         let counts = (outputs.found - outputs.found_counts) as usize;
         let found = &mut self.state.found;
-        found.resize(if rows.screened.is_empty() { 0 } else { counts + rows.screened.len() * of_row }, 0);
+        found.resize(
+            if rows.screened.is_empty() { 0 } else { counts + rows.screened.len() * of_row },
+            0,
+        );
         let mut parts = Vec::new();
         if !found.is_empty() {
             parts.push(Part { from: outputs.found_counts, to: found });
@@ -296,7 +309,12 @@ impl Backend for CudaBackend {
 
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
         positions::check(chunks, &self.config, self.block_count)?;
-        self.run(chunks, logits).map_err(|error| StepError::Device(Box::new(error)))
+        self.run(chunks, logits).map_err(|error| match error {
+            DeviceError::Sticky { .. } | DeviceError::Lost { .. } => {
+                StepError::DeviceLost(Box::new(error))
+            }
+            _ => StepError::Device(Box::new(error)),
+        })
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
@@ -305,7 +323,9 @@ impl Backend for CudaBackend {
             assert!((block.0 as usize) < self.block_count, "a block of this pool");
             self.kv_base + u64::from(block.0) * bytes as u64
         };
-        if from != to && let Err(error) = self.device.copy(at(from), at(to), bytes) {
+        if from != to
+            && let Err(error) = self.device.copy(at(from), at(to), bytes)
+        {
             self.state.failed.get_or_insert(error);
         }
     }

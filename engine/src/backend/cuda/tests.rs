@@ -143,7 +143,9 @@ fn structs_are_those_of_the_kernels() {
             .lines()
             .skip(1)
             .filter_map(|line| line.split("//").next()?.trim().strip_suffix(';'))
-            .map(|field| field.rsplit(' ').next().expect("a name").split('[').next().expect("a name"))
+            .map(|field| {
+                field.rsplit(' ').next().expect("a name").split('[').next().expect("a name")
+            })
             .collect();
         let mirrored: Vec<&str> = fields.iter().map(|(field, _)| *field).collect();
         assert_eq!(declared, mirrored, "{name} of {size} bytes");
@@ -312,13 +314,13 @@ fn every_kind_of_head_and_cache_equals_the_cpus() {
         let Some(mut cuda) = load(&model, options, small()) else { return };
         let mut cpu = on_cpu(&model, options);
         let what = format!("{name}, {kv:?}, {head:?}");
-        let parts =
-            [part(&tokens(18, 1), 0, 0, LogitsFor::All), part(&tokens(3, 2), 0, 4, LogitsFor::Last)];
-        check(&what, cpu.as_mut(), &mut cuda, &parts);
         let parts = [
-            part(&[5], 18, 0, LogitsFor::Largest(3)),
-            part(&[6], 3, 4, LogitsFor::Largest(1)),
+            part(&tokens(18, 1), 0, 0, LogitsFor::All),
+            part(&tokens(3, 2), 0, 4, LogitsFor::Last),
         ];
+        check(&what, cpu.as_mut(), &mut cuda, &parts);
+        let parts =
+            [part(&[5], 18, 0, LogitsFor::Largest(3)), part(&[6], 3, 4, LogitsFor::Largest(1))];
         check(&what, cpu.as_mut(), &mut cuda, &parts);
         let class = cuda.numerics_class().to_owned();
         assert_eq!(class.replace("/cuda", "/cpu"), cpu.numerics_class(), "{what}");
@@ -387,7 +389,9 @@ fn repeat_embedding(file: &mut [u8], row_bytes: usize) {
 #[test]
 fn a_step_that_does_not_fit_is_refused_and_the_backend_goes_on() {
     let model = model("bitnet-tiny");
-    let Some(mut cuda) = load(&model, options(KvType::F16, HeadMode::Exact), small()) else { return };
+    let Some(mut cuda) = load(&model, options(KvType::F16, HeadMode::Exact), small()) else {
+        return;
+    };
     let mut step = |tokens: &[u32], position, blocks: &[BlockId]| {
         let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Largest(1) };
         cuda.step(&[chunk], &mut Logits::default())

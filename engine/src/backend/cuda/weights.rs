@@ -320,7 +320,8 @@ fn write_screen(
     to: &ScreenRows,
     dense: Dense<'_>,
 ) -> Result<(), DeviceError> {
-    let (groups, of_group) = (dense.rows.div_ceil(layout::TILE_ROWS), layout::group_bytes(dense.cols));
+    let (groups, of_group) =
+        (dense.rows.div_ceil(layout::TILE_ROWS), layout::group_bytes(dense.cols));
     let together = (CHUNK_BYTES / of_group).clamp(1, groups);
     let padded = groups * layout::TILE_ROWS;
     let (mut scales, mut errors, mut norms) = (vec![], vec![], vec![]);
