@@ -5,6 +5,7 @@ use std::{fmt::Write as _, process::ExitCode};
 use clap::Args;
 use serde_json::json;
 use tritmill_engine::{
+    backend::cuda::{self, CudaLoadError, Devices},
     kernels::{Isa, self_check},
     measure,
 };
@@ -50,12 +51,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let peak = measure::product_peak(chosen, machine.cores);
     let folder = std::env::current_dir()?;
     let disk = machine::disk_free_bytes(&folder);
+    let gpus = cuda::devices();
     let checks = [
         processor(&isas, chosen),
         kernels(&isas),
         memory(&machine),
         huge_pages(&machine),
         disk_space(disk),
+        gpu(&gpus),
     ];
     let ok = checks.iter().all(|check| check.ok);
     if arguments.json {
@@ -72,6 +75,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "products_per_s": peak.map(f64::round),
             "huge_pages": machine.huge_pages,
             "disk_free_bytes": disk,
+            "cuda": cuda_json(&gpus),
             "checks": checks.iter().map(|check| json!({
                 "name": check.name, "ok": check.ok, "found": check.found, "advice": check.advice,
             })).collect::<Vec<_>>(),
@@ -179,4 +183,51 @@ fn disk_space(free: Option<u64>) -> Check {
     let ok = free.is_none_or(|free| free > 64 << 20);
     let advice = if ok { "" } else { "a run keeps its state next to its output: free some space" };
     Check { name: "disk", ok, found, advice: advice.to_owned() }
+}
+
+/// A GPU is not needed: what is missing is said, and is no failure.
+fn gpu(gpus: &Result<Devices, CudaLoadError>) -> Check {
+    let (found, advice) = match gpus {
+        Ok(Devices { driver, devices }) if devices.is_empty() => {
+            (format!("none; the CUDA driver is there, of version {driver}"), String::new())
+        }
+        Ok(Devices { driver, devices }) => {
+            let mut text = format!("CUDA driver {driver}");
+            for (ordinal, device) in devices.iter().enumerate() {
+                let (major, minor) = device.capability;
+                let (all, free) = (device.memory_bytes, device.memory_free_bytes);
+                let _ = write!(
+                    text,
+                    "; cuda:{ordinal} {}, compute capability {major}.{minor}, {}, {} free",
+                    device.name,
+                    output::bytes(all),
+                    output::bytes(free)
+                );
+            }
+            let advice = match cuda::usable(0) {
+                Ok(()) => "run on it with --device cuda:0, or TRITMILL_DEVICE=auto".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            (text, advice)
+        }
+        Err(CudaLoadError::NoDriver) => ("none: no CUDA driver".to_owned(), String::new()),
+        Err(error) => ("none that can be used".to_owned(), error.to_string()),
+    };
+    Check { name: "gpu", ok: true, found, advice }
+}
+
+fn cuda_json(gpus: &Result<Devices, CudaLoadError>) -> serde_json::Value {
+    match gpus {
+        Ok(Devices { driver, devices }) => json!({
+            "driver": driver,
+            "devices": devices.iter().map(|device| json!({
+                "name": device.name,
+                "compute_capability": format!("{}.{}", device.capability.0, device.capability.1),
+                "multiprocessors": device.multiprocessors,
+                "memory_bytes": device.memory_bytes,
+                "memory_free_bytes": device.memory_free_bytes,
+            })).collect::<Vec<_>>(),
+        }),
+        Err(error) => json!({ "missing": error.to_string() }),
+    }
 }

@@ -12,7 +12,7 @@ use tritmill_engine::{
     files::Model,
     formats::Format,
     kernels::Isa,
-    load::EngineOptions,
+    load::{DeviceChoice, EngineOptions},
 };
 
 use tritmill_queue::QueueName;
@@ -47,6 +47,10 @@ pub fn open(model: &str) -> anyhow::Result<Arc<Model>> {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct RunOptions {
+    /// Where to run: cpu, cuda:0 (or another GPU's number), or auto: the first GPU if there is one that
+    /// will do, else the CPU
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: DeviceChoice,
     /// Packing of the ternary weights; the answers are the same for each
     #[arg(long, default_value = "i2_s", value_parser = one_of::<Format>(&["i2_s", "tl1", "tl2"]))]
     pub format: Format,
@@ -77,6 +81,7 @@ impl RunOptions {
     /// The engine's options, with its own defaults for the rest.
     pub fn engine(&self) -> EngineOptions {
         EngineOptions {
+            device: self.device,
             format: self.format,
             isa: self.isa,
             threads: self.threads,

@@ -103,7 +103,7 @@ impl Arguments {
             drain: Duration::from_secs_f64(self.drain),
             step_limit: Duration::from_secs_f64(self.step_limit),
             mode: WorkerMode::Service,
-            isa: self.run.engine().isa().to_string(),
+            isa: self.run.engine().kernels(),
         }
     }
 }

@@ -1,13 +1,19 @@
 //! From an opened model to a running engine: the options a person may set, the defaults for those
 //! they did not, and the sizes that follow from them.
 
-use std::{num::NonZeroUsize, sync::Arc};
+use std::{
+    fmt,
+    num::NonZeroUsize,
+    str::FromStr,
+    sync::{Arc, OnceLock},
+};
 
 use crate::{
     Engine, EngineConfig,
     backend::{
         Backend,
-        cpu::{self, CpuOptions, HeadMode, KvType, LoadError},
+        cpu::{self, CpuOptions, HeadMode, KvType},
+        cuda::{self, CudaLoadError, CudaOptions, KvBlocks},
     },
     files::Model,
     formats::Format,
@@ -19,9 +25,86 @@ use crate::{
 /// KV memory when none is asked for, unless the sequences need less.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 
-/// How a model is run. Nothing but `kv` and `head` changes a token.
+/// Where a model runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceChoice {
+    /// On the processor.
+    #[default]
+    Cpu,
+    /// On the GPU of that number, or not at all.
+    Cuda(usize),
+    /// On the first GPU, if there is one that can run the kernels, else on the processor.
+    Auto,
+}
+
+impl DeviceChoice {
+    /// Looks for a GPU where that is left open, once in a process, and says if there is none.
+    pub fn resolved(self) -> Self {
+        static FOUND: OnceLock<bool> = OnceLock::new();
+        if self != Self::Auto {
+            return self;
+        }
+        let found = *FOUND.get_or_init(|| match cuda::usable(0) {
+            Ok(()) => true,
+            Err(why) => {
+                tracing::warn!(%why, "no GPU to run on: running on the CPU");
+                false
+            }
+        });
+        if found { Self::Cuda(0) } else { Self::Cpu }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+            Self::Auto => f.write_str("auto"),
+        }
+    }
+}
+
+/// A device that is none of `cpu`, `cuda:N`, `auto`.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown device '{0}' (expected cpu, cuda:0, cuda:1, … or auto)")]
+pub struct UnknownDevice(pub String);
+
+impl FromStr for DeviceChoice {
+    type Err = UnknownDevice;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
+        match name {
+            "cpu" => Ok(Self::Cpu),
+            "auto" => Ok(Self::Auto),
+            "cuda" => Ok(Self::Cuda(0)),
+            other => other
+                .strip_prefix("cuda:")
+                .and_then(|ordinal| ordinal.parse::<u16>().ok())
+                .map(|ordinal| Self::Cuda(ordinal.into()))
+                .ok_or_else(|| UnknownDevice(other.to_owned())),
+        }
+    }
+}
+
+/// Why a model does not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// On the processor.
+    #[error(transparent)]
+    Cpu(#[from] cpu::LoadError),
+    /// On a GPU.
+    #[error(transparent)]
+    Cuda(#[from] CudaLoadError),
+}
+
+/// How a model is run. Nothing but `kv` and `head` changes a token; `device` may, between numerics
+/// classes.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
+    /// Where.
+    pub device: DeviceChoice,
     /// Packing of the ternary matrices.
     pub format: Format,
     /// Kernels; `None` takes the fastest this machine has.
@@ -41,6 +124,7 @@ pub struct EngineOptions {
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
+            device: DeviceChoice::default(),
             format: Format::I2S,
             isa: None,
             threads: None,
@@ -64,44 +148,75 @@ impl EngineOptions {
         self.threads.map_or_else(available, NonZeroUsize::get)
     }
 
-    /// KV blocks for a model under these options; at least one.
+    /// What the kernels are for: an ISA of the processor, or a GPU.
+    pub fn kernels(&self) -> String {
+        match self.device.resolved() {
+            DeviceChoice::Cuda(ordinal) => format!("cuda:{ordinal}"),
+            _ => self.isa().to_string(),
+        }
+    }
+
+    /// KV blocks for a model on the processor under these options; at least one.
     pub fn block_count(&self, model: &Model) -> usize {
-        let block_bytes = cpu::kv_block_bytes(model, self.kv) as u64;
+        let block_bytes = cpu::kv_block_bytes(model, self.kv);
+        self.blocks_within(model, self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT), block_bytes)
+    }
+
+    /// KV blocks for a model on a GPU: what the sequences need, as far as memory reaches.
+    fn blocks_on_gpu(&self, model: &Model) -> KvBlocks {
+        let block_bytes = cuda::kv_block_bytes(model, self.kv);
+        match self.kv_bytes {
+            Some(bytes) => KvBlocks::Exactly(self.blocks_within(model, bytes, block_bytes)),
+            None => KvBlocks::UpTo(self.blocks_within(model, u64::MAX, block_bytes)),
+        }
+    }
+
+    fn blocks_within(&self, model: &Model, bytes: u64, block_bytes: usize) -> usize {
         let wanted = blocks_for(model.config().context_length)
             .saturating_mul(self.max_sequences)
             .min(u32::MAX as usize);
-        let affordable = self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT) / block_bytes.max(1);
+        let affordable = bytes / block_bytes.max(1) as u64;
         wanted.min(usize::try_from(affordable).unwrap_or(usize::MAX)).max(1)
     }
+}
+
+/// Loads a model's weights where the options say, with so many KV blocks.
+fn load(
+    model: &Arc<Model>,
+    options: &EngineOptions,
+    of_cpu: impl FnOnce() -> usize,
+    of_gpu: impl FnOnce() -> KvBlocks,
+) -> Result<Box<dyn Backend>, LoadError> {
+    let model = Arc::clone(model);
+    let EngineOptions { kv, head, format, .. } = *options;
+    if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
+        let options = CudaOptions { ordinal, kv, head, blocks: of_gpu() };
+        return Ok(cuda::load(model, options)?);
+    }
+    let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());
+    let options = CpuOptions { format, isa, threads, kv, head, block_count };
+    Ok(cpu::load(model, options)?)
 }
 
 /// Loads a model's weights for single steps, with `block_count` KV blocks.
 ///
 /// # Errors
-/// As [`cpu::load`].
+/// As [`cpu::load`] and [`cuda::load`].
 pub fn backend(
     model: &Arc<Model>,
     options: &EngineOptions,
     block_count: usize,
 ) -> Result<Box<dyn Backend>, LoadError> {
-    let options = CpuOptions {
-        format: options.format,
-        isa: options.isa(),
-        threads: options.threads(),
-        kv: options.kv,
-        head: options.head,
-        block_count,
-    };
-    cpu::load(Arc::clone(model), options)
+    load(model, options, || block_count, || KvBlocks::Exactly(block_count))
 }
 
 /// Loads a model's weights and joins them with a scheduler.
 ///
 /// # Errors
-/// As [`cpu::load`].
+/// As [`cpu::load`] and [`cuda::load`].
 pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, LoadError> {
-    let block_count = options.block_count(model);
-    let backend = backend(model, options, block_count)?;
+    let of_cpu = || options.block_count(model);
+    let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
     let config =
         EngineConfig { max_sequences: options.max_sequences, ..EngineConfig::new(context_length) };
@@ -116,5 +231,21 @@ impl TokenText for Model {
 
     fn is_special(&self, token: u32) -> bool {
         self.tokenizer().is_special(token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_are_written() {
+        for device in [DeviceChoice::Cpu, DeviceChoice::Auto, DeviceChoice::Cuda(3)] {
+            assert_eq!(device.to_string().parse::<DeviceChoice>().ok(), Some(device));
+        }
+        assert_eq!("cuda".parse::<DeviceChoice>().ok(), Some(DeviceChoice::Cuda(0)));
+        for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999", "CPU"] {
+            assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tritmill_engine::{
     backend::LogitsFor,
-    load,
+    load::{self, DeviceChoice},
     measure::{self, MemoryReads, Phase, Speed, Workload},
 };
 use tritmill_worker::machine::{self, Machine};
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
     let options = arguments.run.engine();
     let mut backend = load::backend(&model, &options, workload.block_count())?;
-    let (isa, threads) = (options.isa(), options.threads());
+    let (kernels, threads) = (options.kernels(), options.threads());
     let reads = MemoryReads::new(threads, Machine::read().available());
     let mut rates = vec![reads.bytes_per_s()];
     let speeds = measure::run(backend.as_mut(), &workload, |repetition| {
@@ -82,8 +82,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let weight_bytes = backend.weight_bytes();
     let resident_bytes =
         machine::resident_bytes().map(|bytes| bytes.saturating_sub(reads.size_bytes() as u64));
-    // All logits take the head itself, not the copy that is counted.
-    let step_bytes = weight_bytes.filter(|_| !arguments.all_logits);
+    let on_cpu = options.device.resolved() == DeviceChoice::Cpu;
+    // All logits take the head itself, not the copy that is counted; a GPU has memory of its own.
+    let step_bytes = weight_bytes.filter(|_| !arguments.all_logits && on_cpu);
     let share = |s: &Speed| match (s.phase, step_bytes) {
         (Phase::Decode, Some(bytes)) => Some(s.median / s.batch as f64 * bytes as f64 / bandwidth),
         _ => None,
@@ -92,7 +93,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::line(json!({
             "model": model.name(),
             "format": options.format.to_string(),
-            "isa": isa.to_string(),
+            "isa": kernels,
             "threads": threads,
             "prompt": workload.prompt_tokens,
             "generate": workload.generate_tokens,
@@ -105,7 +106,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let (name, format) = (model.name(), options.format);
-    output::line(format_args!("{name}, {format}, {isa}, {threads} threads"))?;
+    output::line(format_args!("{name}, {format}, {kernels}, {threads} threads"))?;
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), output::bytes);
     let (weights, resident) = (size(weight_bytes.map(|n| n as u64)), size(resident_bytes));
     output::line(format_args!("weights {weights}, resident {resident}"))?;

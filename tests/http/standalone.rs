@@ -33,7 +33,9 @@ fn question(stream: bool) -> Value {
 #[test]
 fn without_servers_a_file_keeps_keys_files_and_batches() {
     let folder = tempfile::tempdir().unwrap();
-    let service = Admin::of(alone(folder.path(), &WORDS));
+    // Slow enough that a long answer comes in pieces.
+    let slow = [&WORDS[..], &["--isa", "scalar"]].concat();
+    let service = Admin::of(alone(folder.path(), &slow));
     let caller = service.first();
     let answer = caller.post("/v1/chat/completions", &question(false)).json();
     assert_eq!(answer["choices"][0]["message"]["content"], "2024-03-03");

@@ -28,7 +28,7 @@ mod turn;
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, watch};
-use tritmill_engine::Engine;
+use tritmill_engine::{Engine, backend::StepError};
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
     events::Events,
@@ -106,6 +106,9 @@ pub enum WorkerError {
     /// A step did not end. Claims were handed back; the process should end, its thread never may.
     #[error("the engine hangs: one step has run for more than {} s", .0.as_secs_f32())]
     EngineHangs(Duration),
+    /// The device works no more in this process. Claims were handed back; the process should end.
+    #[error(transparent)]
+    DeviceLost(Arc<StepError>),
     /// The engine's thread could not be started.
     #[error("cannot start the engine's thread: {0}")]
     Thread(#[source] std::io::Error),

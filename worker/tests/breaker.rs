@@ -15,8 +15,8 @@ use std::{
 use rig::{engine_on, eventually, gauge, job, rig};
 use tokio::sync::watch;
 use tritmill_engine::backend::StepError;
-use tritmill_queue::{Job, Prompt, Store};
-use tritmill_worker::{Mode, Stop};
+use tritmill_queue::{Job, JobState, Prompt, Store};
+use tritmill_worker::{Mode, Stop, WorkerError};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
@@ -70,4 +70,31 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
     assert!(attempts().await <= 16, "one for the probe");
     stop.send(Stop::Drain).unwrap();
     running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_device_is_lost_hands_back_what_it_holds_and_ends() {
+    let mut rig = rig(Mode::Service, Duration::from_secs(60)).await;
+    let mut steps = 0;
+    rig.engine = engine_on(move || {
+        steps += 1;
+        match steps {
+            1..3 => Ok(()),
+            _ => Err(StepError::DeviceLost("an illegal address".into())),
+        }
+    });
+    let jobs: Vec<Job> = (0..30).map(|_| job(Prompt::Tokens(vec![1, 2, 3]), 90)).collect();
+    rig.store.submit(&jobs).await.unwrap();
+    let (_stop, stopped) = watch::channel(Stop::No);
+    let error = rig.worker.run(rig.engine, stopped).await.unwrap_err();
+    assert!(matches!(error, WorkerError::DeviceLost(_)), "{error}");
+    assert!(error.to_string().contains("an illegal address"), "{error}");
+    let mut attempts = 0;
+    for job in &jobs {
+        let record = rig.store.job(job.id).await.unwrap().unwrap();
+        assert!(!record.state.is_terminal(), "{:?}", record.state);
+        assert_ne!(record.state, JobState::Running, "nothing is left to lapse");
+        attempts += record.attempts;
+    }
+    assert!((1..=5).contains(&attempts), "those of the step, and no others: {attempts}");
 }

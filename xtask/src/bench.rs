@@ -9,7 +9,8 @@ use tritmill_servers::{Postgres, Redis};
 
 use super::process::{self, cargo, root};
 
-const SHAPE_DEFAULT: &str = "bitnet-2b";
+/// The shape that is measured where none is named.
+pub const SHAPE_DEFAULT: &str = "bitnet-2b";
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     process::run(cargo().args(["build", "--release", "--workspace", "--bins"]))?;
@@ -30,7 +31,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 }
 
 /// The model of a shape, made if it is not there.
-fn synthetic(shape: &str) -> anyhow::Result<PathBuf> {
+pub fn synthetic(shape: &str) -> anyhow::Result<PathBuf> {
     let model = root().join("target").join("bench").join(shape);
     if !model.join("config.json").exists() {
         process::run(tritmill().args(["model", "synth", "--shape", shape, "--out"]).arg(&model))?;
@@ -63,6 +64,6 @@ fn on_servers(which: &str, options: &[String]) -> anyhow::Result<()> {
 }
 
 /// The program, as it was just built.
-fn tritmill() -> Command {
+pub fn tritmill() -> Command {
     Command::new(root().join("target/release/tritmill"))
 }

@@ -4,7 +4,9 @@
 mod bench;
 mod chaos;
 mod fuzz;
+mod gpu;
 mod process;
+mod ptx;
 mod test;
 
 use std::process::ExitCode;
@@ -41,6 +43,18 @@ const TASKS: &[Task] = &[
         arguments: "[SHAPE|queue] [OPTIONS…]",
         summary: "measure engine steps on a synthetic model (bitnet-2b), or jobs through Redis and Postgres",
         run: bench::run,
+    },
+    Task {
+        name: "ptx",
+        arguments: "",
+        summary: "compile the CUDA kernels, after a change of them; needs no GPU",
+        run: ptx::run,
+    },
+    Task {
+        name: "gpu",
+        arguments: "[cuda:N]",
+        summary: "on a machine with a GPU: check the CUDA backend against the CPU, then measure it",
+        run: gpu::run,
     },
 ];
 

@@ -3,7 +3,7 @@
 //! All tests run in the dev profile (dependencies and the engine are optimised there), so that one
 //! build serves them all. Tests start Redis and Postgres themselves; where the programs are
 //! missing they are installed here, before anything runs, as are the Python packages that the HTTP API
-//! is tested with and the browser that the dashboard is looked at with.
+//! is tested with, the browser that the dashboard is looked at with, and what compiles the CUDA kernels.
 
 use std::process::Command;
 
@@ -12,6 +12,7 @@ use anyhow::Context as _;
 use super::{
     chaos,
     process::{self, cargo, has_cargo_subcommand},
+    ptx,
 };
 
 /// Installs Debian packages without the services that come with them.
@@ -37,7 +38,7 @@ const PYTHON_PACKAGES: [(&str, &str); 2] =
 
 /// Makes a Python environment with a package, unless it is there. Without Python, the test that
 /// needs it says that it is skipped.
-fn install_python(folder: &str, package: &str) -> anyhow::Result<()> {
+pub fn install_python(folder: &str, package: &str) -> anyhow::Result<()> {
     let folder = process::root().join("target").join(folder);
     let done = folder.join(package);
     if done.exists() {
@@ -72,11 +73,24 @@ fn install_browser() {
     }
 }
 
+/// Installs the compiler by which the CUDA kernels run on this machine's processor, unless it is there.
+/// Without it, the tests of the CUDA backend say that they are skipped.
+fn install_compiler() {
+    if Command::new("g++").arg("--version").output().is_ok_and(|out| out.status.success()) {
+        return;
+    }
+    if let Err(error) = install(&["g++"]) {
+        eprintln!("warning: the CUDA backend is not tested: {error:#}");
+    }
+}
+
 pub fn run(filters: &[String]) -> anyhow::Result<()> {
     for (folder, package) in PYTHON_PACKAGES {
         install_python(folder, package)?;
     }
     install_browser();
+    ptx::install_for_tests()?;
+    install_compiler();
     let missing = tritmill_servers::missing_packages();
     if !missing.is_empty() {
         let packages = missing.join(" ");
@@ -94,6 +108,7 @@ pub fn run(filters: &[String]) -> anyhow::Result<()> {
     }
     process::run(cargo().args(["test", "--doc", "--workspace", "--"]).args(filters))?;
     if filters.is_empty() {
+        ptx::check()?;
         let short = ["--minutes", "0.3", "--seed", "1"].map(str::to_owned);
         chaos::run(&short)?;
     }

@@ -31,6 +31,7 @@ import statistics
 import struct
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
@@ -129,7 +130,7 @@ def write_model(path, linear):
 def run(command):
     # bitnet.cpp keeps a matrix of results on the stack, more than the usual 8 MB in a long prefill.
     stack = lambda: resource.setrlimit(resource.RLIMIT_STACK, (64 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=stack, env=os.environ | {"OMP_STACKSIZE": "64M"})
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=stack, cwd=tempfile.gettempdir(), env=os.environ | {"OMP_STACKSIZE": "64M"})
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stderr[-2000:]}\nexit status {done.returncode}")
     return done
@@ -179,6 +180,9 @@ def main():
     a.add_argument("extra", nargs="*", help="after --: more flags for tritmill bench engine")
     args = a.parse_args()
     sizes = [int(n) for n in args.batch.split(",")]
+    for name in ("work", "ik", "bitnet", "tritmill"):
+        if getattr(args, name):  # the programs run elsewhere: they leave logs behind
+            setattr(args, name, os.path.abspath(getattr(args, name)))
     os.makedirs(args.work, exist_ok=True)
     turns = {}  # what takes a turn, in this order: name, then a call that gives rates by (phase, batch)
     for name, folder in (("ik_llama.cpp", args.ik), ("bitnet.cpp", args.bitnet)):

@@ -2,7 +2,9 @@
 //! other state between steps.
 
 pub mod cpu;
+pub mod cuda;
 pub(crate) mod logits;
+mod positions;
 
 pub use logits::{Logits, Position, TokenLogit};
 
@@ -62,6 +64,9 @@ pub enum StepError {
     /// The device reported an error.
     #[error("device failure: {0}")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The device works no more in this process.
+    #[error("device lost: {0}")]
+    DeviceLost(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// A device that runs steps.

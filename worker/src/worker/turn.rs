@@ -18,6 +18,7 @@ mod results;
 
 use std::{
     collections::{HashMap, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
@@ -25,6 +26,7 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
+use tritmill_engine::backend::StepError;
 use tritmill_queue::{Delivery, Held, JobEvent, JobId, store::operations::Directive};
 
 use self::calls::{Answer, Calls, Feed};
@@ -71,6 +73,8 @@ pub(super) struct Turn<'a> {
     backoff: Backoff,
     /// Whether the device is left alone.
     breaker: Breaker,
+    /// Why the device works no more, from when it does not.
+    lost_device: Option<Arc<StepError>>,
     reclaim_at: Instant,
     /// When running jobs have had their time, once the worker drains.
     drain_until: Option<Instant>,
@@ -102,6 +106,7 @@ impl<'a> Turn<'a> {
             streaming: HashSet::new(),
             backoff: Backoff::default(),
             breaker: Breaker::default(),
+            lost_device: None,
             reclaim_at: Instant::now(),
             drain_until: None,
             unsaved: HashMap::new(),
@@ -156,6 +161,10 @@ impl<'a> Turn<'a> {
                         return Ok(());
                     }
                 }
+            }
+            if let Some(error) = self.lost_device.take() {
+                self.part().await?;
+                return Err(WorkerError::DeviceLost(error));
             }
             self.worker.vitals.holding(self.flights.running_count(), self.flights.waiting_count());
             let enough = self.flights.done_count() >= FLUSH_COUNT;

@@ -13,14 +13,13 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{Backend, Chunk, Logits, LogitsFor, StepError},
+    backend::{Backend, Chunk, Logits, StepError, positions},
     config::{Linear, ModelConfig},
     kernels::{
         Activations, Isa,
         float::{FloatKernels, KvElement},
     },
-    kv::{BLOCK_TOKENS, BlockId},
-    math,
+    kv::BlockId,
 };
 
 /// Query rows per attention task.
@@ -123,7 +122,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     ) -> Self {
         let config = weights.config();
         let kv = KvStore::new(KvShape::of(config), options.block_count);
-        let frequencies = rope_frequencies(config.rope_theta, config.head_dim);
+        let frequencies = positions::rope_frequencies(config.rope_theta, config.head_dim);
         Self {
             weights,
             kernels,
@@ -141,30 +140,14 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Checks the chunks and lays out the step's rows.
     fn plan(&mut self, chunks: &[Chunk<'_>]) -> Result<(), StepError> {
         let config = self.weights.config();
+        positions::check(chunks, config, self.block_count)?;
         let group = config.kv_head_count;
         let Buffers { rows, attention_tasks, .. } = &mut self.buffers;
         rows.clear();
         attention_tasks.clear();
         for (index, chunk) in chunks.iter().enumerate() {
-            let end = chunk.position.checked_add(chunk.tokens.len());
-            let fits = end.is_some_and(|end| {
-                !chunk.tokens.is_empty()
-                    && end <= config.context_length
-                    && end <= chunk.blocks.len() * BLOCK_TOKENS
-            });
-            if !fits || chunk.blocks.iter().any(|b| b.0 as usize >= self.block_count) {
-                return Err(StepError::BadChunk {
-                    position: chunk.position,
-                    tokens: chunk.tokens.len(),
-                    blocks: chunk.blocks.len(),
-                });
-            }
             let first = rows.len();
             for (i, &token) in chunk.tokens.iter().enumerate() {
-                if token as usize >= config.vocab_size {
-                    let vocab_size = config.vocab_size;
-                    return Err(StepError::TokenOutOfRange { token, vocab_size });
-                }
                 rows.push(Row { chunk: index, position: chunk.position + i, token });
             }
             // One head after another: its keys and values stay in the cache from task to task.
@@ -199,12 +182,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 (residual.part(r * hidden..(r + 1) * hidden), rotation)
             };
             embedding.row(rows[r].token as usize, out);
-            let (cos, sin) = rotation.split_at_mut(half);
-            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
-                let angle = rows[r].position as f32 * frequency;
-                let (s, c) = math::sin_cos(f64::from(angle));
-                (*cos, *sin) = (c as f32, s as f32);
-            }
+            positions::rotation(rows[r].position, frequencies, rotation);
         });
     }
 
@@ -247,12 +225,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let mut first = 0;
         for chunk in chunks {
             let last = first + chunk.tokens.len();
-            let (rows, count) = match chunk.logits {
-                LogitsFor::Nothing => (last..last, None),
-                LogitsFor::Last => (last - 1..last, None),
-                LogitsFor::All => (first..last, None),
-                LogitsFor::Largest(count) => (last - 1..last, Some(count)),
-            };
+            let (rows, count) = chunk.logits.rows(first..last);
             let count = count.filter(|count| head.screen().is_some_and(|s| s.pays_for(*count)));
             for r in rows {
                 let all = count.is_none();
@@ -307,16 +280,6 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             });
         });
     }
-}
-
-/// `theta^(−2j / head_dim)` as the reference computes it: the power rounded to f32, then inverted.
-fn rope_frequencies(theta: f32, head_dim: usize) -> Vec<f32> {
-    (0..head_dim / 2)
-        .map(|j| {
-            let exponent = (2 * j) as f32 / head_dim as f32;
-            1.0 / math::pow(f64::from(theta), f64::from(exponent)) as f32
-        })
-        .collect()
 }
 
 impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {

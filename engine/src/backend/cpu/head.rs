@@ -159,7 +159,16 @@ fn rows_of<T: bytemuck::Pod>(bytes: &[u8], len: usize, first: usize, count: usiz
     bytemuck::cast_slice(&bytes[first * row..(first + count) * row])
 }
 
-/// `scale = max|w| / 127` per row, `int8 = round_half_even(w / scale)`.
+/// `scale = max|w| / 127`, `int8 = round_half_even(w / scale)`; returns the scale.
+pub(in crate::backend) fn quantize_row(w: &[f32], out: &mut [u8]) -> f32 {
+    let largest = w.iter().fold(0f32, |a, b| a.max(b.abs()));
+    let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
+    for (q, w) in out.iter_mut().zip(w.iter()) {
+        *q = (w / scale).round_ties_even() as i8 as u8;
+    }
+    scale
+}
+
 fn quantize_rows(dense: Dense<'_>) -> Rows {
     let elements = dense.rows * dense.cols;
     let mut rows = AlignedBytes::zeroed(elements.next_multiple_of(64));
@@ -170,12 +179,7 @@ fn quantize_rows(dense: Dense<'_>) -> Rows {
             || vec![0f32; dense.cols],
             |wide, (row, out)| {
                 dense.row(row, wide);
-                let largest = wide.iter().fold(0f32, |a, b| a.max(b.abs()));
-                let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
-                for (q, w) in out.iter_mut().zip(wide.iter()) {
-                    *q = (w / scale).round_ties_even() as i8 as u8;
-                }
-                scale
+                quantize_row(wide, out)
             },
         )
         .collect();

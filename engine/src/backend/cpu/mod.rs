@@ -8,11 +8,11 @@
 mod attend;
 mod disjoint;
 mod forward;
-mod head;
+pub(super) mod head;
 mod kv_store;
 mod linears;
 mod pool;
-mod screen;
+pub(super) mod screen;
 mod self_test;
 mod weights;
 
@@ -52,7 +52,7 @@ impl KvType {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
             Self::F32 => "f32",

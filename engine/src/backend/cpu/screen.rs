@@ -47,7 +47,7 @@ use crate::{
 const VOCAB_MIN: usize = 512;
 /// Largest share of the vocabulary that may be asked for, and of candidates before a row of logits is
 /// computed as a whole.
-const SHARE: usize = 8;
+pub(in crate::backend) const SHARE: usize = 8;
 /// Rows of the head that a task estimates.
 const TASK_ROWS: usize = 192;
 /// Candidates whose logits a task computes, or more if many are neighbours.
@@ -72,15 +72,15 @@ pub struct Screen {
 
 /// What is known of a row.
 #[derive(Clone, Copy)]
-struct OfRow {
+pub(in crate::backend) struct OfRow {
     /// `w ≈ scale · int8`
-    scale: f32,
+    pub scale: f32,
     /// `Σ int8`
     sum: i32,
     /// `‖w − scale · int8‖`, rounded up.
-    error: f32,
+    pub error: f32,
     /// `‖scale · int8‖`, rounded up.
-    norm: f32,
+    pub norm: f32,
 }
 
 /// Kept between steps.
@@ -141,13 +141,18 @@ pub struct Job<'a> {
     pub counts: &'a [usize],
 }
 
+/// Whether a matrix is large enough to be screened.
+pub(in crate::backend) fn is_worth(dense: Dense<'_>) -> bool {
+    dense.rows >= VOCAB_MIN && dense.cols <= screen::LEN_MAX
+}
+
 impl Screen {
     /// The copy of a matrix that is large enough to be worth one.
     pub fn of(dense: Dense<'_>) -> Option<Self> {
-        let (stride, fits) = (dense.cols.next_multiple_of(STRIDE), dense.cols <= screen::LEN_MAX);
-        if dense.rows < VOCAB_MIN || !fits {
+        if !is_worth(dense) {
             return None;
         }
+        let stride = dense.cols.next_multiple_of(STRIDE);
         let mut rows = AlignedBytes::zeroed(dense.rows * stride);
         let of_rows: Vec<OfRow> = rows
             .par_chunks_exact_mut(stride)
@@ -324,7 +329,7 @@ fn take_apart(job: &Job<'_>, width: usize, pool: &mut Pool, digits: &mut Digits)
 const UP: f32 = 1.0 + 1e-5;
 
 /// `scale = max|w| / 127`, `int8 = round_half_even(w / scale)`, into `out`, whose rest stays zero.
-fn quantize(w: &[f32], out: &mut [u8]) -> OfRow {
+pub(in crate::backend) fn quantize(w: &[f32], out: &mut [u8]) -> OfRow {
     let largest = w.iter().fold(0f32, |a, b| a.max(b.abs()));
     let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
     let (mut error, mut norm, mut sum) = (0f64, 0f64, 0i32);

@@ -1,6 +1,8 @@
 //! What the ends of requests say about the device, and what follows when it fails.
 
-use tritmill_engine::{FinishReason, Output};
+use std::sync::Arc;
+
+use tritmill_engine::{FinishReason, Output, RequestError, backend::StepError};
 
 use super::Turn;
 use crate::{engine_thread::End, served::chain, worker::Mode};
@@ -14,6 +16,12 @@ impl Turn<'_> {
         }
         match end {
             End::Failed(error) => {
+                if let RequestError::Step(step) = error
+                    && matches!(**step, StepError::DeviceLost(_))
+                {
+                    tracing::error!(why = chain(error), "the device is lost: this worker ends");
+                    self.lost_device = Some(Arc::clone(step));
+                }
                 let before = self.breaker.failures();
                 let opened = self.breaker.failed(error);
                 if self.breaker.failures() > before {

@@ -1,0 +1,117 @@
+//! What the kernels are given: the structs of `kernels/cuda/args.cuh`, field by field.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::device::Address;
+
+/// Defines mirrors of C structs. `Pod` refuses padding between fields, so sizes are sums.
+macro_rules! structs {
+    ($($(#[$doc:meta])* $name:ident = $size:literal { $($field:ident: $type:ty),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy, Pod, Zeroable)]
+            #[repr(C)]
+            pub struct $name { $(pub $field: $type),* }
+            const _: () = assert!(size_of::<$name>() == $size);
+        )*
+
+        /// Name, size, and each field's name and offset.
+        #[cfg(test)]
+        pub const LAYOUTS: &[(&str, usize, &[(&str, usize)])] = &[
+            $((
+                stringify!($name),
+                size_of::<$name>(),
+                &[$((stringify!($field), std::mem::offset_of!($name, $field))),*],
+            )),*
+        ];
+    };
+}
+
+structs! {
+    /// Counts of one step.
+    Step = 16 { rows: u32, tasks: u32, whole: u32, screened: u32 }
+
+    EmbedArgs = 40 { step: Address, tokens: Address, table: Address, residual: Address, width: u32, dtype: u32 }
+
+    NormQuantizeArgs = 72 {
+        step: Address, x: Address, weight: Address, weight2: Address, q: Address, scales: Address, sums: Address,
+        width: u32, stride: u32, eps: f32, eps2: f32,
+    }
+
+    /// One ternary matrix and where its outputs go.
+    Segment = 32 { weights: Address, out: Address, scale: f32, divide: u32, rows: u32, stride: u32 }
+
+    LinearArgs = 144 {
+        step: Address, x: Address, scales: Address, sums: Address, segments: [Segment; 3],
+        segment_count: u32, k_blocks: u32, mode: u32, activation: u32,
+    }
+
+    NormLinearArgs = 184 {
+        linear: LinearArgs, x: Address, weight: Address, weight2: Address,
+        width: u32, eps: f32, eps2: f32, unused: u32,
+    }
+
+    /// Where a layer's keys and values lie.
+    KvPool = 40 {
+        base: Address, block_bytes: u64, layer_offset: u64,
+        kv_heads: u32, head_dim: u32, padded_dim: u32, heads: u32,
+    }
+
+    RotateStoreArgs = 104 {
+        step: Address, positions: Address, tables: Address, blocks: Address, queries: Address, keys: Address,
+        values: Address, rotations: Address, pool: KvPool,
+    }
+
+    /// Queries that share a sequence and a KV head.
+    AttentionTask = 24 {
+        first_row: u32, row_count: u32, first_head: u32, head_count: u32, position: u32, table: u32,
+    }
+
+    AttentionArgs = 104 {
+        step: Address, tasks: Address, blocks: Address, queries: Address, attended: Address, scores: Address,
+        maxima: Address, pool: KvPool, scores_stride: u32, scale: f32,
+    }
+
+    RotateScoresArgs = 128 { attention: AttentionArgs, keys: Address, values: Address, rotations: Address }
+
+    ActivateArgs = 32 { step: Address, gate: Address, up: Address, width: u32, activation: u32 }
+
+    FinalNormArgs = 48 {
+        step: Address, wanted: Address, residual: Address, weight: Address, out: Address, width: u32, eps: f32,
+    }
+
+    HeadArgs = 48 {
+        step: Address, rows: Address, scales: Address, x: Address, logits: Address, width: u32, vocab: u32,
+    }
+
+    /// What the digits of one hidden row stand for.
+    DigitRow = 16 { step: f32, by_error: f32, by_norm: f32, unused: u32 }
+
+    DigitsArgs = 72 {
+        step: Address, wanted: Address, residual: Address, weight: Address, x: Address, digits: Address,
+        rows: Address, width: u32, stride: u32, digit_count: u32, eps: f32,
+    }
+
+    ScreenArgs = 96 {
+        step: Address, head: Address, scales: Address, errors: Address, norms: Address, digits: Address,
+        rows: Address, estimates: Address, lowest: Address, highest: Address,
+        vocab: u32, k_blocks: u32, digit_count: u32, unused: u32,
+    }
+
+    /// A candidate and its logit.
+    Found = 8 { token: u32, logit: f32 }
+
+    SelectArgs = 88 {
+        step: Address, counts: Address, errors: Address, norms: Address, rows: Address, estimates: Address,
+        lowest: Address, highest: Address, found_counts: Address, found: Address, vocab: u32, capacity: u32,
+    }
+
+    RescoreArgs = 56 {
+        step: Address, rows: Address, scales: Address, x: Address, found_counts: Address, found: Address,
+        width: u32, capacity: u32,
+    }
+}
+
+/// `LinearMode`
+pub const LINEAR_STORE: u32 = 0;
+pub const LINEAR_ADD: u32 = 1;

@@ -1,0 +1,255 @@
+//! Where the buffers of a step lie, and how a step's inputs and outputs are arranged in theirs.
+
+use super::{
+    args::{AttentionTask, Found, Step},
+    device::{Address, Properties},
+    forward::tasks_of_row,
+    layout::{TILE_ROWS, k_blocks},
+    shape::{Arena, Shape, stride},
+};
+
+/// Scores of attention that wait in memory at most, in bytes.
+const SCORES_BYTES: usize = 512 << 20;
+/// Warps of attention that a multiprocessor runs at once.
+const WARPS: usize = 16;
+/// Most queries of a task of a warp.
+pub const TASK_QUERIES: usize = 8;
+
+/// What one pass over the device takes at most: a larger step is several.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Tokens.
+    pub rows: usize,
+    /// Rows of which all logits are wanted.
+    pub whole: usize,
+    /// Rows of which some of the largest are wanted.
+    pub screened: usize,
+    /// Entries of block tables, besides those of one sequence.
+    pub blocks: usize,
+    /// Tokens up to which launches are recorded.
+    pub recorded: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { rows: 1024, whole: 64, screened: 256, blocks: 1 << 18, recorded: 256 }
+    }
+}
+
+/// Candidates of a row that there is room for; a row with more is computed as a whole.
+pub fn capacity(shape: &Shape) -> usize {
+    (shape.vocab / 128).max(64)
+}
+
+/// How many of each there is room for in a pass: what grids and arrangements are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Bucket {
+    pub rows: usize,
+    pub whole: usize,
+    pub screened: usize,
+    /// Positions a query's scores have room for.
+    pub reach: usize,
+    pub attention: AttentionMode,
+    /// Digits of the screen.
+    pub digits: usize,
+}
+
+/// Which kernels attend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AttentionMode {
+    /// One row of each sequence, spread over blocks: few sequences.
+    Split,
+    /// One row of each sequence, a warp for each task.
+    Warps4,
+    /// Several rows of a sequence together.
+    Warps8,
+}
+
+impl AttentionMode {
+    /// Queries of a task at most.
+    pub fn queries(self) -> usize {
+        match self {
+            Self::Split | Self::Warps4 => 4,
+            Self::Warps8 => TASK_QUERIES,
+        }
+    }
+}
+
+/// Rounds a count up to one of few numbers.
+pub fn bucket_of(count: usize) -> usize {
+    match count {
+        0..=2 => count,
+        3..=8 => count.next_power_of_two(),
+        9..=64 => count.next_multiple_of(8),
+        65..=256 => count.next_multiple_of(32),
+        _ => count.next_multiple_of(64),
+    }
+}
+
+/// Addresses of a step's inputs, one upload.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs {
+    pub step: Address,
+    pub tokens: Address,    // (rows)
+    pub positions: Address, // (rows)
+    pub tables: Address,    // (rows)
+    pub whole: Address,     // (whole)
+    pub screened: Address,  // (screened)
+    pub counts: Address,    // (screened)
+    pub tasks: Address,     // (tasks)
+    pub blocks: Address,    // the rest
+    start: Address,
+}
+
+impl Inputs {
+    fn of(start: Address, bucket: &Bucket, shape: &Shape) -> Self {
+        // Several rows together are fewer tasks.
+        let of_row = tasks_of_row(shape, bucket.attention);
+        let mut next = start;
+        let mut take = |bytes: usize| {
+            let at = next;
+            next += bytes.next_multiple_of(16) as u64;
+            at
+        };
+        Self {
+            step: take(size_of::<Step>()),
+            tokens: take(bucket.rows * 4),
+            positions: take(bucket.rows * 4),
+            tables: take(bucket.rows * 4),
+            whole: take(bucket.whole * 4),
+            screened: take(bucket.screened * 4),
+            counts: take(bucket.screened * 4),
+            tasks: take(bucket.rows * of_row * size_of::<AttentionTask>()),
+            blocks: take(0),
+            start,
+        }
+    }
+
+    /// Bytes before an address.
+    pub fn offset(&self, at: Address) -> usize {
+        (at - self.start) as usize
+    }
+}
+
+/// Addresses of a pass's outputs, side by side.
+#[derive(Debug, Clone, Copy)]
+pub struct Outputs {
+    pub found_counts: Address, // (screened)
+    pub found: Address,        // (screened, capacity)
+    pub logits: Address,       // (whole, vocab)
+}
+
+/// Addresses of everything that a step writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Buffers {
+    inputs: Address,
+    outputs: Address,
+    pub residual: Address,  // (rows, hidden)
+    pub queries: Address,   // (rows, heads * head_dim)
+    pub keys: Address,      // (rows, kv_heads * head_dim)
+    pub values: Address,    // (rows, kv_heads * head_dim)
+    pub attended: Address,  // (rows, heads * head_dim)
+    pub gate: Address,      // (rows, intermediate)
+    pub up: Address,        // (rows, intermediate), where linears have norms of their own
+    pub quantized: Address, // (rows, stride)
+    pub scales: Address,    // (rows)
+    pub sums: Address,      // (rows)
+    pub scores: Address,
+    pub maxima: Address,
+    pub whole_x: Address,    // (whole, hidden)
+    pub screened_x: Address, // (screened, hidden)
+    pub digits: Address,     // (screened, 2, stride)
+    pub digit_rows: Address, // (screened)
+    pub estimates: Address,  // (screened, padded vocab)
+    pub lowest: Address,     // (screened, groups)
+    pub highest: Address,    // (screened, groups)
+    scores_bytes: usize,
+    warps_max: usize,
+    capacity: usize,
+}
+
+impl Buffers {
+    /// Says where everything lies.
+    pub fn place(
+        shape: &Shape,
+        limits: &Limits,
+        properties: &Properties,
+        arena: &mut Arena,
+    ) -> Self {
+        let Limits { rows, whole, screened, .. } = *limits;
+        let warps_max = WARPS * properties.multiprocessors as usize;
+        let longest = shape.context.next_multiple_of(128);
+        // The longest sequences there can be still get a warp of each block.
+        let wanted = warps_max * TASK_QUERIES * longest * 4;
+        let scores_bytes = wanted.min(SCORES_BYTES).max(4 * TASK_QUERIES * longest * 4);
+        let largest = Bucket {
+            rows,
+            whole,
+            screened,
+            reach: longest,
+            attention: AttentionMode::Split,
+            digits: 2,
+        };
+        let tables = limits.blocks.max(shape.context.div_ceil(16));
+        let input_bytes = Inputs::of(0, &largest, shape).blocks as usize + tables * 4;
+        let capacity = capacity(shape);
+        let output_bytes = screened * (4 + capacity * 8) + whole * shape.vocab * 4 + 64;
+        let up = if shape.linear_eps.is_some() { rows * shape.intermediate } else { 0 };
+        Self {
+            inputs: arena.take(input_bytes),
+            outputs: arena.take(output_bytes),
+            residual: arena.words(rows * shape.hidden),
+            queries: arena.words(rows * shape.query_width()),
+            keys: arena.words(rows * shape.kv_width()),
+            values: arena.words(rows * shape.kv_width()),
+            attended: arena.words(rows * shape.query_width()),
+            gate: arena.words(rows * shape.intermediate),
+            up: arena.words(up),
+            quantized: arena.take(rows * shape.stride_max),
+            scales: arena.words(rows),
+            sums: arena.words(rows),
+            scores: arena.take(scores_bytes),
+            maxima: arena.take(scores_bytes / 32),
+            whole_x: arena.words(whole * shape.hidden),
+            screened_x: arena.words(screened * shape.hidden),
+            digits: arena.take(screened * 2 * stride(shape.hidden)),
+            digit_rows: arena.take(screened * 16),
+            estimates: arena.words(screened * shape.groups() * TILE_ROWS),
+            lowest: arena.words(screened * shape.groups()),
+            highest: arena.words(screened * shape.groups()),
+            scores_bytes,
+            warps_max,
+            capacity,
+        }
+    }
+
+    /// Where a pass's inputs lie.
+    pub fn inputs(&self, bucket: &Bucket, shape: &Shape) -> Inputs {
+        Inputs::of(self.inputs, bucket, shape)
+    }
+
+    /// Where a pass's outputs lie.
+    pub fn outputs(&self, bucket: &Bucket) -> Outputs {
+        let found = self.outputs + (bucket.screened * 4).next_multiple_of(16) as u64;
+        let bytes = bucket.screened * self.capacity * size_of::<Found>();
+        let logits = found + bytes.next_multiple_of(16) as u64;
+        Outputs { found_counts: self.outputs, found, logits }
+    }
+
+    /// Warps whose scores there is room for, at least 4.
+    pub fn warps(&self, bucket: &Bucket) -> usize {
+        let room = self.scores_bytes / (bucket.attention.queries() * bucket.reach * 4);
+        room.min(self.warps_max).max(4) / 4 * 4
+    }
+
+    /// Whether so many tasks may be spread over blocks: there is room for their scores, and they leave
+    /// multiprocessors idle otherwise.
+    pub fn may_split(&self, tasks: usize, reach: usize) -> bool {
+        tasks * 4 * reach * 4 <= self.scores_bytes && tasks <= self.warps_max / 2
+    }
+}
+
+/// Bytes of a row of the screen's head.
+pub fn screen_blocks(shape: &Shape) -> u32 {
+    k_blocks(shape.hidden) as u32
+}

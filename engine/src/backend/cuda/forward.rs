@@ -1,0 +1,401 @@
+//! The launches of a forward pass: `kernels/cuda/README.md` in Rust.
+
+use super::{
+    args::{
+        ActivateArgs, AttentionArgs, EmbedArgs, KvPool, LINEAR_ADD, LINEAR_STORE, LinearArgs,
+        NormLinearArgs, NormQuantizeArgs, RotateScoresArgs, RotateStoreArgs, Segment,
+    },
+    buffers::{AttentionMode, Bucket, Buffers, Inputs},
+    device::{Address, Args, Launch},
+    layout::k_blocks,
+    shape::{Shape, stride},
+    weights::{DeviceLinear, Layer, Weights},
+};
+use crate::{backend::cpu::KvType, config::Linear, formats::Scale};
+
+/// Rows from which the tiles for many rows are the larger ones.
+const LARGE_TILE_ROWS: usize = 512;
+/// Width up to which a norm's block has 256 threads.
+const NARROW: usize = 4096;
+/// Warps of attention in a block.
+const ATTENTION_WARPS: usize = 4;
+
+/// Everything that launches are made of.
+pub struct Pass<'a> {
+    pub weights: &'a Weights,
+    pub buffers: &'a Buffers,
+    pub shape: &'a Shape,
+    pub inputs: Inputs,
+    pub bucket: Bucket,
+    pub kv: KvType,
+    pub kv_base: Address,
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// Dynamic shared memory of a block at most.
+    pub shared_bytes: usize,
+}
+
+/// A linear's input: rows of floats and the norms before their quantization, 0 where there is none.
+#[derive(Clone, Copy)]
+pub struct Input {
+    pub x: Address,
+    pub norm: Address,
+}
+
+/// Kernels for some number of rows.
+struct Few {
+    linear: &'static str,
+    gate: &'static str,
+    rows: usize,
+    tiles: usize,
+    warps_max: usize,
+    linear_bytes: usize, // of shared memory, a warp
+    gate_bytes: usize,
+}
+
+#[rustfmt::skip]
+const FEW: [Few; 4] = [
+    Few { linear: "linear_n8", gate: "gate_n8", rows: 8, tiles: 1, warps_max: 16, linear_bytes: 6144, gate_bytes: 8192 },
+    Few { linear: "linear_n16", gate: "gate_n16", rows: 16, tiles: 1, warps_max: 16, linear_bytes: 10_240, gate_bytes: 12_288 },
+    Few { linear: "linear_n32", gate: "gate_n32", rows: 32, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
+    Few { linear: "linear_n64", gate: "gate_n64", rows: 64, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
+];
+
+/// A grid that kernels count in u32.
+pub fn grid(x: usize, y: usize, z: usize) -> [u32; 3] {
+    [x, y, z].map(|blocks| u32::try_from(blocks).expect("grids are bounded by buffers"))
+}
+
+fn warps_of(k_blocks: usize, warps_max: usize, bytes: usize, fixed: usize, shared: usize) -> usize {
+    k_blocks.div_ceil(4).min(warps_max).min(shared.saturating_sub(fixed) / bytes)
+}
+
+impl Pass<'_> {
+    /// Embedding and all layers.
+    pub fn body(&self) -> Vec<Launch> {
+        let mut out = vec![self.embed()];
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.attention_block(index, layer, &mut out);
+            self.feed_forward_block(layer, &mut out);
+        }
+        out
+    }
+
+    fn embed(&self) -> Launch {
+        let args = EmbedArgs {
+            step: self.inputs.step,
+            tokens: self.inputs.tokens,
+            table: self.weights.embedding,
+            residual: self.buffers.residual,
+            width: self.shape.hidden as u32,
+            dtype: self.weights.embedding_dtype as u32,
+        };
+        self.per_row("embed", Args::of(&args))
+    }
+
+    /// A kernel with a block for each row.
+    fn per_row(&self, kernel: &'static str, args: Args) -> Launch {
+        Launch { kernel, grid: grid(self.bucket.rows, 1, 1), threads: 256, shared_bytes: 0, args }
+    }
+
+    fn attention_block(&self, index: usize, layer: &Layer, out: &mut Vec<Launch>) {
+        let Buffers { residual, queries, keys, values, attended, .. } = *self.buffers;
+        let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| layer.linear(linear));
+        let input = Input { x: residual, norm: layer.attention_norm };
+        let to = [queries, keys, values];
+        if self.shape.linear_eps.is_some() {
+            for (linear, to) in qkv.into_iter().zip(to) {
+                self.linear(input, &[(linear, to)], LINEAR_STORE, out);
+            }
+        } else {
+            let segments = [(qkv[0], to[0]), (qkv[1], to[1]), (qkv[2], to[2])];
+            self.linear(input, &segments, LINEAR_STORE, out);
+        }
+        self.attention(index, out);
+        let input = Input { x: attended, norm: layer.attention_sub_norm };
+        self.linear(input, &[(layer.linear(Linear::O), residual)], LINEAR_ADD, out);
+    }
+
+    fn feed_forward_block(&self, layer: &Layer, out: &mut Vec<Launch>) {
+        let Buffers { residual, gate, up, .. } = *self.buffers;
+        let input = Input { x: residual, norm: layer.feed_forward_norm };
+        let (of_gate, of_up) = (layer.linear(Linear::Gate), layer.linear(Linear::Up));
+        if self.shape.linear_eps.is_some() {
+            self.linear(input, &[(of_gate, gate)], LINEAR_STORE, out);
+            self.linear(input, &[(of_up, up)], LINEAR_STORE, out);
+            let (width, activation) = (self.shape.intermediate as u32, self.shape.activation);
+            let args = ActivateArgs { step: self.inputs.step, gate, up, width, activation };
+            out.push(self.per_row("activate", Args::of(&args)));
+        } else {
+            self.gate(input, [of_gate, of_up], out);
+        }
+        let input = Input { x: gate, norm: layer.feed_forward_sub_norm };
+        self.linear(input, &[(layer.linear(Linear::Down), residual)], LINEAR_ADD, out);
+    }
+
+    /// Norms, quantization, products: outputs of linears with one input go where they are told.
+    pub fn linear(
+        &self,
+        input: Input,
+        to: &[(&DeviceLinear, Address)],
+        mode: u32,
+        out: &mut Vec<Launch>,
+    ) {
+        let (linear, _) = to[0];
+        let mut segments = [segment(linear, 0); 3];
+        for (segment_of, (linear, to)) in segments.iter_mut().zip(to) {
+            *segment_of = segment(linear, *to);
+        }
+        let args = self.linear_args(linear.cols, segments, to.len(), mode);
+        let tiles: usize = to.iter().map(|(linear, _)| linear.rows.div_ceil(16)).sum();
+        if let Some(launch) = self.one("linear_one", 2048, tiles, input, linear, args) {
+            return out.push(launch);
+        }
+        out.push(self.norm_quantize(input, linear));
+        out.push(match self.few() {
+            Some(few) => self.few_rows(few, false, tiles, args),
+            None if self.bucket.rows < LARGE_TILE_ROWS => {
+                self.tiles("linear_tile64", 4, 64, 128, 40_960, tiles, args)
+            }
+            None => self.tiles("linear_tile", 8, 128, 256, 81_920, tiles, args),
+        });
+    }
+
+    /// As [`Self::linear`], of a gate and an up matrix; their outputs are joined in the gate's buffer.
+    fn gate(&self, input: Input, linears: [&DeviceLinear; 2], out: &mut Vec<Launch>) {
+        let [gate, up] = linears;
+        let to = self.buffers.gate;
+        let segments = [segment(gate, to), segment(up, to), segment(gate, to)];
+        let args = self.linear_args(gate.cols, segments, 2, LINEAR_STORE);
+        let tiles = gate.rows.div_ceil(16);
+        if let Some(launch) = self.one("gate_one", 4096, tiles, input, gate, args) {
+            return out.push(launch);
+        }
+        out.push(self.norm_quantize(input, gate));
+        out.push(match self.few() {
+            Some(few) => self.few_rows(few, true, tiles, args),
+            None if self.bucket.rows < LARGE_TILE_ROWS => {
+                self.tiles("gate_tile64", 2, 64, 128, 40_960, tiles, args)
+            }
+            None => self.tiles("gate_tile", 4, 128, 256, 81_920, tiles, args),
+        });
+    }
+
+    fn linear_args(
+        &self,
+        cols: usize,
+        segments: [Segment; 3],
+        segment_count: usize,
+        mode: u32,
+    ) -> LinearArgs {
+        LinearArgs {
+            step: self.inputs.step,
+            x: self.buffers.quantized,
+            scales: self.buffers.scales,
+            sums: self.buffers.sums,
+            segments,
+            segment_count: segment_count as u32,
+            k_blocks: k_blocks(cols) as u32,
+            mode,
+            activation: self.shape.activation,
+        }
+    }
+
+    /// The kernel that does all of a linear for a single row, if the row fits its shared memory.
+    fn one(
+        &self,
+        kernel: &'static str,
+        warp_bytes: usize,
+        tiles: usize,
+        input: Input,
+        linear: &DeviceLinear,
+        args: LinearArgs,
+    ) -> Option<Launch> {
+        let fixed = 9 * stride(linear.cols);
+        let warps = warps_of(k_blocks(linear.cols), 16, warp_bytes, fixed, self.shared_bytes);
+        if self.bucket.rows != 1 || warps == 0 {
+            return None;
+        }
+        let args = NormLinearArgs {
+            linear: args,
+            x: input.x,
+            weight: input.norm,
+            weight2: linear.norm,
+            width: linear.cols as u32,
+            eps: self.shape.eps,
+            eps2: self.shape.linear_eps.unwrap_or_default(),
+            unused: 0,
+        };
+        Some(Launch {
+            kernel,
+            grid: grid(tiles, 1, 1),
+            threads: 32 * warps as u32,
+            shared_bytes: (warps * warp_bytes + fixed) as u32,
+            args: Args::of(&args),
+        })
+    }
+
+    fn norm_quantize(&self, input: Input, linear: &DeviceLinear) -> Launch {
+        let stride = stride(linear.cols);
+        let args = NormQuantizeArgs {
+            step: self.inputs.step,
+            x: input.x,
+            weight: input.norm,
+            weight2: linear.norm,
+            q: self.buffers.quantized,
+            scales: self.buffers.scales,
+            sums: self.buffers.sums,
+            width: linear.cols as u32,
+            stride: stride as u32,
+            eps: self.shape.eps,
+            eps2: self.shape.linear_eps.unwrap_or_default(),
+        };
+        Launch {
+            threads: if linear.cols <= NARROW { 256 } else { 512 },
+            shared_bytes: 4 * stride as u32,
+            ..self.per_row("norm_quantize", Args::of(&args))
+        }
+    }
+
+    /// The kernels for so few rows, if they are few.
+    fn few(&self) -> Option<&'static Few> {
+        FEW.iter().find(|few| self.bucket.rows <= few.rows)
+    }
+
+    fn few_rows(&self, few: &Few, gate: bool, tiles: usize, args: LinearArgs) -> Launch {
+        let bytes = if gate { few.gate_bytes } else { few.linear_bytes };
+        let k_blocks = args.k_blocks as usize;
+        let warps = warps_of(k_blocks, few.warps_max, bytes, 0, self.shared_bytes);
+        let x = if gate { tiles } else { tiles.div_ceil(few.tiles) };
+        Launch {
+            kernel: if gate { few.gate } else { few.linear },
+            grid: grid(x, self.bucket.rows.div_ceil(few.rows), 1),
+            threads: 32 * warps as u32,
+            shared_bytes: (warps * bytes) as u32,
+            args: Args::of(&args),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a row of the README's table")]
+    fn tiles(
+        &self,
+        kernel: &'static str,
+        tiles_of_block: usize,
+        rows_of_block: usize,
+        threads: u32,
+        shared_bytes: u32,
+        tiles: usize,
+        args: LinearArgs,
+    ) -> Launch {
+        let rows = self.bucket.rows.div_ceil(rows_of_block);
+        let grid = grid(tiles.div_ceil(tiles_of_block), rows, 1);
+        Launch { kernel, grid, threads, shared_bytes, args: Args::of(&args) }
+    }
+
+    fn pool(&self, layer: usize) -> KvPool {
+        let shape = self.shape;
+        KvPool {
+            base: self.kv_base,
+            block_bytes: shape.kv_block_bytes() as u64,
+            layer_offset: (layer * shape.kv_layer_bytes()) as u64,
+            kv_heads: shape.kv_heads as u32,
+            head_dim: shape.head_dim as u32,
+            padded_dim: shape.padded_dim as u32,
+            heads: shape.heads as u32,
+        }
+    }
+
+    /// RoPE, keys and values into their blocks, attention.
+    fn attention(&self, layer: usize, out: &mut Vec<Launch>) {
+        let (buffers, inputs) = (self.buffers, &self.inputs);
+        let attention = AttentionArgs {
+            step: inputs.step,
+            tasks: inputs.tasks,
+            blocks: inputs.blocks,
+            queries: buffers.queries,
+            attended: buffers.attended,
+            scores: buffers.scores,
+            maxima: buffers.maxima,
+            pool: self.pool(layer),
+            scores_stride: self.bucket.reach as u32,
+            scale: 1.0 / (self.shape.head_dim as f32).sqrt(),
+        };
+        if self.bucket.attention == AttentionMode::Split {
+            return self.split_attention(attention, out);
+        }
+        let args = RotateStoreArgs {
+            step: inputs.step,
+            positions: inputs.positions,
+            tables: inputs.tables,
+            blocks: inputs.blocks,
+            queries: buffers.queries,
+            keys: buffers.keys,
+            values: buffers.values,
+            rotations: self.weights.rotations,
+            pool: attention.pool,
+        };
+        let kernel = self.of_kv("rotate_store_f16", "rotate_store_f32");
+        out.push(self.per_row(kernel, Args::of(&args)));
+        let queries = self.bucket.attention.queries();
+        let kernel = match self.bucket.attention {
+            AttentionMode::Warps8 => self.of_kv("attend8_f16", "attend8_f32"),
+            _ => self.of_kv("attend4_f16", "attend4_f32"),
+        };
+        let tasks = self.bucket.rows * self.shape.heads;
+        let warps = self.buffers.warps(&self.bucket).min(tasks.next_multiple_of(ATTENTION_WARPS));
+        out.push(Launch {
+            kernel,
+            grid: grid(warps / ATTENTION_WARPS, 1, 1),
+            threads: 32 * ATTENTION_WARPS as u32,
+            shared_bytes: (ATTENTION_WARPS * queries * (self.shape.padded_dim + 128) * 4) as u32,
+            args: Args::of(&attention),
+        });
+    }
+
+    fn split_attention(&self, attention: AttentionArgs, out: &mut Vec<Launch>) {
+        let Buffers { keys, values, .. } = *self.buffers;
+        let tasks = tasks_of_row(self.shape, AttentionMode::Split) * self.bucket.rows;
+        let alone = self.bucket.rows == 1;
+        // One sequence leaves most of the device idle: the smallest blocks reach most of it.
+        let warps = if alone { 1 } else { ATTENTION_WARPS };
+        let windows = self.bucket.reach.div_ceil(32 * warps);
+        let splits = (16 * self.multiprocessors / (tasks * warps)).clamp(1, windows);
+        let args = RotateScoresArgs { attention, keys, values, rotations: self.weights.rotations };
+        out.push(Launch {
+            kernel: self.of_kv("rotate_scores_f16", "rotate_scores_f32"),
+            grid: grid(tasks, splits, 1),
+            threads: 32 * warps as u32,
+            shared_bytes: (warps * 16 * self.shape.padded_dim) as u32,
+            args: Args::of(&args),
+        });
+        let warps = if alone { 2 } else { 4 };
+        out.push(Launch {
+            kernel: self.of_kv("attend_values_f16", "attend_values_f32"),
+            grid: grid(tasks, self.shape.padded_dim.div_ceil(32), 4 / warps),
+            threads: 32 * warps as u32,
+            shared_bytes: 0,
+            args: Args::of(&attention),
+        });
+    }
+
+    fn of_kv(&self, f16: &'static str, f32: &'static str) -> &'static str {
+        match self.kv {
+            KvType::F16 => f16,
+            KvType::F32 => f32,
+        }
+    }
+}
+
+/// Attention tasks of a row alone.
+pub fn tasks_of_row(shape: &Shape, mode: AttentionMode) -> usize {
+    shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(mode.queries())
+}
+
+fn segment(linear: &DeviceLinear, out: Address) -> Segment {
+    let (scale, divide) = match linear.scale {
+        Scale::Multiply(scale) => (scale, 0),
+        Scale::Divide(scale) => (scale, 1),
+    };
+    let rows = linear.rows as u32;
+    Segment { weights: linear.weights, out, scale, divide, rows, stride: rows }
+}

@@ -1,0 +1,183 @@
+//! The CUDA backend: the same forward pass as the CPU's, by the kernels of `kernels/cuda`.
+//!
+//! Nothing waits inside a step: the host uploads tokens, positions, block tables and attention tasks as
+//! one image, launches (or replays, where a step of that size has been recorded) and downloads the
+//! logits. Buffers are made once, for passes of bounded size; larger steps are several passes. What a row
+//! computes depends neither on the pass nor on the kernels chosen for its size.
+//!
+//! [`device::Device`] is all that is asked of a device. The driver's is `driver`; tests without one run
+//! the same kernels compiled for the processor.
+
+mod args;
+mod buffers;
+mod device;
+mod driver;
+#[cfg(test)]
+mod emulated;
+mod error;
+mod forward;
+mod head;
+mod layout;
+mod modules;
+mod plan;
+mod self_test;
+mod shape;
+mod step;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use std::sync::Arc;
+
+pub use device::{DeviceError, Properties};
+pub use driver::{Devices, devices, usable};
+pub use error::CudaLoadError;
+
+use super::{
+    Backend,
+    cpu::{HeadMode, KvType},
+};
+use crate::files::{DenseType, Model};
+use buffers::{Buffers, Limits};
+use device::Device;
+use shape::{Arena, Shape};
+use step::{CudaBackend, State};
+use weights::Weights;
+
+/// Memory that is left to the driver.
+const MARGIN_BYTES: u64 = 512 << 20;
+/// Blocks a table can name.
+const BLOCKS_MAX: usize = u32::MAX as usize;
+
+/// How many KV blocks a pool has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvBlocks {
+    /// So many, or the model does not start.
+    Exactly(usize),
+    /// As many as fit, but no more; at least one.
+    UpTo(usize),
+}
+
+/// How a model is held and run.
+#[derive(Debug, Clone, Copy)]
+pub struct CudaOptions {
+    /// Which device.
+    pub ordinal: usize,
+    /// Element type of the KV cache.
+    pub kv: KvType,
+    /// Precision of the head.
+    pub head: HeadMode,
+    /// KV blocks (of 16 positions) in the pool.
+    pub blocks: KvBlocks,
+}
+
+/// Loads a model onto a device: repacks its weights, makes the KV pool and the buffers of steps.
+///
+/// # Errors
+/// [`CudaLoadError`]; what is missing is said before anything is loaded.
+pub fn load(model: Arc<Model>, options: CudaOptions) -> Result<Box<dyn Backend>, CudaLoadError> {
+    let device = driver::open(options.ordinal)?;
+    let backend = start(&model, Box::new(device), options, Limits::default())?;
+    Ok(Box::new(backend))
+}
+
+/// Bytes of one KV block of a model on a device.
+pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
+    Shape::of(model.config(), kv).kv_block_bytes()
+}
+
+/// Puts a model on a device.
+fn start(
+    model: &Model,
+    mut device: Box<dyn Device>,
+    options: CudaOptions,
+    limits: Limits,
+) -> Result<CudaBackend, CudaLoadError> {
+    let config = model.config().clone();
+    let shape = Shape::of(&config, options.kv);
+    let properties = device.properties().clone();
+    check(&shape, &properties)?;
+    let place = |weights_at: u64, buffers_at: u64| {
+        let (mut weights, mut buffers) = (Arena::at(weights_at), Arena::at(buffers_at));
+        let placed = (
+            Weights::place(model, &shape, options.head, &mut weights),
+            Buffers::place(&shape, &limits, &properties, &mut buffers),
+        );
+        (placed, weights.size_bytes(), buffers.size_bytes())
+    };
+    let (_, weight_bytes, buffer_bytes) = place(0, 0);
+    let block_bytes = shape.kv_block_bytes();
+    let fixed = (weight_bytes + buffer_bytes) as u64 + MARGIN_BYTES;
+    let block_count = block_count(fixed, block_bytes, options.blocks, &properties)?;
+    let class_prefix = model.fingerprint()?;
+    let (weights_at, buffers_at) = (device.allocate(weight_bytes)?, device.allocate(buffer_bytes)?);
+    let kv_base = device.allocate(block_count * block_bytes)?;
+    let ((mut weights, buffers), ..) = place(weights_at, buffers_at);
+    weights.fill(model, &shape, device.as_mut())?;
+    let precision = precision(model.head().dtype, options.head);
+    let numerics_class = format!("{class_prefix}/kv-{}/head-{precision}/cuda", options.kv.name());
+    tracing::info!(
+        model = model.name(),
+        device = properties.name,
+        weight_bytes,
+        buffer_bytes,
+        kv_blocks = block_count,
+        numerics_class,
+        "model loaded"
+    );
+    let (kv, state) = (options.kv, State::default());
+    let mut backend = CudaBackend {
+        device,
+        weights,
+        buffers,
+        shape,
+        config,
+        limits,
+        kv,
+        kv_base,
+        block_count,
+        numerics_class,
+        state,
+    };
+    self_test::run(&mut backend, model)?;
+    model.release_pages();
+    Ok(backend)
+}
+
+/// The head's precision, as the CPU's numerics class names it.
+fn precision(dtype: DenseType, mode: HeadMode) -> &'static str {
+    if mode == HeadMode::Q8 { "q8" } else { dtype.name() }
+}
+
+/// Refuses what the kernels would do wrong.
+fn check(shape: &Shape, properties: &Properties) -> Result<(), CudaLoadError> {
+    if shape.stride_max * 4 > properties.shared_bytes as usize {
+        return Err(CudaLoadError::Unsupported("rows wider than a block's shared memory"));
+    }
+    if shape.padded_dim > 256 {
+        return Err(CudaLoadError::Unsupported("heads of more than 256 elements"));
+    }
+    Ok(())
+}
+
+/// KV blocks that fit beside so many bytes.
+fn block_count(
+    fixed: u64,
+    block_bytes: usize,
+    blocks: KvBlocks,
+    properties: &Properties,
+) -> Result<usize, CudaLoadError> {
+    let free = properties.memory_free_bytes;
+    let fitting = usize::try_from(free.saturating_sub(fixed) / block_bytes as u64)
+        .unwrap_or(usize::MAX)
+        .min(BLOCKS_MAX);
+    let (least, wanted) = match blocks {
+        KvBlocks::Exactly(count) => (count, count),
+        KvBlocks::UpTo(count) => (1, count.max(1)),
+    };
+    if fitting < least {
+        let needed_bytes = fixed + least as u64 * block_bytes as u64;
+        return Err(CudaLoadError::OutOfMemory { needed_bytes, free_bytes: free });
+    }
+    Ok(wanted.min(fitting))
+}

@@ -1,0 +1,219 @@
+//! A step cut into passes, and the inputs of each as bytes.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{
+    args::{AttentionTask, Step},
+    buffers::{AttentionMode, Bucket, Buffers, Inputs, Limits, bucket_of},
+    device::Address,
+    forward::tasks_of_row,
+    shape::Shape,
+};
+use crate::{backend::Chunk, kv::BLOCK_TOKENS};
+
+/// Some consecutive rows of one chunk.
+#[derive(Debug, Clone)]
+pub struct Piece {
+    /// Which chunk.
+    pub chunk: usize,
+    /// Its first token here.
+    pub start: usize,
+    /// Tokens.
+    pub len: usize,
+}
+
+impl Piece {
+    /// KV blocks that its rows see.
+    fn blocks(&self, chunks: &[Chunk<'_>]) -> usize {
+        (chunks[self.chunk].position + self.start + self.len).div_ceil(BLOCK_TOKENS)
+    }
+}
+
+/// Cuts a step where it exceeds what a pass takes: in order, so that earlier positions are written when
+/// later ones look at them.
+pub fn cut(chunks: &[Chunk<'_>], limits: &Limits) -> Vec<Vec<Piece>> {
+    let mut parts: Vec<Vec<Piece>> = Vec::new();
+    let (mut rows, mut blocks) = (0, 0);
+    for (index, chunk) in chunks.iter().enumerate() {
+        let mut start = 0;
+        while start < chunk.tokens.len() {
+            let len = (chunk.tokens.len() - start).min(limits.rows);
+            let mut piece = Piece { chunk: index, start, len };
+            piece.len = if rows < limits.rows { len.min(limits.rows - rows) } else { len };
+            let needed = piece.blocks(chunks);
+            let full = rows == limits.rows || rows > 0 && blocks + needed > limits.blocks;
+            if parts.is_empty() || full {
+                piece.len = len;
+                (rows, blocks) = (0, 0);
+                parts.push(Vec::new());
+            }
+            rows += piece.len;
+            blocks += piece.blocks(chunks);
+            start += piece.len;
+            parts.last_mut().expect("one was just made").push(piece);
+        }
+    }
+    parts
+}
+
+/// A row whose logits are wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// Of the part.
+    pub row: usize,
+    /// How many of the largest count.
+    pub count: usize,
+}
+
+/// Rows of a part with all logits, and rows with some of the largest.
+#[derive(Debug, Default)]
+pub struct AllWanted {
+    pub whole: Vec<usize>,
+    pub screened: Vec<Wanted>,
+}
+
+/// Finds a part's wanted rows. `screens` says whether so many of the largest are screened for.
+pub fn wanted(part: &[Piece], chunks: &[Chunk<'_>], screens: impl Fn(usize) -> bool) -> AllWanted {
+    let mut all = AllWanted::default();
+    let mut first = 0;
+    for piece in part {
+        let chunk = &chunks[piece.chunk];
+        let (rows, count) = chunk.logits.rows(0..chunk.tokens.len());
+        let here = rows.start.max(piece.start)..rows.end.min(piece.start + piece.len);
+        for row in here.map(|row| row - piece.start + first) {
+            match count.filter(|count| screens(*count)) {
+                Some(count) => all.screened.push(Wanted { row, count: count.max(1) }),
+                None => all.whole.push(row),
+            }
+        }
+        first += piece.len;
+    }
+    all
+}
+
+/// How a part attends, and how far.
+pub fn attention(
+    part: &[Piece],
+    chunks: &[Chunk<'_>],
+    shape: &Shape,
+    buffers: &Buffers,
+) -> (AttentionMode, usize) {
+    let end = |piece: &Piece| chunks[piece.chunk].position + piece.start + piece.len;
+    let reach = shape.reach(part.iter().map(end).max().unwrap_or_default());
+    let decodes = part.iter().all(|piece| piece.len == 1);
+    let tasks = bucket_of(part.len()) * tasks_of_row(shape, AttentionMode::Split);
+    let mode = match decodes {
+        true if buffers.may_split(tasks, reach) => AttentionMode::Split,
+        true => AttentionMode::Warps4,
+        false => AttentionMode::Warps8,
+    };
+    (mode, reach)
+}
+
+/// A pass's inputs as they lie on the device. Kept between steps.
+#[derive(Debug, Default)]
+pub struct Image {
+    bytes: Vec<u8>,
+    tasks: Vec<AttentionTask>,
+    blocks: Vec<u32>,
+}
+
+impl Image {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Draws the image of a part's rows, of which some logits are wanted.
+    pub fn draw(
+        &mut self,
+        (part, chunks): (&[Piece], &[Chunk<'_>]),
+        (whole, screened): (&[usize], &[Wanted]),
+        inputs: &Inputs,
+        bucket: &Bucket,
+        shape: &Shape,
+    ) {
+        let Self { bytes, tasks, blocks } = self;
+        bytes.clear();
+        bytes.resize(inputs.offset(inputs.blocks), 0);
+        tasks.clear();
+        blocks.clear();
+        let mut row = 0;
+        for piece in part {
+            let (chunk, table) = (&chunks[piece.chunk], blocks.len() as u32);
+            blocks.extend(chunk.blocks[..piece.blocks(chunks)].iter().map(|block| block.0));
+            let tokens = &chunk.tokens[piece.start..piece.start + piece.len];
+            let position = (chunk.position + piece.start) as u32;
+            put(bytes, inputs, inputs.tokens, row, tokens.iter().copied());
+            let positions = position..position + piece.len as u32;
+            put(bytes, inputs, inputs.positions, row, positions);
+            put(bytes, inputs, inputs.tables, row, std::iter::repeat_n(table, piece.len));
+            let first = AttentionTask {
+                first_row: row as u32,
+                row_count: piece.len as u32,
+                position,
+                table,
+                ..AttentionTask::zeroed()
+            };
+            add_tasks(&first, shape, bucket.attention, tasks);
+            row += piece.len;
+        }
+        // The longest first: what is left at the end is short.
+        if bucket.attention == AttentionMode::Warps8 {
+            tasks.sort_by_key(|task| std::cmp::Reverse(task.position / 256));
+        }
+        let step = Step {
+            rows: row as u32,
+            tasks: tasks.len() as u32,
+            whole: whole.len() as u32,
+            screened: screened.len() as u32,
+        };
+        put(bytes, inputs, inputs.step, 0, [step]);
+        put(bytes, inputs, inputs.whole, 0, whole.iter().map(|row| *row as u32));
+        put(bytes, inputs, inputs.screened, 0, screened.iter().map(|wanted| wanted.row as u32));
+        put(bytes, inputs, inputs.counts, 0, screened.iter().map(|wanted| wanted.count as u32));
+        put(bytes, inputs, inputs.tasks, 0, tasks.iter().copied());
+        bytes.extend_from_slice(bytemuck::cast_slice(blocks));
+    }
+}
+
+/// Writes elements from index `first` on of an array of the inputs.
+fn put<T: Pod>(
+    bytes: &mut [u8],
+    inputs: &Inputs,
+    at: Address,
+    first: usize,
+    elements: impl IntoIterator<Item = T>,
+) {
+    let places = bytes[inputs.offset(at)..].chunks_exact_mut(size_of::<T>()).skip(first);
+    for (place, element) in places.zip(elements) {
+        place.copy_from_slice(bytemuck::bytes_of(&element));
+    }
+}
+
+/// Cuts the queries of some rows of a sequence into tasks; those that share keys are side by side.
+fn add_tasks(
+    rows: &AttentionTask,
+    shape: &Shape,
+    mode: AttentionMode,
+    tasks: &mut Vec<AttentionTask>,
+) {
+    let (queries, group) = (mode.queries(), shape.heads / shape.kv_heads);
+    let heads_max = group.min(queries);
+    for kv_head in 0..shape.kv_heads {
+        for head in (0..group).step_by(heads_max) {
+            let head_count = heads_max.min(group - head);
+            let rows_max = if mode == AttentionMode::Split { 1 } else { queries / head_count };
+            for row in (0..rows.row_count).step_by(rows_max) {
+                tasks.push(AttentionTask {
+                    first_row: rows.first_row + row,
+                    row_count: (rows_max as u32).min(rows.row_count - row),
+                    first_head: (kv_head * group + head) as u32,
+                    head_count: head_count as u32,
+                    position: rows.position + row,
+                    table: rows.table,
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+// What the kernels are given: one struct by value each, mirrored by `repr(C)` structs on the host.
+//
+// Everything that changes from step to step (row counts, positions, block tables, tasks) lies in
+// device buffers behind these pointers, so that a captured graph is replayed with the structs it was
+// captured with. Grids may be larger than the step needs: blocks without work return.
+
+#pragma once
+#include "types.cuh"
+
+// Counts of one step. In device memory, written by the host before the step.
+struct Step {
+    u32 rows;      // tokens of the step
+    u32 tasks;     // attention tasks
+    u32 whole;     // rows of which all logits are wanted
+    u32 screened;  // rows of which some of the largest logits are wanted
+};
+
+// Element types of the embedding and of the head.
+enum Dtype : u32 { DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2, DTYPE_I8 = 3 };
+
+struct EmbedArgs {
+    const Step* step;
+    const u32* tokens;  // (rows)
+    const void* table;  // (vocab, width) of dtype: f32, f16 or bf16
+    float* residual;    // (rows, width)
+    u32 width;
+    u32 dtype;
+};
+
+struct NormQuantizeArgs {
+    const Step* step;
+    const float* x;        // (rows, width)
+    const float* weight;   // (width), or null: no norm
+    const float* weight2;  // (width), or null: no second norm
+    i8* q;                 // (rows, stride), written up to the stride: zeros after width
+    float* scales;         // (rows): 127 / max|x|
+    i32* sums;             // (rows): exact sum of the row's q
+    u32 width;
+    u32 stride;  // width rounded up to 128
+    float eps;
+    float eps2;
+};
+
+// One ternary matrix and where its outputs go.
+struct Segment {
+    const uint4* weights;  // ternary layout, see README.md
+    float* out;            // (rows of the step, stride)
+    float scale;
+    u32 divide;  // 0: y = (a / s) * scale; 1: y = a / (s * scale)
+    u32 rows;    // output features
+    u32 stride;  // floats from one row of out to the next
+};
+
+enum LinearMode : u32 { LINEAR_STORE = 0, LINEAR_ADD = 1 };
+enum ActivationKind : u32 { ACTIVATION_SQUARED_RELU = 0, ACTIVATION_SILU = 1 };
+
+// For linear_*: up to three segments with one input. For gate_*: segment 0 is the gate, segment 1
+// the up matrix of the same shape; outputs go to segment 0's.
+struct LinearArgs {
+    const Step* step;
+    const i8* x;          // (rows, 128 * k_blocks)
+    const float* scales;  // (rows)
+    const i32* sums;      // (rows)
+    Segment segments[3];
+    u32 segment_count;
+    u32 k_blocks;    // input features / 128, rounded up
+    u32 mode;        // LinearMode; of linear_* only
+    u32 activation;  // ActivationKind; of gate_* only
+};
+
+// For linear_one and gate_one: a linear with the norms and the quantization of its only row. The
+// linear's x, scales and sums are not read.
+struct NormLinearArgs {
+    LinearArgs linear;
+    const float* x;        // (width)
+    const float* weight;   // (width), or null: no norm
+    const float* weight2;  // (width), or null: no second norm
+    u32 width;
+    float eps;
+    float eps2;
+    u32 unused;
+};
+
+// Where a layer's keys and values lie, see README.md.
+struct KvPool {
+    u8* base;
+    u64 block_bytes;   // from one block to the next
+    u64 layer_offset;  // of the layer in a block
+    u32 kv_heads;
+    u32 head_dim;
+    u32 padded_dim;  // head_dim rounded up to 16
+    u32 heads;       // query heads, a multiple of kv_heads
+};
+
+struct RotateStoreArgs {
+    const Step* step;
+    const u32* positions;    // (rows)
+    const u32* tables;       // (rows): where in blocks the row's block table starts
+    const u32* blocks;       // block tables, one after another
+    float* queries;          // (rows, heads * head_dim), rotated in place
+    const float* keys;       // (rows, kv_heads * head_dim), not yet rotated
+    const float* values;     // (rows, kv_heads * head_dim)
+    const float* rotations;  // (context, 2, head_dim / 2): cosines, then sines
+    KvPool pool;
+};
+
+// Queries that share a sequence and a KV head: rows first_row.. of the step (consecutive rows of
+// one sequence) times heads first_head.. (of one group). All that attention knows of them is here, so
+// that it need not be looked up one load after another.
+struct AttentionTask {
+    u32 first_row;
+    u32 row_count;
+    u32 first_head;
+    u32 head_count;
+    u32 position;  // of the first row
+    u32 table;     // where in blocks the sequence's block table starts
+};
+
+struct AttentionArgs {
+    const Step* step;
+    const AttentionTask* tasks;  // (tasks), with room for as many as the grid has
+    const u32* blocks;           // block tables, one after another
+    const float* queries;  // (rows, heads * head_dim), rotated
+    float* attended;       // (rows, heads * head_dim)
+    float* scores;         // scratch, see README.md
+    float* maxima;         // scratch of attend_scores_* and attend_values_*
+    KvPool pool;
+    u32 scores_stride;  // positions a query has room for, a multiple of 128
+    float scale;        // 1 / sqrt(head_dim)
+};
+
+// For rotate_scores_*: queries, keys and values as the linears gave them.
+struct RotateScoresArgs {
+    AttentionArgs attention;  // its queries are not yet rotated, and stay so
+    const float* keys;        // (rows, kv_heads * head_dim)
+    const float* values;      // (rows, kv_heads * head_dim)
+    const float* rotations;   // (context, 2, head_dim / 2)
+};
+
+struct FinalNormArgs {
+    const Step* step;
+    const u32* wanted;      // (whole): rows of the step
+    const float* residual;  // (rows, width)
+    const float* weight;    // (width)
+    float* out;             // (whole, width)
+    u32 width;
+    float eps;
+};
+
+struct HeadArgs {
+    const Step* step;
+    const void* rows;     // (vocab, width) of dtype
+    const float* scales;  // (vocab), of i8 rows only
+    const float* x;       // (whole, width): normed
+    float* logits;        // (whole, vocab)
+    u32 width;
+    u32 vocab;
+};
+
+// What the digits of one hidden row stand for.
+struct DigitRow {
+    float step;      // x is about step * X
+    float by_error;  // bound of an estimate: by_error * error + by_norm * norm of the head row
+    float by_norm;
+    u32 unused;
+};
+
+struct DigitsArgs {
+    const Step* step;
+    const u32* wanted;      // (screened): rows of the step
+    const float* residual;  // (rows, width)
+    const float* weight;    // (width)
+    float* x;               // (screened, width): normed
+    i8* digits;             // (screened, digit_count, stride), zeros after width
+    DigitRow* rows;         // (screened)
+    u32 width;
+    u32 stride;       // width rounded up to 128
+    u32 digit_count;  // 1 or 2
+    float eps;
+};
+
+struct ScreenArgs {
+    const Step* step;
+    const uint4* head;        // int8 layout, see README.md
+    const float* scales;      // (padded vocab): w is about scale * int8
+    const float* errors;      // (padded vocab): norm of w - scale * int8, rounded up
+    const float* norms;       // (padded vocab): norm of scale * int8, rounded up
+    const i8* digits;         // (screened, digit_count, 128 * k_blocks)
+    const DigitRow* rows;     // (screened)
+    float* estimates;         // (screened, padded vocab)
+    float* lowest;            // (screened, groups): largest lower bound of a group of 16 tokens
+    float* highest;           // (screened, groups): largest upper bound of a group
+    u32 vocab;                // groups = vocab / 16 rounded up, padded vocab = 16 * groups
+    u32 k_blocks;             // width / 128, rounded up
+    u32 digit_count;
+    u32 unused;
+};
+
+// A candidate and its logit.
+struct Found {
+    u32 token;
+    float logit;
+};
+
+struct SelectArgs {
+    const Step* step;
+    const u32* counts;       // (screened): how many of the largest are wanted, at least 1
+    const float* errors;     // as in ScreenArgs
+    const float* norms;
+    const DigitRow* rows;
+    const float* estimates;
+    const float* lowest;
+    const float* highest;
+    u32* found_counts;  // (screened): candidates there are, also those beyond the capacity
+    Found* found;       // (screened, capacity): tokens, in no order
+    u32 vocab;
+    u32 capacity;
+};
+
+struct RescoreArgs {
+    const Step* step;
+    const void* rows;         // (vocab, width) of dtype, as in HeadArgs
+    const float* scales;      // (vocab), of i8 rows only
+    const float* x;           // (screened, width)
+    const u32* found_counts;  // (screened)
+    Found* found;             // (screened, capacity): logits are filled in
+    u32 width;
+    u32 capacity;
+};
+
+struct CopyBlocksArgs {
+    u8* pool;
+    const u32* pairs;  // (count, 2): from, to
+    u64 block_bytes;   // a multiple of 16
+    u32 count;
+    u32 unused;
+};

@@ -1,0 +1,140 @@
+// Attention, a warp for each task: decodes of many sequences, and tiles of prefill.
+//
+// A warp's lanes hold 4 positions by Q queries of scores, then 4 elements by Q queries of outputs. Scores wait
+// in global scratch, which stays in the second-level cache; keys and values are read once a task, which is
+// 2 · padded_dim · size bytes a position for Q queries. Warps of a block take neighbouring tasks, which in
+// prefill share their keys and values in the first-level cache.
+
+#include "attention.cuh"
+
+// Positions of a lane in the scores' loop, and elements in the outputs'.
+constexpr u32 PER_LANE = 4;
+// Positions whose weights lie in shared memory together.
+constexpr u32 STAGE = 128;
+
+// Scores of all positions to scratch; returns each query's largest, in every lane.
+template <class E, int Q>
+__device__ __forceinline__ void all_scores(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q],
+                                           const float* queries, float* scores, float (&largest)[Q]) {
+    u32 lane = threadIdx.x % 32;
+    UNROLL for (u32 q = 0; q < Q; q++) largest[q] = minus_infinity();
+    for (u32 base = 0; base <= work.last; base += 32 * PER_LANE) {
+        const uint4* keys[PER_LANE];
+        UNROLL for (u32 i = 0; i < PER_LANE; i++) {
+            u32 p = base + 32 * i + lane;
+            p = p < work.last ? p : work.last;
+            keys[i] = key_chunks<E>(args.pool, work.blocks[p / BLOCK_TOKENS], work.kv_head, p);
+        }
+        float sums[PER_LANE][Q];
+        score<E, Q, PER_LANE, 1>(queries, args.pool, keys, sums);
+        UNROLL for (u32 i = 0; i < PER_LANE; i++) {
+            u32 p = base + 32 * i + lane;
+            if (p > work.last) continue;
+            UNROLL for (u32 q = 0; q < Q; q++) {
+                float v = __fmul_rn(sums[i][q], args.scale);
+                scores[u64(q) * args.scores_stride + p] = v;
+                if (p <= limits[q]) largest[q] = larger(v, largest[q]);
+            }
+        }
+    }
+    UNROLL for (u32 q = 0; q < Q; q++) largest[q] = largest_of_warp(largest[q]);
+    __syncwarp();
+}
+
+// Weights of a stage's positions into shared memory // (Q, STAGE), and into the sums of the lanes: lane l
+// has lane l % 16 of queries l / 16, + 2, …
+template <int Q>
+__device__ __forceinline__ void stage_weights(const AttentionArgs& args, const u32 (&limits)[Q], u32 base,
+                                              const float* scores, const float (&largest)[Q], float* weights,
+                                              float (&lane_sums)[Q / 2]) {
+    u32 lane = threadIdx.x % 32;
+    __syncwarp();
+    UNROLL for (u32 q = 0; q < Q; q++) {
+        u32 p = base + 4 * lane;
+        float4 s = *reinterpret_cast<const float4*>(scores + u64(q) * args.scores_stride + p);
+        s.x = weight_of(s.x, largest[q], p <= limits[q]);
+        s.y = weight_of(s.y, largest[q], p + 1 <= limits[q]);
+        s.z = weight_of(s.z, largest[q], p + 2 <= limits[q]);
+        s.w = weight_of(s.w, largest[q], p + 3 <= limits[q]);
+        reinterpret_cast<float4*>(weights + q * STAGE)[lane] = s;
+    }
+    __syncwarp();
+    UNROLL for (u32 i = 0; i < Q / 2; i++) {
+        const float* of_query = weights + (2 * i + lane / LANES) * STAGE + lane % LANES;
+        UNROLL for (u32 p = 0; p < STAGE; p += LANES) lane_sums[i] = __fadd_rn(lane_sums[i], of_query[p]);
+    }
+}
+
+// Chunks of values of this lane's elements at a position.
+template <class E>
+__device__ __forceinline__ void load_values(Table& table, u32 kv_head, const KvPool& pool, u32 position, u32 first,
+                                            uint4 (&out)[PER_LANE]) {
+    u32 block = table.block_of(position), part = position % BLOCK_TOKENS / E::CHUNK;
+    const auto* values = reinterpret_cast<const uint4*>(values_of<E>(pool, block, kv_head)) + part * pool.padded_dim;
+    UNROLL for (u32 i = 0; i < PER_LANE; i++) {
+        u32 d = first + 32 * i + threadIdx.x % 32;
+        if (d < pool.padded_dim) out[i] = load_constant(values + d);
+    }
+}
+
+// Outputs of elements first.. of the head, 128 of them.
+template <class E, int Q>
+__device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q], u32 first,
+                                      const float* scores, const float (&largest)[Q], float* weights) {
+    u32 lane = threadIdx.x % 32;
+    float out[PER_LANE][Q] = {}, lane_sums[Q / 2] = {};
+    uint4 next[PER_LANE] = {};
+    Table table;
+    table.begin(work);
+    load_values<E>(table, work.kv_head, args.pool, 0, first, next);
+    for (u32 base = 0; base <= work.last; base += STAGE) {
+        stage_weights<Q>(args, limits, base, scores, largest, weights, lane_sums);
+        u32 end = work.last + 1 - base < STAGE ? work.last + 1 - base : STAGE;
+        for (u32 p = 0; p < end; p += E::CHUNK) {
+            uint4 chunk[PER_LANE];
+            UNROLL for (u32 i = 0; i < PER_LANE; i++) chunk[i] = next[i];
+            u32 then = base + p + E::CHUNK;
+            if (then <= work.last) load_values<E>(table, work.kv_head, args.pool, then, first, next);
+            if (p + E::CHUNK > end) {
+                UNROLL for (u32 i = 0; i < PER_LANE; i++) chunk[i] = first_values<E>(chunk[i], end - p);
+            }
+            weigh_chunk<E, Q, PER_LANE>(weights + p, STAGE, chunk, out);
+        }
+    }
+    UNROLL for (u32 q = 0; q < Q; q++) {
+        float sum = sum_of_lanes(lane_sums[q / 2]);
+        sum = __shfl_sync(FULL_WARP, sum, q % 2 * LANES);
+        UNROLL for (u32 i = 0; i < PER_LANE; i++) {
+            u32 d = first + 32 * i + lane;
+            if (q < work.count && d < args.pool.head_dim) {
+                args.attended[query_at(args, work, q) + d] = __fdiv_rn(out[i][q], sum);
+            }
+        }
+    }
+}
+
+// Tasks of at most Q queries. // shared: per warp (Q, padded_dim) queries, (Q, STAGE) weights
+template <class E, int Q> __device__ __forceinline__ void attend(const AttentionArgs& args) {
+    DYNAMIC_SHARED(bytes);
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, slot = blockIdx.x * warps + warp;
+    float* queries = reinterpret_cast<float*>(bytes) + warp * Q * (args.pool.padded_dim + STAGE);
+    float* weights = queries + Q * args.pool.padded_dim;
+    float* scores = args.scores + u64(slot) * Q * args.scores_stride;
+    for (u32 index = slot; index < args.step->tasks; index += gridDim.x * warps) {
+        Work work = work_of(args, index);
+        u32 limits[Q];
+        UNROLL for (u32 q = 0; q < Q; q++) limits[q] = limit_of(work, q < work.count ? q : 0);
+        load_queries<Q>(args, work, queries);
+        float largest[Q];
+        all_scores<E, Q>(args, work, limits, queries, scores, largest);
+        for (u32 first = 0; first < args.pool.padded_dim; first += 32 * PER_LANE) {
+            weigh<E, Q>(args, work, limits, first, scores, largest, weights);
+        }
+        __syncwarp();
+    }
+}
+
+KERNEL_BY(128, 3) attend4_f16(const AttentionArgs args) { attend<F16, 4>(args); }
+KERNEL_BY(128, 3) attend4_f32(const AttentionArgs args) { attend<F32, 4>(args); }
+KERNEL(128) attend8_f16(const AttentionArgs args) { attend<F16, 8>(args); }
+KERNEL(128) attend8_f32(const AttentionArgs args) { attend<F32, 8>(args); }

@@ -1,0 +1,189 @@
+// What the attention kernels share. Defined by `../float/attention.rs`:
+//
+//     score[p]  = (Σ_d q[d]·K[d][p]) · scale             a chain of fused multiply-adds, d ascending
+//     weight[p] = exp(score[p] − max score)               p ≤ the query's position
+//     out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  a chain, p ascending; the divisor in lane order
+//
+// No chain is cut, so no thread may share one; threads hold several, of some queries by some positions
+// (or elements of the output), because an operand that is read from shared memory for one
+// multiply-add takes four times as long as the multiply-add.
+
+#pragma once
+#include "kv.cuh"
+
+// A task as one warp has it.
+struct Work {
+    AttentionTask task;
+    u32 count;  // queries
+    u32 kv_head;
+    u32 last;  // position of the last row
+    const u32* blocks;
+};
+
+__device__ __forceinline__ Work work_of(const AttentionArgs& args, u32 index) {
+    AttentionTask task = args.tasks[index];
+    u32 group = args.pool.heads / args.pool.kv_heads;
+    return {task, task.row_count * task.head_count, task.first_head / group, task.position + task.row_count - 1,
+            args.blocks + task.table};
+}
+
+__device__ __forceinline__ u32 row_of(const Work& work, u32 query) {
+    return work.task.first_row + query / work.task.head_count;
+}
+
+// The last position a query of the task sees.
+__device__ __forceinline__ u32 limit_of(const Work& work, u32 query) {
+    return work.task.position + query / work.task.head_count;
+}
+
+// Where a query of the task lies in the step's queries and outputs.
+__device__ __forceinline__ u64 query_at(const AttentionArgs& args, const Work& work, u32 query) {
+    u32 head = work.task.first_head + query % work.task.head_count;
+    return (u64(row_of(work, query)) * args.pool.heads + head) * args.pool.head_dim;
+}
+
+// A warp copies its queries to shared memory, zeros for those it lacks. // (Q, padded_dim)
+template <int Q>
+__device__ __forceinline__ void load_queries(const AttentionArgs& args, const Work& work, float* queries) {
+    u32 padded = args.pool.padded_dim;
+    UNROLL for (u32 q = 0; q < Q; q++) {
+        const float* from = args.queries + (q < work.count ? query_at(args, work, q) : 0);
+        for (u32 d = threadIdx.x % 32; d < padded; d += 32) {
+            queries[q * padded + d] = q < work.count && d < args.pool.head_dim ? from[d] : 0.0f;
+        }
+    }
+    __syncwarp();
+}
+
+// Adds the products of one chunk of elements, of which `count` exist.
+template <class E, int Q, int P>
+__device__ __forceinline__ void score_chunk(const float* queries, u32 padded, const uint4 (&chunk)[P], u32 count,
+                                            float (&sums)[P][Q]) {
+    float keys[P][E::CHUNK];
+    UNROLL for (u32 i = 0; i < P; i++) E::widen_chunk(chunk[i], keys[i]);
+    if (count < E::CHUNK) {
+        UNROLL for (u32 e = 0; e < E::CHUNK; e++) {
+            if (e >= count) break;
+            UNROLL for (u32 q = 0; q < Q; q++) {
+                UNROLL for (u32 i = 0; i < P; i++) sums[i][q] = __fmaf_rn(queries[q * padded + e], keys[i][e], sums[i][q]);
+            }
+        }
+        return;
+    }
+    UNROLL for (u32 e = 0; e < E::CHUNK; e += 4) {
+        UNROLL for (u32 q = 0; q < Q; q++) {
+            float4 v = *reinterpret_cast<const float4*>(queries + q * padded + e);
+            UNROLL for (u32 i = 0; i < P; i++) {
+                sums[i][q] = __fmaf_rn(v.x, keys[i][e], sums[i][q]);
+                sums[i][q] = __fmaf_rn(v.y, keys[i][e + 1], sums[i][q]);
+                sums[i][q] = __fmaf_rn(v.z, keys[i][e + 2], sums[i][q]);
+                sums[i][q] = __fmaf_rn(v.w, keys[i][e + 3], sums[i][q]);
+            }
+        }
+    }
+}
+
+// Sixteen bytes of keys, which the kernel itself may have written.
+template <bool WRITTEN> __device__ __forceinline__ uint4 load_keys(const uint4* from) {
+    return WRITTEN ? *from : load_constant(from);
+}
+
+// Scores of P positions a lane, before the scale: position `i` of the lane has its key at keys[i]. AHEAD
+// chunks are asked for before those at hand are multiplied. WRITTEN: this kernel may have written keys.
+template <class E, int Q, int P, int AHEAD, bool WRITTEN = false>
+__device__ __forceinline__ void score(const float* queries, const KvPool& pool, const uint4* const (&keys)[P],
+                                      float (&sums)[P][Q]) {
+    u32 chunks = (pool.head_dim + E::CHUNK - 1) / E::CHUNK;
+    UNROLL for (u32 i = 0; i < P; i++) {
+        UNROLL for (u32 q = 0; q < Q; q++) sums[i][q] = 0.0f;
+    }
+    uint4 next[AHEAD][P];
+    UNROLL for (u32 a = 0; a < AHEAD; a++) {
+        UNROLL for (u32 i = 0; i < P; i++) {
+            next[a][i] = load_keys<WRITTEN>(keys[i] + (a < chunks ? a : 0) * BLOCK_TOKENS);
+        }
+    }
+    for (u32 c = 0; c < chunks; c += AHEAD) {
+        uint4 now[AHEAD][P];
+        UNROLL for (u32 a = 0; a < AHEAD; a++) {
+            u32 then = c + AHEAD + a;
+            UNROLL for (u32 i = 0; i < P; i++) {
+                now[a][i] = next[a][i];
+                if (then < chunks) next[a][i] = load_keys<WRITTEN>(keys[i] + then * BLOCK_TOKENS);
+            }
+        }
+        UNROLL for (u32 a = 0; a < AHEAD; a++) {
+            u32 d = (c + a) * E::CHUNK;
+            if (d < pool.head_dim) score_chunk<E, Q, P>(queries + d, pool.padded_dim, now[a], pool.head_dim - d, sums);
+        }
+    }
+}
+
+// Where a position's key starts: its first chunk, the next ones BLOCK_TOKENS chunks apart.
+template <class E>
+__device__ __forceinline__ const uint4* key_chunks(const KvPool& pool, u32 block, u32 kv_head, u32 position) {
+    return reinterpret_cast<const uint4*>(keys_of<E>(pool, block, kv_head)) + position % BLOCK_TOKENS;
+}
+
+// A warp's look-ahead into its block table: a window of 32 blocks in a register of each lane, and the next
+// one. Positions must be asked for in ascending order.
+struct Table {
+    const u32* blocks;
+    u32 count, window, ids, next;
+
+    __device__ __forceinline__ u32 load(u32 of_window) const {
+        u32 index = of_window * 32 + threadIdx.x % 32;
+        return blocks[index < count ? index : count - 1];
+    }
+    __device__ __forceinline__ void begin(const Work& work) {
+        blocks = work.blocks, count = work.last / BLOCK_TOKENS + 1, window = 0;
+        ids = load(0), next = load(1);
+    }
+    // The block of a position. The whole warp asks for the same window.
+    __device__ __forceinline__ u32 block_of(u32 position) {
+        u32 index = position / BLOCK_TOKENS;
+        if (index / 32 > window) {
+            window = index / 32, ids = next;
+            next = load(window + 1);
+        }
+        return __shfl_sync(FULL_WARP, ids, index % 32);
+    }
+};
+
+// Zeros the positions of a chunk of values from `count` on: nothing was written there.
+template <class E> __device__ __forceinline__ uint4 first_values(uint4 chunk, u32 count) {
+    u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+    UNROLL for (u32 w = 0; w < 4; w++) {
+        if (E::CHUNK == 4) {
+            if (w >= count) words[w] = 0;
+        } else {
+            if (2 * w >= count) words[w] = 0;
+            else if (2 * w + 1 >= count) words[w] &= 0xffffu;
+        }
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+// Adds a chunk of positions to chains of Q queries by D elements. // weights: (Q, stride)
+template <class E, int Q, int D>
+__device__ __forceinline__ void weigh_chunk(const float* weights, u32 stride, const uint4 (&chunk)[D], float (&out)[D][Q]) {
+    float values[D][E::CHUNK];
+    UNROLL for (u32 i = 0; i < D; i++) E::widen_chunk(chunk[i], values[i]);
+    UNROLL for (u32 e = 0; e < E::CHUNK; e += 4) {
+        UNROLL for (u32 q = 0; q < Q; q++) {
+            float4 w = *reinterpret_cast<const float4*>(weights + q * stride + e);
+            UNROLL for (u32 i = 0; i < D; i++) {
+                out[i][q] = __fmaf_rn(w.x, values[i][e], out[i][q]);
+                out[i][q] = __fmaf_rn(w.y, values[i][e + 1], out[i][q]);
+                out[i][q] = __fmaf_rn(w.z, values[i][e + 2], out[i][q]);
+                out[i][q] = __fmaf_rn(w.w, values[i][e + 3], out[i][q]);
+            }
+        }
+    }
+}
+
+// The weight of a position that a query sees.
+__device__ __forceinline__ float weight_of(float score, float largest, bool visible) {
+    float weight = exp_lane(__fsub_rn(score, largest));
+    return visible ? weight : 0.0f;
+}

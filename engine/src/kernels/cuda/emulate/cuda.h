@@ -1,0 +1,143 @@
+// The part of CUDA C++ that the kernels use, for a host compiler. A block's threads are fibers that
+// run until they meet a barrier or an operation of the whole warp; see emulate.cpp.
+
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+struct dim3 {
+    u32 x, y, z;
+};
+struct alignas(16) uint4 {
+    u32 x, y, z, w;
+};
+struct alignas(8) uint2 {
+    u32 x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace emulate {
+
+struct Thread {
+    dim3 index;
+    u32 lane;
+};
+extern Thread* current;
+extern dim3 block_index, block_size, grid_size;
+
+u8* dynamic_shared();
+void block_barrier();
+
+// What a lane brings to an operation of its warp; `run` is called once for all 32, by the last to come.
+typedef void (*WarpOperation)(void* lanes[32]);
+void warp_operation(WarpOperation run, void* of_lane);
+
+// Copies wait, as on the device, until their group is waited for.
+void copy_async(void* to, const void* from, u32 bytes);
+void copy_commit();
+void copy_wait(u32 groups_left);
+
+template <class T> struct Exchange {
+    T value, result;
+    u32 from;
+};
+
+template <class T> T exchange(T value, u32 from) {
+    Exchange<T> mine{value, value, from};
+    warp_operation(
+        [](void* lanes[32]) {
+            for (u32 l = 0; l < 32; l++) {
+                auto* lane = static_cast<Exchange<T>*>(lanes[l]);
+                lane->result = static_cast<Exchange<T>*>(lanes[lane->from & 31])->value;
+            }
+        },
+        &mine);
+    return mine.result;
+}
+
+}  // namespace emulate
+
+#define threadIdx (emulate::current->index)
+#define blockIdx (emulate::block_index)
+#define blockDim (emulate::block_size)
+#define gridDim (emulate::grid_size)
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __restrict__
+// One block runs at a time.
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define DYNAMIC_SHARED(name) u8* name = emulate::dynamic_shared()
+#define UNROLL
+#define UNROLL_BY(n)
+
+inline void __syncthreads() { emulate::block_barrier(); }
+inline void __syncwarp() { emulate::exchange(0, 0); }
+template <class T> T __shfl_sync(u32, T value, u32 lane) { return emulate::exchange(value, lane); }
+template <class T> T __shfl_xor_sync(u32, T value, u32 mask) {
+    return emulate::exchange(value, emulate::current->lane ^ mask);
+}
+
+inline i32 atomicAdd(i32* at, i32 value) {
+    i32 before = *at;
+    *at += value;
+    return before;
+}
+inline u32 atomicAdd(u32* at, u32 value) {
+    u32 before = *at;
+    *at += value;
+    return before;
+}
+
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
+inline float __fsqrt_rn(float a) { return sqrtf(a); }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __dsqrt_rn(double a) { return sqrt(a); }
+inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
+inline float __int2float_rn(i32 a) { return float(a); }
+inline float __ll2float_rn(i64 a) { return float(a); }
+inline i32 __float2int_rn(float a) {
+    if (std::isnan(a)) return 0;
+    float rounded = rintf(a);
+    return rounded >= 0x1p31f ? 0x7fffffff : rounded < -0x1p31f ? i32(0x80000000u) : i32(rounded);
+}
+inline u32 __float_as_uint(float a) {
+    u32 bits;
+    memcpy(&bits, &a, 4);
+    return bits;
+}
+inline float __uint_as_float(u32 bits) {
+    float a;
+    memcpy(&a, &bits, 4);
+    return a;
+}
+inline i32 __dp4a(i32 a, i32 b, i32 c) {
+    for (u32 i = 0; i < 4; i++) c += i32(i8(a >> (8 * i))) * i32(i8(b >> (8 * i)));
+    return c;
+}

@@ -1,0 +1,82 @@
+// Every kernel, and the table by which `launch` finds it.
+
+#pragma once
+
+#include "activate.cu"
+#include "attend.cu"
+#include "attend_split.cu"
+#include "copy_blocks.cu"
+#include "digits.cu"
+#include "embed.cu"
+#include "final_norm.cu"
+#include "head.cu"
+#include "linear_few.cu"
+#include "linear_one.cu"
+#include "linear_tile.cu"
+#include "norm_quantize.cu"
+#include "rotate_store.cu"
+#include "screen.cu"
+#include "screen_select.cu"
+#include "screen_tile.cu"
+
+namespace emulate {
+
+struct Entry {
+    const char* name;
+    void (*run)(void** args);
+};
+
+template <class Args, void (*kernel)(Args)> void run(void** args) { kernel(*static_cast<Args*>(args[0])); }
+
+#define ENTRY(Args, name) {#name, run<const Args, name>}
+
+static const Entry ENTRIES[] = {
+    ENTRY(ActivateArgs, activate),
+    ENTRY(EmbedArgs, embed),
+    ENTRY(NormQuantizeArgs, norm_quantize),
+    ENTRY(LinearArgs, linear_n8),
+    ENTRY(LinearArgs, linear_n16),
+    ENTRY(LinearArgs, linear_n32),
+    ENTRY(LinearArgs, linear_n64),
+    ENTRY(LinearArgs, gate_n8),
+    ENTRY(LinearArgs, gate_n16),
+    ENTRY(LinearArgs, gate_n32),
+    ENTRY(LinearArgs, gate_n64),
+    ENTRY(NormLinearArgs, linear_one),
+    ENTRY(NormLinearArgs, gate_one),
+    ENTRY(LinearArgs, linear_tile),
+    ENTRY(LinearArgs, gate_tile),
+    ENTRY(LinearArgs, linear_tile64),
+    ENTRY(LinearArgs, gate_tile64),
+    ENTRY(RotateStoreArgs, rotate_store_f16),
+    ENTRY(RotateStoreArgs, rotate_store_f32),
+    ENTRY(AttentionArgs, attend4_f16),
+    ENTRY(AttentionArgs, attend4_f32),
+    ENTRY(AttentionArgs, attend8_f16),
+    ENTRY(AttentionArgs, attend8_f32),
+    ENTRY(AttentionArgs, attend_scores_f16),
+    ENTRY(AttentionArgs, attend_scores_f32),
+    ENTRY(RotateScoresArgs, rotate_scores_f16),
+    ENTRY(RotateScoresArgs, rotate_scores_f32),
+    ENTRY(AttentionArgs, attend_values_f16),
+    ENTRY(AttentionArgs, attend_values_f32),
+    ENTRY(FinalNormArgs, final_norm),
+    ENTRY(HeadArgs, head_f32),
+    ENTRY(HeadArgs, head_f16),
+    ENTRY(HeadArgs, head_bf16),
+    ENTRY(HeadArgs, head_i8),
+    ENTRY(DigitsArgs, digits),
+    ENTRY(ScreenArgs, screen_n8),
+    ENTRY(ScreenArgs, screen_n16),
+    ENTRY(ScreenArgs, screen_n32),
+    ENTRY(ScreenArgs, screen_n64),
+    ENTRY(ScreenArgs, screen_tile),
+    ENTRY(SelectArgs, screen_select),
+    ENTRY(RescoreArgs, rescore_f32),
+    ENTRY(RescoreArgs, rescore_f16),
+    ENTRY(RescoreArgs, rescore_bf16),
+    ENTRY(RescoreArgs, rescore_i8),
+    ENTRY(CopyBlocksArgs, copy_blocks),
+};
+
+}  // namespace emulate

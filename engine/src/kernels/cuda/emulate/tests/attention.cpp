@@ -1,0 +1,271 @@
+// RoPE, KV writes, attention in both forms, copies of blocks: a step of several sequences whose earlier
+// positions are in the pool, against the definition query by query.
+
+#include "lanes.cuh"
+#include "reference.h"
+#include "tests.h"
+
+namespace {
+
+struct Shape {
+    u32 heads, kv_heads, head_dim;
+};
+
+struct Sequence {
+    u32 position, rows;  // of the step: first position and rows
+    vector<u32> blocks;
+};
+
+constexpr u32 LAYERS = 2, LAYER = 1;
+
+// A step over some sequences, with the pool's content as plain floats beside it.
+struct Setup {
+    Shape shape;
+    bool half;  // f16
+    u32 padded_dim, size, block_count;
+    vector<Sequence> sequences;
+    vector<u8> pool_bytes;
+    vector<float> keys_of_pool, values_of_pool;  // (block, 16, kv_head, head_dim)
+    Step step;
+    vector<u32> positions, tables, blocks;
+    vector<float> queries, keys, values, rotations;
+    u32 context;
+
+    Setup(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans, u64 seed)
+        : shape(shape), half(half), padded_dim(padded(shape.head_dim, 16)), size(half ? 2 : 4) {
+        Random random(seed);
+        u32 needed = 0, rows = 0;
+        context = 0;
+        for (auto [position, count] : spans) {
+            needed += up(position + count, 16), rows += count;
+            context = std::max(context, position + count);
+        }
+        block_count = needed + 3;
+        vector<u32> ids(block_count);
+        for (u32 i = 0; i < block_count; i++) ids[i] = i;
+        for (u32 i = block_count; i > 1; i--) std::swap(ids[i - 1], ids[random.below(i)]);
+        u32 used = 0;
+        for (auto [position, count] : spans) {
+            u32 n = up(position + count, 16), start = u32(blocks.size());
+            vector<u32> table(ids.begin() + used, ids.begin() + used + n);
+            used += n;
+            blocks.insert(blocks.end(), table.begin(), table.end());
+            for (u32 i = 0; i < count; i++) positions.push_back(position + i), tables.push_back(start);
+            sequences.push_back({position, count, table});
+        }
+        step = {rows, 0, 0, 0};
+        // What nobody wrote is NaN.
+        pool_bytes.assign(block_count * block_bytes(), 0xff);
+        keys_of_pool.assign(size_t(block_count) * 16 * shape.kv_heads * shape.head_dim, NAN);
+        values_of_pool = keys_of_pool;
+        u32 width = shape.kv_heads * shape.head_dim;
+        for (const Sequence& s : sequences) {
+            for (u32 p = 0; p < s.position; p++) {
+                auto k = random.values(width), v = random.values(width);
+                for (float& x : k) x *= 0.1f;
+                write(s.blocks[p / 16], p % 16, k, v);
+            }
+        }
+        queries = random.values(rows * shape.heads * shape.head_dim);
+        keys = random.values(rows * width);
+        values = random.values(rows * width);
+        for (float& x : keys) x *= 0.1f;
+        values[0] = 1e6f, values[1] = -INFINITY, values[2] = 1e-7f;
+        if (half) keys[3] = NAN;
+        rotations = random.values(context * shape.head_dim);
+        for (float& x : rotations) x = cosf(x);
+    }
+
+    size_t block_bytes() const { return size_t(LAYERS) * 2 * shape.kv_heads * 16 * padded_dim * size; }
+
+    KvPool pool() {
+        return {pool_bytes.data(), block_bytes(), LAYER * (block_bytes() / LAYERS), shape.kv_heads, shape.head_dim, padded_dim, shape.heads};
+    }
+
+    float stored(float v) const { return half ? reference::widen(reference::narrow(v)) : v; }
+
+    // Writes a position by the layout of README.md.
+    void write(u32 block, u32 slot, const vector<float>& k, const vector<float>& v) {
+        u32 c = 16 / size, dim = shape.head_dim;
+        for (u32 head = 0; head < shape.kv_heads; head++) {
+            for (u32 d = 0; d < dim; d++) {
+                size_t plain = ((size_t(block) * 16 + slot) * shape.kv_heads + head) * dim + d;
+                keys_of_pool[plain] = stored(k[head * dim + d]);
+                values_of_pool[plain] = stored(v[head * dim + d]);
+                put(block, head, ((d / c) * 16 + slot) * c + d % c, k[head * dim + d]);
+                put(block, shape.kv_heads + head, (slot / c * padded_dim + d) * c + slot % c, v[head * dim + d]);
+            }
+        }
+    }
+
+    size_t at(u32 block, u32 head, u32 element) const {
+        return block * block_bytes() + LAYER * (block_bytes() / LAYERS) + (size_t(head) * 16 * padded_dim + element) * size;
+    }
+
+    void put(u32 block, u32 head, u32 element, float v) {
+        u16 narrow = reference::narrow(v);
+        memcpy(&pool_bytes[at(block, head, element)], half ? (void*)&narrow : (void*)&v, size);
+    }
+
+    // RoPE and the KV write of the whole step, by the definition.
+    void rotate_and_write() {
+        u32 dim = shape.head_dim, h = dim / 2, width = shape.kv_heads * dim;
+        auto rotate = [&](float* head, u32 position) {
+            const float *cos = &rotations[position * dim], *sin = cos + h;
+            for (u32 j = 0; j < h; j++) {
+                float a = head[j], b = head[j + h];
+                head[j] = a * cos[j] - b * sin[j];
+                head[j + h] = b * cos[j] + a * sin[j];
+            }
+        };
+        for (u32 r = 0; r < step.rows; r++) {
+            for (u32 i = 0; i < shape.heads; i++) rotate(&queries[(r * shape.heads + i) * dim], positions[r]);
+            vector<float> k(keys.begin() + r * width, keys.begin() + (r + 1) * width);
+            vector<float> v(values.begin() + r * width, values.begin() + (r + 1) * width);
+            for (u32 i = 0; i < shape.kv_heads; i++) rotate(&k[i * dim], positions[r]);
+            write(blocks[tables[r] + positions[r] / 16], positions[r] % 16, k, v);
+        }
+    }
+
+    vector<float> attention() const {
+        u32 dim = shape.head_dim, group = shape.heads / shape.kv_heads;
+        float scale = 1.0f / sqrtf(float(dim));
+        vector<float> out(size_t(step.rows) * shape.heads * dim);
+        for (u32 r = 0; r < step.rows; r++) {
+            u32 visible = positions[r] + 1;
+            for (u32 head = 0; head < shape.heads; head++) {
+                const float* query = &queries[(size_t(r) * shape.heads + head) * dim];
+                auto of = [&](const vector<float>& pool, u32 p) {
+                    u32 block = blocks[tables[r] + p / 16];
+                    return &pool[((size_t(block) * 16 + p % 16) * shape.kv_heads + head / group) * dim];
+                };
+                vector<float> weights(visible);
+                float largest = -INFINITY, lanes[16] = {};
+                for (u32 p = 0; p < visible; p++) {
+                    float sum = 0.0f;
+                    for (u32 d = 0; d < dim; d++) sum = fmaf(query[d], of(keys_of_pool, p)[d], sum);
+                    weights[p] = sum * scale;
+                    largest = reference::max_of(weights[p], largest);
+                }
+                for (u32 p = 0; p < visible; p++) {
+                    weights[p] = reference::exp_of(weights[p] - largest);
+                    lanes[p % 16] = lanes[p % 16] + weights[p];
+                }
+                float total = reference::sum_of(lanes);
+                for (u32 d = 0; d < dim; d++) {
+                    float sum = 0.0f;
+                    for (u32 p = 0; p < visible; p++) sum = fmaf(weights[p], of(values_of_pool, p)[d], sum);
+                    out[(size_t(r) * shape.heads + head) * dim + d] = sum / total;
+                }
+            }
+        }
+        return out;
+    }
+
+    // Tasks of at most so many queries and rows.
+    vector<AttentionTask> tasks(u32 queries_max, u32 rows_max) const {
+        vector<AttentionTask> out;
+        u32 group = shape.heads / shape.kv_heads, heads_max = std::min(group, queries_max), first = 0;
+        for (const Sequence& s : sequences) {
+            for (u32 kv = 0; kv < shape.kv_heads; kv++)
+                for (u32 h = 0; h < group; h += heads_max) {
+                    u32 heads = std::min(heads_max, group - h), step_rows = std::min(rows_max, queries_max / heads);
+                    for (u32 r = 0; r < s.rows; r += step_rows)
+                        out.push_back({first + r, std::min(step_rows, s.rows - r), kv * group + h, heads, s.position + r, tables[first]});
+                }
+            first += s.rows;
+        }
+        return out;
+    }
+};
+
+void check(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans) {
+    Setup device(shape, half, spans, 7 + shape.head_dim), want(shape, half, spans, 7 + shape.head_dim);
+    std::string suffix = half ? "_f16" : "_f32";
+    std::string what = suffix + ", head_dim " + std::to_string(shape.head_dim);
+    want.rotate_and_write();
+    run(("rotate_store" + suffix).c_str(), {device.step.rows + 1, 1, 1}, 256, 0,
+        RotateStoreArgs{&device.step, device.positions.data(), device.tables.data(), device.blocks.data(), device.queries.data(),
+                        device.keys.data(), device.values.data(), device.rotations.data(), device.pool()});
+    expect_same(device.queries, want.queries, "rotated queries" + what);
+    expect_equal(device.pool_bytes, want.pool_bytes, "pool" + what);
+    vector<float> attended = want.attention();
+    u32 stride = padded(device.context, 128), padded_dim = device.padded_dim;
+    bool single = true;
+    for (auto [position, count] : spans) single &= count == 1;
+    for (u32 variant = 0; variant < (single ? 8 : 6); variant++) {
+        u32 queries = variant == 1 ? 8 : 4;
+        auto tasks = device.tasks(queries, variant >= 2 ? 1 : 9);
+        device.step.tasks = u32(tasks.size());
+        u32 warps = 3 + variant % 2, grid = 2 + variant;
+        vector<float> scores(std::max(tasks.size(), size_t(grid) * warps) * queries * stride, NAN);
+        vector<float> maxima(tasks.size() * 4 * stride / 32, NAN), out(attended.size(), NAN);
+        tasks.resize(tasks.size() + 2);
+        AttentionArgs args{&device.step, tasks.data(), device.blocks.data(), device.queries.data(),
+                           out.data(), scores.data(), maxima.data(), device.pool(), stride, 1.0f / sqrtf(float(shape.head_dim))};
+        if (variant < 3) {
+            run(((queries == 8 ? "attend8" : "attend4") + suffix).c_str(), {grid, 1, 1}, warps * 32, warps * queries * (padded_dim + 128) * 4, args);
+        } else {
+            u32 bucket = u32(tasks.size());
+            u32 shared = warps * 4 * padded_dim * 4, together = 1u << (variant % 3);
+            if (variant < 6) {
+                run(("attend_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared, args);
+            } else {
+                Setup fresh(shape, half, spans, 7 + shape.head_dim);
+                args.queries = fresh.queries.data();
+                args.pool = fresh.pool();
+                device.pool_bytes = fresh.pool_bytes;
+                args.pool.base = device.pool_bytes.data();
+                run(("rotate_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared,
+                    RotateScoresArgs{args, device.keys.data(), device.values.data(), device.rotations.data()});
+                expect_equal(device.pool_bytes, want.pool_bytes, "pool of rotate_scores" + what);
+            }
+            run(("attend_values" + suffix).c_str(), {bucket, up(padded_dim, 32), 4 / together}, together * 32, 0, args);
+        }
+        expect_same(out, attended, "attention variant " + std::to_string(variant) + what);
+    }
+}
+
+void attention() {
+    for (bool half : {true, false}) {
+        check({4, 1, 128}, half, {{0, 1}, {15, 1}, {16, 1}, {127, 1}, {128, 1}, {300, 1}, {3, 5}, {30, 19}});
+        check({6, 2, 20}, half, {{0, 33}, {500, 1}, {31, 2}});
+        check({2, 2, 64}, half, {{63, 9}, {0, 1}});
+        check({4, 1, 128}, half, {{0, 1}, {31, 1}, {32, 1}, {200, 1}});
+        check({12, 2, 20}, half, {{95, 1}, {7, 1}});
+        check({10, 1, 80}, half, {{40, 3}, {0, 2}});
+        check({3, 1, 256}, half, {{5, 4}, {140, 1}});
+        // Block tables of several windows.
+        check({4, 1, 32}, half, {{511, 1}, {512, 1}, {1023, 1}, {1700, 1}});
+        check({2, 1, 32}, half, {{1020, 9}, {505, 12}});
+    }
+}
+
+// Every 997th float there is.
+void exponentials() {
+    for (u64 bits = 0; bits < 1ull << 32; bits += 997) {
+        float x = __uint_as_float(u32(bits));
+        if (bits_of(exp_lane(x)) != bits_of(reference::exp_of(x))) printf("exp(%a)\n", x), exit(1);
+    }
+    for (float x : {0.0f, -0.0f, INFINITY, -INFINITY}) expect_same({exp_lane(x)}, {reference::exp_of(x)}, "exp");
+}
+
+void copies() {
+    Random random(5);
+    u64 block_bytes = 16 * 700;
+    vector<u8> pool(block_bytes * 6);
+    for (u8& b : pool) b = u8(random.next());
+    vector<u8> want = pool;
+    vector<u32> pairs = {3, 0, 5, 1};
+    for (u32 i = 0; i < 4; i += 2) memcpy(&want[pairs[i + 1] * block_bytes], &want[pairs[i] * block_bytes], block_bytes);
+    run("copy_blocks", {2, 3, 1}, 256, 0, CopyBlocksArgs{pool.data(), pairs.data(), block_bytes, 2, 0});
+    expect_equal(pool, want, "copied blocks");
+}
+
+}  // namespace
+
+void test_attention() {
+    test("attention", attention);
+    test("copies of blocks", copies);
+    test("exponentials", exponentials);
+}

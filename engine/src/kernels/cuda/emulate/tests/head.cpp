@@ -1,0 +1,164 @@
+// Logits: all of them, and the largest by way of the screen.
+
+#include "reference.h"
+#include "tests.h"
+
+namespace {
+
+struct HeadRows {
+    u32 vocab, width;
+    const char* suffix;
+    vector<float> wide;  // what the stored rows widen to
+    vector<float> f32;
+    vector<u16> words;
+    vector<i8> bytes;
+    vector<float> scales;
+    const void* stored;
+
+    HeadRows(Random& random, u32 vocab, u32 width, u32 dtype) : vocab(vocab), width(width), wide(random.values(size_t(vocab) * width)) {
+        static const char* names[4] = {"_f32", "_f16", "_bf16", "_i8"};
+        suffix = names[dtype];
+        words.resize(wide.size()), bytes.resize(wide.size());
+        for (size_t i = 0; i < wide.size(); i++) {
+            if (dtype == DTYPE_F16) words[i] = reference::narrow(wide[i]), wide[i] = reference::widen(words[i]);
+            if (dtype == DTYPE_BF16) words[i] = u16(bits_of(wide[i]) >> 16), wide[i] = __uint_as_float(u32(words[i]) << 16);
+            if (dtype == DTYPE_I8) bytes[i] = i8(wide[i] * 4), wide[i] = bytes[i];
+        }
+        if (dtype == DTYPE_I8) scales = random.values(vocab);
+        f32 = wide;
+        stored = dtype == DTYPE_F32 ? (void*)f32.data() : dtype == DTYPE_I8 ? (void*)bytes.data() : (void*)words.data();
+    }
+    float logit(u32 row, const float* x) const {
+        float sum = reference::dot(&wide[size_t(row) * width], x, width);
+        return scales.empty() ? sum : sum * scales[row];
+    }
+    const float* scales_or_null() const { return scales.empty() ? nullptr : scales.data(); }
+};
+
+void all_logits() {
+    for (u32 dtype : {DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_I8}) {
+        for (auto [vocab, width, rows] : {std::array<u32, 3>{130, 64, 1}, {77, 100, 5}, {300, 640, 9}, {3, 16, 2}}) {
+            Random random(vocab + dtype);
+            HeadRows head(random, vocab, width, dtype);
+            Step step{0, 0, rows, 0};
+            vector<float> x = random.values(rows * width), out(rows * vocab, NAN), want;
+            for (u32 r = 0; r < rows; r++)
+                for (u32 v = 0; v < vocab; v++) want.push_back(head.logit(v, &x[r * width]));
+            run((std::string("head") + head.suffix).c_str(), {up(vocab, 128), up(rows, 4) + 1, 1}, 128, 0,
+                HeadArgs{&step, head.stored, head.scales_or_null(), x.data(), out.data(), width, vocab});
+            expect_same(out, want, std::string("head") + head.suffix);
+        }
+    }
+}
+
+// The int8 copy in the device's layout, as backend/cpu/screen.rs quantizes it.
+struct Copy {
+    u32 groups, k_blocks;
+    vector<uint4> packed;
+    vector<float> scales, errors, norms;
+
+    explicit Copy(const HeadRows& head) : groups(up(head.vocab, 16)), k_blocks(up(head.width, 128)) {
+        packed.assign(size_t(groups) * k_blocks * 4 * 32, {});
+        scales.assign(groups * 16, 0.0f);
+        errors = norms = scales;
+        vector<i8> plain(size_t(groups) * 16 * k_blocks * 128, 0);
+        for (u32 row = 0; row < head.vocab; row++) {
+            const float* w = &head.wide[size_t(row) * head.width];
+            float largest = 0.0f;
+            for (u32 k = 0; k < head.width; k++) largest = fmaxf(largest, fabsf(w[k]));
+            float scale = scales[row] = largest > 0.0f ? largest / 127.0f : 1.0f;
+            double error = 0, norm = 0;
+            for (u32 k = 0; k < head.width; k++) {
+                float nearest = nearbyintf(std::clamp(w[k] / scale, -127.0f, 127.0f));
+                double value = double(nearest) * scale, left = w[k] - value;
+                error += left * left, norm += value * value;
+                plain[size_t(row) * k_blocks * 128 + k] = i8(nearest);
+            }
+            errors[row] = float(sqrt(error)) * 1.00001f, norms[row] = float(sqrt(norm)) * 1.00001f;
+        }
+        i8* bytes = reinterpret_cast<i8*>(packed.data());
+        for (u32 t = 0; t < groups; t++)
+            for (u32 c = 0; c < 2 * k_blocks; c++)
+                for (u32 s = 0; s < 2; s++)
+                    for (u32 l = 0; l < 32; l++)
+                        for (u32 j = 0; j < 4; j++)
+                            for (u32 i = 0; i < 4; i++) {
+                                u32 row = 16 * t + l / 4 + 8 * (j & 1);
+                                u32 col = 64 * c + 16 * (l % 4) + 8 * s + 4 * (j / 2) + i;
+                                bytes[((size_t(t) * 4 * k_blocks + 2 * c + s) * 32 + l) * 16 + 4 * j + i] = plain[size_t(row) * k_blocks * 128 + col];
+                            }
+    }
+};
+
+struct Variant {
+    const char* name;
+    u32 groups, columns, warps, shared;
+};
+
+void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Variant variant, bool odd) {
+    Random random(vocab + rows + dtype);
+    HeadRows head(random, vocab, width, dtype);
+    Copy copy(head);
+    u32 stride = copy.k_blocks * 128, capacity = vocab, residual_rows = rows + 3;
+    Step step{residual_rows, 0, 0, rows};
+    vector<float> residual = random.values(residual_rows * width), weight = random.values(width), x(rows * width, NAN);
+    if (odd) residual[width] = INFINITY;
+    vector<u32> wanted(rows), counts(rows), found_counts(rows);
+    for (u32 r = 0; r < rows; r++) wanted[r] = (r + 1) % residual_rows, counts[r] = 1 + random.below(std::min(copy.groups, 64u));
+    vector<i8> digits(size_t(rows) * digit_count * stride, 99);
+    vector<DigitRow> of_rows(rows);
+    vector<float> estimates(size_t(rows) * copy.groups * 16), lowest(rows * copy.groups), highest(rows * copy.groups);
+    vector<Found> found(size_t(rows) * capacity, {~0u, NAN});
+    run("digits", {rows + 1, 1, 1}, 256, 4 * stride,
+        DigitsArgs{&step, wanted.data(), residual.data(), weight.data(), x.data(), digits.data(), of_rows.data(), width, stride, digit_count, 1e-5f});
+    dim3 grid = {up(copy.groups, variant.groups), up(rows * digit_count, variant.columns), 1};
+    if (variant.columns == 128) std::swap(grid.x, grid.y);
+    run(variant.name, grid, variant.warps * 32, variant.warps * variant.shared,
+        ScreenArgs{&step, copy.packed.data(), copy.scales.data(), copy.errors.data(), copy.norms.data(), digits.data(), of_rows.data(),
+                   estimates.data(), lowest.data(), highest.data(), vocab, copy.k_blocks, digit_count, 0});
+    run("screen_select", {rows + 1, 1, 1}, 1024, 0,
+        SelectArgs{&step, counts.data(), copy.errors.data(), copy.norms.data(), of_rows.data(), estimates.data(), lowest.data(),
+                   highest.data(), found_counts.data(), found.data(), vocab, capacity});
+    run((std::string("rescore") + head.suffix).c_str(), {3, rows, 1}, 128, 0,
+        RescoreArgs{&step, head.stored, head.scales_or_null(), x.data(), found_counts.data(), found.data(), width, capacity});
+    size_t total = 0;
+    for (u32 r = 0; r < rows; r++) {
+        auto normed = reference::rms_norm(&residual[wanted[r] * width], weight.data(), width, 1e-5f);
+        expect_same(vector<float>(x.begin() + r * width, x.begin() + (r + 1) * width), normed, "screened rows");
+        vector<float> logits;
+        for (u32 v = 0; v < vocab; v++) logits.push_back(head.logit(v, normed.data()));
+        vector<bool> is_found(vocab, false);
+        for (u32 i = 0; i < found_counts[r]; i++) {
+            Found f = found[size_t(r) * capacity + i];
+            if (f.token >= vocab || is_found[f.token]) printf("token %u found twice or not there\n", f.token), exit(1);
+            is_found[f.token] = true;
+            expect_same({f.logit}, {logits[f.token]}, "logit of a candidate");
+        }
+        vector<float> sorted = logits;
+        std::sort(sorted.begin(), sorted.end(), std::greater<float>());
+        for (u32 v = 0; v < vocab; v++)
+            if (logits[v] >= sorted[counts[r] - 1] && !is_found[v]) printf("token %u of row %u is missing\n", v, r), exit(1);
+        total += found_counts[r];
+    }
+    // The screen would be safe, and of no use, if it left everything.
+    if (!odd && vocab > 1000 && total * 3 > size_t(rows) * vocab) printf("%zu candidates of %u × %u\n", total, rows, vocab), exit(1);
+}
+
+void screens() {
+    const Variant variants[] = {{"screen_n8", 1, 8, 8, 6144}, {"screen_n16", 1, 16, 3, 8192}, {"screen_n32", 2, 32, 4, 8192}, {"screen_n64", 2, 64, 1, 8192},
+                                {"screen_tile", 8, 128, 8, 12288}};
+    u32 index = 0;
+    for (u32 rows : {1, 2, 7, 9, 33, 70})
+        for (const Variant& variant : variants)
+            for (u32 digit_count : {1, 2}) {
+                u32 dtype = index++ % 3;
+                check_screen(index % 2 ? 1200 : 530, index % 4 ? 256 : 100, rows, dtype, digit_count, variant, index % 7 == 0);
+            }
+}
+
+}  // namespace
+
+void test_head() {
+    test("all logits", all_logits);
+    test("screens", screens);
+}

@@ -1,0 +1,23 @@
+// All kernels against their definitions. From engine/src/kernels/cuda:
+//
+//     g++ -O2 -std=c++17 -mavx2 -mfma -mf16c -ffp-contract=off -fno-strict-aliasing -I. -DEMULATE
+//         emulate/emulate.cpp emulate/tests/*.cpp -o /tmp/cuda_tests && /tmp/cuda_tests
+
+#include "tests.h"
+
+#include <chrono>
+#include <cstdio>
+
+void test(const char* name, void (*run)()) {
+    auto start = std::chrono::steady_clock::now();
+    run();
+    std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    printf("%-40s ok  %.1f s\n", name, took.count());
+    fflush(stdout);
+}
+
+int main() {
+    test_linear();
+    test_attention();
+    test_head();
+}

@@ -1,0 +1,112 @@
+// The float operations of `../float/lanes.rs`, spelled so that no compiler flag changes them: what a
+// comparison does with NaN, the exponential, the order of a sum over sixteen lanes.
+
+#pragma once
+#include "ptx.cuh"
+
+// Lanes of every sum: lane j takes elements j, j + 16, …
+constexpr u32 LANES = 16;
+// Positions of a KV block.
+constexpr u32 BLOCK_TOKENS = 16;
+constexpr u32 FULL_WARP = 0xffffffffu;
+
+// a where it is greater, else b: a NaN on either side gives b.
+__device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b; }
+// a where it is less, else b.
+__device__ __forceinline__ float smaller(float a, float b) { return a < b ? a : b; }
+
+__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
+
+// e^x by Cephes' polynomial, as Lanes::exp. Adding 1.5 · 2^23 rounds to an integer, ties to even, and leaves it
+// in the low bits: a fourth of the time of the instructions for either.
+__device__ __forceinline__ float exp_lane(float x) {
+    constexpr float WHOLE = 12582912.0f;
+    x = larger(smaller(x, 87.3f), -87.3f);
+    float shifted = __fadd_rn(__fmul_rn(x, 1.44269504088896340736f), WHOLE);
+    float n = __fsub_rn(shifted, WHOLE);
+    float r = __fmaf_rn(n, -0.6933594f, x);
+    r = __fmaf_rn(n, 2.1219444e-4f, r);
+    float p = 1.9875691e-4f;
+    p = __fmaf_rn(p, r, 1.3981999e-3f);
+    p = __fmaf_rn(p, r, 8.333452e-3f);
+    p = __fmaf_rn(p, r, 4.1665796e-2f);
+    p = __fmaf_rn(p, r, 1.6666665e-1f);
+    p = __fmaf_rn(p, r, 0.5f);
+    p = __fmaf_rn(p, __fmul_rn(r, r), __fadd_rn(r, 1.0f));
+    return __fmul_rn(p, __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u));
+}
+
+// The sum of sixteen lanes held by sixteen neighbouring threads, in each of them: lane i + lane i + 8,
+// then + 4, + 2, + 1. The whole warp takes part, each half for itself.
+__device__ __forceinline__ float sum_of_lanes(float lane) {
+    for (u32 width = 8; width > 0; width /= 2) {
+        lane = __fadd_rn(lane, __shfl_xor_sync(FULL_WARP, lane, width));
+    }
+    return lane;
+}
+
+// The largest of a warp's values, none of them NaN.
+__device__ __forceinline__ float largest_of_warp(float v) {
+    for (u32 width = 16; width > 0; width /= 2) v = larger(__shfl_xor_sync(FULL_WARP, v, width), v);
+    return v;
+}
+
+__device__ __forceinline__ i32 sum_of_warp(i32 v) {
+    for (u32 width = 16; width > 0; width /= 2) v += __shfl_xor_sync(FULL_WARP, v, width);
+    return v;
+}
+
+// bf16 bits to f32, exactly.
+__device__ __forceinline__ float widen_bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }
+
+// Stored numbers that widen exactly, in chunks of sixteen bytes.
+struct F32 {
+    static constexpr u32 CHUNK = 4;
+    typedef float Stored;
+    static __device__ __forceinline__ float widen(float v) { return v; }
+    static __device__ __forceinline__ float narrow(float v) { return v; }
+    static __device__ __forceinline__ void widen_chunk(uint4 chunk, float (&out)[CHUNK]) {
+        out[0] = __uint_as_float(chunk.x), out[1] = __uint_as_float(chunk.y);
+        out[2] = __uint_as_float(chunk.z), out[3] = __uint_as_float(chunk.w);
+    }
+};
+
+struct F16 {
+    static constexpr u32 CHUNK = 8;
+    typedef u16 Stored;
+    static __device__ __forceinline__ float widen(u16 v) { return widen_f16(v); }
+    // To nearest even, saturating at the largest finite f16; NaN becomes that too.
+    static __device__ __forceinline__ u16 narrow(float v) {
+        return narrow_f16(larger(smaller(v, 65504.0f), -65504.0f));
+    }
+    static __device__ __forceinline__ void widen_chunk(uint4 chunk, float (&out)[CHUNK]) {
+        u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+        UNROLL for (u32 i = 0; i < 4; i++) {
+            out[2 * i] = widen_f16(u16(words[i]));
+            out[2 * i + 1] = widen_f16(u16(words[i] >> 16));
+        }
+    }
+};
+
+struct Bf16 {
+    static constexpr u32 CHUNK = 8;
+    typedef u16 Stored;
+    static __device__ __forceinline__ float widen(u16 v) { return widen_bf16(v); }
+    static __device__ __forceinline__ void widen_chunk(uint4 chunk, float (&out)[CHUNK]) {
+        u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+        UNROLL for (u32 i = 0; i < 4; i++) {
+            out[2 * i] = __uint_as_float(words[i] << 16);
+            out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        }
+    }
+};
+
+struct I8 {
+    static constexpr u32 CHUNK = 16;
+    typedef i8 Stored;
+    static __device__ __forceinline__ float widen(i8 v) { return __int2float_rn(v); }
+    static __device__ __forceinline__ void widen_chunk(uint4 chunk, float (&out)[CHUNK]) {
+        u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+        UNROLL for (u32 i = 0; i < 16; i++) out[i] = __int2float_rn(i8(words[i / 4] >> (8 * (i % 4))));
+    }
+};

@@ -1,0 +1,79 @@
+// Ternary linears of few rows: up to 64 a block.
+//
+// out[row] (+)= rescale(Σ code · q − Σ q), as kernels::scalar and ops::rescale define it. Weights are read
+// once for each 8 N rows: 0.25 byte a multiply-add at one row, and two m16n8k32 products for 64 weights of
+// a lane, which the tensor cores do faster than memory delivers. Any number of warps works: they share
+// the k blocks.
+
+#include "few.cuh"
+#include "linear.cuh"
+
+// What the outputs of a block's tokens are made with.
+template <int TOKENS> struct Scales {
+    float scales[TOKENS];
+    i32 sums[TOKENS];
+    __device__ __forceinline__ void load(const LinearArgs& args, u32 first, u32 rows) {
+        for (u32 t = threadIdx.x; t < TOKENS; t += blockDim.x) {
+            u32 row = first + t < rows ? first + t : rows - 1;
+            scales[t] = args.scales[row];
+            sums[t] = args.sums[row];
+        }
+    }
+};
+
+template <class F> __device__ __forceinline__ void linear_few(const LinearArgs& args) {
+    __shared__ typename F::Sums sums;
+    __shared__ Scales<F::TOKENS> scales;
+    u32 first = blockIdx.y * F::TOKENS, rows = 0;
+    Tile tiles[F::M];
+    const uint4* weights[F::M];
+    UNROLL for (u32 m = 0; m < F::M; m++) {
+        tiles[m] = find_tile(args, blockIdx.x * F::M + m);
+        weights[m] = tiles[m].weights;
+    }
+    auto prepare = [&](u32 count) { scales.load(args, first, rows = count); };
+    if (!multiply_few<F>(weights, args.x, first, &args.step->rows, 1, args.k_blocks, sums, prepare)) return;
+    for (u32 i = threadIdx.x; i < F::TOKENS * F::ROWS; i += blockDim.x) {
+        u32 token = i / F::ROWS, m = i / TILE_ROWS % F::M, row = first + token;
+        Tile tile = tiles[0];
+        UNROLL for (u32 other = 1; other < F::M; other++) {
+            if (m == other) tile = tiles[other];
+        }
+        const Segment& segment = args.segments[tile.segment];
+        u32 feature = tile.first + i % TILE_ROWS;
+        if (row >= rows || feature >= segment.rows) continue;
+        i32 sum = sums[token * F::STRIDE + i % F::ROWS] - scales.sums[token];
+        float y = rescaled(sum, divisor_of(segment, scales.scales[token]), segment);
+        put(args.mode, segment.out + u64(row) * segment.stride + feature, y);
+    }
+}
+
+// out[row] = act(gate[row]) · up[row] of sixteen features a block: gate and up tiles together.
+template <class F> __device__ __forceinline__ void gate_few(const LinearArgs& args) {
+    __shared__ typename F::Sums sums;
+    __shared__ Scales<F::TOKENS> scales;
+    u32 first = blockIdx.y * F::TOKENS, rows = 0;
+    const uint4* weights[2] = {tile_of(args, 0, blockIdx.x).weights, tile_of(args, 1, blockIdx.x).weights};
+    auto prepare = [&](u32 count) { scales.load(args, first, rows = count); };
+    if (!multiply_few<F>(weights, args.x, first, &args.step->rows, 1, args.k_blocks, sums, prepare)) return;
+    const Segment &gate = args.segments[0], &up = args.segments[1];
+    for (u32 i = threadIdx.x; i < F::TOKENS * TILE_ROWS; i += blockDim.x) {
+        u32 token = i / TILE_ROWS, row = first + token, feature = blockIdx.x * TILE_ROWS + i % TILE_ROWS;
+        if (row >= rows || feature >= gate.rows) continue;
+        const i32* at = sums + token * F::STRIDE + i % TILE_ROWS;
+        float s = scales.scales[token];
+        i32 q = scales.sums[token];
+        float g = rescaled(at[0] - q, divisor_of(gate, s), gate);
+        float u = rescaled(at[TILE_ROWS] - q, divisor_of(up, s), up);
+        gate.out[u64(row) * gate.stride + feature] = gated(args.activation, g, u);
+    }
+}
+
+KERNEL(512) linear_n8(const LinearArgs args) { linear_few<Few<Ternary, 1, 1, 4>>(args); }
+KERNEL(512) linear_n16(const LinearArgs args) { linear_few<Few<Ternary, 1, 2, 4>>(args); }
+KERNEL(256) linear_n32(const LinearArgs args) { linear_few<Few<Ternary, 2, 4, 4>>(args); }
+KERNEL(256) linear_n64(const LinearArgs args) { linear_few<Few<Ternary, 2, 8, 4>>(args); }
+KERNEL(512) gate_n8(const LinearArgs args) { gate_few<Few<Ternary, 2, 1, 4>>(args); }
+KERNEL(512) gate_n16(const LinearArgs args) { gate_few<Few<Ternary, 2, 2, 4>>(args); }
+KERNEL(256) gate_n32(const LinearArgs args) { gate_few<Few<Ternary, 2, 4, 4>>(args); }
+KERNEL(256) gate_n64(const LinearArgs args) { gate_few<Few<Ternary, 2, 8, 4>>(args); }

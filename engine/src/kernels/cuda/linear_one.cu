@@ -1,0 +1,120 @@
+// Ternary linears of one row, with the norm and the quantization before them: a decode of one sequence,
+// where a kernel of its own for a norm would take longer than the norm.
+//
+// Every block norms and quantizes the row for itself, while its weights are on their way: reading a row
+// that the second-level cache holds costs less than waiting for another kernel. Results are those of
+// norm_quantize and linear_n8 or gate_n8.
+
+#include "linear.cuh"
+#include "quantize.cuh"
+
+// k blocks of weights that a warp has under way.
+constexpr u32 ONE_DEPTH = 4;
+
+// A lane's copies of the weights of one k block. // slot: (M, 32)
+template <int M>
+__device__ __forceinline__ void fetch_one(const uint4* const (&tiles)[M], u32 k, u32 k_blocks, uint4* slot) {
+    if (k < k_blocks) {
+        UNROLL for (u32 m = 0; m < M; m++) copy_async16(slot + m * 32, tiles[m] + k * 32);
+    }
+    copy_async_commit();
+}
+
+// Starts copying a row whose width is a multiple of 4 to shared memory.
+__device__ __forceinline__ void copy_row(const float* from, u32 width, float* to) {
+    for (u32 i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) copy_async16(to + i, from + i);
+}
+
+// Sums of M tiles for the row, in every thread's reach; the row's scale and Σ q are returned.
+// `prepare` runs while the first copies are under way.
+// shared: (warps, ONE_DEPTH, M, 32) of uint4, (stride) of f32 twice: the row and the norm's weights, (stride) of int8
+template <int M, class Prepare>
+__device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, const uint4* const (&of_tiles)[M],
+                                                  i32 (&out)[M * TILE_ROWS], Prepare prepare) {
+    DYNAMIC_SHARED(shared);
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    u32 k_blocks = args.linear.k_blocks, stride = k_blocks * K_BLOCK;
+    uint4* ring = reinterpret_cast<uint4*>(shared) + warp * (ONE_DEPTH * M * 32) + lane;
+    float* row = reinterpret_cast<float*>(shared + warps * (ONE_DEPTH * M * 512));
+    float* weight_row = row + stride;
+    i8* q = reinterpret_cast<i8*>(weight_row + stride);
+    const float* weight = args.weight;
+    if (args.width % 4 == 0) {
+        pad_row(row, args.width);
+        copy_row(args.x, args.width, row);
+        if (weight) copy_row(weight, args.width, weight_row), weight = weight_row;
+    } else {
+        load_row(args.x, args.width, row);
+    }
+    copy_async_commit();
+    const uint4* tiles[M];
+    UNROLL for (u32 m = 0; m < M; m++) tiles[m] = of_tiles[m] + lane;
+    UNROLL for (u32 d = 0; d < ONE_DEPTH; d++) fetch_one<M>(tiles, warp + d * warps, k_blocks, ring + d * M * 32);
+    for (u32 i = threadIdx.x; i < M * TILE_ROWS; i += blockDim.x) out[i] = 0;
+    prepare();
+    copy_async_wait<ONE_DEPTH>();
+    if (weight) rms_norm<0>(row, weight, args.width, args.eps);
+    if (args.weight2) rms_norm(row, args.weight2, args.width, args.eps2);
+    Quantized quantized = quantize_row(row, args.width, stride, q);
+    i32 sums[2][M][4] = {};
+    u32 slot = 0;
+    for (u32 k = warp; k < k_blocks; k += warps) {
+        copy_async_wait<ONE_DEPTH - 1>();
+        UNROLL for (u32 m = 0; m < M; m++) {
+            uint4 words = ring[(slot * M + m) * 32];
+            UNROLL for (u32 half = 0; half < 2; half++) {
+                // All eight columns are the row.
+                uint4 x = *reinterpret_cast<const uint4*>(q + k * K_BLOCK + half * 64 + lane % 4 * 16);
+                u32 a[4];
+                expand(half ? words.z : words.x, a);
+                mma_s8(sums[0][m], a, x.x, x.y);
+                expand(half ? words.w : words.y, a);
+                mma_s8(sums[1][m], a, x.z, x.w);
+            }
+        }
+        fetch_one<M>(tiles, k + ONE_DEPTH * warps, k_blocks, ring + slot * M * 32);
+        slot = (slot + 1) % ONE_DEPTH;
+    }
+    if (lane % 4 == 0) {
+        UNROLL for (u32 m = 0; m < M; m++) {
+            atomicAdd(&out[m * TILE_ROWS + lane / 4], sums[0][m][0] + sums[1][m][0]);
+            atomicAdd(&out[m * TILE_ROWS + lane / 4 + 8], sums[0][m][2] + sums[1][m][2]);
+        }
+    }
+    __syncthreads();
+    return quantized;
+}
+
+// Segments as linear_n8 has them, sixteen features a block. The step has one row.
+KERNEL(512) linear_one(const NormLinearArgs args) {
+    __shared__ i32 sums[TILE_ROWS];
+    __shared__ float before[TILE_ROWS];
+    const LinearArgs& linear = args.linear;
+    Tile tile = find_tile(linear, blockIdx.x);
+    const uint4* tiles[1] = {tile.weights};
+    const Segment& segment = linear.segments[tile.segment];
+    u32 feature = tile.first + threadIdx.x;
+    bool has_output = threadIdx.x < TILE_ROWS && feature < segment.rows;
+    float* at = segment.out + feature;
+    auto prepare = [&] {
+        if (has_output) before[threadIdx.x] = linear.mode == LINEAR_ADD ? *at : 0.0f;
+    };
+    Quantized row = multiply_one<1>(args, tiles, sums, prepare);
+    if (!has_output) return;
+    float y = rescaled(sums[threadIdx.x] - row.sum, divisor_of(segment, row.scale), segment);
+    *at = linear.mode == LINEAR_ADD ? __fadd_rn(before[threadIdx.x], y) : y;
+}
+
+// Gate and up matrices as gate_n8 has them.
+KERNEL(512) gate_one(const NormLinearArgs args) {
+    __shared__ i32 sums[2 * TILE_ROWS];
+    const LinearArgs& linear = args.linear;
+    const uint4* tiles[2] = {tile_of(linear, 0, blockIdx.x).weights, tile_of(linear, 1, blockIdx.x).weights};
+    Quantized row = multiply_one<2>(args, tiles, sums, [] {});
+    const Segment &gate = linear.segments[0], &up = linear.segments[1];
+    u32 feature = blockIdx.x * TILE_ROWS + threadIdx.x;
+    if (threadIdx.x >= TILE_ROWS || feature >= gate.rows) return;
+    float g = rescaled(sums[threadIdx.x] - row.sum, divisor_of(gate, row.scale), gate);
+    float u = rescaled(sums[TILE_ROWS + threadIdx.x] - row.sum, divisor_of(up, row.scale), up);
+    gate.out[feature] = gated(linear.activation, g, u);
+}

@@ -1,0 +1,104 @@
+// RMSNorm of a row in shared memory, in the lanes' order, and reductions over a block.
+
+#pragma once
+#include "args.cuh"
+#include "lanes.cuh"
+
+// Combines a value of every thread of the block; every thread gets the result. `shared` has room for
+// a value of each warp.
+template <class T, class Combine> __device__ __forceinline__ T over_block(T of_warp, T* shared, Combine combine) {
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = of_warp;
+    __syncthreads();
+    T all = shared[0];
+    for (u32 w = 1; w < blockDim.x / 32; w++) all = combine(all, shared[w]);
+    return all;
+}
+
+// Rows in shared memory have room for a multiple of so many elements, with zeros after the width.
+constexpr u32 ROW_MULTIPLE = 128;
+
+__device__ __forceinline__ void pad_row(float* row, u32 width) {
+    u32 end = (width + ROW_MULTIPLE - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
+    for (u32 i = width + threadIdx.x; i < end; i += blockDim.x) row[i] = 0.0f;
+}
+
+// Copies a row to shared memory, several loads of a thread at a time, and pads it. The caller
+// synchronises.
+__device__ __forceinline__ void load_row(const float* x, u32 width, float* row) {
+    pad_row(row, width);
+    if (width % 4 == 0) {
+        constexpr u32 TOGETHER = 4;
+        for (u32 first = threadIdx.x; first < width / 4; first += TOGETHER * blockDim.x) {
+            float4 some[TOGETHER];
+            UNROLL for (u32 u = 0; u < TOGETHER; u++) {
+                u32 i = first + u * blockDim.x;
+                if (i < width / 4) some[u] = reinterpret_cast<const float4*>(x)[i];
+            }
+            UNROLL for (u32 u = 0; u < TOGETHER; u++) {
+                u32 i = first + u * blockDim.x;
+                if (i < width / 4) reinterpret_cast<float4*>(row)[i] = some[u];
+            }
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < width; i += blockDim.x) row[i] = x[i];
+    }
+}
+
+// The running sum of squares of one lane, a chain; eight elements are read while eight are added. Zeros
+// beyond the width add nothing, to the bit.
+__device__ __forceinline__ float squares_of_lane(const float* row, u32 width, u32 lane) {
+    constexpr u32 TOGETHER = ROW_MULTIPLE / LANES;
+    float squares = 0.0f, next[TOGETHER];
+    const float *at = row + lane, *last = at + (width - 1) / ROW_MULTIPLE * ROW_MULTIPLE;
+    UNROLL for (u32 u = 0; u < TOGETHER; u++) next[u] = at[u * LANES];
+    UNROLL_BY(2) while (at < last) {
+        at += ROW_MULTIPLE;
+        float now[TOGETHER];
+        UNROLL for (u32 u = 0; u < TOGETHER; u++) {
+            now[u] = next[u];
+            next[u] = at[u * LANES];
+        }
+        UNROLL for (u32 u = 0; u < TOGETHER; u++) squares = __fmaf_rn(now[u], now[u], squares);
+    }
+    UNROLL for (u32 u = 0; u < TOGETHER; u++) squares = __fmaf_rn(next[u], next[u], squares);
+    return squares;
+}
+
+// row = weight * (row / sqrt(mean(row²) + eps)), in place, as ops::rms_norm: the squares in sixteen
+// lanes by fused multiply-add, which the first half of the first warp does while the others wait.
+// Starts and ends with the block synchronised. AHEAD: weights are in global memory; a thread asks for its
+// first so many before that.
+template <int AHEAD = 16>
+__device__ __forceinline__ void rms_norm(float* row, const float* weight, u32 width, float eps) {
+    __shared__ float inverse_shared;
+    float ahead[AHEAD + 1];
+    UNROLL for (int u = 0; u < AHEAD; u++) {
+        u32 i = threadIdx.x + u32(u) * blockDim.x;
+        ahead[u] = i < width ? weight[i] : 0.0f;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        float squares = squares_of_lane(row, width, threadIdx.x % LANES);
+        float mean = __fdiv_rn(sum_of_lanes(squares), __int2float_rn(i32(width)));
+        float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+        if (threadIdx.x == 0) inverse_shared = inverse;
+    }
+    __syncthreads();
+    float inverse = inverse_shared;
+    UNROLL for (int u = 0; u < AHEAD; u++) {
+        u32 i = threadIdx.x + u32(u) * blockDim.x;
+        if (i < width) row[i] = __fmul_rn(ahead[u], __fmul_rn(row[i], inverse));
+    }
+    for (u32 i = threadIdx.x + AHEAD * blockDim.x; i < width; i += blockDim.x) {
+        row[i] = __fmul_rn(weight[i], __fmul_rn(row[i], inverse));
+    }
+    __syncthreads();
+}
+
+// Largest magnitude of a row in shared memory; NaNs are passed over.
+__device__ __forceinline__ float largest_magnitude(const float* row, u32 width, float* shared) {
+    float largest = 0.0f;
+    for (u32 i = threadIdx.x; i < width; i += blockDim.x) largest = larger(fabsf(row[i]), largest);
+    return over_block(largest_of_warp(largest), shared, larger);
+}

@@ -1,0 +1,19 @@
+// The input of a linear: RMSNorm (none, one or two) and per-token int8 quantization.
+
+#include "quantize.cuh"
+
+// One row per block. Defined by ops::rms_norm and ops::quantize.
+//
+// Reads 4 bytes and writes 1 an element; the chain of width / 16 multiply-adds is what one row waits for.
+KERNEL(1024) norm_quantize(const NormQuantizeArgs args) {
+    DYNAMIC_SHARED(bytes);
+    auto* values = reinterpret_cast<float*>(bytes);  // (stride)
+    u32 row = blockIdx.x, width = args.width;
+    // The row is asked for before it is known whether the step has it.
+    load_row(args.x + u64(row) * width, width, values);
+    if (row >= args.step->rows) return;
+    if (args.weight) rms_norm(values, args.weight, width, args.eps);
+    if (args.weight2) rms_norm(values, args.weight2, width, args.eps2);
+    Quantized row_q = quantize_row(values, width, args.stride, args.q + u64(row) * args.stride);
+    if (threadIdx.x == 0) args.scales[row] = row_q.scale, args.sums[row] = row_q.sum;
+}

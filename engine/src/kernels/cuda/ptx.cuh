@@ -1,0 +1,118 @@
+// The instructions that CUDA C++ has no words for. Register layouts are those of the PTX ISA, and the
+// emulation's are written from the same pages.
+
+#pragma once
+#include "types.cuh"
+
+// C += A · B of one m16n8k32 product of signed bytes. With g = lane / 4 and t = lane % 4:
+//   A (16 × 32): a[0] row g, a[1] row g + 8, columns 4 t ..; a[2], a[3] the same rows, columns 16 + 4 t ..
+//   B (32 × 8):  b[0] rows 4 t .. of column g; b[1] rows 16 + 4 t ..
+//   C (16 × 8):  c[0], c[1] row g, columns 2 t, 2 t + 1; c[2], c[3] row g + 8
+__device__ __forceinline__ void mma_s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#ifdef EMULATE
+    struct Lane {
+        i32* c;
+        u32 a[4], b[2];
+    } mine{c, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+    emulate::warp_operation(
+        [](void* lanes[32]) {
+            static i8 left[16][32], right[8][32];
+            for (u32 l = 0; l < 32; l++) {
+                const Lane& lane = *static_cast<Lane*>(lanes[l]);
+                u32 g = l / 4, t = l % 4;
+                for (u32 r = 0; r < 4; r++) memcpy(&left[g + 8 * (r % 2)][16 * (r / 2) + 4 * t], &lane.a[r], 4);
+                for (u32 r = 0; r < 2; r++) memcpy(&right[g][16 * r + 4 * t], &lane.b[r], 4);
+            }
+            for (u32 l = 0; l < 32; l++) {
+                const Lane& lane = *static_cast<Lane*>(lanes[l]);
+                for (u32 r = 0; r < 4; r++) {
+                    const i8 *x = left[l / 4 + 8 * (r / 2)], *y = right[l % 4 * 2 + r % 2];
+                    i32 sum = 0;
+                    for (u32 k = 0; k < 32; k++) sum += i32(x[k]) * i32(y[k]);
+                    lane.c[r] += sum;
+                }
+            }
+        },
+        &mine);
+#else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// Starts copying 16 bytes from global to shared memory.
+__device__ __forceinline__ void copy_async16(void* to, const void* from) {
+#ifdef EMULATE
+    emulate::copy_async(to, from, 16);
+#else
+    asm volatile("{ .reg .u64 s; .reg .u32 a; cvta.to.shared.u64 s, %0; cvt.u32.u64 a, s; "
+                 "cp.async.cg.shared.global [a], [%1], 16; }" ::"l"(to), "l"(from)
+                 : "memory");
+#endif
+}
+
+// Ends a group of copies.
+__device__ __forceinline__ void copy_async_commit() {
+#ifdef EMULATE
+    emulate::copy_commit();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until no more than so many of this thread's groups are under way.
+template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
+#ifdef EMULATE
+    emulate::copy_wait(GROUPS);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+#endif
+}
+
+// Sixteen bytes that nobody writes during the kernel and that are read once. Volatile, as is the next one:
+// a load stays where it is written, ahead of what it is to overlap with.
+__device__ __forceinline__ uint4 load_once(const uint4* from) {
+#ifdef EMULATE
+    return *from;
+#else
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+        : "l"(from));
+    return v;
+#endif
+}
+
+// Sixteen bytes that nobody writes during the kernel.
+__device__ __forceinline__ uint4 load_constant(const void* from) {
+#ifdef EMULATE
+    return *static_cast<const uint4*>(from);
+#else
+    uint4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+    return v;
+#endif
+}
+
+// f16 bits to f32, exactly.
+__device__ __forceinline__ float widen_f16(u16 bits) {
+#ifdef EMULATE
+    return _cvtsh_ss(bits);
+#else
+    float v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+#endif
+}
+
+// f32 to f16 bits, to nearest even.
+__device__ __forceinline__ u16 narrow_f16(float v) {
+#ifdef EMULATE
+    return _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
+#else
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+#endif
+}
