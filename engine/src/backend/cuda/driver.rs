@@ -42,8 +42,8 @@ pub struct Devices {
 pub fn devices() -> Result<Devices, CudaLoadError> {
     let (version, count) = start_driver()?;
     let devices = (0..count).map(|ordinal| {
-        let context = CudaContext::new(ordinal)
-            .map_err(|error| failure("opening a device", error))?;
+        let context =
+            CudaContext::new(ordinal).map_err(|error| failure("opening a device", error))?;
         properties(&context).map_err(|error| failure("asking for properties", error).into())
     });
     Ok(Devices {
