@@ -42,7 +42,7 @@ impl Device for Listener {
         Ok(())
     }
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
-        assert!(launch.threads > 0 && launch.threads % 32 == 0, "{launch:?}");
+        assert!(launch.threads > 0 && launch.threads.is_multiple_of(32), "{launch:?}");
         assert!(launch.shared_bytes <= self.properties.shared_bytes, "{launch:?}");
         self.launched.lock().expect("no test panics with it").insert(launch.kernel);
         Ok(())
