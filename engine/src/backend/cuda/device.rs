@@ -60,7 +60,7 @@ pub struct Properties {
     pub multiprocessors: u32,
     /// Dynamic shared memory that every kernel may be given.
     pub shared_bytes: u32,
-    /// Memory, and how much of it is free.
+    /// Memory.
     pub memory_bytes: u64,
     /// Memory that nobody holds.
     pub memory_free_bytes: u64,

@@ -26,7 +26,7 @@ const ONE_DIGIT_ROWS: usize = 33;
 /// Share of the vocabulary, above which candidates cost more than a second digit.
 const ONE_DIGIT_SHARE: usize = 64;
 /// Recordings that are kept.
-const RECORDINGS_MAX: usize = 64;
+const RECORDINGS_MAX: usize = 256;
 
 /// A model on a device.
 pub struct CudaBackend {

@@ -1,0 +1,123 @@
+//! Which kernels steps of all sizes launch.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
+use super::{
+    super::{
+        device::{Address, Device, DeviceError, Launch, Part as Read, Properties, Recording},
+        modules::{MODULES, kernels_of},
+    },
+    BLOCKS, HeadMode, KvType, Limits, LogitsFor, Part, load, model, options, part, run, tokens,
+};
+
+/// Kernels that no step launches: the driver's own copy serves blocks, and scores are computed where
+/// rows are rotated.
+const UNUSED: [&str; 3] = ["copy_blocks", "attend_scores_f16", "attend_scores_f32"];
+
+/// A device that computes nothing, and fails where it is told to.
+struct Listener {
+    properties: Properties,
+    launched: Arc<Mutex<BTreeSet<&'static str>>>,
+    fails: Arc<Mutex<Option<DeviceError>>>,
+}
+
+impl Device for Listener {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+    fn allocate(&mut self, _: usize) -> Result<Address, DeviceError> {
+        unreachable!("everything is allocated at load")
+    }
+    fn write(&mut self, _: Address, _: &[u8]) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn read(&mut self, parts: &mut [Read<'_>]) -> Result<(), DeviceError> {
+        parts.iter_mut().for_each(|part| part.to.fill(0));
+        self.fails.lock().expect("no test panics with it").take().map_or(Ok(()), Err)
+    }
+    fn copy(&mut self, _: Address, _: Address, _: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
+        assert!(launch.threads > 0 && launch.threads.is_multiple_of(32), "{launch:?}");
+        assert!(launch.shared_bytes <= self.properties.shared_bytes, "{launch:?}");
+        self.launched.lock().expect("no test panics with it").insert(launch.kernel);
+        Ok(())
+    }
+    fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError> {
+        launches.iter().try_for_each(|launch| self.launch(launch))?;
+        Ok(Recording(0))
+    }
+    fn replay(&mut self, _: Recording) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn forget_recordings(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+}
+
+fn launched_by(name: &str, kv: KvType, head: HeadMode) -> Option<BTreeSet<&'static str>> {
+    let limits = Limits { rows: 700, whole: 16, screened: 80, ..Limits::default() };
+    let mut backend = load(&model(name), options(kv, head), limits)?;
+    let launched = Arc::<Mutex<BTreeSet<_>>>::default();
+    let properties = backend.device.properties().clone();
+    let listener = Listener { properties, launched: launched.clone(), fails: Arc::default() };
+    backend.device = Box::new(listener);
+    for count in [1, 2, 7, 13, 30, 60, 80] {
+        let decodes: Vec<_> =
+            (0..count).map(|i| part(&[1], 0, (i % BLOCKS) as u32, LogitsFor::Largest(2))).collect();
+        run(&mut backend, &decodes);
+        run(&mut backend, &[part(&tokens(count, 1), 0, 0, LogitsFor::All)]);
+    }
+    run(&mut backend, &[0, 20].map(|block| part(&tokens(300, 1), 0, block, LogitsFor::Last)));
+    let launched = launched.lock().expect("nobody panicked").clone();
+    Some(launched)
+}
+
+#[test]
+fn every_kernel_that_is_carried_is_launched_and_the_other_way_round() {
+    let carried: BTreeSet<&str> = MODULES.iter().flat_map(|(_, ptx)| kernels_of(ptx)).collect();
+    let mut launched: BTreeSet<&str> = UNUSED.into();
+    for (name, kv, head) in [
+        ("bitnet-online-tiny", KvType::F16, HeadMode::Exact),
+        ("llama-norm-tiny", KvType::F32, HeadMode::Exact),
+        ("gguf/synth-i2_s.gguf", KvType::F16, HeadMode::Exact),
+        ("gguf/synth-i2_s-q6k.gguf", KvType::F16, HeadMode::Exact),
+        ("bitnet-tiny", KvType::F16, HeadMode::Q8),
+    ] {
+        let Some(some) = launched_by(name, kv, head) else { return };
+        launched.extend(some);
+    }
+    // A head in int8 is never screened: it is as small as the copy.
+    launched.insert("rescore_i8");
+    assert_eq!(launched, carried);
+}
+
+#[test]
+fn a_device_that_is_lost_is_told_from_one_that_failed_once() {
+    use crate::backend::{Backend as _, Chunk, Logits, StepError};
+    let options = options(KvType::F16, HeadMode::Exact);
+    let Some(mut backend) = load(&model("bitnet-tiny"), options, Limits::default()) else { return };
+    let fails = Arc::<Mutex<Option<DeviceError>>>::default();
+    let properties = backend.device.properties().clone();
+    backend.device =
+        Box::new(Listener { properties, launched: Arc::default(), fails: fails.clone() });
+    let one = part(&[1], 0, 0, LogitsFor::Last);
+    let mut step = |error| {
+        *fails.lock().expect("nobody panicked") = error;
+        let Part { tokens, position, blocks, logits } = &one;
+        let chunk = Chunk { tokens, position: *position, blocks, logits: *logits };
+        backend.step(&[chunk], &mut Logits::default())
+    };
+    let (doing, code) = ("waiting", "CUDA_ERROR".to_owned());
+    let call = DeviceError::Call { doing, code: code.clone() };
+    assert!(matches!(step(Some(call)), Err(StepError::Device(_))));
+    assert!(step(None).is_ok(), "it goes on");
+    let sticky = DeviceError::Sticky { doing, code: code.clone() };
+    assert!(matches!(step(Some(sticky)), Err(StepError::DeviceLost(_))));
+    let lost = DeviceError::Lost { doing, code };
+    assert!(matches!(step(Some(lost)), Err(StepError::DeviceLost(_))));
+}
