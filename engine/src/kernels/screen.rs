@@ -7,8 +7,8 @@
 //! step = max|x| / (2^bits · (half − 1) + half − 1)
 //! ```
 //!
-//! The first digits are multiplied by all rows ([`dots`]), the second by those rows that the first do
-//! not rule out ([`second_dot`]). Both are exact: `Σ_k (h[k] + half) · row[k]`, from which `half · Σ row`
+//! The first digits are multiplied by all rows ([`dots`]), or both by the high six bits of all
+//! ([`six_dots`]), and both by those rows that this does not rule out ([`both_dots`]). All are exact: `Σ_k (h[k] + half) · row[k]`, from which `half · Σ row`
 //! is to be taken.
 //!
 //! With VNNI a digit has 8 bits. Without, `vpmaddubsw` adds two products in int16: 2 · 127 · 127 =
@@ -20,6 +20,7 @@ use super::Isa;
 use crate::formats::memory::Line;
 
 mod estimate;
+pub mod six;
 
 pub use estimate::{Bounds, Products};
 pub(super) use estimate::{estimate, leave_out};
@@ -29,8 +30,8 @@ mod x86_64;
 
 /// Longest row: `255 · 127 · LEN_MAX < 2^31`.
 pub const LEN_MAX: usize = 1 << 16;
-/// Rows are padded with zeros to a multiple of this: whole vectors.
-pub const STRIDE: usize = 64;
+/// Rows are padded with zeros to a multiple of this.
+pub const STRIDE: usize = six::BLOCK;
 
 /// Rows of floats as unsigned digits.
 #[derive(Debug, Clone, Default)]
@@ -96,7 +97,7 @@ impl Digits {
         (self.bits, self.len) = (digit_bits(isa), len);
         for digits in [&mut self.first, &mut self.second] {
             digits.clear();
-            digits.resize(n * len / STRIDE, Line::zeroed());
+            digits.resize(n * len / size_of::<Line>(), Line::zeroed());
         }
         self.rows.clear();
         self.rows.resize(n, DigitRow::default());
@@ -129,6 +130,14 @@ impl Digits {
     /// What is added to a digit.
     fn half(&self) -> i32 {
         1 << (self.bits - 1)
+    }
+
+    /// The first and the second digits of a row. // (len,)
+    fn both(&self, index: usize) -> [&[u8]; 2] {
+        [&self.first, &self.second].map(|lines| {
+            let digits: &[u8] = bytemuck::cast_slice(lines);
+            &digits[index * self.len..(index + 1) * self.len]
+        })
     }
 
     /// The first digits. // (row, len)
@@ -192,16 +201,58 @@ pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
     dots_of(isa, rows, digits.first(), digits, out);
 }
 
-/// The dot product of one row with the second digits of another.
+/// The dot products of one row with the first and the second digits of row `index`.
 ///
 /// # Panics
 /// As [`dots`] does.
-pub fn second_dot(isa: Isa, row: &[i8], digits: &Digits, index: usize) -> i32 {
-    let second: &[u8] = bytemuck::cast_slice(&digits.second);
-    let mut out = [0];
-    let second = &second[index * digits.len..(index + 1) * digits.len];
-    dots_of(isa, row, second, digits, &mut out);
-    out[0]
+pub fn both_dots(isa: Isa, row: &[i8], digits: &Digits, index: usize) -> [i32; 2] {
+    digits.both(index).map(|data| {
+        let mut out = [0];
+        dots_of(isa, row, data, digits, &mut out);
+        out[0]
+    })
+}
+
+/// Whether [`six_dots`] of an ISA is faster than [`dots`] for few rows of digits.
+pub fn has_six(isa: Isa) -> bool {
+    digit_bits(isa) == 8
+}
+
+/// Whether [`has_six`] holds for an ISA that the machine has.
+pub fn machine_has_six() -> bool {
+    Isa::ALL.into_iter().any(|isa| isa.is_available() && has_six(isa))
+}
+
+/// Dot products of rows, as [`six::pack`] writes them, with the first and the second digits of row
+/// `index`: for each, `r` in one of the two outputs.
+///
+/// # Panics
+/// As [`dots`] does.
+pub fn six_dots(isa: Isa, rows: &[u8], digits: &Digits, index: usize, out: [&mut [i32]; 2]) {
+    let row_bytes = six::size(digits.len);
+    assert!(row_bytes > 0 && rows.len().is_multiple_of(row_bytes), "whole rows");
+    assert!(out.iter().all(|out| out.len() == rows.len() / row_bytes), "an output for each pair");
+    let both = digits.both(index);
+    #[cfg(target_arch = "x86_64")]
+    if has_six(isa) {
+        assert!(isa.is_available(), "the machine lacks {isa}");
+        // SAFETY: the machine has the ISA with VNNI; the shapes were checked above.
+        return unsafe { x86_64::six::dots(rows, both, out) };
+    }
+    for (digits, out) in both.into_iter().zip(out) {
+        scalar_six(rows, digits, row_bytes, out);
+    }
+}
+
+/// The definition.
+fn scalar_six(rows: &[u8], digits: &[u8], row_bytes: usize, out: &mut [i32]) {
+    for (row, out) in rows.chunks_exact(row_bytes).zip(out) {
+        let products = digits.iter().enumerate().map(|(k, x)| {
+            let weight = six::element(row, k);
+            i32::from(weight) * i32::from(*x)
+        });
+        *out = products.sum();
+    }
 }
 
 fn check(isa: Isa, rows: &[i8], data: &[u8], digits: &Digits, out: &[i32]) {
@@ -274,7 +325,17 @@ mod tests {
                     scalar(&rows, second, len, &mut want);
                     for (i, want) in want.iter().enumerate() {
                         let head_row = &rows[i % head_rows * len..][..len];
-                        assert_eq!(second_dot(isa, head_row, &digits, i / head_rows), *want);
+                        let both = both_dots(isa, head_row, &digits, i / head_rows);
+                        assert_eq!(both, [got[i], *want]);
+                    }
+                    let mut packed = vec![0; six::size(rows.len())];
+                    six::pack(&rows, &mut packed);
+                    let (mut first, mut second) = (vec![0; head_rows], vec![0; head_rows]);
+                    let mut want = first.clone();
+                    six_dots(isa, &packed, &digits, n - 1, [&mut first, &mut second]);
+                    for (data, got) in digits.both(n - 1).into_iter().zip([first, second]) {
+                        scalar_six(&packed, data, six::size(len), &mut want);
+                        assert_eq!(got, want, "{isa}: six bits of {head_rows} × {width}");
                     }
                 }
             }
@@ -299,9 +360,10 @@ mod tests {
                 let rows = vec![weight; 5 * LEN_MAX];
                 let mut out = vec![0; 5];
                 dots(isa, &rows, &digits, &mut out);
-                let second = second_dot(isa, &rows[..LEN_MAX], &digits, 0);
+                let [first, second] = both_dots(isa, &rows[..LEN_MAX], &digits, 0);
+                assert_eq!(out, [first; 5]);
                 let offset = i64::from(digits.half()) * i64::from(weight) * LEN_MAX as i64;
-                let first = (i64::from(out[4]) - offset) << digits.bits();
+                let first = (i64::from(first) - offset) << digits.bits();
                 let sum = first + i64::from(second) - offset;
                 let step = digits.rows()[0].step;
                 let want = f64::from(weight) * f64::from(x) * LEN_MAX as f64;

@@ -292,7 +292,7 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
     }
 
     fn weight_bytes(&self) -> Option<usize> {
-        Some(self.weights.step_bytes())
+        Some(self.weights.step_bytes(self.isa))
     }
 
     fn numerics_class(&self) -> &str {

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::screen::Screen;
 use crate::files::{Dense, DenseType, Model};
 use crate::formats::memory::AlignedBytes;
-use crate::kernels::float::FloatKernels;
+use crate::kernels::{Isa, float::FloatKernels};
 
 /// How the head's weights are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,8 +90,8 @@ impl Head {
     }
 
     /// Bytes read where only the largest logits are asked for, but for the rows that may have them.
-    pub fn step_bytes(&self) -> usize {
-        self.screen.as_ref().map_or_else(|| self.rows_bytes(), Screen::size_bytes)
+    pub fn step_bytes(&self, isa: Isa) -> usize {
+        self.screen.as_ref().map_or_else(|| self.rows_bytes(), |screen| screen.step_bytes(isa))
     }
 
     fn rows_bytes(&self) -> usize {

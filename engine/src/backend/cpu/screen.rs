@@ -1,18 +1,19 @@
 //! Finding the largest logits without computing them all.
 //!
-//! A copy of the head in int8, half the bytes of f16, gives every logit up to an error that is known.
-//! Only rows that may still be among the largest are then computed in full precision, by the same
-//! kernels as ever: what is chosen is equal to the bit.
+//! A copy of the head in int8, half the bytes of f16, gives every logit up to an error that is known; for
+//! few hidden rows, the high six bits of that are read first. Only rows that may still be among the largest
+//! are then computed in full precision, by the same kernels as ever: what is chosen is equal to the bit.
 //!
-//! With `w = s·q + e` (a head row and its int8) and `x = t·u + f` (a hidden row and its digits),
+//! With `w = s·q + e` (a head row and its int8, or what stands for that) and `x = t·u + f` (a hidden row and its digits),
 //!
 //! ```text
 //! w·x = s·t·(q·u) + s·q·f + e·x
 //! |w·x − s·t·(q·u)| ≤ ‖s·q‖·‖f‖ + ‖e‖·‖x‖                       (Cauchy–Schwarz)
 //! ```
 //!
-//! Hidden rows are taken apart into two digits. The first is multiplied by every head row, the second only
-//! by those that the first, with its larger `f`, does not rule out.
+//! Hidden rows are taken apart into two digits. Few are multiplied by the six bits of every head row, many
+//! by its whole int8, but for the second digits; those that this, with its larger `e` or `f`, does not
+//! rule out, by all that is known.
 //!
 //! A logit computed in f32 is within `ROUNDING(len)·(‖s·q‖ + ‖e‖)·‖x‖` of `w·x`. A row is left out
 //! if its upper bound is below the k-th largest of all lower bounds: k rows have larger logits.
@@ -39,7 +40,7 @@ use crate::{
     kernels::{
         Isa,
         float::FloatKernels,
-        screen::{self, Bounds, DigitRow, Digits, Products, STRIDE, Unmade},
+        screen::{self, Bounds, DigitRow, Digits, Products, STRIDE, Unmade, six},
     },
 };
 
@@ -50,6 +51,9 @@ const VOCAB_MIN: usize = 512;
 pub(in crate::backend) const SHARE: usize = 8;
 /// Rows of the head that a task estimates.
 const TASK_ROWS: usize = 192;
+/// Hidden rows up to which six bits are multiplied first, by both digits. With two, that takes as long as
+/// it saves.
+const FEW: usize = 1;
 /// Candidates whose logits a task computes, or more if many are neighbours.
 const TASK_CANDIDATES: usize = 8;
 
@@ -64,10 +68,16 @@ fn rounding(len: usize) -> f64 {
 pub struct Screen {
     rows: AlignedBytes, // of i8
     stride: usize,
-    scales: Vec<f32>, // as in `OfRow`
-    sums: Vec<i32>,
-    errors: Vec<f32>,
-    norms: Vec<f32>,
+    scales: Vec<f32>,
+    of_rows: OfRows,
+    /// Where a kernel makes use of them.
+    six: Option<Six>,
+}
+
+/// The high six bits of the copy. // (vocab, six::size(stride))
+struct Six {
+    rows: AlignedBytes,
+    of_rows: OfRows,
 }
 
 /// What is known of a row.
@@ -81,6 +91,60 @@ pub(in crate::backend) struct OfRow {
     pub error: f32,
     /// `‖scale · int8‖`, rounded up.
     pub norm: f32,
+}
+
+/// As in [`OfRow`], of all rows.
+struct OfRows {
+    sums: Vec<i32>,
+    errors: Vec<f32>,
+    norms: Vec<f32>,
+}
+
+impl OfRows {
+    fn new(rows: &[OfRow]) -> Self {
+        Self {
+            sums: rows.iter().map(|row| row.sum).collect(),
+            errors: rows.iter().map(|row| row.error).collect(),
+            norms: rows.iter().map(|row| row.norm).collect(),
+        }
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.sums.len() * (size_of::<OfRow>() - size_of::<f32>())
+    }
+
+    /// How far estimates of some logits may be off, by the factors of a hidden row.
+    fn bounds(&self, range: Range<usize>, (by_error, by_norm): (f32, f32)) -> Bounds<'_> {
+        let (errors, norms) = (&self.errors[range.clone()], &self.norms[range]);
+        Bounds { errors, norms, by_error, by_norm }
+    }
+}
+
+impl Six {
+    /// The bits of an int8 copy `(vocab, stride)` of a head.
+    fn of(dense: Dense<'_>, int8: &[u8], stride: usize, scales: &[f32]) -> Self {
+        let mut rows = AlignedBytes::zeroed(six::size(int8.len()));
+        let packed =
+            rows.par_chunks_exact_mut(six::size(stride)).zip(int8.par_chunks_exact(stride));
+        let of_rows: Vec<OfRow> = packed
+            .enumerate()
+            .map_init(
+                || vec![0f32; dense.cols],
+                |wide, (row, (out, int8))| {
+                    let int8: &[i8] = bytemuck::cast_slice(int8);
+                    six::pack(int8, out);
+                    dense.row(row, wide);
+                    of_row(wide, int8.iter().map(|&element| six::rounded(element)), scales[row])
+                },
+            )
+            .collect();
+        Self { rows, of_rows: OfRows::new(&of_rows) }
+    }
+
+    fn rows(&self, range: Range<usize>, stride: usize) -> &[u8] {
+        let bytes = six::size(stride);
+        &self.rows[range.start * bytes..range.end * bytes]
+    }
 }
 
 /// Kept between steps.
@@ -165,30 +229,31 @@ impl Screen {
                 },
             )
             .collect();
-        Some(Self {
-            rows,
-            stride,
-            scales: of_rows.iter().map(|row| row.scale).collect(),
-            sums: of_rows.iter().map(|row| row.sum).collect(),
-            errors: of_rows.iter().map(|row| row.error).collect(),
-            norms: of_rows.iter().map(|row| row.norm).collect(),
-        })
+        let scales: Vec<f32> = of_rows.iter().map(|row| row.scale).collect();
+        let six = screen::machine_has_six().then(|| Six::of(dense, &rows, stride, &scales));
+        Some(Self { rows, stride, scales, of_rows: OfRows::new(&of_rows), six })
     }
 
     /// Bytes held.
     pub fn size_bytes(&self) -> usize {
-        self.rows.len() + self.scales.len() * size_of::<OfRow>()
+        let six = self.six.as_ref().map_or(0, |six| six.rows.len() + six.of_rows.size_bytes());
+        self.rows.len() + self.scales.len() * 4 + self.of_rows.size_bytes() + six
+    }
+
+    /// Bytes read to estimate all logits of one hidden row.
+    pub fn step_bytes(&self, isa: Isa) -> usize {
+        let rows = self.six(isa, 1).map_or(&self.rows, |six| &six.rows);
+        rows.len() + self.scales.len() * 4 + self.of_rows.size_bytes()
+    }
+
+    /// The bits that so many hidden rows are multiplied by first.
+    fn six(&self, isa: Isa, n: usize) -> Option<&Six> {
+        self.six.as_ref().filter(|_| n <= FEW && screen::has_six(isa))
     }
 
     /// Whether so many of the largest logits are found faster than all.
     pub fn pays_for(&self, count: usize) -> bool {
         count.saturating_mul(SHARE) <= self.scales.len()
-    }
-
-    /// How far estimates of some logits may be off, by the factors of a hidden row.
-    fn bounds(&self, range: Range<usize>, (by_error, by_norm): (f32, f32)) -> Bounds<'_> {
-        let (errors, norms) = (&self.errors[range.clone()], &self.norms[range]);
-        Bounds { errors, norms, by_error, by_norm }
     }
 
     fn rows(&self, range: Range<usize>) -> &[i8] {
@@ -269,42 +334,67 @@ impl Estimates<'_> {
         ((row.norm + rounding) as f32 * UP, (left + rounding) as f32 * UP)
     }
 
-    /// Estimates some of the vocabulary for all rows, those again by both digits that the first do not
-    /// rule out, and tells each row's search what may be among its largest.
+    /// Estimates some of the vocabulary for all rows, those again as well as can be that this does not rule
+    /// out, and tells each row's search what may be among its largest.
     fn look(&self, range: Range<usize>, searches: &[Search], scratch: &mut Scratch) {
-        let (count, screen, isa) = (range.len(), self.screen, self.job.isa);
-        let Scratch { sums, floats: estimates, positions, candidates, .. } = scratch;
-        sums.resize(self.job.counts.len() * count, 0);
+        let Self { screen, digits, job } = *self;
+        let (n, count, isa) = (job.counts.len(), range.len(), job.isa);
+        let Scratch { sums: dots, floats: estimates, positions, candidates, .. } = scratch;
+        let six = screen.six(isa, n);
+        dots.resize(count * n.max(2), 0);
+        if six.is_none() {
+            screen::dots(isa, screen.rows(range.clone()), digits, &mut dots[..count * n]);
+        }
         estimates.resize(count, 0.0);
-        let head_rows = screen.rows(range.clone());
-        screen::dots(isa, head_rows, self.digits, sums);
-        let kernels = self.job.kernels;
-        for (row, dots) in sums.chunks_exact(count).enumerate() {
-            let products = Products {
-                dots,
-                digits: self.digits,
-                row,
-                scales: &screen.scales[range.clone()],
-                sums: &screen.sums[range.clone()],
+        let scales = &screen.scales[range.clone()];
+        let of_rows = six.map_or(&screen.of_rows, |six| &six.of_rows);
+        let sums = &of_rows.sums[range.clone()];
+        for (row, (of_row, search)) in digits.rows().iter().zip(searches).enumerate() {
+            let (first, second, left) = match six {
+                Some(six) => {
+                    let (first, second) = dots[..2 * count].split_at_mut(count);
+                    let head_rows = six.rows(range.clone(), screen.stride);
+                    screen::six_dots(isa, head_rows, digits, row, [&mut *first, &mut *second]);
+                    (&*first, Some(&*second), of_row.error)
+                }
+                None => (&dots[row * count..(row + 1) * count], None, of_row.first_error),
             };
-            let (of_row, threshold) = (&self.digits.rows()[row], searches[row].threshold());
-            let bounds = screen.bounds(range.clone(), self.factors(of_row, of_row.first_error));
-            kernels.estimate(&products, estimates);
+            let products = Products { first, second, digits, row, scales, sums };
+            job.kernels.estimate(&products, estimates);
+            let bounds = of_rows.bounds(range.clone(), self.factors(of_row, left));
+            let threshold = search.threshold();
             positions.clear();
-            kernels.leave_out(&bounds, threshold, estimates, positions);
-            let bounds = screen.bounds(range.clone(), self.factors(of_row, of_row.error));
+            job.kernels.leave_out(&bounds, threshold, estimates, positions);
             candidates.clear();
-            candidates.extend(positions.iter().filter_map(|&j| {
-                let head_row = &head_rows[j * screen.stride..(j + 1) * screen.stride];
-                let second = screen::second_dot(isa, head_row, self.digits, row);
-                let (estimate, bound) = (products.refined(j, second), bounds.at(j));
+            let refined = positions.iter().map(|j| self.refined(row, range.start + j));
+            candidates.extend(refined.filter(|(_, estimate, bound)| {
                 let is_below = estimate + bound < threshold;
-                (!is_below).then_some((range.start + j, estimate, bound))
+                !is_below
             }));
             if !candidates.is_empty() {
-                searches[row].add(candidates.drain(..));
+                search.add(candidates.drain(..));
             }
         }
+    }
+
+    /// A token, its logit by both digits and the whole int8, and how far that may be off.
+    fn refined(&self, row: usize, token: usize) -> (usize, f32, f32) {
+        let Self { screen, digits, job } = *self;
+        let [first, second] =
+            screen::both_dots(job.isa, screen.rows(token..token + 1), digits, row);
+        let mut estimate = [0.0];
+        let products = Products {
+            first: &[first],
+            second: Some(&[second]),
+            digits,
+            row,
+            scales: &screen.scales[token..=token],
+            sums: &screen.of_rows.sums[token..=token],
+        };
+        job.kernels.estimate(&products, &mut estimate);
+        let of_row = &digits.rows()[row];
+        let bounds = screen.of_rows.bounds(token..token + 1, self.factors(of_row, of_row.error));
+        (token, estimate[0], bounds.at(0))
     }
 }
 
@@ -332,13 +422,19 @@ const UP: f32 = 1.0 + 1e-5;
 pub(in crate::backend) fn quantize(w: &[f32], out: &mut [u8]) -> OfRow {
     let largest = w.iter().fold(0f32, |a, b| a.max(b.abs()));
     let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
-    let (mut error, mut norm, mut sum) = (0f64, 0f64, 0i32);
     for (q, w) in out.iter_mut().zip(w) {
-        let nearest = screen::nearest((w / scale).clamp(-127.0, 127.0));
-        let value = f64::from(nearest) * f64::from(scale);
+        *q = screen::nearest((w / scale).clamp(-127.0, 127.0)) as i8 as u8;
+    }
+    of_row(w, out.iter().map(|&q| q as i8), scale)
+}
+
+/// What is known of a row of which `scale · int8` are held.
+fn of_row(w: &[f32], int8: impl Iterator<Item = i8>, scale: f32) -> OfRow {
+    let (mut error, mut norm, mut sum) = (0f64, 0f64, 0i32);
+    for (w, q) in w.iter().zip(int8) {
+        let value = f64::from(q) * f64::from(scale);
         let left = f64::from(*w) - value;
-        (error, norm, sum) = (error + left * left, norm + value * value, sum + nearest as i32);
-        *q = nearest as i8 as u8;
+        (error, norm, sum) = (error + left * left, norm + value * value, sum + i32::from(q));
     }
     OfRow { scale, sum, error: error.sqrt() as f32 * UP, norm: norm.sqrt() as f32 * UP }
 }

@@ -6,6 +6,7 @@ use super::head::{Head, HeadMode};
 use crate::config::{Linear, ModelConfig, Norm};
 use crate::files::{Model, ModelError};
 use crate::formats::{Format, PackedMatrix, Scale};
+use crate::kernels::Isa;
 
 /// One ternary linear.
 pub struct TernaryLinear {
@@ -81,8 +82,8 @@ impl Weights {
     }
 
     /// Bytes a decode step reads: the packed matrices, and the head or the copy it is screened by.
-    pub fn step_bytes(&self) -> usize {
-        self.packed_bytes() + self.head.step_bytes()
+    pub fn step_bytes(&self, isa: Isa) -> usize {
+        self.packed_bytes() + self.head.step_bytes(isa)
     }
 
     fn packed_bytes(&self) -> usize {

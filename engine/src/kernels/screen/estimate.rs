@@ -6,10 +6,12 @@ use super::Digits;
 /// Elements that are looked at together.
 const TOGETHER: usize = 16;
 
-/// Dot products of a row's first digits with some head rows.
+/// Dot products of a row's digits with some head rows.
 pub struct Products<'a> {
-    /// As [`super::dots`] gives them for the row. // (head row,)
-    pub dots: &'a [i32],
+    /// Of the first digits. // (head row,)
+    pub first: &'a [i32],
+    /// Of the second digits, if they were multiplied. // (head row,)
+    pub second: Option<&'a [i32]>,
     /// The digits.
     pub digits: &'a Digits,
     /// Which row of theirs.
@@ -18,17 +20,6 @@ pub struct Products<'a> {
     pub scales: &'a [f32],
     /// `Σ int8` of each head row.
     pub sums: &'a [i32],
-}
-
-impl Products<'_> {
-    /// The estimate for head row `j` by both digits; `second` is from [`super::second_dot`].
-    pub fn refined(&self, j: usize, second: i32) -> f32 {
-        let (digits, sum) = (self.digits, i64::from(self.sums[j]));
-        let offset = i64::from(digits.half()) * sum;
-        let first = (i64::from(self.dots[j]) - offset) << digits.bits();
-        let products = first + i64::from(second) - offset;
-        products as f32 * (self.scales[j] * digits.rows()[self.row].step)
-    }
 }
 
 /// How far estimates may be off: `by_error · error + by_norm · norm`.
@@ -61,17 +52,22 @@ impl Bounds<'_> {
     }
 }
 
-/// Writes estimates of the logits by the first digits to `out`.
+/// Writes estimates of the logits to `out`.
 #[inline(always)]
 pub fn estimate(of: &Products<'_>, out: &mut [f32]) {
     let count = out.len();
-    let step = of.digits.rows()[of.row].step * (1 << of.digits.bits()) as f32;
-    let (scales, sums, dots) = (&of.scales[..count], &of.sums[..count], &of.dots[..count]);
+    let (half, step) = (of.digits.half(), of.digits.rows()[of.row].step);
+    let first_step = step * (1 << of.digits.bits()) as f32;
+    let (scales, sums, first) = (&of.scales[..count], &of.sums[..count], &of.first[..count]);
     // What is left is below 2^31, so wrapping on the way does no harm.
-    let half = of.digits.half();
+    let left = |dot: i32, sum: i32| dot.wrapping_sub(half.wrapping_mul(sum)) as f32;
     for j in 0..count {
-        let products = dots[j].wrapping_sub(half.wrapping_mul(sums[j]));
-        out[j] = products as f32 * (scales[j] * step);
+        out[j] = left(first[j], sums[j]) * (scales[j] * first_step);
+    }
+    if let Some(second) = of.second.map(|second| &second[..count]) {
+        for j in 0..count {
+            out[j] += left(second[j], sums[j]) * (scales[j] * step);
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{arch::x86_64::*, sync::LazyLock};
 
 pub(super) mod amx;
+pub(super) mod six;
 
 /// Whether AVX-512 comes with VNNI here.
 pub(super) fn has_vnni() -> bool {
