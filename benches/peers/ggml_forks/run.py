@@ -139,9 +139,11 @@ def run(command):
 def peer(name, folder, model, args, sizes):
     """One turn of a peer: tokens a second by (phase, batch)."""
     _, bench, batched = PEERS[name]
-    out = run([f"{folder}/llama-bench", "-m", model, "-t", str(args.threads), "-p", str(args.prefill), "-n", "0",
-               "-r", "1", "-ub", str(args.prefill), "-o", "json", *bench]).stdout
-    rates = {("prefill", 1): json.loads(out)[0]["avg_ts"]}
+    rates = {}
+    if args.prefill:
+        out = run([f"{folder}/llama-bench", "-m", model, "-t", str(args.threads), "-p", str(args.prefill), "-n", "0",
+                   "-r", "1", "-ub", str(args.prefill), "-o", "json", *bench]).stdout
+        rates["prefill", 1] = json.loads(out)[0]["avg_ts"]
     done = run([f"{folder}/llama-batched-bench", "-m", model, "-t", str(args.threads), "-c",
                 str(max(sizes) * (args.prompt + args.generate) + 64), "-npp", str(args.prompt), "-ntg", str(args.generate),
                 "-npl", ",".join(map(str, sizes)), *batched])
@@ -158,9 +160,9 @@ def tritmill(args, model, sizes, fmt):
                    "--repetitions", "1", "--json", *flags, *args.extra]
         return {(row["phase"], row["batch"]): row["tokens_per_s"] for row in json.loads(run(command).stdout)["rows"]}
 
-    prefill = rows("--batch", "1", "--prompt", str(args.prefill), "--generate", "2")
+    prefill = rows("--batch", "1", "--prompt", str(args.prefill), "--generate", "2") if args.prefill else {}
     decode = rows("--batch", ",".join(map(str, sizes)), "--prompt", str(args.prompt), "--generate", str(args.generate))
-    return {("prefill", 1): prefill["prefill", 1]} | {key: rate for key, rate in decode.items() if key[0] == "decode"}
+    return {key: rate for key, rate in prefill.items() if key[0] == "prefill"} | {key: rate for key, rate in decode.items() if key[0] == "decode"}
 
 
 def main():
@@ -172,7 +174,7 @@ def main():
     a.add_argument("--formats", default="i2_s", help="of Tritmill: i2_s, tl2 or both")
     a.add_argument("--threads", type=int, default=2)
     a.add_argument("--batch", default="1,4,8,16,32")
-    a.add_argument("--prefill", type=int, default=512, help="tokens of the prompt that prefill is measured with")
+    a.add_argument("--prefill", type=int, default=512, help="tokens of the prompt that prefill is measured with; 0: it is not")
     a.add_argument("--prompt", type=int, default=64, help="tokens before decode")
     a.add_argument("--generate", type=int, default=16)
     a.add_argument("--rounds", type=int, default=3)
@@ -198,7 +200,7 @@ def main():
             subprocess.run([args.tritmill, "model", "synth", "--shape", "bitnet-2b", "--out", ours], check=True)
         for fmt in args.formats.split(","):
             turns["tritmill " + fmt] = lambda fmt=fmt: tritmill(args, ours, sizes, fmt)
-    points = [("prefill", 1)] + [("decode", n) for n in sizes]
+    points = [("prefill", 1)] * (args.prefill > 0) + [("decode", n) for n in sizes]
     figures = {}
     for turn in range(args.rounds):
         for name, measure in turns.items():
