@@ -23,6 +23,7 @@ modules![
     "linear_one",
     "linear_tile",
     "norm_quantize",
+    "peaks",
     "rotate_store",
     "screen",
     "screen_select",
