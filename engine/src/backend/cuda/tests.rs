@@ -21,11 +21,14 @@ use crate::{
 
 const BLOCKS: usize = 90;
 
-fn model(name: &str) -> Arc<Model> {
-    // Where the sources are now: the program may have come from another machine.
+/// Where the package's sources are now: the program may have come from another machine.
+pub fn package() -> PathBuf {
     let folder = std::env::var_os("CARGO_MANIFEST_DIR");
-    let folder = folder.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-    let path = folder.join("tests/golden").join(name);
+    folder.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+}
+
+fn model(name: &str) -> Arc<Model> {
+    let path = package().join("tests/golden").join(name);
     Arc::new(Model::open(&path).expect("a golden model opens"))
 }
 
