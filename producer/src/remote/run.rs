@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::Write as _,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
