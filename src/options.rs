@@ -90,6 +90,20 @@ impl RunOptions {
             ..EngineOptions::default()
         }
     }
+
+    /// The same options as words of a command line.
+    pub fn words(&self) -> Vec<String> {
+        let Self { device, format, threads, isa, kv, head } = self;
+        let mut words = vec![
+            format!("--device={device}"),
+            format!("--format={format}"),
+            format!("--kv={}", kv.name()),
+            format!("--head={}", head.name()),
+        ];
+        words.extend(threads.map(|threads| format!("--threads={threads}")));
+        words.extend(isa.map(|isa| format!("--isa={isa}")));
+        words
+    }
 }
 
 /// How many sequences to run at once, and the memory for them.

@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 22] = [
     "",
     "admin",
     "standalone",
@@ -25,6 +25,8 @@ const COMMANDS: [&str; 20] = [
     "model convert",
     "bench",
     "bench engine",
+    "bench e2e",
+    "bench kernels",
     "bench queue",
     "doctor",
 ];

@@ -175,6 +175,17 @@ fn a_synthetic_model_can_be_measured() {
 }
 
 #[test]
+fn callers_who_wait_are_measured_without_a_batch() {
+    let words = "bench e2e --http --json --batch-lines 0 --callers 3 --generate 4 --batch 4 \
+                 --threads 1 --kv-memory 64";
+    let figures = json(&words.split_whitespace().collect::<Vec<_>>());
+    assert_eq!((figures["requests"].as_u64(), figures["errors"].as_u64()), (Some(15), Some(0)));
+    let number = |name: &str| figures[name].as_f64().expect("a number");
+    assert!(number("p50_s") > 0.0 && number("p50_s") <= number("p99_s"), "{figures}");
+    assert!(number("memory_bytes") > 1e6 && figures["batch_lines"].is_null(), "{figures}");
+}
+
+#[test]
 fn arguments_that_cannot_be_are_refused_in_one_line() {
     let model = golden("bitnet-tiny");
     let logits = ["model", "logits", "--model", &model, "--tokens"];
@@ -195,6 +206,7 @@ fn arguments_that_cannot_be_are_refused_in_one_line() {
     check(&["--prompt", "a", "--max-tokens", "0"], "max_tokens is 0");
     check(&["--prompt", "a", "--logit-bias", "7"], "expected ID=BIAS");
     check(&["--tokens", "5000"], "prompt has token 5000, the vocabulary has 1024");
+    fails(&["bench", "kernels"], "on a GPU: --device cuda:0");
     fails(&["model", "fly"], "unrecognized subcommand 'fly'");
 }
 

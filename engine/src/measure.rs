@@ -127,7 +127,7 @@ fn speed(phase: Phase, batch: usize, rates: Vec<Option<f64>>) -> Option<Speed> {
 }
 
 /// Block tables and tokens of the sequences.
-struct Sequences {
+pub(crate) struct Sequences {
     prompt_tokens: usize,
     logits: LogitsFor,
     /// One for each sequence of the largest batch.
@@ -137,7 +137,7 @@ struct Sequences {
 }
 
 impl Sequences {
-    fn new(workload: &Workload, vocab_size: usize) -> Self {
+    pub(crate) fn new(workload: &Workload, vocab_size: usize) -> Self {
         let blocks = workload.sequence_blocks() as u32;
         let sequences = workload.batches.iter().max().map_or(0, |&batch| batch as u32);
         let table = |i| (i * blocks..(i + 1) * blocks).map(BlockId).collect();
@@ -153,7 +153,7 @@ impl Sequences {
     }
 
     /// The chunks of one prefill step: `rows` of all prompts laid end to end.
-    fn prefill(&self, rows: Range<usize>) -> Vec<Chunk<'_>> {
+    pub(crate) fn prefill(&self, rows: Range<usize>) -> Vec<Chunk<'_>> {
         let length = self.prompt_tokens;
         let chunk = |sequence: usize| {
             let origin = sequence * length;
@@ -170,7 +170,7 @@ impl Sequences {
     }
 
     /// The chunks of one decode step.
-    fn decode(&self, batch: usize, position: usize) -> Vec<Chunk<'_>> {
+    pub(crate) fn decode(&self, batch: usize, position: usize) -> Vec<Chunk<'_>> {
         let chunk = |blocks| Chunk {
             tokens: &self.tokens[position..=position],
             position,

@@ -15,6 +15,8 @@ mod merge;
 mod run;
 mod split;
 mod state;
+mod terms;
 
 pub use api::{Api, Content, Counted, Errors, LineError, NewBatch, RemoteBatch, RemoteError};
-pub use run::{RemoteRun, RemoteRunError, RemoteSettings, RemoteTally, RemoteUpdate};
+pub use run::RemoteRun;
+pub use terms::{RemoteRunError, RemoteSettings, RemoteTally, RemoteUpdate};

@@ -27,7 +27,7 @@ use tritmill_worker::{Committed, Mode, Served, Stop, Vitals, Worker, WorkerConfi
 
 use super::queue::Bench;
 use crate::{
-    options::{ModelOption, RunOptions},
+    options::{CapacityOptions, ModelOption, RunOptions},
     output,
     servers::ModeOptions,
 };
@@ -37,12 +37,14 @@ Examples:
   tritmill bench e2e --model /tmp/bitnet-2b --threads 2 --redis redis://… --database postgres://…
   tritmill bench e2e --batch 32 --prompt 64 --generate 128 --json
   tritmill bench e2e --http
+  tritmill bench e2e --http --batch-lines 0 --batch 128 --kv-memory 2048 --model /tmp/bitnet-2b --device cuda:0
 
 Prints tokens per second, generated, of the engine alone and of the same requests through the queue,
 and their ratio: the median of the repetitions, which take both in turn.
 
 With --http, it starts a service of its own, without servers: bursts of requests are answered beside a
-batch at priority low. Prints how long they took, how many failed, and how far the batch came.";
+batch at priority low, or alone. Prints how long they took, how many failed, how far the batch came, and
+the memory that the service took: of the GPU with --device cuda:N, else of the machine.";
 
 /// Arguments of `bench e2e`.
 #[derive(Debug, Args)]
@@ -56,12 +58,15 @@ pub struct Arguments {
     /// With --http: requests at once
     #[arg(long, value_name = "N", default_value = "100")]
     callers: NonZeroUsize,
-    /// With --http: lines of the batch
-    #[arg(long, value_name = "N", default_value = "10000")]
-    batch_lines: NonZeroUsize,
+    /// With --http: lines of the batch; 0 for no batch
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    batch_lines: usize,
     /// Sequences that run at once [default: 16, with --http 64]
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
+    /// Memory of the KV cache in MiB [default: as `tritmill worker`]
+    #[arg(long, value_name = "MIB")]
+    kv_memory: Option<u64>,
     /// Requests [default: four times the batch]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
@@ -88,6 +93,10 @@ impl Arguments {
         self.batch.unwrap_or(if self.http { SIXTY_FOUR } else { SIXTEEN })
     }
 
+    fn capacity(&self) -> CapacityOptions {
+        CapacityOptions { max_sequences: self.batch(), kv_memory: self.kv_memory }
+    }
+
     fn generate(&self) -> NonZeroUsize {
         self.generate.unwrap_or(if self.http { HUNDRED } else { SIXTY_FOUR })
     }
@@ -103,8 +112,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let context = model.config().context_length;
     let longest = arguments.prompt.get().saturating_add(arguments.generate().get());
     ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
-    let options =
-        EngineOptions { max_sequences: arguments.batch().get(), ..arguments.run.engine() };
+    let options = arguments.capacity().apply(arguments.run.engine());
     let work = Work {
         jobs: arguments.jobs.unwrap_or(arguments.batch().saturating_mul(FOUR)).get(),
         prompt: arguments.prompt.get(),

@@ -2,6 +2,7 @@
 
 mod e2e;
 mod engine;
+mod kernels;
 mod queue;
 
 use std::process::ExitCode;
@@ -13,6 +14,8 @@ use clap::Subcommand;
 pub enum Command {
     /// Steps of a model: prefill and decode at several batch sizes
     Engine(engine::Arguments),
+    /// Each kernel of a GPU's steps, beside what the device can do at most
+    Kernels(kernels::Arguments),
     /// The way of a job through Redis and Postgres, without a model
     Queue(queue::Arguments),
     /// A model through the queue, beside the same engine alone
@@ -23,6 +26,7 @@ pub enum Command {
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Engine(arguments) => engine::run(&arguments),
+        Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
         Command::E2e(arguments) => e2e::run(&arguments),
     }

@@ -2,7 +2,10 @@
 //! kept under `target/`. `cargo xtask bench queue` and `cargo xtask bench e2e`: `tritmill bench queue`
 //! and `tritmill bench e2e` on a Redis and a Postgres of their own, as durable as they are in service.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::Context as _;
 use tritmill_servers::{Postgres, Redis};
@@ -31,10 +34,16 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 }
 
 /// The model of a shape, made if it is not there.
-pub fn synthetic(shape: &str) -> anyhow::Result<PathBuf> {
+fn synthetic(shape: &str) -> anyhow::Result<PathBuf> {
+    synthetic_by(Path::new(tritmill().get_program()), shape)
+}
+
+/// As [`synthetic`], made by that program.
+pub fn synthetic_by(tritmill: &Path, shape: &str) -> anyhow::Result<PathBuf> {
     let model = root().join("target").join("bench").join(shape);
     if !model.join("config.json").exists() {
-        process::run(tritmill().args(["model", "synth", "--shape", shape, "--out"]).arg(&model))?;
+        let mut synth = Command::new(tritmill);
+        process::run(synth.args(["model", "synth", "--shape", shape, "--out"]).arg(&model))?;
     }
     Ok(model)
 }
@@ -64,6 +73,6 @@ fn on_servers(which: &str, options: &[String]) -> anyhow::Result<()> {
 }
 
 /// The program, as it was just built.
-pub fn tritmill() -> Command {
+fn tritmill() -> Command {
     Command::new(root().join("target/release/tritmill"))
 }

@@ -1,139 +1,123 @@
-//! `cargo xtask gpu [cuda:N]`: everything that takes a GPU. The CUDA backend against the CPU's, to the
-//! bit, on the device; then its speed on a synthetic model, as a table for `benches/RESULTS.md`.
+//! `cargo xtask gpu [PART] [cuda:N]`: everything that takes a GPU, each part a command of its own for
+//! machines that are lent by the minute. Each prints its tables for `benches/RESULTS.md` when it has them.
+//!
+//! `cargo xtask gpu pack` makes a folder of programs for a machine that has a GPU and no Rust: there, in
+//! a copy of the repository, `target/gpu/xtask gpu` does the same.
 
-use std::{fmt::Write as _, path::Path, process::Command};
+mod kernels;
+mod latency;
+mod pack;
+mod programs;
+mod pytorch;
+mod sweep;
+
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
-use super::{
-    bench,
-    process::{self, cargo},
-};
+use super::{bench, process};
+use programs::Programs;
 
-/// Sequences of a step, and tokens of prompt and answer.
-const SWEEPS: [(&str, &str, &str); 3] = [
-    ("1,2,4,8,16,32,64,128,256", "128", "64"),
-    ("1,16,64,128,256", "512", "32"),
-    ("1", "2048", "16"),
-];
-
-/// What is to be reached: a name, tokens/s, and the figure of the measurements.
-type Target = (&'static str, f64, fn(&[Row]) -> Option<f64>);
-
-const TARGETS: [Target; 5] = [
-    ("decode, batch 1", 1_500.0, |rows| decode(rows, 1, 128)),
-    ("decode, batch 64", 20_000.0, |rows| decode(rows, 64, 128)),
-    ("decode, best batch at 512 tokens", 40_000.0, |rows| {
-        let speeds = rows.iter().filter(|row| row.phase == "decode" && row.prompt == 512);
-        speeds.map(|row| row.median).max_by(f64::total_cmp)
-    }),
-    ("decode, batch 16 against batch 1 (times)", 8.0, |rows| {
-        Some(decode(rows, 16, 128)? / decode(rows, 1, 128)?)
-    }),
-    ("prefill", 150_000.0, |rows| {
-        let speeds = rows.iter().filter(|row| row.phase == "prefill");
-        speeds.map(|row| row.median).max_by(f64::total_cmp)
-    }),
-];
-
-/// One measurement.
-struct Row {
-    phase: String,
-    batch: u64,
-    prompt: u64,
-    median: f64,
-    lowest: f64,
-    highest: f64,
+/// Where parts run, and by which programs.
+struct Place {
+    device: String,
+    programs: Programs,
 }
 
-fn decode(rows: &[Row], batch: u64, prompt: u64) -> Option<f64> {
-    let found =
-        rows.iter().find(|row| row.phase == "decode" && row.batch == batch && row.prompt == prompt);
-    found.map(|row| row.median)
+impl Place {
+    /// The 2B shape with random weights, made once.
+    fn model(&self) -> anyhow::Result<PathBuf> {
+        bench::synthetic_by(&self.programs.tritmill, bench::SHAPE_DEFAULT)
+    }
+
+    /// What `tritmill WORDS… --json --device … --model …` says.
+    fn measure(&self, words: &[&str], model: &Path) -> anyhow::Result<Value> {
+        let mut command = self.programs.tritmill();
+        command.args(words).args(["--json", "--device", &self.device, "--model"]).arg(model);
+        programs::json(&mut command)
+    }
 }
+
+/// A part's name, and what it does.
+type Part = (&'static str, fn(&Place) -> anyhow::Result<()>);
+
+/// In the order in which all are done: each of some minutes at the most.
+const PARTS: [Part; 5] = [
+    ("check", check),
+    ("measure", sweep::run),
+    ("kernels", kernels::run),
+    ("latency", latency::run),
+    ("pytorch", pytorch::run),
+];
+
+/// What was to be reached: a name, what was asked, the figure.
+type Target = (&'static str, String, Option<f64>);
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
-    let device = match arguments {
-        [] => "cuda:0",
-        [device] if device.starts_with("cuda:") => device,
-        _ => bail!("expected the name of a device, as cuda:0"),
-    };
+    if arguments == ["pack"] {
+        return pack::run();
+    }
+    let is_device = |word: &&String| word.starts_with("cuda:");
+    let device = arguments.iter().find(is_device).map_or("cuda:0", String::as_str).to_owned();
+    let mut parts = PARTS.to_vec();
+    if let Some(named) = arguments.iter().find(|word| !is_device(word)) {
+        parts.retain(|(name, _)| name == named);
+    }
+    let understood = usize::from(arguments.iter().any(|word| word.starts_with("cuda:")))
+        + usize::from(parts.len() < PARTS.len());
+    if parts.is_empty() || understood != arguments.len() {
+        let names = PARTS.map(|(name, _)| name).join(", ");
+        bail!("expected one of {names}, pack, or nothing for all, and a device as cuda:0");
+    }
     let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
     ensure!(driver, "this machine has no GPU with a driver: nothing was checked or measured");
-    process::run(cargo().args(["build", "--release", "--bin", "tritmill"]))?;
-    let found = found(device)?;
-    let tests = ["test", "--package", "tritmill-engine", "--lib", "--", "backend::cuda"];
-    let mut command = cargo();
-    process::run(command.args(tests).arg("--test-threads=1").env("TRITMILL_TEST_DEVICE", device))
-        .context("the CUDA backend differs from the CPU's")?;
-    let model = bench::synthetic(bench::SHAPE_DEFAULT)?;
-    let mut rows = Vec::new();
-    for sweep in SWEEPS {
-        rows.extend(measure(device, &model, sweep)?);
+    let place = Place { device, programs: Programs::find()? };
+    println!("{}\n", place.found()?);
+    for (name, part) in parts {
+        part(&place).with_context(|| format!("cargo xtask gpu {name}"))?;
     }
-    println!("\n{}", table(&found, &rows)?);
     Ok(())
 }
 
-/// The device's line of `tritmill doctor`.
-fn found(device: &str) -> anyhow::Result<String> {
-    let said: Value = json(bench::tritmill().args(["doctor", "--json"]))?;
-    let cuda = &said["cuda"];
-    let ordinal: usize = device.trim_start_matches("cuda:").parse().context("cuda:N")?;
-    let gpu = &cuda["devices"][ordinal];
-    let Some(name) = gpu["name"].as_str() else {
-        bail!("{device} cannot be used: {cuda}");
-    };
-    let (capability, driver) = (&gpu["compute_capability"], &cuda["driver"]);
-    Ok(format!("{name}, compute capability {capability}, CUDA driver {driver}"))
+/// The CUDA backend against the CPU's, to the bit, on the device.
+fn check(place: &Place) -> anyhow::Result<()> {
+    let mut tests = place.programs.engine_tests()?;
+    tests.args(["backend::cuda", "--test-threads=1"]).env("TRITMILL_TEST_DEVICE", &place.device);
+    process::run(&mut tests).context("the CUDA backend differs from the CPU's")
 }
 
-/// The JSON that a command prints; a failed check of `doctor` is its own concern.
-fn json(command: &mut Command) -> anyhow::Result<Value> {
-    let output = command.stderr(std::process::Stdio::inherit()).output().context("cannot start")?;
-    serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("{command:?} printed no JSON: {}", output.status))
-}
-
-fn measure(
-    device: &str,
-    model: &Path,
-    (batches, prompt, generate): (&str, &str, &str),
-) -> anyhow::Result<Vec<Row>> {
-    let mut command = bench::tritmill();
-    command.args(["bench", "engine", "--json", "--device", device, "--model"]).arg(model);
-    command.args(["--batch", batches, "--prompt", prompt, "--generate", generate]);
-    let said = json(&mut command)?;
-    let rows = said["rows"].as_array().context("measurements have rows")?;
-    let number = |row: &Value, name: &str| row[name].as_f64().unwrap_or(f64::NAN);
-    rows.iter()
-        .map(|row| {
-            Ok(Row {
-                phase: row["phase"].as_str().context("a row has a phase")?.to_owned(),
-                batch: row["batch"].as_u64().context("a row has a batch")?,
-                prompt: prompt.parse()?,
-                median: number(row, "tokens_per_s"),
-                lowest: number(row, "tokens_per_s_lowest"),
-                highest: number(row, "tokens_per_s_highest"),
-            })
-        })
-        .collect()
-}
-
-fn table(device: &str, rows: &[Row]) -> anyhow::Result<String> {
-    let mut text = format!("{device}\n\n    cargo xtask gpu\n\n");
-    text += "| phase | prompt | batch | tokens/s | slowest … fastest |\n| --- | --- | --- | --- | --- |\n";
-    for Row { phase, batch, prompt, median, lowest, highest } in rows {
-        writeln!(
-            text,
-            "| {phase} | {prompt} | {batch} | {median:.0} | {lowest:.0} … {highest:.0} |"
-        )?;
+impl Place {
+    /// The device's line of `tritmill doctor`.
+    fn found(&self) -> anyhow::Result<String> {
+        let said = programs::json(self.programs.tritmill().args(["doctor", "--json"]))?;
+        let cuda = &said["cuda"];
+        let ordinal: usize = self.device.trim_start_matches("cuda:").parse().context("cuda:N")?;
+        let gpu = &cuda["devices"][ordinal];
+        let Some(name) = gpu["name"].as_str() else {
+            bail!("{} cannot be used: {cuda}", self.device);
+        };
+        let (capability, driver) = (&gpu["compute_capability"], &cuda["driver"]);
+        Ok(format!("{name}, compute capability {capability}, CUDA driver {driver}"))
     }
-    text += "\n| target | asked | measured |\n| --- | --- | --- |\n";
-    for (name, asked, measured) in TARGETS {
-        let measured = measured(rows).map_or_else(|| "none".to_owned(), |n| format!("{n:.1}"));
-        writeln!(text, "| {name} | {asked} | {measured} |")?;
+}
+
+/// What was asked and what was measured, as a table.
+fn print_targets(targets: &[Target]) {
+    println!("\n| target | asked | measured |\n| --- | --- | --- |");
+    for (name, asked, measured) in targets {
+        let measured = measured.map_or_else(|| "none".to_owned(), |figure| format!("{figure:.2}"));
+        println!("| {name} | {asked} | {measured} |");
     }
-    Ok(text)
+    println!();
+}
+
+/// A number of some JSON; none where there is none.
+fn number(of: &Value, name: &str) -> f64 {
+    of[name].as_f64().unwrap_or(f64::NAN)
+}
+
+/// A list of some JSON.
+fn list<'a>(of: &'a Value, name: &str) -> anyhow::Result<&'a Vec<Value>> {
+    of[name].as_array().with_context(|| format!("measurements have {name}"))
 }

@@ -52,8 +52,8 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "gpu",
-        arguments: "[cuda:N]",
-        summary: "on a machine with a GPU: check the CUDA backend against the CPU, then measure it",
+        arguments: "[PART] [cuda:N]",
+        summary: "on a machine with a GPU: check, measure, kernels, latency, pytorch; or pack for one without Rust",
         run: gpu::run,
     },
 ];

@@ -5,15 +5,23 @@ use std::{
     ffi::OsStr,
     io::Write as _,
     os::fd::AsFd as _,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::OnceLock,
 };
 
 use anyhow::{Context as _, bail};
 
-/// The repository's root.
+/// The repository's root: where this program was built or, if it was brought to another machine, the
+/// current folder.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in a folder of the workspace")
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+        let built = built.expect("xtask lies in a folder of the workspace");
+        let here = || std::env::current_dir().expect("the current folder is there");
+        if built.join("Cargo.toml").exists() { built.to_owned() } else { here() }
+    })
 }
 
 /// The cargo that started this program. What it runs hears of no servers that are somebody's own.

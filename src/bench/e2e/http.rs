@@ -1,8 +1,7 @@
-//! `tritmill bench e2e --http`: people who wait for answers beside a batch that nobody waits for, all
-//! through the HTTP API.
+//! `tritmill bench e2e --http`: people who wait for answers, alone or beside a batch that nobody waits for,
+//! all through the HTTP API.
 //!
-//! The service is a process of its own, `tritmill standalone` over a file in a temporary folder, or
-//! one that runs already.
+//! The service is a process of its own, `tritmill standalone` over a file in a temporary folder.
 
 use std::{
     io::Write as _,
@@ -25,6 +24,7 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
+use tritmill_engine::{backend::cuda, load::DeviceChoice};
 use tritmill_producer::{
     http::{HttpClient, Reach},
     remote::{Api, NewBatch, RemoteBatch},
@@ -68,6 +68,41 @@ struct Service {
     api: Api,
     /// Its file.
     folder: tempfile::TempDir,
+    memory: Memory,
+}
+
+/// Where a service's memory is looked for.
+enum Memory {
+    /// Of the GPU of that number, on which so much was free before it started.
+    Gpu { ordinal: usize, free: u64 },
+    /// Of the machine.
+    Resident,
+}
+
+impl Memory {
+    fn before(device: DeviceChoice) -> anyhow::Result<Self> {
+        let DeviceChoice::Cuda(ordinal) = device.resolved() else { return Ok(Self::Resident) };
+        Ok(Self::Gpu { ordinal, free: gpu_free_bytes(ordinal)? })
+    }
+
+    /// What the service holds.
+    fn used_bytes(&self, process: &Child) -> anyhow::Result<u64> {
+        match *self {
+            Self::Gpu { ordinal, free } => Ok(free.saturating_sub(gpu_free_bytes(ordinal)?)),
+            Self::Resident => {
+                let id = process.id().context("the service ended")?;
+                let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+                let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+                let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+                Ok(kib.map_or(0, |kib: u64| kib << 10))
+            }
+        }
+    }
+}
+
+fn gpu_free_bytes(ordinal: usize) -> anyhow::Result<u64> {
+    let devices = cuda::devices()?.devices;
+    Ok(devices.get(ordinal).context("the GPU is gone")?.memory_free_bytes)
 }
 
 impl Service {
@@ -78,12 +113,12 @@ impl Service {
         command.args(["standalone", "--json", "--api", "127.0.0.1:0", "--store"]);
         command.arg(folder.path().join("store")).args(["--model", &arguments.model.model]);
         command.args(["--max-batch-lines", "1000000", "--max-sequences"]);
-        command.arg(arguments.batch().to_string()).args(["--format"]);
-        command.arg(arguments.run.format.to_string());
-        if let Some(threads) = arguments.run.threads {
-            command.args(["--threads", &threads.to_string()]);
+        command.arg(arguments.batch().to_string()).args(arguments.run.words());
+        if let Some(mib) = arguments.kv_memory {
+            command.args(["--kv-memory", &mib.to_string()]);
         }
         command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
+        let memory = Memory::before(arguments.run.device)?;
         let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let said = process.stdout.take().context("the service has no output")?;
         let mut lines = BufReader::new(said).lines();
@@ -94,14 +129,14 @@ impl Service {
         let key = text("first_key").context("the service has no key")?;
         let client = HttpClient::new(Reach::Anywhere, None)?;
         let api = Api::new(client.clone(), &url, &key)?;
-        Ok(Self { process, url, key, client, api, folder })
+        Ok(Self { process, url, key, client, api, folder, memory })
     }
 
     /// Starts the batch, at priority low.
     async fn batch(&self, arguments: &Arguments, model: &str) -> anyhow::Result<RemoteBatch> {
         let path = self.folder.path().join("batch.jsonl");
         let mut file = std::io::BufWriter::new(std::fs::File::create(&path)?);
-        for line in 0..arguments.batch_lines.get() {
+        for line in 0..arguments.batch_lines {
             let body = body(model, &format!("Paid on day {line} of the year"), arguments);
             let line = json!({
                 "custom_id": format!("line-{line}"),
@@ -122,6 +157,17 @@ impl Service {
             idempotency_key: "bench",
         };
         Ok(self.api.create(&batch).await?)
+    }
+
+    /// Starts the batch, and waits until some of it is answered.
+    async fn under_way(&self, arguments: &Arguments, model: &str) -> anyhow::Result<RemoteBatch> {
+        let batch = self.batch(arguments, model).await?;
+        let started = Instant::now();
+        while self.answered(&batch).await? < WARM_LINES.min(arguments.batch_lines as u64) {
+            ensure!(started.elapsed() < BATCH_WITHIN, "the batch does not start");
+            sleep(Duration::from_millis(200)).await;
+        }
+        Ok(batch)
     }
 
     /// How many lines of the batch are answered.
@@ -149,24 +195,39 @@ struct Measured {
     /// Of every answer, in order.
     latencies: Vec<Duration>,
     errors: usize,
-    /// Lines of the batch that were answered before, and after, and how long that took.
-    lines: (u64, u64),
+    /// What the service held at most.
+    memory_bytes: u64,
+    /// Of the batch beside them, if there was one.
+    beside: Option<Beside>,
+}
+
+/// Lines of the batch that were answered before, and after, and how long that took.
+#[derive(Clone, Copy)]
+struct Beside {
+    before: u64,
+    after: u64,
     elapsed: Duration,
+}
+
+impl Beside {
+    fn lines_per_s(&self) -> f64 {
+        (self.after - self.before) as f64 / self.elapsed.as_secs_f64()
+    }
 }
 
 async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Measured> {
     let model = service.api.models().await?.into_iter().next().context("nothing is served")?;
-    let batch = service.batch(arguments, &model).await?;
-    let started = Instant::now();
-    while service.answered(&batch).await? < WARM_LINES.min(arguments.batch_lines.get() as u64) {
-        ensure!(started.elapsed() < BATCH_WITHIN, "the batch does not start");
-        sleep(Duration::from_millis(200)).await;
-    }
+    let batch = match arguments.batch_lines {
+        0 => None,
+        _ => Some(service.under_way(arguments, &model).await?),
+    };
     burst(service, arguments, &model, 0).await?;
-    let before = service.answered(&batch).await?;
+    let before = match &batch {
+        Some(batch) => service.answered(batch).await?,
+        None => 0,
+    };
     let started = Instant::now();
-    let mut measured =
-        Measured { latencies: Vec::new(), errors: 0, lines: (before, before), elapsed: PAUSE };
+    let mut measured = Measured { latencies: Vec::new(), errors: 0, memory_bytes: 0, beside: None };
     for round in 1..=ROUNDS {
         eprintln!("burst {round} of {ROUNDS}");
         for answer in burst(service, arguments, &model, round).await? {
@@ -178,13 +239,17 @@ async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Mea
                 }
             }
         }
+        let used = service.memory.used_bytes(&service.process)?;
+        measured.memory_bytes = measured.memory_bytes.max(used);
         sleep(PAUSE).await;
     }
-    measured.lines.1 = service.answered(&batch).await?;
-    measured.elapsed = started.elapsed();
     measured.latencies.sort_unstable();
-    if measured.lines.1 == arguments.batch_lines.get() as u64 {
-        bail!("the batch was over before the measurement: give more --batch-lines");
+    if let Some(batch) = batch {
+        let after = service.answered(&batch).await?;
+        if after == arguments.batch_lines as u64 {
+            bail!("the batch was over before the measurement: give more --batch-lines");
+        }
+        measured.beside = Some(Beside { before, after, elapsed: started.elapsed() });
     }
     Ok(measured)
 }
@@ -233,27 +298,38 @@ fn percentile(latencies: &[Duration], share: f64) -> f64 {
 }
 
 fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode> {
-    let Measured { latencies, errors, lines: (before, after), elapsed } = measured;
+    let Measured { latencies, errors, memory_bytes, beside } = measured;
     ensure!(!latencies.is_empty(), "no request was answered");
     let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|share| percentile(latencies, share));
     let requests = latencies.len() + errors;
     let share = 100.0 * *errors as f64 / requests as f64;
-    let rate = (after - before) as f64 / elapsed.as_secs_f64();
     if arguments.json {
-        output::line(json!({
+        let mut figures = json!({
+            "device": arguments.run.device.resolved().to_string(),
             "callers": arguments.callers, "generate": arguments.generate(), "requests": requests,
-            "errors": errors, "p50_s": p50, "p90_s": p90, "p99_s": p99,
-            "batch_lines": arguments.batch_lines, "batch_lines_before": before,
-            "batch_lines_after": after, "batch_lines_per_s": rate,
-        }))?;
-    } else {
+            "errors": errors, "p50_s": p50, "p90_s": p90, "p99_s": p99, "memory_bytes": memory_bytes,
+        });
+        if let Some(beside) = beside {
+            figures["batch_lines"] = json!(arguments.batch_lines);
+            figures["batch_lines_before"] = json!(beside.before);
+            figures["batch_lines_after"] = json!(beside.after);
+            figures["batch_lines_per_s"] = json!(beside.lines_per_s());
+        }
+        output::line(figures)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output::line(format_args!(
+        "{requests} requests of {} tokens, {} at once: p50 {p50:.2} s, p90 {p90:.2} s, p99 {p99:.2} s, \
+         {share:.1} % errors; {} of memory",
+        arguments.generate(),
+        arguments.callers,
+        output::bytes(*memory_bytes)
+    ))?;
+    if let Some(beside @ Beside { before, after, .. }) = beside {
         output::line(format_args!(
-            "{requests} requests of {} tokens, {} at once: p50 {p50:.2} s, p90 {p90:.2} s, p99 \
-             {p99:.2} s, {share:.1} % errors\nthe batch beside them: {before} lines answered \
-             before, {after} after, of {} ({rate:.1} a second)",
-            arguments.generate(),
-            arguments.callers,
-            arguments.batch_lines
+            "the batch beside them: {before} lines answered before, {after} after, of {} ({:.1} a second)",
+            arguments.batch_lines,
+            beside.lines_per_s()
         ))?;
     }
     Ok(ExitCode::SUCCESS)

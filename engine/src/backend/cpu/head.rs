@@ -22,6 +22,17 @@ pub enum HeadMode {
     Q8,
 }
 
+impl HeadMode {
+    /// `exact`, `full` or `q8`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Full => "full",
+            Self::Q8 => "q8",
+        }
+    }
+}
+
 /// Head rows per call of a kernel: a task's unit.
 pub const HEAD_ROWS: usize = 64;
 

@@ -52,7 +52,8 @@ impl KvType {
         }
     }
 
-    pub(super) fn name(self) -> &'static str {
+    /// `f16` or `f32`.
+    pub fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
             Self::F32 => "f32",

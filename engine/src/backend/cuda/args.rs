@@ -110,6 +110,9 @@ structs! {
         step: Address, rows: Address, scales: Address, x: Address, found_counts: Address, found: Address,
         width: u32, capacity: u32,
     }
+
+    /// For the kernels that show what a device can do at most.
+    PeakArgs = 32 { from: Address, to: Address, count: u64, rounds: u32, unused: u32 }
 }
 
 /// `LinearMode`

@@ -2,8 +2,8 @@
 
 use super::{
     args::{AttentionTask, Found, Step},
+    attention::tasks_of_row,
     device::{Address, Properties},
-    forward::tasks_of_row,
     layout::{TILE_ROWS, k_blocks},
     shape::{Arena, Shape, stride},
 };

@@ -24,6 +24,12 @@ impl Args {
         Self(words)
     }
 
+    /// The struct that was copied.
+    pub fn get<T: Pod>(&self) -> T {
+        const { assert!(size_of::<T>() <= ARGS_WORDS * 8, "no kernel takes a larger struct") };
+        bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&self.0)[..size_of::<T>()])
+    }
+
     /// Where the struct starts.
     pub fn as_ptr(&self) -> *const u64 {
         self.0.as_ptr()

@@ -5,12 +5,15 @@ use std::{
     ffi::{CString, c_char, c_int, c_void},
     fs::File,
     os::{fd::AsRawFd as _, unix::ffi::OsStrExt as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
     sync::OnceLock,
 };
 
-use super::device::{Address, Device, DeviceError, Launch, Part, Properties, Recording};
+use super::{
+    device::{Address, Device, DeviceError, Launch, Part, Properties, Recording},
+    tests::package,
+};
 use crate::formats::memory::AlignedBytes;
 
 type LaunchFn =
@@ -18,7 +21,7 @@ type LaunchFn =
 
 /// The kernels' sources.
 fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kernels/cuda")
+    package().join("src/kernels/cuda")
 }
 
 /// A hash of all that the library is made of.

@@ -2,10 +2,10 @@
 
 use super::{
     args::{
-        ActivateArgs, AttentionArgs, EmbedArgs, KvPool, LINEAR_ADD, LINEAR_STORE, LinearArgs,
-        NormLinearArgs, NormQuantizeArgs, RotateScoresArgs, RotateStoreArgs, Segment,
+        ActivateArgs, EmbedArgs, LINEAR_ADD, LINEAR_STORE, LinearArgs, NormLinearArgs,
+        NormQuantizeArgs, Segment,
     },
-    buffers::{AttentionMode, Bucket, Buffers, Inputs},
+    buffers::{Bucket, Buffers, Inputs},
     device::{Address, Args, Launch},
     layout::k_blocks,
     shape::{Shape, stride},
@@ -17,8 +17,6 @@ use crate::{backend::cpu::KvType, config::Linear, formats::Scale};
 const LARGE_TILE_ROWS: usize = 512;
 /// Width up to which a norm's block has 256 threads.
 const NARROW: usize = 4096;
-/// Warps of attention in a block.
-const ATTENTION_WARPS: usize = 4;
 
 /// Everything that launches are made of.
 pub struct Pass<'a> {
@@ -94,7 +92,7 @@ impl Pass<'_> {
     }
 
     /// A kernel with a block for each row.
-    fn per_row(&self, kernel: &'static str, args: Args) -> Launch {
+    pub fn per_row(&self, kernel: &'static str, args: Args) -> Launch {
         Launch { kernel, grid: grid(self.bucket.rows, 1, 1), threads: 256, shared_bytes: 0, args }
     }
 
@@ -291,104 +289,6 @@ impl Pass<'_> {
         let grid = grid(tiles.div_ceil(tiles_of_block), rows, 1);
         Launch { kernel, grid, threads, shared_bytes, args: Args::of(&args) }
     }
-
-    fn pool(&self, layer: usize) -> KvPool {
-        let shape = self.shape;
-        KvPool {
-            base: self.kv_base,
-            block_bytes: shape.kv_block_bytes() as u64,
-            layer_offset: (layer * shape.kv_layer_bytes()) as u64,
-            kv_heads: shape.kv_heads as u32,
-            head_dim: shape.head_dim as u32,
-            padded_dim: shape.padded_dim as u32,
-            heads: shape.heads as u32,
-        }
-    }
-
-    /// RoPE, keys and values into their blocks, attention.
-    fn attention(&self, layer: usize, out: &mut Vec<Launch>) {
-        let (buffers, inputs) = (self.buffers, &self.inputs);
-        let attention = AttentionArgs {
-            step: inputs.step,
-            tasks: inputs.tasks,
-            blocks: inputs.blocks,
-            queries: buffers.queries,
-            attended: buffers.attended,
-            scores: buffers.scores,
-            maxima: buffers.maxima,
-            pool: self.pool(layer),
-            scores_stride: self.bucket.reach as u32,
-            scale: 1.0 / (self.shape.head_dim as f32).sqrt(),
-        };
-        if self.bucket.attention == AttentionMode::Split {
-            return self.split_attention(attention, out);
-        }
-        let args = RotateStoreArgs {
-            step: inputs.step,
-            positions: inputs.positions,
-            tables: inputs.tables,
-            blocks: inputs.blocks,
-            queries: buffers.queries,
-            keys: buffers.keys,
-            values: buffers.values,
-            rotations: self.weights.rotations,
-            pool: attention.pool,
-        };
-        let kernel = self.of_kv("rotate_store_f16", "rotate_store_f32");
-        out.push(self.per_row(kernel, Args::of(&args)));
-        let queries = self.bucket.attention.queries();
-        let kernel = match self.bucket.attention {
-            AttentionMode::Warps8 => self.of_kv("attend8_f16", "attend8_f32"),
-            _ => self.of_kv("attend4_f16", "attend4_f32"),
-        };
-        let tasks = self.bucket.rows * self.shape.heads;
-        let warps = self.buffers.warps(&self.bucket).min(tasks.next_multiple_of(ATTENTION_WARPS));
-        out.push(Launch {
-            kernel,
-            grid: grid(warps / ATTENTION_WARPS, 1, 1),
-            threads: 32 * ATTENTION_WARPS as u32,
-            shared_bytes: (ATTENTION_WARPS * queries * (self.shape.padded_dim + 128) * 4) as u32,
-            args: Args::of(&attention),
-        });
-    }
-
-    fn split_attention(&self, attention: AttentionArgs, out: &mut Vec<Launch>) {
-        let Buffers { keys, values, .. } = *self.buffers;
-        let tasks = tasks_of_row(self.shape, AttentionMode::Split) * self.bucket.rows;
-        let alone = self.bucket.rows == 1;
-        // One sequence leaves most of the device idle: the smallest blocks reach most of it.
-        let warps = if alone { 1 } else { ATTENTION_WARPS };
-        let windows = self.bucket.reach.div_ceil(32 * warps);
-        let splits = (16 * self.multiprocessors / (tasks * warps)).clamp(1, windows);
-        let args = RotateScoresArgs { attention, keys, values, rotations: self.weights.rotations };
-        out.push(Launch {
-            kernel: self.of_kv("rotate_scores_f16", "rotate_scores_f32"),
-            grid: grid(tasks, splits, 1),
-            threads: 32 * warps as u32,
-            shared_bytes: (warps * 16 * self.shape.padded_dim) as u32,
-            args: Args::of(&args),
-        });
-        let warps = if alone { 2 } else { 4 };
-        out.push(Launch {
-            kernel: self.of_kv("attend_values_f16", "attend_values_f32"),
-            grid: grid(tasks, self.shape.padded_dim.div_ceil(32), 4 / warps),
-            threads: 32 * warps as u32,
-            shared_bytes: 0,
-            args: Args::of(&attention),
-        });
-    }
-
-    fn of_kv(&self, f16: &'static str, f32: &'static str) -> &'static str {
-        match self.kv {
-            KvType::F16 => f16,
-            KvType::F32 => f32,
-        }
-    }
-}
-
-/// Attention tasks of a row alone.
-pub fn tasks_of_row(shape: &Shape, mode: AttentionMode) -> usize {
-    shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(mode.queries())
 }
 
 fn segment(linear: &DeviceLinear, out: Address) -> Segment {

@@ -9,7 +9,9 @@
 //! the same kernels compiled for the processor.
 
 mod args;
+mod attention;
 mod buffers;
+mod cost;
 mod device;
 mod driver;
 #[cfg(test)]
@@ -19,7 +21,9 @@ mod forward;
 mod head;
 mod layout;
 mod modules;
+mod peaks;
 mod plan;
+pub mod roofline;
 mod self_test;
 mod shape;
 mod step;
@@ -29,9 +33,11 @@ mod weights;
 
 use std::sync::Arc;
 
+pub use cost::Cost;
 pub use device::{DeviceError, Properties};
 pub use driver::{Devices, devices, usable};
 pub use error::CudaLoadError;
+pub use peaks::Peaks;
 
 use super::{
     Backend,

@@ -23,6 +23,7 @@ modules![
     "linear_one",
     "linear_tile",
     "norm_quantize",
+    "peaks",
     "rotate_store",
     "screen",
     "screen_select",
@@ -39,10 +40,10 @@ pub fn kernels_of(ptx: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use std::{collections::BTreeSet, path::PathBuf};
 
-    use super::*;
+    use super::{super::tests::package, *};
 
     fn sources() -> PathBuf {
-        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/kernels/cuda")
+        package().join("src/kernels/cuda")
     }
 
     /// Names of files with an extension, without it.

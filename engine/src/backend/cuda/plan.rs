@@ -4,9 +4,9 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{
     args::{AttentionTask, Step},
+    attention::tasks_of_row,
     buffers::{AttentionMode, Bucket, Buffers, Inputs, Limits, bucket_of},
     device::Address,
-    forward::tasks_of_row,
     shape::Shape,
 };
 use crate::{backend::Chunk, kv::BLOCK_TOKENS};

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{
     args::Found,
     buffers::{AttentionMode, Bucket, Buffers, Limits, Outputs, bucket_of, capacity},
-    device::{Address, Device, DeviceError, Part, Recording},
+    device::{Address, Device, DeviceError, Launch, Part, Recording},
     forward::Pass,
     plan::{self, AllWanted, Image, Piece, Wanted},
     shape::Shape,
@@ -156,15 +156,7 @@ impl CudaBackend {
         lists: &mut Lists,
         overflown: &mut Vec<(usize, Wanted)>,
     ) -> Result<(), DeviceError> {
-        let one_digit = rows.screened.len() >= ONE_DIGIT_ROWS && !self.state.coarse;
-        let bucket = Bucket {
-            rows: bucket_of(work.part.iter().map(|piece| piece.len).sum()).min(self.limits.rows),
-            whole: bucket_of(rows.whole.len()).min(self.limits.whole),
-            screened: bucket_of(rows.screened.len()).min(self.limits.screened),
-            reach: work.reach,
-            attention: work.attention,
-            digits: if one_digit { 1 } else { 2 },
-        };
+        let bucket = self.bucket(work, rows.whole.len(), rows.screened.len());
         let (inputs, outputs) =
             (self.buffers.inputs(&bucket, &self.shape), self.buffers.outputs(&bucket));
         let image = &mut self.state.image;
@@ -183,10 +175,40 @@ impl CudaBackend {
             }
             lists.push(found);
         }
-        if one_digit && total > rows.screened.len() * self.shape.vocab / ONE_DIGIT_SHARE {
+        if bucket.digits == 1 && total > rows.screened.len() * self.shape.vocab / ONE_DIGIT_SHARE {
             self.state.coarse = true;
         }
         Ok(())
+    }
+
+    fn bucket(&self, work: &Work<'_>, whole: usize, screened: usize) -> Bucket {
+        let one_digit = screened >= ONE_DIGIT_ROWS && !self.state.coarse;
+        Bucket {
+            rows: bucket_of(work.part.iter().map(|piece| piece.len).sum()).min(self.limits.rows),
+            whole: bucket_of(whole).min(self.limits.whole),
+            screened: bucket_of(screened).min(self.limits.screened),
+            reach: work.reach,
+            attention: work.attention,
+            digits: if one_digit { 1 } else { 2 },
+        }
+    }
+
+    /// What a step of one pass launches. Its inputs are there after it ran.
+    pub(super) fn launches(&self, chunks: &[Chunk<'_>]) -> Vec<Launch> {
+        let parts = plan::cut(chunks, &self.limits);
+        let [part] = &parts[..] else { panic!("the step is of {} passes", parts.len()) };
+        let wanted = plan::wanted(part, chunks, |count| self.screens(count));
+        let (attention, reach) = plan::attention(part, chunks, &self.shape, &self.buffers);
+        let work = Work { part, chunks, attention, reach };
+        let bucket = self.bucket(&work, wanted.whole.len(), wanted.screened.len());
+        let pass = self.pass_of(&bucket);
+        [pass.body(), pass.head(&self.buffers.outputs(&bucket))].concat()
+    }
+
+    /// Forgets the launches of all buckets.
+    pub(super) fn forget_recordings(&mut self) -> Result<(), DeviceError> {
+        self.state.recordings.clear();
+        self.device.forget_recordings()
     }
 
     /// What the launches of a pass are made of.
@@ -223,8 +245,7 @@ impl CudaBackend {
             return launches.iter().try_for_each(|launch| self.device.launch(launch));
         }
         if self.state.recordings.len() >= RECORDINGS_MAX {
-            self.state.recordings.clear();
-            self.device.forget_recordings()?;
+            self.forget_recordings()?;
         }
         let recording = self.device.record(&launches)?;
         self.state.recordings.insert(*bucket, recording);

@@ -3,14 +3,6 @@
 
 #include "linear.cuh"
 
-struct ActivateArgs {
-    const Step* step;
-    float* gate;      // (rows, width), in place
-    const float* up;  // (rows, width)
-    u32 width;
-    u32 activation;  // ActivationKind
-};
-
 // A block per row.
 KERNEL(256) activate(const ActivateArgs args) {
     u32 row = blockIdx.x;

@@ -81,6 +81,15 @@ struct NormLinearArgs {
     u32 unused;
 };
 
+// Gate and up outputs that are joined in the gate's place.
+struct ActivateArgs {
+    const Step* step;
+    float* gate;      // (rows, width), in place
+    const float* up;  // (rows, width)
+    u32 width;
+    u32 activation;  // ActivationKind
+};
+
 // Where a layer's keys and values lie, see README.md.
 struct KvPool {
     u8* base;
@@ -233,5 +242,14 @@ struct CopyBlocksArgs {
     const u32* pairs;  // (count, 2): from, to
     u64 block_bytes;   // a multiple of 16
     u32 count;
+    u32 unused;
+};
+
+// For peak_*: what a device can do at most.
+struct PeakArgs {
+    const uint4* from;  // (count), of peak_read only
+    u32* to;            // (1): written only if a sum is one that it is not
+    u64 count;
+    u32 rounds;  // of peak_mma_s8 and peak_fma_f32
     u32 unused;
 };

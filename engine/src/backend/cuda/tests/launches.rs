@@ -13,9 +13,16 @@ use super::{
     BLOCKS, HeadMode, KvType, Limits, LogitsFor, Part, load, model, options, part, run, tokens,
 };
 
-/// Kernels that no step launches: the driver's own copy serves blocks, and scores are computed where
-/// rows are rotated.
-const UNUSED: [&str; 3] = ["copy_blocks", "attend_scores_f16", "attend_scores_f32"];
+/// Kernels that no step launches: the driver's own copy serves blocks, scores are computed where rows are
+/// rotated, and peaks are for measurements.
+const UNUSED: [&str; 6] = [
+    "copy_blocks",
+    "attend_scores_f16",
+    "attend_scores_f32",
+    "peak_read",
+    "peak_mma_s8",
+    "peak_fma_f32",
+];
 
 /// A device that computes nothing, and fails where it is told to.
 struct Listener {

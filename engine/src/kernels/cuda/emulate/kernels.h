@@ -14,6 +14,7 @@
 #include "linear_one.cu"
 #include "linear_tile.cu"
 #include "norm_quantize.cu"
+#include "peaks.cu"
 #include "rotate_store.cu"
 #include "screen.cu"
 #include "screen_select.cu"
@@ -77,6 +78,9 @@ static const Entry ENTRIES[] = {
     ENTRY(RescoreArgs, rescore_bf16),
     ENTRY(RescoreArgs, rescore_i8),
     ENTRY(CopyBlocksArgs, copy_blocks),
+    ENTRY(PeakArgs, peak_read),
+    ENTRY(PeakArgs, peak_mma_s8),
+    ENTRY(PeakArgs, peak_fma_f32),
 };
 
 }  // namespace emulate

@@ -1,0 +1,162 @@
+//! What a launch must move and compute, by arithmetic from its kernel's struct: every input read once
+//! and every output written once, whatever caches do; products of linears, of the head and of attention.
+//! All else that kernels compute is left out, as it takes less than the memory it needs.
+
+use super::{
+    args::{
+        ActivateArgs, DigitsArgs, EmbedArgs, FinalNormArgs, HeadArgs, LINEAR_ADD, LinearArgs,
+        NormLinearArgs, NormQuantizeArgs, RescoreArgs, ScreenArgs,
+    },
+    device::Launch,
+    layout::{K_BLOCK, TILE_ROWS, ternary_bytes},
+    shape::Shape,
+};
+
+/// Bytes and operations, multiplications and additions counted apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Read and written.
+    pub bytes: usize,
+    /// Of tensor cores, on int8.
+    pub int8: usize,
+    /// Of f32.
+    pub f32: usize,
+}
+
+/// What a step is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    pub shape: Shape,
+    pub rows: usize,
+    /// Rows with all logits, and rows with the largest.
+    pub whole: usize,
+    pub screened: usize,
+    /// Positions of all sequences: their keys and values are read.
+    pub positions: usize,
+    /// Positions that each row sees, added up.
+    pub seen: usize,
+    /// Candidates whose logits are computed exactly.
+    pub found: usize,
+}
+
+/// The work of a launch, and for linears of which shape.
+pub fn of(launch: &Launch, load: &Load) -> (Cost, String) {
+    let (kernel, args) = (launch.kernel, &launch.args);
+    let nameless = |cost| (cost, String::new());
+    match kernel {
+        "linear_one" | "gate_one" => {
+            let args = args.get::<NormLinearArgs>();
+            let norms = [args.weight, args.weight2].iter().filter(|norm| **norm != 0).count();
+            linear(kernel, &args.linear, load.rows, (load.rows + norms) * args.width as usize * 4)
+        }
+        _ if kernel.starts_with("linear_") || kernel.starts_with("gate_") => {
+            let args = args.get::<LinearArgs>();
+            linear(kernel, &args, load.rows, load.rows * (args.k_blocks as usize * K_BLOCK + 8))
+        }
+        "embed" => nameless(bytes({
+            let args = args.get::<EmbedArgs>();
+            let element = [4, 2, 2, 1][args.dtype as usize & 3];
+            load.rows * args.width as usize * (element + 4)
+        })),
+        "norm_quantize" => nameless(bytes({
+            let args = args.get::<NormQuantizeArgs>();
+            let norms = [args.weight, args.weight2].iter().filter(|norm| **norm != 0).count();
+            let width = args.width as usize;
+            load.rows * (width * 4 + args.stride as usize + 8) + norms * width * 4
+        })),
+        "activate" => {
+            nameless(bytes(load.rows * args.get::<ActivateArgs>().width as usize * 3 * 4))
+        }
+        _ if kernel.contains("rotate_") || kernel.starts_with("attend") => {
+            nameless(attention(kernel, load))
+        }
+        _ => nameless(head(launch, load)),
+    }
+}
+
+fn bytes(bytes: usize) -> Cost {
+    Cost { bytes, ..Cost::default() }
+}
+
+/// Ternary products: `input` bytes of activations, weights, outputs.
+fn linear(kernel: &str, args: &LinearArgs, rows: usize, input: usize) -> (Cost, String) {
+    let cols = args.k_blocks as usize * K_BLOCK;
+    let segments = &args.segments[..args.segment_count as usize];
+    let features: usize = segments.iter().map(|segment| segment.rows as usize).sum();
+    let weights: usize = segments.iter().map(|s| ternary_bytes(s.rows as usize, cols)).sum();
+    // Gate and up leave one output, sums into the residual stream are read as well.
+    let outputs = if kernel.starts_with("gate") { features / 2 } else { features };
+    let passes = if args.mode == LINEAR_ADD { 2 } else { 1 };
+    let cost = Cost {
+        bytes: weights + input + rows * outputs * 4 * passes,
+        int8: 2 * rows * features * cols,
+        f32: 0,
+    };
+    (cost, format!("{features} × {cols}"))
+}
+
+fn attention(kernel: &str, load: &Load) -> Cost {
+    let Load { shape, rows, positions, seen, .. } = load;
+    let (queries, keys) = (shape.query_width(), shape.kv_width());
+    let cached = positions * keys * shape.kv_element;
+    // Keys and values as the linears gave them, and in their blocks; the rotation.
+    let stored = rows * (2 * keys * (4 + shape.kv_element) + shape.head_dim * 4);
+    let scores = seen * shape.heads * 4;
+    let products = 2 * seen * queries;
+    let row_bytes = rows * queries * 4;
+    match kernel {
+        _ if kernel.starts_with("rotate_store") => bytes(stored + 2 * row_bytes),
+        _ if kernel.starts_with("rotate_scores") => {
+            Cost { bytes: cached + stored + row_bytes + scores, f32: products, int8: 0 }
+        }
+        _ if kernel.starts_with("attend_scores") => {
+            Cost { bytes: cached + row_bytes + scores, f32: products, int8: 0 }
+        }
+        _ if kernel.starts_with("attend_values") => {
+            Cost { bytes: cached + row_bytes + scores, f32: products, int8: 0 }
+        }
+        // Scores stay in scratch that a warp writes and reads again.
+        _ => Cost { bytes: 2 * cached + 2 * row_bytes, f32: 2 * products, int8: 0 },
+    }
+}
+
+fn head(launch: &Launch, load: &Load) -> Cost {
+    let Load { shape, whole, screened, found, .. } = load;
+    let (kernel, args) = (launch.kernel, &launch.args);
+    let element = match kernel.rsplit('_').next() {
+        Some("f32") => 4,
+        Some("i8") => 1,
+        _ => 2,
+    };
+    let padded = shape.groups() * TILE_ROWS;
+    match kernel {
+        "final_norm" => bytes((2 * whole + 1) * args.get::<FinalNormArgs>().width as usize * 4),
+        "digits" => bytes({
+            let args = args.get::<DigitsArgs>();
+            screened * (args.width as usize * 8 + (args.digit_count * args.stride) as usize + 16)
+        }),
+        "screen_select" => bytes(screened * shape.groups() * 2 * 4),
+        _ if kernel.starts_with("screen_") => {
+            let args = args.get::<ScreenArgs>();
+            let (cols, digits) = (args.k_blocks as usize * K_BLOCK, args.digit_count as usize);
+            let outputs = screened * (padded * 4 + shape.groups() * 2 * 4);
+            Cost {
+                bytes: padded * (cols + 3 * 4) + screened * digits * cols + outputs,
+                int8: 2 * screened * digits * padded * cols,
+                f32: 0,
+            }
+        }
+        _ if kernel.starts_with("rescore_") => {
+            let width = args.get::<RescoreArgs>().width as usize;
+            let bytes = found * (width * element + 8) + screened * width * 4;
+            Cost { bytes, f32: 2 * found * width, int8: 0 }
+        }
+        _ if kernel.starts_with("head_") => {
+            let HeadArgs { width, vocab, .. } = args.get();
+            let (width, vocab) = (width as usize, vocab as usize);
+            let bytes = vocab * width * element + whole * (width + vocab) * 4;
+            Cost { bytes, f32: 2 * whole * vocab * width, int8: 0 }
+        }
+        _ => Cost::default(),
+    }
+}

@@ -1,0 +1,86 @@
+//! The measurement of kernels by themselves, on sizes that show that it works and nothing more.
+
+use super::{HeadMode, KvType, Limits, LogitsFor, load, model, options};
+use crate::{
+    backend::cuda::{
+        cost::Cost,
+        peaks::Timing,
+        roofline::{self, StepTimes},
+    },
+    measure::{Phase, Workload},
+};
+
+/// No time is kept to, and a launch is enough.
+const SHORT: Timing = Timing { seconds: 0.0, launches: 1, bytes: 1 << 20, rounds: 2 };
+
+fn measured(name: &str, batches: &[usize]) -> Option<Vec<StepTimes>> {
+    let options = options(KvType::F16, HeadMode::Exact);
+    let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
+    let mut backend = load(&model(name), options, limits)?;
+    let workload = Workload {
+        batches: batches.to_vec(),
+        prompt_tokens: 5,
+        generate_tokens: 1,
+        logits: LogitsFor::Largest(1),
+        repetitions: 1,
+    };
+    let found = roofline::of_backend(&mut backend, &workload, &SHORT).expect("steps run");
+    let peaks = found.peaks;
+    for rate in [peaks.read_bytes, peaks.copy_bytes, peaks.int8, peaks.f32, peaks.launch] {
+        assert!(rate.is_finite() && rate > 0.0, "{peaks:?}");
+    }
+    for step in &found.steps {
+        assert!(step.seconds > 0.0);
+        for kernel in &step.kernels {
+            let (bound, least) = kernel.bound(&peaks);
+            assert!(kernel.seconds > 0.0 && least > 0.0, "{kernel:?}: {bound}");
+            assert!(kernel.launches > 0 && kernel.cost.bytes > 0, "{kernel:?}");
+        }
+    }
+    Some(found.steps)
+}
+
+#[test]
+fn every_kernel_of_a_step_is_measured() {
+    for name in ["bitnet-tiny", "llama-norm-tiny"] {
+        let Some(steps) = measured(name, &[1, 3]) else { return };
+        let kinds: Vec<_> = steps.iter().map(|step| (step.phase, step.rows)).collect();
+        let decodes = [1, 3].map(|batch| (Phase::Decode, batch));
+        assert_eq!(kinds, [&decodes[..], &[(Phase::Prefill, 15)]].concat(), "{name}");
+        for step in steps {
+            let layers = model(name).config().layer_count;
+            let attention = step.kernels.iter().filter(|k| k.kernel.contains("rotate_"));
+            assert_eq!(attention.map(|k| k.launches).sum::<usize>(), layers, "{name}");
+            assert!(step.kernels.iter().any(|k| k.kernel == "embed"), "{name}");
+        }
+    }
+}
+
+/// By hand, for a linear of several matrices and for attention.
+#[test]
+fn work_is_counted_once() {
+    let Some(steps) = measured("bitnet-tiny", &[3]) else { return };
+    let model = model("bitnet-tiny");
+    let config = model.config();
+    let (width, keys) = (config.hidden_size, config.kv_head_count * config.head_dim);
+    let queries = config.head_count * config.head_dim;
+    let (features, cols) = (queries + 2 * keys, width.next_multiple_of(128));
+    let of = format!("{features} × {cols}");
+    let linear = steps[0].kernels.iter().find(|k| k.of == of && k.kernel == "linear_n8");
+    let packed = [queries, keys, keys].map(|rows| rows.next_multiple_of(16) * cols / 4);
+    let expected = Cost {
+        bytes: packed.iter().sum::<usize>() + 3 * (cols + 8) + 3 * features * 4,
+        int8: 2 * 3 * features * cols,
+        f32: 0,
+    };
+    assert_eq!(linear.expect("three rows are few").cost, expected);
+    let values = steps[0].kernels.iter().find(|k| k.kernel.starts_with("attend_values"));
+    // Three sequences of five tokens and the one that is decoded.
+    let (seen, heads) = (3 * 6, config.head_count);
+    let expected = Cost {
+        bytes: seen * keys * 2 + 3 * queries * 4 + seen * heads * 4,
+        int8: 0,
+        f32: 2 * seen * queries,
+    };
+    assert_eq!(values.expect("so few sequences are spread").cost, expected);
+}

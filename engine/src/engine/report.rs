@@ -1,0 +1,88 @@
+//! What an engine is told at its start, and what it tells of its steps.
+
+use crate::request::Event;
+
+/// Bounds of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Longest sequence, prompt and answer together.
+    pub context_length: usize,
+    /// Sequences that may hold KV blocks at once; at least 1.
+    pub max_sequences: usize,
+    /// Tokens of one step, prefill chunks and decodes together; raised to `max_sequences`.
+    pub token_budget: usize,
+    /// Whether KV blocks are reused by content.
+    pub prefix_cache: bool,
+    /// Steps without work, or preemptions, after which a sequence without a new token fails.
+    pub stall_limit: u32,
+    /// Requests the engine holds at most, waiting ones included.
+    pub max_requests: usize,
+}
+
+impl EngineConfig {
+    /// The defaults for a model of this context length.
+    pub fn new(context_length: usize) -> Self {
+        Self {
+            context_length,
+            max_sequences: 64,
+            token_budget: 512,
+            prefix_cache: true,
+            stall_limit: 1000,
+            max_requests: 16_384,
+        }
+    }
+}
+
+/// What one step did.
+#[derive(Debug, Clone, Default)]
+pub struct StepReport {
+    /// What happened to requests, in order.
+    pub events: Vec<Event>,
+    /// Sequences that took part.
+    pub sequences: usize,
+    /// Tokens computed: rows of the step's matrices.
+    pub rows: usize,
+    /// Rows of prefill chunks.
+    pub prefill_tokens: usize,
+    /// Rows of decodes.
+    pub decode_tokens: usize,
+    /// Sequences sent back to Pending.
+    pub preempted: usize,
+    /// Whether the backend reported an error.
+    pub failed: bool,
+}
+
+/// Gauges and counters of an engine.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Sequences that hold KV blocks.
+    pub running: usize,
+    /// Sequences in line.
+    pub waiting: usize,
+    /// KV blocks held by sequences.
+    pub blocks_used: usize,
+    /// KV blocks kept for their contents.
+    pub blocks_cached: usize,
+    /// All KV blocks.
+    pub blocks_total: usize,
+    /// Tokens found in the prefix cache at admissions.
+    pub prefix_hit_tokens: u64,
+    /// Tokens not found there.
+    pub prefix_miss_tokens: u64,
+    /// Steps the backend ran.
+    pub steps: u64,
+    /// Steps it failed.
+    pub failed_steps: u64,
+    /// Tokens computed in prefill chunks.
+    pub prefill_tokens: u64,
+    /// Tokens computed in decodes.
+    pub decode_tokens: u64,
+    /// Tokens drawn.
+    pub generated_tokens: u64,
+    /// Sequences sent back to Pending.
+    pub preemptions: u64,
+    /// Requests that ended with an output.
+    pub finished: u64,
+    /// Requests that ended with an error.
+    pub failed: u64,
+}

@@ -1,0 +1,145 @@
+//! `tritmill bench kernels`: how close each kernel of a GPU's steps comes to what the device can do.
+
+use std::{num::NonZeroUsize, process::ExitCode};
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+use tritmill_engine::{
+    backend::{
+        LogitsFor,
+        cuda::{
+            CudaOptions, KvBlocks, Peaks,
+            roofline::{self, KernelTime, Rooflines, StepTimes},
+        },
+    },
+    load::DeviceChoice,
+    measure::Workload,
+};
+
+use crate::{
+    options::{ModelOption, RunOptions},
+    output,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  tritmill bench kernels --model /tmp/bitnet-2b --device cuda:0
+  tritmill bench kernels --model /tmp/bitnet-2b --device cuda:0 --batch 16 --prompt 512 --json
+
+Launches every kernel of a decode step at each batch, and of a prefill step, by itself: the launches of all layers,
+many times over between two waits. Prints how long one takes, the bytes it must move and the operations it
+must do, and which share of the device's own rate for what bounds it that is. Those rates are measured in the same
+run: reads and copies of memory, int8 products of tensor cores by mma.sync, multiply-adds of f32.";
+
+/// Arguments of `bench kernels`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelOption,
+    /// Sequences of a decode step; one measurement each
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,16,64,256")]
+    batch: Vec<NonZeroUsize>,
+    /// Tokens of each sequence before the step
+    #[arg(long, value_name = "N", default_value = "512")]
+    prompt: NonZeroUsize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    run: RunOptions,
+}
+
+/// Measures and prints.
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let DeviceChoice::Cuda(ordinal) = arguments.run.device.resolved() else {
+        bail!("kernels are measured by themselves on a GPU: --device cuda:0");
+    };
+    let model = arguments.model.open()?;
+    let context = model.config().context_length;
+    ensure!(arguments.prompt.get() < context, "prompts fill the model's context of {context}");
+    let workload = Workload {
+        batches: arguments.batch.iter().map(|batch| batch.get()).collect(),
+        prompt_tokens: arguments.prompt.get(),
+        generate_tokens: 1,
+        logits: LogitsFor::Largest(1),
+        repetitions: 1,
+    };
+    let RunOptions { kv, head, .. } = arguments.run;
+    let options = CudaOptions { ordinal, kv, head, blocks: KvBlocks::UpTo(1) };
+    let found = roofline::measure(&model, options, &workload)?;
+    if arguments.json {
+        output::line(as_json(model.name(), arguments, &found))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(model.name(), arguments, &found)
+}
+
+fn as_json(model: &str, arguments: &Arguments, found: &Rooflines) -> Value {
+    let peaks = &found.peaks;
+    json!({
+        "model": model,
+        "device": found.device.name,
+        "prompt": arguments.prompt,
+        "read_bytes_per_s": peaks.read_bytes,
+        "copy_bytes_per_s": peaks.copy_bytes,
+        "int8_operations_per_s": peaks.int8,
+        "f32_operations_per_s": peaks.f32,
+        "launch_s": peaks.launch,
+        "steps": found.steps.iter().map(|step| json!({
+            "phase": step.phase.name(),
+            "rows": step.rows,
+            "step_s": step.seconds,
+            "kernels": step.kernels.iter().map(|k| kernel(k, peaks)).collect::<Vec<_>>(),
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn kernel(time: &KernelTime, peaks: &Peaks) -> Value {
+    let (bound, least) = time.bound(peaks);
+    json!({
+        "kernel": time.kernel,
+        "of": time.of,
+        "launches": time.launches,
+        "launch_s": time.seconds,
+        "bytes": time.cost.bytes,
+        "int8_operations": time.cost.int8,
+        "f32_operations": time.cost.f32,
+        "bound": bound,
+        "share": least / time.seconds,
+    })
+}
+
+fn print(model: &str, arguments: &Arguments, found: &Rooflines) -> anyhow::Result<ExitCode> {
+    let Rooflines { device, peaks, steps } = found;
+    output::line(format_args!("{model} on {}, {} tokens before", device.name, arguments.prompt))?;
+    output::line(format_args!(
+        "memory: read {:.0} GB/s, copied {:.0} GB/s (both ways); int8 {:.0} T/s; f32 {:.1} T/s; a launch {:.2} µs",
+        peaks.read_bytes / 1e9,
+        peaks.copy_bytes / 1e9,
+        peaks.int8 / 1e12,
+        peaks.f32 / 1e12,
+        peaks.launch * 1e6
+    ))?;
+    for StepTimes { phase, rows, seconds, kernels } in steps {
+        output::line(format_args!(
+            "\n{} of {rows} rows, {:.0} µs on the device\nkernel                            launches  µs each       MB  T int8  bound   share",
+            phase.name(),
+            seconds * 1e6
+        ))?;
+        for time in kernels {
+            let (bound, least) = time.bound(peaks);
+            let name = format!("{} {}", time.kernel, time.of);
+            output::line(format_args!(
+                "{name:<34} {:>7} {:>8.2} {:>8.2} {:>7.3}  {bound:<6} {:>5.1} %",
+                time.launches,
+                time.seconds * 1e6,
+                time.cost.bytes as f64 / 1e6,
+                time.cost.int8 as f64 / 1e12,
+                100.0 * least / time.seconds
+            ))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
