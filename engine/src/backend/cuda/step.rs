@@ -14,7 +14,7 @@ use super::{
 use crate::{
     backend::{
         Backend, Chunk, Logits, StepError, TokenLogit,
-        cpu::{KvType, screen::SHARE},
+        cpu::screen::SHARE,
         positions,
     },
     config::ModelConfig,
@@ -36,7 +36,6 @@ pub struct CudaBackend {
     pub(super) shape: Shape,
     pub(super) config: ModelConfig,
     pub(super) limits: Limits,
-    pub(super) kv: KvType,
     pub(super) kv_base: Address,
     pub(super) block_count: usize,
     pub(super) numerics_class: String,
@@ -198,7 +197,6 @@ impl CudaBackend {
             shape: &self.shape,
             inputs: self.buffers.inputs(bucket, &self.shape),
             bucket: *bucket,
-            kv: self.kv,
             kv_base: self.kv_base,
             multiprocessors: properties.multiprocessors as usize,
             shared_bytes: properties.shared_bytes as usize,

@@ -306,7 +306,9 @@ fn every_kind_of_head_and_cache_equals_the_cpus() {
     let kinds = [
         ("bitnet-tiny", KvType::F32, HeadMode::Exact),
         ("bitnet-tiny", KvType::F16, HeadMode::Q8),
+        ("bitnet-tiny", KvType::Q8, HeadMode::Exact),
         ("llama-tiny", KvType::F32, HeadMode::Full),
+        ("llama-norm-tiny", KvType::Q8, HeadMode::Q8),
         ("gguf/synth-i2_s.gguf", KvType::F16, HeadMode::Exact),
         ("gguf/synth-i2_s-q6k.gguf", KvType::F16, HeadMode::Exact),
         ("gguf/synth-TQ1_0.gguf", KvType::F16, HeadMode::Q8),

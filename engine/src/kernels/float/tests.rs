@@ -53,8 +53,8 @@ fn norm_quantize_and_gates_are_equal_on_every_isa() {
                 assert_same(&a, &b, "gate");
             }
             let (mut na, mut nb) = (vec![f16::ZERO; len], vec![f16::ZERO; len]);
-            f16::narrow(scalar(), &x, &mut na);
-            f16::narrow(kernels, &x, &mut nb);
+            f16::narrow(scalar(), &x, 1.0, &mut na);
+            f16::narrow(kernels, &x, 1.0, &mut nb);
             assert_eq!(na, nb);
             let sums: Vec<i32> = x.iter().map(|v| (v * 1e6) as i32).collect();
             for scale in [Scale::Multiply(0.0173), Scale::Divide(57.3)] {
@@ -168,6 +168,10 @@ fn attention_matches_f64_and_does_not_depend_on_tile_mates_or_isa() {
             value_block_stride: heads * padded * 16,
             key_head_offset: (heads - 1) * head_dim * 16,
             value_head_offset: (heads - 1) * padded * 16,
+            key_scales: &[],
+            value_scales: &[],
+            scale_block_stride: 0,
+            scale_head_offset: 0,
             blocks: &blocks,
             head_dim,
             padded_head_dim: padded,
