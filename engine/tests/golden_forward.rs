@@ -195,11 +195,22 @@ fn all_positions_of_p1_match_transformers() {
 }
 
 #[test]
-fn f16_kv_stays_within_its_bounds() {
-    for model in MODELS {
-        let mut backend = backend(model, Format::I2S, Isa::detect(), KvType::F16);
+fn rounded_kv_stays_within_its_bounds() {
+    for (model, kv) in MODELS.iter().flat_map(|model| [KvType::F16, KvType::Q8].map(|kv| (model, kv))) {
+        let mut backend = backend(model, Format::I2S, Isa::detect(), kv);
         for prompt in prompts(model) {
             let logits = all_logits(backend.as_mut(), &prompt.ids);
+            let (mut worst, mut mism, mut wm) = (0f64, 0, 0f64);
+            for (position, row) in logits.iter().enumerate() {
+                if argmax(row) != prompt.argmax[position] { mism += 1; wm = wm.max(prompt.margins[position]); }
+            }
+            let (a, rms) = differences(logits.last().unwrap(), &prompt.last_logits);
+            worst = worst.max(a);
+            let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+            let got: Vec<f64> =
+                (0..prompt.nll.len()).map(|t| nll(&logits[t], prompt.ids[t + 1])).collect();
+            let d = if got.is_empty() {0.0} else {(mean(&got) - mean(&prompt.nll)).abs()};
+            println!("{model} {kv:?} {}: abs {worst:.3} rms {rms:.4} mism {mism}/{} margin {wm:.3} nll {d:.4}", prompt.name, logits.len());
             check_prompt(model, &prompt, &logits, &F16_KV);
         }
     }

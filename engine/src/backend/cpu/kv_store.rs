@@ -190,3 +190,27 @@ impl<E: KvElement> KvLayerMut<'_, E> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    fn check<E: KvElement + bytemuck::Pod>(kv: KvType, block_bytes: usize) {
+        let shape = KvShape { layer_count: 3, kv_head_count: 5, head_dim: 128 };
+        assert_eq!(shape.block_bytes(kv), block_bytes, "{kv:?}");
+        let store = KvStore::<E>::new(shape, 4);
+        let parts = [&store.keys, &store.values, &store.key_scales, &store.value_scales];
+        let held: usize = parts.into_iter().flatten().map(|layer| layer.len()).sum();
+        assert_eq!(held, 4 * block_bytes, "{kv:?}");
+    }
+
+    #[test]
+    fn a_block_takes_the_bytes_that_capacity_is_counted_in() {
+        let positions = 3 * 2 * 5 * 16;
+        check::<f16>(KvType::F16, positions * 256);
+        check::<f32>(KvType::F32, positions * 512);
+        check::<i8>(KvType::Q8, positions * 132);
+    }
+}
