@@ -198,7 +198,11 @@ fn attention(c: &mut Criterion) {
         for _ in 0..PASSES * 8 {
             for (kind, times) in times.iter_mut().enumerate() {
                 let started = Instant::now();
-                if kind == 0 { half.run(kernels) } else { int8.run(kernels) }
+                if kind == 0 {
+                    half.run(kernels)
+                } else {
+                    int8.run(kernels)
+                }
                 times.push(started.elapsed().as_secs_f64());
             }
         }

@@ -20,12 +20,7 @@ fn model() -> Arc<Model> {
     Arc::new(Model::open(&path).unwrap())
 }
 
-fn engine(
-    model: &Arc<Model>,
-    kv: KvType,
-    block_count: usize,
-    config: EngineConfig,
-) -> Engine {
+fn engine(model: &Arc<Model>, kv: KvType, block_count: usize, config: EngineConfig) -> Engine {
     let (format, isa, head) = (Format::Tl2, Isa::detect(), HeadMode::Exact);
     let options = CpuOptions { format, isa, threads: 2, kv, head, block_count };
     let backend = cpu::load(Arc::clone(model), options).unwrap();

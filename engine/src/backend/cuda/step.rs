@@ -12,11 +12,7 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{
-        Backend, Chunk, Logits, StepError, TokenLogit,
-        cpu::screen::SHARE,
-        positions,
-    },
+    backend::{Backend, Chunk, Logits, StepError, TokenLogit, cpu::screen::SHARE, positions},
     config::ModelConfig,
     kv::BlockId,
 };

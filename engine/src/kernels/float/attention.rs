@@ -108,7 +108,8 @@ impl<E: KvElement> AttentionTile<'_, E> {
             let value = block.0 as usize * self.value_block_stride + self.value_head_offset;
             assert!(value + self.padded_head_dim * LANES <= self.values.len());
             if E::SCALED {
-                let end = block.0 as usize * self.scale_block_stride + self.scale_head_offset + LANES;
+                let end =
+                    block.0 as usize * self.scale_block_stride + self.scale_head_offset + LANES;
                 assert!(end <= self.key_scales.len() && end <= self.value_scales.len());
             }
         }
