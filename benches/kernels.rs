@@ -1,8 +1,9 @@
-//! One thread's kernels on the matrices of a model of 2 billion weights:
+//! One thread's kernels on the matrices of a model of 2 billion weights, and on its attention:
 //!
 //! ```text
 //! cargo bench --bench kernels                      (all of them)
 //! cargo bench --bench kernels -- i2_s/32           (one, by its name)
+//! cargo bench --bench kernels -- attention         (a decode's, for each KV type)
 //! TRITMILL_ISA=avx2 cargo bench --bench kernels
 //! ```
 //!
@@ -18,9 +19,14 @@ use std::{
 };
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use half::f16;
 use tritmill_engine::{
     formats::{Format, PackedMatrix, TILE_ROWS},
-    kernels::{self, Activations, Isa},
+    kernels::{
+        self, Activations, Isa,
+        float::{AttentionTile, FloatKernels, KvElement, LANES},
+    },
+    kv::BlockId,
     measure,
 };
 
@@ -102,5 +108,115 @@ fn products(c: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, products);
+/// Positions that a decode attends to.
+const CONTEXTS: [usize; 3] = [128, 1000, 4000];
+/// Query heads of a KV head, and elements of a head.
+const GROUP: usize = 4;
+const HEAD_DIM: usize = 128;
+/// KV heads: with so many pools of keys and values no cache holds those of the longest context.
+const KV_HEADS: usize = 5;
+const LAYERS: usize = 12;
+
+/// Keys and values of a type, and a decode over them: a KV head's queries at the last position.
+struct Attention<E> {
+    layers: Vec<[Vec<E>; 2]>, // keys, values; each (block, kv_head, 16 * HEAD_DIM)
+    scales: Vec<f32>,         // (block, kv_head, 16)
+    blocks: Vec<BlockId>,
+    queries: Vec<f32>,
+    positions: [usize; GROUP],
+    scratch: Vec<f32>,
+    out: Vec<f32>,
+}
+
+impl<E: KvElement> Attention<E> {
+    fn new(kernels: &FloatKernels, context: usize) -> Self {
+        let count = context.div_ceil(LANES);
+        let stored = |seed: usize| {
+            let x = |i: usize| ((i * 31 + seed * 17) % 255) as f32 - 127.0;
+            let x: Vec<f32> = (0..count * KV_HEADS * LANES * HEAD_DIM).map(x).collect();
+            let mut out = vec![E::default(); x.len()];
+            E::narrow(kernels, &x, 1.0, &mut out);
+            out
+        };
+        // Blocks of a sequence lie anywhere.
+        let block = |i: usize| BlockId((i * 7919 % count) as u32);
+        Self {
+            layers: (0..LAYERS).map(|layer| [stored(layer), stored(layer + 100)]).collect(),
+            scales: vec![0.01; count * KV_HEADS * LANES],
+            blocks: (0..count).map(block).collect(),
+            queries: (0..GROUP * HEAD_DIM).map(|i| (i % 13) as f32 * 0.01).collect(),
+            positions: [context - 1; GROUP],
+            scratch: Vec::new(),
+            out: vec![0.0; GROUP * HEAD_DIM],
+        }
+    }
+
+    /// One token's attention in all layers.
+    fn run(&mut self, kernels: &FloatKernels) {
+        for [keys, values] in &self.layers {
+            for kv_head in 0..KV_HEADS {
+                let stride = KV_HEADS * LANES * HEAD_DIM;
+                let offset = kv_head * LANES * HEAD_DIM;
+                let tile = AttentionTile {
+                    keys,
+                    values,
+                    key_block_stride: stride,
+                    value_block_stride: stride,
+                    key_head_offset: offset,
+                    value_head_offset: offset,
+                    key_scales: &self.scales,
+                    value_scales: &self.scales,
+                    scale_block_stride: KV_HEADS * LANES,
+                    scale_head_offset: kv_head * LANES,
+                    blocks: &self.blocks,
+                    head_dim: HEAD_DIM,
+                    padded_head_dim: HEAD_DIM,
+                    scale: 0.01,
+                };
+                let (queries, positions) = (&self.queries, &self.positions);
+                kernels.attention(&tile, queries, positions, &mut self.scratch, &mut self.out);
+            }
+        }
+        black_box(&self.out);
+    }
+}
+
+/// A decode's attention: f16 and q8 in turns, so that the machine's other work falls on both alike.
+fn attention(c: &mut Criterion) {
+    let isa = isa();
+    let kernels = FloatKernels::of(isa).expect("this machine has the ISA");
+    let mut group = c.benchmark_group("attention");
+    group.sample_size(10).measurement_time(Duration::from_secs(1));
+    group.warm_up_time(Duration::from_millis(200));
+    for context in CONTEXTS {
+        let mut half = Attention::<f16>::new(kernels, context);
+        let mut int8 = Attention::<i8>::new(kernels, context);
+        group.throughput(Throughput::Elements((context * LAYERS) as u64));
+        group.bench_function(format!("f16/{context}"), |b| b.iter(|| half.run(kernels)));
+        group.bench_function(format!("q8/{context}"), |b| b.iter(|| int8.run(kernels)));
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..PASSES * 8 {
+            for (kind, times) in times.iter_mut().enumerate() {
+                let started = Instant::now();
+                if kind == 0 {
+                    half.run(kernels)
+                } else {
+                    int8.run(kernels)
+                }
+                times.push(started.elapsed().as_secs_f64());
+            }
+        }
+        let [half, int8] = times.map(|mut times| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2] * 1e6 / LAYERS as f64
+        });
+        println!(
+            "{isa}, context {context}: {half:.1} µs a layer in f16, {int8:.1} in q8: {:.2} times as fast",
+            half / int8
+        );
+    }
+    group.finish();
+}
+
+criterion_group!(benches, products, attention);
 criterion_main!(benches);

@@ -64,8 +64,9 @@ pub struct RunOptions {
         value_parser = one_of::<Isa>(&["scalar", "avx2", "avx512", "amx"])
     )]
     pub isa: Option<Isa>,
-    /// Element type of the KV cache: f16, or f32 to compare with references
-    #[arg(long, default_value = "f16", value_parser = one_of::<KvType>(&["f16", "f32"]))]
+    /// Element type of the KV cache: f16; q8, in 8 bits (about half the memory, changes answers); f32 to
+    /// compare with references
+    #[arg(long, default_value = "f16", value_parser = one_of::<KvType>(&["f16", "f32", "q8"]))]
     pub kv: KvType,
     /// Head: exact as in the file; full, the same without a copy that says which rows may matter
     /// (slower, a fifth less memory); q8, in 8 bits (changes answers)

@@ -20,8 +20,8 @@ fn model() -> Arc<Model> {
     Arc::new(Model::open(&path).unwrap())
 }
 
-fn engine(model: &Arc<Model>, block_count: usize, config: EngineConfig) -> Engine {
-    let (format, isa, kv, head) = (Format::Tl2, Isa::detect(), KvType::F16, HeadMode::Exact);
+fn engine(model: &Arc<Model>, kv: KvType, block_count: usize, config: EngineConfig) -> Engine {
+    let (format, isa, head) = (Format::Tl2, Isa::detect(), HeadMode::Exact);
     let options = CpuOptions { format, isa, threads: 2, kv, head, block_count };
     let backend = cpu::load(Arc::clone(model), options).unwrap();
     let vocabulary: Arc<dyn tritmill_engine::TokenText> = Arc::clone(model) as _;
@@ -80,10 +80,16 @@ fn essence(output: &Output) -> Vec<(Vec<u32>, Vec<u64>)> {
 
 #[test]
 fn company_preemption_and_prefix_reuse_change_no_bit() {
+    for kv in [KvType::F16, KvType::Q8] {
+        check_company(kv);
+    }
+}
+
+fn check_company(kv: KvType) {
     let model = model();
     let context = model.config().context_length;
     let plain = EngineConfig { prefix_cache: false, ..EngineConfig::new(context) };
-    let mut alone = engine(&model, 64, plain);
+    let mut alone = engine(&model, kv, 64, plain);
     let want: BTreeMap<usize, _> =
         (0..REQUESTS).map(|i| (i, essence(&run(&mut alone, [i])[&i]))).collect();
     assert!(want.values().all(|choices| choices.iter().all(|c| c.0.len() >= 20)));
@@ -96,12 +102,12 @@ fn company_preemption_and_prefix_reuse_change_no_bit() {
         (20, cached),
         (20, EngineConfig { max_sequences: 7, ..plain }),
     ] {
-        let mut engine = engine(&model, blocks, config);
+        let mut engine = engine(&model, kv, blocks, config);
         // Twice, in another order: the second time finds prefixes of the first.
         for order in [(0..REQUESTS).collect::<Vec<_>>(), (0..REQUESTS).rev().collect()] {
             let got = run(&mut engine, order);
             for (index, want) in &want {
-                assert!(essence(&got[index]) == *want, "request {index}, {blocks} blocks");
+                assert!(essence(&got[index]) == *want, "request {index}, {kv:?}, {blocks} blocks");
             }
         }
         let stats = engine.stats();
@@ -115,7 +121,7 @@ fn company_preemption_and_prefix_reuse_change_no_bit() {
 fn an_answer_resumed_from_any_of_its_tokens_ends_as_it_would_have() {
     let model = model();
     let answer = |request: Request| {
-        let mut engine = engine(&model, 64, EngineConfig::new(512));
+        let mut engine = engine(&model, KvType::F16, 64, EngineConfig::new(512));
         let now = Instant::now();
         engine.submit(request, now).unwrap();
         let mut finished = None;

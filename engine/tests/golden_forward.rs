@@ -114,7 +114,7 @@ fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
     (largest, (error / power).sqrt())
 }
 
-/// Limits of golden/README.md's looser checks: relative RMS, absolute, argmax margin and, with f32
+/// Limits of golden/README.md's looser checks: relative RMS, absolute, argmax margin and, but for f16
 /// KV, mean NLL.
 struct Bounds {
     rms: f64,
@@ -125,6 +125,10 @@ struct Bounds {
 
 const F32_KV: Bounds = Bounds { rms: 0.04, absolute: 1.0, margin: 0.5, nll: Some(0.02) };
 const F16_KV: Bounds = Bounds { rms: 0.06, absolute: 1.5, margin: 0.8, nll: None };
+/// One and a half times the largest that was measured (0.034, 0.51, 0.43, 0.032). With f16 KV those are
+/// 0.032, 0.51, 0.34, 0.051: flips of int8 activations make most of either, however small the rounding
+/// that starts them.
+const Q8_KV: Bounds = Bounds { rms: 0.05, absolute: 0.8, margin: 0.65, nll: Some(0.05) };
 
 fn check_prompt(model: &str, prompt: &Prompt, logits: &[Vec<f32>], bounds: &Bounds) {
     let what = format!("{model} {}", prompt.name);
@@ -195,12 +199,14 @@ fn all_positions_of_p1_match_transformers() {
 }
 
 #[test]
-fn f16_kv_stays_within_its_bounds() {
-    for model in MODELS {
-        let mut backend = backend(model, Format::I2S, Isa::detect(), KvType::F16);
-        for prompt in prompts(model) {
-            let logits = all_logits(backend.as_mut(), &prompt.ids);
-            check_prompt(model, &prompt, &logits, &F16_KV);
+fn rounded_kv_stays_within_its_bounds() {
+    for (kv, bounds) in [(KvType::F16, &F16_KV), (KvType::Q8, &Q8_KV)] {
+        for model in MODELS {
+            let mut backend = backend(model, Format::I2S, Isa::detect(), kv);
+            for prompt in prompts(model) {
+                let logits = all_logits(backend.as_mut(), &prompt.ids);
+                check_prompt(&format!("{model} {kv:?}"), &prompt, &logits, bounds);
+            }
         }
     }
 }
@@ -208,15 +214,18 @@ fn f16_kv_stays_within_its_bounds() {
 /// Teacher-forced: after each golden token, ours is the same wherever the golden margin is clear.
 #[test]
 fn greedy_continuations_follow_the_golden_ones() {
-    for model in MODELS {
-        let mut backend = backend(model, Format::I2S, Isa::detect(), KvType::F32);
-        for prompt in prompts(model) {
-            let all: Vec<u32> = prompt.ids.iter().chain(&prompt.greedy).copied().collect();
-            let logits = all_logits(backend.as_mut(), &all);
-            for (step, want) in prompt.greedy.iter().enumerate() {
-                let got = argmax(&logits[prompt.ids.len() - 1 + step]);
-                if prompt.greedy_margins[step] > F32_KV.margin {
-                    assert_eq!(got, *want as usize, "{model} {} step {step}", prompt.name);
+    for (kv, bounds) in [(KvType::F32, &F32_KV), (KvType::Q8, &Q8_KV)] {
+        for model in MODELS {
+            let mut backend = backend(model, Format::I2S, Isa::detect(), kv);
+            for prompt in prompts(model) {
+                let all: Vec<u32> = prompt.ids.iter().chain(&prompt.greedy).copied().collect();
+                let logits = all_logits(backend.as_mut(), &all);
+                for (step, want) in prompt.greedy.iter().enumerate() {
+                    let got = argmax(&logits[prompt.ids.len() - 1 + step]);
+                    if prompt.greedy_margins[step] > bounds.margin {
+                        let what = format!("{model} {kv:?} {} step {step}", prompt.name);
+                        assert_eq!(got, *want as usize, "{what}");
+                    }
                 }
             }
         }

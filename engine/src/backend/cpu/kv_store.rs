@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 
+use super::KvType;
+use super::disjoint::Disjoint;
 use crate::formats::memory::AlignedBytes;
 use crate::kernels::float::{AttentionTile, FloatKernels, KvElement, LANES};
 use crate::kv::{BLOCK_TOKENS, BlockId};
@@ -35,9 +37,14 @@ impl KvShape {
         self.kv_head_count * self.padded_head_dim() * BLOCK_TOKENS
     }
 
-    /// Elements of one block over all layers.
-    pub fn block_elements(&self) -> usize {
-        self.layer_count * (self.key_stride() + self.value_stride())
+    fn scale_stride(&self) -> usize {
+        self.kv_head_count * BLOCK_TOKENS
+    }
+
+    /// Bytes of one block over all layers.
+    pub fn block_bytes(&self, kv: KvType) -> usize {
+        let elements = (self.key_stride() + self.value_stride()) * kv.size_bytes();
+        self.layer_count * (elements + 2 * self.scale_stride() * kv.scale_bytes())
     }
 }
 
@@ -47,53 +54,67 @@ pub struct KvStore<E> {
     shape: KvShape,
     keys: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, head_dim, 16)
     values: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, 16, padded_head_dim)
+    key_scales: Vec<AlignedBytes>, // of f32, per layer: (block, kv_head, 16); empty without scales
+    value_scales: Vec<AlignedBytes>, // as of keys
     element: PhantomData<E>,
 }
 
 /// One layer's keys and values, writable by several tasks at once.
 pub struct KvLayerMut<'a, E> {
     shape: KvShape,
-    keys: super::disjoint::Disjoint<'a, E>,
-    values: super::disjoint::Disjoint<'a, E>,
+    keys: Disjoint<'a, E>,
+    values: Disjoint<'a, E>,
+    key_scales: Disjoint<'a, f32>,
+    value_scales: Disjoint<'a, f32>,
 }
 
 impl<E: KvElement + bytemuck::Pod> KvStore<E> {
     /// Room for `block_count` blocks.
     pub fn new(shape: KvShape, block_count: usize) -> Self {
-        let layer = |stride: usize| {
-            AlignedBytes::zeroed((stride * block_count * size_of::<E>()).next_multiple_of(64))
+        let layers = |block_bytes: usize| {
+            let layer = || AlignedBytes::zeroed((block_bytes * block_count).next_multiple_of(64));
+            (0..shape.layer_count).map(|_| layer()).collect()
         };
+        let [keys, values, scales] = Self::part_bytes(&shape);
         Self {
             shape,
-            keys: (0..shape.layer_count).map(|_| layer(shape.key_stride())).collect(),
-            values: (0..shape.layer_count).map(|_| layer(shape.value_stride())).collect(),
+            keys: layers(keys),
+            values: layers(values),
+            key_scales: layers(scales),
+            value_scales: layers(scales),
             element: PhantomData,
         }
     }
 
+    /// Bytes of a block's keys in a layer, of its values, and of the scales of either.
+    fn part_bytes(shape: &KvShape) -> [usize; 3] {
+        let scales = if E::SCALED { shape.scale_stride() * size_of::<f32>() } else { 0 };
+        [shape.key_stride() * size_of::<E>(), shape.value_stride() * size_of::<E>(), scales]
+    }
+
     /// Copies a block in every layer.
     pub fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        let copy = |data: &mut AlignedBytes, stride: usize| {
-            let data: &mut [E] = bytemuck::cast_slice_mut(data);
-            let from = from.0 as usize * stride;
-            data.copy_within(from..from + stride, to.0 as usize * stride);
+        let copy = |layers: &mut [AlignedBytes], bytes: usize| {
+            for layer in layers {
+                let from = from.0 as usize * bytes;
+                layer.copy_within(from..from + bytes, to.0 as usize * bytes);
+            }
         };
-        for keys in &mut self.keys {
-            copy(keys, self.shape.key_stride());
-        }
-        for values in &mut self.values {
-            copy(values, self.shape.value_stride());
-        }
+        let [keys, values, scales] = Self::part_bytes(&self.shape);
+        copy(&mut self.keys, keys);
+        copy(&mut self.values, values);
+        copy(&mut self.key_scales, scales);
+        copy(&mut self.value_scales, scales);
     }
 
     /// One layer, for writing the step's keys and values.
     pub fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_, E> {
         KvLayerMut {
             shape: self.shape,
-            keys: super::disjoint::Disjoint::new(bytemuck::cast_slice_mut(&mut self.keys[layer])),
-            values: super::disjoint::Disjoint::new(bytemuck::cast_slice_mut(
-                &mut self.values[layer],
-            )),
+            keys: Disjoint::new(bytemuck::cast_slice_mut(&mut self.keys[layer])),
+            values: Disjoint::new(bytemuck::cast_slice_mut(&mut self.values[layer])),
+            key_scales: Disjoint::new(bytemuck::cast_slice_mut(&mut self.key_scales[layer])),
+            value_scales: Disjoint::new(bytemuck::cast_slice_mut(&mut self.value_scales[layer])),
         }
     }
 
@@ -112,6 +133,10 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
             value_block_stride: shape.value_stride(),
             key_head_offset: kv_head * shape.head_dim * BLOCK_TOKENS,
             value_head_offset: kv_head * shape.padded_head_dim() * BLOCK_TOKENS,
+            key_scales: bytemuck::cast_slice(&self.key_scales[layer]),
+            value_scales: bytemuck::cast_slice(&self.value_scales[layer]),
+            scale_block_stride: shape.scale_stride(),
+            scale_head_offset: kv_head * BLOCK_TOKENS,
             blocks,
             head_dim: shape.head_dim,
             padded_head_dim: shape.padded_head_dim(),
@@ -138,19 +163,54 @@ impl<E: KvElement> KvLayerMut<'_, E> {
         let block = blocks[position / BLOCK_TOKENS].0 as usize;
         let slot = position % BLOCK_TOKENS;
         let mut narrow = [E::default(); NARROW];
-        for (part, keys) in keys.chunks(NARROW).enumerate() {
-            E::narrow(kernels, keys, &mut narrow[..keys.len()]);
-            let first = block * self.shape.key_stride() + part * NARROW * BLOCK_TOKENS + slot;
-            for (row, &key) in narrow[..keys.len()].iter().enumerate() {
-                let at = first + row * BLOCK_TOKENS;
-                // SAFETY: one element of this position, which is the caller's alone.
-                unsafe { self.keys.part(at..at + 1)[0] = key };
+        let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
+        for (head, (keys, values)) in heads.take(kv_head_count).enumerate() {
+            let (key_scale, value_scale) = (E::scale(kernels, keys), E::scale(kernels, values));
+            let first = block * self.shape.key_stride() + head * head_dim * BLOCK_TOKENS + slot;
+            for (part, keys) in keys.chunks(NARROW).enumerate() {
+                E::narrow(kernels, keys, key_scale, &mut narrow[..keys.len()]);
+                for (row, &key) in narrow[..keys.len()].iter().enumerate() {
+                    let at = first + (part * NARROW + row) * BLOCK_TOKENS;
+                    // SAFETY: one element of this position, which is the caller's alone.
+                    unsafe { self.keys.part(at..at + 1)[0] = key };
+                }
             }
-        }
-        for (head, values) in values.chunks_exact(head_dim).take(kv_head_count).enumerate() {
             let at = block * self.shape.value_stride() + (head * BLOCK_TOKENS + slot) * padded;
             // SAFETY: the elements of this position, which are the caller's alone.
-            E::narrow(kernels, values, unsafe { self.values.part(at..at + head_dim) });
+            let to = unsafe { self.values.part(at..at + head_dim) };
+            E::narrow(kernels, values, value_scale, to);
+            if E::SCALED {
+                let at = block * self.shape.scale_stride() + head * BLOCK_TOKENS + slot;
+                // SAFETY: the scales of this position, which are the caller's alone.
+                unsafe {
+                    self.key_scales.part(at..at + 1)[0] = key_scale;
+                    self.value_scales.part(at..at + 1)[0] = value_scale;
+                }
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    fn check<E: KvElement + bytemuck::Pod>(kv: KvType, block_bytes: usize) {
+        let shape = KvShape { layer_count: 3, kv_head_count: 5, head_dim: 128 };
+        assert_eq!(shape.block_bytes(kv), block_bytes, "{kv:?}");
+        let store = KvStore::<E>::new(shape, 4);
+        let parts = [&store.keys, &store.values, &store.key_scales, &store.value_scales];
+        let held: usize = parts.into_iter().flatten().map(|layer| layer.len()).sum();
+        assert_eq!(held, 4 * block_bytes, "{kv:?}");
+    }
+
+    #[test]
+    fn a_block_takes_the_bytes_that_capacity_is_counted_in() {
+        let positions = 3 * 2 * 5 * 16;
+        check::<f16>(KvType::F16, positions * 256);
+        check::<f32>(KvType::F32, positions * 512);
+        check::<i8>(KvType::Q8, positions * 132);
     }
 }

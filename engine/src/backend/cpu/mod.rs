@@ -41,6 +41,8 @@ pub enum KvType {
     F16,
     /// Single precision, for comparison with references.
     F32,
+    /// Int8 with an f32 scale for each position and KV head, of keys and of values: half of f16's memory.
+    Q8,
 }
 
 impl KvType {
@@ -49,6 +51,15 @@ impl KvType {
         match self {
             Self::F16 => 2,
             Self::F32 => 4,
+            Self::Q8 => 1,
+        }
+    }
+
+    /// Bytes of the scale of a position's keys, or values, of one KV head.
+    pub fn scale_bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::F32 => 0,
+            Self::Q8 => size_of::<f32>(),
         }
     }
 
@@ -57,13 +68,14 @@ impl KvType {
         match self {
             Self::F16 => "f16",
             Self::F32 => "f32",
+            Self::Q8 => "q8",
         }
     }
 }
 
-/// A KV type that is neither `f16` nor `f32`.
+/// A KV type that is none of `f16`, `f32`, `q8`.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown KV type '{0}' (expected f16 or f32)")]
+#[error("unknown KV type '{0}' (expected f16, f32 or q8)")]
 pub struct UnknownKvType(pub String);
 
 impl FromStr for KvType {
@@ -73,6 +85,7 @@ impl FromStr for KvType {
         match name {
             "f16" => Ok(Self::F16),
             "f32" => Ok(Self::F32),
+            "q8" => Ok(Self::Q8),
             other => Err(UnknownKvType(other.to_owned())),
         }
     }
@@ -157,10 +170,11 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
     Ok(match options.kv {
         KvType::F16 => Box::new(CpuBackend::<f16>::new(weights, kernels, options, numerics_class)),
         KvType::F32 => Box::new(CpuBackend::<f32>::new(weights, kernels, options, numerics_class)),
+        KvType::Q8 => Box::new(CpuBackend::<i8>::new(weights, kernels, options, numerics_class)),
     })
 }
 
 /// Bytes of one KV block of a model.
 pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
-    KvShape::of(model.config()).block_elements() * kv.size_bytes()
+    KvShape::of(model.config()).block_bytes(kv)
 }

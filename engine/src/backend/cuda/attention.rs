@@ -55,12 +55,12 @@ impl Pass<'_> {
             rotations: self.weights.rotations,
             pool: attention.pool,
         };
-        let kernel = self.of_kv("rotate_store_f16", "rotate_store_f32");
+        let kernel = self.of_kv(["rotate_store_f16", "rotate_store_f32", "rotate_store_q8"]);
         out.push(self.per_row(kernel, Args::of(&args)));
         let queries = self.bucket.attention.queries();
         let kernel = match self.bucket.attention {
-            AttentionMode::Warps8 => self.of_kv("attend8_f16", "attend8_f32"),
-            _ => self.of_kv("attend4_f16", "attend4_f32"),
+            AttentionMode::Warps8 => self.of_kv(["attend8_f16", "attend8_f32", "attend8_q8"]),
+            _ => self.of_kv(["attend4_f16", "attend4_f32", "attend4_q8"]),
         };
         let tasks = self.bucket.rows * self.shape.heads;
         let warps = self.buffers.warps(&self.bucket).min(tasks.next_multiple_of(ATTENTION_WARPS));
@@ -83,7 +83,7 @@ impl Pass<'_> {
         let splits = (16 * self.multiprocessors / (tasks * warps)).clamp(1, windows);
         let args = RotateScoresArgs { attention, keys, values, rotations: self.weights.rotations };
         out.push(Launch {
-            kernel: self.of_kv("rotate_scores_f16", "rotate_scores_f32"),
+            kernel: self.of_kv(["rotate_scores_f16", "rotate_scores_f32", "rotate_scores_q8"]),
             grid: grid(tasks, splits, 1),
             threads: 32 * warps as u32,
             shared_bytes: (warps * 16 * self.shape.padded_dim) as u32,
@@ -91,7 +91,7 @@ impl Pass<'_> {
         });
         let warps = if alone { 2 } else { 4 };
         out.push(Launch {
-            kernel: self.of_kv("attend_values_f16", "attend_values_f32"),
+            kernel: self.of_kv(["attend_values_f16", "attend_values_f32", "attend_values_q8"]),
             grid: grid(tasks, self.shape.padded_dim.div_ceil(32), 4 / warps),
             threads: 32 * warps as u32,
             shared_bytes: 0,
@@ -99,10 +99,11 @@ impl Pass<'_> {
         });
     }
 
-    fn of_kv(&self, f16: &'static str, f32: &'static str) -> &'static str {
-        match self.kv {
+    fn of_kv(&self, [f16, f32, q8]: [&'static str; 3]) -> &'static str {
+        match self.shape.kv {
             KvType::F16 => f16,
             KvType::F32 => f32,
+            KvType::Q8 => q8,
         }
     }
 }

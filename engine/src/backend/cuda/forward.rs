@@ -25,7 +25,6 @@ pub struct Pass<'a> {
     pub shape: &'a Shape,
     pub inputs: Inputs,
     pub bucket: Bucket,
-    pub kv: KvType,
     pub kv_base: Address,
     /// Streaming multiprocessors.
     pub multiprocessors: usize,

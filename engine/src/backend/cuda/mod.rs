@@ -131,7 +131,6 @@ fn start(
         numerics_class,
         "model loaded"
     );
-    let (kv, state) = (options.kv, State::default());
     let mut backend = CudaBackend {
         device,
         weights,
@@ -139,11 +138,10 @@ fn start(
         shape,
         config,
         limits,
-        kv,
         kv_base,
         block_count,
         numerics_class,
-        state,
+        state: State::default(),
     };
     self_test::run(&mut backend, model)?;
     model.release_pages();

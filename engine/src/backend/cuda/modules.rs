@@ -14,7 +14,6 @@ modules![
     "activate",
     "attend",
     "attend_split",
-    "copy_blocks",
     "digits",
     "embed",
     "final_norm",

@@ -58,8 +58,7 @@ pub struct Shape {
     pub linear_eps: Option<f32>,
     /// `ActivationKind`
     pub activation: u32,
-    /// Bytes of an element of the KV cache.
-    pub kv_element: usize,
+    pub kv: KvType,
 }
 
 impl Shape {
@@ -83,7 +82,7 @@ impl Shape {
                 Activation::SquaredRelu => 0,
                 Activation::Silu => 1,
             },
-            kv_element: kv.size_bytes(),
+            kv,
         }
     }
 
@@ -104,7 +103,8 @@ impl Shape {
 
     /// Bytes of a KV block in one layer.
     pub fn kv_layer_bytes(&self) -> usize {
-        2 * self.kv_heads * BLOCK_TOKENS * self.padded_dim * self.kv_element
+        let position_bytes = self.padded_dim * self.kv.size_bytes() + self.kv.scale_bytes();
+        2 * self.kv_heads * BLOCK_TOKENS * position_bytes
     }
 
     /// Bytes of a KV block over all layers.

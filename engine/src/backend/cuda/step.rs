@@ -12,11 +12,7 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{
-        Backend, Chunk, Logits, StepError, TokenLogit,
-        cpu::{KvType, screen::SHARE},
-        positions,
-    },
+    backend::{Backend, Chunk, Logits, StepError, TokenLogit, cpu::screen::SHARE, positions},
     config::ModelConfig,
     kv::BlockId,
 };
@@ -36,7 +32,6 @@ pub struct CudaBackend {
     pub(super) shape: Shape,
     pub(super) config: ModelConfig,
     pub(super) limits: Limits,
-    pub(super) kv: KvType,
     pub(super) kv_base: Address,
     pub(super) block_count: usize,
     pub(super) numerics_class: String,
@@ -220,7 +215,6 @@ impl CudaBackend {
             shape: &self.shape,
             inputs: self.buffers.inputs(bucket, &self.shape),
             bucket: *bucket,
-            kv: self.kv,
             kv_base: self.kv_base,
             multiprocessors: properties.multiprocessors as usize,
             shared_bytes: properties.shared_bytes as usize,

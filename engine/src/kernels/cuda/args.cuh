@@ -132,7 +132,7 @@ struct AttentionArgs {
     const float* queries;  // (rows, heads * head_dim), rotated
     float* attended;       // (rows, heads * head_dim)
     float* scores;         // scratch, see README.md
-    float* maxima;         // scratch of attend_scores_* and attend_values_*
+    float* maxima;         // scratch of rotate_scores_* and attend_values_*
     KvPool pool;
     u32 scores_stride;  // positions a query has room for, a multiple of 128
     float scale;        // 1 / sqrt(head_dim)
@@ -235,14 +235,6 @@ struct RescoreArgs {
     Found* found;             // (screened, capacity): logits are filled in
     u32 width;
     u32 capacity;
-};
-
-struct CopyBlocksArgs {
-    u8* pool;
-    const u32* pairs;  // (count, 2): from, to
-    u64 block_bytes;   // a multiple of 16
-    u32 count;
-    u32 unused;
 };
 
 // For peak_*: what a device can do at most.

@@ -20,10 +20,13 @@ __device__ __forceinline__ void all_scores(const AttentionArgs& args, const Work
     UNROLL for (u32 q = 0; q < Q; q++) largest[q] = minus_infinity();
     for (u32 base = 0; base <= work.last; base += 32 * PER_LANE) {
         const uint4* keys[PER_LANE];
+        float factors[PER_LANE];
         UNROLL for (u32 i = 0; i < PER_LANE; i++) {
             u32 p = base + 32 * i + lane;
             p = p < work.last ? p : work.last;
-            keys[i] = key_chunks<E>(args.pool, work.blocks[p / BLOCK_TOKENS], work.kv_head, p);
+            u32 block = work.blocks[p / BLOCK_TOKENS];
+            keys[i] = key_chunks<E>(args.pool, block, work.kv_head, p);
+            factors[i] = factor_of<E>(args, block, work.kv_head, p);
         }
         float sums[PER_LANE][Q];
         score<E, Q, PER_LANE, 1>(queries, args.pool, keys, sums);
@@ -31,7 +34,7 @@ __device__ __forceinline__ void all_scores(const AttentionArgs& args, const Work
             u32 p = base + 32 * i + lane;
             if (p > work.last) continue;
             UNROLL for (u32 q = 0; q < Q; q++) {
-                float v = __fmul_rn(sums[i][q], args.scale);
+                float v = __fmul_rn(sums[i][q], factors[i]);
                 scores[u64(q) * args.scores_stride + p] = v;
                 if (p <= limits[q]) largest[q] = larger(v, largest[q]);
             }
@@ -42,9 +45,9 @@ __device__ __forceinline__ void all_scores(const AttentionArgs& args, const Work
 }
 
 // Weights of a stage's positions into shared memory // (Q, STAGE), and into the sums of the lanes: lane l
-// has lane l % 16 of queries l / 16, + 2, …
-template <int Q>
-__device__ __forceinline__ void stage_weights(const AttentionArgs& args, const u32 (&limits)[Q], u32 base,
+// has lane l % 16 of queries l / 16, + 2, … Where values have scales, shared memory gets the products.
+template <class E, int Q>
+__device__ __forceinline__ void stage_weights(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q], u32 base,
                                               const float* scores, const float (&largest)[Q], float* weights,
                                               float (&lane_sums)[Q / 2]) {
     u32 lane = threadIdx.x % 32;
@@ -63,6 +66,13 @@ __device__ __forceinline__ void stage_weights(const AttentionArgs& args, const u
         const float* of_query = weights + (2 * i + lane / LANES) * STAGE + lane % LANES;
         UNROLL for (u32 p = 0; p < STAGE; p += LANES) lane_sums[i] = __fadd_rn(lane_sums[i], of_query[p]);
     }
+    if (!E::SCALED) return;
+    __syncwarp();
+    UNROLL for (u32 p = lane; p < STAGE; p += 32) {
+        float scale = value_scale<E>(args.pool, work, base + p);
+        UNROLL for (u32 q = 0; q < Q; q++) weights[q * STAGE + p] = __fmul_rn(weights[q * STAGE + p], scale);
+    }
+    __syncwarp();
 }
 
 // Chunks of values of this lane's elements at a position.
@@ -88,7 +98,7 @@ __device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& wor
     table.begin(work);
     load_values<E>(table, work.kv_head, args.pool, 0, first, next);
     for (u32 base = 0; base <= work.last; base += STAGE) {
-        stage_weights<Q>(args, limits, base, scores, largest, weights, lane_sums);
+        stage_weights<E, Q>(args, work, limits, base, scores, largest, weights, lane_sums);
         u32 end = work.last + 1 - base < STAGE ? work.last + 1 - base : STAGE;
         for (u32 p = 0; p < end; p += E::CHUNK) {
             uint4 chunk[PER_LANE];
@@ -134,7 +144,9 @@ template <class E, int Q> __device__ __forceinline__ void attend(const Attention
     }
 }
 
-KERNEL_BY(128, 3) attend4_f16(const AttentionArgs args) { attend<F16, 4>(args); }
-KERNEL_BY(128, 3) attend4_f32(const AttentionArgs args) { attend<F32, 4>(args); }
-KERNEL(128) attend8_f16(const AttentionArgs args) { attend<F16, 8>(args); }
-KERNEL(128) attend8_f32(const AttentionArgs args) { attend<F32, 8>(args); }
+KERNEL_BY(128, 3) attend4_f16(const AttentionArgs args) { attend<KvF16, 4>(args); }
+KERNEL_BY(128, 3) attend4_f32(const AttentionArgs args) { attend<KvF32, 4>(args); }
+KERNEL_BY(128, 3) attend4_q8(const AttentionArgs args) { attend<KvQ8, 4>(args); }
+KERNEL(128) attend8_f16(const AttentionArgs args) { attend<KvF16, 8>(args); }
+KERNEL(128) attend8_f32(const AttentionArgs args) { attend<KvF32, 8>(args); }
+KERNEL(128) attend8_q8(const AttentionArgs args) { attend<KvQ8, 8>(args); }

@@ -1,9 +1,9 @@
 // Attention of few sequences: each task over many blocks, in two kernels.
 //
-// `attend_scores_*` spreads positions over warps; `rotate_scores_*` does what rotate_store does as well. `attend_values_*` spreads queries and elements of the output:
-// a warp has one query and 32 elements, a chain each, four cycles a position; values come through a ring
-// in shared memory that is filled far ahead, because a chain must not wait for memory. Both give the
-// same bits as `attend*`, as chains are never cut.
+// `rotate_scores_*` does what rotate_store does, and spreads positions over warps. `attend_values_*` spreads
+// queries and elements of the output: a warp has one query and 32 elements, a chain each, four cycles a
+// position; values come through a ring in shared memory that is filled far ahead, because a chain must not
+// wait for memory. Both give the same bits as `attend*`, as chains are never cut.
 
 #include "attention.cuh"
 #include "rotate.cuh"
@@ -15,33 +15,21 @@ constexpr u32 SLICE = 32;
 // Stages of the ring of values.
 constexpr u32 STAGES = 4;
 
-// Scores of a position group of 32, and each query's largest among them.
-template <class E, bool WRITTEN>
+// Scores of a position group of 32, and each query's largest among them. This kernel may have written keys.
+template <class E>
 __device__ __forceinline__ void score_group(const AttentionArgs& args, const Work& work, const float* queries, u32 group) {
     u32 lane = threadIdx.x % 32, p = group * 32 + lane, valid = p < work.last ? p : work.last;
-    const uint4* keys[1] = {key_chunks<E>(args.pool, work.blocks[valid / BLOCK_TOKENS], work.kv_head, valid)};
-    float sums[1][QUERIES];
-    score<E, QUERIES, 1, 4, WRITTEN>(queries, args.pool, keys, sums);
+    u32 block = work.blocks[valid / BLOCK_TOKENS];
+    const uint4* keys[1] = {key_chunks<E>(args.pool, block, work.kv_head, valid)};
+    float sums[1][QUERIES], factor = factor_of<E, true>(args, block, work.kv_head, valid);
+    score<E, QUERIES, 1, 4, true>(queries, args.pool, keys, sums);
     UNROLL for (u32 q = 0; q < QUERIES; q++) {
-        float v = __fmul_rn(sums[0][q], args.scale);
+        float v = __fmul_rn(sums[0][q], factor);
         u64 query = u64(blockIdx.x) * QUERIES + q;
         if (p <= work.last) args.scores[query * args.scores_stride + p] = v;
         float largest = largest_of_warp(p <= work.last ? larger(v, minus_infinity()) : minus_infinity());
         if (lane == 0) args.maxima[query * (args.scores_stride / 32) + group] = largest;
     }
-}
-
-// Position groups `blockIdx.y · warps + warp` and so on of task `blockIdx.x`.
-template <class E> __device__ __forceinline__ void attend_scores(const AttentionArgs& args) {
-    DYNAMIC_SHARED(bytes);  // per warp: (QUERIES, padded_dim)
-    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
-    Work work = work_of(args, blockIdx.x);
-    if (blockIdx.x >= args.step->tasks) return;
-    u32 group = blockIdx.y * warps + warp, groups = work.last / 32 + 1;
-    if (group >= groups) return;
-    float* queries = reinterpret_cast<float*>(bytes) + warp * QUERIES * args.pool.padded_dim;
-    load_queries<QUERIES>(args, work, queries);
-    for (; group < groups; group += gridDim.y * warps) score_group<E, false>(args, work, queries, group);
 }
 
 // A warp rotates its queries in shared memory.
@@ -57,13 +45,14 @@ __device__ __forceinline__ void rotate_queries(const KvPool& pool, u32 count, co
     __syncwarp();
 }
 
-// The same, from queries that are not yet rotated; the warp with the last position writes its keys and
-// values first. Tasks that share a KV head write the same.
+// Position groups `blockIdx.y · warps + warp` and so on of task `blockIdx.x`, of queries that are not yet
+// rotated; the warp with the last position writes its keys and values first. Tasks that share a KV head
+// write the same.
 template <class E> __device__ __forceinline__ void rotate_scores(const RotateScoresArgs& args) {
     DYNAMIC_SHARED(bytes);
     const AttentionArgs& attention = args.attention;
     const KvPool& pool = attention.pool;
-    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 warps = blockDim.x / 32, warp = threadIdx.x / 32;
     Work work = work_of(attention, blockIdx.x);
     if (blockIdx.x >= attention.step->tasks) return;
     u32 group = blockIdx.y * warps + warp, groups = work.last / 32 + 1;
@@ -76,16 +65,16 @@ template <class E> __device__ __forceinline__ void rotate_scores(const RotateSco
         if (group == work.last / 32) {
             u64 at = (u64(work.task.first_row) * pool.kv_heads + work.kv_head) * pool.head_dim;
             u32 block = work.blocks[work.last / BLOCK_TOKENS], slot = work.last % BLOCK_TOKENS;
-            store_position<E>(pool, block, slot, work.kv_head, args.keys + at, args.values + at, cos, lane, 32);
+            store_position<E>(pool, block, slot, work.kv_head, args.keys + at, args.values + at, cos);
             __syncwarp();
         }
-        score_group<E, true>(attention, work, queries, group);
+        score_group<E>(attention, work, queries, group);
     }
 }
 
 // The ring: values of one slice, and the scores of the block's queries. // per stage
 template <class E> struct Ring {
-    static constexpr u32 POSITIONS = 16 * E::CHUNK;  // 8 KiB of values
+    static constexpr u32 POSITIONS = E::CHUNK == 4 ? 64 : 128;  // at most 8 KiB of values, and a lane has 4 scores
     static constexpr u32 CHUNKS = POSITIONS / E::CHUNK;
     uint4 values[STAGES][CHUNKS][SLICE];
     float scores[STAGES][QUERIES][POSITIONS];
@@ -110,29 +99,38 @@ __device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& wor
     }
 }
 
-// A lane's weights of one stage: positions lane, lane + 32, …
+// A lane's weights of one stage, and the scales of its values: positions lane, lane + 32, …
 template <class E> struct Weights {
     static constexpr u32 COUNT = Ring<E>::POSITIONS / 32;
-    float of[COUNT];
-    // From the stage's scores, of which so many are of positions that the query sees.
-    __device__ __forceinline__ void compute(const float* scores, u32 visible, float largest) {
+    float of[COUNT], scales[COUNT];
+    // From the scores of the stage that begins at a position.
+    __device__ __forceinline__ void compute(const KvPool& pool, const Work& work, u32 base, const float* scores, float largest) {
         UNROLL for (u32 i = 0; i < COUNT; i++) {
             u32 p = threadIdx.x % 32 + 32 * i;
-            of[i] = weight_of(scores[p], largest, p < visible);
+            if (E::SCALED) scales[i] = value_scale<E>(pool, work, base + p);
+            of[i] = weight_of(scores[p], largest, base + p <= work.last);
         }
     }
-    __device__ __forceinline__ void store(float* scores) const {
-        UNROLL for (u32 i = 0; i < COUNT; i++) scores[threadIdx.x % 32 + 32 * i] = of[i];
+    __device__ __forceinline__ void store(float* weights) const {
+        UNROLL for (u32 i = 0; i < COUNT; i++) weights[threadIdx.x % 32 + 32 * i] = of[i];
+    }
+    // What the chain takes, where values have scales.
+    __device__ __forceinline__ void store_scaled(float* weights) const {
+        __syncwarp();
+        UNROLL for (u32 i = 0; i < COUNT; i++) weights[threadIdx.x % 32 + 32 * i] = __fmul_rn(of[i], scales[i]);
+        __syncwarp();
     }
 };
 
-// Adds a stage's positions, `left` or all of it, to the chain and its weights to the sums of the lanes.
+// Adds a stage's positions, `left` or all of it, to the chain and its weights, which are stored already, to the
+// sums of the lanes.
 // `meanwhile` runs beside the chain of a whole stage, which leaves most of the cycles to others.
 template <class E, class Meanwhile>
-__device__ __forceinline__ void weigh_stage(const float* weights, const uint4 (&values)[Ring<E>::CHUNKS][SLICE], u32 left,
-                                            float (&out)[1][1], float& lane_sum, Meanwhile meanwhile) {
+__device__ __forceinline__ void weigh_stage(const Weights<E>& of_lane, float* weights, const uint4 (&values)[Ring<E>::CHUNKS][SLICE],
+                                            u32 left, float (&out)[1][1], float& lane_sum, Meanwhile meanwhile) {
     u32 lane = threadIdx.x % 32;
     UNROLL for (u32 p = lane % LANES; p < Ring<E>::POSITIONS; p += LANES) lane_sum = __fadd_rn(lane_sum, weights[p]);
+    if (E::SCALED) of_lane.store_scaled(weights);
     if (left >= Ring<E>::POSITIONS) {
         meanwhile();
         UNROLL for (u32 c = 0; c < Ring<E>::CHUNKS; c++) {
@@ -171,7 +169,7 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
     Weights<E> next;
     copy_async_wait<STAGES - 2>();
     __syncwarp();
-    next.compute(ring.scores[0][warp], work.last + 1, largest);
+    next.compute(args.pool, work, 0, ring.scores[0][warp], largest);
     float out[1][1] = {}, lane_sum = 0.0f;
     for (u32 s = 0; s < stages; s++) {
         __syncwarp();
@@ -180,10 +178,10 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
         __syncthreads();
         if (s + STAGES - 1 < stages) fetch<E>(args, work, table, s + STAGES - 1, first, scores, ring);
         copy_async_commit();
-        u32 left = work.last + 1 - s * Ring<E>::POSITIONS;
+        u32 left = work.last + 1 - s * Ring<E>::POSITIONS, then = (s + 1) * Ring<E>::POSITIONS;
         const float* scores_then = ring.scores[(s + 1) % STAGES][warp];
-        auto meanwhile = [&] { next.compute(scores_then, left - Ring<E>::POSITIONS, largest); };
-        weigh_stage<E>(ring.scores[s % STAGES][warp], ring.values[s % STAGES], left, out, lane_sum, meanwhile);
+        auto meanwhile = [&] { next.compute(args.pool, work, then, scores_then, largest); };
+        weigh_stage<E>(next, ring.scores[s % STAGES][warp], ring.values[s % STAGES], left, out, lane_sum, meanwhile);
     }
     float sum = sum_of_lanes(lane_sum);
     if (query < work.count && first + lane < args.pool.head_dim) {
@@ -191,9 +189,9 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
     }
 }
 
-KERNEL(128) attend_scores_f16(const AttentionArgs args) { attend_scores<F16>(args); }
-KERNEL(128) attend_scores_f32(const AttentionArgs args) { attend_scores<F32>(args); }
-KERNEL(128) rotate_scores_f16(const RotateScoresArgs args) { rotate_scores<F16>(args); }
-KERNEL(128) rotate_scores_f32(const RotateScoresArgs args) { rotate_scores<F32>(args); }
-KERNEL(128) attend_values_f16(const AttentionArgs args) { attend_values<F16>(args); }
-KERNEL(128) attend_values_f32(const AttentionArgs args) { attend_values<F32>(args); }
+KERNEL(128) rotate_scores_f16(const RotateScoresArgs args) { rotate_scores<KvF16>(args); }
+KERNEL(128) rotate_scores_f32(const RotateScoresArgs args) { rotate_scores<KvF32>(args); }
+KERNEL(128) rotate_scores_q8(const RotateScoresArgs args) { rotate_scores<KvQ8>(args); }
+KERNEL(128) attend_values_f16(const AttentionArgs args) { attend_values<KvF16>(args); }
+KERNEL(128) attend_values_f32(const AttentionArgs args) { attend_values<KvF32>(args); }
+KERNEL(128) attend_values_q8(const AttentionArgs args) { attend_values<KvQ8>(args); }

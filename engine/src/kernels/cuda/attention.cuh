@@ -4,6 +4,9 @@
 //     weight[p] = exp(score[p] − max score)               p ≤ the query's position
 //     out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  a chain, p ascending; the divisor in lane order
 //
+// Where elements have scales, the scores' factor is key_scale[p] · scale, and the output adds
+// (weight[p] · value_scale[p])·V[p][d].
+//
 // No chain is cut, so no thread may share one; threads hold several, of some queries by some positions
 // (or elements of the output), because an operand that is read from shared memory for one
 // multiply-add takes four times as long as the multiply-add.
@@ -125,6 +128,14 @@ __device__ __forceinline__ const uint4* key_chunks(const KvPool& pool, u32 block
     return reinterpret_cast<const uint4*>(keys_of<E>(pool, block, kv_head)) + position % BLOCK_TOKENS;
 }
 
+// What the product of a query and a position's key is multiplied with. WRITTEN: as above.
+template <class E, bool WRITTEN = false>
+__device__ __forceinline__ float factor_of(const AttentionArgs& args, u32 block, u32 kv_head, u32 position) {
+    if (!E::SCALED) return args.scale;
+    const float* scale = scales_of<E>(args.pool, block, kv_head) + position % BLOCK_TOKENS;
+    return __fmul_rn(WRITTEN ? *scale : load_constant_float(scale), args.scale);
+}
+
 // A warp's look-ahead into its block table: a window of 32 blocks in a register of each lane, and the next
 // one. Positions must be asked for in ascending order.
 struct Table {
@@ -150,8 +161,10 @@ struct Table {
     }
 };
 
-// Zeros the positions of a chunk of values from `count` on: nothing was written there.
+// Zeros the positions of a chunk of values from `count` on: nothing was written there, and a NaN times their
+// weight of 0 would be one. No int8 is.
 template <class E> __device__ __forceinline__ uint4 first_values(uint4 chunk, u32 count) {
+    if (E::CHUNK == 16) return chunk;
     u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
     UNROLL for (u32 w = 0; w < 4; w++) {
         if (E::CHUNK == 4) {
@@ -180,6 +193,14 @@ __device__ __forceinline__ void weigh_chunk(const float* weights, u32 stride, co
             }
         }
     }
+}
+
+// The scale of a position's values; 0 where nothing was written.
+template <class E>
+__device__ __forceinline__ float value_scale(const KvPool& pool, const Work& work, u32 position) {
+    if (position > work.last) return 0.0f;
+    u32 block = work.blocks[position / BLOCK_TOKENS];
+    return load_constant_float(scales_of<E>(pool, block, pool.kv_heads + work.kv_head) + position % BLOCK_TOKENS);
 }
 
 // The weight of a position that a query sees.

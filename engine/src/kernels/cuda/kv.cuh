@@ -4,9 +4,29 @@
 #include "args.cuh"
 #include "lanes.cuh"
 
-// Bytes of one head's keys, or of its values, in a block.
+// What keys and values may be stored as. SCALED: a position's keys, and its values, of one head have a scale, and
+// elements stand for themselves times it.
+struct KvF32 : F32 {
+    static constexpr bool SCALED = false;
+    static __device__ __forceinline__ float narrow(float v, float) { return v; }
+};
+
+struct KvF16 : F16 {
+    static constexpr bool SCALED = false;
+    static __device__ __forceinline__ u16 narrow(float v, float) { return narrow_f16(saturated(v)); }
+};
+
+struct KvQ8 : I8 {
+    static constexpr bool SCALED = true;
+    // As ops::narrow_int8: within ±127, as the scale is of the largest.
+    static __device__ __forceinline__ i8 narrow(float v, float scale) {
+        return i8(__float2int_rn(__fdiv_rn(saturated(v), scale)));
+    }
+};
+
+// Bytes of one head's keys, or of its values, in a block: the elements, then a scale for each position.
 template <class E> __device__ __forceinline__ u32 head_bytes(const KvPool& pool) {
-    return BLOCK_TOKENS * pool.padded_dim * sizeof(typename E::Stored);
+    return BLOCK_TOKENS * (pool.padded_dim * sizeof(typename E::Stored) + (E::SCALED ? sizeof(float) : 0));
 }
 
 // Keys of a block and KV head. // (padded_dim / CHUNK, 16, CHUNK)
@@ -18,6 +38,11 @@ template <class E> __device__ __forceinline__ typename E::Stored* keys_of(const 
 // Values of a block and KV head. // (16 / CHUNK, padded_dim, CHUNK)
 template <class E> __device__ __forceinline__ typename E::Stored* values_of(const KvPool& pool, u32 block, u32 kv_head) {
     return keys_of<E>(pool, block, pool.kv_heads + kv_head);
+}
+
+// Scales of a block's keys, or, of "head" kv_heads + kv_head, its values. // (16)
+template <class E> __device__ __forceinline__ float* scales_of(const KvPool& pool, u32 block, u32 head) {
+    return reinterpret_cast<float*>(keys_of<E>(pool, block, head) + BLOCK_TOKENS * pool.padded_dim);
 }
 
 // Element d of a position's key.

@@ -15,6 +15,9 @@ __device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b
 // a where it is less, else b.
 __device__ __forceinline__ float smaller(float a, float b) { return a < b ? a : b; }
 
+// Limited to the range of f16; NaN becomes its upper end.
+__device__ __forceinline__ float saturated(float v) { return larger(smaller(v, 65504.0f), -65504.0f); }
+
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
 // e^x by Cephes' polynomial, as Lanes::exp. Adding 1.5 · 2^23 rounds to an integer, ties to even, and leaves it
@@ -64,7 +67,6 @@ struct F32 {
     static constexpr u32 CHUNK = 4;
     typedef float Stored;
     static __device__ __forceinline__ float widen(float v) { return v; }
-    static __device__ __forceinline__ float narrow(float v) { return v; }
     static __device__ __forceinline__ void widen_chunk(uint4 chunk, float (&out)[CHUNK]) {
         out[0] = __uint_as_float(chunk.x), out[1] = __uint_as_float(chunk.y);
         out[2] = __uint_as_float(chunk.z), out[3] = __uint_as_float(chunk.w);
@@ -75,10 +77,6 @@ struct F16 {
     static constexpr u32 CHUNK = 8;
     typedef u16 Stored;
     static __device__ __forceinline__ float widen(u16 v) { return widen_f16(v); }
-    // To nearest even, saturating at the largest finite f16; NaN becomes that too.
-    static __device__ __forceinline__ u16 narrow(float v) {
-        return narrow_f16(larger(smaller(v, 65504.0f), -65504.0f));
-    }
     static __device__ __forceinline__ void widen_chunk(uint4 chunk, float (&out)[CHUNK]) {
         u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
         UNROLL for (u32 i = 0; i < 4; i++) {

@@ -95,6 +95,17 @@ __device__ __forceinline__ uint4 load_constant(const void* from) {
 #endif
 }
 
+// A float that nobody writes during the kernel.
+__device__ __forceinline__ float load_constant_float(const float* from) {
+#ifdef EMULATE
+    return *from;
+#else
+    float v;
+    asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(from));
+    return v;
+#endif
+}
+
 // f16 bits to f32, exactly.
 __device__ __forceinline__ float widen_f16(u16 bits) {
 #ifdef EMULATE

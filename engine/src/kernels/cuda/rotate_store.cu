@@ -21,9 +21,10 @@ template <class E> __device__ __forceinline__ void rotate_store(const RotateStor
     // A warp has a KV head.
     for (u32 head = threadIdx.x / 32; head < pool.kv_heads; head += blockDim.x / 32) {
         u64 at = (u64(row) * pool.kv_heads + head) * dim;
-        store_position<E>(pool, block, slot, head, args.keys + at, args.values + at, cos, threadIdx.x % 32, 32);
+        store_position<E>(pool, block, slot, head, args.keys + at, args.values + at, cos);
     }
 }
 
-KERNEL(256) rotate_store_f16(const RotateStoreArgs args) { rotate_store<F16>(args); }
-KERNEL(256) rotate_store_f32(const RotateStoreArgs args) { rotate_store<F32>(args); }
+KERNEL(256) rotate_store_f16(const RotateStoreArgs args) { rotate_store<KvF16>(args); }
+KERNEL(256) rotate_store_f32(const RotateStoreArgs args) { rotate_store<KvF32>(args); }
+KERNEL(256) rotate_store_q8(const RotateStoreArgs args) { rotate_store<KvQ8>(args); }

@@ -12,8 +12,14 @@
 //! weight[p] = exp(score[p] − max score)
 //! out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  p ascending; the divisor in lane order
 //! ```
+//!
+//! Where elements have a scale for each position, no product of theirs is rounded by it: the scores'
+//! factor is `key_scale[p] · scale`, and the output adds `(weight[p] · value_scale[p])·V[p][d]`.
 
-use super::lanes::{Element, LANES, Lanes};
+use super::{
+    KvElement,
+    lanes::{LANES, Lanes},
+};
 
 /// One tile of queries that share a sequence and a KV head.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +36,15 @@ pub struct AttentionTile<'a, E> {
     pub key_head_offset: usize,
     /// Offset of this KV head in a block's values.
     pub value_head_offset: usize,
+    /// Scales of keys of the layer's pool: block `b` and this KV head at
+    /// `b * scale_block_stride + scale_head_offset`. Empty where elements have none.
+    pub key_scales: &'a [f32], // per block and head: (16)
+    /// Scales of values of the layer's pool, as those of keys.
+    pub value_scales: &'a [f32], // per block and head: (16)
+    /// Elements from one block's scales to the next one's.
+    pub scale_block_stride: usize,
+    /// Offset of this KV head in a block's scales.
+    pub scale_head_offset: usize,
     /// Block table of the sequence.
     pub blocks: &'a [crate::kv::BlockId],
     /// Elements per head.
@@ -40,7 +55,7 @@ pub struct AttentionTile<'a, E> {
     pub scale: f32,
 }
 
-impl<E> AttentionTile<'_, E> {
+impl<E: KvElement> AttentionTile<'_, E> {
     /// Keys of a block of the table. // (head_dim, 16)
     ///
     /// # Safety
@@ -67,6 +82,19 @@ impl<E> AttentionTile<'_, E> {
         }
     }
 
+    /// One of the tile's two arrays of scales, at a block of the table. // (16)
+    ///
+    /// # Safety
+    /// [`Self::check`] has looked at the block, and elements have scales.
+    #[inline(always)]
+    unsafe fn scales_at(&self, scales: &[f32], index: usize) -> *const f32 {
+        // SAFETY: as the caller's.
+        unsafe {
+            let block = self.blocks.get_unchecked(index).0 as usize;
+            scales.as_ptr().add(block * self.scale_block_stride + self.scale_head_offset)
+        }
+    }
+
     /// Panics unless all blocks up to `position` are inside the pool's slices.
     fn check(&self, position: usize) {
         let count = position / LANES + 1;
@@ -79,6 +107,11 @@ impl<E> AttentionTile<'_, E> {
             assert!(key + self.head_dim * LANES <= self.keys.len());
             let value = block.0 as usize * self.value_block_stride + self.value_head_offset;
             assert!(value + self.padded_head_dim * LANES <= self.values.len());
+            if E::SCALED {
+                let end =
+                    block.0 as usize * self.scale_block_stride + self.scale_head_offset + LANES;
+                assert!(end <= self.key_scales.len() && end <= self.value_scales.len());
+            }
         }
     }
 }
@@ -89,7 +122,7 @@ impl<E> AttentionTile<'_, E> {
 /// # Safety
 /// The lanes' ISA must be available.
 #[inline(always)]
-pub unsafe fn attention<L: Lanes, E: Element, const Q: usize>(
+pub unsafe fn attention<L: Lanes, E: KvElement, const Q: usize>(
     tile: &AttentionTile<'_, E>,
     queries: &[f32],
     positions: &[usize; Q],
@@ -106,7 +139,7 @@ pub unsafe fn attention<L: Lanes, E: Element, const Q: usize>(
     // `scratch` and `out` have just been sized; the caller has the ISA.
     unsafe {
         scores::<L, E, Q>(tile, queries, width, scratch);
-        let sums = softmax::<L, Q>(positions, width, scratch);
+        let sums = softmax::<L, E, Q>(tile, positions, width, scratch);
         weigh_values::<L, E, Q>(tile, last, width, scratch, out);
         for (q, sum) in sums.into_iter().enumerate() {
             for v in &mut out[q * tile.padded_head_dim..][..tile.padded_head_dim] {
@@ -119,7 +152,7 @@ pub unsafe fn attention<L: Lanes, E: Element, const Q: usize>(
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn scores<L: Lanes, E: Element, const Q: usize>(
+unsafe fn scores<L: Lanes, E: KvElement, const Q: usize>(
     tile: &AttentionTile<'_, E>,
     queries: &[f32],
     width: usize,
@@ -148,7 +181,7 @@ unsafe fn scores<L: Lanes, E: Element, const Q: usize>(
 /// As for [`attention`], after its checks.
 #[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
 #[inline(always)]
-unsafe fn scores_of<L: Lanes, E: Element, const Q: usize, const B: usize>(
+unsafe fn scores_of<L: Lanes, E: KvElement, const Q: usize, const B: usize>(
     tile: &AttentionTile<'_, E>,
     queries: &[f32],
     width: usize,
@@ -157,7 +190,6 @@ unsafe fn scores_of<L: Lanes, E: Element, const Q: usize, const B: usize>(
 ) {
     // SAFETY: as the caller's.
     unsafe {
-        let scale = L::splat(tile.scale);
         let last = width / LANES - 1;
         let at = |index: usize| tile.keys_at(index.min(last));
         let keys: [_; B] = std::array::from_fn(|b| at(index + b));
@@ -177,6 +209,12 @@ unsafe fn scores_of<L: Lanes, E: Element, const Q: usize, const B: usize>(
             }
         }
         for b in 0..B {
+            let mut scale = L::splat(tile.scale);
+            if E::SCALED {
+                let of = |index: usize| tile.scales_at(tile.key_scales, index.min(last));
+                L::prefetch(of(index + B + b));
+                scale = L::load(of(index + b)).mul(scale);
+            }
             for q in 0..Q {
                 let to = scores.as_mut_ptr().add(q * width + (index + b) * LANES);
                 sums[b][q].mul(scale).store(to);
@@ -185,12 +223,14 @@ unsafe fn scores_of<L: Lanes, E: Element, const Q: usize, const B: usize>(
     }
 }
 
-/// Turns scores into weights in place, zero beyond each query's position; returns their sums.
+/// Turns scores into weights in place, zero beyond each query's position, times the values' scales;
+/// returns the sums without them.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn softmax<L: Lanes, const Q: usize>(
+unsafe fn softmax<L: Lanes, E: KvElement, const Q: usize>(
+    tile: &AttentionTile<'_, E>,
     positions: &[usize; Q],
     width: usize,
     scores: &mut [f32],
@@ -216,8 +256,16 @@ unsafe fn softmax<L: Lanes, const Q: usize>(
                 } else {
                     L::load(row.add(p)).sub(largest).exp().first(count, L::splat(0.0))
                 };
-                weight.store(row.add(p));
                 sum = sum.add(weight);
+                let factor = if E::SCALED {
+                    let index = p / LANES;
+                    let of = |index: usize| tile.scales_at(tile.value_scales, index);
+                    L::prefetch(of((index + 1).min(width / LANES - 1)));
+                    weight.mul(L::load(of(index)))
+                } else {
+                    weight
+                };
+                factor.store(row.add(p));
             }
             totals[q] = sum.sum();
         }
@@ -228,7 +276,7 @@ unsafe fn softmax<L: Lanes, const Q: usize>(
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn weigh_values<L: Lanes, E: Element, const Q: usize>(
+unsafe fn weigh_values<L: Lanes, E: KvElement, const Q: usize>(
     tile: &AttentionTile<'_, E>,
     last: usize,
     width: usize,
@@ -278,7 +326,7 @@ unsafe fn weigh_values<L: Lanes, E: Element, const Q: usize>(
 /// As for [`attention`], after its checks.
 #[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
 #[inline(always)]
-unsafe fn weigh<L: Lanes, E: Element, const Q: usize, const D: usize>(
+unsafe fn weigh<L: Lanes, E: KvElement, const Q: usize, const D: usize>(
     values: *const E,
     ahead: *const E,
     padded: usize,

@@ -71,11 +71,8 @@ impl Lanes for Avx2Lanes {
     unsafe fn load_i8(from: *const i8) -> Self {
         // SAFETY: the trait's contract.
         unsafe {
-            let bytes = _mm_loadu_si128(from.cast());
-            Self(
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))),
-            )
+            let eight = |from: *const i8| _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));
+            Self(_mm256_cvtepi32_ps(eight(from)), _mm256_cvtepi32_ps(eight(from.add(8))))
         }
     }
     #[inline(always)]

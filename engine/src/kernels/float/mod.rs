@@ -6,6 +6,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod kv;
 mod lanes;
 mod ops;
 mod scalar;
@@ -15,6 +16,7 @@ mod tests;
 use half::{bf16, f16};
 
 pub use attention::AttentionTile;
+pub use kv::KvElement;
 pub use lanes::LANES;
 
 use super::{
@@ -35,41 +37,17 @@ pub struct FloatKernels {
     add: unsafe fn(&mut [f32], &[f32]),
     gate: unsafe fn(Activation, &mut [f32], &[f32]),
     narrow: unsafe fn(&[f32], &mut [f16]),
+    int8_scale: unsafe fn(&[f32]) -> f32,
+    narrow_int8: unsafe fn(&[f32], f32, &mut [i8]),
     estimate: unsafe fn(&Products<'_>, &mut [f32]),
     leave_out: unsafe fn(&Bounds<'_>, f32, &[f32], &mut Vec<usize>),
     attention_f16: AttentionFn<f16>,
     attention_f32: AttentionFn<f32>,
+    attention_i8: AttentionFn<i8>,
     head_f32: HeadFn<f32>,
     head_f16: HeadFn<f16>,
     head_bf16: HeadFn<bf16>,
     head_i8: HeadFn<i8>,
-}
-
-/// Stored numbers that keys and values may have.
-pub trait KvElement: lanes::Element + Default {
-    #[doc(hidden)]
-    fn attention(kernels: &FloatKernels) -> AttentionFn<Self>;
-    /// Narrows a row of keys or values.
-    fn narrow(kernels: &FloatKernels, x: &[f32], out: &mut [Self]);
-}
-
-impl KvElement for f16 {
-    fn attention(kernels: &FloatKernels) -> AttentionFn<Self> {
-        kernels.attention_f16
-    }
-    fn narrow(kernels: &FloatKernels, x: &[f32], out: &mut [Self]) {
-        // SAFETY: `FloatKernels::of` checked the ISA.
-        unsafe { (kernels.narrow)(x, out) }
-    }
-}
-
-impl KvElement for f32 {
-    fn attention(kernels: &FloatKernels) -> AttentionFn<Self> {
-        kernels.attention_f32
-    }
-    fn narrow(_: &FloatKernels, x: &[f32], out: &mut [Self]) {
-        out.copy_from_slice(x);
-    }
 }
 
 /// Stored numbers that head rows may have.
@@ -197,10 +175,13 @@ macro_rules! instantiate {
                 add,
                 gate,
                 narrow,
+                int8_scale,
+                narrow_int8,
                 estimate,
                 leave_out,
                 attention_f16,
                 attention_f32,
+                attention_i8,
                 head_f32,
                 head_f16,
                 head_bf16,
@@ -222,8 +203,12 @@ macro_rules! instantiate {
             instantiate!(@fn $features narrow(x: &[f32], out: &mut [f16]) {
                 ops::narrow::<$lanes>(x, out)
             });
+            instantiate!(@fn $features narrow_int8(x: &[f32], scale: f32, out: &mut [i8]) {
+                ops::narrow_int8::<$lanes>(x, scale, out)
+            });
             instantiate!(@attention $features attention_f16, f16);
             instantiate!(@attention $features attention_f32, f32);
+            instantiate!(@attention $features attention_i8, i8);
             instantiate!(@head $features head_f32, f32);
             instantiate!(@head $features head_f16, f16);
             instantiate!(@head $features head_bf16, bf16);
@@ -250,9 +235,15 @@ macro_rules! instantiate {
                 unsafe { ops::quantize::<$lanes>(x, q) }
             }
 
+            #[target_feature(enable = $features)]
+            unsafe fn int8_scale(x: &[f32]) -> f32 {
+                // SAFETY: this function's features are the lanes'.
+                unsafe { ops::int8_scale::<$lanes>(x) }
+            }
+
             /// Runs whole tiles of queries, then smaller ones.
             #[inline(always)]
-            unsafe fn attend<E: Element>(
+            unsafe fn attend<E: KvElement>(
                 tile: &AttentionTile<'_, E>,
                 queries: &[f32],
                 positions: &[usize],
@@ -278,7 +269,7 @@ macro_rules! instantiate {
 
             #[inline(always)]
             #[expect(clippy::too_many_arguments, reason = "a loop body cut out for its const generic")]
-            unsafe fn run_tile<E: Element, const Q: usize>(
+            unsafe fn run_tile<E: KvElement, const Q: usize>(
                 tile: &AttentionTile<'_, E>,
                 queries: &[f32],
                 positions: &[usize],

@@ -157,6 +157,23 @@ pub unsafe fn gate<L: Lanes>(activation: Activation, gate: &mut [f32], up: &[f32
     }
 }
 
+/// Limits to the range of f16; NaN becomes its upper end.
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+unsafe fn saturated<L: Lanes>(v: L) -> L {
+    // SAFETY: the caller has the ISA.
+    unsafe { v.min(L::splat(F16_MAX)).max(L::splat(-F16_MAX)) }
+}
+
+/// As [`saturated`], of one number.
+#[inline(always)]
+fn saturated_one(v: f32) -> f32 {
+    let v = if v < F16_MAX { v } else { F16_MAX };
+    if v > -F16_MAX { v } else { -F16_MAX }
+}
+
 /// Narrows to f16, rounding to nearest even and saturating at ±65504.
 ///
 /// # Safety
@@ -167,15 +184,57 @@ pub unsafe fn narrow<L: Lanes>(x: &[f32], out: &mut [f16]) {
     let whole = x.len() / LANES * LANES;
     // SAFETY: every pointer is within its slice, in steps of LANES up to `whole`.
     unsafe {
-        let (low, high) = (L::splat(-F16_MAX), L::splat(F16_MAX));
         for i in (0..whole).step_by(LANES) {
-            L::load(x.as_ptr().add(i)).min(high).max(low).store_f16(out.as_mut_ptr().add(i));
+            saturated(L::load(x.as_ptr().add(i))).store_f16(out.as_mut_ptr().add(i));
         }
     }
     for i in whole..x.len() {
-        let v = if x[i] < F16_MAX { x[i] } else { F16_MAX };
-        let v = if v > -F16_MAX { v } else { -F16_MAX };
-        out[i] = f16::from_f32(v);
+        out[i] = f16::from_f32(saturated_one(x[i]));
+    }
+}
+
+/// The scale by which keys or values of a head become int8: `max(1e-5, max|v|) / 127`, of values
+/// that are limited as f16's are (NaN counts as 65504). Below 1e-5 f16 is no finer either.
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+pub unsafe fn int8_scale<L: Lanes>(x: &[f32]) -> f32 {
+    let whole = x.len() / LANES * LANES;
+    // SAFETY: every pointer is within its slice, in steps of LANES up to `whole`.
+    let mut largest = unsafe {
+        let mut largest = L::splat(1e-5);
+        for i in (0..whole).step_by(LANES) {
+            largest = saturated(L::load(x.as_ptr().add(i))).abs().max(largest);
+        }
+        largest.max_lane()
+    };
+    for &v in &x[whole..] {
+        let v = saturated_one(v).abs();
+        largest = if v > largest { v } else { largest };
+    }
+    largest / 127.0
+}
+
+/// Narrows to int8 by the scale of [`int8_scale`]: `round_half_even(v / scale)`, which is within ±127,
+/// of values that are limited as there.
+///
+/// # Safety
+/// As for [`rms_norm`].
+#[inline(always)]
+pub unsafe fn narrow_int8<L: Lanes>(x: &[f32], scale: f32, out: &mut [i8]) {
+    assert!(x.len() == out.len());
+    let whole = x.len() / LANES * LANES;
+    // SAFETY: every pointer is within its slice, in steps of LANES up to `whole`.
+    unsafe {
+        let divisor = L::splat(scale);
+        for i in (0..whole).step_by(LANES) {
+            let v = saturated(L::load(x.as_ptr().add(i))).div(divisor);
+            v.store_i8(out.as_mut_ptr().add(i));
+        }
+    }
+    for i in whole..x.len() {
+        out[i] = (saturated_one(x[i]) / scale).round_ties_even() as i8;
     }
 }
 

@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use super::*;
+use super::{lanes::Element as _, *};
 use crate::kv::BlockId;
 
 fn isas() -> impl Iterator<Item = &'static FloatKernels> {
@@ -24,6 +24,14 @@ fn values(count: usize, seed: u32) -> Vec<f32> {
             unit * [0.01, 1.0, 30.0][(state >> 4) as usize % 3]
         })
         .collect()
+}
+
+/// Values of which some are none, infinite, beyond f16, tiny or halfway between two int8.
+fn special_values(count: usize) -> Vec<f32> {
+    let special = [f32::NAN, f32::NEG_INFINITY, 1e9, -65505.0, 1e-7, -0.0, 2.5 * 65504.0 / 127.0];
+    let mut x = values(count, 9);
+    x.iter_mut().step_by(5).zip(special.iter().cycle()).for_each(|(x, special)| *x = *special);
+    x
 }
 
 fn assert_same(a: &[f32], b: &[f32], what: &str) {
@@ -53,9 +61,16 @@ fn norm_quantize_and_gates_are_equal_on_every_isa() {
                 assert_same(&a, &b, "gate");
             }
             let (mut na, mut nb) = (vec![f16::ZERO; len], vec![f16::ZERO; len]);
-            f16::narrow(scalar(), &x, &mut na);
-            f16::narrow(kernels, &x, &mut nb);
+            f16::narrow(scalar(), &x, 1.0, &mut na);
+            f16::narrow(kernels, &x, 1.0, &mut nb);
             assert_eq!(na, nb);
+            for x in [&x, &special_values(len)] {
+                let (mut na, mut nb) = (vec![0i8; len], vec![0i8; len]);
+                let (sa, sb) = (i8::scale(scalar(), x), i8::scale(kernels, x));
+                i8::narrow(scalar(), x, sa, &mut na);
+                i8::narrow(kernels, x, sa, &mut nb);
+                assert_eq!((sa.to_bits(), na), (sb.to_bits(), nb), "narrow_int8 {len}");
+            }
             let sums: Vec<i32> = x.iter().map(|v| (v * 1e6) as i32).collect();
             for scale in [Scale::Multiply(0.0173), Scale::Divide(57.3)] {
                 scalar().rescale(&sums, 3.7, scale, &mut a);
@@ -127,20 +142,53 @@ fn check_head<E: HeadElement>(rows: &[E], len: usize, r: usize, xs: &[f32]) {
     }
 }
 
+#[test]
+fn int8_is_the_nearest_multiple_of_the_scale_and_never_beyond_127() {
+    let narrowed = |x: &[f32]| {
+        let (scale, mut out) = (i8::scale(scalar(), x), vec![0i8; x.len()]);
+        i8::narrow(scalar(), x, scale, &mut out);
+        (scale, out)
+    };
+    for len in LENGTHS {
+        let x = values(len, 11);
+        let (scale, out) = narrowed(&x);
+        assert!(out.iter().any(|q| q.abs() == 127), "the largest is at an end");
+        for (x, q) in x.iter().zip(out) {
+            let error = (f64::from(*x) - f64::from(q) * f64::from(scale)).abs();
+            assert!(error <= f64::from(scale) * 0.500_01, "{x} as {q} times {scale}");
+        }
+    }
+    // Ties go to even; what f16 does not hold saturates as it does there.
+    assert_eq!(narrowed(&[127.0, 0.5, 1.5, -2.5]), (1.0, vec![127, 0, 2, -2]));
+    let (largest, infinity) = (65504.0 / 127.0, f32::INFINITY);
+    let x = [f32::NAN, infinity, -infinity, 1e9, largest];
+    assert_eq!(narrowed(&x), (largest, vec![127, 127, -127, 127, 1]));
+    assert_eq!(narrowed(&[0.0, -0.0]), (1e-5 / 127.0, vec![0, 0]));
+}
+
 /// Attention in f64 with the same storage.
-fn reference(tile: &AttentionTile<'_, f32>, query: &[f32], position: usize) -> Vec<f64> {
+fn reference<E: KvElement>(
+    tile: &AttentionTile<'_, E>,
+    query: &[f32],
+    position: usize,
+) -> Vec<f64> {
     let block = |p: usize| tile.blocks[p / 16].0 as usize;
+    let scale = |scales: &[f32], p: usize| {
+        let at = block(p) * tile.scale_block_stride + tile.scale_head_offset + p % 16;
+        if E::SCALED { f64::from(scales[at]) } else { 1.0 }
+    };
     let key = |p: usize, d: usize| {
-        tile.keys[block(p) * tile.key_block_stride + tile.key_head_offset + d * 16 + p % 16]
+        let at = block(p) * tile.key_block_stride + tile.key_head_offset + d * 16 + p % 16;
+        f64::from(tile.keys[at].widen()) * scale(tile.key_scales, p)
     };
     let value = |p: usize, d: usize| {
         let at = block(p) * tile.value_block_stride + tile.value_head_offset;
-        tile.values[at + p % 16 * tile.padded_head_dim + d]
+        let value = tile.values[at + p % 16 * tile.padded_head_dim + d].widen();
+        f64::from(value) * scale(tile.value_scales, p)
     };
     let scores: Vec<f64> = (0..=position)
         .map(|p| {
-            let dot: f64 =
-                (0..tile.head_dim).map(|d| f64::from(query[d]) * f64::from(key(p, d))).sum();
+            let dot: f64 = (0..tile.head_dim).map(|d| f64::from(query[d]) * key(p, d)).sum();
             dot * f64::from(tile.scale)
         })
         .collect();
@@ -148,48 +196,69 @@ fn reference(tile: &AttentionTile<'_, f32>, query: &[f32], position: usize) -> V
     let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
     let total: f64 = weights.iter().sum();
     (0..tile.head_dim)
-        .map(|d| (0..=position).map(|p| weights[p] * f64::from(value(p, d))).sum::<f64>() / total)
+        .map(|d| (0..=position).map(|p| weights[p] * value(p, d)).sum::<f64>() / total)
         .collect()
 }
 
 #[test]
 fn attention_matches_f64_and_does_not_depend_on_tile_mates_or_isa() {
     for (head_dim, heads) in [(32, 1), (20, 2), (64, 1)] {
-        let padded = usize::next_multiple_of(head_dim, LANES);
-        let pool = 7;
-        let keys: Vec<f32> =
-            values(pool * heads * head_dim * 16, 5).iter().map(|v| v / 8.0).collect();
-        let stored = values(pool * heads * padded * 16, 6);
-        let blocks: Vec<BlockId> = [3, 0, 6, 1].map(BlockId).to_vec();
-        let tile = AttentionTile {
-            keys: &keys,
-            values: &stored,
-            key_block_stride: heads * head_dim * 16,
-            value_block_stride: heads * padded * 16,
-            key_head_offset: (heads - 1) * head_dim * 16,
-            value_head_offset: (heads - 1) * padded * 16,
-            blocks: &blocks,
-            head_dim,
-            padded_head_dim: padded,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-        };
-        let positions: Vec<usize> = vec![0, 63, 15, 16, 17, 40, 2, 62, 33, 5, 31, 32, 47];
-        let queries = values(positions.len() * head_dim, 7);
-        let mut alone = vec![0.0; positions.len() * padded];
-        for (i, &position) in positions.iter().enumerate() {
-            let query = &queries[i * head_dim..][..head_dim];
-            let out = &mut alone[i * padded..][..padded];
-            scalar().attention(&tile, query, &[position], &mut Vec::new(), out);
-            for (d, want) in reference(&tile, query, position).into_iter().enumerate() {
-                let error = (f64::from(out[d]) - want).abs();
-                assert!(error < 2e-4, "position {position}, element {d}: {} {want}", out[d]);
-            }
+        check_attention::<f32>(head_dim, heads);
+        check_attention::<f16>(head_dim, heads);
+        check_attention::<i8>(head_dim, heads);
+    }
+}
+
+fn check_attention<E: KvElement>(head_dim: usize, heads: usize) {
+    let padded = usize::next_multiple_of(head_dim, LANES);
+    let pool = 7;
+    // Up to 30; in int8, up to 127 times 0.25.
+    let stored = |count: usize, seed: u32, divisor: f32| {
+        let x: Vec<f32> = values(count, seed).iter().map(|v| v / divisor).collect();
+        let mut out = vec![E::default(); count];
+        E::narrow(scalar(), &x, 30.0 / divisor / 127.0, &mut out);
+        out
+    };
+    let scales = |seed: u32, divisor: f32| -> Vec<f32> {
+        let count = pool * heads * 16;
+        values(count, seed).iter().map(|v| (0.1 + v.abs() / 200.0) / divisor).collect()
+    };
+    let keys = stored(pool * heads * head_dim * 16, 5, 8.0);
+    let values_stored = stored(pool * heads * padded * 16, 6, 1.0);
+    let (key_scales, value_scales) = (scales(8, 8.0), scales(9, 1.0));
+    let blocks: Vec<BlockId> = [3, 0, 6, 1].map(BlockId).to_vec();
+    let tile = AttentionTile {
+        keys: &keys,
+        values: &values_stored,
+        key_block_stride: heads * head_dim * 16,
+        value_block_stride: heads * padded * 16,
+        key_head_offset: (heads - 1) * head_dim * 16,
+        value_head_offset: (heads - 1) * padded * 16,
+        key_scales: &key_scales,
+        value_scales: &value_scales,
+        scale_block_stride: heads * 16,
+        scale_head_offset: (heads - 1) * 16,
+        blocks: &blocks,
+        head_dim,
+        padded_head_dim: padded,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+    };
+    let positions: Vec<usize> = vec![0, 63, 15, 16, 17, 40, 2, 62, 33, 5, 31, 32, 47];
+    let queries = values(positions.len() * head_dim, 7);
+    let mut alone = vec![0.0; positions.len() * padded];
+    for (i, &position) in positions.iter().enumerate() {
+        let query = &queries[i * head_dim..][..head_dim];
+        let out = &mut alone[i * padded..][..padded];
+        scalar().attention(&tile, query, &[position], &mut Vec::new(), out);
+        for (d, want) in reference(&tile, query, position).into_iter().enumerate() {
+            let error = (f64::from(out[d]) - want).abs();
+            assert!(error < 2e-4, "position {position}, element {d}: {} {want}", out[d]);
         }
-        for kernels in isas().chain([scalar()]) {
-            let mut together = vec![0.0; positions.len() * padded];
-            kernels.attention(&tile, &queries, &positions, &mut Vec::new(), &mut together);
-            assert_same(&alone, &together, "attention");
-        }
+    }
+    for kernels in isas().chain([scalar()]) {
+        let mut together = vec![0.0; positions.len() * padded];
+        kernels.attention(&tile, &queries, &positions, &mut Vec::new(), &mut together);
+        assert_same(&alone, &together, "attention");
     }
 }
 

@@ -219,7 +219,9 @@ fn every_kind_of_head_and_cache_equals_the_cpus() {
     let kinds = [
         ("bitnet-tiny", KvType::F32, HeadMode::Exact),
         ("bitnet-tiny", KvType::F16, HeadMode::Q8),
+        ("bitnet-tiny", KvType::Q8, HeadMode::Exact),
         ("llama-tiny", KvType::F32, HeadMode::Full),
+        ("llama-norm-tiny", KvType::Q8, HeadMode::Q8),
         ("gguf/synth-i2_s.gguf", KvType::F16, HeadMode::Exact),
         ("gguf/synth-i2_s-q6k.gguf", KvType::F16, HeadMode::Exact),
         ("gguf/synth-TQ1_0.gguf", KvType::F16, HeadMode::Q8),
@@ -237,6 +239,7 @@ fn every_kind_of_head_and_cache_equals_the_cpus() {
         let parts =
             [part(&[5], 18, 0, LogitsFor::Largest(3)), part(&[6], 3, 4, LogitsFor::Largest(1))];
         check(&what, cpu.as_mut(), &mut cuda, &parts);
+        assert_eq!(crate::backend::cuda::kv_block_bytes(&model, kv), cpu::kv_block_bytes(&model, kv), "{what}");
         let class = cuda.numerics_class().to_owned();
         assert_eq!(class.replace("/cuda", "/cpu"), cpu.numerics_class(), "{what}");
     }

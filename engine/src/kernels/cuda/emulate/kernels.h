@@ -5,7 +5,6 @@
 #include "activate.cu"
 #include "attend.cu"
 #include "attend_split.cu"
-#include "copy_blocks.cu"
 #include "digits.cu"
 #include "embed.cu"
 #include "final_norm.cu"
@@ -51,16 +50,19 @@ static const Entry ENTRIES[] = {
     ENTRY(LinearArgs, gate_tile64),
     ENTRY(RotateStoreArgs, rotate_store_f16),
     ENTRY(RotateStoreArgs, rotate_store_f32),
+    ENTRY(RotateStoreArgs, rotate_store_q8),
     ENTRY(AttentionArgs, attend4_f16),
     ENTRY(AttentionArgs, attend4_f32),
+    ENTRY(AttentionArgs, attend4_q8),
     ENTRY(AttentionArgs, attend8_f16),
     ENTRY(AttentionArgs, attend8_f32),
-    ENTRY(AttentionArgs, attend_scores_f16),
-    ENTRY(AttentionArgs, attend_scores_f32),
+    ENTRY(AttentionArgs, attend8_q8),
     ENTRY(RotateScoresArgs, rotate_scores_f16),
     ENTRY(RotateScoresArgs, rotate_scores_f32),
+    ENTRY(RotateScoresArgs, rotate_scores_q8),
     ENTRY(AttentionArgs, attend_values_f16),
     ENTRY(AttentionArgs, attend_values_f32),
+    ENTRY(AttentionArgs, attend_values_q8),
     ENTRY(FinalNormArgs, final_norm),
     ENTRY(HeadArgs, head_f32),
     ENTRY(HeadArgs, head_f16),
@@ -77,7 +79,6 @@ static const Entry ENTRIES[] = {
     ENTRY(RescoreArgs, rescore_f16),
     ENTRY(RescoreArgs, rescore_bf16),
     ENTRY(RescoreArgs, rescore_i8),
-    ENTRY(CopyBlocksArgs, copy_blocks),
     ENTRY(PeakArgs, peak_read),
     ENTRY(PeakArgs, peak_mma_s8),
     ENTRY(PeakArgs, peak_fma_f32),

@@ -1,4 +1,4 @@
-// RoPE, KV writes, attention in both forms, copies of blocks: a step of several sequences whose earlier
+// RoPE, KV writes, attention in both forms: a step of several sequences whose earlier
 // positions are in the pool, against the definition query by query.
 
 #include "lanes.cuh"
@@ -18,21 +18,25 @@ struct Sequence {
 
 constexpr u32 LAYERS = 2, LAYER = 1;
 
+// What keys and values are stored as.
+enum class Kv { F16, F32, Q8 };
+
 // A step over some sequences, with the pool's content as plain floats beside it.
 struct Setup {
     Shape shape;
-    bool half;  // f16
+    Kv kv;
     u32 padded_dim, size, block_count;
     vector<Sequence> sequences;
     vector<u8> pool_bytes;
-    vector<float> keys_of_pool, values_of_pool;  // (block, 16, kv_head, head_dim)
+    vector<float> keys_of_pool, values_of_pool;          // (block, 16, kv_head, head_dim)
+    vector<float> key_scales_of_pool, value_scales_of_pool;  // (block, 16, kv_head): 1 where there are none
     Step step;
     vector<u32> positions, tables, blocks;
     vector<float> queries, keys, values, rotations;
     u32 context;
 
-    Setup(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans, u64 seed)
-        : shape(shape), half(half), padded_dim(padded(shape.head_dim, 16)), size(half ? 2 : 4) {
+    Setup(Shape shape, Kv kv, const vector<std::pair<u32, u32>>& spans, u64 seed)
+        : shape(shape), kv(kv), padded_dim(padded(shape.head_dim, 16)), size(kv == Kv::F16 ? 2 : kv == Kv::F32 ? 4 : 1) {
         Random random(seed);
         u32 needed = 0, rows = 0;
         context = 0;
@@ -58,6 +62,8 @@ struct Setup {
         pool_bytes.assign(block_count * block_bytes(), 0xff);
         keys_of_pool.assign(size_t(block_count) * 16 * shape.kv_heads * shape.head_dim, NAN);
         values_of_pool = keys_of_pool;
+        key_scales_of_pool.assign(size_t(block_count) * 16 * shape.kv_heads, 1.0f);
+        value_scales_of_pool = key_scales_of_pool;
         u32 width = shape.kv_heads * shape.head_dim;
         for (const Sequence& s : sequences) {
             for (u32 p = 0; p < s.position; p++) {
@@ -71,40 +77,44 @@ struct Setup {
         values = random.values(rows * width);
         for (float& x : keys) x *= 0.1f;
         values[0] = 1e6f, values[1] = -INFINITY, values[2] = 1e-7f;
-        if (half) keys[3] = NAN;
+        if (kv != Kv::F32) keys[3] = NAN;
         rotations = random.values(context * shape.head_dim);
         for (float& x : rotations) x = cosf(x);
     }
 
-    size_t block_bytes() const { return size_t(LAYERS) * 2 * shape.kv_heads * 16 * padded_dim * size; }
+    size_t head_bytes() const { return 16 * (padded_dim * size + (kv == Kv::Q8 ? 4 : 0)); }
+    size_t block_bytes() const { return size_t(LAYERS) * 2 * shape.kv_heads * head_bytes(); }
 
     KvPool pool() {
         return {pool_bytes.data(), block_bytes(), LAYER * (block_bytes() / LAYERS), shape.kv_heads, shape.head_dim, padded_dim, shape.heads};
     }
 
-    float stored(float v) const { return half ? reference::widen(reference::narrow(v)) : v; }
-
-    // Writes a position by the layout of README.md.
-    void write(u32 block, u32 slot, const vector<float>& k, const vector<float>& v) {
-        u32 c = 16 / size, dim = shape.head_dim;
-        for (u32 head = 0; head < shape.kv_heads; head++) {
-            for (u32 d = 0; d < dim; d++) {
-                size_t plain = ((size_t(block) * 16 + slot) * shape.kv_heads + head) * dim + d;
-                keys_of_pool[plain] = stored(k[head * dim + d]);
-                values_of_pool[plain] = stored(v[head * dim + d]);
-                put(block, head, ((d / c) * 16 + slot) * c + d % c, k[head * dim + d]);
-                put(block, shape.kv_heads + head, (slot / c * padded_dim + d) * c + slot % c, v[head * dim + d]);
-            }
+    // A head's keys or values of a position, into the pool by the layout of README.md, and as floats.
+    void put(u32 block, u32 head, u32 slot, const float* from, bool keys, float* plain, float& scale) {
+        u32 c = 16 / size;
+        u8* at = &pool_bytes[block * block_bytes() + LAYER * (block_bytes() / LAYERS) + head * head_bytes()];
+        if (kv == Kv::Q8) {
+            scale = reference::int8_scale(from, shape.head_dim);
+            memcpy(at + 16 * padded_dim + 4 * slot, &scale, 4);
+        }
+        for (u32 d = 0; d < shape.head_dim; d++) {
+            u32 element = keys ? ((d / c) * 16 + slot) * c + d % c : (slot / c * padded_dim + d) * c + slot % c;
+            u16 half = reference::narrow(from[d]);
+            i8 byte = kv == Kv::Q8 ? reference::narrow_int8(from[d], scale) : i8(0);
+            const void* stored = kv == Kv::F16 ? (void*)&half : kv == Kv::F32 ? (void*)&from[d] : (void*)&byte;
+            memcpy(at + element * size, stored, size);
+            plain[d] = kv == Kv::F16 ? reference::widen(half) : kv == Kv::F32 ? from[d] : float(byte);
         }
     }
 
-    size_t at(u32 block, u32 head, u32 element) const {
-        return block * block_bytes() + LAYER * (block_bytes() / LAYERS) + (size_t(head) * 16 * padded_dim + element) * size;
-    }
-
-    void put(u32 block, u32 head, u32 element, float v) {
-        u16 narrow = reference::narrow(v);
-        memcpy(&pool_bytes[at(block, head, element)], half ? (void*)&narrow : (void*)&v, size);
+    // Writes a position.
+    void write(u32 block, u32 slot, const vector<float>& k, const vector<float>& v) {
+        u32 dim = shape.head_dim;
+        for (u32 head = 0; head < shape.kv_heads; head++) {
+            size_t plain = (size_t(block) * 16 + slot) * shape.kv_heads + head;
+            put(block, head, slot, &k[head * dim], true, &keys_of_pool[plain * dim], key_scales_of_pool[plain]);
+            put(block, shape.kv_heads + head, slot, &v[head * dim], false, &values_of_pool[plain * dim], value_scales_of_pool[plain]);
+        }
     }
 
     // RoPE and the KV write of the whole step, by the definition.
@@ -135,16 +145,13 @@ struct Setup {
             u32 visible = positions[r] + 1;
             for (u32 head = 0; head < shape.heads; head++) {
                 const float* query = &queries[(size_t(r) * shape.heads + head) * dim];
-                auto of = [&](const vector<float>& pool, u32 p) {
-                    u32 block = blocks[tables[r] + p / 16];
-                    return &pool[((size_t(block) * 16 + p % 16) * shape.kv_heads + head / group) * dim];
-                };
+                auto place = [&](u32 p) { return (size_t(blocks[tables[r] + p / 16]) * 16 + p % 16) * shape.kv_heads + head / group; };
                 vector<float> weights(visible);
                 float largest = -INFINITY, lanes[16] = {};
                 for (u32 p = 0; p < visible; p++) {
                     float sum = 0.0f;
-                    for (u32 d = 0; d < dim; d++) sum = fmaf(query[d], of(keys_of_pool, p)[d], sum);
-                    weights[p] = sum * scale;
+                    for (u32 d = 0; d < dim; d++) sum = fmaf(query[d], keys_of_pool[place(p) * dim + d], sum);
+                    weights[p] = sum * (key_scales_of_pool[place(p)] * scale);
                     largest = reference::max_of(weights[p], largest);
                 }
                 for (u32 p = 0; p < visible; p++) {
@@ -152,9 +159,10 @@ struct Setup {
                     lanes[p % 16] = lanes[p % 16] + weights[p];
                 }
                 float total = reference::sum_of(lanes);
+                for (u32 p = 0; p < visible; p++) weights[p] = weights[p] * value_scales_of_pool[place(p)];
                 for (u32 d = 0; d < dim; d++) {
                     float sum = 0.0f;
-                    for (u32 p = 0; p < visible; p++) sum = fmaf(weights[p], of(values_of_pool, p)[d], sum);
+                    for (u32 p = 0; p < visible; p++) sum = fmaf(weights[p], values_of_pool[place(p) * dim + d], sum);
                     out[(size_t(r) * shape.heads + head) * dim + d] = sum / total;
                 }
             }
@@ -179,9 +187,9 @@ struct Setup {
     }
 };
 
-void check(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans) {
-    Setup device(shape, half, spans, 7 + shape.head_dim), want(shape, half, spans, 7 + shape.head_dim);
-    std::string suffix = half ? "_f16" : "_f32";
+void check(Shape shape, Kv kv, const vector<std::pair<u32, u32>>& spans) {
+    Setup device(shape, kv, spans, 7 + shape.head_dim), want(shape, kv, spans, 7 + shape.head_dim);
+    std::string suffix = kv == Kv::F16 ? "_f16" : kv == Kv::F32 ? "_f32" : "_q8";
     std::string what = suffix + ", head_dim " + std::to_string(shape.head_dim);
     want.rotate_and_write();
     run(("rotate_store" + suffix).c_str(), {device.step.rows + 1, 1, 1}, 256, 0,
@@ -193,7 +201,7 @@ void check(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans) {
     u32 stride = padded(device.context, 128), padded_dim = device.padded_dim;
     bool single = true;
     for (auto [position, count] : spans) single &= count == 1;
-    for (u32 variant = 0; variant < (single ? 8 : 6); variant++) {
+    for (u32 variant = 0; variant < (single ? 6 : 3); variant++) {
         u32 queries = variant == 1 ? 8 : 4;
         auto tasks = device.tasks(queries, variant >= 2 ? 1 : 9);
         device.step.tasks = u32(tasks.size());
@@ -208,18 +216,14 @@ void check(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans) {
         } else {
             u32 bucket = u32(tasks.size());
             u32 shared = warps * 4 * padded_dim * 4, together = 1u << (variant % 3);
-            if (variant < 6) {
-                run(("attend_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared, args);
-            } else {
-                Setup fresh(shape, half, spans, 7 + shape.head_dim);
-                args.queries = fresh.queries.data();
-                args.pool = fresh.pool();
-                device.pool_bytes = fresh.pool_bytes;
-                args.pool.base = device.pool_bytes.data();
-                run(("rotate_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared,
-                    RotateScoresArgs{args, device.keys.data(), device.values.data(), device.rotations.data()});
-                expect_equal(device.pool_bytes, want.pool_bytes, "pool of rotate_scores" + what);
-            }
+            Setup fresh(shape, kv, spans, 7 + shape.head_dim);
+            args.queries = fresh.queries.data();
+            args.pool = fresh.pool();
+            device.pool_bytes = fresh.pool_bytes;
+            args.pool.base = device.pool_bytes.data();
+            run(("rotate_scores" + suffix).c_str(), {bucket, variant, 1}, warps * 32, shared,
+                RotateScoresArgs{args, device.keys.data(), device.values.data(), device.rotations.data()});
+            expect_equal(device.pool_bytes, want.pool_bytes, "pool of rotate_scores" + what);
             run(("attend_values" + suffix).c_str(), {bucket, up(padded_dim, 32), 4 / together}, together * 32, 0, args);
         }
         expect_same(out, attended, "attention variant " + std::to_string(variant) + what);
@@ -227,17 +231,17 @@ void check(Shape shape, bool half, const vector<std::pair<u32, u32>>& spans) {
 }
 
 void attention() {
-    for (bool half : {true, false}) {
-        check({4, 1, 128}, half, {{0, 1}, {15, 1}, {16, 1}, {127, 1}, {128, 1}, {300, 1}, {3, 5}, {30, 19}});
-        check({6, 2, 20}, half, {{0, 33}, {500, 1}, {31, 2}});
-        check({2, 2, 64}, half, {{63, 9}, {0, 1}});
-        check({4, 1, 128}, half, {{0, 1}, {31, 1}, {32, 1}, {200, 1}});
-        check({12, 2, 20}, half, {{95, 1}, {7, 1}});
-        check({10, 1, 80}, half, {{40, 3}, {0, 2}});
-        check({3, 1, 256}, half, {{5, 4}, {140, 1}});
+    for (Kv kv : {Kv::F16, Kv::F32, Kv::Q8}) {
+        check({4, 1, 128}, kv, {{0, 1}, {15, 1}, {16, 1}, {127, 1}, {128, 1}, {300, 1}, {3, 5}, {30, 19}});
+        check({6, 2, 20}, kv, {{0, 33}, {500, 1}, {31, 2}});
+        check({2, 2, 64}, kv, {{63, 9}, {0, 1}});
+        check({4, 1, 128}, kv, {{0, 1}, {31, 1}, {32, 1}, {200, 1}});
+        check({12, 2, 20}, kv, {{95, 1}, {7, 1}});
+        check({10, 1, 80}, kv, {{40, 3}, {0, 2}});
+        check({3, 1, 256}, kv, {{5, 4}, {140, 1}});
         // Block tables of several windows.
-        check({4, 1, 32}, half, {{511, 1}, {512, 1}, {1023, 1}, {1700, 1}});
-        check({2, 1, 32}, half, {{1020, 9}, {505, 12}});
+        check({4, 1, 32}, kv, {{511, 1}, {512, 1}, {1023, 1}, {1700, 1}});
+        check({2, 1, 32}, kv, {{1020, 9}, {505, 12}});
     }
 }
 
@@ -250,22 +254,9 @@ void exponentials() {
     for (float x : {0.0f, -0.0f, INFINITY, -INFINITY}) expect_same({exp_lane(x)}, {reference::exp_of(x)}, "exp");
 }
 
-void copies() {
-    Random random(5);
-    u64 block_bytes = 16 * 700;
-    vector<u8> pool(block_bytes * 6);
-    for (u8& b : pool) b = u8(random.next());
-    vector<u8> want = pool;
-    vector<u32> pairs = {3, 0, 5, 1};
-    for (u32 i = 0; i < 4; i += 2) memcpy(&want[pairs[i + 1] * block_bytes], &want[pairs[i] * block_bytes], block_bytes);
-    run("copy_blocks", {2, 3, 1}, 256, 0, CopyBlocksArgs{pool.data(), pairs.data(), block_bytes, 2, 0});
-    expect_equal(pool, want, "copied blocks");
-}
-
 }  // namespace
 
 void test_attention() {
     test("attention", attention);
-    test("copies of blocks", copies);
     test("exponentials", exponentials);
 }

@@ -134,12 +134,15 @@ inline float gate(u32 activation, float g, float u) {
     return g / (exp_of(0.0f - g) + 1.0f) * u;
 }
 
-inline u16 narrow(float v) {
-    v = v < 65504.0f ? v : 65504.0f;
-    v = v > -65504.0f ? v : -65504.0f;
-    return _cvtss_sh(v, 0);
-}
+inline float saturated(float v) { return max_of(min_of(v, 65504.0f), -65504.0f); }
+inline u16 narrow(float v) { return _cvtss_sh(saturated(v), 0); }
 inline float widen(u16 v) { return _cvtsh_ss(v); }
+inline float int8_scale(const float* x, u32 count) {
+    float largest = 1e-5f;
+    for (u32 i = 0; i < count; i++) largest = max_of(fabsf(saturated(x[i])), largest);
+    return largest / 127.0f;
+}
+inline i8 narrow_int8(float v, float scale) { return i8(nearbyintf(saturated(v) / scale)); }
 
 }  // namespace reference
 
