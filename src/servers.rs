@@ -9,7 +9,7 @@ use tritmill_producer::Client;
 use tritmill_queue::{
     JobId, Operations, QueueName, Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{PostgresOptions, PostgresStore, RedisStore, operations::ClassError},
+    store::{PostgresOptions, PostgresStore, RedisStore, classes::ClassError},
 };
 
 /// The servers that producers and workers share.
