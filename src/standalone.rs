@@ -23,7 +23,7 @@ use tritmill_worker::{Served, Vitals, Worker};
 use crate::{
     admin::{self, LimitOptions, Running, TlsOptions},
     migrate,
-    servers::Given,
+    servers::{Given, refusal},
     signals::Signals,
     worker::{self, Ready},
 };
@@ -126,7 +126,9 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let queue = QueueName { model: name.clone(), format };
     let class = engine.backend().numerics_class().to_owned();
     let store = Arc::new(store);
-    store.register_class(&queue, &class).await.context("give the model another --name")?;
+    let place = format!(" --store {}", arguments.store.display());
+    let registered = store.register_class(&queue, &class).await;
+    registered.map_err(|error| refusal(error, &place))?;
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::new(store.clone(), dispatcher.clone()).hearing(events.clone());

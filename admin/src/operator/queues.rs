@@ -8,6 +8,7 @@ use serde_json::json;
 use tritmill_queue::{
     Priority, QueueName, Timestamp,
     store::{
+        classes,
         history::{Depth, Rates, SampledQueue, Totals},
         operations::{QueueState, Worker},
     },
@@ -302,6 +303,7 @@ pub(crate) struct ClassRequest {
 impl ClassRequest {
     async fn of(body: Body) -> Result<(QueueName, String), ApiError> {
         let Self { queue, numerics_class } = request::body(json::object(body).await?)?;
+        classes::check(&numerics_class)?;
         Ok((request::queue(&queue)?, numerics_class))
     }
 }

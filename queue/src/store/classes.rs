@@ -55,7 +55,10 @@ pub enum ResetClassError {
 }
 
 /// Refuses a name that no class has.
-pub(super) fn check(class: &str) -> Result<(), StoreError> {
+///
+/// # Errors
+/// [`StoreError::Refused`].
+pub fn check(class: &str) -> Result<(), StoreError> {
     let problem = match class.len() {
         0 => "must not be empty".to_owned(),
         bytes if bytes > CLASS_BYTES_MAX => {

@@ -1,6 +1,7 @@
 //! Steps on the emulated device (or, with `TRITMILL_TEST_DEVICE=cuda:N`, on a real one) against the
 //! CPU's, to the bit.
 
+mod checks;
 mod launches;
 
 use std::{path::PathBuf, sync::Arc};
