@@ -18,7 +18,7 @@ use tritmill_queue::{
     Job, JobId, Priority, Prompt, QueueName, Sampling, Tenant, dispatch::MemoryDispatcher,
     store::SqliteStore,
 };
-use tritmill_worker::{Committed, Mode, Served, Vitals, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Mode, Served, Vitals, Worker, WorkerConfig};
 
 /// A worker with all it needs, not yet running.
 #[allow(dead_code, reason = "not every test looks at everything")]
@@ -119,6 +119,11 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Device<F> {
 pub fn engine_on(step: impl FnMut() -> Result<(), StepError> + Send + 'static) -> Engine {
     let config = EngineConfig::new(100_000);
     Engine::new(Box::new(Device(step)), Arc::new(NoText), vec![2], config)
+}
+
+/// A worker's only device.
+pub fn alone(engine: Engine) -> Vec<Device> {
+    vec![Device { name: "cpu".to_owned(), engine }]
 }
 
 /// A step that never ends.
