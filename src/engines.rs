@@ -32,7 +32,8 @@ impl Engines {
             DeviceChoice::Cpu => options.isa().to_string(),
             _ => String::new(),
         };
-        let named = |(device, engine): (DeviceChoice, _)| Device { name: device.to_string(), engine };
+        let named =
+            |(device, engine): (DeviceChoice, _)| Device { name: device.to_string(), engine };
         Ok(Self { devices: engines.into_iter().map(named).collect(), numerics_class, isa })
     }
 }

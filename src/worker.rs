@@ -17,7 +17,8 @@ use tritmill_queue::{
     store::{FAST_RETENTION, PostgresStore},
 };
 use tritmill_worker::{
-    Device, Mode as WorkerMode, Served, Stop, Vitals, Worker, WorkerConfig, WorkerError, http, machine,
+    Device, Mode as WorkerMode, Served, Stop, Vitals, Worker, WorkerConfig, WorkerError, http,
+    machine,
 };
 
 use crate::{

@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_queue::{
     QueueName,
-    store::{Audit as _, FrontStore, Operations as _, audit::AuditLine, operations::Worker},
+    store::{FrontStore, audit::AuditLine, operations::Worker},
 };
 
 use super::queue_name;

@@ -100,8 +100,7 @@ impl Default for Vitals {
         };
         let running = gauge("jobs_running", "Jobs in the engine");
         let uncommitted = gauge("results_waiting", "Results that wait for their commit");
-        let device_rests =
-            gauge("device_rests", "Devices that are left alone since they failed");
+        let device_rests = gauge("device_rests", "Devices that are left alone since they failed");
         let depth = gauge("queue_depth", "Entries waiting in the dispatcher");
         Self {
             registry,
@@ -317,7 +316,8 @@ impl Vitals {
     pub(crate) fn device_broken(&self, place: usize, why: Option<String>) {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         broken[place] = why;
-        self.device_rests.set(broken.iter().flatten().count() as i64);
+        let resting = broken.iter().flatten().count();
+        self.device_rests.set(i64::try_from(resting).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn draining(&self) {

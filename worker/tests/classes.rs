@@ -69,7 +69,8 @@ struct Queue {
 
 impl Queue {
     async fn open() -> Self {
-        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
+        let golden =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
         let model = Arc::new(Model::open(&golden).unwrap());
         Self { rig: rig(Mode::Embedded, Duration::ZERO).await, model }
     }

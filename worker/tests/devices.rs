@@ -150,7 +150,10 @@ async fn a_step_that_hangs_on_one_device_ends_the_worker() {
     rig.store.submit(&jobs(10, 90_000)).await.unwrap();
     let (_stop, stopped) = watch::channel(Stop::No);
     let error = rig.worker.run(vec![good, bad], stopped).await.unwrap_err();
-    assert!(matches!(&error, WorkerError::EngineHangs { device, .. } if device == "bad"), "{error}");
+    assert!(
+        matches!(&error, WorkerError::EngineHangs { device, .. } if device == "bad"),
+        "{error}"
+    );
     let progress = rig.store.progress(None).await.unwrap();
     assert_eq!((progress.queued, progress.running), (10, 0));
 }

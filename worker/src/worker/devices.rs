@@ -44,11 +44,7 @@ pub(super) struct Devices {
 
 impl Devices {
     /// Moves every engine to a thread of its own.
-    pub fn start(
-        devices: Vec<Device>,
-        slots: usize,
-        vitals: &Arc<Vitals>,
-    ) -> io::Result<Self> {
+    pub fn start(devices: Vec<Device>, slots: usize, vitals: &Arc<Vitals>) -> io::Result<Self> {
         assert!(!devices.is_empty(), "a worker has a device");
         vitals.have_devices(devices.iter().map(|device| device.name.clone()).collect());
         let start = |(place, Device { name, engine })| {
@@ -124,7 +120,7 @@ impl Devices {
         (0..count).min_by_key(rank).unwrap_or_default()
     }
 
-    /// When one that is left alone may be tried again, if none may now.
+    /// When the first of those that are left alone may be tried again.
     pub fn retry_at(&self) -> Option<Instant> {
         self.all.iter().filter_map(|device| device.breaker.until()).min()
     }

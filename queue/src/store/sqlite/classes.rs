@@ -88,10 +88,7 @@ async fn change(
     Ok(changed)
 }
 
-async fn read(
-    tx: &mut SqliteConnection,
-    queue: &QueueName,
-) -> Result<Option<Classes>, StoreError> {
+async fn read(tx: &mut SqliteConnection, queue: &QueueName) -> Result<Option<Classes>, StoreError> {
     let row = sqlx::query(
         "SELECT numerics_class, allowed_classes FROM queues WHERE model = ?1 AND format = ?2",
     )
