@@ -13,6 +13,10 @@ use crate::{keys::Keeper, output};
 
 /// Which queue, at servers or in a file.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill queue show bitnet-2b@i2_s
+  tritmill queue show demo@i2_s --store tritmill.sqlite --json")]
 pub struct ShowArguments {
     /// MODEL@FORMAT
     #[arg(value_parser = queue_name)]
