@@ -29,7 +29,7 @@ pub fn block_count(
 ) -> Result<usize, CudaLoadError> {
     let fixed_bytes = fixed_bytes + MARGIN_BYTES;
     let block_bytes = block_bytes as u64;
-    let fitting = (free_bytes.saturating_sub(fixed_bytes) / block_bytes).min(BLOCKS_MAX);
+    let fitting = free_bytes.saturating_sub(fixed_bytes) / block_bytes;
     let (least, wanted) = match blocks {
         KvBlocks::Exactly(count) => (count as u64, count as u64),
         KvBlocks::UpTo(count) => {
@@ -42,7 +42,7 @@ pub fn block_count(
         let needed_bytes = fixed_bytes.saturating_add(least.saturating_mul(block_bytes));
         return Err(CudaLoadError::OutOfMemory { needed_bytes, free_bytes });
     }
-    Ok(wanted as usize)
+    Ok(wanted.min(BLOCKS_MAX) as usize)
 }
 
 #[cfg(test)]
