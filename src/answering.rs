@@ -7,10 +7,9 @@ use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
 };
-use tritmill_engine::Engine;
 use tritmill_producer::{BatchFile, Carried, Client, Counts, Courier, Identity, Notice, Settings};
 use tritmill_queue::{JobState, QueueName, Store, dispatch::MemoryDispatcher};
-use tritmill_worker::{Committed, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
 
 /// Entries the dispatcher holds at most; the store holds the rest.
 const DISPATCH_LIMIT: usize = 1 << 16;
@@ -46,8 +45,8 @@ pub enum Answerer {
         /// The model.
         served: Served,
         /// What runs it.
-        engine: Box<Engine>,
-        /// Sequences the engine runs at once.
+        devices: Vec<Device>,
+        /// Sequences that each of them runs at once.
         max_sequences: usize,
     },
     /// The workers of a queue, wherever they are.
@@ -60,8 +59,8 @@ pub enum Answerer {
 }
 
 impl Answerer {
-    /// What answers depend on besides the line. Of a queue elsewhere only its name is known, and
-    /// that all its workers are of one class.
+    /// What answers depend on besides the line. Of a queue elsewhere only its name is known; its operator
+    /// says of which classes its workers are.
     fn numerics_class(&self, queue: &QueueName) -> String {
         match self {
             Self::Here { served, .. } => served.numerics_class().to_owned(),
@@ -155,10 +154,10 @@ pub async fn answer(
     let (committed, mut commits) = mpsc::unbounded_channel::<Committed>();
     let (carried, mut carries) = mpsc::unbounded_channel::<Carried>();
     let working: JoinHandle<anyhow::Result<()>> = match answerer {
-        Answerer::Here { served, engine, max_sequences } => {
+        Answerer::Here { served, devices, max_sequences } => {
             drop(carried);
             let worker = worker(store, served, queue, max_sequences, committed);
-            tokio::spawn(async move { Ok(worker.run(*engine, stop).await?) })
+            tokio::spawn(async move { Ok(worker.run(devices, stop).await?) })
         }
         Answerer::There { client, attempts_max } => {
             drop(committed);

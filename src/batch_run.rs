@@ -15,13 +15,13 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::sync::watch;
-use tritmill_engine::load;
 use tritmill_queue::QueueName;
 use tritmill_worker::{Served, Stop};
 
 use self::{display::Display, server::ServerOptions};
 use crate::{
     answering::{self, Answerer, Tally, Work},
+    engines::Engines,
     options::{self, CapacityOptions, RunOptions},
     output,
     servers::Servers,
@@ -49,6 +49,7 @@ Examples:
   tritmill batch run questions.jsonl -o answers.jsonl
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --ordered --json | tail -1
   zcat questions.jsonl.gz | tritmill batch run - -o answers.jsonl
+  tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --device cuda:all
   tritmill batch run in.jsonl -o out.jsonl --retry-failed
   tritmill batch run in.jsonl -o out.jsonl --model bitnet-2b --redis redis://… --database postgres://…
   TRITMILL_KEY=tm-… tritmill batch run in.jsonl -o out.jsonl --server https://tritmill.example
@@ -159,14 +160,13 @@ fn queue_of(model: &str, run: &RunOptions) -> QueueName {
 fn here(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let model = options::open(&args.model)?;
     let options = args.capacity.apply(args.run.engine());
-    let engine = load::engine(&model, &options)
+    let Engines { devices, numerics_class, .. } = Engines::load(&model, &options, &args.run.device)
         .with_context(|| format!("cannot load model {}", args.model))?;
     let name = args.name.clone().unwrap_or_else(|| model.name().to_owned());
-    let numerics_class = engine.backend().numerics_class().to_owned();
     let queue = queue_of(&name, &args.run);
     let served = Served::new(model, name, numerics_class);
     let max_sequences = options.max_sequences;
-    Ok((queue, Answerer::Here { served, engine: Box::new(engine), max_sequences }))
+    Ok((queue, Answerer::Here { served, devices, max_sequences }))
 }
 
 fn summarize(tally: &Tally, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {

@@ -15,13 +15,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tritmill_engine::load;
 use tritmill_queue::QueueName;
 use tritmill_worker::{Served, Stop};
 
 use crate::{
     answering::{self, Answerer, Tally, Update, Work},
     demo_model::{self, HELD_OUT_LINES},
+    engines::Engines,
     options::{self, CapacityOptions, RunOptions},
     output,
 };
@@ -120,8 +120,8 @@ fn batch_lines(questions: &[Question]) -> String {
 fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<(Tally, Duration)> {
     let model = options::open(demo_model::NAME)?;
     let options = arguments.capacity.apply(arguments.run.engine());
-    let engine = load::engine(&model, &options)?;
-    let numerics_class = engine.backend().numerics_class().to_owned();
+    let engines = Engines::load(&model, &options, &arguments.run.device)?;
+    let Engines { devices, numerics_class, .. } = engines;
     let name = demo_model::NAME.to_owned();
     let work = Work {
         input: input.to_owned(),
@@ -133,7 +133,7 @@ fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<
     };
     let answerer = Answerer::Here {
         served: Served::new(model, name, numerics_class),
-        engine: Box::new(engine),
+        devices,
         max_sequences: options.max_sequences,
     };
     let bar = ProgressBar::new(0);

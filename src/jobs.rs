@@ -232,6 +232,7 @@ pub fn story(record: &JobRecord) -> Value {
         Some(Outcome::Completed(completion)) => {
             story["choices"] = json!(completion.choices);
             story["usage"] = json!(completion.usage);
+            story["numerics_class"] = json!(completion.fingerprint);
         }
         Some(Outcome::Error(error)) => story["error"] = json!(error),
         Some(Outcome::Expired) | None => {}

@@ -8,7 +8,7 @@ use serde_json::json;
 use tritmill_admin::new_key;
 use tritmill_queue::{
     Tenant,
-    store::{ApiKey, KeyRole, Keys, PostgresStore, SqliteStore},
+    store::{ApiKey, FrontStore, KeyRole, PostgresStore, SqliteStore},
 };
 use uuid::Uuid;
 
@@ -76,7 +76,7 @@ pub struct Revoke {
     keeper: Keeper,
 }
 
-/// Where the keys are kept.
+/// Where the keys, and what is set for queues, are kept.
 #[derive(Debug, Args)]
 pub struct Keeper {
     #[command(flatten)]
@@ -87,7 +87,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    async fn open(&self) -> anyhow::Result<Box<dyn Keys>> {
+    /// Opens it.
+    pub async fn open(&self) -> anyhow::Result<Box<dyn FrontStore>> {
         let Some(file) = &self.store else {
             let store = PostgresStore::connect(self.servers.database()?).await;
             return Ok(Box::new(store.context("cannot use the database")?));

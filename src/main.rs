@@ -11,6 +11,7 @@ mod bench;
 mod demo;
 mod demo_model;
 mod doctor;
+mod engines;
 mod jobs;
 mod keys;
 mod migrate;

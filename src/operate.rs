@@ -1,5 +1,7 @@
 //! `tritmill queue | workers | dlq`: what operators see and set.
 
+mod classes;
+
 use std::{collections::HashSet, process::ExitCode, sync::Arc};
 
 use anyhow::Context as _;
@@ -7,26 +9,36 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_queue::{
     Dispatcher as _, Entry, Job, JobId, Operations as _, QueueName, Tenant,
-    store::{PostgresStore, operations::QueueOverview},
+    store::{
+        PostgresStore,
+        operations::{QueueOverview, QueueState},
+    },
 };
 
+use self::classes::{ClassArguments, ShowArguments};
 use crate::{jobs::story, output, servers::Servers};
 
 /// Some of what was named was not there.
 const EXIT_INCOMPLETE: u8 = 2;
 
-/// Queues: list them, pause and resume them, bound them.
+/// Queues: list them, pause and resume them, bound them, say who may serve them.
 #[derive(Debug, Subcommand)]
 pub enum QueueCommand {
     /// Every queue with its jobs by state
     List(ListArguments),
+    /// What is set for one, and the numerics classes that serve it
+    Show(ShowArguments),
     /// Let workers take nothing new
     Pause(QueueArguments),
     /// Let them go on
     Resume(QueueArguments),
     /// Bound the backlog
     Limit(LimitArguments),
-    /// Forget the numerics class, for another model or other settings; refused while it is served
+    /// Let workers of another numerics class serve it as well
+    AllowClass(ClassArguments),
+    /// Take that back: they drain
+    WithdrawClass(ClassArguments),
+    /// Forget the numerics classes, for another model or other settings; refused while it is served
     ResetClass(QueueArguments),
 }
 
@@ -146,11 +158,15 @@ fn with_store<T>(
     work: impl AsyncFnOnce(Arc<PostgresStore>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let url = servers.database()?;
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    runtime.block_on(async {
+    block_on(async {
         let store = PostgresStore::connect(url).await.context("cannot use the database")?;
         work(Arc::new(store)).await
     })
+}
+
+/// Runs what asks a store of either kind.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Runtime::new().context("cannot start the async runtime")?.block_on(work)
 }
 
 /// Runs `queue …`.
@@ -168,6 +184,9 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
             eprintln!("{queue} goes on");
         }
         QueueCommand::Limit(arguments) => limit(arguments)?,
+        QueueCommand::Show(arguments) => block_on(classes::show(&arguments))?,
+        QueueCommand::AllowClass(arguments) => block_on(arguments.allow())?,
+        QueueCommand::WithdrawClass(arguments) => block_on(arguments.withdraw())?,
         QueueCommand::ResetClass(QueueArguments { queue, servers }) => {
             let had = with_store(&servers, async |store| Ok(store.reset_class(&queue).await?))?;
             match had {
@@ -214,7 +233,8 @@ fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {
         if as_json {
             output::line(json!({
                 "queue": name, "paused": settings.paused, "limit_tokens": settings.limit_tokens,
-                "numerics_class": settings.class, "scheduled": progress.scheduled,
+                "numerics_class": settings.class, "allowed_classes": settings.allowed_classes,
+                "scheduled": progress.scheduled,
                 "queued": progress.queued, "running": progress.running,
                 "retrying": progress.retrying, "completed": progress.completed,
                 "failed": progress.failed, "cancelled": progress.cancelled,
@@ -232,15 +252,18 @@ fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {
             progress.completed,
             progress.failed,
             oldest_queued.map_or("-".to_owned(), |age| age.as_secs().to_string()),
-            condition(settings.paused, waiting > 0 && *workers == 0, *overdue)
+            condition(settings, waiting > 0 && *workers == 0, *overdue)
         ))?;
     }
     Ok(())
 }
 
 /// What an operator should know of a queue, in words.
-fn condition(is_paused: bool, is_unserved: bool, overdue: u64) -> String {
-    let mut text = if is_paused { "paused" } else { "open" }.to_owned();
+fn condition(settings: &QueueState, is_unserved: bool, overdue: u64) -> String {
+    let mut text = if settings.paused { "paused" } else { "open" }.to_owned();
+    if !settings.allowed_classes.is_empty() {
+        text += &format!(", {} numerics classes", 1 + settings.allowed_classes.len());
+    }
     if is_unserved {
         text += ", no worker serves it";
     }

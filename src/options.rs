@@ -12,7 +12,7 @@ use tritmill_engine::{
     files::Model,
     formats::Format,
     kernels::Isa,
-    load::{DeviceChoice, EngineOptions},
+    load::{Devices, EngineOptions},
 };
 
 use tritmill_queue::QueueName;
@@ -47,10 +47,10 @@ pub fn open(model: &str) -> anyhow::Result<Arc<Model>> {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct RunOptions {
-    /// Where to run: cpu, cuda:0 (or another GPU's number), or auto: the first GPU if there is one that
-    /// will do, else the CPU
+    /// Where to run: cpu, cuda:0 (or another GPU's number), several GPUs as in cuda:0,cuda:1, cuda:all,
+    /// or auto: the first GPU if there is one that will do, else the CPU
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
-    pub device: DeviceChoice,
+    pub device: Devices,
     /// Packing of the ternary weights; the answers are the same for each
     #[arg(long, default_value = "i2_s", value_parser = one_of::<Format>(&["i2_s", "tl1", "tl2"]))]
     pub format: Format,
@@ -79,10 +79,15 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// The engine's options, with its own defaults for the rest.
+    /// As [`Self::engine`], on the one device that is asked for.
+    pub fn engine_on_one(&self) -> anyhow::Result<EngineOptions> {
+        let device = self.device.one().context("--device")?;
+        Ok(EngineOptions { device, ..self.engine() })
+    }
+
+    /// The options of an engine on any of the devices, with its own defaults for the rest.
     pub fn engine(&self) -> EngineOptions {
         EngineOptions {
-            device: self.device,
             format: self.format,
             isa: self.isa,
             threads: self.threads,
@@ -111,10 +116,11 @@ impl RunOptions {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct CapacityOptions {
-    /// Sequences that run at once
+    /// Sequences that run at once, on each device
     #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<65536>)]
     pub max_sequences: NonZeroUsize,
-    /// Memory of the KV cache in MiB [default: what the sequences need, at most 1024]
+    /// Memory of the KV cache in MiB, on each device [default: what the sequences need, at most 1024; on
+    /// a GPU at most nine tenths of what is free beside the weights]
     #[arg(long, value_name = "MIB")]
     pub kv_memory: Option<u64>,
 }

@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use tokio::time::timeout;
 use tritmill_producer::Client;
 use tritmill_queue::{
     JobId, Operations, QueueName, Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{PostgresOptions, PostgresStore, RedisStore, operations::ClassError},
+    store::{PostgresOptions, PostgresStore, RedisStore, classes::ClassError},
 };
 
 /// The servers that producers and workers share.
@@ -125,11 +125,17 @@ impl Keeper {
         }
     }
 
-    /// Gives a queue its numerics class, or confirms it.
-    pub async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError> {
+    /// Gives a queue its numerics class, or confirms that workers of this class may serve it.
+    pub async fn register_class(&self, queue: &QueueName, class: &str) -> anyhow::Result<()> {
         match self {
-            Self::Journal(store) => store.register_class(queue, class).await,
-            Self::Fast(store) => store.register_class(class).await,
+            Self::Journal(store) => {
+                let registered = store.register_class(queue, class).await;
+                registered.map_err(|error| refusal(error, ""))
+            }
+            Self::Fast(store) => {
+                let registered = store.register_class(class).await;
+                registered.context("a fast queue has one class: give the model another --name")
+            }
         }
     }
 
@@ -154,6 +160,17 @@ impl Keeper {
             Self::Fast(store) => store.forget_queue().await,
         }
     }
+}
+
+/// Why a worker does not serve a queue, and what an operator may do about it; `place` says where the
+/// queue's settings are, as options.
+pub fn refusal(error: ClassError, place: &str) -> anyhow::Error {
+    let ClassError::Mismatch { queue, offered, .. } = &error else { return error.into() };
+    anyhow!(
+        "{error}: its answers would depend on who gives them; to have both classes serve it: tritmill \
+         queue allow-class {queue} {offered}{place} (or POST /admin/v1/queues/allow-class), else give \
+         the model another --name"
+    )
 }
 
 /// Both addresses.

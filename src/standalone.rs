@@ -22,8 +22,9 @@ use tritmill_worker::{Served, Vitals, Worker};
 
 use crate::{
     admin::{self, LimitOptions, Running, TlsOptions},
+    engines::Engines,
     migrate,
-    servers::Given,
+    servers::{Given, refusal},
     signals::Signals,
     worker::{self, Ready},
 };
@@ -41,6 +42,7 @@ const DISPATCH_LIMIT: usize = 1 << 16;
 Examples:
   tritmill standalone                         # no server: everything in ./tritmill.sqlite
   tritmill standalone --redis redis://localhost --database postgres://tritmill@localhost/tritmill
+  tritmill standalone --model ./bitnet-2b --device cuda:all
   tritmill standalone --model ./bitnet-2b --format tl2 --api 0.0.0.0:8080 --listen 0.0.0.0:9100
 
 Exit codes:
@@ -119,14 +121,15 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let opened = tokio::select! {
         biased;
         () = signals.next() => return Ok(ExitCode::SUCCESS),
-        opened = worker::open(arguments.worker.model.clone(), options) => opened,
+        opened = worker::open(&arguments.worker, options) => opened,
     };
-    let (model, engine) = opened?;
+    let (model, Engines { devices, numerics_class: class, isa }) = opened?;
     let name = arguments.worker.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format };
-    let class = engine.backend().numerics_class().to_owned();
     let store = Arc::new(store);
-    store.register_class(&queue, &class).await.context("give the model another --name")?;
+    let place = format!(" --store {}", arguments.store.display());
+    let registered = store.register_class(&queue, &class).await;
+    registered.map_err(|error| refusal(error, &place))?;
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::new(store.clone(), dispatcher.clone()).hearing(events.clone());
@@ -144,13 +147,13 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
         operations: Some(store.clone()),
         events: Some(events),
         served: Arc::new(Served::new(model, name, class)),
-        config: arguments.worker.config(queue),
+        config: arguments.worker.config(queue, isa),
         committed,
         vitals: Arc::new(Vitals::default()),
     };
     let worker::Arguments { listen, json, .. } = arguments.worker;
     let beside = beside(&running, json)?;
-    let ended = Ready { worker, engine, listen, json, beside }.serve(signals).await;
+    let ended = Ready { worker, devices, listen, json, beside }.serve(signals).await;
     running.stop().await;
     store.close().await;
     ended

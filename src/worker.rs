@@ -11,20 +11,18 @@ use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
 };
-use tritmill_engine::{
-    Engine,
-    files::Model,
-    load::{self, EngineOptions},
-};
+use tritmill_engine::{files::Model, load::EngineOptions};
 use tritmill_queue::{
     QueueName,
     store::{FAST_RETENTION, PostgresStore},
 };
 use tritmill_worker::{
-    Mode as WorkerMode, Served, Stop, Vitals, Worker, WorkerConfig, WorkerError, http, machine,
+    Device, Mode as WorkerMode, Served, Stop, Vitals, Worker, WorkerConfig, WorkerError, http,
+    machine,
 };
 
 use crate::{
+    engines::Engines,
     options::{self, CapacityOptions, ModelOption, RunOptions},
     output,
     servers::{Given, Keeper, Mode, ModeOptions},
@@ -38,7 +36,10 @@ const LEASE_S_MIN: f64 = 0.5;
 /// Answer the jobs of a queue.
 ///
 /// The queue is the model's name and the format. Any number of workers may serve one queue; they
-/// must be of one numerics class (same weights, KV type, head), which the first one sets.
+/// must be of one numerics class (same weights, KV type, head, CPU or CUDA), which the first one sets,
+/// or of one that an operator has allowed beside it (`tritmill queue allow-class`). With several GPUs
+/// each has the weights and runs jobs of its own. When one is lost, all jobs are handed back and the
+/// worker ends: started again with cuda:all, it goes on with those that are left.
 /// SIGTERM drains: nothing new is taken, what runs is finished or handed back.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -46,6 +47,8 @@ Examples:
   tritmill worker --redis redis://localhost --database postgres://tritmill@localhost/tritmill
   tritmill worker --redis redis://localhost --fast
   tritmill worker --model ./bitnet-2b --format tl2 --slots 32 --listen 0.0.0.0:9100
+  tritmill worker --model ./bitnet-2b --device cuda:0,cuda:1
+  tritmill worker --model ./bitnet-2b --device cuda:all --kv-memory 40000
 
 Exit codes:
   0 drained, 1 could not start, or the engine or the pages at --listen failed")]
@@ -55,7 +58,7 @@ pub struct Arguments {
     /// Name of the model's queue [default: the folder's or file's]
     #[arg(long, value_name = "NAME", value_parser = options::model_name)]
     pub name: Option<String>,
-    /// Jobs held at once [default: the sequences that run at once, and a quarter more]
+    /// Jobs held at once, for each device [default: the sequences that run at once, and a quarter more]
     #[arg(long, value_name = "N", value_parser = options::up_to::<131_072>)]
     pub slots: Option<NonZeroUsize>,
     /// Seconds a job stays this worker's without a sign of life
@@ -93,7 +96,7 @@ impl Arguments {
     }
 
     /// What the worker of a queue is told.
-    pub fn config(&self, queue: QueueName) -> WorkerConfig {
+    pub fn config(&self, queue: QueueName, isa: String) -> WorkerConfig {
         let sequences = self.capacity.max_sequences.get();
         WorkerConfig {
             queue,
@@ -103,7 +106,7 @@ impl Arguments {
             drain: Duration::from_secs_f64(self.drain),
             step_limit: Duration::from_secs_f64(self.step_limit),
             mode: WorkerMode::Service,
-            isa: self.run.engine().kernels(),
+            isa,
         }
     }
 }
@@ -143,7 +146,7 @@ pub fn run_beside(arguments: Arguments, beside: Map<String, Value>) -> anyhow::R
         tokio::select! {
             biased;
             () = signals.next() => None,
-            started = start(servers, arguments.model.clone(), options) => Some(started),
+            started = start(servers, &arguments, options) => Some(started),
         }
     });
     let Some(started) = started else {
@@ -152,14 +155,14 @@ pub fn run_beside(arguments: Arguments, beside: Map<String, Value>) -> anyhow::R
         runtime.shutdown_background();
         return Ok(ExitCode::SUCCESS);
     };
-    let (database, model, engine) = started?;
+    let (database, model, engines) = started?;
+    let Engines { devices, numerics_class: class, isa } = engines;
     let name = arguments.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
-    let class = engine.backend().numerics_class().to_owned();
     let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY * days.max(1));
     let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
     let vitals = Arc::new(Vitals::with_dispatcher(&dispatcher));
-    let config = arguments.config(queue.clone());
+    let config = arguments.config(queue.clone(), isa);
     // Nobody listens: what is committed is counted by the vitals.
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
@@ -175,14 +178,14 @@ pub fn run_beside(arguments: Arguments, beside: Map<String, Value>) -> anyhow::R
     runtime.block_on(async {
         keeper.register_class(&queue, &class).await?;
         let Arguments { listen, json, .. } = arguments;
-        Ready { worker, engine, listen, json, beside }.serve(signals).await
+        Ready { worker, devices, listen, json, beside }.serve(signals).await
     })
 }
 
 /// A worker that can begin.
 pub struct Ready {
     pub worker: Worker,
-    pub engine: Engine,
+    pub devices: Vec<Device>,
     /// Where its pages are served.
     pub listen: SocketAddr,
     /// Say what is served where as JSON.
@@ -194,7 +197,7 @@ pub struct Ready {
 impl Ready {
     /// Works until a signal says stop.
     pub async fn serve(self, signals: Signals) -> anyhow::Result<ExitCode> {
-        let Self { worker, engine, listen, json: as_json, beside } = self;
+        let Self { worker, devices, listen, json: as_json, beside } = self;
         let (owner, queue) = (worker.config.owner.clone(), worker.config.queue.to_string());
         let (listener, address) = http::listen(listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
@@ -206,7 +209,7 @@ impl Ready {
             output::line(said)?;
         }
         eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");
-        while_served(worker.run(engine, stopped), serving, stop).await?;
+        while_served(worker.run(devices, stopped), serving, stop).await?;
         eprintln!("worker {owner} is drained");
         Ok(ExitCode::SUCCESS)
     }
@@ -239,24 +242,25 @@ async fn while_served(
 /// Connects to the database, if there is one, then loads the model.
 async fn start(
     servers: Mode<'_>,
-    model: ModelOption,
+    arguments: &Arguments,
     options: EngineOptions,
-) -> anyhow::Result<(Option<Arc<PostgresStore>>, Arc<Model>, Engine)> {
+) -> anyhow::Result<(Option<Arc<PostgresStore>>, Arc<Model>, Engines)> {
     let database = servers.database().await?;
-    let (model, engine) = open(model, options).await?;
-    Ok((database, model, engine))
+    let (model, engines) = open(arguments, options).await?;
+    Ok((database, model, engines))
 }
 
-/// Loads the model, on a thread of its own.
+/// Loads the model on every device, on a thread of its own.
 pub async fn open(
-    model: ModelOption,
+    arguments: &Arguments,
     options: EngineOptions,
-) -> anyhow::Result<(Arc<Model>, Engine)> {
+) -> anyhow::Result<(Arc<Model>, Engines)> {
+    let (model, devices) = (arguments.model.clone(), arguments.run.device.clone());
     let load = move || {
         let opened = model.open()?;
-        let engine = load::engine(&opened, &options)
+        let engines = Engines::load(&opened, &options, &devices)
             .with_context(|| format!("cannot load model {}", model.model))?;
-        anyhow::Ok((opened, engine))
+        anyhow::Ok((opened, engines))
     };
     tokio::task::spawn_blocking(load).await.context("loading failed")?
 }

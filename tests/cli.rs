@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 26] = [
     "",
     "admin",
     "standalone",
@@ -28,6 +28,10 @@ const COMMANDS: [&str; 22] = [
     "bench e2e",
     "bench kernels",
     "bench queue",
+    "queue show",
+    "queue allow-class",
+    "queue withdraw-class",
+    "worker",
     "doctor",
 ];
 
@@ -48,6 +52,15 @@ fn every_command_explains_itself() {
 fn unknown_commands_are_refused_with_a_hint() {
     fails(&["docter"], "doctor");
     fails(&["--nonsense"], "unexpected argument");
+}
+
+#[test]
+fn devices_that_do_not_go_together_are_refused() {
+    fails(&["demo", "--device", "cuda:0,cpu"], "start a worker for each");
+    fails(&["demo", "--device", "gpu"], "cuda:all");
+    let one = "one device is needed here, not cuda:0,cuda:1";
+    fails(&["bench", "engine", "--device", "cuda:0,cuda:1"], one);
+    fails(&["model", "generate", "--prompt", "a", "--device", "cuda:all"], "not cuda:all");
 }
 
 #[test]

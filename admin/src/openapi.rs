@@ -38,6 +38,7 @@ pub(crate) use schemas::*;
         jobs::list, jobs::count, jobs::cancel, story::one,
         dead_letters::list, dead_letters::replay, dead_letters::purge,
         queues::list, queues::pause, queues::resume, queues::limit,
+        queues::allow_class, queues::withdraw_class,
         history::list, history::integrity,
         workers::list, workers::drain,
         keys::list, keys::create, keys::revoke, keys::erase, log::list,

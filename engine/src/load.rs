@@ -1,12 +1,11 @@
 //! From an opened model to a running engine: the options a person may set, the defaults for those
 //! they did not, and the sizes that follow from them.
 
-use std::{
-    fmt,
-    num::NonZeroUsize,
-    str::FromStr,
-    sync::{Arc, OnceLock},
-};
+mod devices;
+
+use std::{num::NonZeroUsize, sync::Arc};
+
+pub use devices::{DeviceChoice, Devices, DevicesError};
 
 use crate::{
     Engine, EngineConfig,
@@ -24,68 +23,6 @@ use crate::{
 
 /// KV memory when none is asked for, unless the sequences need less.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
-
-/// Where a model runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DeviceChoice {
-    /// On the processor.
-    #[default]
-    Cpu,
-    /// On the GPU of that number, or not at all.
-    Cuda(usize),
-    /// On the first GPU, if there is one that can run the kernels, else on the processor.
-    Auto,
-}
-
-impl DeviceChoice {
-    /// Looks for a GPU where that is left open, once in a process, and says if there is none.
-    pub fn resolved(self) -> Self {
-        static FOUND: OnceLock<bool> = OnceLock::new();
-        if self != Self::Auto {
-            return self;
-        }
-        let found = *FOUND.get_or_init(|| match cuda::usable(0) {
-            Ok(()) => true,
-            Err(why) => {
-                tracing::warn!(%why, "no GPU to run on: running on the CPU");
-                false
-            }
-        });
-        if found { Self::Cuda(0) } else { Self::Cpu }
-    }
-}
-
-impl fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
-            Self::Auto => f.write_str("auto"),
-        }
-    }
-}
-
-/// A device that is none of `cpu`, `cuda:N`, `auto`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown device '{0}' (expected cpu, cuda:0, cuda:1, … or auto)")]
-pub struct UnknownDevice(pub String);
-
-impl FromStr for DeviceChoice {
-    type Err = UnknownDevice;
-
-    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
-        match name {
-            "cpu" => Ok(Self::Cpu),
-            "auto" => Ok(Self::Auto),
-            "cuda" => Ok(Self::Cuda(0)),
-            other => other
-                .strip_prefix("cuda:")
-                .and_then(|ordinal| ordinal.parse::<u16>().ok())
-                .map(|ordinal| Self::Cuda(ordinal.into()))
-                .ok_or_else(|| UnknownDevice(other.to_owned())),
-        }
-    }
-}
 
 /// Why a model does not run.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +52,8 @@ pub struct EngineOptions {
     pub kv: KvType,
     /// Precision of the head.
     pub head: HeadMode,
-    /// Memory of the KV cache; `None` takes what `max_sequences` full contexts need, up to 1 GiB.
+    /// Memory of the KV cache; `None` takes what `max_sequences` full contexts need, up to 1 GiB, or on
+    /// a GPU up to nine tenths of what is free beside the weights.
     pub kv_bytes: Option<u64>,
     /// Sequences that run at once.
     pub max_sequences: usize,
@@ -162,7 +100,7 @@ impl EngineOptions {
         self.blocks_within(model, self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT), block_bytes)
     }
 
-    /// KV blocks for a model on a GPU: what the sequences need, as far as memory reaches.
+    /// KV blocks for a model on a GPU: what the sequences can use, as far as memory reaches.
     fn blocks_on_gpu(&self, model: &Model) -> KvBlocks {
         let block_bytes = cuda::kv_block_bytes(model, self.kv);
         match self.kv_bytes {
@@ -224,6 +162,22 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     Ok(Engine::new(backend, model.clone(), eos_tokens, config))
 }
 
+/// Loads a model's weights on each of several devices, and joins each with a scheduler.
+///
+/// # Errors
+/// As [`engine`], of the first device where it fails.
+pub fn engines(
+    model: &Arc<Model>,
+    options: &EngineOptions,
+    devices: &Devices,
+) -> Result<Vec<(DeviceChoice, Engine)>, LoadError> {
+    let load = |device| {
+        let options = EngineOptions { device, ..*options };
+        Ok((device, engine(model, &options)?))
+    };
+    devices.resolved()?.into_iter().map(load).collect()
+}
+
 impl TokenText for Model {
     fn bytes(&self, token: u32) -> &[u8] {
         self.tokenizer().token_bytes(token).unwrap_or_default()
@@ -231,21 +185,5 @@ impl TokenText for Model {
 
     fn is_special(&self, token: u32) -> bool {
         self.tokenizer().is_special(token)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_are_read_as_they_are_written() {
-        for device in [DeviceChoice::Cpu, DeviceChoice::Auto, DeviceChoice::Cuda(3)] {
-            assert_eq!(device.to_string().parse::<DeviceChoice>().ok(), Some(device));
-        }
-        assert_eq!("cuda".parse::<DeviceChoice>().ok(), Some(DeviceChoice::Cuda(0)));
-        for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999", "CPU"] {
-            assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong}");
-        }
     }
 }

@@ -19,6 +19,7 @@ mod attempts;
 pub mod audit;
 pub mod batches;
 pub mod bulk;
+pub mod classes;
 pub mod files;
 pub mod history;
 pub mod insight;

@@ -11,14 +11,12 @@ use std::{sync::Arc, time::Duration};
 use conformance::{answer, by, error, finished, job, queue};
 use stores::{Rig, both};
 use tritmill_queue::{
-    ErrorKind, Job, JobId, JobState, QueueName, Store, Tenant, Timestamp,
+    ErrorKind, Job, JobId, JobState, QueueName, Store, StoreError, Tenant, Timestamp,
     dispatch::Quotas,
     store::{
         FrontStore, PostgresStore,
-        operations::{
-            ClassError, Directive, Heartbeat, Measured, QueueState, ResetClassError,
-            SILENT_ALIVE_MAX,
-        },
+        classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
+        operations::{Directive, Heartbeat, Measured, QueueState, SILENT_ALIVE_MAX},
     },
 };
 use tritmill_servers::Postgres;
@@ -50,8 +48,7 @@ async fn fail(store: &Arc<dyn FrontStore>, jobs: &[Job]) {
 #[tokio::test]
 async fn a_queue_keeps_what_is_set_for_it() {
     both(async |Rig { store, .. }| {
-        let untouched =
-            QueueState { queue: queue(), paused: false, limit_tokens: None, class: None };
+        let untouched = QueueState::untouched(queue());
         assert_eq!(store.queue_state(&queue()).await.unwrap(), untouched);
         store.set_limit(&queue(), Some(1_000_000)).await.unwrap();
         store.set_paused(&queue(), true).await.unwrap();
@@ -103,11 +100,56 @@ async fn a_worker_of_another_numerics_class_is_refused() {
 }
 
 #[tokio::test]
+async fn a_class_that_is_allowed_serves_beside_the_first_until_it_is_withdrawn() {
+    both(async |Rig { store, .. }| {
+        let allowed = async || store.queue_state(&queue()).await.unwrap().allowed_classes;
+        // Before the queue has a class of its own, or a row.
+        assert!(store.allow_class(&queue(), "cuda").await.unwrap());
+        assert!(!store.allow_class(&queue(), "cuda").await.unwrap(), "it is already");
+        store.register_class(&queue(), "cpu").await.unwrap();
+        store.register_class(&queue(), "cuda").await.unwrap();
+        assert!(!store.allow_class(&queue(), "cpu").await.unwrap(), "its own");
+        assert_eq!(allowed().await, ["cuda"]);
+        assert_eq!(store.queue_state(&queue()).await.unwrap().class.as_deref(), Some("cpu"));
+        assert_eq!(store.queues().await.unwrap()[0].settings.allowed_classes, ["cuda"]);
+        assert_eq!(store.queue_states().await.unwrap()[0].allowed_classes, ["cuda"]);
+        let refused = store.register_class(&queue(), "q8").await.unwrap_err().to_string();
+        let expected = "queue tiny@i2_s has numerics class 'cpu' or 'cuda', not 'q8'";
+        assert_eq!(refused, expected);
+
+        let of = |class: &str| {
+            let measured = Measured { numerics_class: class.into(), ..beat().measured };
+            Heartbeat { owner: format!("of {class}"), measured, ..beat() }
+        };
+        let drains = async |class| store.heartbeat(&of(class)).await.unwrap().drain;
+        assert!(!drains("cuda").await && !drains("cpu").await);
+        assert!(!store.withdraw_class(&queue(), "cpu").await.unwrap(), "its own stays");
+        assert!(store.withdraw_class(&queue(), "cuda").await.unwrap());
+        assert!(!store.withdraw_class(&queue(), "cuda").await.unwrap());
+        assert!(drains("cuda").await, "it is to go");
+        assert!(!drains("cpu").await && !drains("").await);
+        let refused = store.register_class(&queue(), "cuda").await.unwrap_err();
+        assert!(matches!(refused, ClassError::Mismatch { .. }), "{refused}");
+
+        for i in 0..ALLOWED_CLASSES_MAX {
+            store.allow_class(&queue(), &format!("{i}")).await.unwrap();
+        }
+        for wrong in ["one too many", "", "a\0b"] {
+            let refused = store.allow_class(&queue(), wrong).await.unwrap_err();
+            assert!(matches!(refused, StoreError::Refused { .. }), "{refused}");
+        }
+        assert_eq!(allowed().await.len(), ALLOWED_CLASSES_MAX);
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_class_is_reset_when_nobody_serves_the_queue() {
     both(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         assert_eq!(store.reset_class(&queue()).await.unwrap(), None, "it never had one");
         store.register_class(&queue(), "f16 exact").await.unwrap();
+        store.allow_class(&queue(), "f32 exact").await.unwrap();
         let elsewhere = QueueName { format: "tl1".into(), ..queue() };
         for (owner, queue) in [("b", queue()), ("a", queue()), ("c", elsewhere)] {
             let beat = Heartbeat { owner: owner.into(), queue, ..beat() };
@@ -123,6 +165,7 @@ async fn a_class_is_reset_when_nobody_serves_the_queue() {
         rig.advance(SILENT_ALIVE_MAX + Duration::from_millis(1));
         assert_eq!(store.reset_class(&queue()).await.unwrap().as_deref(), Some("f16 exact"));
         store.register_class(&queue(), "int8 fast").await.unwrap();
+        store.register_class(&queue(), "f32 exact").await.expect_err("allowed beside another one");
     })
     .await;
 }

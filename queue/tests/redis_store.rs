@@ -14,7 +14,7 @@ use tritmill_queue::{
     Claim, Delivery, DispatchError, Dispatcher, ErrorKind, Job, JobId, JobState, Priority, Pull,
     QueueName, Store, StoreError, Tenant, Timestamp,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{AcceptError, FAST_RETENTION, RedisStore, UnfitError, operations::ClassError},
+    store::{AcceptError, FAST_RETENTION, RedisStore, UnfitError, classes::ClassError},
 };
 use tritmill_servers::Redis;
 

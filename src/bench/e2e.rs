@@ -23,7 +23,7 @@ use tritmill_engine::{
 };
 use tritmill_producer::{Client, JobBuilder};
 use tritmill_queue::{Job, JobId, QueueName, Sampling};
-use tritmill_worker::{Committed, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
 
 use super::queue::Bench;
 use crate::{
@@ -112,7 +112,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let context = model.config().context_length;
     let longest = arguments.prompt.get().saturating_add(arguments.generate().get());
     ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
-    let options = arguments.capacity().apply(arguments.run.engine());
+    let options = arguments.capacity().apply(arguments.run.engine_on_one()?);
     let work = Work {
         jobs: arguments.jobs.unwrap_or(arguments.batch().saturating_mul(FOUR)).get(),
         prompt: arguments.prompt.get(),
@@ -240,7 +240,8 @@ impl Fleet {
             committed,
             vitals: Arc::new(Vitals::default()),
         };
-        let working = tokio::spawn(worker.run(engine, stopped));
+        let device = Device { name: options.device.to_string(), engine };
+        let working = tokio::spawn(worker.run(vec![device], stopped));
         let client = bench.keeper.client(bench.dispatcher.clone());
         Ok(Self { client, queue: bench.queue.clone(), commits, stop, working })
     }

@@ -67,7 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let context = model.config().context_length;
     let longest = workload.prompt_tokens.saturating_add(workload.generate_tokens);
     ensure!(longest <= context, "{longest} tokens are more than the model's context of {context}");
-    let options = arguments.run.engine();
+    let options = arguments.run.engine_on_one()?;
     let mut backend = load::backend(&model, &options, workload.block_count())?;
     let (kernels, threads) = (options.kernels(), options.threads());
     let reads = MemoryReads::new(threads, Machine::read().available());

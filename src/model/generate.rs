@@ -141,7 +141,7 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let model = arguments.model.open()?;
     let prompt = arguments.prompt.tokens(&model, arguments.chat)?;
-    let options = load::EngineOptions { max_sequences: 1, ..arguments.run.engine() };
+    let options = load::EngineOptions { max_sequences: 1, ..arguments.run.engine_on_one()? };
     let mut engine = load::engine(&model, &options)?;
     let sampling = arguments.sampling.params();
     let request = Request { prompt, sampling, ..Request::default() };

@@ -51,7 +51,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = arguments.model.open()?;
     let (positions, limit) = (arguments.tokens.len(), model.config().context_length);
     ensure!(positions <= limit, "{positions} tokens are more than the model's context of {limit}");
-    let mut backend = load::backend(&model, &arguments.run.engine(), blocks_for(positions))?;
+    let mut backend =
+        load::backend(&model, &arguments.run.engine_on_one()?, blocks_for(positions))?;
     let vocab = backend.vocab_size();
     let mut file = match &arguments.out {
         Some(path) => Some(BufWriter::new(File::create(path).with_context(|| unwritable(path))?)),

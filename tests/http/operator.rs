@@ -74,6 +74,7 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
     let answered = &jobs(&operator, "tenant=acme&state=completed")[0];
     let story = operator.get(&format!("/admin/v1/jobs/{}", answered["id"].as_str().unwrap()));
     let story = story.json();
+    assert!(story["numerics_class"].as_str().unwrap().ends_with("/cpu"), "{story}");
     assert_eq!(story["texts"], json!(["2024-03-03"]));
     assert!(story["attempts"][0]["first_token_ms"].is_u64(), "{story}");
 
@@ -102,6 +103,17 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
     assert!(paused(false));
     done(&operator, "/admin/v1/queues/limit", &json!({ "queue": "demo@i2_s", "limit_tokens": 99 }));
     assert_eq!(operator.get("/admin/v1/queues").json()["data"][0]["limit_tokens"], 99);
+    let class = json!({ "queue": "demo@i2_s", "numerics_class": "x/kv-f16/head-bf16/cuda" });
+    done(&operator, "/admin/v1/queues/allow-class", &class);
+    let allowed = || operator.get("/admin/v1/queues").json()["data"][0]["allowed_classes"].clone();
+    assert_eq!(allowed(), json!(["x/kv-f16/head-bf16/cuda"]));
+    done(&operator, "/admin/v1/queues/withdraw-class", &class);
+    assert_eq!(allowed(), json!([]));
+    assert_eq!(operator.post("/admin/v1/queues/withdraw-class", &class).status, 404);
+    for wrong in ["", "a\u{0}b", &"x".repeat(300)] {
+        let wrong = json!({ "queue": "demo@i2_s", "numerics_class": wrong });
+        assert_eq!(operator.post("/admin/v1/queues/allow-class", &wrong).status, 400, "{wrong}");
+    }
     eventually("the queue is sampled", || {
         operator.get("/admin/v1/queues").json()["data"][0]["completed"].as_u64() > Some(0)
     });
@@ -111,6 +123,8 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
     let workers = operator.get("/admin/v1/workers").json();
     assert!(workers["data"][0]["kv_usage"].is_f64(), "{workers}");
     assert_ne!(workers["data"][0]["isa"], "", "{workers}");
+    assert_eq!(workers["data"][0]["device"], "cpu", "{workers}");
+    assert!(workers["data"][0]["numerics_class"].as_str().unwrap().ends_with("/cpu"), "{workers}");
     assert!(operator.get("/admin/v1/integrity").json()["results_fenced"].is_u64());
     let drain = json!({ "worker": workers["data"][0]["worker"] });
     done(&operator, "/admin/v1/workers/drain", &drain);
@@ -144,6 +158,9 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
         "queue.pause",
         "queue.resume",
         "queue.limit",
+        "queue.allow_class",
+        "queue.withdraw_class",
+        "queue.withdraw_class",
         "worker.drain",
         "worker.drain",
         "key.create",
@@ -240,6 +257,17 @@ fn every_metric_of_the_dashboard_is_exported() {
     let operator = admin.first();
     assert_eq!(ask(&operator, json!({})), 200);
     let exported = || operator.get("/metrics").text() + &worker.get("/metrics").1;
+    let class = json!({ "queue": "demo@i2_s", "numerics_class": "x/kv-f16/head-bf16/cuda" });
+    done(&operator, "/admin/v1/queues/allow-class", &class);
+    let allowed = || operator.get("/admin/v1/queues").json()["data"][0]["allowed_classes"].clone();
+    assert_eq!(allowed(), json!(["x/kv-f16/head-bf16/cuda"]));
+    done(&operator, "/admin/v1/queues/withdraw-class", &class);
+    assert_eq!(allowed(), json!([]));
+    assert_eq!(operator.post("/admin/v1/queues/withdraw-class", &class).status, 404);
+    for wrong in ["", "a\u{0}b", &"x".repeat(300)] {
+        let wrong = json!({ "queue": "demo@i2_s", "numerics_class": wrong });
+        assert_eq!(operator.post("/admin/v1/queues/allow-class", &wrong).status, 400, "{wrong}");
+    }
     eventually("the queue is sampled", || {
         exported().contains("tritmill_queue_wait_seconds_bucket")
     });

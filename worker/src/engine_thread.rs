@@ -66,18 +66,18 @@ pub struct EngineThread {
 }
 
 impl EngineThread {
-    /// Moves the engine to a thread of its own.
+    /// Moves the engine to a thread of its own; `place` is its device's among the worker's.
     ///
     /// # Errors
     /// If the system has no more threads.
-    pub fn start(engine: Engine, vitals: Arc<Vitals>) -> std::io::Result<Self> {
+    pub fn start(engine: Engine, place: usize, vitals: Arc<Vitals>) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         // Unbounded, but never longer than the requests the worker has room for.
         let (outbox, reports) = async_mpsc::unbounded_channel();
         let pulse = Arc::new(AtomicU64::new(0));
         let beat = Arc::clone(&pulse);
         let body = move || {
-            Loop { engine, held: HashMap::new(), inbox, outbox, pulse: beat, vitals }.run();
+            Loop { engine, place, held: HashMap::new(), inbox, outbox, pulse: beat, vitals }.run();
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
         Ok(Self { commands: Some(commands), reports, thread: Some(thread), pulse })
@@ -139,6 +139,7 @@ struct Flight {
 
 struct Loop {
     engine: Engine,
+    place: usize,
     held: HashMap<RequestId, Flight>,
     inbox: mpsc::Receiver<Command>,
     outbox: async_mpsc::UnboundedSender<Report>,
@@ -165,7 +166,7 @@ impl Loop {
             self.pulse.fetch_add(1, Ordering::Relaxed);
             let step = self.engine.step(Instant::now());
             self.pulse.fetch_add(1, Ordering::Relaxed);
-            self.vitals.stepped(step.sequences, self.engine.stats());
+            self.vitals.stepped(self.place, step.sequences, self.engine.stats());
             for event in step.events {
                 match event {
                     Event::Delta { id, choice, text, tokens } => {

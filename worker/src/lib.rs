@@ -1,7 +1,7 @@
 //! The loop that joins queue and engine: pull, lease, run, record.
 //!
-//! One process, one engine on a thread of its own ([`engine_thread`]), and an async side that never
-//! blocks it ([`Worker`]). The worker pulls what fits, claims it in the store, turns jobs into engine
+//! One process, an engine for each device on a thread of its own ([`engine_thread`]), and an async side
+//! that never blocks it ([`Worker`]). The worker pulls what fits, claims it in the store, turns jobs into engine
 //! requests ([`Served`]) and records what comes back, several results per transaction.
 //!
 //! Promise: delivered at least once, recorded exactly once. A result is written only under the epoch
@@ -18,4 +18,4 @@ mod worker;
 
 pub use served::Served;
 pub use vitals::Vitals;
-pub use worker::{Committed, Mode, Stop, Worker, WorkerConfig, WorkerError};
+pub use worker::{Committed, Device, Mode, Stop, Worker, WorkerConfig, WorkerError};

@@ -1,7 +1,8 @@
 //! From a job to an engine request, and from its end to the job's outcome.
 
-use std::time::Instant;
+use std::{borrow::Cow, time::Instant};
 
+use serde::{Deserialize, Serialize};
 use tritmill_engine::{
     FinishReason as EngineReason, Output, Priority as EnginePriority, Request, SamplingParams,
     SubmitError, TokenLogprob as EngineLogprob,
@@ -19,17 +20,34 @@ use crate::{
 /// Stands for a log probability of minus infinity in results, as OpenAI has it.
 const LOGPROB_FLOOR: f32 = -9999.0;
 
+/// What is kept of a running answer: its tokens, for whoever would have drawn the same.
+#[derive(Debug, Serialize, Deserialize)]
+struct Checkpoint<'a> {
+    numerics_class: Cow<'a, str>,
+    tokens: Cow<'a, [u32]>,
+}
+
 /// A checkpoint: the tokens of a running answer.
-pub(crate) fn checkpoint(tokens: &[u32]) -> Vec<u8> {
-    wire::encode(&tokens)
+pub(crate) fn checkpoint(served: &Served, tokens: &[u32]) -> Vec<u8> {
+    let numerics_class = Cow::Borrowed(served.numerics_class());
+    wire::encode(&Checkpoint { numerics_class, tokens: Cow::Borrowed(tokens) })
+}
+
+/// The tokens that an answer goes on after. One that another numerics class began is begun anew, or
+/// its text would be neither's; so is one whose checkpoint cannot be read (or is of a release that did
+/// not say the class): that costs the time it would have saved.
+fn resume(served: &Served, checkpoint: &[u8]) -> Vec<u32> {
+    match wire::decode::<Checkpoint<'_>>(checkpoint) {
+        Ok(saved) if saved.numerics_class == served.numerics_class() => saved.tokens.into_owned(),
+        _ => Vec::new(),
+    }
 }
 
 /// The engine's view of a claimed job.
 pub(crate) fn request(served: &Served, claim: &Claim) -> Result<Request, JobError> {
     let Claim { job, expires_in, checkpoint, .. } = claim;
     let sampling = &job.sampling;
-    // One that cannot be read costs the time that it would have saved.
-    let resume = checkpoint.as_ref().and_then(|bytes| wire::decode(bytes).ok()).unwrap_or_default();
+    let resume = checkpoint.as_ref().map(|bytes| resume(served, bytes)).unwrap_or_default();
     Ok(Request {
         prompt: served.tokens(&job.prompt)?,
         sampling: SamplingParams {

@@ -62,8 +62,8 @@ pub struct Vitals {
     /// Failures of store or dispatcher since either last worked.
     troubles_in_a_row: AtomicU64,
     draining: AtomicBool,
-    /// Why the device is left alone, if it is.
-    broken: Mutex<Option<String>>,
+    /// Why devices are left alone, if they are, by place.
+    broken: Mutex<Vec<Option<String>>>,
 }
 
 impl Default for Vitals {
@@ -100,8 +100,7 @@ impl Default for Vitals {
         };
         let running = gauge("jobs_running", "Jobs in the engine");
         let uncommitted = gauge("results_waiting", "Results that wait for their commit");
-        let device_rests =
-            gauge("device_rests", "1 while the device is left alone since it failed, else 0");
+        let device_rests = gauge("device_rests", "Devices that are left alone since they failed");
         let depth = gauge("queue_depth", "Entries waiting in the dispatcher");
         Self {
             registry,
@@ -129,7 +128,7 @@ impl Default for Vitals {
             last_renewal: AtomicI64::new(-1),
             troubles_in_a_row: AtomicU64::new(0),
             draining: AtomicBool::new(false),
-            broken: Mutex::new(None),
+            broken: Mutex::new(Vec::new()),
         }
     }
 }
@@ -189,8 +188,11 @@ impl Vitals {
         if self.draining.load(Ordering::Relaxed) {
             return Some("draining".to_owned());
         }
-        if let Some(why) = &*self.broken.lock().unwrap_or_else(PoisonError::into_inner) {
-            return Some(why.clone());
+        let broken: Option<Vec<String>> =
+            self.broken.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        // One device that works is enough.
+        if let Some(broken) = broken.filter(|broken| !broken.is_empty()) {
+            return Some(broken.join("; "));
         }
         let last = self.last_read.load(Ordering::Relaxed);
         let Ok(last) = u64::try_from(last) else {
@@ -220,9 +222,9 @@ impl Vitals {
         }
     }
 
-    /// The engine's steps so far.
+    /// The engines' steps so far, together.
     pub(crate) fn steps(&self) -> Steps {
-        self.steps.read()
+        self.steps.sum()
     }
 
     /// Milliseconds since the queue was read.
@@ -244,8 +246,20 @@ impl Vitals {
         i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX)
     }
 
-    pub(crate) fn stepped(&self, sequences: usize, stats: EngineStats) {
-        self.steps.add(sequences, stats);
+    /// Names the devices, by place.
+    pub(crate) fn have_devices(&self, names: Vec<String>) {
+        let none = vec![None; names.len()];
+        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = none;
+        self.steps.have_devices(names);
+    }
+
+    /// The devices' names.
+    pub(crate) fn devices(&self) -> Vec<String> {
+        self.steps.devices()
+    }
+
+    pub(crate) fn stepped(&self, place: usize, sequences: usize, stats: EngineStats) {
+        self.steps.add(place, sequences, stats);
     }
 
     pub(crate) fn answered(&self, first_token: Option<Duration>, took: Duration, tokens: u64) {
@@ -298,10 +312,12 @@ impl Vitals {
         self.device_failures.inc();
     }
 
-    /// Why the device is left alone, or that it is not.
-    pub(crate) fn device_broken(&self, why: Option<String>) {
-        self.device_rests.set(i64::from(why.is_some()));
-        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    /// Why a device is left alone, or that it is not.
+    pub(crate) fn device_broken(&self, place: usize, why: Option<String>) {
+        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        broken[place] = why;
+        let resting = broken.iter().flatten().count();
+        self.device_rests.set(i64::try_from(resting).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn draining(&self) {

@@ -12,16 +12,22 @@ const LOOKS: u32 = 16;
 #[derive(Debug)]
 pub struct Watchdog {
     looks: Interval,
+    engines: Vec<Seen>,
+}
+
+/// The step that an engine was in, and how often in a row.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
     step: Option<u64>,
-    seen: u32,
+    times: u32,
 }
 
 impl Watchdog {
-    /// A watchdog that lets a step run for `limit`.
-    pub fn new(limit: Duration) -> Self {
+    /// A watchdog over so many engines that lets a step run for `limit`.
+    pub fn new(limit: Duration, engines: usize) -> Self {
         let mut looks = interval((limit / LOOKS).max(Duration::from_millis(1)));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { looks, step: None, seen: 0 }
+        Self { looks, engines: vec![Seen::default(); engines] }
     }
 
     /// Resolves when it is time for a [`Watchdog::look`].
@@ -29,11 +35,13 @@ impl Watchdog {
         self.looks.tick().await;
     }
 
-    /// Whether the step that runs now has run for the limit.
-    pub fn look(&mut self, running: Option<u64>) -> bool {
-        self.seen = if running.is_some() && running == self.step { self.seen + 1 } else { 0 };
-        self.step = running;
-        self.seen >= LOOKS
+    /// Given the steps that run now, the engine whose step has run for the limit.
+    pub fn look(&mut self, running: &[Option<u64>]) -> Option<usize> {
+        for (seen, step) in self.engines.iter_mut().zip(running) {
+            let times = if step.is_some() && *step == seen.step { seen.times + 1 } else { 0 };
+            *seen = Seen { step: *step, times };
+        }
+        self.engines.iter().position(|seen| seen.times >= LOOKS)
     }
 }
 
@@ -43,13 +51,13 @@ mod tests {
 
     #[tokio::test]
     async fn only_one_step_seen_long_enough_is_a_hang() {
-        let mut dog = Watchdog::new(Duration::from_secs(1));
+        let mut dog = Watchdog::new(Duration::from_secs(1), 2);
         for step in 0..100 {
-            assert!(!dog.look(Some(step)), "steps that end are no hang");
-            assert!(!dog.look(None), "an idle engine is no hang");
+            assert_eq!(dog.look(&[Some(step), None]), None, "steps that end are no hang");
+            assert_eq!(dog.look(&[None, None]), None, "an idle engine is no hang");
         }
-        let hangs: Vec<bool> = (0..=LOOKS).map(|_| dog.look(Some(7))).collect();
-        assert_eq!(hangs.iter().filter(|hang| **hang).count(), 1);
-        assert_eq!(hangs.last(), Some(&true));
+        let hangs: Vec<_> = (0..=LOOKS).map(|n| dog.look(&[Some(n.into()), Some(7)])).collect();
+        assert_eq!(hangs.iter().flatten().count(), 1);
+        assert_eq!(hangs.last(), Some(&Some(1)), "the other one's steps end");
     }
 }

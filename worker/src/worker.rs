@@ -18,6 +18,7 @@
 
 mod backoff;
 mod breaker;
+mod devices;
 mod flights;
 mod heart;
 mod herald;
@@ -28,14 +29,15 @@ mod turn;
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{mpsc, watch};
-use tritmill_engine::{Engine, backend::StepError};
+use tritmill_engine::backend::StepError;
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
     events::Events,
 };
 
-use self::{heart::Heart, reconciler::Reconciler, renewer::Renewer, turn::Turn};
-use crate::{engine_thread::EngineThread, served::Served, vitals::Vitals};
+pub use self::devices::Device;
+use self::{devices::Devices, heart::Heart, reconciler::Reconciler, renewer::Renewer, turn::Turn};
+use crate::{served::Served, vitals::Vitals};
 
 /// How long the last word may take.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
@@ -65,7 +67,7 @@ pub struct WorkerConfig {
     pub queue: QueueName,
     /// Name of the process incarnation.
     pub owner: String,
-    /// Choices it holds at once: what the engine runs, and a few prepared ones.
+    /// Choices each device holds at once: what its engine runs, and a few prepared ones.
     pub slots: usize,
     /// Length of a claim; renewed three times as often.
     pub lease: Duration,
@@ -75,7 +77,7 @@ pub struct WorkerConfig {
     pub step_limit: Duration,
     /// Who fills the dispatcher.
     pub mode: Mode,
-    /// The instruction set of the engine's kernels, for people.
+    /// The instruction set of the kernels, if they are a processor's; for people.
     pub isa: String,
 }
 
@@ -100,17 +102,28 @@ pub enum WorkerError {
     /// The dispatcher failed.
     #[error(transparent)]
     Dispatch(#[from] DispatchError),
-    /// The engine's thread died.
-    #[error("the engine stopped: its thread panicked")]
-    EngineStopped,
+    /// An engine's thread died.
+    #[error("the engine on {0} stopped: its thread panicked")]
+    EngineStopped(String),
     /// A step did not end. Claims were handed back; the process should end, its thread never may.
-    #[error("the engine hangs: one step has run for more than {} s", .0.as_secs_f32())]
-    EngineHangs(Duration),
-    /// The device works no more in this process. Claims were handed back; the process should end.
-    #[error(transparent)]
-    DeviceLost(Arc<StepError>),
-    /// The engine's thread could not be started.
-    #[error("cannot start the engine's thread: {0}")]
+    #[error("the engine on {device} hangs: one step has run for more than {} s", .limit.as_secs_f32())]
+    EngineHangs {
+        /// Whose step it is.
+        device: String,
+        /// How long one may run.
+        limit: Duration,
+    },
+    /// A device works no more in this process. All claims were handed back; the process should end.
+    #[error("{device}: {error}")]
+    DeviceLost {
+        /// Which.
+        device: String,
+        /// What it said last.
+        #[source]
+        error: Arc<StepError>,
+    },
+    /// An engine's thread could not be started.
+    #[error("cannot start an engine's thread: {0}")]
     Thread(#[source] std::io::Error),
 }
 
@@ -142,17 +155,18 @@ impl std::fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Runs until the work is done ([`Mode::Embedded`]) or `stop` says so.
+    /// Runs on these devices, at least one, until the work is done ([`Mode::Embedded`]) or `stop` says
+    /// so.
     ///
     /// # Errors
     /// [`WorkerError`].
     pub async fn run(
         self,
-        engine: Engine,
+        devices: Vec<Device>,
         mut stop: watch::Receiver<Stop>,
     ) -> Result<(), WorkerError> {
-        let thread =
-            EngineThread::start(engine, Arc::clone(&self.vitals)).map_err(WorkerError::Thread)?;
+        let devices = Devices::start(devices, self.config.slots, &self.vitals)
+            .map_err(WorkerError::Thread)?;
         let (holding, held) = watch::channel(Vec::new());
         let (lost, losses) = mpsc::unbounded_channel();
         let renewer = Renewer {
@@ -174,7 +188,9 @@ impl Worker {
             watch::channel(heart::before_the_first_beat(self.operations.is_some()));
         let beating = self.operations.clone().map(|operations| {
             let (vitals, config) = (Arc::clone(&self.vitals), self.config.clone());
-            tokio::spawn(Heart { operations, vitals, config, directive: directing }.run())
+            let numerics_class = self.served.numerics_class().to_owned();
+            let heart = Heart { operations, vitals, config, numerics_class, directive: directing };
+            tokio::spawn(heart.run())
         });
         let telling = self.events.clone().map(|events| {
             let (tell, told) = mpsc::unbounded_channel();
@@ -182,7 +198,7 @@ impl Worker {
             tokio::spawn(herald::run(events, told));
             tell
         });
-        let mut turn = Turn::new(&self, thread, holding, losses, directive, telling);
+        let mut turn = Turn::new(&self, devices, holding, losses, directive, telling);
         let result = turn.run(&mut stop).await;
         reconciling.into_iter().chain(beating).for_each(|task| task.abort());
         if let Some(operations) = &self.operations {

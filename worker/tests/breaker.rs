@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use rig::{engine_on, eventually, gauge, job, rig};
+use rig::{alone, engine_on, eventually, gauge, job, rig};
 use tokio::sync::watch;
 use tritmill_engine::backend::StepError;
 use tritmill_queue::{Job, JobState, Prompt, Store};
@@ -38,7 +38,7 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
     rig.store.submit(&jobs).await.unwrap();
     let vitals = rig.worker.vitals.clone();
     let (stop, stopped) = watch::channel(Stop::No);
-    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     eventually("it is not ready", || {
         vitals.unready().is_some_and(|why| why.contains("off the bus"))
     })
@@ -86,8 +86,8 @@ async fn a_worker_whose_device_is_lost_hands_back_what_it_holds_and_ends() {
     let jobs: Vec<Job> = (0..30).map(|_| job(Prompt::Tokens(vec![1, 2, 3]), 90)).collect();
     rig.store.submit(&jobs).await.unwrap();
     let (_stop, stopped) = watch::channel(Stop::No);
-    let error = rig.worker.run(rig.engine, stopped).await.unwrap_err();
-    assert!(matches!(error, WorkerError::DeviceLost(_)), "{error}");
+    let error = rig.worker.run(alone(rig.engine), stopped).await.unwrap_err();
+    assert!(matches!(error, WorkerError::DeviceLost { .. }), "{error}");
     assert!(error.to_string().contains("an illegal address"), "{error}");
     let mut attempts = 0;
     for job in &jobs {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use rig::{Rig, engine_on, eventually, gauge, hang, job, queue, rig};
+use rig::{Rig, alone, engine_on, eventually, gauge, hang, job, queue, rig};
 use tokio::sync::watch;
 use tritmill_queue::{
     Claim, Claimant, Dispatcher, Held, Job, JobId, JobState, Prompt, QueueName, Reconciled,
@@ -131,7 +131,7 @@ async fn lost_work_stops_while_a_commit_hangs_and_the_results_are_committed_late
     store.submit(&[long.clone(), short.clone()]).await.unwrap();
     let vitals = rig.worker.vitals.clone();
     let (stop, stopped) = watch::channel(Stop::No);
-    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     rig.dispatcher.enqueue(&[long.entry(), short.entry()]).await.unwrap();
     eventually("the short one has ended", || gauge(&vitals, "jobs_running") == 1).await;
     store.cancel(&[long.id]).await.unwrap();
@@ -158,7 +158,7 @@ async fn work_stops_before_its_lease_ends_while_every_call_hangs() {
     store.submit(&jobs[..2]).await.unwrap();
     let vitals = rig.worker.vitals.clone();
     let (_stop, stopped) = watch::channel(Stop::No);
-    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
     rig.dispatcher.enqueue(&entries[..2]).await.unwrap();
     eventually("both run", || gauge(&vitals, "jobs_running") == 2).await;
@@ -184,7 +184,7 @@ async fn a_step_that_hangs_is_seen_while_the_store_hangs() {
     store.submit(&jobs[..1]).await.unwrap();
     let vitals = rig.worker.vitals.clone();
     let (_stop, stopped) = watch::channel(Stop::No);
-    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     rig.dispatcher.enqueue(&[jobs[0].entry()]).await.unwrap();
     eventually("one is in the engine", || gauge(&vitals, "jobs_running") == 1).await;
     store.hang(&["claim", "checkpoint", "finish", "hand_back"]);
@@ -192,7 +192,7 @@ async fn a_step_that_hangs_is_seen_while_the_store_hangs() {
     store.submit(&jobs[1..]).await.unwrap();
     rig.dispatcher.enqueue(&[jobs[1].entry()]).await.unwrap();
     let error = running.await.unwrap().unwrap_err();
-    assert!(matches!(error, WorkerError::EngineHangs(_)), "{error}");
+    assert!(matches!(error, WorkerError::EngineHangs { .. }), "{error}");
     // The last words are tried for five seconds.
     let took = hung_at.elapsed();
     assert!(took < Duration::from_secs(8), "{took:?}");
@@ -206,7 +206,7 @@ async fn a_drain_ends_though_the_store_hangs() {
     store.hang(&["checkpoint", "finish", "hand_back"]);
     let vitals = rig.worker.vitals.clone();
     let (stop, stopped) = watch::channel(Stop::No);
-    let running = tokio::spawn(rig.worker.run(rig.engine, stopped));
+    let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     rig.dispatcher.enqueue(&[jobs[0].entry(), jobs[1].entry()]).await.unwrap();
     eventually("one has ended", || gauge(&vitals, "jobs_running") == 1).await;
     let stopped_at = Instant::now();

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rig::{job, rig};
+use rig::{alone, job, rig};
 use tokio::sync::watch;
 use tritmill_queue::{Job, Prompt, Store};
 use tritmill_worker::{Mode, Stop};
@@ -45,7 +45,7 @@ async fn a_job_is_logged_with_its_attempt_and_its_trace() {
     let refused = job(Prompt::Tokens(vec![u32::MAX]), 2);
     rig.store.submit(&[traced.clone(), refused.clone()]).await.unwrap();
     let (_stop, stopped) = watch::channel(Stop::No);
-    rig.worker.run(rig.engine, stopped).await.unwrap();
+    rig.worker.run(alone(rig.engine), stopped).await.unwrap();
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let line = |job: &Job, what: &str| {
         let id = format!("job={} ", job.id);

@@ -8,6 +8,7 @@ use serde_json::json;
 use tritmill_queue::{
     Priority, QueueName, Timestamp,
     store::{
+        classes,
         history::{Depth, Rates, SampledQueue, Totals},
         operations::{QueueState, Worker},
     },
@@ -76,12 +77,7 @@ pub(crate) async fn loads(app: &App) -> Result<Vec<QueueLoad>, ApiError> {
     for settings in store.queue_states().await? {
         loads.insert(settings.queue.clone(), blank(settings, at));
     }
-    let untouched = |queue: &QueueName| QueueState {
-        queue: queue.clone(),
-        paused: false,
-        limit_tokens: None,
-        class: None,
-    };
+    let untouched = |queue: &QueueName| QueueState::untouched(queue.clone());
     for queue in sampled.into_iter().flat_map(|sampled| sampled.queues) {
         let name = queue.queue.clone();
         let load = loads.entry(name.clone()).or_insert_with(|| blank(untouched(&name), at));
@@ -102,7 +98,10 @@ pub(crate) struct QueueView {
     queue: String,
     paused: bool,
     limit_tokens: Option<u64>,
+    /// Of its first worker.
     numerics_class: Option<String>,
+    /// That its workers may have as well.
+    allowed_classes: Vec<String>,
     /// How priorities share a busy queue.
     weights: BTreeMap<&'static str, u32>,
     scheduled: u64,
@@ -144,6 +143,7 @@ impl From<QueueLoad> for QueueView {
             paused: load.settings.paused,
             limit_tokens: load.settings.limit_tokens,
             numerics_class: load.settings.class,
+            allowed_classes: load.settings.allowed_classes,
             weights: Priority::ALL.map(|one| (one.as_str(), one.weight())).into(),
             scheduled: depth.scheduled,
             queued: depth.queued,
@@ -287,4 +287,62 @@ pub(crate) async fn limit(
         tenant => store.set_quota(&queue, tenant.as_ref(), limit_tokens).await?,
     }
     Ok(Done::YES)
+}
+
+/// Which class of which queue.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ClassRequest {
+    /// `MODEL@FORMAT`.
+    queue: String,
+    /// As a worker's refusal names it.
+    #[schema(examples("3f…/kv-f16/head-exact/cuda"))]
+    numerics_class: String,
+}
+
+impl ClassRequest {
+    async fn of(body: Body) -> Result<(QueueName, String), ApiError> {
+        let Self { queue, numerics_class } = request::body(json::object(body).await?)?;
+        classes::check(&numerics_class)?;
+        Ok((request::queue(&queue)?, numerics_class))
+    }
+}
+
+/// Lets workers of another numerics class serve a queue as well. From then on its answers are of either
+/// class, and name it; a job that one class began, the other begins anew.
+#[utoipa::path(post, path = "/admin/v1/queues/allow-class", tag = "queues",
+    request_body = ClassRequest,
+    responses((status = 200, description = "Workers of this class may start", body = Done),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
+pub(crate) async fn allow_class(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    body: Body,
+) -> Result<Json<Done>, ApiError> {
+    let (queue, class) = ClassRequest::of(body).await?;
+    let how = json!({ "numerics_class": class });
+    log::note(&app, &caller, "queue.allow_class", &queue.to_string(), how).await?;
+    app.store().allow_class(&queue, &class).await?;
+    Ok(Done::YES)
+}
+
+/// Takes it back: workers of this class drain, and start no more.
+#[utoipa::path(post, path = "/admin/v1/queues/withdraw-class", tag = "queues",
+    request_body = ClassRequest,
+    responses((status = 200, description = "They hear it within seconds", body = Done),
+        (status = "4XX", description = "Refused", body = Refused),
+        (status = "5XX", description = "Try again", body = Refused),))]
+pub(crate) async fn withdraw_class(
+    State(app): State<App>,
+    Extension(caller): Extension<Caller>,
+    body: Body,
+) -> Result<Json<Done>, ApiError> {
+    let (queue, class) = ClassRequest::of(body).await?;
+    let how = json!({ "numerics_class": class });
+    log::note(&app, &caller, "queue.withdraw_class", &queue.to_string(), how).await?;
+    match app.store().withdraw_class(&queue, &class).await? {
+        true => Ok(Done::YES),
+        false => Err(ApiError::not_found("allowed class", &class)),
+    }
 }

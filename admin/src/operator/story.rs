@@ -73,6 +73,8 @@ pub(crate) struct StoryView {
     attempts: Vec<AttemptView>,
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
+    /// Of the worker that answered it.
+    numerics_class: Option<String>,
     /// What it asks.
     #[schema(value_type = Object)]
     request: Value,
@@ -92,6 +94,7 @@ impl From<Story> for StoryView {
             Some(Outcome::Expired) | None => (None, None),
         };
         let usage = completion.as_ref().map(|completion| completion.usage);
+        let numerics_class = completion.as_ref().map(|completion| completion.fingerprint.clone());
         let texts = completion.into_iter().flat_map(|completion| completion.choices);
         Self {
             id: record.job.id.to_string(),
@@ -112,6 +115,7 @@ impl From<Story> for StoryView {
             attempts: story.attempts.into_iter().map(AttemptView::from).collect(),
             prompt_tokens: usage.map(|usage| usage.prompt_tokens),
             completion_tokens: usage.map(|usage| usage.completion_tokens),
+            numerics_class,
             request: serde_json::json!({
                 "prompt": record.job.prompt,
                 "sampling": record.job.sampling,

@@ -19,6 +19,8 @@ pub(crate) struct WorkerView {
     pid: u32,
     device: String,
     isa: String,
+    /// What its answers depend on besides the job; empty of a worker of an earlier release.
+    numerics_class: String,
     /// Whether it was heard of lately.
     alive: bool,
     draining: bool,
@@ -55,6 +57,7 @@ impl From<Worker> for WorkerView {
             pid: beat.pid,
             device: measured.device,
             isa: measured.isa,
+            numerics_class: measured.numerics_class,
             alive,
             draining: beat.draining || worker.drain_requested,
             running: beat.running,

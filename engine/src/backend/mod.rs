@@ -61,6 +61,13 @@ pub enum StepError {
         /// Length of the block table.
         blocks: usize,
     },
+    /// Two chunks of which one needs what the other writes: a sequence that is there twice, or two that
+    /// share a block that is not full.
+    #[error("two chunks of a step use KV block {}, and one writes it", .block.0)]
+    SharedBlock {
+        /// The block.
+        block: BlockId,
+    },
     /// The device reported an error.
     #[error("device failure: {0}")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -88,7 +95,8 @@ pub trait Backend: Send {
     fn numerics_class(&self) -> &str;
 
     /// Runs one forward pass over all `chunks` and writes the requested logits, in chunk order and
-    /// position order, into `logits` (cleared first).
+    /// position order, into `logits` (cleared first). A sequence has one chunk of a step at most: what
+    /// a chunk writes, no other may read or write.
     ///
     /// # Errors
     /// Nothing was sampled from a step that failed; the KV blocks of its chunks are undefined.

@@ -4,7 +4,11 @@
 use std::ops::Range;
 
 use super::{Chunk, LogitsFor, StepError};
-use crate::{config::ModelConfig, kv::BLOCK_TOKENS, math};
+use crate::{
+    config::ModelConfig,
+    kv::{BLOCK_TOKENS, BlockId},
+    math,
+};
 
 /// Checks a step's chunks against a model and a pool of so many KV blocks.
 pub(super) fn check(
@@ -29,6 +33,30 @@ pub(super) fn check(
         let vocab_size = config.vocab_size;
         if let Some(&token) = chunk.tokens.iter().find(|token| **token as usize >= vocab_size) {
             return Err(StepError::TokenOutOfRange { token, vocab_size });
+        }
+    }
+    check_writes(chunks, block_count)
+}
+
+/// Refuses steps in which the order of chunks would matter: backends run them side by side.
+fn check_writes(chunks: &[Chunk<'_>], block_count: usize) -> Result<(), StepError> {
+    let mut written = vec![0u64; block_count.div_ceil(64)];
+    let place = |block: BlockId| (block.0 as usize / 64, 1 << (block.0 % 64));
+    for chunk in chunks {
+        let end = chunk.position + chunk.tokens.len();
+        for &block in &chunk.blocks[chunk.position / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS)] {
+            let (word, bit) = place(block);
+            if written[word] & bit != 0 {
+                return Err(StepError::SharedBlock { block });
+            }
+            written[word] |= bit;
+        }
+    }
+    let read = chunks.iter().flat_map(|chunk| &chunk.blocks[..chunk.position / BLOCK_TOKENS]);
+    for &block in read {
+        let (word, bit) = place(block);
+        if written[word] & bit != 0 {
+            return Err(StepError::SharedBlock { block });
         }
     }
     Ok(())
@@ -65,5 +93,38 @@ pub(super) fn rotation(position: usize, frequencies: &[f32], out: &mut [f32]) {
         let angle = position as f32 * frequency;
         let (s, c) = math::sin_cos(f64::from(angle));
         (*cos, *sin) = (c as f32, s as f32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sequence_has_one_chunk_of_a_step() {
+        let blocks = |ids: &[u32]| ids.iter().copied().map(BlockId).collect::<Vec<_>>();
+        let check = |chunks: &[(usize, usize, &[u32])]| {
+            let tables: Vec<_> = chunks.iter().map(|(.., ids)| blocks(ids)).collect();
+            let chunks: Vec<Chunk<'_>> = chunks
+                .iter()
+                .zip(&tables)
+                .map(|(&(position, tokens, _), blocks)| {
+                    let tokens = &[1; 64][..tokens];
+                    Chunk { tokens, position, blocks, logits: LogitsFor::Last }
+                })
+                .collect();
+            match check_writes(&chunks, 100) {
+                Ok(()) => None,
+                Err(StepError::SharedBlock { block }) => Some(block.0),
+                Err(other) => panic!("{other}"),
+            }
+        };
+        // A full prefix may be shared, and room that is not used yet is nobody's.
+        assert_eq!(check(&[(16, 1, &[0, 1]), (16, 3, &[0, 2]), (32, 1, &[0, 99, 3])]), None);
+        assert_eq!(check(&[(0, 1, &[4, 5]), (0, 16, &[5])]), None);
+        assert_eq!(check(&[(20, 1, &[0, 1]), (21, 1, &[0, 1])]), Some(1), "twice in a block");
+        assert_eq!(check(&[(15, 1, &[0, 1]), (16, 1, &[0, 1])]), Some(0), "twice, over two");
+        assert_eq!(check(&[(16, 1, &[0, 1]), (15, 1, &[0, 1])]), Some(0), "in whatever order");
+        assert_eq!(check(&[(0, 40, &[64, 65, 66]), (0, 1, &[66])]), Some(66));
     }
 }

@@ -29,6 +29,21 @@ pub struct AuditLine {
     pub detail: Value,
 }
 
+impl AuditLine {
+    /// An act without a key.
+    pub fn at_the_command_line(action: &str, target: &str, detail: Value) -> Self {
+        Self {
+            id: Uuid::now_v7(),
+            at: Timestamp::default(),
+            key: None,
+            key_name: "command line".to_owned(),
+            action: action.to_owned(),
+            target: target.to_owned(),
+            detail,
+        }
+    }
+}
+
 /// The log of acts.
 #[async_trait]
 pub trait Audit: Send + Sync {

@@ -1,15 +1,19 @@
 //! What people who run a fleet set and see: the [`Operations`] trait.
 //!
-//! Queues can be paused and bounded, and belong to one numerics class; workers are listed by their
-//! heartbeats and asked to drain; dead letters are read, replayed or purged. The store keeps these
-//! settings; who obeys them is the producer (limits) and the worker (pauses, drains, classes).
+//! Queues can be paused and bounded, and belong to one numerics class, or to those that are allowed;
+//! workers are listed by their heartbeats and asked to drain; dead letters are read, replayed or purged.
+//! The store keeps these settings; who obeys them is the producer (limits) and the worker (pauses,
+//! drains, classes).
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use super::{JobRecord, Maintained, Progress, StoreError};
+use super::{
+    JobRecord, Maintained, Progress, StoreError,
+    classes::{ClassError, ResetClassError},
+};
 use crate::{
     dispatch::Quotas,
     job::{Job, JobId, QueueName, Tenant, Timestamp},
@@ -26,12 +30,15 @@ pub struct QueueState {
     pub limit_tokens: Option<u64>,
     /// The numerics class of its first worker.
     pub class: Option<String>,
+    /// Classes that its workers may have as well.
+    pub allowed_classes: Vec<String>,
 }
 
 impl QueueState {
     /// A queue that nobody has set anything for.
-    pub(super) fn untouched(queue: QueueName) -> Self {
-        Self { queue, paused: false, limit_tokens: None, class: None }
+    pub fn untouched(queue: QueueName) -> Self {
+        let allowed_classes = Vec::new();
+        Self { queue, paused: false, limit_tokens: None, class: None, allowed_classes }
     }
 }
 
@@ -61,42 +68,6 @@ impl QueueOverview {
             workers: 0,
         }
     }
-}
-
-/// A worker that would answer otherwise than the queue's other workers.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ClassError {
-    /// The queue has another class: its jobs would depend on who runs them.
-    #[error("queue {queue} has numerics class '{registered}', not '{offered}'")]
-    Mismatch {
-        /// The queue.
-        queue: QueueName,
-        /// The class of its first worker.
-        registered: String,
-        /// The class that was refused.
-        offered: String,
-    },
-    /// The store did not answer.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-/// A numerics class that must stay.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ResetClassError {
-    /// Workers of this class live: one of another class beside them would answer otherwise.
-    #[error("queue {queue} is served by {}: drain them first", .workers.join(", "))]
-    Served {
-        /// The queue.
-        queue: QueueName,
-        /// Names of the workers, as in their heartbeats.
-        workers: Vec<String>,
-    },
-    /// The store did not answer.
-    #[error(transparent)]
-    Store(#[from] StoreError),
 }
 
 /// A worker that was silent for longer is not taken for alive: some dozen heartbeats.
@@ -137,6 +108,8 @@ pub struct Measured {
     pub device: String,
     /// The instruction set of its kernels.
     pub isa: String,
+    /// What its answers depend on besides the job.
+    pub numerics_class: String,
     /// Sequences of a step, in the mean, lately.
     pub batch_size: f64,
     /// Prompt tokens computed per second, lately.
@@ -337,11 +310,26 @@ pub trait Operations: Send + Sync {
         limit_tokens: Option<u64>,
     ) -> Result<(), StoreError>;
 
-    /// Gives a queue its numerics class, or confirms it.
+    /// Gives a queue its numerics class, or confirms that workers of this class may serve it.
     ///
     /// # Errors
-    /// [`ClassError::Mismatch`] when another class was registered first.
+    /// [`ClassError::Mismatch`] when another class was registered first, and this one is not allowed.
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError>;
+
+    /// Lets workers of another numerics class serve a queue as well: from then on its answers are of
+    /// either class, and name it. False if they may already.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] of a name that is none, or of too many.
+    async fn allow_class(&self, queue: &QueueName, class: &str) -> Result<bool, StoreError>;
+
+    /// Takes back what [`allow_class`](Self::allow_class) did: workers of this class drain with their
+    /// next heartbeats, and start no more. False if the class was not among the allowed ones; the
+    /// queue's own class never is.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    async fn withdraw_class(&self, queue: &QueueName, class: &str) -> Result<bool, StoreError>;
 
     /// Queues that a worker has registered, the first registered first.
     ///
@@ -349,9 +337,9 @@ pub trait Operations: Send + Sync {
     /// [`StoreError`].
     async fn registered(&self) -> Result<Vec<Registered>, StoreError>;
 
-    /// Forgets a queue's numerics class, so that the next worker sets it; returns the one it had.
-    /// For a queue whose model or settings are replaced: its later answers may differ from its
-    /// earlier ones.
+    /// Forgets a queue's numerics class and the allowed ones, so that the next worker sets it; returns
+    /// the one it had. For a queue whose model or settings are replaced: its later answers may differ
+    /// from its earlier ones.
     ///
     /// # Errors
     /// [`ResetClassError::Served`] while workers of the queue were heard within

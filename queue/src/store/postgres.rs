@@ -16,6 +16,7 @@
 mod audit;
 mod batches;
 mod claims;
+mod classes;
 mod connect;
 mod dead_letters;
 mod files;

@@ -15,7 +15,7 @@
 //!
 //! A queue is either fast or journalled: workers of the other mode would take its entries for jobs that
 //! are over. Jobs that are over are kept for a retention and then expire by themselves. There are no
-//! [`super::Operations`] here: no pauses, heartbeats, replays or purges; a dead letter is a failed job
+//! [`super::Operations`] here: no second numerics class, pauses, heartbeats, replays or purges; a dead letter is a failed job
 //! with its errors until it expires.
 //!
 //! See also `redis/record.rs` for how a job lies in Redis.
@@ -34,7 +34,7 @@ use super::{
     Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
     StoreError,
     attempts::{self, lease_lost},
-    operations::ClassError,
+    classes::ClassError,
 };
 use crate::{
     dispatch::{BacklogLimit, Connections, Entry, keys, scripts::Script},
@@ -189,7 +189,7 @@ impl RedisStore {
             return Ok(());
         }
         let (queue, offered) = (self.queue.clone(), class.to_owned());
-        Err(ClassError::Mismatch { queue, registered, offered })
+        Err(ClassError::Mismatch { queue, registered, allowed: Vec::new(), offered })
     }
 
     /// Deletes jobs with their results and errors, whatever their state; returns how many there

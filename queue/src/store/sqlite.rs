@@ -7,6 +7,7 @@
 mod audit;
 mod batches;
 mod claims;
+mod classes;
 mod dead_letters;
 mod files;
 mod insight;

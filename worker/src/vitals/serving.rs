@@ -1,14 +1,14 @@
-//! How the engine serves: what it holds and how long answers take, under the names that dashboards of
+//! How the engines serve, by device: what each holds and how long answers take, under the names that dashboards of
 //! serving engines know.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge, histogram::Histogram},
     registry::Registry,
 };
@@ -23,47 +23,106 @@ pub(crate) struct Steps {
     pub sequences: u64,
 }
 
-/// Shared by the engine's thread, which writes, and whoever reads.
+impl Steps {
+    /// Adds another device's.
+    fn merge(&mut self, other: &Self) {
+        let (a, b) = (&self.stats, &other.stats);
+        self.stats = EngineStats {
+            running: a.running + b.running,
+            waiting: a.waiting + b.waiting,
+            blocks_used: a.blocks_used + b.blocks_used,
+            blocks_cached: a.blocks_cached + b.blocks_cached,
+            blocks_total: a.blocks_total + b.blocks_total,
+            prefix_hit_tokens: a.prefix_hit_tokens + b.prefix_hit_tokens,
+            prefix_miss_tokens: a.prefix_miss_tokens + b.prefix_miss_tokens,
+            steps: a.steps + b.steps,
+            failed_steps: a.failed_steps + b.failed_steps,
+            prefill_tokens: a.prefill_tokens + b.prefill_tokens,
+            decode_tokens: a.decode_tokens + b.decode_tokens,
+            generated_tokens: a.generated_tokens + b.generated_tokens,
+            preemptions: a.preemptions + b.preemptions,
+            finished: a.finished + b.finished,
+            failed: a.failed + b.failed,
+        };
+        self.sequences += other.sequences;
+    }
+}
+
+/// What a metric is about.
+#[derive(Debug, Clone, EncodeLabelSet)]
+struct OfDevice {
+    device: String,
+}
+
+/// By device; shared by the engines' threads, which write, and whoever reads.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LatestSteps(Arc<Mutex<Steps>>);
+pub(super) struct LatestSteps(Arc<Mutex<Vec<(String, Steps)>>>);
 
 impl LatestSteps {
-    pub fn add(&self, sequences: usize, stats: EngineStats) {
-        let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn lock(&self) -> MutexGuard<'_, Vec<(String, Steps)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn have_devices(&self, names: Vec<String>) {
+        *self.lock() = names.into_iter().map(|name| (name, Steps::default())).collect();
+    }
+
+    pub fn devices(&self) -> Vec<String> {
+        self.lock().iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    pub fn add(&self, place: usize, sequences: usize, stats: EngineStats) {
+        let (_, steps) = &mut self.lock()[place];
         steps.stats = stats;
         steps.sequences += sequences as u64;
     }
 
-    pub fn read(&self) -> Steps {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn sum(&self) -> Steps {
+        let mut sum = Steps::default();
+        self.lock().iter().for_each(|(_, steps)| sum.merge(steps));
+        sum
     }
 }
 
+/// A metric's name, its help and its value.
+type Row<T> = (&'static str, &'static str, fn(&EngineStats) -> T);
+
+const GAUGES: [Row<f64>; 3] = [
+    ("num_requests_running", "Sequences that hold KV blocks", |stats| stats.running as f64),
+    ("num_requests_waiting", "Sequences in line for KV blocks", |stats| stats.waiting as f64),
+    ("kv_cache_usage_ratio", "Share of the KV blocks that sequences hold", |stats| {
+        stats.blocks_used as f64 / stats.blocks_total.max(1) as f64
+    }),
+];
+
+const COUNTERS: [Row<u64>; 6] = [
+    ("prefix_cache_hits", "Prompt tokens found in the cache", |stats| stats.prefix_hit_tokens),
+    ("prefix_cache_queries", "Prompt tokens looked up in the cache", |stats| {
+        stats.prefix_hit_tokens + stats.prefix_miss_tokens
+    }),
+    ("prefill_tokens", "Prompt tokens computed", |stats| stats.prefill_tokens),
+    ("generation_tokens", "Tokens drawn", |stats| stats.generated_tokens),
+    ("num_preemptions", "Sequences sent back for want of KV blocks", |stats| stats.preemptions),
+    ("engine_steps", "Forward passes", |stats| stats.steps),
+];
+
 impl Collector for LatestSteps {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let stats = self.read().stats;
-        let usage = stats.blocks_used as f64 / stats.blocks_total.max(1) as f64;
-        let gauges = [
-            ("num_requests_running", "Sequences that hold KV blocks", stats.running as f64),
-            ("num_requests_waiting", "Sequences in line for KV blocks", stats.waiting as f64),
-            ("kv_cache_usage_ratio", "Share of the KV blocks that sequences hold", usage),
-        ];
-        for (name, help, value) in gauges {
-            let gauge = ConstGauge::new(value);
-            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        let devices = self.lock().clone();
+        let of = |device: &String| OfDevice { device: device.clone() };
+        for (name, help, value) in GAUGES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (device, steps) in &devices {
+                let gauge = ConstGauge::new(value(&steps.stats));
+                gauge.encode(family.encode_family(&of(device))?)?;
+            }
         }
-        let lookups = stats.prefix_hit_tokens + stats.prefix_miss_tokens;
-        let counts = [
-            ("prefix_cache_hits", "Prompt tokens found in the cache", stats.prefix_hit_tokens),
-            ("prefix_cache_queries", "Prompt tokens looked up in the cache", lookups),
-            ("prefill_tokens", "Prompt tokens computed", stats.prefill_tokens),
-            ("generation_tokens", "Tokens drawn", stats.generated_tokens),
-            ("num_preemptions", "Sequences sent back for want of KV blocks", stats.preemptions),
-            ("engine_steps", "Forward passes", stats.steps),
-        ];
-        for (name, help, value) in counts {
-            let counter = ConstCounter::new(value);
-            counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
+        for (name, help, value) in COUNTERS {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (device, steps) in &devices {
+                let counter = ConstCounter::new(value(&steps.stats));
+                counter.encode(family.encode_family(&of(device))?)?;
+            }
         }
         Ok(())
     }

@@ -10,6 +10,8 @@ use super::renewer::Holding;
 
 #[derive(Debug)]
 struct Flight {
+    /// The device that runs it, by its place.
+    device: usize,
     delivery: Delivery,
     prompt: Prompt,
     /// Choices it asked for: slots it takes.
@@ -80,8 +82,17 @@ impl Ending {
     }
 }
 
+/// What a device holds.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Load {
+    /// Running claims.
+    pub claims: usize,
+    /// Slots that they take.
+    pub choices: usize,
+}
+
 /// Claims by what happens to them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Flights {
     running: HashMap<Held, Flight>,
     /// Ended, not committed.
@@ -90,18 +101,38 @@ pub(super) struct Flights {
     committing: Vec<Holding>,
     /// When the oldest of `done` ended.
     waiting_since: Option<Instant>,
-    choices: usize,
+    /// By device.
+    loads: Vec<Load>,
 }
 
 impl Flights {
-    /// Notes a claim that is about to run.
-    pub(super) fn start(&mut self, claim: &Claim, delivery: Delivery, claimed_at: Instant) {
+    /// None yet, on so many devices.
+    pub(super) fn new(devices: usize) -> Self {
+        Self {
+            running: HashMap::new(),
+            done: Vec::new(),
+            committing: Vec::new(),
+            waiting_since: None,
+            loads: vec![Load::default(); devices],
+        }
+    }
+
+    /// Notes a claim that is about to run on a device.
+    pub(super) fn start(
+        &mut self,
+        claim: &Claim,
+        delivery: Delivery,
+        claimed_at: Instant,
+        device: usize,
+    ) {
         let choices = claim.job.sampling.n as usize;
-        self.choices += choices;
+        self.loads[device].claims += 1;
+        self.loads[device].choices += choices;
         let prompt = claim.job.prompt.clone();
         let span = span(claim);
         span.in_scope(|| tracing::debug!("claimed"));
         let flight = Flight {
+            device,
             delivery,
             prompt,
             choices,
@@ -124,9 +155,16 @@ impl Flights {
         self.running.get(&held).map(|flight| &flight.prompt)
     }
 
-    /// Notes that the engine gets a claim's request; false if the claim does not run any more.
-    pub(super) fn submitted(&mut self, held: Held) -> bool {
-        self.running.get_mut(&held).map(|flight| flight.submitted = true).is_some()
+    /// The device that a running claim was given to.
+    pub(super) fn device(&self, held: Held) -> Option<usize> {
+        self.running.get(&held).map(|flight| flight.device)
+    }
+
+    /// Notes that the engine gets a claim's request.
+    pub(super) fn submitted(&mut self, held: Held) {
+        if let Some(flight) = self.running.get_mut(&held) {
+            flight.submitted = true;
+        }
     }
 
     /// Notes when a running claim got its first token.
@@ -150,7 +188,8 @@ impl Flights {
     /// Moves a claim from running to done.
     pub(super) fn end(&mut self, held: Held, outcome: Option<Outcome>) {
         let Some(flight) = self.running.remove(&held) else { return };
-        self.choices -= flight.choices;
+        self.loads[flight.device].claims -= 1;
+        self.loads[flight.device].choices -= flight.choices;
         let end = match outcome {
             Some(outcome) => Ending::Record(outcome),
             None if flight.gives_back => Ending::HandBack,
@@ -195,9 +234,10 @@ impl Flights {
         self.done.len()
     }
 
-    /// Every running claim.
-    pub(super) fn running(&self) -> Vec<Held> {
-        self.running.keys().copied().collect()
+    /// Every running claim of a device.
+    pub(super) fn running_on(&self, device: usize) -> Vec<Held> {
+        let of_device = self.running.iter().filter(|(_, flight)| flight.device == device);
+        of_device.map(|(held, _)| *held).collect()
     }
 
     /// Results that no commit has recorded yet.
@@ -214,9 +254,9 @@ impl Flights {
         self.running.is_empty() && self.done.is_empty() && self.committing.is_empty()
     }
 
-    /// Slots taken by running claims.
-    pub(super) fn choices(&self) -> usize {
-        self.choices
+    /// What a device holds.
+    pub(super) fn load(&self, device: usize) -> Load {
+        self.loads[device]
     }
 
     /// Every claim whose lease must live on.

@@ -33,6 +33,7 @@ pub(super) struct Heart {
     pub operations: Arc<dyn Operations>,
     pub vitals: Arc<Vitals>,
     pub config: WorkerConfig,
+    pub numerics_class: String,
     pub directive: watch::Sender<Directive>,
 }
 
@@ -59,7 +60,8 @@ impl Heart {
                 host: machine::host_name(),
                 pid: std::process::id(),
                 running: u32::try_from(self.vitals.running()).unwrap_or(u32::MAX),
-                slots: u32::try_from(self.config.slots).unwrap_or(u32::MAX),
+                slots: u32::try_from(self.config.slots.saturating_mul(self.vitals.devices().len()))
+                    .unwrap_or(u32::MAX),
                 draining: self.vitals.is_draining(),
                 tokens_per_s,
                 measured,
@@ -93,8 +95,9 @@ impl Heart {
         let since = |count: fn(&Steps) -> u64| count(&now).saturating_sub(count(&before)) as f64;
         let steps = since(|steps| steps.stats.steps);
         Measured {
-            device: "cpu".to_owned(),
+            device: self.vitals.devices().join(","),
             isa: self.config.isa.clone(),
+            numerics_class: self.numerics_class.clone(),
             batch_size: since(|steps| steps.sequences) / steps.max(1.0),
             prefill_tokens_per_s: since(|steps| steps.stats.prefill_tokens) / seconds,
             decode_tokens_per_s: since(|steps| steps.stats.decode_tokens) / seconds,

@@ -33,14 +33,11 @@ use self::calls::{Answer, Calls, Feed};
 use super::{
     Mode, Stop, Worker, WorkerError,
     backoff::Backoff,
-    breaker::Breaker,
+    devices::Devices,
     flights::Flights,
     renewer::{Holding, Lost},
 };
-use crate::{
-    engine_thread::{EngineThread, Report},
-    watchdog::Watchdog,
-};
+use crate::{engine_thread::Report, watchdog::Watchdog};
 
 /// Results per transaction before a flush does not wait any longer.
 const FLUSH_COUNT: usize = 64;
@@ -54,7 +51,7 @@ const FOREVER: Duration = Duration::from_secs(86_400);
 /// A worker at work.
 pub(super) struct Turn<'a> {
     worker: &'a Worker,
-    thread: EngineThread,
+    devices: Devices,
     flights: Flights,
     /// What store and dispatcher were asked and have not answered.
     calls: Calls<'a>,
@@ -71,10 +68,8 @@ pub(super) struct Turn<'a> {
     streaming: HashSet<JobId>,
     /// Wait after a failure of store or dispatcher before anything new is taken.
     backoff: Backoff,
-    /// Whether the device is left alone.
-    breaker: Breaker,
-    /// Why the device works no more, from when it does not.
-    lost_device: Option<Arc<StepError>>,
+    /// The device that works no more and why, from when one does not.
+    lost_device: Option<(String, Arc<StepError>)>,
     reclaim_at: Instant,
     /// When running jobs have had their time, once the worker drains.
     drain_until: Option<Instant>,
@@ -87,7 +82,7 @@ pub(super) struct Turn<'a> {
 impl<'a> Turn<'a> {
     pub fn new(
         worker: &'a Worker,
-        thread: EngineThread,
+        devices: Devices,
         holding: watch::Sender<Vec<Holding>>,
         losses: mpsc::UnboundedReceiver<Lost>,
         directive: watch::Receiver<Directive>,
@@ -95,8 +90,8 @@ impl<'a> Turn<'a> {
     ) -> Self {
         Self {
             worker,
-            thread,
-            flights: Flights::default(),
+            flights: Flights::new(devices.count()),
+            devices,
             calls: Calls::default(),
             acknowledged: Vec::new(),
             holding,
@@ -105,7 +100,6 @@ impl<'a> Turn<'a> {
             telling,
             streaming: HashSet::new(),
             backoff: Backoff::default(),
-            breaker: Breaker::default(),
             lost_device: None,
             reclaim_at: Instant::now(),
             drain_until: None,
@@ -115,7 +109,7 @@ impl<'a> Turn<'a> {
     }
 
     pub async fn run(&mut self, stop: &mut watch::Receiver<Stop>) -> Result<(), WorkerError> {
-        let mut watchdog = Watchdog::new(self.worker.config.step_limit);
+        let mut watchdog = Watchdog::new(self.worker.config.step_limit, self.devices.count());
         let mut saves = interval(CHECKPOINT_INTERVAL);
         saves.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -131,22 +125,27 @@ impl<'a> Turn<'a> {
             let flush_at = self.flights.flush_at(FLUSH_WAIT).max(resting);
             let may_flush = flush_at.is_some() && self.calls.commit.is_none();
             let forever = Instant::now() + FOREVER;
-            let (drain_until, retry_at) = (self.drain_until, self.breaker.until());
+            let (drain_until, retry_at) = (self.drain_until, self.devices.retry_at());
             tokio::select! {
                 biased;
-                report = self.thread.reports.recv() => {
-                    self.note(report.ok_or(WorkerError::EngineStopped)?);
-                    while let Ok(report) = self.thread.reports.try_recv() {
-                        self.note(report);
+                (place, report) = self.devices.next_report() => {
+                    let Some(report) = report else {
+                        return Err(WorkerError::EngineStopped(self.devices.at(place).name.clone()));
+                    };
+                    self.note(place, report);
+                    while let Some((place, report)) = self.devices.waiting_report() {
+                        self.note(place, report);
                     }
                 }
                 Some(lost) = self.losses.recv() => self.lose(lost),
                 _ = saves.tick() => self.save(),
                 () = watchdog.wait() => {
-                    if watchdog.look(self.thread.running_step()) {
-                        self.thread.forsake();
+                    if let Some(place) = watchdog.look(&self.devices.running_steps()) {
+                        let hung = self.devices.at(place);
+                        hung.thread.forsake();
+                        let (device, limit) = (hung.name.clone(), self.worker.config.step_limit);
                         self.part().await?;
-                        return Err(WorkerError::EngineHangs(self.worker.config.step_limit));
+                        return Err(WorkerError::EngineHangs { device, limit });
                     }
                 }
                 Ok(()) = stop.changed(), if drain_until.is_none() => {}
@@ -162,9 +161,9 @@ impl<'a> Turn<'a> {
                     }
                 }
             }
-            if let Some(error) = self.lost_device.take() {
+            if let Some((device, error)) = self.lost_device.take() {
                 self.part().await?;
-                return Err(WorkerError::DeviceLost(error));
+                return Err(WorkerError::DeviceLost { device, error });
             }
             self.worker.vitals.holding(self.flights.running_count(), self.flights.waiting_count());
             let enough = self.flights.done_count() >= FLUSH_COUNT;
@@ -240,12 +239,12 @@ impl<'a> Turn<'a> {
         Ok(false)
     }
 
-    /// Takes note of what the engine tells.
-    fn note(&mut self, report: Report) {
+    /// Takes note of what a device's engine tells.
+    fn note(&mut self, place: usize, report: Report) {
         match report {
-            Report::Ended(held, end) => self.note_end(held, end),
+            Report::Ended(held, end) => self.note_end(place, held, end),
             Report::Progress(held, tokens) => {
-                self.device_works();
+                self.device_works(place);
                 self.unsaved.insert(held, tokens);
             }
             Report::FirstToken(held, at) => self.flights.began(held, at.into()),
@@ -274,10 +273,11 @@ impl<'a> Turn<'a> {
 
     /// Stops a running claim's work.
     fn halt(&mut self, held: Held) {
-        if self.flights.is_submitted(held) {
-            self.thread.cancel(held);
-        } else {
-            self.flights.end(held, None);
+        match self.flights.device(held) {
+            Some(place) if self.flights.is_submitted(held) => {
+                self.devices.at(place).thread.cancel(held);
+            }
+            _ => self.flights.end(held, None),
         }
     }
 

@@ -20,7 +20,7 @@ pub struct SelfTestError {
     what: String,
 }
 
-/// Tests one matrix of every shape, and the float kernels on the real norm weights.
+/// Tests one matrix of every shape, and the float kernels on the real norm weights, linears' own included.
 pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), SelfTestError> {
     for linear in Linear::ALL {
         for layer in [weights.layers.first(), weights.layers.last()].into_iter().flatten() {
@@ -31,15 +31,39 @@ pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), Self
             }
         }
     }
-    let scalar = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
-    let x: Vec<f32> = (0..weights.final_norm.len()).map(|i| wave(i) as f32 / 9.0).collect();
-    let (mut a, mut b) = (vec![0.0; x.len()], vec![0.0; x.len()]);
-    scalar.rms_norm(&x, &weights.final_norm, 1e-5, &mut a);
-    float.rms_norm(&x, &weights.final_norm, 1e-5, &mut b);
-    if a.iter().zip(&b).any(|(a, b)| a.to_bits() != b.to_bits()) {
-        return Err(SelfTestError { isa, what: "the final norm".to_owned() });
+    for (what, norm) in norms(weights) {
+        if !norms_alike(float, norm) {
+            return Err(SelfTestError { isa, what });
+        }
     }
     Ok(())
+}
+
+/// The final norm, and those of the first layer's linears and blocks, as far as it has some.
+fn norms(weights: &Weights) -> impl Iterator<Item = (String, &[f32])> {
+    let first = weights.layers.first();
+    let of_linear = move |linear| Some((linear, first?.linear(linear).norm.as_ref()?));
+    let of_linears = Linear::ALL.into_iter().filter_map(of_linear);
+    let of_blocks = first.into_iter().flat_map(|layer| {
+        let subs = [&layer.attention_sub_norm, &layer.feed_forward_sub_norm];
+        subs.into_iter().flatten().map(|norm| ("a sub-norm".to_owned(), &norm[..]))
+    });
+    std::iter::once(("the final norm".to_owned(), &weights.final_norm[..]))
+        .chain(of_linears.map(|(linear, norm)| (format!("the norm of {linear:?}"), &norm[..])))
+        .chain(of_blocks)
+}
+
+/// Whether a norm and the quantization after it are to the bit what the scalar kernels make of it.
+fn norms_alike(float: &FloatKernels, norm: &[f32]) -> bool {
+    let scalar = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
+    let x: Vec<f32> = (0..norm.len()).map(|i| f32::from(wave(i)) / 9.0).collect();
+    let run = |kernels: &FloatKernels| {
+        let (mut normed, mut codes) = (vec![0.0; x.len()], vec![0i8; x.len()]);
+        kernels.rms_norm(&x, norm, 1e-5, &mut normed);
+        let scale = kernels.quantize(&normed, &mut codes).to_bits();
+        (normed.into_iter().map(f32::to_bits).collect::<Vec<_>>(), codes, scale)
+    };
+    run(scalar) == run(float)
 }
 
 /// Integers in −128..=127 without a period that a kernel's tile could share.

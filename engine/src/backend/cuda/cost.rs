@@ -98,9 +98,10 @@ fn linear(kernel: &str, args: &LinearArgs, rows: usize, input: usize) -> (Cost, 
 fn attention(kernel: &str, load: &Load) -> Cost {
     let Load { shape, rows, positions, seen, .. } = load;
     let (queries, keys) = (shape.query_width(), shape.kv_width());
-    let cached = positions * keys * shape.kv_element;
+    let of_position = keys * shape.kv.size_bytes() + shape.kv_heads * shape.kv.scale_bytes();
+    let cached = positions * of_position;
     // Keys and values as the linears gave them, and in their blocks; the rotation.
-    let stored = rows * (2 * keys * (4 + shape.kv_element) + shape.head_dim * 4);
+    let stored = rows * (2 * (4 * keys + of_position) + shape.head_dim * 4);
     let scores = seen * shape.heads * 4;
     let products = 2 * seen * queries;
     let row_bytes = rows * queries * 4;
@@ -108,9 +109,6 @@ fn attention(kernel: &str, load: &Load) -> Cost {
         _ if kernel.starts_with("rotate_store") => bytes(stored + 2 * row_bytes),
         _ if kernel.starts_with("rotate_scores") => {
             Cost { bytes: cached + stored + row_bytes + scores, f32: products, int8: 0 }
-        }
-        _ if kernel.starts_with("attend_scores") => {
-            Cost { bytes: cached + row_bytes + scores, f32: products, int8: 0 }
         }
         _ if kernel.starts_with("attend_values") => {
             Cost { bytes: cached + row_bytes + scores, f32: products, int8: 0 }

@@ -52,6 +52,14 @@ pub fn devices() -> Result<Devices, CudaLoadError> {
     })
 }
 
+/// How many devices there are, usable or not.
+///
+/// # Errors
+/// [`CudaLoadError`]: no driver, one that is too old, or one that does not answer.
+pub fn count() -> Result<usize, CudaLoadError> {
+    start_driver().map(|(_, count)| count)
+}
+
 /// Loads the driver's library; returns its version and how many devices there are.
 fn start_driver() -> Result<(i32, usize), CudaLoadError> {
     // SAFETY: it only tries to load the driver's library, as all that follows would.

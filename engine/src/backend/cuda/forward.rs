@@ -11,7 +11,7 @@ use super::{
     shape::{Shape, stride},
     weights::{DeviceLinear, Layer, Weights},
 };
-use crate::{backend::cpu::KvType, config::Linear, formats::Scale};
+use crate::{config::Linear, formats::Scale};
 
 /// Rows from which the tiles for many rows are the larger ones.
 const LARGE_TILE_ROWS: usize = 512;

@@ -20,6 +20,7 @@ mod error;
 mod forward;
 mod head;
 mod layout;
+mod memory;
 mod modules;
 mod peaks;
 mod plan;
@@ -35,8 +36,9 @@ use std::sync::Arc;
 
 pub use cost::Cost;
 pub use device::{DeviceError, Properties};
-pub use driver::{Devices, devices, usable};
+pub use driver::{Devices, count, devices, usable};
 pub use error::CudaLoadError;
+pub use memory::KvBlocks;
 pub use peaks::Peaks;
 
 use super::{
@@ -49,20 +51,6 @@ use device::Device;
 use shape::{Arena, Shape};
 use step::{CudaBackend, State};
 use weights::Weights;
-
-/// Memory that is left to the driver.
-const MARGIN_BYTES: u64 = 512 << 20;
-/// Blocks a table can name.
-const BLOCKS_MAX: usize = u32::MAX as usize;
-
-/// How many KV blocks a pool has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvBlocks {
-    /// So many, or the model does not start.
-    Exactly(usize),
-    /// As many as fit, but no more; at least one.
-    UpTo(usize),
-}
 
 /// How a model is held and run.
 #[derive(Debug, Clone, Copy)]
@@ -113,8 +101,8 @@ fn start(
     };
     let (_, weight_bytes, buffer_bytes) = place(0, 0);
     let block_bytes = shape.kv_block_bytes();
-    let fixed = (weight_bytes + buffer_bytes) as u64 + MARGIN_BYTES;
-    let block_count = block_count(fixed, block_bytes, options.blocks, &properties)?;
+    let (fixed, free) = ((weight_bytes + buffer_bytes) as u64, properties.memory_free_bytes);
+    let block_count = memory::block_count(fixed, block_bytes, options.blocks, free)?;
     let class_prefix = model.fingerprint()?;
     let (weights_at, buffers_at) = (device.allocate(weight_bytes)?, device.allocate(buffer_bytes)?);
     let kv_base = device.allocate(block_count * block_bytes)?;
@@ -162,26 +150,4 @@ fn check(shape: &Shape, properties: &Properties) -> Result<(), CudaLoadError> {
         return Err(CudaLoadError::Unsupported("heads of more than 256 elements"));
     }
     Ok(())
-}
-
-/// KV blocks that fit beside so many bytes.
-fn block_count(
-    fixed: u64,
-    block_bytes: usize,
-    blocks: KvBlocks,
-    properties: &Properties,
-) -> Result<usize, CudaLoadError> {
-    let free = properties.memory_free_bytes;
-    let fitting = usize::try_from(free.saturating_sub(fixed) / block_bytes as u64)
-        .unwrap_or(usize::MAX)
-        .min(BLOCKS_MAX);
-    let (least, wanted) = match blocks {
-        KvBlocks::Exactly(count) => (count, count),
-        KvBlocks::UpTo(count) => (1, count.max(1)),
-    };
-    if fitting < least {
-        let needed_bytes = fixed + least as u64 * block_bytes as u64;
-        return Err(CudaLoadError::OutOfMemory { needed_bytes, free_bytes: free });
-    }
-    Ok(wanted.min(fitting))
 }

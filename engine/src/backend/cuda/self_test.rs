@@ -1,5 +1,6 @@
-//! A known answer at load: linears of the first and the last layer on rows of whole numbers, whose
-//! outputs the host computes from the trits. A device that computes wrongly does not start.
+//! A known answer at load: linears of the first and the last layer, with their norms if they have some,
+//! on rows of whole numbers, whose outputs the host computes from the trits. A device that computes
+//! wrongly does not start.
 
 use super::{
     args::{LINEAR_STORE, Step},
@@ -10,9 +11,10 @@ use super::{
     step::CudaBackend,
 };
 use crate::{
-    config::Linear,
+    config::{Linear, Norm},
     files::Model,
-    formats::{Scale, TernaryMatrix},
+    formats::TernaryMatrix,
+    kernels::{Isa, float::FloatKernels},
 };
 
 /// Rows of the test steps: alone, few, and more than any kernel for few takes.
@@ -23,18 +25,50 @@ fn wave(i: usize) -> i32 {
     (i.wrapping_mul(i).wrapping_mul(40503) >> 7) as u16 as i32 % 255 - 127
 }
 
+/// A linear as the host knows it.
+struct Known {
+    ternary: TernaryMatrix,
+    /// Its own norm.
+    norm: Option<(Vec<f32>, f32)>,
+}
+
+impl Known {
+    fn of(model: &Model, layer: usize, linear: Linear) -> Result<Self, CudaLoadError> {
+        let norm = match model.config().linear_norm_eps {
+            Some(eps) => Some((model.norm(Norm::Linear(layer, linear))?, eps)),
+            None => None,
+        };
+        Ok(Self { ternary: model.ternary(layer, linear)?, norm })
+    }
+
+    /// The outputs of one row.
+    fn outputs(&self, x: &[f32]) -> Vec<f32> {
+        let Self { ternary, norm } = self;
+        let kernels = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
+        let mut normed = x.to_vec();
+        if let Some((weight, eps)) = norm {
+            kernels.rms_norm(x, weight, *eps, &mut normed);
+        }
+        let mut codes = vec![0i8; x.len()];
+        let s = kernels.quantize(&normed, &mut codes);
+        let product = |trits: &[i8]| -> i32 {
+            trits.iter().zip(&codes).map(|(trit, x)| i32::from(*trit) * i32::from(*x)).sum()
+        };
+        let sums: Vec<i32> = ternary.trits.chunks_exact(ternary.cols).map(product).collect();
+        let mut outputs = vec![0.0; sums.len()];
+        kernels.rescale(&sums, s, ternary.scale, &mut outputs);
+        outputs
+    }
+}
+
 /// Runs the tests.
 pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError> {
-    // Norms would change the rows.
-    if backend.shape.linear_eps.is_some() {
-        return Ok(());
-    }
     let last = backend.shape.layers - 1;
     for layer in [0, last] {
         for linear in Linear::ALL {
-            let ternary = model.ternary(layer, linear)?;
+            let known = Known::of(model, layer, linear)?;
             for rows in ROWS {
-                test(backend, &ternary, (layer, linear), rows)?;
+                test(backend, &known, (layer, linear), rows)?;
             }
         }
     }
@@ -43,11 +77,11 @@ pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError
 
 fn test(
     backend: &mut CudaBackend,
-    ternary: &TernaryMatrix,
+    known: &Known,
     (layer, linear): (usize, Linear),
     rows: usize,
 ) -> Result<(), CudaLoadError> {
-    let (limits, shape) = (backend.limits, backend.shape);
+    let (limits, shape, ternary) = (backend.limits, backend.shape, &known.ternary);
     let fits = rows * ternary.cols <= limits.rows * shape.hidden
         && rows * ternary.rows <= limits.rows * shape.intermediate;
     if rows > limits.rows || !fits {
@@ -81,17 +115,12 @@ fn test(
     backend.device.write(from, bytemuck::cast_slice(&x))?;
     launches.iter().try_for_each(|launch| backend.device.launch(launch))?;
     backend.device.read(&mut [Part { from: to, to: bytemuck::cast_slice_mut(&mut got) }])?;
-    for (x, got) in x.chunks_exact(ternary.cols).zip(got.chunks_exact(ternary.rows)) {
-        for (trits, got) in ternary.trits.chunks_exact(ternary.cols).zip(got) {
-            let sum: i32 = trits.iter().zip(x).map(|(trit, x)| i32::from(*trit) * *x as i32).sum();
-            let want = match ternary.scale {
-                Scale::Multiply(scale) => sum as f32 * scale,
-                Scale::Divide(scale) => sum as f32 / scale,
-            };
-            if want.to_bits() != got.to_bits() {
-                return Err(CudaLoadError::SelfTest { linear, rows });
-            }
-        }
+    let matches = |(x, got): (&[f32], &[f32])| {
+        let want = known.outputs(x);
+        want.iter().zip(got).all(|(want, got)| want.to_bits() == got.to_bits())
+    };
+    if !x.chunks_exact(ternary.cols).zip(got.chunks_exact(ternary.rows)).all(matches) {
+        return Err(CudaLoadError::SelfTest { linear, rows });
     }
     Ok(())
 }

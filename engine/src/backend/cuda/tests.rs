@@ -1,5 +1,6 @@
 //! Tests on the emulated device or, with `TRITMILL_TEST_DEVICE=cuda:N`, on a real one.
 
+mod checks;
 mod equality;
 mod launches;
 mod roofline;

@@ -4,16 +4,18 @@ use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 
 use super::{
-    PostgresStore, audit, dead_letters, milliseconds, quotas, rows, sampler, unavailable, workers,
+    PostgresStore, audit, classes, dead_letters, milliseconds, quotas, rows, sampler, unavailable,
+    workers,
 };
 use crate::{
     dispatch::Quotas,
     job::{JobId, QueueName, Tenant},
     store::{
         Maintained, Progress, StoreError,
+        classes::{ClassError, ResetClassError},
         operations::{
-            ClassError, DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview,
-            QueueState, Registered, Replay, ResetClassError, SILENT_ALIVE_MAX, Worker,
+            DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview, QueueState,
+            Registered, Replay, Worker,
         },
     },
 };
@@ -26,7 +28,8 @@ impl Operations for PostgresStore {
 
     async fn queue_state(&self, queue: &QueueName) -> Result<QueueState, StoreError> {
         let row = sqlx::query(
-            "SELECT model, format, paused, limit_tokens, numerics_class FROM queues
+            "SELECT model, format, paused, limit_tokens, numerics_class, allowed_classes
+             FROM queues
              WHERE model = $1 AND format = $2",
         )
         .bind(&queue.model)
@@ -83,28 +86,15 @@ impl Operations for PostgresStore {
     }
 
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError> {
-        let row = sqlx::query(
-            // Written even when it is known, since only what is written is returned.
-            "INSERT INTO queues (model, format, numerics_class, registered_at)
-             VALUES ($2, $3, $4, store_now_ms($1))
-             ON CONFLICT (model, format) DO UPDATE
-             SET numerics_class = coalesce(queues.numerics_class, excluded.numerics_class),
-                 registered_at = coalesce(queues.registered_at, excluded.registered_at)
-             RETURNING numerics_class",
-        )
-        .bind(self.given_now())
-        .bind(&queue.model)
-        .bind(&queue.format)
-        .bind(class)
-        .fetch_one(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        let registered: String = rows::get(&row, "numerics_class")?;
-        if registered == class {
-            return Ok(());
-        }
-        let (queue, offered) = (queue.clone(), class.to_owned());
-        Err(ClassError::Mismatch { queue, registered, offered })
+        classes::register(self, queue, class).await
+    }
+
+    async fn allow_class(&self, queue: &QueueName, class: &str) -> Result<bool, StoreError> {
+        classes::allow(self, queue, class).await
+    }
+
+    async fn withdraw_class(&self, queue: &QueueName, class: &str) -> Result<bool, StoreError> {
+        classes::withdraw(self, queue, class).await
     }
 
     async fn registered(&self) -> Result<Vec<Registered>, StoreError> {
@@ -121,32 +111,7 @@ impl Operations for PostgresStore {
     }
 
     async fn reset_class(&self, queue: &QueueName) -> Result<Option<String>, ResetClassError> {
-        // One statement: a worker's heartbeat comes before or after it, not in between.
-        let row = sqlx::query(
-            "WITH alive AS (
-                 SELECT owner FROM workers
-                 WHERE model = $2 AND format = $3 AND seen_at >= store_now_ms($1) - $4
-             ), had AS (
-                 SELECT numerics_class FROM queues WHERE model = $2 AND format = $3
-             ), reset AS (
-                 UPDATE queues SET numerics_class = NULL
-                 WHERE model = $2 AND format = $3 AND NOT EXISTS (SELECT FROM alive)
-             )
-             SELECT (SELECT numerics_class FROM had) AS numerics_class,
-                    ARRAY(SELECT owner FROM alive ORDER BY owner) AS workers",
-        )
-        .bind(self.given_now())
-        .bind(&queue.model)
-        .bind(&queue.format)
-        .bind(milliseconds(SILENT_ALIVE_MAX))
-        .fetch_one(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        let workers: Vec<String> = rows::get(&row, "workers")?;
-        if workers.is_empty() {
-            return Ok(rows::get(&row, "numerics_class")?);
-        }
-        Err(ResetClassError::Served { queue: queue.clone(), workers })
+        classes::reset(self, queue).await
     }
 
     async fn queues(&self) -> Result<Vec<QueueOverview>, StoreError> {
@@ -176,7 +141,7 @@ impl Operations for PostgresStore {
                  FROM results GROUP BY model, format
              )
              SELECT model, format, coalesce(paused, false) AS paused, limit_tokens,
-                    numerics_class, scheduled, queued, running, retrying, completed, failed,
+                    numerics_class, coalesce(allowed_classes, '{}') AS allowed_classes, scheduled, queued, running, retrying, completed, failed,
                     cancelled, expired, overdue, workers, oldest_queued, prompt_tokens,
                     completion_tokens
              FROM counted FULL JOIN queues USING (model, format)
@@ -236,7 +201,8 @@ impl Operations for PostgresStore {
 
     async fn queue_states(&self) -> Result<Vec<QueueState>, StoreError> {
         let found = sqlx::query(
-            "SELECT model, format, paused, limit_tokens, numerics_class FROM queues
+            "SELECT model, format, paused, limit_tokens, numerics_class, allowed_classes
+             FROM queues
              ORDER BY model, format",
         )
         .fetch_all(&self.pool)
@@ -253,6 +219,7 @@ fn settings(row: &PgRow) -> Result<QueueState, StoreError> {
         paused: rows::get(row, "paused")?,
         limit_tokens: limit_tokens.map(i64::unsigned_abs),
         class: rows::get(row, "numerics_class")?,
+        allowed_classes: rows::get(row, "allowed_classes")?,
     })
 }
 

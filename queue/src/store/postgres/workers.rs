@@ -3,7 +3,7 @@
 
 use sqlx::{PgConnection, PgPool, postgres::PgRow};
 
-use super::{rows, unavailable};
+use super::{classes::classes, rows, unavailable};
 use crate::store::{
     StoreError,
     operations::{Directive, Heartbeat, Integrity, Measured, Worker},
@@ -26,7 +26,8 @@ pub(super) async fn heartbeat(
                  vitals = excluded.vitals
              RETURNING drain_requested
          )
-         SELECT drain_requested, coalesce(paused, false) AS paused
+         SELECT drain_requested, coalesce(paused, false) AS paused, numerics_class,
+                coalesce(allowed_classes, '{}') AS allowed_classes
          FROM beat LEFT JOIN queues ON queues.model = $3 AND queues.format = $4",
     )
     .bind(now)
@@ -43,7 +44,9 @@ pub(super) async fn heartbeat(
     .fetch_one(pool)
     .await
     .map_err(unavailable)?;
-    Ok(Directive { drain: rows::get(&row, "drain_requested")?, paused: rows::get(&row, "paused")? })
+    let withdrawn = classes(&row)?.have_no_more(&heartbeat.measured.numerics_class);
+    let drain = rows::get::<bool>(&row, "drain_requested")? || withdrawn;
+    Ok(Directive { drain, paused: rows::get(&row, "paused")? })
 }
 
 pub(super) async fn list(pool: &PgPool, now: Option<i64>) -> Result<Vec<Worker>, StoreError> {

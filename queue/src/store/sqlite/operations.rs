@@ -6,9 +6,9 @@ use async_trait::async_trait;
 use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::{
-    SqliteStore, audit, dead_letters,
+    SqliteStore, audit, classes, dead_letters,
     insight::{count, queue, time},
-    rows::{self, text},
+    rows::{self, from_json, text},
     sampler, unavailable, workers,
 };
 use crate::{
@@ -16,9 +16,10 @@ use crate::{
     job::{JobId, QueueName, Tenant},
     store::{
         Maintained, StoreError,
+        classes::{ClassError, ResetClassError},
         operations::{
-            ClassError, DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview,
-            QueueState, Registered, Replay, ResetClassError, SILENT_ALIVE_MAX, SILENT_KEPT, Worker,
+            DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview, QueueState,
+            Registered, Replay, SILENT_KEPT, Worker,
         },
     },
 };
@@ -30,6 +31,7 @@ fn settings(row: &SqliteRow) -> Result<QueueState, StoreError> {
         paused: row.try_get("paused").map_err(unavailable)?,
         limit_tokens: limit_tokens.map(i64::unsigned_abs),
         class: row.try_get("numerics_class").map_err(unavailable)?,
+        allowed_classes: from_json("allowed_classes", &text(row, "allowed_classes")?)?,
     })
 }
 
@@ -160,28 +162,15 @@ impl Operations for SqliteStore {
     }
 
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError> {
-        let row = sqlx::query(
-            // Written even when it is known, since only what is written is returned.
-            "INSERT INTO queues (model, format, numerics_class, registered_at)
-             VALUES (?1, ?2, ?3, ?4)
-             ON CONFLICT (model, format) DO UPDATE
-             SET numerics_class = coalesce(numerics_class, excluded.numerics_class),
-                 registered_at = coalesce(registered_at, excluded.registered_at)
-             RETURNING numerics_class",
-        )
-        .bind(&queue.model)
-        .bind(&queue.format)
-        .bind(class)
-        .bind(self.now().0)
-        .fetch_one(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        let registered = text(&row, "numerics_class")?;
-        if registered == class {
-            return Ok(());
-        }
-        let (queue, offered) = (queue.clone(), class.to_owned());
-        Err(ClassError::Mismatch { queue, registered, offered })
+        classes::register(self, queue, class).await
+    }
+
+    async fn allow_class(&self, queue: &QueueName, class: &str) -> Result<bool, StoreError> {
+        classes::allow(self, queue, class).await
+    }
+
+    async fn withdraw_class(&self, queue: &QueueName, class: &str) -> Result<bool, StoreError> {
+        classes::withdraw(self, queue, class).await
     }
 
     async fn registered(&self) -> Result<Vec<Registered>, StoreError> {
@@ -196,38 +185,8 @@ impl Operations for SqliteStore {
         found.iter().map(registered).collect()
     }
 
-    async fn reset_class(&self, of: &QueueName) -> Result<Option<String>, ResetClassError> {
-        let mut tx = self.begin().await?;
-        let alive = sqlx::query(
-            "SELECT owner FROM workers WHERE seen_at >= ?3
-             AND heartbeat ->> '$.queue.model' = ?1 AND heartbeat ->> '$.queue.format' = ?2
-             ORDER BY owner",
-        )
-        .bind(&of.model)
-        .bind(&of.format)
-        .bind(self.now().before(SILENT_ALIVE_MAX).0)
-        .fetch_all(&mut *tx)
-        .await
-        .map_err(unavailable)?;
-        if !alive.is_empty() {
-            let workers = alive.iter().map(|row| text(row, "owner")).collect::<Result<_, _>>()?;
-            return Err(ResetClassError::Served { queue: of.clone(), workers });
-        }
-        let had = sqlx::query("SELECT numerics_class FROM queues WHERE model = ?1 AND format = ?2")
-            .bind(&of.model)
-            .bind(&of.format)
-            .fetch_optional(&mut *tx)
-            .await
-            .map_err(unavailable)?;
-        sqlx::query("UPDATE queues SET numerics_class = NULL WHERE model = ?1 AND format = ?2")
-            .bind(&of.model)
-            .bind(&of.format)
-            .execute(&mut *tx)
-            .await
-            .map_err(unavailable)?;
-        tx.commit().await.map_err(unavailable)?;
-        let class = had.map(|row| row.try_get("numerics_class").map_err(unavailable));
-        Ok(class.transpose()?.flatten())
+    async fn reset_class(&self, queue: &QueueName) -> Result<Option<String>, ResetClassError> {
+        classes::reset(self, queue).await
     }
 
     async fn queues(&self) -> Result<Vec<QueueOverview>, StoreError> {

@@ -3,6 +3,7 @@
 use sqlx::{Row as _, SqliteConnection, SqlitePool, sqlite::SqliteRow};
 
 use super::{
+    classes::classes,
     insight::{queue, time},
     rows::{self, from_json, text, to_json},
     unavailable,
@@ -32,16 +33,21 @@ pub(super) async fn heartbeat(
     .fetch_one(&mut *tx)
     .await
     .map_err(unavailable)?;
-    let drain = row.try_get("drain_requested").map_err(unavailable)?;
+    let drain: bool = row.try_get("drain_requested").map_err(unavailable)?;
     let QueueName { model, format } = &heartbeat.queue;
-    let row = sqlx::query("SELECT paused FROM queues WHERE model = ?1 AND format = ?2")
-        .bind(model)
-        .bind(format)
-        .fetch_optional(tx)
-        .await
-        .map_err(unavailable)?;
-    let paused = row.map_or(Ok(false), |row| row.try_get("paused")).map_err(unavailable)?;
-    Ok(Directive { drain, paused })
+    let row = sqlx::query(
+        "SELECT paused, numerics_class, allowed_classes FROM queues
+         WHERE model = ?1 AND format = ?2",
+    )
+    .bind(model)
+    .bind(format)
+    .fetch_optional(tx)
+    .await
+    .map_err(unavailable)?;
+    let Some(row) = row else { return Ok(Directive { drain, paused: false }) };
+    let withdrawn = classes(&row)?.have_no_more(&heartbeat.measured.numerics_class);
+    let paused = row.try_get("paused").map_err(unavailable)?;
+    Ok(Directive { drain: drain || withdrawn, paused })
 }
 
 pub(super) async fn list(pool: &SqlitePool, now: Timestamp) -> Result<Vec<Worker>, StoreError> {

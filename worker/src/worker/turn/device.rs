@@ -1,4 +1,4 @@
-//! What the ends of requests say about the device, and what follows when it fails.
+//! What the ends of requests say about their device, and what follows when it fails.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use super::Turn;
 use crate::{engine_thread::End, served::chain, worker::Mode};
 
 impl Turn<'_> {
-    /// Takes note of what a request's end says about the device. An embedded worker has nobody to
+    /// Takes note of what a request's end says about its device. An embedded worker has nobody to
     /// leave its jobs to, and fails them as they come.
-    pub(super) fn judge(&mut self, end: &End) {
+    pub(super) fn judge(&mut self, place: usize, end: &End) {
         if self.worker.config.mode == Mode::Embedded {
             return;
         }
@@ -20,42 +20,48 @@ impl Turn<'_> {
                     && matches!(**step, StepError::DeviceLost(_))
                 {
                     tracing::error!(why = chain(error), "the device is lost: this worker ends");
-                    self.lost_device = Some(Arc::clone(step));
+                    let device = self.devices.at(place).name.clone();
+                    self.lost_device = Some((device, Arc::clone(step)));
                 }
-                let before = self.breaker.failures();
-                let opened = self.breaker.failed(error);
-                if self.breaker.failures() > before {
+                let breaker = &mut self.devices.at(place).breaker;
+                let before = breaker.failures();
+                let opened = breaker.failed(error);
+                if breaker.failures() > before {
                     self.worker.vitals.device_failed();
                 }
                 if opened {
-                    self.rest(&chain(error));
+                    self.rest(place, &chain(error));
                 }
             }
-            End::Finished(output) if answers(output) => self.device_works(),
+            End::Finished(output) if answers(output) => self.device_works(place),
             End::Finished(_) | End::Refused(_) => {}
         }
     }
 
     /// Notes that a request got tokens.
-    pub(super) fn device_works(&mut self) {
-        if self.breaker.worked() {
-            tracing::warn!("the device works again");
-            self.worker.vitals.device_broken(None);
+    pub(super) fn device_works(&mut self, place: usize) {
+        let device = self.devices.at(place);
+        if device.breaker.worked() {
+            tracing::warn!(device = device.name, "the device works again");
+            self.worker.vitals.device_broken(place, None);
         }
     }
 
-    /// Leaves the device alone: takes nothing, and gives back what is held.
-    fn rest(&mut self, why: &str) {
-        let failures = self.breaker.failures();
+    /// Leaves a device alone: takes nothing for it, and gives back what it holds.
+    fn rest(&mut self, place: usize, why: &str) {
+        let device = self.devices.at(place);
+        let (failures, name) = (device.breaker.failures(), device.name.clone());
         tracing::error!(
+            device = name,
             failures,
             why,
-            "the device fails again and again: nothing is taken for now"
+            "the device fails again and again: nothing is taken for it for now"
         );
-        let why = format!("the device failed {failures} times in a row, the last time: {why}");
-        self.worker.vitals.device_broken(Some(why));
+        let why = format!("{name} failed {failures} times in a row, the last time: {why}");
+        self.worker.vitals.device_broken(place, Some(why));
+        // It was asked for more than there is room for now.
         self.calls.pull = None;
-        for held in self.flights.running() {
+        for held in self.flights.running_on(place) {
             self.flights.will_go_back(held);
             self.halt(held);
         }

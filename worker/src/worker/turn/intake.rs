@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     translate,
-    worker::{Mode, Worker, WorkerError, breaker::Allowance},
+    worker::{Mode, Worker, WorkerError},
 };
 
 /// Jobs fed to the dispatcher at a time when it runs low.
@@ -24,7 +24,7 @@ const IDLE_WAIT: Duration = Duration::from_millis(50);
 impl Turn<'_> {
     /// Asks the dispatcher for what fits, if there is room.
     pub(super) fn pull(&mut self) {
-        let (worker, feed, max) = (self.worker, self.feed, self.room());
+        let (worker, feed, max) = (self.worker, self.feed, self.devices.room(&self.flights));
         if max == 0 {
             return;
         }
@@ -76,16 +76,6 @@ impl Turn<'_> {
         done.or_else(|error| self.excuse(error).map(|()| false))
     }
 
-    /// Jobs to ask for.
-    fn room(&mut self) -> usize {
-        let free = self.worker.config.slots.saturating_sub(self.flights.choices());
-        match self.breaker.allows() {
-            Allowance::All => free,
-            Allowance::Probe if self.flights.is_empty() => free.min(1),
-            Allowance::Probe | Allowance::Nothing => 0,
-        }
-    }
-
     /// Claims what was delivered.
     pub(super) fn claim(&mut self, pulled: Pulled) -> Result<(), WorkerError> {
         self.feed = pulled.feed;
@@ -126,7 +116,8 @@ impl Turn<'_> {
         self.acknowledge(over);
         for claim in &claims {
             if let Some(delivery) = held.iter().find(|delivery| delivery.id == claim.job.id) {
-                self.flights.start(claim, delivery.clone(), claimed_at);
+                let device = self.devices.place(&self.flights);
+                self.flights.start(claim, delivery.clone(), claimed_at, device);
             }
         }
         self.show();
@@ -153,19 +144,20 @@ impl Turn<'_> {
     /// Gives requests to the engine, but for those whose claim was lost meanwhile.
     pub(super) fn submit(&mut self, prepared: Vec<Prepared>) {
         for Prepared { held, stream, request } in prepared {
-            if self.breaker.is_open() && self.flights.will_go_back(held) {
+            let Some(place) = self.flights.device(held) else { continue };
+            if self.devices.at(place).breaker.is_open() {
+                self.flights.will_go_back(held);
                 self.flights.end(held, None);
-            }
-            if !self.flights.submitted(held) {
                 continue;
             }
+            self.flights.submitted(held);
             let stream = stream && self.telling.is_some();
             if stream {
                 self.streaming.insert(held.id);
                 self.tell(held.id, JobEvent::Started);
             }
             match request {
-                Ok(request) => self.thread.submit(held, request, stream),
+                Ok(request) => self.devices.at(place).thread.submit(held, request, stream),
                 Err(error) => self.flights.end(held, Some(Outcome::Error(error))),
             }
         }

@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Turn<'_> {
-    pub(super) fn note_end(&mut self, held: Held, end: End) {
-        self.judge(&end);
+    pub(super) fn note_end(&mut self, place: usize, held: Held, end: End) {
+        self.judge(place, &end);
         let Some(prompt) = self.flights.prompt(held) else { return };
         let outcome = translate::outcome(&self.worker.served, prompt, end);
         self.flights.end(held, outcome);
@@ -34,7 +34,9 @@ impl Turn<'_> {
         let (worker, limit) = (self.worker, self.call_limit());
         let tokens = std::mem::take(&mut self.unsaved);
         self.calls.save = Some(Box::pin(async move {
-            let save = |(held, tokens): (&Held, &Vec<u32>)| (*held, translate::checkpoint(tokens));
+            let save = |(held, tokens): (&Held, &Vec<u32>)| {
+                (*held, translate::checkpoint(&worker.served, tokens))
+            };
             let checkpoints: Vec<(Held, Vec<u8>)> = tokens.iter().map(save).collect();
             // Lost claims are the renewer's business.
             let result = within(limit, worker.store.checkpoint(&checkpoints)).await.map(|_| ());

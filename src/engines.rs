@@ -1,0 +1,39 @@
+//! The engines of a command that answers jobs: one for each device.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use tritmill_engine::{
+    files::Model,
+    load::{self, DeviceChoice, Devices, EngineOptions},
+};
+use tritmill_worker::Device;
+
+/// Engines of one numerics class.
+pub struct Engines {
+    pub devices: Vec<Device>,
+    /// What all of them have.
+    pub numerics_class: String,
+    /// The instruction set of their kernels, if they run on the processor.
+    pub isa: String,
+}
+
+impl Engines {
+    /// Loads the model on every device.
+    pub fn load(
+        model: &Arc<Model>,
+        options: &EngineOptions,
+        devices: &Devices,
+    ) -> anyhow::Result<Self> {
+        let engines = load::engines(model, options, devices)?;
+        let (device, first) = engines.first().context("no device")?;
+        let numerics_class = first.backend().numerics_class().to_owned();
+        let isa = match device {
+            DeviceChoice::Cpu => options.isa().to_string(),
+            _ => String::new(),
+        };
+        let named =
+            |(device, engine): (DeviceChoice, _)| Device { name: device.to_string(), engine };
+        Ok(Self { devices: engines.into_iter().map(named).collect(), numerics_class, isa })
+    }
+}

@@ -1,0 +1,113 @@
+//! `tritmill queue show | allow-class | withdraw-class`: which numerics classes serve a queue.
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+use tritmill_queue::{
+    QueueName,
+    store::{FrontStore, audit::AuditLine, operations::Worker},
+};
+
+use super::queue_name;
+use crate::{keys::Keeper, output};
+
+/// Which queue, at servers or in a file.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill queue show bitnet-2b@i2_s
+  tritmill queue show demo@i2_s --store tritmill.sqlite --json")]
+pub struct ShowArguments {
+    /// MODEL@FORMAT
+    #[arg(value_parser = queue_name)]
+    queue: QueueName,
+    /// Print one line of JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    keeper: Keeper,
+}
+
+/// Which class of which queue.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tritmill queue show bitnet-2b@i2_s
+  tritmill queue allow-class bitnet-2b@i2_s 9c0f…/kv-f16/head-exact/cuda
+  tritmill queue withdraw-class bitnet-2b@i2_s 9c0f…/kv-f16/head-exact/cuda
+
+The class is what a worker's refusal names. While two serve, an answer is of the one or the other: each
+says which (`tritmill results`: numerics_class), a retry may change it, and a job that a worker of one
+class began is begun anew by the other. Workers of a withdrawn class drain with their next heartbeats.")]
+pub struct ClassArguments {
+    /// MODEL@FORMAT
+    #[arg(value_parser = queue_name)]
+    queue: QueueName,
+    /// The numerics class
+    class: String,
+    #[command(flatten)]
+    keeper: Keeper,
+}
+
+impl ClassArguments {
+    async fn noted(&self, action: &str) -> anyhow::Result<Box<dyn FrontStore>> {
+        let store = self.keeper.open().await?;
+        let how = json!({ "numerics_class": self.class });
+        let line = AuditLine::at_the_command_line(action, &self.queue.to_string(), how);
+        store.note(&line).await.context("cannot note it in the log of acts")?;
+        Ok(store)
+    }
+
+    /// Lets workers of the class serve the queue.
+    pub async fn allow(&self) -> anyhow::Result<()> {
+        let Self { queue, class, .. } = self;
+        let is_new = self.noted("queue.allow_class").await?.allow_class(queue, class).await?;
+        let already = if is_new { "" } else { " already" };
+        eprintln!("workers of class '{class}' may{already} serve {queue}");
+        Ok(())
+    }
+
+    /// Lets them do so no more.
+    pub async fn withdraw(&self) -> anyhow::Result<()> {
+        let Self { queue, class, .. } = self;
+        let was = self.noted("queue.withdraw_class").await?.withdraw_class(queue, class).await?;
+        ensure!(was, "'{class}' is no class that {queue} was allowed: see tritmill queue show");
+        eprintln!("workers of class '{class}' drain with their next heartbeats");
+        Ok(())
+    }
+}
+
+/// Prints what is set for a queue, and who serves it.
+pub async fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
+    let store = arguments.keeper.open().await?;
+    let state = store.queue_state(&arguments.queue).await?;
+    let mut workers = store.workers().await?;
+    workers.retain(|worker| worker.heartbeat.queue == arguments.queue && worker.is_alive());
+    let queue = arguments.queue.to_string();
+    if arguments.json {
+        let worker = |worker: &Worker| -> Value {
+            let beat = &worker.heartbeat;
+            json!({ "owner": beat.owner, "device": beat.measured.device,
+                    "numerics_class": beat.measured.numerics_class })
+        };
+        return output::line(json!({
+            "queue": queue, "paused": state.paused, "limit_tokens": state.limit_tokens,
+            "numerics_class": state.class, "allowed_classes": state.allowed_classes,
+            "workers": workers.iter().map(worker).collect::<Vec<_>>(),
+        }));
+    }
+    let paused = if state.paused { "paused" } else { "open" };
+    let limit = state.limit_tokens.map_or(String::new(), |tokens| format!(", {tokens} tokens"));
+    output::line(format_args!("{queue}: {paused}{limit}"))?;
+    let class = state.class.as_deref().unwrap_or("none yet: the first worker's");
+    output::line(format_args!("numerics class  {class}"))?;
+    for class in &state.allowed_classes {
+        output::line(format_args!("allowed as well {class}"))?;
+    }
+    for worker in workers {
+        let beat = worker.heartbeat;
+        let (device, class) = (beat.measured.device, beat.measured.numerics_class);
+        output::line(format_args!("worker          {} on {device}, {class}", beat.owner))?;
+    }
+    Ok(())
+}
