@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use super::{lanes::Element as _, *};
+use super::*;
 use crate::kv::BlockId;
 
 fn isas() -> impl Iterator<Item = &'static FloatKernels> {
