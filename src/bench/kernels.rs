@@ -53,7 +53,7 @@ pub struct Arguments {
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let DeviceChoice::Cuda(ordinal) = arguments.run.device.resolved() else {
+    let DeviceChoice::Cuda(ordinal) = arguments.run.engine_on_one()?.device.resolved() else {
         bail!("kernels are measured by themselves on a GPU: --device cuda:0");
     };
     let model = arguments.model.open()?;

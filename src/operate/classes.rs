@@ -90,11 +90,12 @@ pub async fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
             json!({ "owner": beat.owner, "device": beat.measured.device,
                     "numerics_class": beat.measured.numerics_class })
         };
-        return output::line(json!({
+        output::line(json!({
             "queue": queue, "paused": state.paused, "limit_tokens": state.limit_tokens,
             "numerics_class": state.class, "allowed_classes": state.allowed_classes,
             "workers": workers.iter().map(worker).collect::<Vec<_>>(),
-        }));
+        }))?;
+        return Ok(());
     }
     let paused = if state.paused { "paused" } else { "open" };
     let limit = state.limit_tokens.map_or(String::new(), |tokens| format!(", {tokens} tokens"));

@@ -118,7 +118,7 @@ impl Service {
             command.args(["--kv-memory", &mib.to_string()]);
         }
         command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
-        let memory = Memory::before(arguments.run.device)?;
+        let memory = Memory::before(arguments.run.engine_on_one()?.device)?;
         let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let said = process.stdout.take().context("the service has no output")?;
         let mut lines = BufReader::new(said).lines();
@@ -305,7 +305,7 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
     let share = 100.0 * *errors as f64 / requests as f64;
     if arguments.json {
         let mut figures = json!({
-            "device": arguments.run.device.resolved().to_string(),
+            "device": arguments.run.engine_on_one()?.device.resolved().to_string(),
             "callers": arguments.callers, "generate": arguments.generate(), "requests": requests,
             "errors": errors, "p50_s": p50, "p90_s": p90, "p99_s": p99, "memory_bytes": memory_bytes,
         });
