@@ -69,7 +69,7 @@ pub struct RunOptions {
     #[arg(long, default_value = "f16", value_parser = one_of::<KvType>(&["f16", "f32", "q8"]))]
     pub kv: KvType,
     /// Head: exact as in the file; full, the same without a copy that says which rows may matter
-    /// (slower, a fifth less memory); q8, in 8 bits (changes answers)
+    /// (slower, a third less memory); q8, in 8 bits (changes answers)
     #[arg(
         long,
         default_value = "exact",
