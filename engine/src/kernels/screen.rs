@@ -201,16 +201,25 @@ pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
     dots_of(isa, rows, digits.first(), digits, out);
 }
 
-/// The dot products of one row with the first and the second digits of row `index`.
+/// The dot products of one row with the first and the second digits of row `index`; `first` where that
+/// one is known.
 ///
 /// # Panics
 /// As [`dots`] does.
-pub fn both_dots(isa: Isa, row: &[i8], digits: &Digits, index: usize) -> [i32; 2] {
-    digits.both(index).map(|data| {
+pub fn both_dots(
+    isa: Isa,
+    row: &[i8],
+    digits: &Digits,
+    index: usize,
+    first: Option<i32>,
+) -> [i32; 2] {
+    let [first_digits, second_digits] = digits.both(index);
+    let dot = |data: &[u8]| {
         let mut out = [0];
         dots_of(isa, row, data, digits, &mut out);
         out[0]
-    })
+    };
+    [first.unwrap_or_else(|| dot(first_digits)), dot(second_digits)]
 }
 
 /// Whether [`six_dots`] of an ISA is faster than [`dots`] for few rows of digits.
@@ -325,7 +334,7 @@ mod tests {
                     scalar(&rows, second, len, &mut want);
                     for (i, want) in want.iter().enumerate() {
                         let head_row = &rows[i % head_rows * len..][..len];
-                        let both = both_dots(isa, head_row, &digits, i / head_rows);
+                        let both = both_dots(isa, head_row, &digits, i / head_rows, None);
                         assert_eq!(both, [got[i], *want]);
                     }
                     let mut packed = vec![0; six::size(rows.len())];
@@ -360,7 +369,7 @@ mod tests {
                 let rows = vec![weight; 5 * LEN_MAX];
                 let mut out = vec![0; 5];
                 dots(isa, &rows, &digits, &mut out);
-                let [first, second] = both_dots(isa, &rows[..LEN_MAX], &digits, 0);
+                let [first, second] = both_dots(isa, &rows[..LEN_MAX], &digits, 0, None);
                 assert_eq!(out, [first; 5]);
                 let offset = i64::from(digits.half()) * i64::from(weight) * LEN_MAX as i64;
                 let first = (i64::from(first) - offset) << digits.bits();

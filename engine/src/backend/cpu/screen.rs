@@ -366,7 +366,10 @@ impl Estimates<'_> {
             positions.clear();
             job.kernels.leave_out(&bounds, threshold, estimates, positions);
             candidates.clear();
-            let refined = positions.iter().map(|j| self.refined(row, range.start + j));
+            let refined = positions.iter().map(|&j| {
+                let known = six.is_none().then_some(first[j]);
+                self.refined(row, range.start + j, known)
+            });
             candidates.extend(refined.filter(|(_, estimate, bound)| {
                 let is_below = estimate + bound < threshold;
                 !is_below
@@ -377,11 +380,12 @@ impl Estimates<'_> {
         }
     }
 
-    /// A token, its logit by both digits and the whole int8, and how far that may be off.
-    fn refined(&self, row: usize, token: usize) -> (usize, f32, f32) {
+    /// A token, its logit by both digits and the whole int8, and how far that may be off. The product with
+    /// the first digits may be known.
+    fn refined(&self, row: usize, token: usize, first: Option<i32>) -> (usize, f32, f32) {
         let Self { screen, digits, job } = *self;
-        let [first, second] =
-            screen::both_dots(job.isa, screen.rows(token..token + 1), digits, row);
+        let head_row = screen.rows(token..token + 1);
+        let [first, second] = screen::both_dots(job.isa, head_row, digits, row, first);
         let mut estimate = [0.0];
         let products = Products {
             first: &[first],

@@ -239,7 +239,11 @@ fn every_kind_of_head_and_cache_equals_the_cpus() {
         let parts =
             [part(&[5], 18, 0, LogitsFor::Largest(3)), part(&[6], 3, 4, LogitsFor::Largest(1))];
         check(&what, cpu.as_mut(), &mut cuda, &parts);
-        assert_eq!(crate::backend::cuda::kv_block_bytes(&model, kv), cpu::kv_block_bytes(&model, kv), "{what}");
+        assert_eq!(
+            crate::backend::cuda::kv_block_bytes(&model, kv),
+            cpu::kv_block_bytes(&model, kv),
+            "{what}"
+        );
         let class = cuda.numerics_class().to_owned();
         assert_eq!(class.replace("/cuda", "/cpu"), cpu.numerics_class(), "{what}");
     }
