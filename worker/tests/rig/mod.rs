@@ -88,9 +88,9 @@ pub async fn rig(mode: Mode, drain: Duration) -> Rig {
 }
 
 /// A device whose steps do as the test says, and then draw token 0 for everyone.
-pub struct Device<F>(F);
+pub struct Scripted<F>(F);
 
-impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Device<F> {
+impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Scripted<F> {
     fn vocab_size(&self) -> usize {
         1000
     }
@@ -114,14 +114,15 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Device<F> {
     fn copy_block(&mut self, _: BlockId, _: BlockId) {}
 }
 
-/// An engine on a [`Device`].
+/// An engine on a [`Scripted`] device.
 #[allow(dead_code, reason = "not every test misuses a device")]
 pub fn engine_on(step: impl FnMut() -> Result<(), StepError> + Send + 'static) -> Engine {
     let config = EngineConfig::new(100_000);
-    Engine::new(Box::new(Device(step)), Arc::new(NoText), vec![2], config)
+    Engine::new(Box::new(Scripted(step)), Arc::new(NoText), vec![2], config)
 }
 
 /// A worker's only device.
+#[allow(dead_code, reason = "some workers have several")]
 pub fn alone(engine: Engine) -> Vec<Device> {
     vec![Device { name: "cpu".to_owned(), engine }]
 }
