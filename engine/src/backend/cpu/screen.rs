@@ -18,15 +18,16 @@
 //! A logit computed in f32 is within `ROUNDING(len)·(‖s·q‖ + ‖e‖)·‖x‖` of `w·x`. A row is left out
 //! if its upper bound is below the k-th largest of all lower bounds: k rows have larger logits.
 
+mod copies;
 mod search;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use self::search::Search;
+pub use self::copies::Screen;
+pub(in crate::backend) use self::copies::{OfRow, is_worth, quantize};
+use self::{copies::UP, search::Search};
 use super::{
     disjoint::Disjoint,
     forward::{Scratch, with_scratch},
@@ -35,25 +36,18 @@ use super::{
 };
 use crate::{
     backend::TokenLogit,
-    files::Dense,
-    formats::memory::AlignedBytes,
     kernels::{
         Isa,
         float::FloatKernels,
-        screen::{self, Bounds, DigitRow, Digits, Products, STRIDE, Unmade, six},
+        screen::{self, DigitRow, Digits, Products, Unmade},
     },
 };
 
-/// Smallest vocabulary that is screened: below, all of it is soon computed.
-const VOCAB_MIN: usize = 512;
 /// Largest share of the vocabulary that may be asked for, and of candidates before a row of logits is
 /// computed as a whole.
 pub(in crate::backend) const SHARE: usize = 8;
 /// Rows of the head that a task estimates.
 const TASK_ROWS: usize = 192;
-/// Hidden rows up to which six bits are multiplied first, by both digits. With two, that takes as long as
-/// it saves.
-const FEW: usize = 1;
 /// Candidates whose logits a task computes, or more if many are neighbours.
 const TASK_CANDIDATES: usize = 8;
 
@@ -62,89 +56,6 @@ const TASK_CANDIDATES: usize = 8;
 /// measure; scales and bounds of f32 are in it too.
 fn rounding(len: usize) -> f64 {
     (len.div_ceil(16) + 32) as f64 * f64::from(f32::EPSILON)
-}
-
-/// The int8 copy of a head. // (vocab, stride)
-pub struct Screen {
-    rows: AlignedBytes, // of i8
-    stride: usize,
-    scales: Vec<f32>,
-    of_rows: OfRows,
-    /// Where a kernel makes use of them.
-    six: Option<Six>,
-}
-
-/// The high six bits of the copy. // (vocab, six::size(stride))
-struct Six {
-    rows: AlignedBytes,
-    of_rows: OfRows,
-}
-
-/// What is known of a row.
-#[derive(Clone, Copy)]
-pub(in crate::backend) struct OfRow {
-    /// `w ≈ scale · int8`
-    pub scale: f32,
-    /// `Σ int8`
-    sum: i32,
-    /// `‖w − scale · int8‖`, rounded up.
-    pub error: f32,
-    /// `‖scale · int8‖`, rounded up.
-    pub norm: f32,
-}
-
-/// As in [`OfRow`], of all rows.
-struct OfRows {
-    sums: Vec<i32>,
-    errors: Vec<f32>,
-    norms: Vec<f32>,
-}
-
-impl OfRows {
-    fn new(rows: &[OfRow]) -> Self {
-        Self {
-            sums: rows.iter().map(|row| row.sum).collect(),
-            errors: rows.iter().map(|row| row.error).collect(),
-            norms: rows.iter().map(|row| row.norm).collect(),
-        }
-    }
-
-    fn size_bytes(&self) -> usize {
-        self.sums.len() * (size_of::<OfRow>() - size_of::<f32>())
-    }
-
-    /// How far estimates of some logits may be off, by the factors of a hidden row.
-    fn bounds(&self, range: Range<usize>, (by_error, by_norm): (f32, f32)) -> Bounds<'_> {
-        let (errors, norms) = (&self.errors[range.clone()], &self.norms[range]);
-        Bounds { errors, norms, by_error, by_norm }
-    }
-}
-
-impl Six {
-    /// The bits of an int8 copy `(vocab, stride)` of a head.
-    fn of(dense: Dense<'_>, int8: &[u8], stride: usize, scales: &[f32]) -> Self {
-        let mut rows = AlignedBytes::zeroed(six::size(int8.len()));
-        let packed =
-            rows.par_chunks_exact_mut(six::size(stride)).zip(int8.par_chunks_exact(stride));
-        let of_rows: Vec<OfRow> = packed
-            .enumerate()
-            .map_init(
-                || vec![0f32; dense.cols],
-                |wide, (row, (out, int8))| {
-                    let int8: &[i8] = bytemuck::cast_slice(int8);
-                    six::pack(int8, out);
-                    dense.row(row, wide);
-                    of_row(wide, int8.iter().map(|&element| six::rounded(element)), scales[row])
-                },
-            )
-            .collect();
-        Self { rows, of_rows: OfRows::new(&of_rows) }
-    }
-
-    fn rows(&self, range: Range<usize>, stride: usize) -> &[u8] {
-        let bytes = six::size(stride);
-        &self.rows[range.start * bytes..range.end * bytes]
-    }
 }
 
 /// Kept between steps.
@@ -205,61 +116,7 @@ pub struct Job<'a> {
     pub counts: &'a [usize],
 }
 
-/// Whether a matrix is large enough to be screened.
-pub(in crate::backend) fn is_worth(dense: Dense<'_>) -> bool {
-    dense.rows >= VOCAB_MIN && dense.cols <= screen::LEN_MAX
-}
-
 impl Screen {
-    /// The copy of a matrix that is large enough to be worth one.
-    pub fn of(dense: Dense<'_>) -> Option<Self> {
-        if !is_worth(dense) {
-            return None;
-        }
-        let stride = dense.cols.next_multiple_of(STRIDE);
-        let mut rows = AlignedBytes::zeroed(dense.rows * stride);
-        let of_rows: Vec<OfRow> = rows
-            .par_chunks_exact_mut(stride)
-            .enumerate()
-            .map_init(
-                || vec![0f32; dense.cols],
-                |wide, (row, out)| {
-                    dense.row(row, wide);
-                    quantize(wide, out)
-                },
-            )
-            .collect();
-        let scales: Vec<f32> = of_rows.iter().map(|row| row.scale).collect();
-        let six = screen::machine_has_six().then(|| Six::of(dense, &rows, stride, &scales));
-        Some(Self { rows, stride, scales, of_rows: OfRows::new(&of_rows), six })
-    }
-
-    /// Bytes held.
-    pub fn size_bytes(&self) -> usize {
-        let six = self.six.as_ref().map_or(0, |six| six.rows.len() + six.of_rows.size_bytes());
-        self.rows.len() + self.scales.len() * 4 + self.of_rows.size_bytes() + six
-    }
-
-    /// Bytes read to estimate all logits of one hidden row.
-    pub fn step_bytes(&self, isa: Isa) -> usize {
-        let rows = self.six(isa, 1).map_or(&self.rows, |six| &six.rows);
-        rows.len() + self.scales.len() * 4 + self.of_rows.size_bytes()
-    }
-
-    /// The bits that so many hidden rows are multiplied by first.
-    fn six(&self, isa: Isa, n: usize) -> Option<&Six> {
-        self.six.as_ref().filter(|_| n <= FEW && screen::has_six(isa))
-    }
-
-    /// Whether so many of the largest logits are found faster than all.
-    pub fn pays_for(&self, count: usize) -> bool {
-        count.saturating_mul(SHARE) <= self.scales.len()
-    }
-
-    fn rows(&self, range: Range<usize>) -> &[i8] {
-        bytemuck::cast_slice(&self.rows[range.start * self.stride..range.end * self.stride])
-    }
-
     /// Computes the logits that may be among the largest of each row: [`Screening::found`].
     pub fn largest(&self, job: &Job<'_>, pool: &mut Pool, screening: &mut Screening) {
         let (vocab, n) = (self.scales.len(), job.counts.len());
@@ -417,28 +274,4 @@ fn take_apart(job: &Job<'_>, width: usize, pool: &mut Pool, digits: &mut Digits)
         }
     });
     digits.end(job.isa);
-}
-
-/// More than the roundings on the way to a bound.
-const UP: f32 = 1.0 + 1e-5;
-
-/// `scale = max|w| / 127`, `int8 = round_half_even(w / scale)`, into `out`, whose rest stays zero.
-pub(in crate::backend) fn quantize(w: &[f32], out: &mut [u8]) -> OfRow {
-    let largest = w.iter().fold(0f32, |a, b| a.max(b.abs()));
-    let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
-    for (q, w) in out.iter_mut().zip(w) {
-        *q = screen::nearest((w / scale).clamp(-127.0, 127.0)) as i8 as u8;
-    }
-    of_row(w, out.iter().map(|&q| q as i8), scale)
-}
-
-/// What is known of a row of which `scale · int8` are held.
-fn of_row(w: &[f32], int8: impl Iterator<Item = i8>, scale: f32) -> OfRow {
-    let (mut error, mut norm, mut sum) = (0f64, 0f64, 0i32);
-    for (w, q) in w.iter().zip(int8) {
-        let value = f64::from(q) * f64::from(scale);
-        let left = f64::from(*w) - value;
-        (error, norm, sum) = (error + left * left, norm + value * value, sum + i32::from(q));
-    }
-    OfRow { scale, sum, error: error.sqrt() as f32 * UP, norm: norm.sqrt() as f32 * UP }
 }

@@ -1,7 +1,7 @@
 //! What the screen leaves out, against the whole head.
 
 use super::{super::head::HeadMode, *};
-use crate::files::DenseType;
+use crate::files::{Dense, DenseType};
 
 const VOCAB: usize = 700;
 const WIDTH: usize = 100;
