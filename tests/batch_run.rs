@@ -296,6 +296,18 @@ fn answers_of_another_model_are_not_mixed_in() {
 }
 
 #[test]
+fn a_kv_cache_in_8_bits_answers_in_a_class_of_its_own() {
+    let scratch = Scratch::new();
+    scratch.write_input(&[chat("a", 2), chat("b", 5)]);
+    assert_eq!(scratch.run(&["--kv", "q8"]).code, Some(0));
+    assert_eq!(scratch.answers_by_id().len(), 2);
+    let other = scratch.run(&["--kv", "f16"]);
+    assert_eq!(other.code, Some(1));
+    assert!(other.stderr.contains("/kv-q8/"), "{}", other.stderr);
+    assert_eq!(scratch.run(&["--kv", "q8"]).code, Some(0), "it goes on in its own");
+}
+
+#[test]
 fn an_interrupted_run_ends_cleanly_and_goes_on_later() {
     let scratch = Scratch::new();
     let input: Vec<Value> = (0..3000).map(|i| chat(&format!("id-{i}"), 8)).collect();
