@@ -1,11 +1,23 @@
 //! The listener: connections within bounds, until told to stop.
 
-use std::{io, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    net::IpAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use axum::Router;
 use hyper::{
     Request,
-    body::Incoming,
+    body::{Body, Bytes, Frame, Incoming, SizeHint},
+    header::{self, HeaderValue},
     server::conn::http1,
     service::{Service as _, service_fn},
 };
@@ -108,6 +120,36 @@ async fn shake_hands(tls: &Tls, stream: TcpStream) -> Option<TlsStream<TcpStream
     }
 }
 
+/// A request's body that says when it was read to its end.
+struct Watched {
+    body: Incoming,
+    ended: Arc<AtomicBool>,
+}
+
+impl Body for Watched {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if matches!(frame, Poll::Ready(None)) || self.body.is_end_stream() {
+            self.ended.store(true, Ordering::Relaxed);
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 /// Answers the requests of a connection.
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -118,7 +160,19 @@ async fn answer(
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
-        router.call(request)
+        let ended = Arc::new(AtomicBool::new(request.body().is_end_stream()));
+        let request = request.map(|body| Watched { body, ended: Arc::clone(&ended) });
+        let answer = router.call(request);
+        async move {
+            let mut response = answer.await?;
+            // A refusal may come before the body: what is left of that ends the connection. Who is not
+            // told sends the next request on it.
+            if !ended.load(Ordering::Relaxed) {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(header::CONNECTION, close);
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

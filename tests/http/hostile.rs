@@ -121,6 +121,16 @@ fn what_looks_like_sql_is_text() {
 }
 
 #[test]
+fn a_refusal_before_the_body_says_that_the_connection_ends() {
+    let fleet = Fleet::start();
+    let admin = Admin::start(&fleet, &[]);
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer nobody\r\n\
+                Content-Type: application/json\r\nContent-Length: 9\r\n\r\n";
+    let answer = admin.first().send(head.as_bytes());
+    assert_eq!((answer.status, answer.header("connection")), (401, Some("close")));
+}
+
+#[test]
 fn a_form_that_never_gets_to_the_point_is_cut_off() {
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &[]);
