@@ -62,6 +62,19 @@ async fn enqueue_soon(dispatcher: &RedisDispatcher, entries: &[Entry]) {
     }
 }
 
+/// Replicas that have all that was written before. `WAIT` waits for what its own connection wrote.
+async fn copies(master: &Redis) -> usize {
+    let client = redis::Client::open(master.url()).unwrap();
+    let patient =
+        redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
+    let mut connection =
+        client.get_multiplexed_async_connection_with_config(&patient).await.unwrap();
+    let mut script = redis::pipe();
+    script.cmd("SET").arg("mark").arg(1).ignore().cmd("WAIT").arg(1).arg(10_000);
+    let (copies,): (usize,) = script.query_async(&mut connection).await.unwrap();
+    copies
+}
+
 #[tokio::test]
 async fn sentinels_name_the_master() {
     let mut redis = Redis::start().unwrap();
@@ -94,8 +107,7 @@ async fn a_failover_is_followed() {
     let fed = entries(3);
     dispatcher.enqueue(&fed).await.unwrap();
     let first = pull(&dispatcher, "a", 1).await;
-    let copies: usize = command(&master, &["WAIT", "1", "5000"]).await;
-    assert_eq!(copies, 1);
+    assert_eq!(copies(&master).await, 1);
     master.kill();
     let started = Instant::now();
     while dispatcher.acknowledge("a", &first).await.is_err() {
