@@ -158,14 +158,14 @@ impl<E: KvElement> Attention<E> {
                 let stride = KV_HEADS * LANES * HEAD_DIM;
                 let offset = kv_head * LANES * HEAD_DIM;
                 let tile = AttentionTile {
-                    keys,
-                    values,
+                    keys: keys[..].into(),
+                    values: values[..].into(),
                     key_block_stride: stride,
                     value_block_stride: stride,
                     key_head_offset: offset,
                     value_head_offset: offset,
-                    key_scales: &self.scales,
-                    value_scales: &self.scales,
+                    key_scales: self.scales[..].into(),
+                    value_scales: self.scales[..].into(),
                     scale_block_stride: KV_HEADS * LANES,
                     scale_head_offset: kv_head * LANES,
                     blocks: &self.blocks,

@@ -15,7 +15,10 @@ use tritmill_engine::{
     config::{Linear, Norm},
     files::Model,
     formats::{Format, PackedMatrix, Scale},
-    kernels::{self, Activations, Isa, float::FloatKernels},
+    kernels::{
+        self, Activations, Isa,
+        float::{Columns, FloatKernels, Sums},
+    },
     kv::BlockId,
 };
 
@@ -297,7 +300,9 @@ fn check_linear(model: &Model, isa: Isa, linear: Linear, tensors: &SafeTensors<'
             let mut sums = vec![0i32; matrix.tile_count() * 16];
             kernels::gemm(isa, &matrix, 0..matrix.tile_count(), &activations, &mut sums);
             let mut y = vec![0f32; ternary.rows];
-            float.rescale(&sums[..ternary.rows], s, ternary.scale, &mut y);
+            let (stride, scale) = (sums.len(), ternary.scale);
+            let sums = Sums { sums: &sums, stride, scales: &[s], scale };
+            float.rescale(&sums, Columns::new(&mut y, ternary.rows, 0..ternary.rows));
             let (absolute, _) = differences(&y, &want[row * ternary.rows..][..ternary.rows]);
             assert!(absolute <= 1e-4, "{name} row {row}, {format} on {isa}: {absolute}");
         }

@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 
 use bytemuck::Zeroable;
 
+use super::order;
 use crate::formats::{
     Format,
     layout::{Layout, with_layout},
@@ -22,7 +23,7 @@ pub struct Activations {
     cols: usize,
     rows: usize,
     stride: usize,
-    data: Vec<Line>, // (rows, stride) of i8
+    data: Vec<Line>, // (rows, stride) of i8, and what larger steps had behind that
     sums: Vec<i32>,  // (rows,): exact sum of each row
 }
 
@@ -45,7 +46,9 @@ impl Activations {
         let lines = padded_cols(format, cols).div_ceil(64) | 1;
         self.stride = lines * 64;
         (self.format, self.cols, self.rows) = (format, cols, rows);
-        self.data.resize(rows * lines, Line::zeroed());
+        if self.data.len() < rows * lines {
+            self.data.resize(rows * lines, Line::zeroed());
+        }
         self.sums.resize(rows, 0);
     }
 
@@ -100,7 +103,7 @@ impl Activations {
 
     /// All rows. // (rows, stride)
     pub(super) fn data(&self) -> &[i8] {
-        bytemuck::cast_slice(&self.data)
+        &bytemuck::cast_slice(&self.data)[..self.rows * self.stride]
     }
 }
 
@@ -157,26 +160,15 @@ pub fn padded_cols(format: Format, cols: usize) -> usize {
 /// Writes `q` in the format's order, padded with zeros to whole blocks; returns its sum.
 fn write_row(format: Format, cols: usize, row: &mut [i8], q: &[i8]) -> i32 {
     assert_eq!(q.len(), cols, "activations of a row");
-    with_layout!(format, L => write_row_as::<L>(row, q));
-    q.iter().map(|&q| i32::from(q)).sum()
-}
-
-fn write_row_as<L: Layout>(row: &mut [i8], q: &[i8]) {
-    let mut blocks = q.chunks_exact(L::BLOCK_COLS);
-    let mut out = row.chunks_exact_mut(L::BLOCK_COLS);
-    for (q, out) in (&mut blocks).zip(&mut out) {
-        for (out, &from) in out.iter_mut().zip(L::ORDER) {
-            *out = q[usize::from(from)];
-        }
+    let row = &mut row[..padded_cols(format, cols)];
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the machine has AVX2.
+        return unsafe {
+            with_layout!(format, L => order::write_avx2(order::Unit::of::<L>(), row, q))
+        };
     }
-    let rest = blocks.remainder();
-    if !rest.is_empty()
-        && let Some(out) = out.next()
-    {
-        for (out, &from) in out.iter_mut().zip(L::ORDER) {
-            *out = rest.get(usize::from(from)).copied().unwrap_or(0);
-        }
-    }
+    with_layout!(format, L => order::write(order::Unit::of::<L>(), row, q))
 }
 
 #[cfg(test)]

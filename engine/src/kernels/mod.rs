@@ -12,6 +12,7 @@ mod activations;
 #[cfg(test)]
 mod conformance;
 mod gemm;
+mod order;
 mod scalar;
 pub mod screen;
 mod self_check;

@@ -2,11 +2,15 @@
 
 use super::{
     disjoint::Disjoint,
-    forward::{Buffers, CpuBackend, Scratch, with_scratch},
+    forward::{
+        AttentionTask, Buffers, CpuBackend, ROWS_PER_TASK, Row, Scratch, room, with_scratch,
+    },
+    kv_store::KvLayer,
 };
 use crate::{
     backend::Chunk,
-    kernels::float::{KvElement, LANES},
+    config::ModelConfig,
+    kernels::float::{FloatKernels, KvElement, LANES},
 };
 
 /// Half-split RoPE of one head: element `j` pairs with `j + head_dim / 2`.
@@ -17,79 +21,137 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
-    /// RoPE on queries and keys; keys and values into their blocks.
-    pub(super) fn rotate_and_store(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
-        let config = self.weights.config();
-        let (dim, half) = (config.head_dim, config.head_dim / 2);
-        let (q_width, kv_width) = (config.head_count * dim, config.kv_head_count * dim);
-        let Buffers { rows, queries, keys, values, rotations, .. } = &mut self.buffers;
-        let (queries, keys) = (Disjoint::new(queries), Disjoint::new(keys));
-        let (rows, values, rotations) = (&*rows, &*values, &*rotations);
-        let (store, kernels) = (self.kv.layer_mut(layer), self.kernels);
-        self.pool.run(rows.len(), &|r| {
-            // SAFETY: each task writes its own row.
-            let (queries, keys) = unsafe {
-                (
-                    queries.part(r * q_width..(r + 1) * q_width),
-                    keys.part(r * kv_width..(r + 1) * kv_width),
-                )
-            };
-            let (cos, sin) = rotations[r * 2 * half..(r + 1) * 2 * half].split_at(half);
-            for head in queries.chunks_exact_mut(dim).chain(keys.chunks_exact_mut(dim)) {
-                rotate(head, cos, sin);
-            }
-            let row = rows[r];
-            let values = &values[r * kv_width..(r + 1) * kv_width];
-            // SAFETY: positions of a step are distinct: one row each.
-            unsafe {
-                let blocks = chunks[row.chunk].blocks;
-                store.write(kernels, blocks, row.position, keys, values);
-            }
-        });
+/// Queries, keys and values of a step, and where they go.
+struct Heads<'a, E> {
+    config: &'a ModelConfig,
+    kernels: &'a FloatKernels,
+    chunks: &'a [Chunk<'a>],
+    rows: &'a [Row],
+    rotations: &'a [f32],
+    queries: Disjoint<'a, f32>,
+    keys: Disjoint<'a, f32>,
+    values: &'a [f32],
+    layer: KvLayer<'a, E>,
+}
+
+impl<E: KvElement> Heads<'_, E> {
+    /// Query heads of a KV head.
+    fn group(&self) -> usize {
+        self.config.head_count / self.config.kv_head_count
     }
 
+    /// Where a row's queries of a KV head lie, and their outputs. // (group, head_dim)
+    fn queries_at(&self, row: usize, kv_head: usize) -> std::ops::Range<usize> {
+        let width = self.group() * self.config.head_dim;
+        let start = (row * self.config.kv_head_count + kv_head) * width;
+        start..start + width
+    }
+
+    /// RoPE on a row's queries and keys of a KV head; its keys and values into their block.
+    ///
+    /// # Safety
+    /// Nobody else uses this row's queries and keys of the head, or its position in the block.
+    unsafe fn rotate_and_store(&self, row: usize, kv_head: usize) {
+        let (dim, half) = (self.config.head_dim, self.config.head_dim / 2);
+        let at = (row * self.config.kv_head_count + kv_head) * dim;
+        // SAFETY: the caller's promise.
+        let (queries, keys) = unsafe {
+            let queries = self.queries.part(self.queries_at(row, kv_head));
+            (queries, self.keys.part(at..at + dim))
+        };
+        let (cos, sin) = self.rotations[row * 2 * half..(row + 1) * 2 * half].split_at(half);
+        for head in queries.chunks_exact_mut(dim) {
+            rotate(head, cos, sin);
+        }
+        rotate(keys, cos, sin);
+        let Row { chunk, position, .. } = self.rows[row];
+        let place = (self.chunks[chunk].blocks, position);
+        let values = &self.values[at..at + dim];
+        // SAFETY: the caller's promise.
+        unsafe { self.layer.write(self.kernels, place, kv_head, [keys, values]) };
+    }
+}
+
+impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
+    /// RoPE on queries and keys, keys and values into their blocks, and attention.
+    ///
+    /// A task that has all rows of its chunk stores what it is about to read; rows of longer chunks
+    /// are stored before any task reads them.
     pub(super) fn attend(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
         let config = self.weights.config();
-        let (dim, group) = (config.head_dim, config.head_count / config.kv_head_count);
+        let (dim, kernels) = (config.head_dim, self.kernels);
         let padded = dim.next_multiple_of(LANES);
-        let width = config.head_count * dim;
-        let Buffers { rows, queries, attended, attention_tasks, .. } = &mut self.buffers;
-        attended.resize(rows.len() * width, 0.0);
-        let attended = Disjoint::new(attended);
-        let (rows, queries) = (&*rows, &*queries);
-        let (kv, kernels) = (&self.kv, self.kernels);
+        let Buffers {
+            rows,
+            queries,
+            keys,
+            values,
+            rotations,
+            attended,
+            attention_tasks,
+            rows_apart,
+            ..
+        } = &mut self.buffers;
+        attended.resize(rows.len() * config.head_count * dim, 0.0);
+        let (attended, rows) = (Disjoint::new(attended), &rows[..]);
+        let (attention_tasks, rows_apart) = (&attention_tasks[..], &rows_apart[..]);
+        let heads = Heads {
+            config,
+            kernels,
+            chunks,
+            rows,
+            rotations,
+            queries: Disjoint::new(queries),
+            keys: Disjoint::new(keys),
+            values,
+            layer: self.kv.layer(layer),
+        };
+        let group = heads.group();
+        self.pool.run(rows_apart.len(), &|task| {
+            for kv_head in 0..config.kv_head_count {
+                // SAFETY: positions of a step are distinct, and each task has a row of its own.
+                unsafe { heads.rotate_and_store(rows_apart[task], kv_head) };
+            }
+        });
         self.pool.run(attention_tasks.len(), &|index| {
-            let task = &attention_tasks[index];
-            let tile = kv.tile(layer, task.kv_head, chunks[task.chunk].blocks);
-            let columns = task.kv_head * group * dim..(task.kv_head + 1) * group * dim;
+            let AttentionTask { chunk, kv_head, rows: of_task } = attention_tasks[index].clone();
+            if chunks[chunk].tokens.len() <= ROWS_PER_TASK {
+                for row in of_task.clone() {
+                    // SAFETY: this task alone has the rows and the head, and what a chunk writes,
+                    // no other reads.
+                    unsafe { heads.rotate_and_store(row, kv_head) };
+                }
+            }
+            // SAFETY: the chunk's keys and values of this head have been written, here or before.
+            let tile = unsafe { heads.layer.tile(kv_head, chunks[chunk].blocks) };
             with_scratch(|scratch| {
                 let Scratch { floats, more_floats, scores, positions, .. } = scratch;
-                if task.rows.len() == 1 && padded == dim {
+                positions.clear();
+                for row in of_task.clone() {
+                    positions.extend(std::iter::repeat_n(rows[row].position, group));
+                }
+                // SAFETY: each task reads and writes its own rows and heads.
+                let (queries_of, out_of) = unsafe {
+                    (
+                        |row| &*heads.queries.part(heads.queries_at(row, kv_head)),
+                        |row| attended.part(heads.queries_at(row, kv_head)),
+                    )
+                };
+                if of_task.len() == 1 && padded == dim {
                     // Queries and outputs of one row lie as the kernel has them.
-                    let row = task.rows.start;
-                    let start = row * width + columns.start;
-                    positions.clear();
-                    positions.resize(group, rows[row].position);
-                    // SAFETY: each task writes its own rows and heads.
-                    let out = unsafe { attended.part(start..start + group * dim) };
-                    let queries = &queries[start..start + group * dim];
+                    let row = of_task.start;
+                    let (queries, out) = (queries_of(row), out_of(row));
                     return kernels.attention(&tile, queries, positions, scores, out);
                 }
                 floats.clear();
-                positions.clear();
-                for r in task.rows.clone() {
-                    floats.extend_from_slice(&queries[r * width..][columns.clone()]);
-                    positions.extend(std::iter::repeat_n(rows[r].position, group));
+                for row in of_task.clone() {
+                    floats.extend_from_slice(queries_of(row));
                 }
-                more_floats.resize(positions.len() * padded, 0.0);
-                kernels.attention(&tile, floats, positions, scores, more_floats);
-                for (i, r) in task.rows.clone().enumerate() {
-                    let start = r * width + columns.start;
-                    // SAFETY: each task writes its own rows and heads.
-                    let out = unsafe { attended.part(start..start + group * dim) };
-                    for (h, head) in out.chunks_exact_mut(dim).enumerate() {
-                        head.copy_from_slice(&more_floats[(i * group + h) * padded..][..dim]);
+                let outputs = room(more_floats, positions.len() * padded);
+                kernels.attention(&tile, floats, positions, scores, outputs);
+                for (i, row) in of_task.clone().enumerate() {
+                    for (h, head) in out_of(row).chunks_exact_mut(dim).enumerate() {
+                        head.copy_from_slice(&outputs[(i * group + h) * padded..][..dim]);
                     }
                 }
             });

@@ -2,6 +2,8 @@
 
 use std::{marker::PhantomData, ops::Range};
 
+use crate::kernels::float::{Columns, Stored};
+
 /// A mutable slice that may be handed out in disjoint parts to several threads.
 #[derive(Clone, Copy)]
 pub struct Disjoint<'a, T> {
@@ -30,5 +32,25 @@ impl<'a, T> Disjoint<'a, T> {
         assert!(range.start <= range.end && range.end <= self.len);
         // SAFETY: in bounds by the assertion; not aliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
+    }
+
+    /// All of it, to read what nobody writes meanwhile.
+    ///
+    /// # Safety
+    /// No part that is written while the returned value lives is read by way of it.
+    pub unsafe fn stored(&self) -> Stored<'a, T> {
+        // SAFETY: the buffer is borrowed for 'a; the rest is the caller's promise.
+        unsafe { Stored::shared(self.data, self.len) }
+    }
+}
+
+impl<'a> Disjoint<'a, f32> {
+    /// Columns of every row of `width`. Panics when they are outside the rows.
+    ///
+    /// # Safety
+    /// While they live, no part that overlaps them may be taken.
+    pub unsafe fn columns(&self, width: usize, columns: Range<usize>) -> Columns<'a> {
+        // SAFETY: the buffer is borrowed for 'a; not aliased by the caller's promise.
+        unsafe { Columns::shared(self.data, self.len, width, columns) }
     }
 }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Query rows per attention task.
-const ROWS_PER_TASK: usize = 4;
+pub(super) const ROWS_PER_TASK: usize = 4;
 
 impl KvShape {
     /// The KV shape of a model.
@@ -64,6 +64,8 @@ pub(super) struct Quantized {
 pub(super) struct Buffers {
     pub rows: Vec<Row>,
     pub attention_tasks: Vec<AttentionTask>,
+    /// Rows of chunks that no attention task has whole.
+    pub rows_apart: Vec<usize>,
     pub residual: Vec<f32>,  // (rows, hidden)
     pub rotations: Vec<f32>, // (rows, 2, head_dim / 2): cosines, then sines
     pub queries: Vec<f32>,   // (rows, heads * head_dim)
@@ -91,6 +93,14 @@ pub(super) struct Scratch {
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The first `len` elements of a buffer that only grows. They hold anything.
+pub(super) fn room<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+    &mut buffer[..len]
 }
 
 pub(super) fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
@@ -142,13 +152,17 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let config = self.weights.config();
         positions::check(chunks, config, self.block_count)?;
         let group = config.kv_head_count;
-        let Buffers { rows, attention_tasks, .. } = &mut self.buffers;
+        let Buffers { rows, attention_tasks, rows_apart, .. } = &mut self.buffers;
         rows.clear();
         attention_tasks.clear();
+        rows_apart.clear();
         for (index, chunk) in chunks.iter().enumerate() {
             let first = rows.len();
             for (i, &token) in chunk.tokens.iter().enumerate() {
                 rows.push(Row { chunk: index, position: chunk.position + i, token });
+            }
+            if chunk.tokens.len() > ROWS_PER_TASK {
+                rows_apart.extend(first..rows.len());
             }
             // One head after another: its keys and values stay in the cache from task to task.
             attention_tasks.extend((0..group).flat_map(|kv_head| {
@@ -193,7 +207,6 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| l.linear(linear));
         let inputs = self.quantize(Source::Residual, &[norm], &qkv);
         self.project_qkv(&qkv, inputs);
-        self.rotate_and_store(layer, chunks);
         self.attend(layer, chunks);
         let o = l.linear(Linear::O);
         let sub_norm = l.attention_sub_norm.as_ref().map(|w| (&w[..], config.rms_norm_eps));
@@ -270,7 +283,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             let count = HEAD_ROWS.min(vocab - first);
             with_scratch(|scratch| {
                 let Scratch { floats, more_floats, .. } = scratch;
-                floats.resize(n * count, 0.0);
+                let floats = room(floats, n * count);
                 head.logits(kernels, first, count, wanted, more_floats, floats);
                 for (row, part) in floats.chunks_exact(count).enumerate() {
                     let start = row * vocab + first;

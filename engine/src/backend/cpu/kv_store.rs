@@ -59,8 +59,8 @@ pub struct KvStore<E> {
     element: PhantomData<E>,
 }
 
-/// One layer's keys and values, writable by several tasks at once.
-pub struct KvLayerMut<'a, E> {
+/// One layer's keys and values, for several tasks at once.
+pub struct KvLayer<'a, E> {
     shape: KvShape,
     keys: Disjoint<'a, E>,
     values: Disjoint<'a, E>,
@@ -107,9 +107,9 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         copy(&mut self.value_scales, scales);
     }
 
-    /// One layer, for writing the step's keys and values.
-    pub fn layer_mut(&mut self, layer: usize) -> KvLayerMut<'_, E> {
-        KvLayerMut {
+    /// One layer, for a step to write and read.
+    pub fn layer(&mut self, layer: usize) -> KvLayer<'_, E> {
+        KvLayer {
             shape: self.shape,
             keys: Disjoint::new(bytemuck::cast_slice_mut(&mut self.keys[layer])),
             values: Disjoint::new(bytemuck::cast_slice_mut(&mut self.values[layer])),
@@ -117,24 +117,37 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
             value_scales: Disjoint::new(bytemuck::cast_slice_mut(&mut self.value_scales[layer])),
         }
     }
+}
 
-    /// What attention reads for one layer, KV head and sequence.
-    pub fn tile<'a>(
-        &'a self,
-        layer: usize,
+impl<E: KvElement> KvLayer<'_, E> {
+    /// What attention reads for one KV head and sequence.
+    ///
+    /// # Safety
+    /// While the tile is used, nobody writes the sequence's blocks of this head.
+    pub unsafe fn tile<'b>(
+        &'b self,
         kv_head: usize,
-        blocks: &'a [BlockId],
-    ) -> AttentionTile<'a, E> {
+        blocks: &'b [BlockId],
+    ) -> AttentionTile<'b, E> {
         let shape = self.shape;
+        // SAFETY: the caller's promise; the tile's other blocks and heads are not read.
+        let (keys, values, key_scales, value_scales) = unsafe {
+            (
+                self.keys.stored(),
+                self.values.stored(),
+                self.key_scales.stored(),
+                self.value_scales.stored(),
+            )
+        };
         AttentionTile {
-            keys: bytemuck::cast_slice(&self.keys[layer]),
-            values: bytemuck::cast_slice(&self.values[layer]),
+            keys,
+            values,
             key_block_stride: shape.key_stride(),
             value_block_stride: shape.value_stride(),
             key_head_offset: kv_head * shape.head_dim * BLOCK_TOKENS,
             value_head_offset: kv_head * shape.padded_head_dim() * BLOCK_TOKENS,
-            key_scales: bytemuck::cast_slice(&self.key_scales[layer]),
-            value_scales: bytemuck::cast_slice(&self.value_scales[layer]),
+            key_scales,
+            value_scales,
             scale_block_stride: shape.scale_stride(),
             scale_head_offset: kv_head * BLOCK_TOKENS,
             blocks,
@@ -143,49 +156,43 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
         }
     }
-}
 
-impl<E: KvElement> KvLayerMut<'_, E> {
-    /// Stores one position's keys and values, both `(kv_head, head_dim)`.
+    /// Stores keys and values of a position for one KV head, both `(head_dim)`.
     ///
     /// # Safety
-    /// No other thread may write the same position of the same block meanwhile.
+    /// Nobody else writes or reads this position of the block for this head meanwhile.
     pub unsafe fn write(
         &self,
         kernels: &FloatKernels,
-        blocks: &[BlockId],
-        position: usize,
-        keys: &[f32],
-        values: &[f32],
+        (blocks, position): (&[BlockId], usize),
+        kv_head: usize,
+        [keys, values]: [&[f32]; 2],
     ) {
-        let KvShape { kv_head_count, head_dim, .. } = self.shape;
+        let KvShape { head_dim, .. } = self.shape;
         let padded = self.shape.padded_head_dim();
         let block = blocks[position / BLOCK_TOKENS].0 as usize;
         let slot = position % BLOCK_TOKENS;
+        let (key_scale, value_scale) = (E::scale(kernels, keys), E::scale(kernels, values));
+        let first = block * self.shape.key_stride() + kv_head * head_dim * BLOCK_TOKENS + slot;
         let mut narrow = [E::default(); NARROW];
-        let heads = keys.chunks_exact(head_dim).zip(values.chunks_exact(head_dim));
-        for (head, (keys, values)) in heads.take(kv_head_count).enumerate() {
-            let (key_scale, value_scale) = (E::scale(kernels, keys), E::scale(kernels, values));
-            let first = block * self.shape.key_stride() + head * head_dim * BLOCK_TOKENS + slot;
-            for (part, keys) in keys.chunks(NARROW).enumerate() {
-                E::narrow(kernels, keys, key_scale, &mut narrow[..keys.len()]);
-                for (row, &key) in narrow[..keys.len()].iter().enumerate() {
-                    let at = first + (part * NARROW + row) * BLOCK_TOKENS;
-                    // SAFETY: one element of this position, which is the caller's alone.
-                    unsafe { self.keys.part(at..at + 1)[0] = key };
-                }
+        for (part, keys) in keys.chunks(NARROW).enumerate() {
+            E::narrow(kernels, keys, key_scale, &mut narrow[..keys.len()]);
+            for (row, &key) in narrow[..keys.len()].iter().enumerate() {
+                let at = first + (part * NARROW + row) * BLOCK_TOKENS;
+                // SAFETY: one element of this position, which is the caller's alone.
+                unsafe { self.keys.part(at..at + 1)[0] = key };
             }
-            let at = block * self.shape.value_stride() + (head * BLOCK_TOKENS + slot) * padded;
-            // SAFETY: the elements of this position, which are the caller's alone.
-            let to = unsafe { self.values.part(at..at + head_dim) };
-            E::narrow(kernels, values, value_scale, to);
-            if E::SCALED {
-                let at = block * self.shape.scale_stride() + head * BLOCK_TOKENS + slot;
-                // SAFETY: the scales of this position, which are the caller's alone.
-                unsafe {
-                    self.key_scales.part(at..at + 1)[0] = key_scale;
-                    self.value_scales.part(at..at + 1)[0] = value_scale;
-                }
+        }
+        let at = block * self.shape.value_stride() + (kv_head * BLOCK_TOKENS + slot) * padded;
+        // SAFETY: the elements of this position, which are the caller's alone.
+        let to = unsafe { self.values.part(at..at + head_dim) };
+        E::narrow(kernels, values, value_scale, to);
+        if E::SCALED {
+            let at = block * self.shape.scale_stride() + kv_head * BLOCK_TOKENS + slot;
+            // SAFETY: the scales of this position, which are the caller's alone.
+            unsafe {
+                self.key_scales.part(at..at + 1)[0] = key_scale;
+                self.value_scales.part(at..at + 1)[0] = value_scale;
             }
         }
     }

@@ -4,12 +4,15 @@ use std::ops::Range;
 
 use super::{
     disjoint::Disjoint,
-    forward::{Buffers, CpuBackend, Quantized, Scratch, with_scratch},
+    forward::{Buffers, CpuBackend, Quantized, Scratch, room, with_scratch},
     weights::TernaryLinear,
 };
 use crate::{
     formats::{PackedMatrix, TILE_ROWS},
-    kernels::{self, Activations, Isa, float::KvElement},
+    kernels::{
+        self, Isa,
+        float::{KvElement, Sums},
+    },
 };
 
 /// Bytes of weights per task: small enough that threads finish together, large enough that handing
@@ -30,36 +33,51 @@ pub(super) enum Source {
     Gate,
 }
 
-/// Output columns a multiplication filled, and the distance between rows of its sums.
-struct Columns {
-    range: Range<usize>,
-    stride: usize,
-}
-
-/// Integer products of all rows with some tiles of a matrix, into `sums` `(rows, stride)`.
-fn multiply(
+/// Integer products of all rows with some tiles of a linear, and which of its outputs they are.
+fn multiply<'a>(
     isa: Isa,
-    matrix: &PackedMatrix,
+    linear: &TernaryLinear,
     tiles: Range<usize>,
-    x: &Activations,
-    rows: usize,
-    sums: &mut Vec<i32>,
-) -> Columns {
+    input: &'a Quantized,
+    sums: &'a mut Vec<i32>,
+) -> (Sums<'a>, Range<usize>) {
+    let matrix = &linear.matrix;
     let stride = tiles.len() * TILE_ROWS;
     let start = tiles.start * TILE_ROWS;
-    sums.resize(rows * stride, 0);
-    kernels::gemm(isa, matrix, tiles, x, sums);
-    Columns { range: start..(start + stride).min(matrix.rows()), stride }
+    let sums = room(sums, input.scales.len() * stride);
+    kernels::gemm(isa, matrix, tiles, &input.x, sums);
+    let sums = Sums { sums, stride, scales: &input.scales, scale: linear.scale };
+    (sums, start..(start + stride).min(matrix.rows()))
 }
 
-fn tile_tasks(isa: Isa, matrix: &PackedMatrix, rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let count = matrix.tile_count();
-    let of_task = match rows {
+/// Cuts the tiles of matrices into tasks, in order: for each thread a stretch of its own, whose tasks
+/// become smaller towards its end, so that nobody waits long for the last one.
+fn tile_tasks(
+    isa: Isa,
+    matrices: &[&PackedMatrix],
+    rows: usize,
+    threads: usize,
+) -> Vec<(usize, Range<usize>)> {
+    let of_task = |matrix: &PackedMatrix| match rows {
         ..=FEW_ROWS => (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES),
         ..=PAIR_ROWS if isa != Isa::Amx => 2,
         _ => TASK_TILES,
     };
-    (0..count).step_by(of_task).map(move |at| at..(at + of_task).min(count))
+    let total: usize = matrices.iter().map(|matrix| matrix.tile_count()).sum();
+    let (mut tasks, mut matrix, mut tile) = (Vec::new(), 0, 0);
+    for thread in 0..threads {
+        let mut left = (thread + 1) * total / threads - thread * total / threads;
+        while left > 0 {
+            let in_matrix = matrices[matrix].tile_count() - tile;
+            let count = of_task(matrices[matrix]).min(left.div_ceil(2)).min(in_matrix);
+            tasks.push((matrix, tile..tile + count));
+            (tile, left) = (tile + count, left - count);
+            if tile == matrices[matrix].tile_count() {
+                (matrix, tile) = (matrix + 1, 0);
+            }
+        }
+    }
+    tasks
 }
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
@@ -104,16 +122,14 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             with_scratch(|scratch| {
                 let Scratch { floats, more_floats, bytes, .. } = scratch;
                 let row = &source[r * width..(r + 1) * width];
-                floats.resize(width, 0.0);
-                more_floats.resize(width, 0.0);
+                let (mut normed, mut other) = (room(floats, width), room(more_floats, width));
                 for (index, (weight, eps)) in norms.iter().enumerate() {
-                    let x = if index == 0 { row } else { &floats[..] };
-                    kernels.rms_norm(x, weight, *eps, more_floats);
-                    std::mem::swap(floats, more_floats);
+                    let x = if index == 0 { row } else { &*normed };
+                    kernels.rms_norm(x, weight, *eps, other);
+                    std::mem::swap(&mut normed, &mut other);
                 }
-                bytes.resize(width, 0);
-                let normed = if norms.is_empty() { row } else { &floats[..] };
-                let scale = kernels.quantize(normed, bytes);
+                let bytes = room(bytes, width);
+                let scale = kernels.quantize(if norms.is_empty() { row } else { normed }, bytes);
                 // SAFETY: each task writes its own row.
                 unsafe {
                     scales.part(r..r + 1)[0] = scale;
@@ -132,23 +148,16 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         }
         let outputs = outputs.map(|out| Disjoint::new(out));
         let (isa, kernels) = (self.isa, self.kernels);
-        let tasks: Vec<(usize, Range<usize>)> = (0..3)
-            .flat_map(|i| tile_tasks(isa, &linears[i].matrix, n).map(move |t| (i, t)))
-            .collect();
+        let matrices = linears.map(|linear| &linear.matrix);
+        let tasks = tile_tasks(isa, &matrices, n, self.pool.threads());
         self.pool.run(tasks.len(), &|task| {
             let (i, tiles) = tasks[task].clone();
             let (linear, input) = (linears[i], &quantized[inputs[i]]);
             with_scratch(|scratch| {
-                let cols = multiply(isa, &linear.matrix, tiles, &input.x, n, &mut scratch.sums);
-                for r in 0..n {
-                    let sums = &scratch.sums[r * cols.stride..][..cols.range.len()];
-                    let start = r * linear.matrix.rows();
-                    // SAFETY: each task writes its own columns.
-                    let out = unsafe {
-                        outputs[i].part(start + cols.range.start..start + cols.range.end)
-                    };
-                    kernels.rescale(sums, input.scales[r], linear.scale, out);
-                }
+                let (sums, columns) = multiply(isa, linear, tiles, input, &mut scratch.sums);
+                // SAFETY: each task writes its own columns.
+                let out = unsafe { outputs[i].columns(linear.matrix.rows(), columns) };
+                kernels.rescale(&sums, out);
             });
         });
     }
@@ -159,26 +168,18 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         out.resize(n * width, 0.0);
         let out = Disjoint::new(out);
         let (isa, kernels) = (self.isa, self.kernels);
-        let tasks: Vec<Range<usize>> = tile_tasks(isa, &gate.matrix, n).collect();
+        let tasks = tile_tasks(isa, &[&gate.matrix], n, self.pool.threads());
         let (gate_in, up_in) = (&quantized[inputs[0]], &quantized[inputs[1]]);
         let activation = self.weights.config().activation;
         self.pool.run(tasks.len(), &|task| {
-            let tiles = tasks[task].clone();
+            let (_, tiles) = tasks[task].clone();
             with_scratch(|scratch| {
-                let Scratch { sums, more_sums, floats, .. } = scratch;
-                let cols = multiply(isa, &gate.matrix, tiles.clone(), &gate_in.x, n, sums);
-                multiply(isa, &up.matrix, tiles, &up_in.x, n, more_sums);
-                floats.resize(cols.range.len(), 0.0);
-                for r in 0..n {
-                    // SAFETY: each task writes its own columns.
-                    let out = unsafe {
-                        out.part(r * width + cols.range.start..r * width + cols.range.end)
-                    };
-                    let part = r * cols.stride..r * cols.stride + cols.range.len();
-                    kernels.rescale(&sums[part.clone()], gate_in.scales[r], gate.scale, out);
-                    kernels.rescale(&more_sums[part], up_in.scales[r], up.scale, floats);
-                    kernels.gate(activation, out, floats);
-                }
+                let Scratch { sums, more_sums, .. } = scratch;
+                let (of_gate, columns) = multiply(isa, gate, tiles.clone(), gate_in, sums);
+                let (of_up, _) = multiply(isa, up, tiles, up_in, more_sums);
+                // SAFETY: each task writes its own columns.
+                let out = unsafe { out.columns(width, columns) };
+                kernels.gate(activation, &of_gate, &of_up, out);
             });
         });
     }
@@ -189,24 +190,46 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (n, width) = (rows.len(), linear.matrix.rows());
         let residual = Disjoint::new(residual);
         let (isa, kernels) = (self.isa, self.kernels);
-        let tasks: Vec<Range<usize>> = tile_tasks(isa, &linear.matrix, n).collect();
+        let tasks = tile_tasks(isa, &[&linear.matrix], n, self.pool.threads());
         let input = &inputs[0];
         self.pool.run(tasks.len(), &|task| {
             with_scratch(|scratch| {
-                let Scratch { sums, floats, .. } = scratch;
-                let tiles = tasks[task].clone();
-                let cols = multiply(isa, &linear.matrix, tiles, &input.x, n, sums);
-                floats.resize(cols.range.len(), 0.0);
-                for r in 0..n {
-                    let sums = &sums[r * cols.stride..][..cols.range.len()];
-                    kernels.rescale(sums, input.scales[r], linear.scale, floats);
-                    // SAFETY: each task writes its own columns.
-                    let out = unsafe {
-                        residual.part(r * width + cols.range.start..r * width + cols.range.end)
-                    };
-                    kernels.add(out, floats);
-                }
+                let (_, tiles) = tasks[task].clone();
+                let (sums, columns) = multiply(isa, linear, tiles, input, &mut scratch.sums);
+                // SAFETY: each task writes its own columns.
+                kernels.add_rescaled(&sums, unsafe { residual.columns(width, columns) });
             });
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::Format;
+
+    #[test]
+    fn tasks_have_every_tile_once_and_become_smaller_for_each_thread() {
+        let matrix = |rows: usize| {
+            PackedMatrix::pack(Format::I2S, rows, 64, &vec![0; rows * 64]).expect("a shape to pack")
+        };
+        let (large, small) = (matrix(70 * TILE_ROWS), matrix(3 * TILE_ROWS + 1));
+        for (rows, largest) in [(32, 2), (512, TASK_TILES)] {
+            for threads in [1, 2, 3, 64, 200] {
+                let tasks = tile_tasks(Isa::Avx512, &[&large, &small, &small], rows, threads);
+                let tiles = tasks.iter().flat_map(|(matrix, tiles)| {
+                    assert!((1..=largest).contains(&tiles.len()));
+                    tiles.clone().map(move |tile| (*matrix, tile))
+                });
+                let all = [(0, 70), (1, 4), (2, 4)];
+                let all = all.into_iter().flat_map(|(m, count)| (0..count).map(move |t| (m, t)));
+                assert!(tiles.eq(all), "{threads} threads, {rows} rows");
+            }
+            let tasks = tile_tasks(Isa::Avx512, &[&large], rows, 2);
+            let sizes: Vec<usize> = tasks.iter().map(|(_, tiles)| tiles.len()).collect();
+            let (first, second) = sizes.split_at(sizes.len() / 2);
+            assert_eq!(first, second, "each of two threads has a half");
+            assert!(first.is_sorted_by(|a, b| a >= b) && first.ends_with(&[1]), "{first:?}");
+        }
     }
 }

@@ -67,6 +67,11 @@ impl Pool {
         Self { shared, workers }
     }
 
+    /// Threads that run tasks, the caller's with them.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
     /// Runs `task(0)` … `task(count - 1)`, each once, on any thread, and returns when all are done.
     ///
     /// `&mut self`: regions never overlap.

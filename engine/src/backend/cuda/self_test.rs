@@ -14,7 +14,10 @@ use crate::{
     config::{Linear, Norm},
     files::Model,
     formats::TernaryMatrix,
-    kernels::{Isa, float::FloatKernels},
+    kernels::{
+        Isa,
+        float::{Columns, FloatKernels, Sums},
+    },
 };
 
 /// Rows of the test steps: alone, few, and more than any kernel for few takes.
@@ -55,8 +58,10 @@ impl Known {
             trits.iter().zip(&codes).map(|(trit, x)| i32::from(*trit) * i32::from(*x)).sum()
         };
         let sums: Vec<i32> = ternary.trits.chunks_exact(ternary.cols).map(product).collect();
-        let mut outputs = vec![0.0; sums.len()];
-        kernels.rescale(&sums, s, ternary.scale, &mut outputs);
+        let width = sums.len();
+        let mut outputs = vec![0.0; width];
+        let sums = Sums { sums: &sums, stride: width, scales: &[s], scale: ternary.scale };
+        kernels.rescale(&sums, Columns::new(&mut outputs, width, 0..width));
         outputs
     }
 }

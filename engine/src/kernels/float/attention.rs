@@ -16,18 +16,44 @@
 //! Where elements have a scale for each position, no product of theirs is rounded by it: the scores'
 //! factor is `key_scale[p] · scale`, and the output adds `(weight[p] · value_scale[p])·V[p][d]`.
 
+use std::marker::PhantomData;
+
 use super::{
     KvElement,
     lanes::{LANES, Lanes},
 };
 
+/// A slice of which others may write what is not read here.
+#[derive(Debug, Clone, Copy)]
+pub struct Stored<'a, T> {
+    data: *const T,
+    len: usize,
+    borrow: PhantomData<&'a [T]>,
+}
+
+impl<'a, T> From<&'a [T]> for Stored<'a, T> {
+    fn from(slice: &'a [T]) -> Self {
+        Self { data: slice.as_ptr(), len: slice.len(), borrow: PhantomData }
+    }
+}
+
+impl<T> Stored<'_, T> {
+    /// `len` elements from `data` on.
+    ///
+    /// # Safety
+    /// They are allocated for the lifetime, and nobody writes one of them while it is read.
+    pub unsafe fn shared(data: *const T, len: usize) -> Self {
+        Self { data, len, borrow: PhantomData }
+    }
+}
+
 /// One tile of queries that share a sequence and a KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionTile<'a, E> {
     /// Keys of the layer's pool: block `b` and this KV head at `b * block_stride + head_offset`.
-    pub keys: &'a [E], // per block and head: (head_dim, 16)
+    pub keys: Stored<'a, E>, // per block and head: (head_dim, 16)
     /// Values of the layer's pool, at the same offsets.
-    pub values: &'a [E], // per block and head: (16, padded_head_dim)
+    pub values: Stored<'a, E>, // per block and head: (16, padded_head_dim)
     /// Elements from one block's keys to the next one's.
     pub key_block_stride: usize,
     /// Elements from one block's values to the next one's.
@@ -38,9 +64,9 @@ pub struct AttentionTile<'a, E> {
     pub value_head_offset: usize,
     /// Scales of keys of the layer's pool: block `b` and this KV head at
     /// `b * scale_block_stride + scale_head_offset`. Empty where elements have none.
-    pub key_scales: &'a [f32], // per block and head: (16)
+    pub key_scales: Stored<'a, f32>, // per block and head: (16)
     /// Scales of values of the layer's pool, as those of keys.
-    pub value_scales: &'a [f32], // per block and head: (16)
+    pub value_scales: Stored<'a, f32>, // per block and head: (16)
     /// Elements from one block's scales to the next one's.
     pub scale_block_stride: usize,
     /// Offset of this KV head in a block's scales.
@@ -65,7 +91,7 @@ impl<E: KvElement> AttentionTile<'_, E> {
         // SAFETY: as the caller's.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
-            self.keys.as_ptr().add(block * self.key_block_stride + self.key_head_offset)
+            self.keys.data.add(block * self.key_block_stride + self.key_head_offset)
         }
     }
 
@@ -78,7 +104,7 @@ impl<E: KvElement> AttentionTile<'_, E> {
         // SAFETY: as the caller's.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
-            self.values.as_ptr().add(block * self.value_block_stride + self.value_head_offset)
+            self.values.data.add(block * self.value_block_stride + self.value_head_offset)
         }
     }
 
@@ -87,11 +113,11 @@ impl<E: KvElement> AttentionTile<'_, E> {
     /// # Safety
     /// [`Self::check`] has looked at the block, and elements have scales.
     #[inline(always)]
-    unsafe fn scales_at(&self, scales: &[f32], index: usize) -> *const f32 {
+    unsafe fn scales_at(&self, scales: Stored<'_, f32>, index: usize) -> *const f32 {
         // SAFETY: as the caller's.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
-            scales.as_ptr().add(block * self.scale_block_stride + self.scale_head_offset)
+            scales.data.add(block * self.scale_block_stride + self.scale_head_offset)
         }
     }
 
@@ -104,13 +130,13 @@ impl<E: KvElement> AttentionTile<'_, E> {
         );
         for block in &self.blocks[..count] {
             let key = block.0 as usize * self.key_block_stride + self.key_head_offset;
-            assert!(key + self.head_dim * LANES <= self.keys.len());
+            assert!(key + self.head_dim * LANES <= self.keys.len);
             let value = block.0 as usize * self.value_block_stride + self.value_head_offset;
-            assert!(value + self.padded_head_dim * LANES <= self.values.len());
+            assert!(value + self.padded_head_dim * LANES <= self.values.len);
             if E::SCALED {
                 let end =
                     block.0 as usize * self.scale_block_stride + self.scale_head_offset + LANES;
-                assert!(end <= self.key_scales.len() && end <= self.value_scales.len());
+                assert!(end <= self.key_scales.len && end <= self.value_scales.len);
             }
         }
     }

@@ -76,6 +76,14 @@ impl Lanes for Avx2Lanes {
         }
     }
     #[inline(always)]
+    unsafe fn load_i32(from: *const i32) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe {
+            let eight = |from: *const i32| _mm256_cvtepi32_ps(_mm256_loadu_si256(from.cast()));
+            Self(eight(from), eight(from.add(8)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the trait's contract.
         unsafe {

@@ -49,6 +49,11 @@ impl Lanes for Avx512Lanes {
         unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))) }
     }
     #[inline(always)]
+    unsafe fn load_i32(from: *const i32) -> Self {
+        // SAFETY: the trait's contract.
+        unsafe { Self(_mm512_cvtepi32_ps(_mm512_loadu_si512(from.cast()))) }
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: the trait's contract.
         unsafe { _mm512_storeu_ps(to, self.0) }

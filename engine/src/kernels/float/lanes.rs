@@ -38,6 +38,8 @@ pub trait Lanes: Copy {
     unsafe fn load_bf16(from: *const bf16) -> Self;
     /// Sixteen signed bytes, widened exactly.
     unsafe fn load_i8(from: *const i8) -> Self;
+    /// Sixteen integers, rounded to nearest even.
+    unsafe fn load_i32(from: *const i32) -> Self;
     /// Writes sixteen consecutive values.
     unsafe fn store(self, to: *mut f32);
     /// Writes sixteen f16 values, rounded to nearest even; lanes must be within ±[`F16_MAX`].

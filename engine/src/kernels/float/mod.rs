@@ -9,21 +9,23 @@ mod avx512;
 mod kv;
 mod lanes;
 mod ops;
+mod outputs;
 mod scalar;
 #[cfg(test)]
 mod tests;
 
 use half::{bf16, f16};
 
-pub use attention::AttentionTile;
+pub use attention::{AttentionTile, Stored};
 pub use kv::KvElement;
 pub use lanes::LANES;
+pub use outputs::{Columns, Sums};
 
 use super::{
     Isa,
     screen::{Bounds, Products},
 };
-use crate::{config::Activation, formats::Scale};
+use crate::config::Activation;
 
 type AttentionFn<E> = unsafe fn(&AttentionTile<'_, E>, &[f32], &[usize], &mut Vec<f32>, &mut [f32]);
 type HeadFn<E> = unsafe fn(&[E], usize, &[f32], &mut [f32]);
@@ -33,9 +35,9 @@ type HeadFn<E> = unsafe fn(&[E], usize, &[f32], &mut [f32]);
 pub struct FloatKernels {
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
     quantize: unsafe fn(&[f32], &mut [i8]) -> f32,
-    rescale: unsafe fn(&[i32], f32, Scale, &mut [f32]),
-    add: unsafe fn(&mut [f32], &[f32]),
-    gate: unsafe fn(Activation, &mut [f32], &[f32]),
+    rescale: unsafe fn(&Sums<'_>, &mut Columns<'_>),
+    add_rescaled: unsafe fn(&Sums<'_>, &mut Columns<'_>),
+    gate: unsafe fn(Activation, &Sums<'_>, &Sums<'_>, &mut Columns<'_>),
     narrow: unsafe fn(&[f32], &mut [f16]),
     int8_scale: unsafe fn(&[f32]) -> f32,
     narrow_int8: unsafe fn(&[f32], f32, &mut [i8]),
@@ -123,22 +125,31 @@ impl FloatKernels {
         unsafe { (self.quantize)(x, q) }
     }
 
-    /// Integer sums to the outputs of a linear.
-    pub fn rescale(&self, sums: &[i32], s: f32, scale: Scale, out: &mut [f32]) {
+    /// Outputs of a linear: `out = values`.
+    ///
+    /// # Panics
+    /// If rows or columns of sums and `out` are not as many (as below).
+    pub fn rescale(&self, sums: &Sums<'_>, mut out: Columns<'_>) {
         // SAFETY: see `rms_norm`.
-        unsafe { (self.rescale)(sums, s, scale, out) }
+        unsafe { (self.rescale)(sums, &mut out) }
     }
 
-    /// `out += y`.
-    pub fn add(&self, out: &mut [f32], y: &[f32]) {
+    /// Outputs of a linear onto the residual stream: `out += values`.
+    pub fn add_rescaled(&self, sums: &Sums<'_>, mut out: Columns<'_>) {
         // SAFETY: see `rms_norm`.
-        unsafe { (self.add)(out, y) }
+        unsafe { (self.add_rescaled)(sums, &mut out) }
     }
 
-    /// `gate = act(gate) ⊙ up`.
-    pub fn gate(&self, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    /// Outputs of two linears: `out = act(gate) ⊙ up`.
+    pub fn gate(
+        &self,
+        activation: Activation,
+        gate: &Sums<'_>,
+        up: &Sums<'_>,
+        mut out: Columns<'_>,
+    ) {
         // SAFETY: see `rms_norm`.
-        unsafe { (self.gate)(activation, gate, up) }
+        unsafe { (self.gate)(activation, gate, up, &mut out) }
     }
 
     /// Attention of `positions.len()` queries `(n, head_dim)` into `(n, padded_head_dim)`.
@@ -166,13 +177,13 @@ impl FloatKernels {
 macro_rules! instantiate {
     ($module:ident, $lanes:ty, $features:literal, $queries:literal, $rows:literal, $xs:literal) => {
         mod $module {
-            use super::{super::screen, attention, lanes::Element, ops, *};
+            use super::{super::screen, attention, lanes::Element, ops, outputs, *};
 
             pub(super) static TABLE: FloatKernels = FloatKernels {
                 rms_norm,
                 quantize,
                 rescale,
-                add,
+                add_rescaled,
                 gate,
                 narrow,
                 int8_scale,
@@ -191,14 +202,19 @@ macro_rules! instantiate {
             instantiate!(@fn $features rms_norm(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) {
                 ops::rms_norm::<$lanes>(x, w, eps, out)
             });
-            instantiate!(@fn $features rescale(a: &[i32], s: f32, scale: Scale, out: &mut [f32]) {
-                ops::rescale::<$lanes>(a, s, scale, out)
+            instantiate!(@fn $features rescale(sums: &Sums<'_>, out: &mut Columns<'_>) {
+                outputs::rescale::<$lanes>(sums, out)
             });
-            instantiate!(@fn $features add(out: &mut [f32], y: &[f32]) {
-                ops::add(out, y)
+            instantiate!(@fn $features add_rescaled(sums: &Sums<'_>, out: &mut Columns<'_>) {
+                outputs::add_rescaled::<$lanes>(sums, out)
             });
-            instantiate!(@fn $features gate(act: Activation, gate: &mut [f32], up: &[f32]) {
-                ops::gate::<$lanes>(act, gate, up)
+            instantiate!(@fn $features gate(
+                act: Activation,
+                gate: &Sums<'_>,
+                up: &Sums<'_>,
+                out: &mut Columns<'_>
+            ) {
+                outputs::gate::<$lanes>(act, gate, up, out)
             });
             instantiate!(@fn $features narrow(x: &[f32], out: &mut [f16]) {
                 ops::narrow::<$lanes>(x, out)

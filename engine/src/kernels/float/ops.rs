@@ -2,10 +2,7 @@
 //! own order of operations, so that all ISAs give equal bits.
 
 use super::lanes::{Element, F16_MAX, LANES, Lanes};
-use crate::config::Activation;
-use crate::formats::Scale;
 use half::f16;
-use std::ops::RangeInclusive;
 
 /// `out = weight ⊙ (x · 1/√(mean(x²) + eps))`; all slices have the same length.
 ///
@@ -51,11 +48,18 @@ pub unsafe fn quantize<L: Lanes>(x: &[f32], q: &mut [i8]) -> f32 {
     let whole = x.len() / LANES * LANES;
     // SAFETY: every pointer is within its slice, in steps of LANES up to `whole`.
     unsafe {
-        let mut largest = L::splat(0.0);
-        for i in (0..whole).step_by(LANES) {
-            largest = L::load(x.as_ptr().add(i)).abs().max(largest);
+        let mut largest = [L::splat(0.0); 4];
+        let fours = whole / (4 * LANES) * 4 * LANES;
+        for i in (0..fours).step_by(4 * LANES) {
+            for (n, largest) in largest.iter_mut().enumerate() {
+                *largest = L::load(x.as_ptr().add(i + n * LANES)).abs().max(*largest);
+            }
         }
-        let mut largest = largest.max_lane();
+        for i in (fours..whole).step_by(LANES) {
+            largest[0] = L::load(x.as_ptr().add(i)).abs().max(largest[0]);
+        }
+        let [a, b, c, d] = largest;
+        let mut largest = a.max(b).max(c.max(d)).max_lane();
         for &v in &x[whole..] {
             let v = v.abs();
             largest = if v > largest { v } else { largest };
@@ -74,86 +78,6 @@ pub unsafe fn quantize<L: Lanes>(x: &[f32], q: &mut [i8]) -> f32 {
             q[i] = v.round_ties_even() as i8;
         }
         s
-    }
-}
-
-/// Turns integer sums into outputs of a linear: `(a / s) · scale` or `a / (s · scale)`.
-///
-/// # Safety
-/// As for [`rms_norm`].
-#[inline(always)]
-pub unsafe fn rescale<L: Lanes>(sums: &[i32], s: f32, scale: Scale, out: &mut [f32]) {
-    assert!(sums.len() == out.len());
-    let (divisor, factor) = match scale {
-        Scale::Multiply(scale) => (s, scale),
-        Scale::Divide(scale) => (s * scale, 1.0),
-    };
-    if L::FUSED && QUOTIENT_DIVISORS.contains(&divisor) {
-        let reciprocal = 1.0 / divisor;
-        for (y, &a) in out.iter_mut().zip(sums) {
-            *y = quotient(a as f32, divisor, reciprocal) * factor;
-        }
-    } else {
-        for (y, &a) in out.iter_mut().zip(sums) {
-            *y = (a as f32 / divisor) * factor;
-        }
-    }
-}
-
-/// Divisors by which no step of [`quotient`] leaves the normal numbers, for whole dividends below 2^32.
-const QUOTIENT_DIVISORS: RangeInclusive<f32> = 1e-18..=1e18;
-
-/// `a / b`, correctly rounded like a division, in a fifth of its time: two corrections by what is left.
-/// With `1 / b` to half an ulp, a quotient that is off by less than an ulp becomes the nearest one
-/// (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", theorem 8.2;
-/// the first correction brings it there).
-#[inline(always)]
-fn quotient(a: f32, b: f32, reciprocal: f32) -> f32 {
-    let estimate = a * reciprocal;
-    let near = (-estimate).mul_add(b, a).mul_add(reciprocal, estimate);
-    (-near).mul_add(b, a).mul_add(reciprocal, near)
-}
-
-/// `out += y`, element by element.
-///
-/// # Safety
-/// As for [`rms_norm`].
-#[inline(always)]
-pub unsafe fn add(out: &mut [f32], y: &[f32]) {
-    assert!(out.len() == y.len());
-    for (o, &v) in out.iter_mut().zip(y) {
-        *o += v;
-    }
-}
-
-/// The gate of the feed-forward block, in place: `gate = act(gate) ⊙ up`.
-///
-/// # Safety
-/// As for [`rms_norm`].
-#[inline(always)]
-pub unsafe fn gate<L: Lanes>(activation: Activation, gate: &mut [f32], up: &[f32]) {
-    assert!(gate.len() == up.len());
-    match activation {
-        Activation::SquaredRelu => {
-            for (g, &u) in gate.iter_mut().zip(up) {
-                let r = if *g > 0.0 { *g } else { 0.0 };
-                *g = (r * r) * u;
-            }
-        }
-        Activation::Silu => {
-            for (g, u) in gate.chunks_mut(LANES).zip(up.chunks(LANES)) {
-                let count = g.len();
-                let mut out = [0f32; LANES];
-                // SAFETY: both chunks have `count` elements and `out` has LANES.
-                unsafe {
-                    let x = L::load_first(g.as_ptr(), count);
-                    let minus = L::splat(0.0).sub(x);
-                    let silu = x.div(minus.exp().add(L::splat(1.0)));
-                    silu.mul(L::load_first(u.as_ptr(), count)).store(out.as_mut_ptr());
-                }
-                g.copy_from_slice(&out[..count]);
-            }
-        }
     }
 }
 

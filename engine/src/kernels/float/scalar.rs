@@ -44,6 +44,11 @@ impl Lanes for ScalarLanes {
         Self(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
     }
     #[inline(always)]
+    unsafe fn load_i32(from: *const i32) -> Self {
+        // SAFETY: as `load`.
+        Self(unsafe { from.cast::<[i32; LANES]>().read_unaligned() }.map(|v| v as f32))
+    }
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
         // SAFETY: as `load`.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }

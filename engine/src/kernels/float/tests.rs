@@ -4,7 +4,7 @@
 use half::f16;
 
 use super::*;
-use crate::kv::BlockId;
+use crate::{formats::Scale, kv::BlockId};
 
 fn isas() -> impl Iterator<Item = &'static FloatKernels> {
     Isa::ALL.into_iter().filter(|isa| *isa != Isa::Scalar).filter_map(FloatKernels::of)
@@ -54,12 +54,6 @@ fn norm_quantize_and_gates_are_equal_on_every_isa() {
             let (mut qa, mut qb) = (vec![0; len], vec![0; len]);
             let (sa, sb) = (scalar().quantize(&a, &mut qa), kernels.quantize(&a, &mut qb));
             assert_eq!((sa.to_bits(), &qa), (sb.to_bits(), &qb), "quantize {len}");
-            for activation in [Activation::SquaredRelu, Activation::Silu] {
-                let (mut a, mut b) = (x.clone(), x.clone());
-                scalar().gate(activation, &mut a, &w);
-                kernels.gate(activation, &mut b, &w);
-                assert_same(&a, &b, "gate");
-            }
             let (mut na, mut nb) = (vec![f16::ZERO; len], vec![f16::ZERO; len]);
             f16::narrow(scalar(), &x, 1.0, &mut na);
             f16::narrow(kernels, &x, 1.0, &mut nb);
@@ -71,11 +65,59 @@ fn norm_quantize_and_gates_are_equal_on_every_isa() {
                 i8::narrow(kernels, x, sa, &mut nb);
                 assert_eq!((sa.to_bits(), na), (sb.to_bits(), nb), "narrow_int8 {len}");
             }
-            let sums: Vec<i32> = x.iter().map(|v| (v * 1e6) as i32).collect();
-            for scale in [Scale::Multiply(0.0173), Scale::Divide(57.3)] {
-                scalar().rescale(&sums, 3.7, scale, &mut a);
-                kernels.rescale(&sums, 3.7, scale, &mut b);
-                assert_same(&a, &b, "rescale");
+        }
+    }
+}
+
+/// What a linear's value is, and what a gate makes of two.
+fn value(sum: i32, s: f32, scale: Scale) -> f32 {
+    match scale {
+        Scale::Multiply(scale) => sum as f32 / s * scale,
+        Scale::Divide(scale) => sum as f32 / (s * scale),
+    }
+}
+
+#[test]
+fn outputs_of_linears_are_those_of_the_definition_in_their_columns_alone() {
+    let (rows, width) = (3, 150);
+    // One that is corrected to a quotient, two that are divided by.
+    let scales = [3.7, 1e-20, 1e20];
+    let random = |seed, count| values(count, seed).iter().map(|v| (v * 1e6) as i32).collect();
+    for count in [0, 1, 15, 16, 17, 32, 64, 100] {
+        let (columns, stride) = (37..37 + count, count + 5);
+        let sums: [Vec<i32>; 2] = [1, 2].map(|seed| random(seed, rows * stride));
+        let old = values(rows * width, 3);
+        for scale in [Scale::Multiply(0.0173), Scale::Divide(57.3)] {
+            let of = [0, 1].map(|n| Sums { sums: &sums[n], stride, scales: &scales, scale });
+            let want = |f: &dyn Fn([f32; 2], f32) -> f32| {
+                let mut out = old.clone();
+                for (row, s) in scales.into_iter().enumerate() {
+                    for column in 0..count {
+                        let at = row * stride + column;
+                        let values = [0, 1].map(|n| value(sums[n][at], s, scale));
+                        let out = &mut out[row * width + columns.start + column];
+                        *out = f(values, *out);
+                    }
+                }
+                out
+            };
+            for kernels in isas().chain([scalar()]) {
+                let run = |f: &dyn Fn(Columns<'_>)| {
+                    let mut out = old.clone();
+                    f(Columns::new(&mut out, width, columns.clone()));
+                    out
+                };
+                let got = run(&|out| kernels.rescale(&of[0], out));
+                assert_same(&want(&|[value, _], _| value), &got, "rescale");
+                let got = run(&|out| kernels.add_rescaled(&of[0], out));
+                assert_same(&want(&|[value, _], old| old + value), &got, "add_rescaled");
+                let got = run(&|out| kernels.gate(Activation::SquaredRelu, &of[0], &of[1], out));
+                let squared = |[gate, up]: [f32; 2], _| gate.max(0.0).powi(2) * up;
+                assert_same(&want(&squared), &got, "squared ReLU");
+                let silu = |kernels: &FloatKernels| {
+                    run(&|out| kernels.gate(Activation::Silu, &of[0], &of[1], out))
+                };
+                assert_same(&silu(scalar()), &silu(kernels), "SiLU");
             }
         }
     }
@@ -98,9 +140,11 @@ fn quotients_are_those_of_a_division() {
         want.resize(sums.len(), 0.0);
         got.resize(sums.len(), 0.0);
         for scale in [Scale::Multiply(1.0), Scale::Divide(1.0), Scale::Multiply(-0.37)] {
-            scalar().rescale(&sums, divisor, scale, &mut want);
+            let width = sums.len();
+            let of = Sums { sums: &sums, stride: width, scales: &[divisor], scale };
+            scalar().rescale(&of, Columns::new(&mut want, width, 0..width));
             for kernels in isas() {
-                kernels.rescale(&sums, divisor, scale, &mut got);
+                kernels.rescale(&of, Columns::new(&mut got, width, 0..width));
                 assert_same(&want, &got, &format!("quotients by {divisor}"));
             }
         }
@@ -169,6 +213,8 @@ fn int8_is_the_nearest_multiple_of_the_scale_and_never_beyond_127() {
 /// Attention in f64 with the same storage.
 fn reference<E: KvElement>(
     tile: &AttentionTile<'_, E>,
+    [keys, values]: [&[E]; 2],
+    [key_scales, value_scales]: [&[f32]; 2],
     query: &[f32],
     position: usize,
 ) -> Vec<f64> {
@@ -179,12 +225,12 @@ fn reference<E: KvElement>(
     };
     let key = |p: usize, d: usize| {
         let at = block(p) * tile.key_block_stride + tile.key_head_offset + d * 16 + p % 16;
-        f64::from(tile.keys[at].widen()) * scale(tile.key_scales, p)
+        f64::from(keys[at].widen()) * scale(key_scales, p)
     };
     let value = |p: usize, d: usize| {
         let at = block(p) * tile.value_block_stride + tile.value_head_offset;
-        let value = tile.values[at + p % 16 * tile.padded_head_dim + d].widen();
-        f64::from(value) * scale(tile.value_scales, p)
+        let value = values[at + p % 16 * tile.padded_head_dim + d].widen();
+        f64::from(value) * scale(value_scales, p)
     };
     let scores: Vec<f64> = (0..=position)
         .map(|p| {
@@ -213,29 +259,29 @@ fn check_attention<E: KvElement>(head_dim: usize, heads: usize) {
     let padded = usize::next_multiple_of(head_dim, LANES);
     let pool = 7;
     // Up to 30; in int8, up to 127 times 0.25.
-    let stored = |count: usize, seed: u32, divisor: f32| {
+    let narrowed = |count: usize, seed: u32, divisor: f32| {
         let x: Vec<f32> = values(count, seed).iter().map(|v| v / divisor).collect();
         let mut out = vec![E::default(); count];
         E::narrow(scalar(), &x, 30.0 / divisor / 127.0, &mut out);
         out
     };
-    let scales = |seed: u32, divisor: f32| -> Vec<f32> {
+    let random_scales = |seed: u32, divisor: f32| -> Vec<f32> {
         let count = pool * heads * 16;
         values(count, seed).iter().map(|v| (0.1 + v.abs() / 200.0) / divisor).collect()
     };
-    let keys = stored(pool * heads * head_dim * 16, 5, 8.0);
-    let values_stored = stored(pool * heads * padded * 16, 6, 1.0);
-    let (key_scales, value_scales) = (scales(8, 8.0), scales(9, 1.0));
+    let keys = narrowed(pool * heads * head_dim * 16, 5, 8.0);
+    let values_stored = narrowed(pool * heads * padded * 16, 6, 1.0);
+    let (key_scales, value_scales) = (random_scales(8, 8.0), random_scales(9, 1.0));
     let blocks: Vec<BlockId> = [3, 0, 6, 1].map(BlockId).to_vec();
     let tile = AttentionTile {
-        keys: &keys,
-        values: &values_stored,
+        keys: keys[..].into(),
+        values: values_stored[..].into(),
         key_block_stride: heads * head_dim * 16,
         value_block_stride: heads * padded * 16,
         key_head_offset: (heads - 1) * head_dim * 16,
         value_head_offset: (heads - 1) * padded * 16,
-        key_scales: &key_scales,
-        value_scales: &value_scales,
+        key_scales: key_scales[..].into(),
+        value_scales: value_scales[..].into(),
         scale_block_stride: heads * 16,
         scale_head_offset: (heads - 1) * 16,
         blocks: &blocks,
@@ -243,6 +289,7 @@ fn check_attention<E: KvElement>(head_dim: usize, heads: usize) {
         padded_head_dim: padded,
         scale: 1.0 / (head_dim as f32).sqrt(),
     };
+    let (stored, scales) = ([&keys[..], &values_stored], [&key_scales[..], &value_scales]);
     let positions: Vec<usize> = vec![0, 63, 15, 16, 17, 40, 2, 62, 33, 5, 31, 32, 47];
     let queries = values(positions.len() * head_dim, 7);
     let mut alone = vec![0.0; positions.len() * padded];
@@ -250,7 +297,7 @@ fn check_attention<E: KvElement>(head_dim: usize, heads: usize) {
         let query = &queries[i * head_dim..][..head_dim];
         let out = &mut alone[i * padded..][..padded];
         scalar().attention(&tile, query, &[position], &mut Vec::new(), out);
-        for (d, want) in reference(&tile, query, position).into_iter().enumerate() {
+        for (d, want) in reference(&tile, stored, scales, query, position).into_iter().enumerate() {
             let error = (f64::from(out[d]) - want).abs();
             assert!(error < 2e-4, "position {position}, element {d}: {} {want}", out[d]);
         }
@@ -264,16 +311,17 @@ fn check_attention<E: KvElement>(head_dim: usize, heads: usize) {
 
 #[test]
 fn exp_is_accurate() {
-    let mut gate = [0f32; LANES];
+    let scale = |scale| Scale::Multiply(scale);
     for start in -400..400 {
-        for (i, g) in gate.iter_mut().enumerate() {
-            *g = (start * 16 + i as i32) as f32 * 0.0125;
-        }
-        let x = gate;
-        let ones = [1f32; LANES];
-        scalar().gate(Activation::Silu, &mut gate, &ones);
-        for (x, y) in x.iter().zip(gate) {
-            let want = f64::from(*x) / (1.0 + (-f64::from(*x)).exp());
+        let steps: [i32; LANES] = std::array::from_fn(|i| start * 16 + i as i32);
+        let gate = Sums { sums: &steps, stride: LANES, scales: &[1.0], scale: scale(0.0125) };
+        let up = Sums { sums: &[1; LANES], scale: scale(1.0), ..gate };
+        let mut got = [0f32; LANES];
+        let out = Columns::new(&mut got, LANES, 0..LANES);
+        scalar().gate(Activation::Silu, &gate, &up, out);
+        for (step, y) in steps.into_iter().zip(got) {
+            let x = step as f32 * 0.0125;
+            let want = f64::from(x) / (1.0 + (-f64::from(x)).exp());
             let error = (f64::from(y) - want).abs() / want.abs().max(1e-30);
             assert!(error < 6e-7, "silu({x}) = {y}, not {want}");
         }
