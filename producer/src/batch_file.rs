@@ -13,12 +13,14 @@
 //!
 //! Memory is bounded by a chunk of lines, whatever the length of the files.
 
+mod notice;
 mod output;
+mod place;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    fs::{File, TryLockError},
-    io::{self, BufReader, Read},
+    fs::File,
+    io::{self, BufReader},
     path::{Path, PathBuf},
 };
 
@@ -27,7 +29,9 @@ use tritmill_queue::{
     store::{IngestedLine, Seen, SqliteStore},
 };
 
+pub use self::notice::{BatchFileError, Notice};
 use self::output::Output;
+pub(crate) use self::place::{Input, beside, put_aside, remove_output, take};
 use crate::{
     lines::{LineReader, RawLine},
     request::{duplicate, parse_line},
@@ -66,115 +70,6 @@ pub struct Settings {
     pub queue: QueueName,
 }
 
-/// Something the person should be told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Notice {
-    /// There is an output file, but its store is gone: it was put aside and all lines run again.
-    StoreMissing {
-        /// Where the old output is now.
-        kept_as: PathBuf,
-    },
-    /// The output file is gone and is written again from the store.
-    OutputMissing,
-    /// The output file ended in a torn line, which was cut off.
-    OutputTorn {
-        /// Bytes cut off.
-        bytes: u64,
-    },
-    /// The output file said something else than the store and was written again.
-    OutputRewritten,
-    /// Lines of earlier runs that are no longer in the input, or were changed; their answers were
-    /// dropped.
-    Pruned {
-        /// How many.
-        lines: u64,
-    },
-    /// Every earlier answer was dropped, as asked.
-    Restarted,
-    /// Lines that had failed run again, as asked.
-    Retried {
-        /// How many.
-        lines: u64,
-    },
-}
-
-impl std::fmt::Display for Notice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::StoreMissing { kept_as } => write!(
-                f,
-                "the database of earlier answers is gone: every line runs again, the old output is \
-                 kept as {}",
-                kept_as.display()
-            ),
-            Self::OutputMissing => {
-                f.write_str("the output file is gone: writing it again from the database")
-            }
-            Self::OutputTorn { bytes } => {
-                write!(f, "the output file ended in a torn line: {bytes} bytes cut off")
-            }
-            Self::OutputRewritten => {
-                f.write_str("the output file differs from the database: written again")
-            }
-            Self::Pruned { lines } => {
-                write!(f, "{lines} lines of the last run were removed or changed in the input")
-            }
-            Self::Restarted => f.write_str("earlier answers dropped"),
-            Self::Retried { lines } => write!(f, "{lines} failed lines run again"),
-        }
-    }
-}
-
-/// Why a batch file cannot be answered.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BatchFileError {
-    /// The input cannot be read.
-    #[error("cannot read {path}: {source}")]
-    Input {
-        /// The input.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The output, its store or its lock cannot be written.
-    #[error("cannot write {path}: {source}")]
-    Output {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// Input and output are the same file.
-    #[error("{0} is both input and output")]
-    SameFile(PathBuf),
-    /// Another run owns the output.
-    #[error("{0} is being written by another run; wait for it or choose another output")]
-    Locked(PathBuf),
-    /// The answers so far are another model's.
-    #[error(
-        "{path} has answers of model '{was}', not of '{now}'; run with --restart to drop them, or \
-         choose another output"
-    )]
-    OtherModel {
-        /// The output.
-        path: PathBuf,
-        /// Who answered so far.
-        was: String,
-        /// Who would answer now.
-        now: String,
-    },
-    /// The store beside the output failed.
-    #[error("database {path}: {source}")]
-    Store {
-        /// The store's file.
-        path: PathBuf,
-        /// Why.
-        source: StoreError,
-    },
-}
-
 /// What the input holds and what of it is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
@@ -186,32 +81,6 @@ pub struct Counts {
     pub resumed: u64,
     /// Of those, the errors.
     pub resumed_failed: u64,
-}
-
-/// Where lines come from.
-#[derive(Debug)]
-pub(crate) enum Input {
-    File(File),
-    Stdin(io::Stdin),
-}
-
-impl Input {
-    /// A file, or standard input for `-`.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        Ok(match path.as_os_str() == "-" {
-            true => Self::Stdin(io::stdin()),
-            false => Self::File(File::open(path)?),
-        })
-    }
-}
-
-impl Read for Input {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::File(file) => file.read(buffer),
-            Self::Stdin(stdin) => stdin.read(buffer),
-        }
-    }
 }
 
 /// The files of one run, locked.
@@ -379,37 +248,6 @@ impl BatchFile {
     }
 }
 
-/// Opens the input and locks the output, which must be another file.
-pub(crate) fn take(input: &Path, output: &Path) -> Result<(Input, File), BatchFileError> {
-    let failed = |source| BatchFileError::Input { path: input.to_owned(), source };
-    let opened = Input::open(input).map_err(failed)?;
-    if let (Ok(a), Ok(b)) = (input.canonicalize(), output.canonicalize())
-        && a == b
-    {
-        return Err(BatchFileError::SameFile(output.to_owned()));
-    }
-    Ok((opened, lock(output)?))
-}
-
-/// `OUT.jsonl` + `suffix`.
-pub(crate) fn beside(output: &Path, suffix: &str) -> PathBuf {
-    let mut name = output.as_os_str().to_owned();
-    name.push(suffix);
-    PathBuf::from(name)
-}
-
-fn lock(output: &Path) -> Result<File, BatchFileError> {
-    let path = beside(output, ".tritmill-lock");
-    let failed = |source| BatchFileError::Output { path: path.clone(), source };
-    let file = File::options().create(true).truncate(false).write(true).open(&path);
-    let file = file.map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(BatchFileError::Locked(output.to_owned())),
-        Err(TryLockError::Error(source)) => Err(failed(source)),
-    }
-}
-
 /// Opens the store and sees to it that its answers are this model's and the output its view.
 async fn open_store(
     settings: &Settings,
@@ -454,25 +292,6 @@ async fn open_store(
         }
     }
     Ok(store)
-}
-
-pub(crate) fn remove_output(output: &Path) -> io::Result<()> {
-    match std::fs::remove_file(output) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Renames the output to `OUT.jsonl.old`, or the first of `.old-2`, `.old-3`, … that is free.
-pub(crate) fn put_aside(output: &Path) -> io::Result<PathBuf> {
-    let mut kept_as = beside(output, ".old");
-    let mut number = 2;
-    while kept_as.exists() {
-        kept_as = beside(output, &format!(".old-{number}"));
-        number += 1;
-    }
-    std::fs::rename(output, &kept_as)?;
-    Ok(kept_as)
 }
 
 /// Up to [`CHUNK_LINES`] lines and about [`CHUNK_BYTES`]; empty at the end.

@@ -10,6 +10,7 @@
 //! it. A run that is killed goes on where it was: an upload is looked for by its name, which no other
 //! run has, and a batch is created under an idempotency key.
 
+mod answers;
 mod api;
 mod merge;
 mod run;
@@ -17,6 +18,7 @@ mod split;
 mod state;
 mod terms;
 
-pub use api::{Api, Content, Counted, Errors, LineError, NewBatch, RemoteBatch, RemoteError};
+pub use answers::{Counted, Errors, LineError, RemoteBatch, RemoteError};
+pub use api::{Api, Content, NewBatch};
 pub use run::RemoteRun;
 pub use terms::{RemoteRunError, RemoteSettings, RemoteTally, RemoteUpdate};

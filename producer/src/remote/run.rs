@@ -19,7 +19,8 @@ use tokio::{
 use uuid::Uuid;
 
 use super::{
-    api::{Api, NewBatch, RemoteBatch, RemoteError},
+    answers::{RemoteBatch, RemoteError},
+    api::{Api, NewBatch},
     merge::merge,
     split::{Split, SplitFailure, split},
     state::{Folder, Over, Part, State, Written},

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::api::RemoteError;
+use super::answers::RemoteError;
 use crate::batch_file::BatchFileError;
 
 /// Which files, and how the server is to answer them.

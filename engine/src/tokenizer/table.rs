@@ -1,0 +1,114 @@
+//! The bytes of every token.
+
+use std::collections::HashMap;
+
+use super::{TokenizerError, description::TokenizerJson};
+
+/// Ids are refused from here on, before a table is sized by them.
+const VOCAB_MAX: u32 = 1 << 21;
+
+/// What a token is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TokenKind {
+    /// Learned by BPE.
+    Normal,
+    /// Added to the vocabulary as text.
+    Added,
+    /// A control token.
+    Special,
+}
+
+/// Bytes of every token, by id.
+#[derive(Debug, Default)]
+pub(super) struct TokenTable {
+    /// End of the token's bytes in `bytes` (they start where the previous token's end), and its
+    /// kind; `None` for ids without a token.
+    pub entries: Vec<(usize, Option<TokenKind>)>,
+    bytes: Vec<u8>,
+}
+
+impl TokenTable {
+    /// The tokens of a file.
+    pub(super) fn new(json: &TokenizerJson) -> Result<Self, TokenizerError> {
+        let mut by_id: Vec<Option<(&str, TokenKind)>> = Vec::new();
+        let vocab = json.model.vocab.iter().map(|(token, &id)| (id, token.as_str(), false, false));
+        let added = json.added_tokens.iter().map(|t| (t.id, t.content.as_str(), true, t.special));
+        for (id, token, is_added, is_special) in vocab.chain(added) {
+            if id >= VOCAB_MAX {
+                let token = crate::files::shorten(token);
+                let vocab_size = VOCAB_MAX as usize;
+                return Err(TokenizerError::TokenOutOfRange { token, id, vocab_size });
+            }
+            if by_id.len() <= id as usize {
+                by_id.resize(id as usize + 1, None);
+            }
+            let kind = match (is_added, is_special) {
+                (false, _) => TokenKind::Normal,
+                (true, false) => TokenKind::Added,
+                (true, true) => TokenKind::Special,
+            };
+            // An added token may name a token of the vocabulary; nothing else may share an id.
+            if by_id[id as usize].is_some_and(|(other, _)| other != token) {
+                return Err(TokenizerError::DuplicateId { id });
+            }
+            by_id[id as usize] = Some((token, kind));
+        }
+        let alphabet = byte_alphabet();
+        let mut table = Self::default();
+        for entry in by_id {
+            if let Some((token, _)) = entry {
+                table.push_token(token, &alphabet);
+            }
+            table.entries.push((table.bytes.len(), entry.map(|(_, kind)| kind)));
+        }
+        Ok(table)
+    }
+
+    /// Appends the bytes of a token written in the byte-level alphabet. A token with any other
+    /// character stands for its own UTF-8 (the rule of the reference decoder).
+    fn push_token(&mut self, token: &str, alphabet: &HashMap<char, u8>) {
+        let start = self.bytes.len();
+        for character in token.chars() {
+            match alphabet.get(&character) {
+                Some(&byte) => self.bytes.push(byte),
+                None => {
+                    self.bytes.truncate(start);
+                    self.bytes.extend_from_slice(token.as_bytes());
+                    return;
+                }
+            }
+        }
+    }
+
+    /// What a token is for; nothing for ids without one.
+    pub(super) fn kind(&self, id: u32) -> Option<TokenKind> {
+        self.entries.get(id as usize)?.1
+    }
+
+    /// A token's bytes; nothing for ids without one.
+    pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
+        let &(end, kind) = self.entries.get(id as usize)?;
+        kind?;
+        let start = id.checked_sub(1).map_or(0, |before| self.entries[before as usize].0);
+        Some(&self.bytes[start..end])
+    }
+}
+
+/// The characters that byte-level BPE writes bytes as (GPT-2's `bytes_to_unicode`): printable
+/// Latin-1 stands for itself, the other 68 bytes are numbered from U+0100.
+pub(crate) fn byte_alphabet() -> HashMap<char, u8> {
+    let mut alphabet = HashMap::with_capacity(256);
+    let mut next = 0x100;
+    for byte in 0..=255u8 {
+        let code = match byte {
+            b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => u32::from(byte),
+            _ => {
+                next += 1;
+                next - 1
+            }
+        };
+        let character = char::from_u32(code).expect("codes below U+0200 are characters");
+        alphabet.insert(character, byte);
+    }
+    alphabet
+}
