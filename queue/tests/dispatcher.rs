@@ -4,14 +4,14 @@
 
 mod dispatchers;
 
-use std::{net::TcpListener, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use dispatchers::Fixture;
 use tritmill_queue::{
     Dispatcher,
     dispatch::{BacklogLimit, MemoryDispatcher, RedisDispatcher},
 };
-use tritmill_servers::Redis;
+use tritmill_servers::{Port, Redis};
 
 struct Memory(Arc<MemoryDispatcher>);
 
@@ -45,17 +45,13 @@ impl Fixture for OneRedis {
 /// A cluster of two nodes, each with half of the slots.
 struct Cluster {
     dispatcher: RedisDispatcher,
-    _nodes: [Redis; 2],
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    _nodes: [(Redis, Port); 2],
 }
 
 /// A node and the port of its cluster bus.
-fn node() -> (Redis, u16) {
-    let bus = free_port();
-    let port = bus.to_string();
+fn node() -> (Redis, Port) {
+    let bus = Port::claim().unwrap();
+    let port = bus.number().to_string();
     let options = ["--save", "", "--cluster-enabled", "yes", "--cluster-port", &port];
     (Redis::start_with(&options).unwrap(), bus)
 }
@@ -68,19 +64,20 @@ async fn command(redis: &Redis, words: &[&str]) -> String {
 
 impl Fixture for Cluster {
     async fn create(entries: usize) -> Self {
-        let ((one, _), (two, bus)) = (node(), node());
-        command(&one, &["CLUSTER", "ADDSLOTSRANGE", "0", "8191"]).await;
-        command(&two, &["CLUSTER", "ADDSLOTSRANGE", "8192", "16383"]).await;
-        let (port, bus) = (two.port().to_string(), bus.to_string());
-        command(&one, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
-        for node in [&one, &two] {
+        let nodes = [node(), node()];
+        let [(one, _), (two, bus)] = &nodes;
+        command(one, &["CLUSTER", "ADDSLOTSRANGE", "0", "8191"]).await;
+        command(two, &["CLUSTER", "ADDSLOTSRANGE", "8192", "16383"]).await;
+        let (port, bus) = (two.port().to_string(), bus.number().to_string());
+        command(one, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
+        for node in [one, two] {
             while !command(node, &["CLUSTER", "INFO"]).await.contains("cluster_state:ok") {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
         let url = format!("redis+cluster://127.0.0.1:{}", one.port());
         let limit = BacklogLimit { entries, tokens: u64::MAX };
-        Self { dispatcher: RedisDispatcher::new(&url, limit).unwrap(), _nodes: [one, two] }
+        Self { dispatcher: RedisDispatcher::new(&url, limit).unwrap(), _nodes: nodes }
     }
 
     fn dispatcher(&self) -> Arc<dyn Dispatcher> {

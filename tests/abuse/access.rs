@@ -58,8 +58,7 @@ fn a_redis_that_only_reads_is_named_and_its_jobs_are_answered_once_it_writes() {
 fn a_database_that_refuses_is_named_without_the_password() {
     let fleet = Fleet::start();
     rig::sql(&fleet, "CREATE ROLE clerk LOGIN PASSWORD 'right'");
-    let rule = "sed -i \"1i host all clerk all scram-sha-256\" pg_hba.conf";
-    rig::sql(&fleet, &format!("COPY (SELECT 1) TO PROGRAM '{rule}'"));
+    rig::beside_postgres(&fleet, "sed -i \"1i host all clerk all scram-sha-256\" pg_hba.conf");
     rig::sql(&fleet, "SELECT pg_reload_conf()");
     let port = fleet.postgres.port();
     let url = |who: &str, base: &str| format!("postgres://{who}@127.0.0.1:{port}/{base}");

@@ -45,6 +45,12 @@ pub fn sql(fleet: &Fleet, statement: &str) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
+/// Runs a line of shell, without single quotes, as Postgres and in its folder.
+pub fn beside_postgres(fleet: &Fleet, line: &str) {
+    // What is copied to a program must be read, or the pipe may break.
+    sql(fleet, &format!("COPY (SELECT 1) TO PROGRAM 'cat > /dev/null && {line}'"));
+}
+
 /// Sends Redis a line; the first line of its answer.
 pub fn redis(fleet: &Fleet, line: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", fleet.redis.port())).unwrap();

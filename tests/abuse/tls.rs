@@ -2,13 +2,12 @@
 
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use tempfile::TempDir;
-use tritmill_servers::{Postgres, Redis};
+use tritmill_servers::{Port, Postgres, Redis};
 
 use crate::{
     fleet::Fleet,
@@ -79,15 +78,15 @@ impl Authority {
 }
 
 /// A fleet whose Redis speaks TLS at another port, too, and wants certificates of its clients.
-fn fleet_with_redis(authority: &Authority) -> (Fleet, u16) {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+fn fleet_with_redis(authority: &Authority) -> (Fleet, Port) {
+    let port = Port::claim().unwrap();
     let redis = Redis::start_with(&[
         "--save",
         "",
         "--requirepass",
         "",
         "--tls-port",
-        &port.to_string(),
+        &port.number().to_string(),
         "--tls-cert-file",
         &authority.path("server", "crt"),
         "--tls-key-file",
@@ -106,7 +105,8 @@ fn fleet_with_redis(authority: &Authority) -> (Fleet, u16) {
 #[test]
 fn a_redis_with_a_private_authority_is_spoken_to() {
     let Some(authority) = Authority::new() else { return };
-    let (fleet, port) = fleet_with_redis(&authority);
+    let (fleet, claim) = fleet_with_redis(&authority);
+    let port = claim.number();
     let (ca, cert, key) = (
         authority.path("ca", "crt"),
         authority.path("client", "crt"),
@@ -132,7 +132,8 @@ fn a_redis_with_a_private_authority_is_spoken_to() {
 #[test]
 fn what_is_wrong_with_the_tls_of_redis_is_said_without_the_password() {
     let Some(authority) = Authority::new() else { return };
-    let (fleet, port) = fleet_with_redis(&authority);
+    let (fleet, claim) = fleet_with_redis(&authority);
+    let port = claim.number();
     rig::redis(&fleet, "CONFIG SET tls-auth-clients no");
     let (plain, stranger) = (fleet.redis.port(), authority.path("stranger", "crt"));
     let ca = authority.path("ca", "crt");
@@ -169,8 +170,7 @@ fn certify(fleet: &Fleet, authority: &Authority) {
     for kind in ["crt", "key"] {
         let source = authority.path("server", kind);
         open_to_all(Path::new(&source));
-        let install = format!("install -m 600 {source} server.{kind}");
-        rig::sql(fleet, &format!("COPY (SELECT 1) TO PROGRAM '{install}'"));
+        rig::beside_postgres(fleet, &format!("install -m 600 {source} server.{kind}"));
     }
     rig::sql(fleet, "ALTER SYSTEM SET ssl = on");
     rig::sql(fleet, "SELECT pg_reload_conf()");

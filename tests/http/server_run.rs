@@ -2,14 +2,13 @@
 
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     time::Duration,
 };
 
 use serde_json::{Value, json};
-use tritmill_servers::Signal;
+use tritmill_servers::{Port, Signal};
 
 use crate::{
     batches::{by_name, embedded, lines},
@@ -20,6 +19,7 @@ use crate::{
 /// A service in one file, always at the same address.
 struct Service {
     folder: tempfile::TempDir,
+    _port: Port,
     listen: String,
     key: String,
     admin: Option<Admin>,
@@ -27,11 +27,10 @@ struct Service {
 
 impl Service {
     fn start() -> Self {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let listen = free.local_addr().unwrap().to_string();
-        drop(free);
+        let port = Port::claim().unwrap();
+        let listen = format!("127.0.0.1:{}", port.number());
         let folder = tempfile::tempdir().unwrap();
-        let mut service = Self { folder, listen, key: String::new(), admin: None };
+        let mut service = Self { folder, _port: port, listen, key: String::new(), admin: None };
         service.start_again();
         service.key = service.admin().first_key.clone().unwrap();
         service

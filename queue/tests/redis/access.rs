@@ -1,7 +1,7 @@
 //! Ways to reach Redis, and the events of jobs in it.
 
 use std::{
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -10,22 +10,23 @@ use crate::rig::{MANY, command, dispatcher, entries, ids, ids_of, pull};
 use tritmill_queue::{
     DispatchError, Dispatcher, Entry, EventId, JobEvent, JobId, JobState, dispatch::RedisDispatcher,
 };
-use tritmill_servers::Redis;
+use tritmill_servers::{Port, Redis};
 
 /// A sentinel that watches one master.
 struct Sentinel {
     process: Child,
-    port: u16,
+    port: Port,
     _folder: tempfile::TempDir,
 }
 
 impl Sentinel {
     fn start(master: &Redis) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = Port::claim().unwrap();
         let settings = format!(
-            "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor main 127.0.0.1 {} 1\n\
+            "port {}\nbind 127.0.0.1\ndir {}\nsentinel monitor main 127.0.0.1 {} 1\n\
              sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 3000\n",
+            port.number(),
             folder.path().display(),
             master.port()
         );
@@ -38,7 +39,7 @@ impl Sentinel {
             .spawn()
             .unwrap();
         let started = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        while TcpStream::connect(("127.0.0.1", port.number())).is_err() {
             assert!(started.elapsed() < Duration::from_secs(10), "the sentinel does not start");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -79,7 +80,7 @@ async fn copies(master: &Redis) -> usize {
 async fn sentinels_name_the_master() {
     let mut redis = Redis::start().unwrap();
     let sentinel = Sentinel::start(&redis);
-    let url = format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/main", sentinel.port);
+    let url = format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/main", sentinel.port.number());
     let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
     let fed = entries(3);
     // A machine under load makes it take the master for down for a moment.
@@ -102,7 +103,7 @@ async fn a_failover_is_followed() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let sentinel = Sentinel::start(&master);
-    let url = format!("redis+sentinel://127.0.0.1:{}/main", sentinel.port);
+    let url = format!("redis+sentinel://127.0.0.1:{}/main", sentinel.port.number());
     let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
     let fed = entries(3);
     dispatcher.enqueue(&fed).await.unwrap();
@@ -142,8 +143,8 @@ async fn passwords_open_the_door_and_are_never_said() {
 
 #[tokio::test]
 async fn a_redis_that_is_not_there_is_said_soon() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let url = format!("redis://127.0.0.1:{port}");
+    let port = Port::claim().unwrap();
+    let url = format!("redis://127.0.0.1:{}", port.number());
     let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
     let started = Instant::now();
     let refused = dispatcher.enqueue(&entries(1)).await;

@@ -5,12 +5,15 @@ use std::{os::unix::process::CommandExt as _, path::PathBuf, process::Command};
 use anyhow::Context as _;
 use tempfile::TempDir;
 
-use crate::process::{Server, find, free_port, need, tied};
+use crate::{
+    Port,
+    process::{Server, find, need, tied},
+};
 
 /// A chromedriver, with the Chromium that it starts; both end when it is dropped.
 pub struct Browser {
     server: Server,
-    port: u16,
+    port: Port,
     chromium: PathBuf,
     _folder: TempDir,
 }
@@ -22,12 +25,15 @@ impl Browser {
     /// If it is not installed or does not start.
     pub fn start() -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("tritmill-browser-").tempdir()?;
-        let (port, log) = (free_port()?, folder.path().join("log"));
+        let (port, log) = (Port::claim()?, folder.path().join("log"));
         let chromium = need("chromium", "chromium")?;
         let mut command = tied(&need("chromedriver", "chromium-driver")?, None);
         // Chromium is in its group, so that none is left behind.
-        command.arg(format!("--port={port}")).env("TMPDIR", folder.path()).process_group(0);
-        let is_up = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+        command
+            .arg(format!("--port={}", port.number()))
+            .env("TMPDIR", folder.path())
+            .process_group(0);
+        let is_up = || std::net::TcpStream::connect(("127.0.0.1", port.number())).is_ok();
         let server = Server::start(command, log, is_up).context("chromedriver")?;
         Ok(Self { server, port, chromium, _folder: folder })
     }
@@ -39,7 +45,7 @@ impl Browser {
 
     /// Where WebDriver is spoken.
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
+        format!("http://127.0.0.1:{}", self.port.number())
     }
 
     /// The browser's program.

@@ -4,11 +4,13 @@
 //! Start them on the thread that runs the test: the system ties their life to that thread's.
 
 mod browser;
+mod port;
 mod postgres;
 mod process;
 mod redis;
 
 pub use browser::Browser;
+pub use port::Port;
 pub use postgres::Postgres;
 pub use process::Signal;
 pub use redis::Redis;

@@ -11,15 +11,15 @@ use anyhow::{Context as _, bail};
 use tempfile::TempDir;
 
 use crate::{
-    Signal,
-    process::{Server, User, free_port, need, tied},
+    Port, Signal,
+    process::{Server, User, need, tied},
 };
 
 /// A Postgres with its own folder and port; user `postgres`, no password, database `postgres`.
 pub struct Postgres {
     server: Option<Server>,
     folder: TempDir,
-    port: u16,
+    port: Port,
     options: Vec<String>,
 }
 
@@ -43,7 +43,7 @@ impl Postgres {
         give(folder.path(), user.as_ref())?;
         copy_template(&folder.path().join("data"), user.as_ref())?;
         let options = settings.iter().map(|&setting| setting.to_owned()).collect();
-        let mut postgres = Self { server: None, folder, port: free_port()?, options };
+        let mut postgres = Self { server: None, folder, port: Port::claim()?, options };
         postgres.restart()?;
         Ok(postgres)
     }
@@ -54,7 +54,7 @@ impl Postgres {
     /// If it does not start.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.server = None;
-        let (port, folder) = (self.port, self.folder.path());
+        let (port, folder) = (self.port.number(), self.folder.path());
         let data = folder.join("data");
         // Of a server that was killed.
         let _ = fs::remove_file(data.join("postmaster.pid"));
@@ -91,12 +91,12 @@ impl Postgres {
 
     /// Its port on the loopback address.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// Where clients find it.
     pub fn url(&self) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port())
     }
 
     /// Its process, if it runs.

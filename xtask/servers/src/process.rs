@@ -2,7 +2,6 @@
 
 use std::{
     fs::File,
-    net::{Ipv4Addr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -73,12 +72,6 @@ pub fn need(program: &str, package: &str) -> anyhow::Result<PathBuf> {
     find(program).with_context(|| {
         format!("{program} is not installed (cargo xtask test does it, or: apt install {package})")
     })
-}
-
-/// A port that nobody listens on at this moment.
-pub fn free_port() -> anyhow::Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
-    Ok(listener.local_addr()?.port())
 }
 
 /// A user that may run what root may not.

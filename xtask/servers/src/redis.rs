@@ -10,15 +10,15 @@ use anyhow::Context as _;
 use tempfile::TempDir;
 
 use crate::{
-    Signal,
-    process::{Server, free_port, need, tied},
+    Port, Signal,
+    process::{Server, need, tied},
 };
 
 /// A Redis with its own folder and port.
 pub struct Redis {
     server: Option<Server>,
     folder: TempDir,
-    port: u16,
+    port: Port,
     options: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ impl Redis {
     pub fn start_with(options: &[&str]) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("tritmill-redis-").tempdir()?;
         let options = options.iter().map(|&option| option.to_owned()).collect();
-        let mut redis = Self { server: None, folder, port: free_port()?, options };
+        let mut redis = Self { server: None, folder, port: Port::claim()?, options };
         redis.restart()?;
         Ok(redis)
     }
@@ -57,7 +57,7 @@ impl Redis {
     /// If it does not start.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.server = None;
-        let (port, folder) = (self.port, self.folder.path());
+        let (port, folder) = (self.port.number(), self.folder.path());
         let mut command = tied(&need("redis-server", "redis-server")?, None);
         command
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
@@ -96,12 +96,12 @@ impl Redis {
 
     /// Its port on the loopback address.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// Where clients find it.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/0", self.port)
+        format!("redis://127.0.0.1:{}/0", self.port())
     }
 
     /// Its process, if it runs.
