@@ -1,4 +1,4 @@
-//! The model that is part of the program: `models/dates`, under the name `demo`.
+//! The model that is part of the program: `src/demo_model`, under the name `demo`.
 
 use tritmill_engine::files::{EmbeddedFolder, Model, ModelError};
 
@@ -6,14 +6,14 @@ use tritmill_engine::files::{EmbeddedFolder, Model, ModelError};
 pub const NAME: &str = "demo";
 
 /// Lines that the model was not trained on, as JSON lines of `text` and `date`.
-pub const HELD_OUT_LINES: &str = include_str!("../models/dates/eval.jsonl");
+pub const HELD_OUT_LINES: &str = include_str!("demo_model/eval.jsonl");
 
 const FOLDER: EmbeddedFolder = EmbeddedFolder {
-    config: include_bytes!("../models/dates/model/config.json"),
-    tokenizer: include_bytes!("../models/dates/model/tokenizer.json"),
-    tokenizer_config: Some(include_bytes!("../models/dates/model/tokenizer_config.json")),
-    generation_config: Some(include_bytes!("../models/dates/model/generation_config.json")),
-    weights: include_bytes!("../models/dates/model/model.safetensors"),
+    config: include_bytes!("demo_model/model/config.json"),
+    tokenizer: include_bytes!("demo_model/model/tokenizer.json"),
+    tokenizer_config: Some(include_bytes!("demo_model/model/tokenizer_config.json")),
+    generation_config: Some(include_bytes!("demo_model/model/generation_config.json")),
+    weights: include_bytes!("demo_model/model/model.safetensors"),
 };
 
 /// Opens it.

@@ -212,7 +212,7 @@ fn a_vocabulary_of_bytes_is_one_tokenizer_whatever_splits_the_text() {
 #[test]
 fn the_demo_model_keeps_its_fingerprint_in_every_container() {
     let dir = TempDir::new().unwrap();
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/dates/model");
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/demo_model/model");
     let demo = Model::open(&demo).unwrap();
     for (target, name) in
         [(Target::GgufI2S, "a.gguf"), (Target::GgufTq2_0, "b.gguf"), (Target::Folder, "folder")]

@@ -257,17 +257,6 @@ fn every_metric_of_the_dashboard_is_exported() {
     let operator = admin.first();
     assert_eq!(ask(&operator, json!({})), 200);
     let exported = || operator.get("/metrics").text() + &worker.get("/metrics").1;
-    let class = json!({ "queue": "demo@i2_s", "numerics_class": "x/kv-f16/head-bf16/cuda" });
-    done(&operator, "/admin/v1/queues/allow-class", &class);
-    let allowed = || operator.get("/admin/v1/queues").json()["data"][0]["allowed_classes"].clone();
-    assert_eq!(allowed(), json!(["x/kv-f16/head-bf16/cuda"]));
-    done(&operator, "/admin/v1/queues/withdraw-class", &class);
-    assert_eq!(allowed(), json!([]));
-    assert_eq!(operator.post("/admin/v1/queues/withdraw-class", &class).status, 404);
-    for wrong in ["", "a\u{0}b", &"x".repeat(300)] {
-        let wrong = json!({ "queue": "demo@i2_s", "numerics_class": wrong });
-        assert_eq!(operator.post("/admin/v1/queues/allow-class", &wrong).status, 400, "{wrong}");
-    }
     eventually("the queue is sampled", || {
         exported().contains("tritmill_queue_wait_seconds_bucket")
     });

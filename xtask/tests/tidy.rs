@@ -1,5 +1,5 @@
 //! House rules that a search can check, over every file that git knows. Each rule is one test that
-//! lists every place where it is broken; CONTRIBUTING.md says why the rules are what they are.
+//! lists every place where it is broken; docs/CONTRIBUTING.md says why the rules are what they are.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ const LINES_MAX: usize = 600;
 /// Largest file: a model's weights are the largest thing the repository holds.
 const FILE_BYTES_MAX: u64 = 2_000_000;
 /// Most visible entries at the root.
-const ROOT_ENTRIES_MAX: usize = 22;
+const ROOT_ENTRIES_MAX: usize = 20;
 /// Where `unsafe` may be written.
 const UNSAFE_ALLOWED: [&str; 6] = [
     "engine/src/kernels/",

@@ -7,7 +7,7 @@ use super::{
     disjoint::Disjoint,
     head::{HEAD_ROWS, Head},
     kv_store::{KvShape, KvStore},
-    linears::Source,
+    linears::{Source, TileTask},
     pool::Pool,
     screen::{Job, Screening},
     weights::Weights,
@@ -74,6 +74,7 @@ pub(super) struct Buffers {
     pub attended: Vec<f32>,  // (rows, heads * head_dim)
     pub gate: Vec<f32>,      // (rows, intermediate)
     pub inputs: [Quantized; 3],
+    pub tile_tasks: Vec<TileTask>,
     pub wanted: Vec<f32>,         // (rows with all logits, hidden)
     pub wanted_largest: Vec<f32>, // (rows with some of the largest, hidden)
 }

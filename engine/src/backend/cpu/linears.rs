@@ -50,6 +50,9 @@ fn multiply<'a>(
     (sums, start..(start + stride).min(matrix.rows()))
 }
 
+/// Which of several matrices, and tiles of it.
+pub(super) type TileTask = (usize, Range<usize>);
+
 /// Cuts the tiles of matrices into tasks, in order: for each thread a stretch of its own, whose tasks
 /// become smaller towards its end, so that nobody waits long for the last one.
 fn tile_tasks(
@@ -57,14 +60,16 @@ fn tile_tasks(
     matrices: &[&PackedMatrix],
     rows: usize,
     threads: usize,
-) -> Vec<(usize, Range<usize>)> {
+    tasks: &mut Vec<TileTask>,
+) {
     let of_task = |matrix: &PackedMatrix| match rows {
         ..=FEW_ROWS => (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES),
         ..=PAIR_ROWS if isa != Isa::Amx => 2,
         _ => TASK_TILES,
     };
     let total: usize = matrices.iter().map(|matrix| matrix.tile_count()).sum();
-    let (mut tasks, mut matrix, mut tile) = (Vec::new(), 0, 0);
+    let (mut matrix, mut tile) = (0, 0);
+    tasks.clear();
     for thread in 0..threads {
         let mut left = (thread + 1) * total / threads - thread * total / threads;
         while left > 0 {
@@ -77,7 +82,6 @@ fn tile_tasks(
             }
         }
     }
-    tasks
 }
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
@@ -140,7 +144,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     }
 
     pub(super) fn project_qkv(&mut self, linears: &[&TernaryLinear; 3], inputs: [usize; 3]) {
-        let Buffers { rows, queries, keys, values, inputs: quantized, .. } = &mut self.buffers;
+        let Buffers { rows, queries, keys, values, inputs: quantized, tile_tasks: tasks, .. } =
+            &mut self.buffers;
         let n = rows.len();
         let mut outputs = [queries, keys, values];
         for (out, linear) in outputs.iter_mut().zip(linears) {
@@ -149,7 +154,8 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let outputs = outputs.map(|out| Disjoint::new(out));
         let (isa, kernels) = (self.isa, self.kernels);
         let matrices = linears.map(|linear| &linear.matrix);
-        let tasks = tile_tasks(isa, &matrices, n, self.pool.threads());
+        tile_tasks(isa, &matrices, n, self.pool.threads(), tasks);
+        let tasks = &tasks[..];
         self.pool.run(tasks.len(), &|task| {
             let (i, tiles) = tasks[task].clone();
             let (linear, input) = (linears[i], &quantized[inputs[i]]);
@@ -163,12 +169,14 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     }
 
     pub(super) fn project_gate_up(&mut self, [gate, up]: [&TernaryLinear; 2], inputs: [usize; 3]) {
-        let Buffers { rows, gate: out, inputs: quantized, .. } = &mut self.buffers;
+        let Buffers { rows, gate: out, inputs: quantized, tile_tasks: tasks, .. } =
+            &mut self.buffers;
         let (n, width) = (rows.len(), gate.matrix.rows());
         out.resize(n * width, 0.0);
         let out = Disjoint::new(out);
         let (isa, kernels) = (self.isa, self.kernels);
-        let tasks = tile_tasks(isa, &[&gate.matrix], n, self.pool.threads());
+        tile_tasks(isa, &[&gate.matrix], n, self.pool.threads(), tasks);
+        let tasks = &tasks[..];
         let (gate_in, up_in) = (&quantized[inputs[0]], &quantized[inputs[1]]);
         let activation = self.weights.config().activation;
         self.pool.run(tasks.len(), &|task| {
@@ -186,11 +194,12 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
 
     /// `residual += linear(inputs[0])`
     pub(super) fn project_into_residual(&mut self, linear: &TernaryLinear) {
-        let Buffers { rows, residual, inputs, .. } = &mut self.buffers;
+        let Buffers { rows, residual, inputs, tile_tasks: tasks, .. } = &mut self.buffers;
         let (n, width) = (rows.len(), linear.matrix.rows());
         let residual = Disjoint::new(residual);
         let (isa, kernels) = (self.isa, self.kernels);
-        let tasks = tile_tasks(isa, &[&linear.matrix], n, self.pool.threads());
+        tile_tasks(isa, &[&linear.matrix], n, self.pool.threads(), tasks);
+        let tasks = &tasks[..];
         let input = &inputs[0];
         self.pool.run(tasks.len(), &|task| {
             with_scratch(|scratch| {
@@ -214,9 +223,10 @@ mod tests {
             PackedMatrix::pack(Format::I2S, rows, 64, &vec![0; rows * 64]).expect("a shape to pack")
         };
         let (large, small) = (matrix(70 * TILE_ROWS), matrix(3 * TILE_ROWS + 1));
+        let mut tasks = Vec::new();
         for (rows, largest) in [(32, 2), (512, TASK_TILES)] {
             for threads in [1, 2, 3, 64, 200] {
-                let tasks = tile_tasks(Isa::Avx512, &[&large, &small, &small], rows, threads);
+                tile_tasks(Isa::Avx512, &[&large, &small, &small], rows, threads, &mut tasks);
                 let tiles = tasks.iter().flat_map(|(matrix, tiles)| {
                     assert!((1..=largest).contains(&tiles.len()));
                     tiles.clone().map(move |tile| (*matrix, tile))
@@ -225,7 +235,7 @@ mod tests {
                 let all = all.into_iter().flat_map(|(m, count)| (0..count).map(move |t| (m, t)));
                 assert!(tiles.eq(all), "{threads} threads, {rows} rows");
             }
-            let tasks = tile_tasks(Isa::Avx512, &[&large], rows, 2);
+            tile_tasks(Isa::Avx512, &[&large], rows, 2, &mut tasks);
             let sizes: Vec<usize> = tasks.iter().map(|(_, tiles)| tiles.len()).collect();
             let (first, second) = sizes.split_at(sizes.len() / 2);
             assert_eq!(first, second, "each of two threads has a half");

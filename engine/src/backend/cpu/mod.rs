@@ -63,7 +63,7 @@ impl KvType {
         }
     }
 
-    /// `f16` or `f32`.
+    /// `f16`, `f32` or `q8`.
     pub fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
