@@ -28,6 +28,7 @@ const COMMANDS: [&str; 26] = [
     "bench e2e",
     "bench kernels",
     "bench queue",
+    "bench tuning",
     "queue show",
     "queue allow-class",
     "queue withdraw-class",
