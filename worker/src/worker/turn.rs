@@ -27,7 +27,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tritmill_engine::backend::StepError;
-use tritmill_queue::{Delivery, Held, JobEvent, JobId, store::operations::Directive};
+use tritmill_queue::{ClaimRef, Delivery, JobEvent, JobId, store::operations::Directive};
 
 use self::calls::{Answer, Calls, Feed};
 use super::{
@@ -74,7 +74,7 @@ pub(super) struct Turn<'a> {
     /// When running jobs have had their time, once the worker drains.
     drain_until: Option<Instant>,
     /// Tokens of running answers that are in no checkpoint yet.
-    unsaved: HashMap<Held, Vec<u32>>,
+    unsaved: HashMap<ClaimRef, Vec<u32>>,
     /// How far an embedded worker has fed its dispatcher.
     feed: Feed,
 }
@@ -272,7 +272,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Stops a running claim's work.
-    fn halt(&mut self, held: Held) {
+    fn halt(&mut self, held: ClaimRef) {
         match self.flights.device(held) {
             Some(place) if self.flights.is_submitted(held) => {
                 self.devices.at(place).thread.cancel(held);

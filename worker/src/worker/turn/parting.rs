@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tritmill_queue::{Delivery, Held};
+use tritmill_queue::{ClaimRef, Delivery};
 
 use super::{Turn, calls::Answer};
 use crate::worker::{Mode, Worker, WorkerError};
@@ -55,7 +55,7 @@ impl Turn<'_> {
 
     async fn hand_back(&mut self) {
         let Worker { store, dispatcher, config, .. } = self.worker;
-        let (held, deliveries): (Vec<Held>, Vec<Delivery>) =
+        let (held, deliveries): (Vec<ClaimRef>, Vec<Delivery>) =
             self.flights.holdings().into_iter().map(|one| (one.held, one.delivery)).unzip();
         let back = async {
             store.hand_back(&held).await?;
