@@ -46,9 +46,9 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressPolicy {
     /// Anywhere.
-    Anywhere,
+    Any,
     /// To addresses of the public internet alone: not to this machine, nor to its networks.
-    Public,
+    PublicOnly,
 }
 
 /// Why there is no answer.
