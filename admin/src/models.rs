@@ -15,7 +15,7 @@ pub struct Models(Source);
 
 enum Source {
     Fixed(Vec<RegisteredQueue>),
-    RegisteredQueue {
+    Registered {
         operations: Arc<dyn Operations>,
         known: Mutex<Option<(Instant, Vec<RegisteredQueue>)>>,
     },
