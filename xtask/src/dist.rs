@@ -8,7 +8,8 @@ use super::process::{self, cargo, root};
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     anyhow::ensure!(arguments.is_empty(), "this task takes no arguments");
-    let build = ["build", "--profile", "dist", "--locked", "--package", "tritmill", "--bin", "tritmill"];
+    let build =
+        ["build", "--profile", "dist", "--locked", "--package", "tritmill", "--bin", "tritmill"];
     process::run(cargo().args(build))?;
     let folder = root().join("target").join("dist");
     let (program, symbols) = (folder.join("tritmill"), folder.join("tritmill.debug"));
