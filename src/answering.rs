@@ -9,7 +9,7 @@ use tokio::{
 };
 use tritmill_producer::{BatchFile, Carried, Client, Counts, Courier, Identity, Notice, Settings};
 use tritmill_queue::{JobState, QueueName, Store, dispatch::MemoryDispatcher};
-use tritmill_worker::{Committed, Device, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Mode, ServedModel, Stop, Metrics, Worker, WorkerConfig};
 
 /// Entries the dispatcher holds at most; the store holds the rest.
 const DISPATCH_LIMIT: usize = 1 << 16;
@@ -43,7 +43,7 @@ pub enum Answerer {
     /// A worker in this process.
     Here {
         /// The model.
-        served: Served,
+        served: ServedModel,
         /// What runs it.
         devices: Vec<Device>,
         /// Sequences that each of them runs at once.
@@ -193,7 +193,7 @@ async fn told_to(mut stop: watch::Receiver<Stop>) {
 
 fn worker(
     store: Arc<dyn Store>,
-    served: Served,
+    served: ServedModel,
     queue: QueueName,
     max_sequences: usize,
     committed: mpsc::UnboundedSender<Committed>,
@@ -219,6 +219,6 @@ fn worker(
         served: Arc::new(served),
         config,
         committed,
-        vitals: Arc::new(Vitals::default()),
+        metrics: Arc::new(Metrics::default()),
     }
 }

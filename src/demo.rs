@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tritmill_queue::QueueName;
-use tritmill_worker::{Served, Stop};
+use tritmill_worker::{ServedModel, Stop};
 
 use crate::{
     answering::{self, Answerer, Tally, Update, Work},
@@ -132,7 +132,7 @@ fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<
         queue: QueueName { model: name.clone(), format: options.format.to_string() },
     };
     let answerer = Answerer::Here {
-        served: Served::new(model, name, numerics_class),
+        served: ServedModel::new(model, name, numerics_class),
         devices,
         max_sequences: options.max_sequences,
     };
