@@ -54,7 +54,7 @@ async fn serve_with(
         // The process runs and its async side is not stuck: that is all this says.
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
+        .route("/metrics", get(metrics_text))
         .with_state(metrics);
     let (give_up, given_up) = oneshot::channel();
     let listener = Patient { listener, patience, give_up: Some(give_up) };
@@ -113,7 +113,7 @@ async fn ready(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
     }
 }
 
-async fn metrics(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
+async fn metrics_text(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, METRICS_TYPE)], metrics.encode())
 }
 

@@ -172,7 +172,7 @@ impl Metrics {
     }
 
     /// All metrics in Prometheus' text form.
-    pub fn metrics(&self) -> String {
+    pub fn encode(&self) -> String {
         let mut out = String::new();
         // Writing to a string does not fail.
         let _ = text::encode(&mut out, &self.registry);
@@ -180,7 +180,7 @@ impl Metrics {
     }
 
     /// Why the worker is not ready for work, if it is not.
-    pub fn unready(&self) -> Option<String> {
+    pub fn not_ready_reason(&self) -> Option<String> {
         self.not_ready_reason_at(self.started.elapsed())
     }
 
@@ -303,7 +303,7 @@ impl Metrics {
         self.failures_in_a_row.store(0, Ordering::Relaxed);
     }
 
-    pub(crate) fn trouble(&self) {
+    pub(crate) fn dependency_failed(&self) {
         self.dependency_failures.inc();
         self.failures_in_a_row.fetch_add(1, Ordering::Relaxed);
     }
