@@ -13,7 +13,7 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio::{runtime::Runtime, sync::mpsc};
 use tritmill_admin::{App, Models};
-use tritmill_producer::Client;
+use tritmill_client::Client;
 use tritmill_queue::{
     Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
     store::SqliteStore,
@@ -70,9 +70,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.worker.servers_given()? {
         None => runtime.block_on(embedded(arguments)),
         Some(servers) => {
-            let running = runtime.block_on(beside_servers(&runtime, &arguments, servers))?;
-            let beside = beside(&running, arguments.worker.json)?;
-            let ended = worker::run_beside(arguments.worker, beside);
+            let running = runtime.block_on(with_servers(&runtime, &arguments, servers))?;
+            let extra = api_fields(&running, arguments.worker.json)?;
+            let ended = worker::run_with(arguments.worker, extra);
             runtime.block_on(running.stop());
             ended
         }
@@ -80,7 +80,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Migrates the database and starts the API.
-async fn beside_servers(
+async fn with_servers(
     runtime: &Runtime,
     arguments: &Arguments,
     servers: Given<'_>,
@@ -95,7 +95,7 @@ async fn beside_servers(
 }
 
 /// What the worker's JSON says of the API; without JSON it is said here.
-fn beside(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Value>> {
+fn api_fields(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Value>> {
     if !as_json {
         running.announce()?;
         return Ok(Map::new());
@@ -132,7 +132,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     registered.map_err(|error| refusal(error, &place))?;
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
-    let client = Client::new(store.clone(), dispatcher.clone()).hearing(events.clone());
+    let client = Client::new(store.clone(), dispatcher.clone()).with_events(events.clone());
     let registered = store.registered().await.context("cannot read the store")?;
     // The file may know more queues, which nobody serves now.
     let served = registered.into_iter().filter(|known| known.queue == queue);
@@ -152,8 +152,8 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
         metrics: Arc::new(Metrics::default()),
     };
     let worker::Arguments { listen, json, .. } = arguments.worker;
-    let beside = beside(&running, json)?;
-    let ended = Ready { worker, devices, listen, json, beside }.serve(signals).await;
+    let extra = api_fields(&running, json)?;
+    let ended = Ready { worker, devices, listen, json, extra }.serve(signals).await;
     running.stop().await;
     store.close().await;
     ended

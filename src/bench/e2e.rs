@@ -15,13 +15,13 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
+use tritmill_client::{Client, JobBuilder};
 use tritmill_engine::{
     Engine, Request,
     files::Model,
     load::{self, EngineOptions},
     sampler::SamplingParams,
 };
-use tritmill_producer::{Client, JobBuilder};
 use tritmill_queue::{Job, JobId, QueueName, Sampling};
 use tritmill_worker::{Committed, Device, Mode, ServedModel, Stop, Metrics, Worker, WorkerConfig};
 
