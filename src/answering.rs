@@ -11,7 +11,7 @@ use tritmill_client::{
     BatchFile, BatchProgress, Client, Counts, Identity, Notice, Relay, RelayProgress, Settings,
 };
 use tritmill_queue::{JobState, QueueName, Store, dispatch::MemoryDispatcher};
-use tritmill_worker::{Committed, Device, Mode, ServedModel, Stop, Metrics, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
 
 /// Entries the dispatcher holds at most; the store holds the rest.
 const DISPATCH_LIMIT: usize = 1 << 16;

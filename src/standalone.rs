@@ -18,7 +18,7 @@ use tritmill_queue::{
     Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
     store::SqliteStore,
 };
-use tritmill_worker::{ServedModel, Metrics, Worker};
+use tritmill_worker::{Metrics, ServedModel, Worker};
 
 use crate::{
     admin::{self, LimitOptions, Running, TlsOptions},

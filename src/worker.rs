@@ -17,8 +17,8 @@ use tritmill_queue::{
     store::{FAST_RETENTION, PostgresStore},
 };
 use tritmill_worker::{
-    Device, Mode as WorkerMode, ServedModel, Stop, Metrics, Worker, WorkerConfig, WorkerError, http,
-    machine,
+    Device, Metrics, Mode as WorkerMode, ServedModel, Stop, Worker, WorkerConfig, WorkerError,
+    http, machine,
 };
 
 use crate::{

@@ -23,7 +23,7 @@ use tritmill_engine::{
     sampler::SamplingParams,
 };
 use tritmill_queue::{Job, JobId, QueueName, Sampling};
-use tritmill_worker::{Committed, Device, Mode, ServedModel, Stop, Metrics, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
 
 use super::queue::Bench;
 use crate::{

@@ -187,7 +187,8 @@ impl Loop {
                 let told = request.resume.len();
                 match self.engine.submit(*request, Instant::now()) {
                     Ok(id) => {
-                        self.held.insert(id, RunningClaim { held, tokens, told, stream, began: false });
+                        self.held
+                            .insert(id, RunningClaim { held, tokens, told, stream, began: false });
                     }
                     Err(error) => self.report(Report::Ended(held, End::Refused(error))),
                 }

@@ -10,12 +10,12 @@
 pub mod engine_thread;
 pub mod http;
 pub mod machine;
+mod metrics;
 mod served;
 mod translate;
-mod metrics;
 mod watchdog;
 mod worker;
 
-pub use served::ServedModel;
 pub use metrics::Metrics;
+pub use served::ServedModel;
 pub use worker::{Committed, Device, Mode, Stop, Worker, WorkerConfig, WorkerError};

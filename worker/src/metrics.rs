@@ -24,7 +24,7 @@ use tritmill_engine::EngineStats;
 use tritmill_queue::{JobState, dispatch::RedisDispatcher, store::operations::Integrity};
 
 pub(crate) use self::engine::Steps;
-use self::engine::{Latencies, EngineSteps};
+use self::engine::{EngineSteps, Latencies};
 use crate::worker::Committed;
 
 /// A worker that has not read its queue for this long is not ready: alive, but silently idle.
@@ -91,7 +91,8 @@ impl Default for Metrics {
             counter("deliveries_suppressed", "Deliveries of jobs that were over or others'");
         let fed_again =
             counter("jobs_fed_again", "Queued jobs that the dispatcher was told of again");
-        let dependency_failures = counter("dependency_failures", "Failed calls of store or dispatcher");
+        let dependency_failures =
+            counter("dependency_failures", "Failed calls of store or dispatcher");
         let device_failures = counter("device_failures", "Failures of the device in a step");
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
@@ -368,7 +369,9 @@ mod tests {
         assert!(metrics.not_ready_reason().expect("not ready").contains("failed 1 times"));
         metrics.pulled();
         let later = READ_LIMIT * 2 + Duration::from_secs(1);
-        assert!(metrics.not_ready_reason_at(later).expect("not ready").contains("last read its queue"));
+        assert!(
+            metrics.not_ready_reason_at(later).expect("not ready").contains("last read its queue")
+        );
         metrics.holding(3, 0);
         assert_eq!(metrics.not_ready_reason_at(later), None, "a full worker does not read");
         metrics.draining();

@@ -19,12 +19,12 @@
 mod backoff;
 mod breaker;
 mod devices;
-mod in_flight;
-mod heartbeat;
+mod event_loop;
 mod event_publisher;
+mod heartbeat;
+mod in_flight;
 mod reconciler;
 mod renewer;
-mod event_loop;
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,8 +36,11 @@ use tritmill_queue::{
 };
 
 pub use self::devices::Device;
-use self::{devices::Devices, heartbeat::HeartbeatTask, reconciler::Reconciler, renewer::Renewer, event_loop::EventLoop};
-use crate::{served::ServedModel, metrics::Metrics};
+use self::{
+    devices::Devices, event_loop::EventLoop, heartbeat::HeartbeatTask, reconciler::Reconciler,
+    renewer::Renewer,
+};
+use crate::{metrics::Metrics, served::ServedModel};
 
 /// How long the last word may take.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
@@ -189,7 +192,8 @@ impl Worker {
         let beating = self.operations.clone().map(|operations| {
             let (metrics, config) = (Arc::clone(&self.metrics), self.config.clone());
             let numerics_class = self.served.numerics_class().to_owned();
-            let heartbeat = HeartbeatTask { operations, metrics, config, numerics_class, directive: directing };
+            let heartbeat =
+                HeartbeatTask { operations, metrics, config, numerics_class, directive: directing };
             tokio::spawn(heartbeat.run())
         });
         let events = self.events.clone().map(|events| {
@@ -198,7 +202,8 @@ impl Worker {
             tokio::spawn(event_publisher::run(events, told));
             tell
         });
-        let mut event_loop = EventLoop::new(&self, devices, holding, lost_leases, directive, events);
+        let mut event_loop =
+            EventLoop::new(&self, devices, holding, lost_leases, directive, events);
         let result = event_loop.run(&mut stop).await;
         reconciling.into_iter().chain(beating).for_each(|task| task.abort());
         if let Some(operations) = &self.operations {

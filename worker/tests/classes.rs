@@ -20,7 +20,7 @@ use tritmill_queue::{
     store::{SqliteStore, classes::ClassError},
     wire,
 };
-use tritmill_worker::{Device, Mode, ServedModel, Stop, Metrics, Worker};
+use tritmill_worker::{Device, Metrics, Mode, ServedModel, Stop, Worker};
 
 /// Tokens of the job: several checkpoints' worth.
 const TOKENS: u32 = 150;

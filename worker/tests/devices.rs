@@ -47,8 +47,10 @@ async fn devices_share_the_jobs_of_a_worker() {
     let metrics = rig.worker.metrics.clone();
     let (stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(rig.worker.run(vec![a, b], stopped));
-    eventually("more is held than one device has slots for", || gauge(&metrics, "jobs_running") > 5)
-        .await;
+    eventually("more is held than one device has slots for", || {
+        gauge(&metrics, "jobs_running") > 5
+    })
+    .await;
     eventually("all are answered", || gauge(&metrics, "jobs_completed_total") == 60).await;
     // Each job takes 20 steps of its sequence, of five at most in a step.
     let least = 60 * 20 / 5 / 3;

@@ -13,8 +13,8 @@
 mod calls;
 mod device;
 mod intake;
-mod shutdown;
 mod results;
+mod shutdown;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -165,7 +165,9 @@ impl<'a> EventLoop<'a> {
                 self.shut_down().await?;
                 return Err(WorkerError::DeviceLost { device, error });
             }
-            self.worker.metrics.holding(self.in_flight.running_count(), self.in_flight.waiting_count());
+            self.worker
+                .metrics
+                .holding(self.in_flight.running_count(), self.in_flight.waiting_count());
             let enough = self.in_flight.done_count() >= FLUSH_COUNT;
             let idle = self.in_flight.running_count() == 0 && self.in_flight.done_count() > 0;
             if (enough || idle) && self.backoff.until().is_none() {
@@ -198,7 +200,10 @@ impl<'a> EventLoop<'a> {
     /// Asks for work if there is room for it; an embedded worker that knows of none looks what has
     /// become due.
     fn look_for_work(&mut self) {
-        if self.drain_until.is_some() || self.backoff.until().is_some() || self.calls.may_bring_work() {
+        if self.drain_until.is_some()
+            || self.backoff.until().is_some()
+            || self.calls.may_bring_work()
+        {
             return;
         }
         if !self.feed.is_dry {

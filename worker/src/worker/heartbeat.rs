@@ -14,7 +14,7 @@ use tritmill_queue::{
 use super::WorkerConfig;
 use crate::{
     machine,
-    metrics::{Steps, Metrics},
+    metrics::{Metrics, Steps},
 };
 
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -60,8 +60,10 @@ impl HeartbeatTask {
                 host: machine::host_name(),
                 pid: std::process::id(),
                 running: u32::try_from(self.metrics.running()).unwrap_or(u32::MAX),
-                slots: u32::try_from(self.config.slots.saturating_mul(self.metrics.devices().len()))
-                    .unwrap_or(u32::MAX),
+                slots: u32::try_from(
+                    self.config.slots.saturating_mul(self.metrics.devices().len()),
+                )
+                .unwrap_or(u32::MAX),
                 draining: self.metrics.is_draining(),
                 tokens_per_s,
                 measured,

@@ -18,7 +18,7 @@ use tritmill_queue::{
     Job, JobId, Priority, Prompt, QueueName, Sampling, Tenant, dispatch::MemoryDispatcher,
     store::SqliteStore,
 };
-use tritmill_worker::{Committed, Device, Mode, ServedModel, Metrics, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Worker, WorkerConfig};
 
 /// A worker with all it needs, not yet running.
 #[allow(dead_code, reason = "not every test looks at everything")]

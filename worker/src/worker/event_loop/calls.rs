@@ -90,7 +90,10 @@ impl Calls<'_> {
 
     /// Whether an answer may bring work: the free slots are spoken for.
     pub fn may_bring_work(&self) -> bool {
-        self.check.is_some() || self.pull.is_some() || self.claim.is_some() || self.prepare.is_some()
+        self.check.is_some()
+            || self.pull.is_some()
+            || self.claim.is_some()
+            || self.prepare.is_some()
     }
 
     /// Whether an answer about claims or entries of this worker is awaited.

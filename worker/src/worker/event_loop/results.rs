@@ -13,7 +13,7 @@ use crate::{
     translate,
     worker::{
         Committed, Worker, WorkerError,
-        in_flight::{self, EndedClaim, Disposition},
+        in_flight::{self, Disposition, EndedClaim},
     },
 };
 
@@ -93,7 +93,8 @@ impl EventLoop<'_> {
         for done in &done {
             self.streaming.remove(&done.held.id);
         }
-        let (back, over): (Vec<EndedClaim>, Vec<EndedClaim>) = done.into_iter().partition(EndedClaim::is_hand_back);
+        let (back, over): (Vec<EndedClaim>, Vec<EndedClaim>) =
+            done.into_iter().partition(EndedClaim::is_hand_back);
         self.acknowledge(over.into_iter().map(|done| done.delivery).collect());
         self.release_deliveries(back.into_iter().map(|done| done.delivery).collect());
         self.publish_leases();
