@@ -23,7 +23,9 @@ async fn main() -> anyhow::Result<()> {
     let client = Client::connect(&redis, &database).await?;
     let jobs = prompts
         .iter()
-        .map(|prompt| JobBuilder::question(&model, prompt).temperature(0.0).max_tokens(32).stream().build())
+        .map(|prompt| {
+            JobBuilder::question(&model, prompt).temperature(0.0).max_tokens(32).stream().build()
+        })
         .collect::<Result<Vec<_>, _>>()?;
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     submit(&client, &jobs).await?;
