@@ -11,7 +11,7 @@ use tritmill_client::{
     BatchFile, BatchProgress, Client, Counts, Identity, Notice, Relay, RelayProgress, Settings,
 };
 use tritmill_queue::{JobState, QueueName, Store, dispatch::MemoryDispatcher};
-use tritmill_worker::{Committed, Device, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
 
 /// Entries the dispatcher holds at most; the store holds the rest.
 const DISPATCH_LIMIT: usize = 1 << 16;
@@ -45,7 +45,7 @@ pub enum Answerer {
     /// A worker in this process.
     Here {
         /// The model.
-        served: Served,
+        served: ServedModel,
         /// What runs it.
         devices: Vec<Device>,
         /// Sequences that each of them runs at once.
@@ -152,7 +152,7 @@ async fn told_to(mut stop: watch::Receiver<Stop>) {
 
 fn worker(
     store: Arc<dyn Store>,
-    served: Served,
+    served: ServedModel,
     queue: QueueName,
     max_sequences: usize,
     committed: mpsc::UnboundedSender<Committed>,
@@ -178,6 +178,6 @@ fn worker(
         served: Arc::new(served),
         config,
         committed,
-        vitals: Arc::new(Vitals::default()),
+        metrics: Arc::new(Metrics::default()),
     }
 }
