@@ -53,19 +53,8 @@ fn logits_match_the_reference_in_every_format() {
 fn logits_do_not_depend_on_the_thread_count() {
     let (ids, _) = prompt(3);
     let model = golden("bitnet-tiny");
-    let with = |threads| {
-        json(&[
-            "model",
-            "logits",
-            "--model",
-            &model,
-            "--tokens",
-            &ids,
-            "--threads",
-            threads,
-            "--json",
-        ])
-    };
+    let arguments = ["model", "logits", "--model", &model, "--tokens", &ids, "--json"];
+    let with = |threads| json(&[&arguments[..], &["--threads", threads]].concat());
     assert_eq!(with("1"), with("3"));
 }
 

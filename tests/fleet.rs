@@ -3,6 +3,7 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
+#[allow(dead_code, reason = "shared with other tests")]
 #[path = "support/fleet.rs"]
 mod fleet;
 #[allow(dead_code, reason = "shared with other tests")]

@@ -151,9 +151,7 @@ fn job_ids_with_times_years_away_are_answered() {
     // Two ids are older than this retention. The first worker creates the partitions.
     assert_eq!(fleet.run(&["migrate", "--retention", "30"]).0, Some(0));
     let worker = fleet.worker(&[]);
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, _, stderr) = fleet.run(&words);
+    let (code, _, stderr) = rig::watch(&fleet, &ids);
     assert_eq!(code, Some(0), "{stderr}");
     // The second worker drops old partitions, but none with jobs that finished now.
     drop(worker);

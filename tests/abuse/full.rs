@@ -47,10 +47,8 @@ fn producers_wait_for_a_full_redis() {
     rig::redis(&fleet, "CONFIG SET maxmemory 0");
     assert_eq!(producer.wait().unwrap().code(), Some(0), "{}", rig::text(&log));
     let ids = rig::text(&out);
-    let ids: Vec<_> = ids.lines().map(|line| rig::json(line)["id"].clone()).collect();
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(|id| id.as_str().unwrap()));
-    let (code, stdout, stderr) = fleet.run(&words);
+    let ids: Vec<String> = ids.lines().map(rig::id).collect();
+    let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!((code, stdout.lines().count()), (Some(0), 50), "{stderr}");
     assert_eq!(batch.wait().unwrap().code(), Some(0));
     assert_eq!(rig::text(&answers).matches("2024-03-03").count(), 50);
@@ -131,9 +129,7 @@ fn full_disk_refuses_submissions_and_delays_results() {
     });
     assert_eq!(fleet.rows(&["results"]), 0);
     disk.empty();
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, stdout, stderr) = fleet.run(&words);
+    let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!((code, stdout.matches("2024-03-03").count()), (Some(0), 3), "{stderr}");
     eventually("the worker is ready again", || worker.get("/readyz").0 == 200);
     assert_eq!(rig::submit(&fleet, LINE, &[]).0.len(), 1);

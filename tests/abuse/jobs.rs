@@ -19,9 +19,7 @@ fn unreadable_entries_are_counted_and_other_jobs_are_answered() {
     let later = "UPDATE jobs SET job = '\\x0900c0', attempts_max = 2 WHERE id =";
     rig::sql(&fleet, &format!("{later} '{}'", ids[0]));
     let worker = fleet.worker(&[]);
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, stdout, stderr) = fleet.run(&words);
+    let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!(code, Some(2), "{stderr}");
     let jobs: Vec<_> = stdout.lines().map(rig::json).collect();
     assert_eq!(jobs[0]["state"], "failed");

@@ -69,7 +69,19 @@ pub fn submit_with(mut command: Command, lines: &str, arguments: &[&str]) -> (Ve
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(matches!(output.status.code(), Some(0 | 2)), "{said}");
     let ids = String::from_utf8(output.stdout).unwrap();
-    (ids.lines().map(|line| json(line)["id"].as_str().unwrap().to_owned()).collect(), said)
+    (ids.lines().map(id).collect(), said)
+}
+
+/// The id in a line that `submit` prints.
+pub fn id(line: &str) -> String {
+    json(line)["id"].as_str().unwrap().to_owned()
+}
+
+/// Waits for jobs; returns the exit code and the output of `watch`.
+pub fn watch(fleet: &Fleet, ids: &[String]) -> (Option<i32>, String, String) {
+    let mut words = vec!["watch", "--timeout", "60"];
+    words.extend(ids.iter().map(String::as_str));
+    fleet.run(&words)
 }
 
 pub fn json(line: &str) -> Value {

@@ -36,24 +36,13 @@ impl Authority {
         }
         for name in ["server", "client"] {
             authority.make(name, &[&["-subj", &format!("/CN={name}")]]);
-            authority.openssl(&[
-                "x509",
-                "-req",
-                "-in",
-                &authority.path(name, "crt"),
-                "-CA",
-                &authority.path("ca", "crt"),
-                "-CAkey",
-                &authority.path("ca", "key"),
-                "-set_serial",
-                "7",
-                "-days",
-                "9",
-                "-extfile",
-                &authority.path("leaf", ""),
-                "-out",
-                &authority.path(name, "crt"),
-            ]);
+            let [request, ca, ca_key, leaf] =
+                [(name, "crt"), ("ca", "crt"), ("ca", "key"), ("leaf", "")]
+                    .map(|(name, kind)| authority.path(name, kind));
+            let signed = "x509 -req -set_serial 7 -days 9".split(' ').collect::<Vec<_>>();
+            let files = ["-in", &request, "-CA", &ca, "-CAkey", &ca_key];
+            let out = ["-extfile", &leaf, "-out", &request];
+            authority.openssl(&[&signed[..], &files, &out].concat());
         }
         Some(authority)
     }
@@ -80,22 +69,11 @@ impl Authority {
 /// A fleet with a second Redis port for TLS that requires client certificates.
 fn fleet_with_redis(authority: &Authority) -> (Fleet, Port) {
     let port = Port::claim().unwrap();
-    let redis = Redis::start_with(&[
-        "--save",
-        "",
-        "--requirepass",
-        "",
-        "--tls-port",
-        &port.number().to_string(),
-        "--tls-cert-file",
-        &authority.path("server", "crt"),
-        "--tls-key-file",
-        &authority.path("server", "key"),
-        "--tls-ca-cert-file",
-        &authority.path("ca", "crt"),
-        "--tls-auth-clients",
-        "yes",
-    ]);
+    let (number, path) = (port.number().to_string(), |name, kind| authority.path(name, kind));
+    let (cert, key, ca) = (path("server", "crt"), path("server", "key"), path("ca", "crt"));
+    let plain = ["--save", "", "--requirepass", "", "--tls-port", &number];
+    let files = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let redis = Redis::start_with(&[&plain[..], &files, &["--tls-auth-clients", "yes"]].concat());
     let fleet = Fleet { redis: redis.unwrap(), postgres: Postgres::start().unwrap() };
     let (code, _, stderr) = fleet.run(&["migrate"]);
     assert_eq!(code, Some(0), "{stderr}");

@@ -92,9 +92,7 @@ fn tenant_names_are_arbitrary_within_bounds() {
         assert!(error.contains("tenant") && error.contains(expect), "{error}");
     }
     let _worker = fleet.worker(&[]);
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, stdout, stderr) = fleet.run(&words);
+    let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!((code, stdout.matches("2024-03-03").count()), (Some(0), 6), "{stderr}");
 }
 

@@ -93,9 +93,7 @@ fn every_page_and_action_works_with_sqlite() {
 
 #[test]
 fn tenant_sees_its_own_jobs_and_no_operator_pages() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, _worker, admin) = Admin::with_worker();
     let [acme, other] = ["acme", "other"].map(|tenant| key(&fleet, tenant, "submit"));
     let body = question(json!({}));
     assert_eq!(admin.with(&acme).post("/v1/chat/completions", &body).status, 200);
@@ -150,9 +148,7 @@ fn fill(fleet: &Fleet) {
 #[test]
 #[ignore = "takes minutes and measures release builds"]
 fn pages_over_a_million_jobs_take_less_than_100_ms() {
-    let fleet = Fleet::start();
-    let worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, worker, admin) = Admin::with_worker();
     let body = question(json!({}));
     assert_eq!(admin.first().post("/v1/chat/completions", &body).status, 200);
     fill(&fleet);

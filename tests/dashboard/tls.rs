@@ -14,28 +14,11 @@ fn run(program: &str, arguments: &[&str]) -> Option<String> {
 /// Makes a certificate for this machine and its key; `None` without openssl.
 fn certificate(folder: &Path) -> Option<[String; 2]> {
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| folder.join(name).display().to_string());
-    run(
-        "openssl",
-        &[
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "9",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            &key,
-            "-out",
-            &cert,
-        ],
-    )?;
+    let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 9 \
+                 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1";
+    let mut words: Vec<&str> = words.split_whitespace().collect();
+    words.extend(["-keyout", &key, "-out", &cert]);
+    run("openssl", &words)?;
     Some([cert, key])
 }
 

@@ -63,9 +63,7 @@ fn ask(caller: &Caller, route: &Route, path: &str) -> Answer {
 
 #[test]
 fn every_route_checks_role_and_tenant() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, admin) = Admin::without_worker();
     let owner = admin.with(&key(&fleet, "acme", "submit"));
     let file = owner.upload(b"{}\n").json()["id"].as_str().unwrap().to_owned();
     let asked = json!({

@@ -11,9 +11,7 @@ use crate::{
 
 #[test]
 fn answers_are_the_same_whole_and_streamed() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
     let models = caller.get("/v1/models").json();
     let names: Vec<&str> = models["data"]
@@ -75,9 +73,7 @@ fn answers_are_the_same_whole_and_streamed() {
 
 #[test]
 fn invalid_requests_name_the_parameter() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
     let refused = |change: Value, status: u16, code: &str, param: Value| {
         let answer = caller.post("/v1/chat/completions", &question(change.clone()));
@@ -103,16 +99,11 @@ fn invalid_requests_name_the_parameter() {
 
 #[test]
 fn full_queue_answers_with_retry_after() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, admin) = Admin::without_worker();
     assert_eq!(fleet.run(&["queue", "limit", "demo@i2_s", "1"]).0, Some(0));
     let caller = admin.first();
     // No worker runs. The first request is accepted, because the queue is empty.
-    let head = caller.head("POST", "/v1/chat/completions", "Content-Length: {}\r\n");
-    let body = question(json!({})).to_string();
-    let first = head.replace("{}", &body.len().to_string()) + &body;
-    let waiting = caller.open(first.as_bytes());
+    let waiting = caller.open_post("/v1/chat/completions", &question(json!({})));
     eventually("the first job is queued", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
     eventually("the queue is full", || {
         let second = caller.post("/v1/chat/completions", &question(json!({})));
@@ -124,15 +115,11 @@ fn full_queue_answers_with_retry_after() {
 
 #[test]
 fn closed_connection_cancels_the_job() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, admin) = Admin::without_worker();
     let caller = admin.first();
     for stream in [false, true] {
-        let body = question(json!({ "stream": stream })).to_string();
-        let length = format!("Content-Length: {}\r\n", body.len());
-        let request = caller.head("POST", "/v1/chat/completions", &length) + &body;
-        let waiting = caller.open(request.as_bytes());
+        let body = question(json!({ "stream": stream }));
+        let waiting = caller.open_post("/v1/chat/completions", &body);
         let count =
             |state: &str| fleet.sql(&format!("SELECT count(*) FROM jobs WHERE state = '{state}'"));
         eventually("the job is queued", || count("queued").trim() == "1");
@@ -148,10 +135,7 @@ fn stopping_admin_finishes_open_requests() {
     let mut admin = Admin::start(&fleet, &[]);
     drop(fleet.worker(&[]));
     let caller = admin.first();
-    let body = question(json!({})).to_string();
-    let length = format!("Content-Length: {}\r\n", body.len());
-    let request = caller.head("POST", "/v1/chat/completions", &length) + &body;
-    let mut waiting = caller.open(request.as_bytes());
+    let mut waiting = caller.open_post("/v1/chat/completions", &question(json!({})));
     eventually("the job is queued", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
     admin.signal(tritmill_servers::Signal::Terminate);
     let _worker = fleet.worker(&[]);

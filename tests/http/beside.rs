@@ -22,9 +22,7 @@ fn low(caller: &Caller, content: &str) -> String {
 #[test]
 fn batch_that_fills_its_queue_leaves_room_for_requests() {
     const CALLERS: usize = 100;
-    let fleet = Fleet::start();
-    let worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, worker, admin) = Admin::with_worker();
     // About 800 lines of the batch; a fifth of the limit is enough for all requests.
     assert_eq!(fleet.run(&["queue", "limit", "demo@i2_s", "20000"]).0, Some(0));
     let caller = admin.first();

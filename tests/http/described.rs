@@ -13,9 +13,7 @@ fn responses_conform_to_the_openapi_document() {
     if !Path::new(PROGRAM).exists() {
         return tritmill_servers::skip("schemathesis (cargo xtask test installs it)");
     }
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, _worker, admin) = Admin::with_worker();
     let key = admin.first_key.as_deref().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(PROGRAM)

@@ -94,9 +94,7 @@ fn malformed_requests_get_typed_errors() {
 
 #[test]
 fn sql_in_values_is_stored_as_text() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, admin) = Admin::without_worker();
     let caller = admin.first();
     let nasty = "'; DROP TABLE batches; -- \u{202e}%s{}$1";
     let body = format!(

@@ -29,12 +29,9 @@ fn five_thousand_open_streams_are_held_while_others_are_served() {
     let body = json!({
         "model": "demo", "prompt": "Paid", "max_tokens": 4, "stream": true,
     });
-    let body = body.to_string();
-    let length = format!("Content-Length: {}\r\n", body.len());
-    let request = caller.head("POST", "/v1/completions", &length) + &body;
     let streams: Vec<TcpStream> = std::thread::scope(|scope| {
         let open = || {
-            let open = |_| caller.open(request.as_bytes());
+            let open = |_| caller.open_post("/v1/completions", &body);
             (0..STREAMS / THREADS).map(open).collect::<Vec<TcpStream>>()
         };
         let opening: Vec<_> = (0..THREADS).map(|_| scope.spawn(open)).collect();

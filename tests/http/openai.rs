@@ -47,15 +47,12 @@ fn openai_package_works() {
 
 #[test]
 fn openai_package_gets_retry_after_from_a_full_queue() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, admin) = Admin::without_worker();
     assert_eq!(fleet.run(&["queue", "limit", "demo@i2_s", "1"]).0, Some(0));
     // No worker runs. The first request is accepted, because the queue is empty.
     let caller = admin.first();
-    let body = json!({ "model": "demo", "prompt": "Paid" }).to_string();
-    let length = format!("Content-Length: {}\r\n", body.len());
-    let waiting = caller.open((caller.head("POST", "/v1/completions", &length) + &body).as_bytes());
+    let body = json!({ "model": "demo", "prompt": "Paid" });
+    let waiting = caller.open_post("/v1/completions", &body);
     eventually("the first job is queued", || fleet.rows(&["jobs"]) == 1);
     let Some(said) = python(&fleet, &admin, "openai_busy.py") else { return };
     assert_eq!(said.trim(), "told when");

@@ -32,9 +32,7 @@ fn post(caller: &Caller, path: &str, body: &Value) -> Value {
 
 #[test]
 fn operator_actions_work_and_are_audited() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, _worker, admin) = Admin::with_worker();
     let (operator, acme) = (admin.first(), admin.with(&key(&fleet, "acme", "submit")));
     assert_eq!(ask(&acme, json!({})), 200);
     let long = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
@@ -168,9 +166,7 @@ fn operator_actions_work_and_are_audited() {
 
 #[test]
 fn tenants_see_only_their_own_jobs_and_events() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, _worker, admin) = Admin::with_worker();
     let [acme, other] = ["acme", "other"].map(|tenant| admin.with(&key(&fleet, tenant, "submit")));
     assert_eq!(ask(&acme, json!({ "stream": true })), 200);
     let own = jobs(&acme, "");
@@ -221,9 +217,7 @@ fn read_events(caller: &Caller, headers: &str, awaited: &str) -> String {
 
 #[test]
 fn operator_events_can_be_resumed_at_another_admin() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, _worker, admin) = Admin::with_worker();
     let second = Admin::start(&fleet, &[]);
     let operator = admin.first();
     let elsewhere = second.with(admin.first_key.as_deref().unwrap());
@@ -244,9 +238,7 @@ fn operator_events_can_be_resumed_at_another_admin() {
 
 #[test]
 fn every_metric_of_the_grafana_dashboard_is_exported() {
-    let fleet = Fleet::start();
-    let worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+    let (fleet, worker, admin) = Admin::with_worker();
     let operator = admin.first();
     assert_eq!(ask(&operator, json!({})), 200);
     let exported = || operator.get("/metrics").text() + &worker.get("/metrics").1;

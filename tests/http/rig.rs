@@ -29,6 +29,20 @@ impl Admin {
         Self::of(command)
     }
 
+    /// Starts servers, a worker with the demo model, and an admin.
+    pub fn with_worker() -> (Fleet, WorkerProcess, Self) {
+        let fleet = Fleet::start();
+        let worker = fleet.worker(&[]);
+        let admin = Self::start(&fleet, &[]);
+        (fleet, worker, admin)
+    }
+
+    /// Starts servers and an admin. The demo model is registered, and no worker runs.
+    pub fn without_worker() -> (Fleet, Self) {
+        let (fleet, _, admin) = Self::with_worker();
+        (fleet, admin)
+    }
+
     /// Starts a command with `--json` and waits until it is ready.
     pub fn of(mut command: Command) -> Self {
         command.stderr(Stdio::piped());
@@ -199,12 +213,21 @@ impl Caller {
         format!("{method} {path} HTTP/1.1\r\nHost: a\r\n{key}Connection: close\r\n{headers}\r\n")
     }
 
+    /// A request with a body of a content type.
+    fn bytes(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> Vec<u8> {
+        let headers = format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len());
+        [self.head(method, path, &headers).as_bytes(), body].concat()
+    }
+
     /// Sends a body with a content type.
     pub fn request(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> Answer {
-        let headers = format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len());
-        let mut bytes = self.head(method, path, &headers).into_bytes();
-        bytes.extend_from_slice(body);
-        self.send(&bytes)
+        self.send(&self.bytes(method, path, kind, body))
+    }
+
+    /// Posts JSON without reading the response.
+    pub fn open_post(&self, path: &str, body: &Value) -> TcpStream {
+        let body = body.to_string();
+        self.open(&self.bytes("POST", path, "application/json", body.as_bytes()))
     }
 
     pub fn get(&self, path: &str) -> Answer {

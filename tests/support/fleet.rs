@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use tritmill_servers::{Postgres, Redis, Signal};
 
 /// Batch lines for the demo model with short answers.
-#[allow(dead_code, reason = "not every test submits questions")]
 pub fn questions(count: usize) -> String {
     let line = |index: usize| {
         let text = format!("Invoice {index} was paid on the {} of March, 2024", 1 + index % 28);

@@ -62,18 +62,9 @@ impl Worker {
     /// Starts a worker; `None` if it exited because it could not reach its servers.
     pub fn start(environment: &Environment) -> anyhow::Result<Option<Self>> {
         let lease = LEASE.as_secs_f64().to_string();
-        let mut command = environment.command(&[
-            "worker",
-            "--json",
-            "--threads",
-            "1",
-            "--max-sequences",
-            "16",
-            "--drain",
-            "5",
-            "--lease",
-            &lease,
-        ])?;
+        let words = "worker --json --threads 1 --max-sequences 16 --drain 5 --lease";
+        let words: Vec<&str> = words.split(' ').chain([&*lease]).collect();
+        let mut command = environment.command(&words)?;
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start a worker")?;
         let stdout = child.stdout.take().context("a worker has no standard output")?;
         let mut line = String::new();
