@@ -13,7 +13,7 @@ use tokio::{
     sync::{Notify, oneshot},
     time::{Instant, sleep, timeout},
 };
-use tritmill_producer::Client;
+use tritmill_client::Client;
 use tritmill_queue::{Ended, JobId};
 
 /// Between two questions; no less than so many times what one takes.

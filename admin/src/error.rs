@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tritmill_producer::{ClientError, FieldError, answer};
+use tritmill_client::{ClientError, FieldError, answer};
 use tritmill_queue::{JobError, StoreError};
 
 /// When to come back to a store that is away.

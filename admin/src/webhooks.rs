@@ -17,7 +17,7 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tritmill_producer::http::{BadCertificates, HttpClient, HttpError};
+use tritmill_client::http::{BadCertificates, HttpClient, HttpError};
 use tritmill_queue::{
     StoreError, Timestamp,
     store::{
@@ -70,7 +70,7 @@ impl Webhooks {
     /// # Errors
     /// [`BadCertificates`].
     pub fn new(app: App, owner: String) -> Result<Self, BadCertificates> {
-        let client = HttpClient::new(app.limits().webhooks_reach, None)?;
+        let client = HttpClient::new(app.limits().webhook_addresses, None)?;
         Ok(Self { app, owner, client })
     }
 

@@ -102,7 +102,7 @@ impl Client {
 
     /// The same client, which also hears what happens to jobs that stream.
     #[must_use]
-    pub fn hearing(self, events: Arc<dyn Events>) -> Self {
+    pub fn with_events(self, events: Arc<dyn Events>) -> Self {
         Self { events: Some(events), ..self }
     }
 
@@ -113,7 +113,7 @@ impl Client {
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tritmill_producer::{Client, JobBuilder};
+    /// use tritmill_client::{Client, JobBuilder};
     ///
     /// let database = "postgres://tritmill@localhost/tritmill";
     /// let client = Client::connect("redis://localhost", database).await?;
@@ -177,7 +177,7 @@ impl Client {
             match self.dispatcher.enqueue(&entries).await {
                 Ok(_) => {}
                 // Accepted by the store: workers feed the dispatcher from there.
-                Err(error) => crate::outage::not_told(&error),
+                Err(error) => crate::outage::log_dispatch_failure(&error),
             }
         }
         Ok(())
@@ -210,7 +210,7 @@ impl Client {
             Ok(Submission::Known(ids)) => Ok(ids),
             Ok(Submission::New) => {
                 if let Err(error) = self.dispatcher.enqueue(&entries).await {
-                    crate::outage::not_told(&error);
+                    crate::outage::log_dispatch_failure(&error);
                 }
                 Ok(jobs.iter().map(|job| job.id).collect())
             }
@@ -250,7 +250,7 @@ impl Client {
     pub async fn announce(&self, jobs: &[Job]) {
         let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
         if let Err(error) = self.dispatcher.enqueue(&entries).await {
-            crate::outage::not_told(&error);
+            crate::outage::log_dispatch_failure(&error);
         }
     }
 

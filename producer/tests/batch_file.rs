@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use tritmill_producer::{BatchFile, Identity, Notice, Settings};
+use tritmill_client::{BatchFile, Identity, Notice, Settings};
 use tritmill_queue::{Claimant, ErrorKind, Finished, JobError, Outcome, QueueName, Store as _};
 
 fn settings(folder: &Path) -> Settings {

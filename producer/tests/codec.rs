@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tritmill_producer::{LineReader, RawLine, Refusal, answer, parse_line};
+use tritmill_client::{LineReader, RawLine, Refusal, answer, parse_line};
 use tritmill_queue::{
     Choice, Completion, FinishReason, Job, Outcome, Prompt, QueueName, Role, Timestamp,
     TokenLogprob, TopLogprob, Usage,

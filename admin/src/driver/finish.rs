@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tritmill_producer::{RefusedLine, Request, answer};
+use tritmill_client::{RefusedLine, Request, answer};
 use tritmill_queue::{
     ErrorKind, JobError, Outcome, Timestamp,
     store::{

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
-use tritmill_producer::{LineReader, RefusedLine, Request, parse_request};
+use tritmill_client::{LineReader, RefusedLine, Request, parse_request};
 use tritmill_queue::{
     StoreError,
     store::{FileId, FrontStore, batches::Place, files::FILE_CHUNK_BYTES},

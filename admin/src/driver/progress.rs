@@ -6,7 +6,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
-use tritmill_producer::ClientError;
+use tritmill_client::ClientError;
 use tritmill_queue::{
     Job, StoreError,
     store::{

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, hash_map::Entry};
 
 use sha2::{Digest as _, Sha256};
-use tritmill_producer::{Endpoint, Refusal, RefusedLine, Request};
+use tritmill_client::{Endpoint, Refusal, RefusedLine, Request};
 use tritmill_queue::store::{
     BatchState,
     batches::{Along, BatchError, HeldBatch, Place},
@@ -174,7 +174,7 @@ fn code_of(refusal: &Refusal) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use tritmill_producer::{LineReader, parse_request};
+    use tritmill_client::{LineReader, parse_request};
 
     use super::*;
 

@@ -11,7 +11,7 @@ use axum::{
 };
 use serde_json::{Map, Value};
 use tokio::time::timeout;
-use tritmill_producer::{Endpoint, Fields, answer, parse_body};
+use tritmill_client::{Endpoint, Fields, answer, parse_body};
 use tritmill_queue::{Ended, Job, JobId, Outcome, Priority, QueueName, Timestamp};
 
 use super::stream;

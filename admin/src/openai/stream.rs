@@ -17,7 +17,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
     time::{Instant, sleep, timeout},
 };
-use tritmill_producer::{Endpoint, answer};
+use tritmill_client::{Endpoint, answer};
 use tritmill_queue::{Ended, EventId, FinishReason, JobEvent};
 
 use super::completions::{Answered, Awaited, Streaming, completed};

@@ -16,7 +16,7 @@ use tritmill_queue::{
     store::{Answer, Refused, SqliteStore},
 };
 
-use super::{BatchFileError, Notice, Settings, beside};
+use super::{BatchFileError, Notice, Settings, with_suffix};
 use crate::{answer, request::Refusal};
 
 /// Lines rendered at a time.
@@ -161,7 +161,7 @@ impl Output {
 
     /// Writes the whole file again beside the old one, then puts it in its place.
     async fn rewrite(&mut self, store: &SqliteStore) -> Result<(), Failure> {
-        let temporary = beside(&self.path, ".tritmill-tmp");
+        let temporary = with_suffix(&self.path, ".tritmill-tmp");
         let mut file = File::create(&temporary)?;
         self.position = Self::start(self.ordered);
         self.position = append(store, self.position, &mut file).await?;

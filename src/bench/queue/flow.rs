@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use tokio::{sync::mpsc, task::JoinSet};
-use tritmill_producer::JobBuilder;
+use tritmill_client::JobBuilder;
 use tritmill_queue::{
     Choice, Claim, Claimant, Completion, Delivery, Dispatcher as _, FinishReason, Finished, Held,
     Job, JobId, Outcome, Pull, QueueName, Store, Usage, dispatch::RedisDispatcher,

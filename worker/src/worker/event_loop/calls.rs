@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 use tritmill_engine::Request;
 use tritmill_queue::{Claim, Delivery, Held, JobError, JobId, Settled, StoreError};
 
-use crate::worker::{WorkerError, flights::Done};
+use crate::worker::{WorkerError, in_flight::EndedClaim};
 
 /// A call on its way, if there is one.
 type Call<'a, T> = Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
@@ -52,11 +52,11 @@ type Settling = Result<Vec<Settled>, WorkerError>;
 
 /// The answer to one of [`Calls`].
 pub(super) enum Answer {
-    Looked(Result<bool, WorkerError>),
+    Checked(Result<bool, WorkerError>),
     Pulled(Pulled),
     Claimed(Claimed),
     Prepared(Vec<Prepared>),
-    Committed(Vec<Done>, Settling),
+    Committed(Vec<EndedClaim>, Settling),
     Saved(Tokens, Result<(), WorkerError>),
     Acknowledged(Result<usize, WorkerError>),
 }
@@ -65,11 +65,11 @@ pub(super) enum Answer {
 #[derive(Default)]
 pub(super) struct Calls<'a> {
     /// Whether an embedded run has nothing left.
-    pub look: Call<'a, Result<bool, WorkerError>>,
+    pub check: Call<'a, Result<bool, WorkerError>>,
     pub pull: Call<'a, Pulled>,
     pub claim: Call<'a, Claimed>,
     pub prepare: Call<'a, Vec<Prepared>>,
-    pub commit: Call<'a, (Vec<Done>, Settling)>,
+    pub commit: Call<'a, (Vec<EndedClaim>, Settling)>,
     pub save: Call<'a, (Tokens, Result<(), WorkerError>)>,
     pub acknowledge: Call<'a, Result<usize, WorkerError>>,
 }
@@ -84,17 +84,20 @@ impl Calls<'_> {
             acknowledged = answer(&mut self.acknowledge) => Answer::Acknowledged(acknowledged),
             (saved, result) = answer(&mut self.save) => Answer::Saved(saved, result),
             pulled = answer(&mut self.pull) => Answer::Pulled(pulled),
-            done = answer(&mut self.look) => Answer::Looked(done),
+            done = answer(&mut self.check) => Answer::Checked(done),
         }
     }
 
     /// Whether an answer may bring work: the free slots are spoken for.
-    pub fn bring_work(&self) -> bool {
-        self.look.is_some() || self.pull.is_some() || self.claim.is_some() || self.prepare.is_some()
+    pub fn may_bring_work(&self) -> bool {
+        self.check.is_some()
+            || self.pull.is_some()
+            || self.claim.is_some()
+            || self.prepare.is_some()
     }
 
     /// Whether an answer about claims or entries of this worker is awaited.
-    pub fn concern_claims(&self) -> bool {
+    pub fn involve_claims(&self) -> bool {
         self.claim.is_some()
             || self.prepare.is_some()
             || self.commit.is_some()
