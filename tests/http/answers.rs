@@ -11,7 +11,7 @@ use crate::{
 
 #[test]
 fn answers_are_the_same_whole_and_streamed() {
-    let (fleet, _worker, admin) = Admin::with_worker();
+    let (_fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
     let models = caller.get("/v1/models").json();
     let names: Vec<&str> = models["data"]
@@ -73,7 +73,7 @@ fn answers_are_the_same_whole_and_streamed() {
 
 #[test]
 fn invalid_requests_name_the_parameter() {
-    let (fleet, _worker, admin) = Admin::with_worker();
+    let (_fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
     let refused = |change: Value, status: u16, code: &str, param: Value| {
         let answer = caller.post("/v1/chat/completions", &question(change.clone()));

@@ -68,7 +68,7 @@ pub fn embedded(content: &str) -> HashMap<String, Value> {
 
 #[test]
 fn batch_has_the_answers_of_an_embedded_run_and_an_error_file() {
-    let (fleet, _worker, admin) = Admin::with_worker();
+    let (_fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
     let good = lines(60);
     let bad = changed(90, |line| line["body"]["temperature"] = json!("warm"));
@@ -137,7 +137,7 @@ fn invalid_batch_file_is_refused_with_line_and_code() {
 
 #[test]
 fn batches_expire_and_are_cancelled() {
-    let (fleet, admin) = Admin::without_worker();
+    let (_fleet, admin) = Admin::without_worker();
     let caller = admin.first();
     let id = caller.batch(lines(3).as_bytes(), "2s");
     let batch = caller.finished(&id);
@@ -217,7 +217,7 @@ fn stopping_admin_releases_its_batches_at_once() {
 
 #[test]
 fn large_file_is_not_held_in_memory() {
-    let (fleet, admin) = Admin::without_worker();
+    let (_fleet, admin) = Admin::without_worker();
     let caller = admin.first();
     let padding = "x".repeat(2000);
     let content: String = (0..40_000)

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     batches::lines,
-    fleet::{Fleet, eventually},
+    fleet::eventually,
     rig::{Admin, Caller, question},
 };
 

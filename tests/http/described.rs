@@ -3,7 +3,7 @@
 
 use std::{path::Path, process::Command};
 
-use crate::{fleet::Fleet, rig::Admin};
+use crate::rig::Admin;
 
 /// Where `cargo xtask test` installs it.
 const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/schemathesis/bin/schemathesis");
@@ -13,7 +13,7 @@ fn responses_conform_to_the_openapi_document() {
     if !Path::new(PROGRAM).exists() {
         return tritmill_servers::skip("schemathesis (cargo xtask test installs it)");
     }
-    let (fleet, _worker, admin) = Admin::with_worker();
+    let (_fleet, _worker, admin) = Admin::with_worker();
     let key = admin.first_key.as_deref().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(PROGRAM)

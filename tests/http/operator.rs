@@ -238,7 +238,7 @@ fn operator_events_can_be_resumed_at_another_admin() {
 
 #[test]
 fn every_metric_of_the_grafana_dashboard_is_exported() {
-    let (fleet, worker, admin) = Admin::with_worker();
+    let (_fleet, worker, admin) = Admin::with_worker();
     let operator = admin.first();
     assert_eq!(ask(&operator, json!({})), 200);
     let exported = || operator.get("/metrics").text() + &worker.get("/metrics").1;
