@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     batches::lines,
-    fleet::{Fleet, eventually},
+    fleet::eventually,
     rig::{Admin, Caller, key, question},
 };
 

@@ -3,6 +3,7 @@
 
 mod bench;
 mod chaos;
+mod dist;
 mod fuzz;
 mod gpu;
 mod lines;
@@ -50,6 +51,12 @@ const TASKS: &[Task] = &[
         arguments: "",
         summary: "count lines of code, tests, comments and blanks by crate",
         run: lines::run,
+    },
+    Task {
+        name: "dist",
+        arguments: "",
+        summary: "build the program for release, with its debug symbols in a file beside it",
+        run: dist::run,
     },
     Task {
         name: "ptx",
