@@ -63,7 +63,7 @@ mod tests {
         let this = std::env::current_exe().expect("a test knows its program");
         let tritmill = this.ancestors().nth(2).expect("a folder of programs").join("tritmill");
         if !tritmill.exists() || !super::super::programs::is_installed("g++") {
-            eprintln!("skipped: the rehearsal needs g++ and target/debug/tritmill");
+            eprintln!("SKIPPED: the rehearsal needs g++ and target/debug/tritmill");
             return;
         }
         let folder =
