@@ -38,8 +38,7 @@ const ON_DEVICE: Sizes = Sizes {
     decodes: &[1, 8, 64, 128, 192, 256],
 };
 /// In emulation: fewer rows and a smaller vocabulary, because an emulated row takes some 60 ms.
-const EMULATED: Sizes =
-    Sizes { vocab: 2048, prompt: 36, prompts: 2, chunk: 72, decodes: &[1, 12] };
+const EMULATED: Sizes = Sizes { vocab: 2048, prompt: 36, prompts: 2, chunk: 72, decodes: &[1, 12] };
 
 /// Position of the first decode; the others' are up to 63 later.
 const CONTEXT: usize = 304;
