@@ -1,21 +1,21 @@
-//! Reads lines of foreign bytes without buffering more than one line may have.
+//! [`LineReader`]: reads lines of untrusted bytes with a bounded buffer.
 
 use std::io::{self, BufRead};
 
-/// Longest line that is parsed.
+/// Length of the longest line that is parsed, in bytes.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// A line as it lies in the file.
+/// A line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawLine {
-    /// From 1; blank lines count but are not returned.
+    /// Its number, from 1; blank lines count but are not returned.
     pub number: u64,
     /// Its bytes without the line end, or the length and hash of a line above
     /// [`LINE_BYTES_MAX`].
     pub content: Result<Vec<u8>, TooLong>,
 }
 
-/// A line that was skipped unread.
+/// A line that is too long to be parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TooLong {
     /// Its length.
@@ -33,25 +33,22 @@ pub struct LineReader<R> {
 }
 
 impl<R: BufRead> LineReader<R> {
-    /// Starts at line 1.
+    /// A reader that starts at line 1.
     pub fn new(reader: R) -> Self {
         Self { reader, number: 0, bytes_read: 0 }
     }
 
-    /// Goes on after line `number`, whose end is `bytes_read` bytes into the file.
+    /// A reader that continues after line `number`, which ends `bytes_read` bytes into the file.
     pub fn after(reader: R, number: u64, bytes_read: u64) -> Self {
         Self { reader, number, bytes_read }
     }
 
-    /// Bytes consumed so far.
+    /// Returns the number of bytes read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read
     }
 
-    /// The next line that is not blank. A byte order mark in front of the first one is dropped.
-    ///
-    /// # Errors
-    /// The reader's.
+    /// Returns the next line that is not blank. Removes a byte order mark before the first line.
     pub fn next_line(&mut self) -> io::Result<Option<RawLine>> {
         loop {
             let Some(mut content) = self.take_line()? else { return Ok(None) };
@@ -71,7 +68,7 @@ impl<R: BufRead> LineReader<R> {
         }
     }
 
-    /// Everything up to the next line feed or the end.
+    /// Reads up to the next line feed or the end.
     fn take_line(&mut self) -> io::Result<Option<Result<Vec<u8>, TooLong>>> {
         let mut line = Vec::new();
         let mut overflow: Option<(blake3::Hasher, u64)> = None;

@@ -1,6 +1,6 @@
-//! `tritmill bench e2e`: what the queue costs. The same requests through the engine alone and
-//! through Redis, Postgres and a worker around an engine of the same size, in turn. With `--http`: how
-//! long those wait who ask over HTTP, beside a batch.
+//! `tritmill bench e2e`: the cost of the queue. Runs the same requests through the engine alone and
+//! through Redis, Postgres and a worker with an engine of the same size, alternately. With `--http`: the
+//! latency of HTTP requests during a batch.
 
 mod http;
 
@@ -39,12 +39,12 @@ Examples:
   tritmill bench e2e --http
   tritmill bench e2e --http --batch-lines 0 --batch 128 --kv-memory 2048 --model /tmp/bitnet-2b --device cuda:0
 
-Prints tokens per second, generated, of the engine alone and of the same requests through the queue,
-and their ratio: the median of the repetitions, which take both in turn.
+Prints generated tokens per second of the engine alone and of the same requests through the queue, and
+their ratio: the median of the repetitions, which alternate.
 
-With --http, it starts a service of its own, without servers: bursts of requests are answered beside a
-batch at priority low, or alone. Prints how long they took, how many failed, how far the batch came, and
-the memory that the service took: of the GPU with --device cuda:N, else of the machine.";
+With --http, it starts its own service without servers and sends bursts of requests during a batch at
+priority low, or alone. It prints latencies, failures, the progress of the batch and the memory of the
+service: GPU memory with --device cuda:N, else main memory.";
 
 /// Arguments of `bench e2e`.
 #[derive(Debug, Args)]
@@ -52,7 +52,7 @@ the memory that the service took: of the GPU with --device cuda:N, else of the m
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOption,
-    /// Measure the HTTP API: callers who wait, beside a batch
+    /// Measure the HTTP API: interactive requests during a batch
     #[arg(long)]
     http: bool,
     /// With --http: requests at once
@@ -70,13 +70,13 @@ pub struct Arguments {
     /// Requests [default: four times the batch]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
-    /// Tokens of each prompt; no two are alike
+    /// Tokens of each prompt; all prompts differ
     #[arg(long, value_name = "N", default_value = "64")]
     prompt: NonZeroUsize,
     /// Tokens to generate for each [default: 64, with --http 100]
     #[arg(long, value_name = "N")]
     generate: Option<NonZeroUsize>,
-    /// How often to measure both
+    /// Repetitions of both measurements
     #[arg(long, value_name = "N", default_value = "3")]
     repetitions: NonZeroUsize,
     /// Print JSON
@@ -102,7 +102,7 @@ impl Arguments {
     }
 }
 
-/// Measures and prints.
+/// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.http {
         return http::run(arguments);

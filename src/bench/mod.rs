@@ -1,4 +1,4 @@
-//! `tritmill bench`: how fast this machine is.
+//! `tritmill bench`: benchmarks of this machine.
 
 mod e2e;
 mod engine;
@@ -9,16 +9,16 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-/// What can be measured.
+/// Benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Steps of a model: prefill and decode at several batch sizes
+    /// Measure the engine: prefill and decode at several batch sizes
     Engine(engine::Arguments),
-    /// Each kernel of a GPU's steps, beside what the device can do at most
+    /// Compare each kernel of a GPU's steps with the device's maximum
     Kernels(kernels::Arguments),
-    /// The way of a job through Redis and Postgres, without a model
+    /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
-    /// A model through the queue, beside the same engine alone
+    /// Compare a model behind the queue with the same engine alone
     E2e(e2e::Arguments),
 }
 

@@ -1,8 +1,8 @@
 //! `tritmill bench queue`: jobs per second through Redis and Postgres, or Redis alone, without a model.
 //!
-//! Every run has a queue of its own, `bench-ID@none`, and deletes its jobs and keys when it ends,
-//! also after an error or ctrl-c. A run that is killed leaves them, and one that is interrupted what
-//! the database was just recording; nobody serves such a queue.
+//! Every run has its own queue, `bench-ID@none`, and deletes its jobs and keys at the end, also after an
+//! error or Ctrl-C. A killed run leaves them, and an interrupted run leaves what the database was
+//! recording at that moment. No worker serves such a queue.
 
 mod flow;
 mod processor_time;
@@ -29,9 +29,9 @@ Examples:
   tritmill bench queue --jobs 100000 --micro-batch 64 --consumers 8 --json
   tritmill bench queue --redis-pid $(pidof redis-server) --postgres-pid $(head -1 DATA/postmaster.pid)
 
-submit: jobs recorded in Postgres and told to Redis; with --fast, recorded and told in Redis alone. consume: jobs pulled, claimed, renewed once,
-their result written, acknowledged. start: from submitting one job to an idle queue until its claim
-is there. CPU time is by process. The database must be migrated; the run deletes what it added.";
+submit: jobs recorded in Postgres and added to Redis; with --fast, both in Redis. consume: jobs pulled,
+claimed, renewed once, results written, acknowledged. start: time from submitting one job to an idle
+queue to its claim. CPU time is per process. The database must be migrated. The run deletes what it added.";
 
 /// Arguments of `bench queue`.
 #[derive(Debug, Args)]
@@ -40,19 +40,19 @@ pub struct Arguments {
     /// Jobs to submit and consume
     #[arg(long, value_name = "N", default_value = "20000")]
     jobs: NonZeroUsize,
-    /// Jobs a consumer takes, claims and finishes at once; a worker commits 64
+    /// Jobs that a consumer takes, claims and finishes at once; a worker commits 64
     #[arg(long, value_name = "N", default_value = "64")]
     micro_batch: NonZeroUsize,
-    /// Consumers at work at the same time
+    /// Concurrent consumers
     #[arg(long, value_name = "N", default_value = "4")]
     consumers: NonZeroUsize,
-    /// Producers that submit at the same time
+    /// Concurrent producers
     #[arg(long, value_name = "N", default_value = "2")]
     producers: NonZeroUsize,
-    /// How often to submit and consume; the median counts
+    /// Repetitions of submit and consume; the median is printed
     #[arg(long, value_name = "N", default_value = "3")]
     repetitions: NonZeroUsize,
-    /// Jobs that are timed one by one on the idle queue
+    /// Jobs that are timed one at a time on the idle queue
     #[arg(long, value_name = "N", default_value_t = 100)]
     starts: usize,
     /// Process of redis-server on this machine, to report its CPU time
