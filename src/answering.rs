@@ -10,7 +10,7 @@ use tritmill_client::{
     BatchFile, BatchProgress, Client, Counts, Identity, Notice, Relay, RelayProgress, Settings,
 };
 use tritmill_queue::{JobState, QueueName, Store, dispatch::MemoryDispatcher};
-use tritmill_worker::{Committed, Device, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
 
 /// Maximum entries in the dispatcher; the store has the others.
 const DISPATCH_LIMIT: usize = 1 << 16;
@@ -44,7 +44,7 @@ pub enum Answerer {
     /// A worker in this process.
     Local {
         /// The model.
-        served: Served,
+        served: ServedModel,
         /// Devices with their engines.
         devices: Vec<Device>,
         /// Concurrent sequences of each device.
@@ -151,7 +151,7 @@ async fn stopped(mut stop: watch::Receiver<Stop>) {
 
 fn worker(
     store: Arc<dyn Store>,
-    served: Served,
+    served: ServedModel,
     queue: QueueName,
     max_sequences: usize,
     committed: mpsc::UnboundedSender<Committed>,
@@ -177,6 +177,6 @@ fn worker(
         served: Arc::new(served),
         config,
         committed,
-        vitals: Arc::new(Vitals::default()),
+        metrics: Arc::new(Metrics::default()),
     }
 }

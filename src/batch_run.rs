@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tritmill_client::BatchProgress;
 use tritmill_queue::QueueName;
-use tritmill_worker::{Served, Stop};
+use tritmill_worker::{ServedModel, Stop};
 
 use self::{display::Display, server::ServerOptions};
 use crate::{
@@ -165,7 +165,7 @@ fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
         .with_context(|| format!("cannot load model {}", args.model))?;
     let name = args.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = queue_of(&name, &args.run);
-    let served = Served::new(model, name, numerics_class);
+    let served = ServedModel::new(model, name, numerics_class);
     let max_sequences = options.max_sequences;
     Ok((queue, Answerer::Local { served, devices, max_sequences }))
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tritmill_client::BatchProgress;
 use tritmill_queue::QueueName;
-use tritmill_worker::{Served, Stop};
+use tritmill_worker::{ServedModel, Stop};
 
 use crate::{
     answering::{self, Answerer, Update, Work},
@@ -137,7 +137,7 @@ fn answer(
         queue: QueueName { model: name.clone(), format: options.format.to_string() },
     };
     let answerer = Answerer::Local {
-        served: Served::new(model, name, numerics_class),
+        served: ServedModel::new(model, name, numerics_class),
         devices,
         max_sequences: options.max_sequences,
     };

@@ -18,7 +18,7 @@ use tritmill_queue::{
     Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
     store::SqliteStore,
 };
-use tritmill_worker::{Served, Vitals, Worker};
+use tritmill_worker::{Metrics, ServedModel, Worker};
 
 use crate::{
     admin::{self, LimitOptions, Running, TlsOptions},
@@ -133,23 +133,23 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::embedded(store.clone(), dispatcher.clone(), events.clone());
-    let registered = store.registered().await.context("cannot read the store")?;
+    let registered = store.registered_queues().await.context("cannot read the store")?;
     // The file may have other queues, without a worker.
     let served = registered.into_iter().filter(|known| known.queue == queue);
     let models = Models::fixed(served.collect());
     let app = App::new(client, store.clone(), models, arguments.limits.limits());
     let running = admin::start(app, arguments.api, tls).await?;
-    // Nobody listens: what is committed is counted by the vitals.
+    // Nobody listens: what is committed is counted by the metrics.
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
         store: store.clone(),
         dispatcher,
         operations: Some(store.clone()),
         events: Some(events),
-        served: Arc::new(Served::new(model, name, class)),
+        served: Arc::new(ServedModel::new(model, name, class)),
         config: arguments.worker.config(queue, isa),
         committed,
-        vitals: Arc::new(Vitals::default()),
+        metrics: Arc::new(Metrics::default()),
     };
     let worker::Arguments { listen, json, .. } = arguments.worker;
     let extra = api_fields(&running, json)?;

@@ -17,8 +17,8 @@ use tritmill_queue::{
     store::{FAST_RETENTION, PostgresStore},
 };
 use tritmill_worker::{
-    Device, Mode as WorkerMode, Served, Stop, Vitals, Worker, WorkerConfig, WorkerError, http,
-    machine,
+    Device, Metrics, Mode as WorkerMode, ServedModel, Stop, Worker, WorkerConfig, WorkerError,
+    http, machine,
 };
 
 use crate::{
@@ -161,7 +161,7 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY * days.max(1));
     let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
-    let vitals = Arc::new(Vitals::with_dispatcher(&dispatcher));
+    let metrics = Arc::new(Metrics::with_dispatcher(&dispatcher));
     let config = arguments.config(queue.clone(), isa);
     // Without a receiver: commits are counted by the metrics.
     let (committed, _) = mpsc::unbounded_channel();
@@ -170,10 +170,10 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         events: Some(Arc::new(dispatcher.events())),
         dispatcher: Arc::new(dispatcher),
         operations: keeper.operations(),
-        served: Arc::new(Served::new(model, name, class.clone())),
+        served: Arc::new(ServedModel::new(model, name, class.clone())),
         config,
         committed,
-        vitals: Arc::clone(&vitals),
+        metrics: Arc::clone(&metrics),
     };
     runtime.block_on(async {
         keeper.register_class(&queue, &class).await?;
@@ -202,7 +202,7 @@ impl Ready {
         let (listener, address) = http::listen(listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
         tokio::spawn(signals.stop(stop.clone()));
-        let serving = tokio::spawn(http::serve(listener, Arc::clone(&worker.vitals)));
+        let serving = tokio::spawn(http::serve(listener, Arc::clone(&worker.metrics)));
         if as_json {
             let mut ready =
                 json!({ "owner": owner, "queue": queue, "listen": address.to_string() });

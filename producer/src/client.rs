@@ -9,10 +9,13 @@ mod waiting;
 use std::{sync::Arc, time::Duration};
 
 use tritmill_queue::{
-    DispatchError, Dispatcher, Ended, Entry, Job, JobId, JobState, Store, StoreError, Timestamp,
+    DispatchError, Dispatcher, Entry, FinishedJob, Job, JobId, JobState, Store, StoreError,
+    Timestamp,
     dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::Events,
-    store::{Conflict, JobRecord, PostgresStore, RedisStore, Submission, SubmitError, UnfitError},
+    store::{
+        Conflict, JobRecord, PostgresStore, RedisConfigError, RedisStore, Submission, SubmitError,
+    },
 };
 
 pub use self::waiting::Waited;
@@ -70,7 +73,7 @@ pub enum ConnectError {
     Redis(#[from] RedisUrlError),
     /// This Redis cannot be the only place of jobs.
     #[error("cannot keep jobs in Redis alone: {0}")]
-    Unfit(#[from] UnfitError),
+    Unfit(#[from] RedisConfigError),
 }
 
 /// Connection of a producer to its queues. Clones share it.
@@ -289,12 +292,12 @@ impl Client {
     }
 
     /// Returns those of `ids` that are in a terminal state, with their outcomes.
-    pub async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, ClientError> {
-        let mut ended = Vec::new();
+    pub async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, ClientError> {
+        let mut finished = Vec::new();
         for chunk in ids.chunks(POLL_CHUNK) {
-            ended.extend(self.store.ended(chunk).await?);
+            finished.extend(self.store.finished(chunk).await?);
         }
-        Ok(ended)
+        Ok(finished)
     }
 }
 

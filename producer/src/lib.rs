@@ -27,14 +27,14 @@ pub use progress::BatchProgress;
 pub use relay::{Relay, RelayProgress};
 pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request};
 pub use tritmill_queue::{
-    Choice, Completion, DispatchError, Dispatcher, Ended, ErrorKind, EventId, FinishReason, Job,
-    JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt, QueueName,
+    Choice, Completion, DispatchError, Dispatcher, ErrorKind, EventId, FinishReason, FinishedJob,
+    Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt, QueueName,
     QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
     TokenLogprob, TopLogprob, TraceParent, TraceParentError, Usage,
     dispatch::{Limit, MemoryDispatcher, RedisDispatcher, RedisUrlError},
     events::{Events, MemoryEvents},
     store::{
-        Answer, Conflict, IngestedLine, JobRecord, PostgresStore, RedisStore, SqliteStore,
-        UnfitError,
+        AnsweredLine, Conflict, IngestedLine, JobRecord, PostgresStore, RedisConfigError,
+        RedisStore, SqliteStore,
     },
 };
