@@ -158,7 +158,7 @@ mod tests {
             missing.push(format!("{path}: help of {}", argument.get_id()));
         }
         let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-        if !command.has_subcommands() && !(after.contains("Example") && after.contains(path)) {
+        if !command.has_subcommands() && !(after.contains("Examples:") && after.contains(path)) {
             missing.push(format!("{path}: an example"));
         }
         for sub in command.get_subcommands() {

@@ -25,15 +25,15 @@ const EXIT_INCOMPLETE: u8 = 2;
 #[derive(Debug, Subcommand)]
 pub enum QueueCommand {
     /// List queues with their jobs by state
-    #[command(after_help = "Example:\n  tritmill queue list --json")]
+    #[command(after_help = "Examples:\n  tritmill queue list --json")]
     List(ListArguments),
     /// Show the settings of a queue and the numerics classes of its workers
     Show(ShowArguments),
     /// Pause a queue: workers finish running jobs and take no new ones
-    #[command(after_help = "Example:\n  tritmill queue pause demo@i2_s")]
+    #[command(after_help = "Examples:\n  tritmill queue pause demo@i2_s")]
     Pause(QueueArguments),
     /// Resume a paused queue
-    #[command(after_help = "Example:\n  tritmill queue resume demo@i2_s")]
+    #[command(after_help = "Examples:\n  tritmill queue resume demo@i2_s")]
     Resume(QueueArguments),
     /// Limit the backlog of a queue
     Limit(LimitArguments),
@@ -43,7 +43,7 @@ pub enum QueueCommand {
     WithdrawClass(ClassArguments),
     /// Delete the numerics classes of a queue, to serve another model or other settings; refused while
     /// workers serve the queue
-    #[command(after_help = "Example:\n  tritmill queue reset-class demo@i2_s")]
+    #[command(after_help = "Examples:\n  tritmill queue reset-class demo@i2_s")]
     ResetClass(QueueArguments),
 }
 
@@ -51,10 +51,10 @@ pub enum QueueCommand {
 #[derive(Debug, Subcommand)]
 pub enum WorkersCommand {
     /// List workers with a recent heartbeat
-    #[command(after_help = "Example:\n  tritmill workers list --json")]
+    #[command(after_help = "Examples:\n  tritmill workers list --json")]
     List(ListArguments),
     /// Ask a worker to finish its running jobs and exit
-    #[command(after_help = "Example:\n  tritmill workers drain host-1-4242-19a2b3c4d5")]
+    #[command(after_help = "Examples:\n  tritmill workers drain host-1-4242-19a2b3c4d5")]
     Drain(DrainArguments),
 }
 
@@ -62,16 +62,16 @@ pub enum WorkersCommand {
 #[derive(Debug, Subcommand)]
 pub enum DlqCommand {
     /// List the dead letters of a queue
-    #[command(after_help = "Example:\n  tritmill dlq list demo@i2_s --limit 10")]
+    #[command(after_help = "Examples:\n  tritmill dlq list demo@i2_s --limit 10")]
     List(DlqListArguments),
     /// Print dead letters with their prompts and errors
-    #[command(after_help = "Example:\n  tritmill dlq show 0199f3c2-…")]
+    #[command(after_help = "Examples:\n  tritmill dlq show 0199f3c2-…")]
     Show(DlqArguments),
     /// Submit dead letters again as new jobs
-    #[command(after_help = "Example:\n  tritmill dlq replay 0199f3c2-… 0199f3c2-…")]
+    #[command(after_help = "Examples:\n  tritmill dlq replay 0199f3c2-… 0199f3c2-…")]
     Replay(DlqArguments),
     /// Delete dead letters
-    #[command(after_help = "Example:\n  tritmill dlq purge 0199f3c2-…")]
+    #[command(after_help = "Examples:\n  tritmill dlq purge 0199f3c2-…")]
     Purge(DlqArguments),
 }
 
@@ -189,7 +189,7 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
         }
         QueueCommand::Pause(QueueArguments { queue, servers }) => {
             with_store(&servers, async |store| Ok(store.set_paused(&queue, true).await?))?;
-            eprintln!("{queue} is paused: workers finish what runs and take nothing new");
+            eprintln!("{queue} is paused: workers finish running jobs and take no new ones");
         }
         QueueCommand::Resume(QueueArguments { queue, servers }) => {
             with_store(&servers, async |store| Ok(store.set_paused(&queue, false).await?))?;

@@ -139,7 +139,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let models = Models::fixed(served.collect());
     let app = App::new(client, store.clone(), models, arguments.limits.limits());
     let running = admin::start(app, arguments.api, tls).await?;
-    // Nobody listens: what is committed is counted by the metrics.
+    // Without a receiver: commits are counted by the metrics.
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
         store: store.clone(),

@@ -136,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn line_ends_and_the_byte_order_mark_are_dropped() {
+    fn line_ends_and_byte_order_mark_are_removed() {
         assert_eq!(lines(b"\xEF\xBB\xBFa\r\nb\n"), [(1, "a".to_owned()), (2, "b".to_owned())]);
     }
 
     #[test]
-    fn a_line_over_the_limit_is_skipped_and_named_by_its_hash() {
+    fn line_over_the_limit_is_skipped_and_hashed() {
         let mut bytes = vec![b'x'; LINE_BYTES_MAX + 1];
         bytes.extend_from_slice(b"\nnext\n");
         let mut reader = LineReader::new(io::BufReader::new(bytes.as_slice()));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_at_the_limit_is_read() {
+    fn line_at_the_limit_is_read() {
         let bytes = vec![b'x'; LINE_BYTES_MAX];
         let mut reader = LineReader::new(io::BufReader::new(bytes.as_slice()));
         let line = reader.next_line().expect("memory").expect("a line");

@@ -55,25 +55,25 @@ pub struct Arguments {
     /// Measure the HTTP API: interactive requests during a batch
     #[arg(long)]
     http: bool,
-    /// With --http: requests at once
+    /// With --http: concurrent requests
     #[arg(long, value_name = "N", default_value = "100")]
     callers: NonZeroUsize,
     /// With --http: lines of the batch; 0 for no batch
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     batch_lines: usize,
-    /// Sequences that run at once [default: 16, with --http 64]
+    /// Concurrent sequences [default: 16, with --http 64]
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
     /// Memory of the KV cache in MiB [default: as `tritmill worker`]
     #[arg(long, value_name = "MIB")]
     kv_memory: Option<u64>,
-    /// Requests [default: four times the batch]
+    /// Number of requests [default: four times --batch]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// Tokens of each prompt; all prompts differ
     #[arg(long, value_name = "N", default_value = "64")]
     prompt: NonZeroUsize,
-    /// Tokens to generate for each [default: 64, with --http 100]
+    /// Tokens to generate per request [default: 64, with --http 100]
     #[arg(long, value_name = "N")]
     generate: Option<NonZeroUsize>,
     /// Repetitions of both measurements
@@ -151,8 +151,8 @@ struct Work {
 }
 
 impl Work {
-    /// Tokens of prompt `index` of repetition `round`: unlike any other's from its first block on,
-    /// so that nothing is found in a prefix cache.
+    /// Returns the tokens of prompt `index` of repetition `round`. All prompts differ from their first
+    /// block on, so that the prefix cache never hits.
     fn prompt(&self, round: usize, index: usize) -> Vec<u32> {
         let first = (round * self.jobs + index) as u64;
         let token = |position: u64| {
@@ -188,7 +188,7 @@ async fn measure(
     Ok((engine_rates, queue_rates))
 }
 
-/// All requests into the engine at once, until it is idle.
+/// Runs all requests through the engine.
 fn through_engine(engine: &mut Engine, work: &Work, round: usize) -> anyhow::Result<Duration> {
     let started = Instant::now();
     for index in 0..work.jobs {
@@ -205,7 +205,7 @@ fn through_engine(engine: &mut Engine, work: &Work, round: usize) -> anyhow::Res
     Ok(started.elapsed())
 }
 
-/// A worker on the queue of this run, and a producer.
+/// A worker and a producer on the queue of this run.
 struct Fleet {
     client: Client,
     queue: QueueName,
@@ -230,7 +230,7 @@ impl Fleet {
                 isa: String::new(),
                 queue: bench.queue.clone(),
                 owner: format!("bench-{}", std::process::id()),
-                // As `tritmill worker`: a few beyond what runs.
+                // As in `tritmill worker`: more than the concurrent sequences.
                 slots: options.max_sequences + options.max_sequences.div_ceil(4),
                 lease: Duration::from_secs(15),
                 drain: Duration::from_secs(1),
@@ -283,13 +283,13 @@ impl Fleet {
     }
 
     async fn stop(self) -> anyhow::Result<()> {
-        // It may have ended by itself, which its result tells.
+        // Fails if the worker has ended; its result tells why.
         let _ = self.stop.send(Stop::Drain);
         Ok(self.working.await.context("the worker panicked")??)
     }
 }
 
-/// The rate in the middle; zero of none.
+/// Returns the median rate; zero without rates.
 fn median(mut rates: Vec<f64>) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied().unwrap_or(0.0)

@@ -22,7 +22,7 @@ pub enum Command {
     E2e(e2e::Arguments),
 }
 
-/// Runs one of them.
+/// Runs a command.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Engine(arguments) => engine::run(&arguments),

@@ -25,7 +25,7 @@ pub enum Command {
     Convert(convert::Arguments),
 }
 
-/// Runs one of them.
+/// Runs a command.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Inspect(arguments) => inspect::run(&arguments),

@@ -1,8 +1,8 @@
-//! The input in parts that a server takes: one endpoint and one model each, and no more lines and
-//! bytes than servers allow by default.
+//! Splits the input into parts of one endpoint and one model, with no more lines and bytes than servers
+//! allow by default.
 //!
-//! A line keeps its number: a part has blank lines where the input has lines of other parts, so that
-//! what a server says of line 7 is said of the input's. The same input makes the same parts.
+//! A line keeps its number: a part has blank lines in place of the lines of other parts, so a server's
+//! message about line 7 is about line 7 of the input. The same input always has the same parts.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
