@@ -16,15 +16,15 @@ use std::{
 
 use tokio::sync::mpsc as async_mpsc;
 use tritmill_engine::{Engine, Event, Output, Request, RequestError, RequestId, SubmitError};
-use tritmill_queue::Held;
+use tritmill_queue::ClaimRef;
 
 use crate::metrics::Metrics;
 
 /// What the engine is told.
 #[derive(Debug)]
 enum Command {
-    Submit(Held, Box<Request>, bool),
-    Cancel(Held),
+    Submit(ClaimRef, Box<Request>, bool),
+    Cancel(ClaimRef),
 }
 
 /// New tokens of a request before its tokens so far are told.
@@ -34,13 +34,13 @@ const PROGRESS_TOKENS: usize = 32;
 #[derive(Debug)]
 pub enum Report {
     /// A request ended.
-    Ended(Held, End),
+    Ended(ClaimRef, End),
     /// All tokens of a request so far; told of requests that can be resumed from them.
-    Progress(Held, Vec<u32>),
+    Progress(ClaimRef, Vec<u32>),
     /// The first token of a request, and when it was drawn.
-    FirstToken(Held, Instant),
+    FirstToken(ClaimRef, Instant),
     /// More text of one choice of a request that streams.
-    Text(Held, u32, String),
+    Text(ClaimRef, u32, String),
 }
 
 /// How a request ended.
@@ -85,12 +85,12 @@ impl EngineThread {
 
     /// Starts a request, whose text is told while it grows if `stream` says so. A thread that died
     /// answers nothing; `reports` says so.
-    pub fn submit(&self, held: Held, request: Request, stream: bool) {
+    pub fn submit(&self, held: ClaimRef, request: Request, stream: bool) {
         self.send(Command::Submit(held, Box::new(request), stream));
     }
 
     /// Ends a request early; it still comes back.
-    pub fn cancel(&self, held: Held) {
+    pub fn cancel(&self, held: ClaimRef) {
         self.send(Command::Cancel(held));
     }
 
@@ -126,7 +126,7 @@ impl Drop for EngineThread {
 
 /// A request in the engine.
 struct RunningClaim {
-    held: Held,
+    held: ClaimRef,
     /// Its tokens, if it can be resumed from them.
     tokens: Option<Vec<u32>>,
     /// How many of them were told.

@@ -27,7 +27,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tritmill_engine::backend::StepError;
-use tritmill_queue::{Delivery, Held, JobEvent, JobId, store::operations::Directive};
+use tritmill_queue::{ClaimRef, Delivery, JobEvent, JobId, store::operations::Directive};
 
 use self::calls::{Answer, Calls, Feed};
 use super::{
@@ -74,7 +74,7 @@ pub(super) struct EventLoop<'a> {
     /// When running jobs have had their time, once the worker drains.
     drain_until: Option<Instant>,
     /// Tokens of running answers that are in no checkpoint yet.
-    unsaved: HashMap<Held, Vec<u32>>,
+    unsaved: HashMap<ClaimRef, Vec<u32>>,
     /// How far an embedded worker has fed its dispatcher.
     feed: Feed,
 }
@@ -277,7 +277,7 @@ impl<'a> EventLoop<'a> {
     }
 
     /// Stops a running claim's work.
-    fn stop_work(&mut self, held: Held) {
+    fn stop_work(&mut self, held: ClaimRef) {
         match self.in_flight.device(held) {
             Some(place) if self.in_flight.is_submitted(held) => {
                 self.devices.at(place).thread.cancel(held);

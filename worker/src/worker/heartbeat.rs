@@ -8,7 +8,7 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::operations::{Directive, Heartbeat, Measured},
+    store::operations::{Directive, Heartbeat, WorkerMetrics},
 };
 
 use super::WorkerConfig;
@@ -66,7 +66,7 @@ impl HeartbeatTask {
                 .unwrap_or(u32::MAX),
                 draining: self.metrics.is_draining(),
                 tokens_per_s,
-                measured,
+                metrics: measured,
             };
             match self.operations.heartbeat(&heartbeat).await {
                 Ok(directive) => {
@@ -93,10 +93,10 @@ impl HeartbeatTask {
 
     /// What happened since the last beat, and what there is now.
     #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-    fn measured(&self, before: Steps, now: Steps, seconds: f64) -> Measured {
+    fn measured(&self, before: Steps, now: Steps, seconds: f64) -> WorkerMetrics {
         let since = |count: fn(&Steps) -> u64| count(&now).saturating_sub(count(&before)) as f64;
         let steps = since(|steps| steps.stats.steps);
-        Measured {
+        WorkerMetrics {
             device: self.metrics.devices().join(","),
             isa: self.config.isa.clone(),
             numerics_class: self.numerics_class.clone(),

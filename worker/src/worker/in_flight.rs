@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{Span, field::Empty};
-use tritmill_queue::{Claim, Delivery, Finished, Held, Outcome, Prompt};
+use tritmill_queue::{Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt};
 
 use super::renewer::Lease;
 
@@ -30,7 +30,7 @@ struct RunningClaim {
 /// A claim that ended, and what to record of it.
 #[derive(Debug)]
 pub(super) struct EndedClaim {
-    pub held: Held,
+    pub held: ClaimRef,
     pub delivery: Delivery,
     pub end: Disposition,
     /// As of its flight.
@@ -94,7 +94,7 @@ pub(super) struct Load {
 /// Claims by what happens to them.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    running: HashMap<Held, RunningClaim>,
+    running: HashMap<ClaimRef, RunningClaim>,
     /// Ended, not committed.
     done: Vec<EndedClaim>,
     /// On their way to the store; their leases must live on.
@@ -142,51 +142,51 @@ impl InFlight {
             hand_back: false,
             span,
         };
-        self.running.insert(claim.held(), flight);
+        self.running.insert(claim.claim_ref(), flight);
     }
 
     /// Where log lines about a running claim belong.
-    pub(super) fn span(&self, held: Held) -> Span {
+    pub(super) fn span(&self, held: ClaimRef) -> Span {
         self.running.get(&held).map_or_else(Span::none, |flight| flight.span.clone())
     }
 
     /// The prompt of a running claim.
-    pub(super) fn prompt(&self, held: Held) -> Option<&Prompt> {
+    pub(super) fn prompt(&self, held: ClaimRef) -> Option<&Prompt> {
         self.running.get(&held).map(|flight| &flight.prompt)
     }
 
     /// The device that a running claim was given to.
-    pub(super) fn device(&self, held: Held) -> Option<usize> {
+    pub(super) fn device(&self, held: ClaimRef) -> Option<usize> {
         self.running.get(&held).map(|flight| flight.device)
     }
 
     /// Notes that the engine gets a claim's request.
-    pub(super) fn submitted(&mut self, held: Held) {
+    pub(super) fn submitted(&mut self, held: ClaimRef) {
         if let Some(flight) = self.running.get_mut(&held) {
             flight.submitted = true;
         }
     }
 
     /// Notes when a running claim got its first token.
-    pub(super) fn began(&mut self, held: Held, at: Instant) {
+    pub(super) fn began(&mut self, held: ClaimRef, at: Instant) {
         if let Some(flight) = self.running.get_mut(&held) {
             flight.first_token = Some(at.duration_since(flight.claimed_at));
         }
     }
 
     /// Whether the engine has a claim's request.
-    pub(super) fn is_submitted(&self, held: Held) -> bool {
+    pub(super) fn is_submitted(&self, held: ClaimRef) -> bool {
         self.running.get(&held).is_some_and(|flight| flight.submitted)
     }
 
     /// Notes that a running claim is to be given back when its work has stopped; false if it does not
     /// run.
-    pub(super) fn mark_for_hand_back(&mut self, held: Held) -> bool {
+    pub(super) fn mark_for_hand_back(&mut self, held: ClaimRef) -> bool {
         self.running.get_mut(&held).map(|flight| flight.hand_back = true).is_some()
     }
 
     /// Moves a claim from running to done.
-    pub(super) fn end(&mut self, held: Held, outcome: Option<Outcome>) {
+    pub(super) fn end(&mut self, held: ClaimRef, outcome: Option<Outcome>) {
         let Some(flight) = self.running.remove(&held) else { return };
         self.loads[flight.device].claims -= 1;
         self.loads[flight.device].choices -= flight.choices;
@@ -235,7 +235,7 @@ impl InFlight {
     }
 
     /// Every running claim of a device.
-    pub(super) fn running_on(&self, device: usize) -> Vec<Held> {
+    pub(super) fn running_on(&self, device: usize) -> Vec<ClaimRef> {
         let of_device = self.running.iter().filter(|(_, flight)| flight.device == device);
         of_device.map(|(held, _)| *held).collect()
     }
@@ -293,10 +293,10 @@ fn span(claim: &Claim) -> Span {
 }
 
 /// What to record, of those that have something.
-pub(super) fn finished(done: &[EndedClaim]) -> Vec<Finished> {
+pub(super) fn finished(done: &[EndedClaim]) -> Vec<FinishedAttempt> {
     let record = |done: &EndedClaim| match &done.end {
-        Disposition::Record(outcome) => Some(Finished {
-            held: done.held,
+        Disposition::Record(outcome) => Some(FinishedAttempt {
+            claim: done.held,
             outcome: outcome.clone(),
             first_token: done.first_token,
         }),
@@ -306,7 +306,7 @@ pub(super) fn finished(done: &[EndedClaim]) -> Vec<Finished> {
 }
 
 /// Claims to give back.
-pub(super) fn handed_back(done: &[EndedClaim]) -> Vec<Held> {
+pub(super) fn handed_back(done: &[EndedClaim]) -> Vec<ClaimRef> {
     let given = done.iter().filter(|done| done.is_hand_back());
     given.map(|done| done.held).collect()
 }

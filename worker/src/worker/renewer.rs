@@ -6,14 +6,14 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
-use tritmill_queue::{Delivery, Dispatcher, Held, Store};
+use tritmill_queue::{ClaimRef, Delivery, Dispatcher, Store};
 
 use crate::metrics::Metrics;
 
 /// A claim that must not lapse.
 #[derive(Debug, Clone)]
 pub(super) struct Lease {
-    pub held: Held,
+    pub held: ClaimRef,
     pub delivery: Delivery,
     /// Before the claim was asked for: its lease runs at least from here.
     pub claimed_at: Instant,
@@ -23,9 +23,9 @@ pub(super) struct Lease {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LostLease {
     /// The store gave it to somebody else, or it was cancelled.
-    Taken(Held),
+    Taken(ClaimRef),
     /// The store could not be reached before the lease's end; the claim may still be good.
-    NotRenewed(Held),
+    NotRenewed(ClaimRef),
 }
 
 /// Renews three times in a lease; ends when the sender of `held` is gone.
@@ -46,7 +46,7 @@ impl Renewer {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Leases start with the claim: the first tick, at once, would renew nothing.
         ticks.tick().await;
-        let mut renewed: HashMap<Held, Instant> = HashMap::new();
+        let mut renewed: HashMap<ClaimRef, Instant> = HashMap::new();
         loop {
             ticks.tick().await;
             if self.held.has_changed().is_err() {
@@ -74,10 +74,10 @@ impl Renewer {
     async fn renew_claims(
         &self,
         leases: &[Lease],
-        renewed: &mut HashMap<Held, Instant>,
+        renewed: &mut HashMap<ClaimRef, Instant>,
         limit: Duration,
     ) {
-        let held: Vec<Held> = leases.iter().map(|holding| holding.held).collect();
+        let held: Vec<ClaimRef> = leases.iter().map(|holding| holding.held).collect();
         let began = Instant::now();
         match timeout(limit, self.store.renew(&held, self.lease)).await {
             Ok(Ok(lost)) => {

@@ -5,7 +5,7 @@ use std::{collections::HashMap, future::Future, pin::Pin, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use tritmill_engine::Request;
-use tritmill_queue::{Claim, Delivery, Held, JobError, JobId, Settled, StoreError};
+use tritmill_queue::{Claim, ClaimRef, Delivery, JobError, JobId, Settled, StoreError};
 
 use crate::worker::{WorkerError, in_flight::EndedClaim};
 
@@ -41,13 +41,13 @@ pub(super) struct Claimed {
 
 /// A claim, whether it streams, and its request or why it can have none.
 pub(super) struct Prepared {
-    pub held: Held,
+    pub held: ClaimRef,
     pub stream: bool,
     pub request: Result<Request, JobError>,
 }
 
 /// Tokens of running answers by claim.
-pub(super) type Tokens = HashMap<Held, Vec<u32>>;
+pub(super) type Tokens = HashMap<ClaimRef, Vec<u32>>;
 type Settling = Result<Vec<Settled>, WorkerError>;
 
 /// The answer to one of [`Calls`].
