@@ -54,8 +54,8 @@ fn the_rust_client_prints_an_answer_for_each_prompt() {
 
 #[test]
 fn the_python_batch_writes_answers_and_the_receiver_verifies_its_webhook() {
-    if tritmill_servers::missing(Path::new(PYTHON).exists(), "the openai package") {
-        return;
+    if !Path::new(PYTHON).exists() {
+        return tritmill_servers::skip("the openai package of PyPI");
     }
     let fleet = Fleet::start();
     let _worker = fleet.worker(&[]);
