@@ -74,7 +74,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "gpu",
         arguments: "[PART] [cuda:N]",
-        summary: "on a machine with a GPU: check, measure, kernels, latency, pytorch; or pack for one without Rust",
+        summary: "on a machine with a GPU: check and measure; `pack` for one without Rust; `rehearse` without a GPU",
         run: gpu::run,
     },
 ];
