@@ -71,7 +71,8 @@ fn the_python_batch_writes_answers_and_the_receiver_verifies_its_webhook() {
     let port = listening.strip_prefix("listening on ").unwrap().to_owned();
 
     let folder = tempfile::tempdir().unwrap();
-    let (prompts, answers) = (folder.path().join("prompts.txt"), folder.path().join("answers.jsonl"));
+    let (prompts, answers) =
+        (folder.path().join("prompts.txt"), folder.path().join("answers.jsonl"));
     fs::write(&prompts, PROMPTS.join("\n")).unwrap();
     let output = Command::new(PYTHON)
         .arg(example("batch.py"))
@@ -85,7 +86,9 @@ fn the_python_batch_writes_answers_and_the_receiver_verifies_its_webhook() {
     let found: Vec<String> = fs::read_to_string(&answers)
         .unwrap()
         .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap()["answer"].as_str().unwrap().to_owned())
+        .map(|line| {
+            serde_json::from_str::<Value>(line).unwrap()["answer"].as_str().unwrap().to_owned()
+        })
         .collect();
     assert_eq!(found, ANSWERS);
     let event = lines.next().unwrap().unwrap();

@@ -56,7 +56,9 @@ fn build_outside() -> anyhow::Result<()> {
     let mut check = cargo();
     check.current_dir(&project).env("CARGO_TARGET_DIR", root().join("target/outside-target"));
     process::run(check.args(["check", "--offline", "--quiet"]))?;
-    println!("packed crates: a project outside the workspace builds against tritmill-client {version}");
+    println!(
+        "packed crates: a project outside the workspace builds against tritmill-client {version}"
+    );
     Ok(())
 }
 

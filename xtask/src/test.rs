@@ -82,7 +82,8 @@ pub fn run(filters: &[String]) -> anyhow::Result<()> {
             cargo().args(["nextest", "run", "--workspace", "--no-fail-fast"]).args(filters),
         )?;
     } else {
-        let tests = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
+        let tests =
+            ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
         process::run(cargo().args(tests).arg("--").args(filters))?;
     }
     process::run(cargo().args(["test", "--doc", "--workspace", "--"]).args(filters))?;
