@@ -4,6 +4,7 @@ mod e2e;
 mod engine;
 mod kernels;
 mod queue;
+mod tuning;
 
 use std::process::ExitCode;
 
@@ -16,6 +17,8 @@ pub enum Command {
     Engine(engine::Arguments),
     /// Compare each kernel of a GPU's steps with the device's maximum
     Kernels(kernels::Arguments),
+    /// Compare values of the constants that choose the kernels of a GPU's steps
+    Tuning(tuning::Arguments),
     /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
     /// Compare a model behind the queue with the same engine alone
@@ -27,6 +30,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Engine(arguments) => engine::run(&arguments),
         Command::Kernels(arguments) => kernels::run(&arguments),
+        Command::Tuning(arguments) => tuning::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
         Command::E2e(arguments) => e2e::run(&arguments),
     }
