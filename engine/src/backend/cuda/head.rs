@@ -11,7 +11,7 @@ use super::{
 };
 
 /// A screen's kernel: columns (rows times digits) of a block, groups of a block, warps, shared memory of one.
-struct Screening {
+struct ScreenState {
     kernel: &'static str,
     columns: usize,
     groups: usize,
@@ -20,11 +20,11 @@ struct Screening {
 }
 
 #[rustfmt::skip]
-const SCREENS: [Screening; 4] = [
-    Screening { kernel: "screen_n8", columns: 8, groups: 1, warps: 8, warp_bytes: 6144 },
-    Screening { kernel: "screen_n16", columns: 16, groups: 1, warps: 8, warp_bytes: 8192 },
-    Screening { kernel: "screen_n32", columns: 32, groups: 2, warps: 8, warp_bytes: 8192 },
-    Screening { kernel: "screen_n64", columns: 64, groups: 2, warps: 4, warp_bytes: 8192 },
+const SCREENS: [ScreenState; 4] = [
+    ScreenState { kernel: "screen_n8", columns: 8, groups: 1, warps: 8, warp_bytes: 6144 },
+    ScreenState { kernel: "screen_n16", columns: 16, groups: 1, warps: 8, warp_bytes: 8192 },
+    ScreenState { kernel: "screen_n32", columns: 32, groups: 2, warps: 8, warp_bytes: 8192 },
+    ScreenState { kernel: "screen_n64", columns: 64, groups: 2, warps: 4, warp_bytes: 8192 },
 ];
 /// For more columns than those: columns, groups, threads and shared memory of a block.
 const TILE: (usize, usize, u32, usize) = (128, 8, 256, 98_304);
