@@ -1,7 +1,7 @@
 //! Hostile values on the command line and in lines of a batch.
 
 use serde_json::json;
-use tritmill_producer::{Client, JobBuilder};
+use tritmill_client::{Client, JobBuilder};
 use tritmill_queue::{Job, Tenant};
 
 use crate::{

@@ -3,6 +3,7 @@
 
 mod bench;
 mod chaos;
+mod dist;
 mod fuzz;
 mod gpu;
 mod process;
@@ -43,6 +44,12 @@ const TASKS: &[Task] = &[
         arguments: "[SHAPE|queue] [OPTIONS…]",
         summary: "measure engine steps on a synthetic model (bitnet-2b), or jobs through Redis and Postgres",
         run: bench::run,
+    },
+    Task {
+        name: "dist",
+        arguments: "",
+        summary: "build the program for release, with its debug symbols in a file beside it",
+        run: dist::run,
     },
     Task {
         name: "ptx",

@@ -9,11 +9,11 @@ pub mod mutate;
 
 use std::path::{Path, PathBuf};
 
+use tritmill_client::{LineReader, parse_line};
 use tritmill_engine::{
     files::{gguf as gguf_file, hf_config, safetensors as safetensors_file, shard_names},
     tokenizer::TokenizerConfig,
 };
-use tritmill_producer::{LineReader, parse_line};
 use tritmill_queue::QueueName;
 
 /// One parser.
