@@ -7,6 +7,7 @@ mod dist;
 mod fuzz;
 mod gpu;
 mod lines;
+mod package;
 mod process;
 mod ptx;
 mod test;
@@ -57,6 +58,12 @@ const TASKS: &[Task] = &[
         arguments: "",
         summary: "build the program for release, with its debug symbols in a file beside it",
         run: dist::run,
+    },
+    Task {
+        name: "package",
+        arguments: "",
+        summary: "pack the published crates and build a project outside the workspace against the client",
+        run: package::run,
     },
     Task {
         name: "ptx",
