@@ -194,7 +194,7 @@ fn through_engine(engine: &mut Engine, work: &Work, round: usize) -> anyhow::Res
     for index in 0..work.jobs {
         let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy(work.generate) };
         let prompt = work.prompt(2 * round, index);
-        engine.submit(Request { prompt, sampling, ..Request::default() }, started)?;
+        engine.submit(Request { prompt, sampling, ..Request::default() })?;
     }
     let before = engine.stats().finished;
     while !engine.is_idle() {
