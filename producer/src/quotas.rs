@@ -7,19 +7,19 @@ use std::{
 };
 
 use tokio::time::Instant;
-use tritmill_queue::{Operations, QueueName, dispatch::Quotas};
+use tritmill_queue::{QueueName, dispatch::Quotas, store::QueueSettings};
 
 /// How late a producer may learn of a change.
 const KNOWN_FOR: Duration = Duration::from_secs(5);
 
 /// Quotas of queues, asked for now and then.
 pub(crate) struct KnownQuotas {
-    operations: Arc<dyn Operations>,
+    operations: Arc<dyn QueueSettings>,
     known: Mutex<HashMap<QueueName, (Instant, Quotas)>>,
 }
 
 impl KnownQuotas {
-    pub fn new(operations: Arc<dyn Operations>) -> Self {
+    pub fn new(operations: Arc<dyn QueueSettings>) -> Self {
         Self { operations, known: Mutex::default() }
     }
 
