@@ -15,8 +15,7 @@ use tokio::{runtime::Runtime, sync::mpsc};
 use tritmill_admin::{App, Models};
 use tritmill_client::Client;
 use tritmill_queue::{
-    Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
-    store::SqliteStore,
+    QueueName, dispatch::MemoryDispatcher, events::MemoryEvents, store::SqliteStore,
 };
 use tritmill_worker::{Metrics, ServedModel, Worker};
 

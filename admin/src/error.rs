@@ -174,8 +174,18 @@ impl From<StoreError> for ApiError {
         if let StoreError::InvalidValue { what, problem } = &error {
             return Self::invalid("invalid_value", format!("{what} {problem}")).at(*what);
         }
-        // The caller is told that, not what: the store's words are the operator's.
+        // The response does not quote the error: its details are for the operator.
         tracing::error!(%error, "the store failed a request");
+        if let StoreError::Damaged { .. } = &error {
+            // Permanent: the same request fails again, so no `Retry-After`.
+            let message = "a stored value is damaged";
+            return Self::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "server_error",
+                "damaged",
+                message,
+            );
+        }
         let message = "the store does not answer: try again";
         let away =
             Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "unavailable", message);
@@ -219,5 +229,16 @@ mod tests {
         let error = ApiError::from(said);
         assert!(!error.body().to_string().contains("hunter2"));
         assert_eq!(error.into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+
+    #[test]
+    fn damaged_value_is_a_permanent_error() {
+        let damaged = StoreError::Damaged { what: "batch", detail: "hunter2".to_owned() };
+        let error = ApiError::from(damaged);
+        assert_eq!(error.body()["error"]["code"], "damaged");
+        assert!(!error.body().to_string().contains("hunter2"));
+        let response = error.into_response();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(!response.headers().contains_key(header::RETRY_AFTER));
     }
 }

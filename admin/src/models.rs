@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tritmill_queue::{Operations, QueueName, StoreError, store::operations::RegisteredQueue};
+use tritmill_queue::{
+    QueueName, StoreError,
+    store::{NumericsClasses, classes::RegisteredQueue},
+};
 
 /// How late a caller may learn of a new model.
 const KNOWN_FOR: Duration = Duration::from_secs(2);
@@ -16,7 +19,7 @@ pub struct Models(Source);
 enum Source {
     Fixed(Vec<RegisteredQueue>),
     Registered {
-        operations: Arc<dyn Operations>,
+        operations: Arc<dyn NumericsClasses>,
         known: Mutex<Option<(Instant, Vec<RegisteredQueue>)>>,
     },
 }
@@ -28,7 +31,7 @@ impl Models {
     }
 
     /// Those that workers have registered.
-    pub fn registered(operations: Arc<dyn Operations>) -> Self {
+    pub fn registered(operations: Arc<dyn NumericsClasses>) -> Self {
         Self(Source::Registered { operations, known: Mutex::default() })
     }
 

@@ -21,7 +21,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 use tritmill_engine::EngineStats;
-use tritmill_queue::{JobState, dispatch::RedisDispatcher, store::operations::Integrity};
+use tritmill_queue::{JobState, dispatch::RedisDispatcher, store::workers::Integrity};
 
 pub(crate) use self::engine::Steps;
 use self::engine::{EngineSteps, Latencies};

@@ -16,7 +16,7 @@ use tritmill_engine::{
     load::{self, EngineOptions},
 };
 use tritmill_queue::{
-    Claimant, Completion, Job, JobId, JobState, Operations as _, Outcome, Prompt, Store,
+    Claimant, Completion, Job, JobId, JobState, Outcome, Prompt, Store,
     store::{SqliteStore, classes::ClassError},
     wire,
 };

@@ -2,7 +2,7 @@
 
 use askama::Template;
 use axum::response::Response;
-use tritmill_queue::store::operations::Integrity;
+use tritmill_queue::store::workers::Integrity;
 
 use super::{
     filters,

@@ -6,7 +6,7 @@ use askama::Template;
 use axum::{Form, extract::rejection::FormRejection, response::Response};
 use serde::Deserialize;
 use serde_json::json;
-use tritmill_queue::store::operations::Worker;
+use tritmill_queue::store::workers::Worker;
 
 use super::{
     filters::{self, scaled},

@@ -10,7 +10,7 @@ use prometheus_client::{
 };
 use tritmill_queue::store::{
     history::{Histogram, Latencies, Totals},
-    operations::Integrity,
+    workers::Integrity,
 };
 
 use crate::{

@@ -5,7 +5,7 @@ use axum::{
     extract::{Path, State},
 };
 use serde_json::{Value, json};
-use tritmill_queue::{Timestamp, store::operations::RegisteredQueue};
+use tritmill_queue::{Timestamp, store::classes::RegisteredQueue};
 
 use crate::{
     app::App,

@@ -9,7 +9,7 @@ use axum::{
 use serde::{Deserialize, Serialize};
 use tritmill_queue::store::{
     history::{Histogram, Period, Point, downsample},
-    operations::Integrity,
+    workers::Integrity,
 };
 use utoipa::ToSchema;
 

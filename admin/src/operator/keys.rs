@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tritmill_queue::{
     Tenant,
-    store::{ApiKey, KeyRole, operations::Erased},
+    store::{ApiKey, KeyRole, maintenance::Erased},
 };
 use utoipa::ToSchema;
 use uuid::Uuid;

@@ -10,7 +10,8 @@ use tritmill_queue::{
     store::{
         classes,
         history::{Depth, QueueSnapshot, Rates, Totals},
-        operations::{QueueState, Worker},
+        queue_settings::QueueState,
+        workers::Worker,
     },
 };
 use utoipa::ToSchema;

@@ -3,7 +3,7 @@
 use axum::{Extension, Json, body::Body, extract::State};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tritmill_queue::store::operations::Worker;
+use tritmill_queue::store::workers::Worker;
 use utoipa::ToSchema;
 
 use super::{log, queues::Done, request};

@@ -1,10 +1,12 @@
-//! What the Postgres store does beyond the suite: many processes at once, old schemas, restarts,
-//! keys.
+//! What the Postgres store does beyond the suite: concurrency, unreadable rows, idempotency keys, and
+//! connections.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
-#[allow(dead_code, unused_macros, reason = "the suite itself runs in tests/store.rs")]
+#[allow(dead_code, unused_macros, reason = "the suite runs in tests/store.rs")]
+#[path = "../conformance/mod.rs"]
 mod conformance;
+mod connection;
 
 use std::{collections::HashSet, time::Duration};
 
@@ -13,7 +15,7 @@ use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tritmill_queue::{
     Claimant, ErrorKind, Job, JobId, JobState, Store, StoreError, Tenant,
-    store::{Conflict, PostgresOptions, PostgresStore, SchemaError, Submission, SubmitError},
+    store::{Conflict, PostgresStore, Submission, SubmitError},
 };
 use tritmill_servers::Postgres;
 use uuid::Uuid;
@@ -26,14 +28,8 @@ async fn start() -> (Postgres, PostgresStore) {
     (server, store)
 }
 
-/// The first column of a statement's first row, on a connection of its own.
+/// The first column of a statement's first row, read on a separate connection.
 async fn number(server: &Postgres, statement: &str) -> i64 {
-    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
-    let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
-    row.get(0)
-}
-
-async fn text(server: &Postgres, statement: &str) -> String {
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
     row.get(0)
@@ -48,22 +44,15 @@ fn ids(jobs: &[Job]) -> Vec<JobId> {
     jobs.iter().map(|job| job.id).collect()
 }
 
-fn cause(error: StoreError) -> SchemaError {
-    match error {
-        StoreError::Migrate(cause) => *cause.downcast().unwrap(),
-        other => panic!("{other}"),
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn claimers_of_the_same_jobs_share_none() {
+async fn concurrent_claims_never_share_a_job() {
     let (_server, store) = start().await;
     let jobs: Vec<Job> = (0..500).map(|_| job()).collect();
     store.submit(&jobs).await.unwrap();
     let claimers = (0..8).map(|number| {
         let store = store.clone();
         let mut wanted = ids(&jobs);
-        // Each in an order of its own.
+        // Each claims in a different order.
         wanted.rotate_left(number * 61);
         if number % 2 == 1 {
             wanted.reverse();
@@ -84,7 +73,7 @@ async fn claimers_of_the_same_jobs_share_none() {
     assert_eq!(claimed.len(), jobs.len());
     assert_eq!(claimed.iter().collect::<HashSet<_>>().len(), jobs.len());
 
-    // The same for the end: however many say it, one is heard.
+    // Concurrent finishes: each attempt is recorded once.
     let endings = (0..4).map(|number| {
         let store = store.clone();
         let mut done: Vec<_> = claimed.iter().map(|held| finished(*held, answer("x"))).collect();
@@ -99,193 +88,8 @@ async fn claimers_of_the_same_jobs_share_none() {
     assert_eq!((progress.completed, progress.prompt_tokens), (500, 1500));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn processes_may_migrate_together() {
-    let server = Postgres::start().unwrap();
-    let url = server.url();
-    let opens = (0..4).map(|_| {
-        let url = url.clone();
-        tokio::spawn(async move {
-            PostgresStore::migrate(&url).await.unwrap();
-            PostgresStore::connect(&url).await.unwrap().submit(&[job()]).await.unwrap();
-        })
-    });
-    for opened in join_all(opens).await {
-        opened.unwrap();
-    }
-    let store = PostgresStore::connect(&url).await.unwrap();
-    assert_eq!(store.progress(None).await.unwrap().queued, 4);
-}
-
 #[tokio::test]
-async fn only_a_schema_of_this_release_or_later_is_accepted() {
-    let server = Postgres::start().unwrap();
-    let url = server.url();
-    let refused = PostgresStore::connect(&url).await.unwrap_err();
-    assert_eq!(cause(refused), SchemaError::Missing);
-
-    PostgresStore::migrate(&url).await.unwrap();
-    let last = number(&server, "SELECT max(version) FROM _sqlx_migrations").await;
-    let earlier = format!("SELECT max(version) FROM _sqlx_migrations WHERE version < {last}");
-    let found = number(&server, &earlier).await;
-    execute(
-        &server,
-        &format!(
-            "INSERT INTO _sqlx_migrations VALUES ({}, 'of a later release', now(), true, 'x', 0)",
-            last + 1,
-        ),
-    )
-    .await;
-    PostgresStore::connect(&url).await.unwrap();
-    PostgresStore::migrate(&url).await.unwrap();
-
-    execute(&server, &format!("DELETE FROM _sqlx_migrations WHERE version >= {last}")).await;
-    let refused = PostgresStore::connect(&url).await.unwrap_err();
-    assert_eq!(cause(refused), SchemaError::Older { found, missing: last });
-}
-
-#[tokio::test]
-async fn a_password_is_shown_nowhere() {
-    let (server, store) = start().await;
-    let at = format!("127.0.0.1:{}", server.port());
-    let secret = "hunter2";
-    let options = PostgresOptions {
-        connections_max: 1,
-        acquire_timeout: Duration::from_millis(200),
-        ..PostgresOptions::default()
-    };
-    let mut shown = vec![format!("{store:?}")];
-    for url in [
-        format!("postgres://postgres:{secret}@{at}/no_such_database"),
-        format!("postgres://nobody:{secret}@{at}/postgres"),
-        format!("postgres://postgres:{secret}@{at}/postgres?sslmode=require"),
-        format!("postgres://postgres:{secret}@{at}/postgres?sslmode=perhaps"),
-        format!("postgres://postgres:{secret}@127.0.0.1:1/postgres"),
-        format!("postgres://postgres:{secret}@127.0.0.1:port/postgres"),
-        format!("postgres://postgres:{secret}@"),
-        format!("postgres:{secret}"),
-        format!("postgres://postgres@{at}/postgres?pasword={secret}"),
-    ] {
-        match PostgresStore::connect_with(&url, options).await {
-            Ok(store) => shown.push(format!("{store:?}")),
-            Err(error) => {
-                assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
-                shown.extend([format!("{error}"), format!("{error:?}")]);
-            }
-        }
-    }
-    let url = format!("postgres://postgres:{secret}@{at}/postgres");
-    shown.push(format!("{:?}", PostgresStore::connect(&url).await.unwrap()));
-    assert!(shown.len() > 10);
-    for text in shown {
-        assert!(!text.contains(secret), "{text}");
-    }
-}
-
-#[tokio::test]
-async fn a_server_that_cannot_be_used_is_named_with_the_reason() {
-    let (server, _store) = start().await;
-    let at = format!("127.0.0.1:{}", server.port());
-    // Takes connections, and says nothing.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let silent = silent.local_addr().unwrap().to_string();
-    let options = PostgresOptions {
-        acquire_timeout: Duration::from_millis(200),
-        ..PostgresOptions::default()
-    };
-    let closed = "127.0.0.1:1".to_owned();
-    for (url, address, reason) in [
-        (format!("postgres://postgres:hunter2@{closed}/postgres"), closed, "refused"),
-        (format!("postgres://nobody:hunter2@{at}/postgres"), at.clone(), "\"nobody\""),
-        (format!("postgres://postgres:hunter2@{at}/nothing"), at, "\"nothing\""),
-        (format!("postgres://postgres:hunter2@{silent}/postgres"), silent, "no answer"),
-    ] {
-        let refused = PostgresStore::connect_with(&url, options).await.unwrap_err();
-        assert!(matches!(refused, StoreError::Unavailable(_)), "{refused}");
-        let said = refused.to_string();
-        assert!(said.contains(reason) && said.contains(&address), "{said}");
-        assert!(!said.contains("hunter2") && !said.contains("pool"), "{said}");
-    }
-}
-
-#[tokio::test]
-async fn a_password_that_is_wrong_is_said_to_be() {
-    let (server, _store) = start().await;
-    execute(&server, "CREATE ROLE careful SUPERUSER LOGIN PASSWORD 'right'").await;
-    let folder = text(&server, "SHOW hba_file").await;
-    let rules = std::fs::read_to_string(&folder).unwrap();
-    std::fs::write(&folder, format!("host all careful all scram-sha-256\n{rules}")).unwrap();
-    execute(&server, "SELECT pg_reload_conf()").await;
-    let url =
-        |password| format!("postgres://careful:{password}@127.0.0.1:{}/postgres", server.port());
-    let said = loop {
-        match PostgresStore::connect(&url("wrong")).await {
-            Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-            Err(refused) => break refused.to_string(),
-        }
-    };
-    assert!(said.contains("password authentication failed"), "{said}");
-    assert!(!said.contains("wrong"), "{said}");
-    PostgresStore::connect(&url("right")).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_restart_of_the_server_costs_the_calls_of_that_moment() {
-    let mut server = Postgres::start().unwrap();
-    PostgresStore::migrate(&server.url()).await.unwrap();
-    let options = PostgresOptions {
-        connections_max: 4,
-        acquire_timeout: Duration::from_millis(300),
-        ..PostgresOptions::default()
-    };
-    let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
-    let jobs = [job(), job()];
-    store.submit(&jobs).await.unwrap();
-    let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
-    // Every connection of the pool has been in use.
-    join_all((0..4).map(|_| store.job(jobs[0].id))).await;
-
-    server.kill();
-    let done: Vec<_> =
-        claims.iter().map(|claim| finished(claim.claim_ref(), answer("x"))).collect();
-    let lost = store.finish(&done).await.unwrap_err();
-    assert!(matches!(lost, StoreError::Unavailable(_)), "{lost}");
-    server.restart().unwrap();
-    // At most one error for each connection that was used just before, none twice.
-    let mut errors = 0;
-    let mut settled = store.finish(&done).await;
-    while settled.is_err() {
-        errors += 1;
-        assert!(errors <= 4, "{settled:?}");
-        settled = store.finish(&done).await;
-    }
-    assert_eq!(settled.unwrap().len(), 2);
-    while errors < 4 && store.progress(None).await.is_err() {
-        errors += 1;
-    }
-    assert_eq!(store.progress(None).await.unwrap().completed, 2);
-}
-
-#[tokio::test]
-async fn a_server_that_does_not_answer_costs_a_bounded_wait() {
-    let (server, _) = start().await;
-    let call_timeout = Duration::from_millis(200);
-    let options = PostgresOptions { call_timeout, ..PostgresOptions::default() };
-    let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
-    let job = job();
-    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
-    let mut tx = connection.begin().await.unwrap();
-    sqlx::raw_sql("LOCK TABLE jobs").execute(&mut *tx).await.unwrap();
-    let silent = store.submit(std::slice::from_ref(&job)).await.unwrap_err();
-    assert!(silent.to_string().contains("no answer"), "{silent}");
-    tx.rollback().await.unwrap();
-    // Whatever became of the first call, the second one makes sure.
-    store.submit(std::slice::from_ref(&job)).await.unwrap();
-    assert_eq!(store.progress(None).await.unwrap().queued, 1);
-}
-
-#[tokio::test]
-async fn moves_find_jobs_by_key_and_renewals_stay_in_their_page() {
+async fn updates_use_the_primary_key_and_renewals_stay_in_their_page() {
     let (server, store) = start().await;
     let jobs: Vec<Job> = (0..20_000).map(|_| job()).collect();
     for some in jobs.chunks(2000) {
@@ -310,10 +114,10 @@ async fn moves_find_jobs_by_key_and_renewals_stay_in_their_page() {
     assert_eq!(store.reconcile().await.unwrap().moved, 0);
     assert_eq!(store.queued(&queue(), Some(jobs[9000].id), 10).await.unwrap().len(), 10);
     assert!(store.job(jobs[0].id).await.unwrap().is_some());
-    // Connections report what they did when they end.
+    // Connections report their statistics when they close.
     store.close().await;
     let of_jobs = "FROM pg_stat_user_tables WHERE relname LIKE 'jobs\\_%'";
-    // Claimed, renewed, saved; ten back, twenty cancelled of which ten were held, eighty finished.
+    // 100 claimed, renewed and saved; 10 handed back; 20 cancelled, 10 of which were claimed; 80 finished.
     let moved = format!("SELECT sum(n_tup_upd)::bigint {of_jobs}");
     let mut looks = 0;
     while number(&server, &moved).await != 300 + 10 + 20 + 80 {
@@ -327,7 +131,7 @@ async fn moves_find_jobs_by_key_and_renewals_stay_in_their_page() {
 }
 
 #[tokio::test]
-async fn a_job_that_cannot_be_read_does_not_stop_its_neighbours() {
+async fn unreadable_job_does_not_stop_its_neighbours() {
     let (server, store) = start().await;
     let jobs = [job(), job(), job()];
     store.submit(&jobs).await.unwrap();
@@ -335,7 +139,7 @@ async fn a_job_that_cannot_be_read_does_not_stop_its_neighbours() {
     let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
     let claimed: Vec<_> = claims.iter().map(|claim| claim.job.id).collect();
     assert_eq!(claimed, [jobs[0].id, jobs[2].id]);
-    // Its attempt is over and says why; what its row says is still known.
+    // Its attempt ended with an error; its other columns are still readable.
     let record = store.job(jobs[1].id).await.unwrap().unwrap();
     assert_eq!((record.state, record.attempts), (JobState::Retrying, 1));
     assert_eq!((record.job.id, &record.job.queue), (jobs[1].id, &jobs[1].queue));
@@ -344,7 +148,7 @@ async fn a_job_that_cannot_be_read_does_not_stop_its_neighbours() {
 }
 
 #[tokio::test]
-async fn text_that_postgres_cannot_hold_is_refused_by_name() {
+async fn text_with_nul_is_refused() {
     let (_server, store) = start().await;
     let refused = store.submit(&[Job { tenant: Tenant("a\0b".into()), ..job() }]).await;
     assert!(matches!(refused, Err(StoreError::InvalidValue { what: "tenant", .. })));
@@ -352,7 +156,7 @@ async fn text_that_postgres_cannot_hold_is_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_key_names_one_request() {
+async fn idempotency_key_has_one_request() {
     let (_server, store) = start().await;
     let tenant = Tenant("a".into());
     let submissions = (0..8).map(|_| {
@@ -383,7 +187,7 @@ async fn a_key_names_one_request() {
 }
 
 #[tokio::test]
-async fn reconcilers_pass_over_what_somebody_holds() {
+async fn reconciler_skips_locked_jobs() {
     let (server, store) = start().await;
     let jobs: Vec<Job> = (0..3).map(|_| job()).collect();
     store.submit(&jobs).await.unwrap();
@@ -401,7 +205,7 @@ async fn reconcilers_pass_over_what_somebody_holds() {
 }
 
 #[tokio::test]
-async fn more_jobs_than_a_statement_moves_are_reconciled() {
+async fn reconcile_repeats_until_all_jobs_are_changed() {
     let (_server, store) = start().await;
     let jobs: Vec<Job> = (0..2500).map(|_| Job { attempts_max: 1, ..job() }).collect();
     store.submit(&jobs).await.unwrap();
