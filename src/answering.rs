@@ -17,6 +17,8 @@ use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worke
 const DISPATCH_LIMIT: usize = 1 << 16;
 /// Nobody else can claim while the file is locked, so a lease only has to outlive the process.
 const LEASE: Duration = Duration::from_secs(3600);
+/// Commits whose results are not written to the output yet.
+const COMMITS_MAX: usize = 64;
 /// How long a clean stop waits for running jobs before it hands them back.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -110,7 +112,7 @@ pub async fn answer(
     tell(Update::Progress(progress));
 
     let store: Arc<dyn Store> = Arc::new(file.store().clone());
-    let (committed, mut commits) = mpsc::unbounded_channel::<Committed>();
+    let (committed, mut commits) = mpsc::channel::<Committed>(COMMITS_MAX);
     let (relayed, mut relays) = mpsc::unbounded_channel::<RelayProgress>();
     let working: JoinHandle<anyhow::Result<()>> = match answerer {
         Answerer::Here { served, devices, max_sequences } => {
@@ -155,7 +157,7 @@ fn worker(
     served: ServedModel,
     queue: QueueName,
     max_sequences: usize,
-    committed: mpsc::UnboundedSender<Committed>,
+    committed: mpsc::Sender<Committed>,
 ) -> Worker {
     let config = WorkerConfig {
         // Nobody asks an embedded worker.
@@ -177,7 +179,7 @@ fn worker(
         events: None,
         served: Arc::new(served),
         config,
-        committed,
+        committed: Some(committed),
         metrics: Arc::new(Metrics::default()),
     }
 }

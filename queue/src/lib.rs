@@ -11,6 +11,7 @@
 //!
 //! See also [`job`] for the life of a job and [`store`] for what each operation may change.
 
+mod backoff;
 pub mod dispatch;
 pub mod events;
 pub mod job;
@@ -21,6 +22,7 @@ pub mod store;
 mod trace;
 pub mod wire;
 
+pub use backoff::Backoff;
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
 pub use events::{EventId, JobEvent};
 pub use job::{

@@ -96,7 +96,7 @@ impl Queue {
             events: None,
             served: Arc::new(ServedModel::new(self.model.clone(), "tiny".into(), class)),
             config: self.rig.worker.config.clone(),
-            committed: tokio::sync::mpsc::unbounded_channel().0,
+            committed: None,
             metrics: metrics.clone(),
         };
         let (stop, stopped) = watch::channel(Stop::No);

@@ -25,7 +25,7 @@ use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Worker, Wor
 pub struct Rig {
     pub store: Arc<SqliteStore>,
     pub dispatcher: Arc<MemoryDispatcher>,
-    pub commits: mpsc::UnboundedReceiver<Committed>,
+    pub commits: mpsc::Receiver<Committed>,
     pub worker: Worker,
     pub engine: Engine,
     _folder: tempfile::TempDir,
@@ -63,7 +63,7 @@ pub async fn rig(mode: Mode, drain: Duration) -> Rig {
     let class = engine.backend().numerics_class().to_owned();
     let store = Arc::new(SqliteStore::open(&folder.path().join("jobs")).await.unwrap());
     let dispatcher = Arc::new(MemoryDispatcher::new(1000));
-    let (committed, commits) = mpsc::unbounded_channel();
+    let (committed, commits) = mpsc::channel(4096);
     let config = WorkerConfig {
         isa: "scalar".to_owned(),
         queue: queue(),
@@ -81,7 +81,7 @@ pub async fn rig(mode: Mode, drain: Duration) -> Rig {
         events: None,
         served: Arc::new(ServedModel::new(model, "tiny".into(), class)),
         config,
-        committed,
+        committed: Some(committed),
         metrics: Arc::default(),
     };
     Rig { store, dispatcher, commits, worker, engine, _folder: folder }
