@@ -133,7 +133,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::new(store.clone(), dispatcher.clone()).with_events(events.clone());
-    let registered = store.registered().await.context("cannot read the store")?;
+    let registered = store.registered_queues().await.context("cannot read the store")?;
     // The file may know more queues, which nobody serves now.
     let served = registered.into_iter().filter(|known| known.queue == queue);
     let models = Models::fixed(served.collect());

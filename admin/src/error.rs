@@ -171,7 +171,7 @@ impl From<FieldError> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        if let StoreError::Refused { what, problem } = &error {
+        if let StoreError::InvalidValue { what, problem } = &error {
             return Self::invalid("invalid_value", format!("{what} {problem}")).at(*what);
         }
         // The caller is told that, not what: the store's words are the operator's.

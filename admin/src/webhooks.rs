@@ -22,7 +22,7 @@ use tritmill_queue::{
     StoreError, Timestamp,
     store::{
         Batch,
-        batches::{Along, HeldBatch},
+        batches::{BatchClaim, BatchWrites},
         webhooks::Webhook,
     },
 };
@@ -103,7 +103,7 @@ impl Webhooks {
 }
 
 /// Tells of one batch, once, and writes what came of it.
-async fn tell(app: App, client: HttpClient, mut held: HeldBatch) {
+async fn tell(app: App, client: HttpClient, mut held: BatchClaim) {
     let id = held.batch.id;
     if let Err(error) = tell_once(&app, &client, &mut held).await {
         tracing::warn!(batch = %id, %error, "what came of a webhook is not written: it is called again");
@@ -114,7 +114,11 @@ async fn tell(app: App, client: HttpClient, mut held: HeldBatch) {
     }
 }
 
-async fn tell_once(app: &App, client: &HttpClient, held: &mut HeldBatch) -> Result<(), StoreError> {
+async fn tell_once(
+    app: &App,
+    client: &HttpClient,
+    held: &mut BatchClaim,
+) -> Result<(), StoreError> {
     let Some(webhook) = held.batch.webhook.clone() else { return Ok(()) };
     let called_at = app.store().now().await?;
     let called = timeout(CALL_WITHIN, call(client, &held.batch, &webhook, called_at)).await;
@@ -127,7 +131,7 @@ async fn tell_once(app: &App, client: &HttpClient, held: &mut HeldBatch) -> Resu
         // The address is its creator's, and may hold a password of theirs.
         Err(_) => tracing::info!(%batch, "webhook missed"),
     }
-    app.store().save_batch(held, Along::default()).await?;
+    app.store().save_batch(held, BatchWrites::default()).await?;
     Ok(())
 }
 

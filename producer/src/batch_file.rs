@@ -26,7 +26,7 @@ use std::{
 
 use tritmill_queue::{
     QueueName, Store, StoreError,
-    store::{IngestedLine, Seen, SqliteStore},
+    store::{IngestCounts, IngestedLine, SqliteStore},
 };
 
 pub use self::notice::{BatchFileError, Notice};
@@ -172,7 +172,7 @@ impl BatchFile {
             }
             let lines = self.parse_chunk(run, &chunk).await?;
             let seen = self.store.ingest(run, &lines).await.map_err(|e| self.store_failed(e))?;
-            let Seen { added, known, refused } = seen;
+            let IngestCounts { added, known, refused } = seen;
             counts.lines += added + known + refused;
             counts.refused += refused;
             if !each(counts.lines, reader.bytes_read()) {

@@ -9,10 +9,13 @@ mod waiting;
 use std::{sync::Arc, time::Duration};
 
 use tritmill_queue::{
-    DispatchError, Dispatcher, Ended, Entry, Job, JobId, JobState, Store, StoreError, Timestamp,
+    DispatchError, Dispatcher, Entry, FinishedJob, Job, JobId, JobState, Store, StoreError,
+    Timestamp,
     dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::Events,
-    store::{Conflict, JobRecord, PostgresStore, RedisStore, Submission, SubmitError, UnfitError},
+    store::{
+        Conflict, JobRecord, PostgresStore, RedisConfigError, RedisStore, Submission, SubmitError,
+    },
 };
 
 pub use self::waiting::Waited;
@@ -66,7 +69,7 @@ pub enum ConnectError {
     Redis(#[from] RedisUrlError),
     /// Redis cannot be the only place of jobs.
     #[error("cannot keep jobs in Redis alone: {0}")]
-    Unfit(#[from] UnfitError),
+    Unfit(#[from] RedisConfigError),
 }
 
 /// A producer's connection.
@@ -299,10 +302,10 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Store`].
-    pub async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, ClientError> {
+    pub async fn ended(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, ClientError> {
         let mut ended = Vec::new();
         for chunk in ids.chunks(POLL_CHUNK) {
-            ended.extend(self.store.ended(chunk).await?);
+            ended.extend(self.store.finished(chunk).await?);
         }
         Ok(ended)
     }

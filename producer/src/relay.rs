@@ -12,7 +12,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tritmill_queue::{
-    Claimant, Ended, Finished, Held, Job, JobId, JobState, Outcome, QueueName, Store, StoreError,
+    ClaimRef, Claimant, FinishedAttempt, FinishedJob, Job, JobId, JobState, Outcome, QueueName,
+    Store, StoreError,
 };
 
 use crate::client::{Client, ClientError};
@@ -48,7 +49,7 @@ pub struct Relay {
     queue: QueueName,
     progress: mpsc::UnboundedSender<RelayProgress>,
     attempts_max: u32,
-    in_flight: BTreeMap<JobId, Held>,
+    in_flight: BTreeMap<JobId, ClaimRef>,
     cursor: Option<JobId>,
     sent_all: bool,
     /// When to look for jobs that have not ended, and after which one.
@@ -97,7 +98,7 @@ impl Relay {
         let mut wait = WAIT_FIRST;
         loop {
             if stopping {
-                let held: Vec<Held> = self.in_flight.values().copied().collect();
+                let held: Vec<ClaimRef> = self.in_flight.values().copied().collect();
                 self.local.hand_back(&held).await?;
                 return Ok(());
             }
@@ -129,7 +130,7 @@ impl Relay {
             let ids: Vec<JobId> = entries.iter().map(|entry| entry.id).collect();
             let by = Claimant { owner: "relay", lease: LEASE };
             let claims = self.local.claim(&ids, by).await?;
-            let held: Vec<Held> = claims.iter().map(|claim| claim.held()).collect();
+            let held: Vec<ClaimRef> = claims.iter().map(|claim| claim.claim_ref()).collect();
             let attempts_max = self.attempts_max;
             let jobs: Vec<Job> =
                 claims.into_iter().map(|claim| Job { attempts_max, ..claim.job }).collect();
@@ -168,7 +169,8 @@ impl Relay {
     async fn look(&mut self) -> Result<(), StoreError> {
         let after = self.looked.map_or(Bound::Unbounded, Bound::Excluded);
         let range = self.in_flight.range((after, Bound::Unbounded));
-        let some: Vec<(JobId, Held)> = range.take(LOOK_COUNT).map(|(id, h)| (*id, *h)).collect();
+        let some: Vec<(JobId, ClaimRef)> =
+            range.take(LOOK_COUNT).map(|(id, h)| (*id, *h)).collect();
         self.looked = some.last().map(|(id, _)| *id);
         for (id, held) in some {
             if let Err(ClientError::Unknown(_)) = self.remote.result(id).await {
@@ -198,14 +200,14 @@ impl Relay {
         }
         let mut progress = RelayProgress::default();
         let (mut finished, mut withdrawn) = (Vec::new(), Vec::new());
-        for Ended { id, outcome, .. } in ended {
+        for FinishedJob { id, outcome, .. } in ended {
             let Some(held) = self.in_flight.remove(&id) else { continue };
             match outcome {
                 Some(outcome) => {
                     if let Outcome::Completed(completion) = &outcome {
                         progress.completion_tokens += completion.usage.completion_tokens;
                     }
-                    finished.push(Finished { held, outcome, first_token: None });
+                    finished.push(FinishedAttempt { claim: held, outcome, first_token: None });
                 }
                 None => withdrawn.push(id),
             }

@@ -18,7 +18,7 @@ use std::{
 
 use tokio::sync::mpsc as async_mpsc;
 use tritmill_engine::{Engine, Event, Output, Request, RequestError, RequestId, SubmitError};
-use tritmill_queue::Held;
+use tritmill_queue::ClaimRef;
 
 use crate::metrics::Metrics;
 
@@ -32,21 +32,21 @@ const PROGRESS_TOKENS: usize = 32;
 
 #[derive(Debug)]
 enum Command {
-    Submit(Held, Box<Request>, bool),
-    Cancel(Held),
+    Submit(ClaimRef, Box<Request>, bool),
+    Cancel(ClaimRef),
 }
 
 /// A report of the engine.
 #[derive(Debug)]
 pub enum Report {
     /// A request ended.
-    Ended(Held, End),
+    Ended(ClaimRef, End),
     /// All tokens of a request so far, if it can be resumed from them.
-    Progress(Held, Vec<u32>),
+    Progress(ClaimRef, Vec<u32>),
     /// When the first token of a request was drawn.
-    FirstToken(Held, Instant),
+    FirstToken(ClaimRef, Instant),
     /// New text of one choice of a streaming request.
-    Text(Held, u32, String),
+    Text(ClaimRef, u32, String),
 }
 
 /// How a request ended.
@@ -102,13 +102,13 @@ impl EngineThread {
     /// Starts a request and reports its text as it grows if `stream` is set. Returns false if the
     /// engine has too many unread commands. A dead thread is visible from `reports`.
     #[must_use]
-    pub fn submit(&self, held: Held, request: Request, stream: bool) -> bool {
+    pub fn submit(&self, held: ClaimRef, request: Request, stream: bool) -> bool {
         self.send(Command::Submit(held, Box::new(request), stream))
     }
 
     /// Ends a request early; its end is still reported. Returns false as [`Self::submit`] does.
     #[must_use]
-    pub fn cancel(&self, held: Held) -> bool {
+    pub fn cancel(&self, held: ClaimRef) -> bool {
         self.send(Command::Cancel(held))
     }
 
@@ -143,7 +143,7 @@ impl Drop for EngineThread {
 
 /// A request in the engine.
 struct ActiveRequest {
-    held: Held,
+    held: ClaimRef,
     /// Its tokens, if it can be resumed from them.
     tokens: Option<Vec<u32>>,
     /// Number of tokens in the last progress report.
@@ -274,7 +274,7 @@ mod tests {
 
     fn submit(thread: &EngineThread) -> bool {
         let request = Request { prompt: vec![1, 2], ..Request::default() };
-        thread.submit(Held { id: JobId::generate(), epoch: 1 }, request, true)
+        thread.submit(ClaimRef { id: JobId::generate(), epoch: 1 }, request, true)
     }
 
     #[test]

@@ -175,7 +175,7 @@ async fn a_class_goes_on_with_its_own_checkpoints_and_begins_the_others_jobs_ane
     let saved: serde_json::Value = wire::decode(look.checkpoint.as_ref().unwrap()).unwrap();
     assert_eq!(saved["numerics_class"], queue.class(f16));
     assert!(saved["tokens"].as_array().unwrap().len() >= 64, "{saved}");
-    store.hand_back(&[look.held()]).await.unwrap();
+    store.hand_back(&[look.claim_ref()]).await.unwrap();
 
     // The same class goes on.
     let drawn = queue.worker(f16).await.unwrap().end().await;

@@ -13,10 +13,10 @@ use async_trait::async_trait;
 use rig::{Rig, alone, engine_on, eventually, gauge, hang, job, queue, rig};
 use tokio::sync::watch;
 use tritmill_queue::{
-    Claim, Claimant, Dispatcher, Held, Job, JobId, JobState, Prompt, QueueName, Reconciled,
+    Claim, ClaimRef, Claimant, Dispatcher, Job, JobId, JobState, Prompt, QueueName, Reconciled,
     Settled, Store, StoreError, Timestamp,
     dispatch::Entry,
-    store::{Ended, Finished, JobRecord, Progress, SqliteStore},
+    store::{FinishedAttempt, FinishedJob, JobRecord, Progress, SqliteStore},
 };
 use tritmill_worker::{Mode, Stop, WorkerError};
 
@@ -55,19 +55,19 @@ impl Store for Hanging {
         self.pass("claim").await;
         self.store.claim(ids, by).await
     }
-    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError> {
+    async fn renew(&self, held: &[ClaimRef], lease: Duration) -> Result<Vec<ClaimRef>, StoreError> {
         self.pass("renew").await;
         self.store.renew(held, lease).await
     }
-    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
+    async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError> {
         self.pass("checkpoint").await;
         self.store.checkpoint(saved).await
     }
-    async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
+    async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError> {
         self.pass("finish").await;
         self.store.finish(finished).await
     }
-    async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
+    async fn hand_back(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
         self.pass("hand_back").await;
         self.store.hand_back(held).await
     }
@@ -92,8 +92,8 @@ impl Store for Hanging {
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {
         self.store.job(id).await
     }
-    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
-        self.store.ended(ids).await
+    async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError> {
+        self.store.finished(ids).await
     }
     async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {
         self.store.unfinished(queue).await

@@ -13,7 +13,7 @@ use tritmill_queue::{
     Timestamp,
     store::{
         Batch, BatchId, BatchState, FileId, Page,
-        batches::{BatchTimes, Place},
+        batches::{BatchTimes, FilePosition},
         files::FilePurpose,
         webhooks::Webhook,
     },
@@ -164,7 +164,7 @@ pub(crate) async fn take(
         queue: None,
         lines: 0,
         refused: 0,
-        submitted: Place::default(),
+        submitted: FilePosition::default(),
         completed: 0,
         failed: 0,
         errors: Vec::new(),

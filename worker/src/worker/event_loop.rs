@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tritmill_engine::backend::StepError;
-use tritmill_queue::{Backoff, Delivery, Held, JobEvent, JobId, store::operations::Directive};
+use tritmill_queue::{Backoff, Delivery, ClaimRef, JobEvent, JobId, store::operations::Directive};
 
 use self::calls::{Answer, Calls, Feed};
 use super::{
@@ -82,7 +82,7 @@ pub(super) struct EventLoop<'a> {
     /// When a drain stops waiting for running jobs.
     drain_until: Option<Instant>,
     /// Tokens of running answers that are in no checkpoint yet.
-    unsaved: HashMap<Held, Vec<u32>>,
+    unsaved: HashMap<ClaimRef, Vec<u32>>,
     /// How far an embedded worker has fed its dispatcher.
     feed: Feed,
 }
@@ -271,7 +271,7 @@ impl<'a> EventLoop<'a> {
     }
 
     /// Stops work whose lease is lost.
-    fn handle_lost_lease(&mut self, held: Held, loss: Loss) {
+    fn handle_lost_lease(&mut self, held: ClaimRef, loss: Loss) {
         let Some(claim) = self.in_flight.get_mut(held) else { return };
         claim.hand_back |= loss == Loss::NotRenewed;
         if claim.stopping {
@@ -287,7 +287,7 @@ impl<'a> EventLoop<'a> {
 
     /// Stops the work of a running claim. If the engine cannot take the cancel now, the renewer
     /// reports the lost lease again.
-    fn stop_work(&mut self, held: Held) {
+    fn stop_work(&mut self, held: ClaimRef) {
         match self.in_flight.get_mut(held) {
             Some(claim) if claim.submitted => {
                 if !claim.stopping {

@@ -8,7 +8,7 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::operations::{Directive, Heartbeat, Measured},
+    store::operations::{Directive, Heartbeat, WorkerMetrics},
 };
 
 use super::{Worker, WorkerConfig};
@@ -74,7 +74,7 @@ impl HeartbeatTask {
                 slots: u32::try_from(slots).unwrap_or(u32::MAX),
                 draining: self.metrics.is_draining(),
                 tokens_per_s,
-                measured,
+                metrics: measured,
             };
             match self.operations.heartbeat(&heartbeat).await {
                 Ok(directive) => {
@@ -88,10 +88,10 @@ impl HeartbeatTask {
 
     /// Rates since the last heartbeat and current values.
     #[expect(clippy::cast_precision_loss, reason = "rates for display")]
-    fn measured(&self, before: Steps, now: Steps, seconds: f64) -> Measured {
+    fn measured(&self, before: Steps, now: Steps, seconds: f64) -> WorkerMetrics {
         let since = |count: fn(&Steps) -> u64| count(&now).saturating_sub(count(&before)) as f64;
         let steps = since(|steps| steps.stats.steps);
-        Measured {
+        WorkerMetrics {
             device: self.metrics.devices().join(","),
             isa: self.config.isa.clone(),
             numerics_class: self.numerics_class.clone(),

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{Span, field::Empty};
-use tritmill_queue::{Claim, Delivery, Finished, Held, Outcome, Prompt};
+use tritmill_queue::{Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt};
 
 use super::renewer::Lease;
 
@@ -87,7 +87,7 @@ pub(super) struct Load {
 /// Claims by their stage.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    running: HashMap<Held, RunningClaim>,
+    running: HashMap<ClaimRef, RunningClaim>,
     /// Ended and not committed.
     ended: Vec<EndedClaim>,
     /// Leases of claims in the current commit; they are renewed until it succeeds.
@@ -124,7 +124,7 @@ impl InFlight {
         let span = span(claim);
         span.in_scope(|| tracing::debug!("claimed"));
         let running = RunningClaim {
-            lease: Lease { held: claim.held(), delivery, claimed_at },
+            lease: Lease { held: claim.claim_ref(), delivery, claimed_at },
             device,
             prompt: claim.job.prompt.clone(),
             choices,
@@ -134,21 +134,21 @@ impl InFlight {
             hand_back: false,
             span,
         };
-        self.running.insert(claim.held(), running);
+        self.running.insert(claim.claim_ref(), running);
     }
 
     /// A running claim.
-    pub(super) fn get(&self, held: Held) -> Option<&RunningClaim> {
+    pub(super) fn get(&self, held: ClaimRef) -> Option<&RunningClaim> {
         self.running.get(&held)
     }
 
     /// A running claim.
-    pub(super) fn get_mut(&mut self, held: Held) -> Option<&mut RunningClaim> {
+    pub(super) fn get_mut(&mut self, held: ClaimRef) -> Option<&mut RunningClaim> {
         self.running.get_mut(&held)
     }
 
     /// Moves a claim from running to ended.
-    pub(super) fn end(&mut self, held: Held, outcome: Option<Outcome>) {
+    pub(super) fn end(&mut self, held: ClaimRef, outcome: Option<Outcome>) {
         let Some(claim) = self.running.remove(&held) else { return };
         let RunningClaim { lease, device, choices, first_token_at, span, .. } = claim;
         self.loads[device].claims -= 1;
@@ -198,7 +198,7 @@ impl InFlight {
     }
 
     /// Running claims of a device.
-    pub(super) fn running_on(&self, device: usize) -> Vec<Held> {
+    pub(super) fn running_on(&self, device: usize) -> Vec<ClaimRef> {
         let on_device = self.running.iter().filter(|(_, claim)| claim.device == device);
         on_device.map(|(held, _)| *held).collect()
     }
@@ -253,10 +253,10 @@ fn span(claim: &Claim) -> Span {
 }
 
 /// The results to record.
-pub(super) fn finished(ended: &[EndedClaim]) -> Vec<Finished> {
+pub(super) fn finished(ended: &[EndedClaim]) -> Vec<FinishedAttempt> {
     let record = |ended: &EndedClaim| match &ended.disposition {
-        Disposition::Record(outcome) => Some(Finished {
-            held: ended.lease.held,
+        Disposition::Record(outcome) => Some(FinishedAttempt {
+            claim: ended.lease.held,
             outcome: outcome.clone(),
             first_token: ended.first_token,
         }),
@@ -266,6 +266,6 @@ pub(super) fn finished(ended: &[EndedClaim]) -> Vec<Finished> {
 }
 
 /// The claims to hand back.
-pub(super) fn handed_back(ended: &[EndedClaim]) -> Vec<Held> {
+pub(super) fn handed_back(ended: &[EndedClaim]) -> Vec<ClaimRef> {
     ended.iter().filter(|ended| ended.is_hand_back()).map(|ended| ended.lease.held).collect()
 }

@@ -114,7 +114,7 @@ impl Reconciler {
 #[cfg(test)]
 mod tests {
     use tritmill_queue::{
-        Claimant, Held, Job, Priority, Prompt, Sampling, Tenant,
+        ClaimRef, Claimant, Job, Priority, Prompt, Sampling, Tenant,
         dispatch::{MemoryDispatcher, Pull},
         store::SqliteStore,
     };
@@ -188,7 +188,7 @@ mod tests {
         let taken = dispatcher.pull(pull()).await.expect("one");
         let by = Claimant { owner: "w", lease: Duration::ZERO };
         let claims = store.claim(&[taken[0].id], by).await.expect("claims");
-        assert_eq!(claims[0].held(), Held { id: jobs[0].id, epoch: 1 });
+        assert_eq!(claims[0].claim_ref(), ClaimRef { id: jobs[0].id, epoch: 1 });
         dispatcher.acknowledge("w", &taken).await.expect("acknowledges");
         // The scan is past it and the dispatcher is full: not enqueued, and not forgotten.
         reconciler.cursor = Some(jobs[600].id);

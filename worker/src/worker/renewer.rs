@@ -6,14 +6,14 @@ use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
-use tritmill_queue::{Delivery, Dispatcher, Held, Store};
+use tritmill_queue::{Delivery, Dispatcher, ClaimRef, Store};
 
 use crate::{mailbox::Mailbox, metrics::Metrics};
 
 /// The lease of a claim.
 #[derive(Debug, Clone)]
 pub(super) struct Lease {
-    pub held: Held,
+    pub held: ClaimRef,
     pub delivery: Delivery,
     /// Before the claim was asked for: its lease ends no earlier than counted from here.
     pub claimed_at: Instant,
@@ -29,7 +29,7 @@ pub(super) enum Loss {
 }
 
 /// Claims whose leases are lost, until the event loop takes them.
-pub(super) type LostLeases = Mailbox<HashMap<Held, Loss>>;
+pub(super) type LostLeases = Mailbox<HashMap<ClaimRef, Loss>>;
 
 /// Renews three times in a lease; ends when the sender of `leases` is gone.
 pub(super) struct Renewer {
@@ -49,7 +49,7 @@ impl Renewer {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Leases start with the claim: the immediate first tick has nothing to renew.
         ticks.tick().await;
-        let mut renewed: HashMap<Held, Instant> = HashMap::new();
+        let mut renewed: HashMap<ClaimRef, Instant> = HashMap::new();
         loop {
             ticks.tick().await;
             if self.leases.has_changed().is_err() {
@@ -77,10 +77,10 @@ impl Renewer {
     async fn renew_claims(
         &self,
         leases: &[Lease],
-        renewed: &mut HashMap<Held, Instant>,
+        renewed: &mut HashMap<ClaimRef, Instant>,
         limit: Duration,
     ) {
-        let held: Vec<Held> = leases.iter().map(|lease| lease.held).collect();
+        let held: Vec<ClaimRef> = leases.iter().map(|lease| lease.held).collect();
         let began = Instant::now();
         match timeout(limit, self.store.renew(&held, self.lease)).await {
             Ok(Ok(lost)) => {
@@ -104,7 +104,7 @@ impl Renewer {
     }
 
     /// A claim that is known to be taken stays so until the event loop has read it.
-    fn report(&self, held: Held, loss: Loss) {
+    fn report(&self, held: ClaimRef, loss: Loss) {
         self.lost.update(|lost| {
             let known = lost.entry(held).or_insert(loss);
             if loss == Loss::Taken {
@@ -135,7 +135,7 @@ mod tests {
             lost: lost.clone(),
             metrics: Arc::default(),
         };
-        let claim = || Held { id: JobId::generate(), epoch: 1 };
+        let claim = || ClaimRef { id: JobId::generate(), epoch: 1 };
         let (one, two) = (claim(), claim());
         for _ in 0..1000 {
             renewer.report(one, Loss::Taken);

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tritmill_engine::Request;
-use tritmill_queue::{Claim, Delivery, Held, JobError, JobId, Settled, StoreError};
+use tritmill_queue::{Claim, Delivery, ClaimRef, JobError, JobId, Settled, StoreError};
 
 use crate::worker::{Committed, WorkerError, in_flight::EndedClaim};
 
@@ -44,7 +44,7 @@ pub(super) struct Claimed {
 
 /// A claim, whether it streams, and its request or why there is none.
 pub(super) struct Prepared {
-    pub held: Held,
+    pub held: ClaimRef,
     pub stream: bool,
     pub request: Result<Request, JobError>,
 }
@@ -58,7 +58,7 @@ pub(super) struct Commit<'a> {
 }
 
 /// Tokens of running answers by claim.
-pub(super) type Tokens = HashMap<Held, Vec<u32>>;
+pub(super) type Tokens = HashMap<ClaimRef, Vec<u32>>;
 
 /// The answer to one of [`Calls`].
 pub(super) enum Answer<'a> {

@@ -131,7 +131,7 @@ impl EventLoop<'_> {
         }
         let served = Arc::clone(&self.worker.served);
         let prepare = move |claim: Claim| Prepared {
-            held: claim.held(),
+            held: claim.claim_ref(),
             stream: claim.job.stream,
             request: translate::request(&served, &claim),
         };

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tritmill_queue::{Delivery, Held, JobEvent, Outcome, Settled};
+use tritmill_queue::{Delivery, ClaimRef, JobEvent, Outcome, Settled};
 
 use super::{
     EventLoop,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl EventLoop<'_> {
-    pub(super) fn handle_end(&mut self, device: usize, held: Held, end: End) {
+    pub(super) fn handle_end(&mut self, device: usize, held: ClaimRef, end: End) {
         self.record_device_result(device, &end);
         let Some(claim) = self.in_flight.get(held) else { return };
         let outcome = translate::outcome(&self.worker.served, &claim.prompt, end);
@@ -34,10 +34,10 @@ impl EventLoop<'_> {
         let (worker, limit) = (self.worker, self.call_limit());
         let tokens = std::mem::take(&mut self.unsaved);
         self.calls.save = Some(Box::pin(async move {
-            let encode = |(held, tokens): (&Held, &Vec<u32>)| {
+            let encode = |(held, tokens): (&ClaimRef, &Vec<u32>)| {
                 (*held, translate::checkpoint(&worker.served, tokens))
             };
-            let checkpoints: Vec<(Held, Vec<u8>)> = tokens.iter().map(encode).collect();
+            let checkpoints: Vec<(ClaimRef, Vec<u8>)> = tokens.iter().map(encode).collect();
             // The renewer finds the claims that are lost.
             let result = within(limit, worker.store.checkpoint(&checkpoints)).await.map(|_| ());
             (tokens, result)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tritmill_queue::{Delivery, Held};
+use tritmill_queue::{Delivery, ClaimRef};
 
 use super::{EventLoop, calls::Answer};
 use crate::worker::{Mode, Worker, WorkerError};
@@ -55,7 +55,7 @@ impl EventLoop<'_> {
 
     async fn hand_back(&mut self) {
         let Worker { store, dispatcher, config, .. } = self.worker;
-        let (held, deliveries): (Vec<Held>, Vec<Delivery>) =
+        let (held, deliveries): (Vec<ClaimRef>, Vec<Delivery>) =
             self.in_flight.leases().into_iter().map(|lease| (lease.held, lease.delivery)).unzip();
         let result = async {
             store.hand_back(&held).await?;
