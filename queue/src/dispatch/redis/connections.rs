@@ -44,8 +44,8 @@ const _: () = assert!(
     BLOCKING_TIMEOUT.as_millis() >= BLOCK_MAX.as_millis() + RESPONSE_TIMEOUT.as_millis(),
     "a read that waits its full time is not late"
 );
-/// Blocking reads at a time; further ones wait for a connection.
-const BLOCKING_MAX: usize = 4096;
+/// Concurrent blocking reads; further ones wait for a connection. More than the streams of an API server.
+const BLOCKING_MAX: usize = 1 << 14;
 /// Idle connections for blocking reads that are kept.
 const IDLE_MAX: usize = 16;
 
