@@ -27,7 +27,7 @@ use tritmill_queue::{
     StoreError,
     store::{
         BatchState,
-        batches::{Along, HeldBatch},
+        batches::{BatchClaim, BatchWrites},
     },
 };
 
@@ -77,8 +77,8 @@ impl Driver {
                 self.sweep().await;
                 sweep_at = Instant::now() + SWEEP;
             }
-            for held in self.claim(BATCHES_MAX.saturating_sub(driven.len())).await {
-                driven.spawn(drive(self.app.clone(), held, stop.clone()));
+            for claim in self.claim(BATCHES_MAX.saturating_sub(driven.len())).await {
+                driven.spawn(drive(self.app.clone(), claim, stop.clone()));
             }
             self.app.metrics.batches_driven.set(i64::try_from(driven.len()).unwrap_or(i64::MAX));
             tokio::select! {
@@ -91,7 +91,7 @@ impl Driver {
         while driven.join_next().await.is_some() {}
     }
 
-    async fn claim(&self, room: usize) -> Vec<HeldBatch> {
+    async fn claim(&self, room: usize) -> Vec<BatchClaim> {
         let limit = u32::try_from(room).unwrap_or(u32::MAX);
         if limit == 0 {
             return Vec::new();
@@ -106,15 +106,17 @@ impl Driver {
     async fn sweep(&self) {
         match self.app.store.sweep_files().await {
             Ok(0) => {}
-            Ok(files) => tracing::info!(files, "deleted files that expired or were never completed"),
+            Ok(files) => {
+                tracing::info!(files, "deleted files that expired or were never completed")
+            }
             Err(error) => tracing::warn!(%error, "cannot sweep files, trying again in an hour"),
         }
     }
 }
 
 /// Processes one batch until it is finished or the claim is no longer valid.
-async fn drive(app: App, held: HeldBatch, mut stop: watch::Receiver<bool>) {
-    let (id, epoch) = (held.batch.id, held.epoch);
+async fn drive(app: App, claim: BatchClaim, mut stop: watch::Receiver<bool>) {
+    let (id, epoch) = (claim.batch.id, claim.epoch);
     let store = Arc::clone(&app.store);
     let renewed = async move {
         let mut held_until = Instant::now() + LEASE;
@@ -126,12 +128,14 @@ async fn drive(app: App, held: HeldBatch, mut stop: watch::Receiver<bool>) {
                 Ok(false) => return,
                 // The last third of the lease is for the step that is running.
                 Err(_) if Instant::now() + LEASE / 3 >= held_until => return,
-                Err(error) => tracing::warn!(batch = %id, %error, "cannot renew the claim of a batch"),
+                Err(error) => {
+                    tracing::warn!(batch = %id, %error, "cannot renew the claim of a batch")
+                }
             }
         }
     };
     let ended = tokio::select! {
-        ended = advance(&app, held) => ended,
+        ended = advance(&app, claim) => ended,
         () = renewed => Err(Interrupted::Fenced),
         _ = stop.wait_for(|stop| *stop) => Ok(()),
     };
@@ -155,16 +159,16 @@ async fn drive(app: App, held: HeldBatch, mut stop: watch::Receiver<bool>) {
 }
 
 /// Runs step after step until the batch is finished.
-async fn advance(app: &App, mut held: HeldBatch) -> Result<(), Interrupted> {
+async fn advance(app: &App, mut claim: BatchClaim) -> Result<(), Interrupted> {
     loop {
-        match held.batch.state {
-            BatchState::Validating => validate::validate(app, &mut held).await?,
-            BatchState::InProgress => progress::submit_and_count(app, &mut held).await?,
+        match claim.batch.state {
+            BatchState::Validating => validate::validate(app, &mut claim).await?,
+            BatchState::InProgress => progress::submit_and_count(app, &mut claim).await?,
             BatchState::Finalizing | BatchState::Cancelling => {
-                finish::finish(app, &mut held).await?
+                finish::finish(app, &mut claim).await?
             }
             state => {
-                tracing::info!(batch = %held.batch.id, state = state.as_str(), "batch finished");
+                tracing::info!(batch = %claim.batch.id, state = state.as_str(), "batch finished");
                 return Ok(());
             }
         }
@@ -172,8 +176,8 @@ async fn advance(app: &App, mut held: HeldBatch) -> Result<(), Interrupted> {
 }
 
 /// Writes a batch, with jobs and files, in one transaction.
-async fn save(app: &App, held: &HeldBatch, along: Along<'_>) -> Result<(), Interrupted> {
-    match app.store.save_batch(held, along).await? {
+async fn save(app: &App, claim: &BatchClaim, writes: BatchWrites<'_>) -> Result<(), Interrupted> {
+    match app.store.save_batch(claim, writes).await? {
         true => Ok(()),
         false => Err(Interrupted::Fenced),
     }

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use tritmill_producer::{ClientError, FieldError, answer};
+use tritmill_client::{ClientError, FieldError, answer};
 use tritmill_queue::{JobError, StoreError, store::KeyRole};
 use utoipa::ToSchema;
 
@@ -46,12 +46,7 @@ pub(crate) struct ApiError {
 }
 
 impl ApiError {
-    fn new(
-        status: StatusCode,
-        kind: &'static str,
-        code: &str,
-        message: impl Into<String>,
-    ) -> Self {
+    fn new(status: StatusCode, kind: &'static str, code: &str, message: impl Into<String>) -> Self {
         let (code, message) = (code.to_owned(), message.into());
         let detail = ErrorDetail { message, r#type: kind, param: None, code };
         Self { status, detail, retry_after: None }
@@ -203,7 +198,7 @@ impl From<FieldError> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        if let StoreError::Refused { what, problem } = &error {
+        if let StoreError::InvalidValue { what, problem } = &error {
             return Self::invalid_value(*what, format!("{what} {problem}"));
         }
         // Details of the store are for operators, not for callers.

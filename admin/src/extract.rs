@@ -12,7 +12,7 @@ use futures_util::{Stream, StreamExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
-use tritmill_producer::LINE_BYTES_MAX;
+use tritmill_client::LINE_BYTES_MAX;
 
 use crate::error::ApiError;
 

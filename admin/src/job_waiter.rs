@@ -13,8 +13,8 @@ use tokio::{
     sync::{Notify, oneshot},
     time::{Instant, sleep, timeout},
 };
-use tritmill_producer::Client;
-use tritmill_queue::{Ended, JobId};
+use tritmill_client::Client;
+use tritmill_queue::{FinishedJob, JobId};
 
 /// Pause between two queries, and its minimum as a multiple of a query's duration.
 const POLL: Duration = Duration::from_millis(25);
@@ -29,7 +29,7 @@ pub(crate) struct JobWaiter(Arc<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
-    by_job: Mutex<HashMap<JobId, oneshot::Sender<Ended>>>,
+    by_job: Mutex<HashMap<JobId, oneshot::Sender<FinishedJob>>>,
     added: Notify,
 }
 
@@ -42,7 +42,7 @@ impl JobWaiter {
     }
 
     /// Receives the end of a job, which may be submitted before or after this call.
-    pub fn wait_for(&self, id: JobId) -> oneshot::Receiver<Ended> {
+    pub fn wait_for(&self, id: JobId) -> oneshot::Receiver<FinishedJob> {
         let (sender, receiver) = oneshot::channel();
         self.0.lock().insert(id, sender);
         self.0.added.notify_one();
@@ -51,7 +51,7 @@ impl JobWaiter {
 }
 
 impl Waiting {
-    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, oneshot::Sender<Ended>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, oneshot::Sender<FinishedJob>>> {
         self.by_job.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -17,12 +17,12 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tritmill_producer::http::{BadCertificates, HttpClient, HttpError};
+use tritmill_client::http::{BadCertificates, HttpClient, HttpError};
 use tritmill_queue::{
     StoreError, Timestamp,
     store::{
         Batch,
-        batches::{Along, HeldBatch},
+        batches::{BatchClaim, BatchWrites},
         webhooks::Webhook,
     },
 };
@@ -70,7 +70,7 @@ impl Webhooks {
     /// # Errors
     /// If the system's root certificates cannot be loaded.
     pub fn new(app: App, owner: String) -> Result<Self, BadCertificates> {
-        let client = HttpClient::new(app.limits.webhooks_reach, None)?;
+        let client = HttpClient::new(app.limits.webhook_addresses, None)?;
         Ok(Self { app, owner, client })
     }
 
@@ -88,8 +88,8 @@ impl Webhooks {
                 tracing::warn!(%error, "cannot claim webhooks, trying again");
                 Vec::new()
             });
-            for held in claimed {
-                calls.spawn(deliver(self.app.clone(), self.client.clone(), held));
+            for claim in claimed {
+                calls.spawn(deliver(self.app.clone(), self.client.clone(), claim));
             }
             tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -103,13 +103,13 @@ impl Webhooks {
 }
 
 /// Calls a webhook once and records the result.
-async fn deliver(app: App, client: HttpClient, mut held: HeldBatch) {
-    let id = held.batch.id;
-    if let Err(error) = try_deliver(&app, &client, &mut held).await {
+async fn deliver(app: App, client: HttpClient, mut claim: BatchClaim) {
+    let id = claim.batch.id;
+    if let Err(error) = try_deliver(&app, &client, &mut claim).await {
         tracing::warn!(batch = %id, %error, "cannot record a webhook call, calling again later");
         return;
     }
-    if let Err(error) = app.store.release_batch(id, held.epoch).await {
+    if let Err(error) = app.store.release_batch(id, claim.epoch).await {
         tracing::debug!(batch = %id, %error, "cannot release a batch, its lease will expire");
     }
 }
@@ -117,21 +117,21 @@ async fn deliver(app: App, client: HttpClient, mut held: HeldBatch) {
 async fn try_deliver(
     app: &App,
     client: &HttpClient,
-    held: &mut HeldBatch,
+    claim: &mut BatchClaim,
 ) -> Result<(), StoreError> {
-    let Some(webhook) = held.batch.webhook.clone() else { return Ok(()) };
+    let Some(webhook) = claim.batch.webhook.clone() else { return Ok(()) };
     let called_at = app.store.now().await?;
-    let result = timeout(CALL_WITHIN, call(client, &held.batch, &webhook, called_at)).await;
+    let result = timeout(CALL_WITHIN, call(client, &claim.batch, &webhook, called_at)).await;
     let result = result.unwrap_or(Err(CallError::Timeout));
     let now = app.store.now().await?;
-    held.batch.webhook = Some(after_call(webhook, &result, now));
-    let batch = held.batch.id;
+    claim.batch.webhook = Some(after_call(webhook, &result, now));
+    let batch = claim.batch.id;
     match result {
         Ok(()) => tracing::info!(%batch, "webhook delivered"),
         // Without the error: it may quote the URL, which may contain a password.
         Err(_) => tracing::info!(%batch, "webhook call failed"),
     }
-    app.store.save_batch(held, Along::default()).await?;
+    app.store.save_batch(claim, BatchWrites::default()).await?;
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use axum::{extract::Query, response::Response};
 use serde::Deserialize;
 use tritmill_queue::{
     Timestamp,
-    store::{Page, audit::AuditLine},
+    store::{Page, audit::AuditEntry},
 };
 use uuid::Uuid;
 
@@ -23,7 +23,7 @@ const PAGE_SIZE: u32 = 50;
 #[template(path = "audit.html")]
 struct AuditView {
     now: Timestamp,
-    lines: Vec<AuditLine>,
+    lines: Vec<AuditEntry>,
     /// Last entry of the page, if there are more.
     next: Option<Uuid>,
     is_first: bool,
@@ -31,7 +31,7 @@ struct AuditView {
 
 impl AuditView {
     /// The parameters of the action as text, empty if there are none.
-    fn detail(line: &AuditLine) -> String {
+    fn detail(line: &AuditEntry) -> String {
         match line.detail.as_object() {
             Some(detail) if !detail.is_empty() => line.detail.to_string(),
             _ => String::new(),
@@ -63,7 +63,7 @@ pub(crate) async fn list(
 
 async fn load(app: App, after: Option<Uuid>) -> Result<AuditView, PageError> {
     let page = Page { after, limit: PAGE_SIZE + 1, ascending: false };
-    let mut lines = app.store.acts(page).await?;
+    let mut lines = app.store.audit_log(page).await?;
     let has_more = lines.len() > PAGE_SIZE as usize;
     lines.truncate(PAGE_SIZE as usize);
     Ok(AuditView {

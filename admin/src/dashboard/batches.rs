@@ -10,9 +10,7 @@ use axum::{
 };
 use tritmill_queue::{
     Timestamp,
-    store::{
-        Batch, BatchId, BatchState, FileId, Page, batches::BatchError, files::StoredFile,
-    },
+    store::{Batch, BatchId, BatchState, FileId, Page, batches::BatchError, files::StoredFile},
 };
 
 use super::{
@@ -220,10 +218,7 @@ pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> Result<Respo
 }
 
 /// Downloads a file.
-pub(crate) async fn download(
-    visit: Visit,
-    Path(id): Path<String>,
-) -> Result<Response, PageError> {
+pub(crate) async fn download(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
     let file = files::find(&visit.app, &visit.caller.tenant, &id).await?;
     let mut response = files::download(&visit.app, &file);
     response.headers_mut().insert(CONTENT_DISPOSITION, disposition(&file));

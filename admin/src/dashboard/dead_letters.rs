@@ -7,8 +7,8 @@ use serde_json::json;
 use tritmill_queue::{
     Timestamp,
     store::{
-        bulk::{self, Act, BULK_MAX},
-        insight::{DeadLetterGroup, JobFilter},
+        bulk::{self, BULK_MAX, BulkAction},
+        job_queries::{DeadLetterGroup, JobFilter},
     },
 };
 use uuid::Uuid;
@@ -127,7 +127,7 @@ pub(crate) async fn replay(
     visit: Visit,
     PageForm(form): PageForm<BulkForm>,
 ) -> Result<Response, PageError> {
-    let act = Act::Replay { per_second: form.rate()? };
+    let act = BulkAction::Replay { per_second: form.rate()? };
     bulk(visit, form, "dead_letters.replay", act, "submitted again").await
 }
 
@@ -136,24 +136,25 @@ pub(crate) async fn purge(
     visit: Visit,
     PageForm(form): PageForm<BulkForm>,
 ) -> Result<Response, PageError> {
-    bulk(visit, form, "dead_letters.purge", Act::Purge, "deleted").await
+    bulk(visit, form, "dead_letters.purge", BulkAction::Purge, "deleted").await
 }
 
 async fn bulk(
     visit: Visit,
     form: BulkForm,
     action: &str,
-    act: Act,
+    act: BulkAction,
     done: &str,
 ) -> Result<Response, PageError> {
     let app = &visit.app;
     audit::record(app, &visit.caller, action, "jobs", json!({ "asked": form })).await?;
-    let result = bulk::act(app.store.as_ref(), &form.filter(), act, None, BULK_MAX).await?;
+    let result = bulk::apply(app.store.as_ref(), &form.filter(), act, None, BULK_MAX).await?;
     // Jobs of a replay with a rate are announced when they are due.
     let due: Vec<_> = result.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
     app.client.announce(&due).await;
     let letters = if result.done == 1 { "dead letter" } else { "dead letters" };
-    let more = if result.next.is_some() { " There are more: repeat this for the rest." } else { "" };
+    let more =
+        if result.next.is_some() { " There are more: repeat this for the rest." } else { "" };
     let notice = format!("{} {letters} {done}.{more}", filters::grouped(result.done));
     Ok(visit.done("/dashboard/dead-letters", &notice))
 }

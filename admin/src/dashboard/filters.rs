@@ -150,11 +150,9 @@ mod tests {
 
     #[test]
     fn dates_are_in_utc() {
-        for (seconds, date) in [
-            (0, "1970-01-01"),
-            (951_782_400, "2000-02-29"),
-            (1_767_225_599, "2025-12-31"),
-        ] {
+        for (seconds, date) in
+            [(0, "1970-01-01"), (951_782_400, "2000-02-29"), (1_767_225_599, "2025-12-31")]
+        {
             assert_eq!(date_and_time(Timestamp(seconds * 1000)).0, date);
         }
         assert_eq!(date_and_time(Timestamp(1_767_225_599_000)).1, "23:59:59");

@@ -156,7 +156,10 @@ impl Columns {
                 Unit::Share,
                 vec![self.series("fill", |sample| sample.batch_fill().map(|fill| fill.min(1.0)))],
             ),
-            Chart { is_stacked: true, ..self.chart("Failed, expired, cancelled", Unit::Count, errors) },
+            Chart {
+                is_stacked: true,
+                ..self.chart("Failed, expired, cancelled", Unit::Count, errors)
+            },
         ]
     }
 }

@@ -34,10 +34,7 @@ const MEANINGS: [(&str, &str); 6] = [
         "Queues lost by Redis",
         "Times that Redis came back without a queue (NOGROUP), which was then created again.",
     ),
-    (
-        "Jobs announced again",
-        "Queued jobs that Redis had lost. They were announced to it again.",
-    ),
+    ("Jobs announced again", "Queued jobs that Redis had lost. They were announced to it again."),
 ];
 
 #[derive(Template)]

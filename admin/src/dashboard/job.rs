@@ -7,7 +7,7 @@ use axum::{extract::Path, response::Response};
 use serde_json::json;
 use tritmill_queue::{
     EventId, JobEvent, JobId, JobState, Message, Outcome, Prompt, Role, Timestamp,
-    store::insight::{Attempt, AttemptEnd, Story},
+    store::job_queries::{Attempt, AttemptEnd, JobHistory},
 };
 
 use super::{
@@ -41,7 +41,7 @@ struct Step {
 struct JobView {
     now: Timestamp,
     id: JobId,
-    history: Story,
+    history: JobHistory,
     /// Text of each choice, so far.
     texts: Vec<String>,
     is_live: bool,
@@ -109,7 +109,11 @@ impl JobView {
         let record = &history.record;
         match record.state {
             JobState::Scheduled | JobState::Retrying => {
-                steps.push(step(history.run_at, "Starts", "at this time at the earliest".to_owned()));
+                steps.push(step(
+                    history.run_at,
+                    "Starts",
+                    "at this time at the earliest".to_owned(),
+                ));
             }
             JobState::Cancelled => {
                 steps.push(step(record.finished_at, "Cancelled", String::new()));

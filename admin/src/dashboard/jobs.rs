@@ -7,7 +7,7 @@ use tritmill_queue::{
     JobId, JobState, Tenant, Timestamp,
     store::{
         BatchId, Page,
-        insight::{Count, JobFilter, JobSummary},
+        job_queries::{Count, JobFilter, JobSummary},
     },
 };
 
@@ -123,7 +123,10 @@ impl View for JobsView {
 }
 
 /// Shows jobs, the latest first.
-pub(crate) async fn list(visit: Visit, Query(form): Query<FilterForm>) -> Result<Response, PageError> {
+pub(crate) async fn list(
+    visit: Visit,
+    Query(form): Query<FilterForm>,
+) -> Result<Response, PageError> {
     visit.show(move |app, caller| load(app, caller, form.clone())).await
 }
 

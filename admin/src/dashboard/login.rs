@@ -75,9 +75,7 @@ pub(crate) async fn log_in(
         return form(StatusCode::TOO_MANY_REQUESTS, next, Some(&problem));
     }
     match open_session(&app, &key).await {
-        Ok(Some(secret)) => {
-            (session::opened(&secret, peer), Redirect::to(next)).into_response()
-        }
+        Ok(Some(secret)) => (session::opened(&secret, peer), Redirect::to(next)).into_response(),
         Ok(None) => {
             let problem = "This API key is not valid. It may be mistyped or revoked.";
             form(StatusCode::UNAUTHORIZED, next, Some(problem))

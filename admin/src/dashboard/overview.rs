@@ -122,7 +122,10 @@ pub(crate) struct OverviewQuery {
 }
 
 /// Shows all queues, and charts of their sum.
-pub(crate) async fn show(visit: Visit, Query(query): Query<OverviewQuery>) -> Result<Response, PageError> {
+pub(crate) async fn show(
+    visit: Visit,
+    Query(query): Query<OverviewQuery>,
+) -> Result<Response, PageError> {
     let span = Span::parse(query.span.as_deref());
     let sort =
         SORTS.into_iter().map(|(word, _)| word).find(|sort| query.sort.as_deref() == Some(sort));

@@ -171,8 +171,12 @@ mod tests {
         let sent_back = |cookies: CookieJar| {
             let response = (cookies, ()).into_response();
             let cookie = response.headers()[SET_COOKIE].to_str().expect("ASCII");
-            assert!(cookie.ends_with("; HttpOnly; SameSite=Strict; Secure; Path=/dashboard; Max-Age=60")
-                || cookie.contains("Max-Age=0"), "{cookie}");
+            assert!(
+                cookie
+                    .ends_with("; HttpOnly; SameSite=Strict; Secure; Path=/dashboard; Max-Age=60")
+                    || cookie.contains("Max-Age=0"),
+                "{cookie}"
+            );
             let mut headers = HeaderMap::new();
             let pair = cookie.split("; ").next().expect("a pair");
             headers.insert(COOKIE, pair.parse().expect("a header"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use askama::Template;
 use axum::response::Response;
 use serde::Deserialize;
-use tritmill_queue::store::operations::{Measured, Worker};
+use tritmill_queue::store::operations::{Worker, WorkerMetrics};
 
 use super::{
     filters::{self, scaled},
@@ -41,43 +41,43 @@ impl WorkerRow {
         format!("/dashboard/queues/{}", percent_encoded(&self.worker.heartbeat.queue.to_string()))
     }
 
-    fn measured(&self) -> &Measured {
-        &self.worker.heartbeat.measured
+    fn metrics(&self) -> &WorkerMetrics {
+        &self.worker.heartbeat.metrics
     }
 
     /// Percentage of KV blocks in use.
     pub fn kv_usage(&self) -> f64 {
-        percent(self.measured().kv_blocks_used, self.measured().kv_blocks_total)
+        percent(self.metrics().kv_blocks_used, self.metrics().kv_blocks_total)
     }
 
     /// Percentage of prompt tokens found in the prefix cache.
     pub fn cache_hits(&self) -> f64 {
-        let hits = self.measured().prefix_hit_tokens;
-        percent(hits, hits + self.measured().prefix_miss_tokens)
+        let hits = self.metrics().prefix_hit_tokens;
+        percent(hits, hits + self.metrics().prefix_miss_tokens)
     }
 
     /// Device and instruction set.
     pub fn device(&self) -> String {
-        let known = [&self.measured().device, &self.measured().isa];
+        let known = [&self.metrics().device, &self.metrics().isa];
         known.into_iter().filter(|word| !word.is_empty()).cloned().collect::<Vec<_>>().join(" ")
     }
 
     pub fn prefill(&self) -> String {
-        scaled(self.measured().prefill_tokens_per_s, "")
+        scaled(self.metrics().prefill_tokens_per_s, "")
     }
 
     pub fn decode(&self) -> String {
-        scaled(self.measured().decode_tokens_per_s, "")
+        scaled(self.metrics().decode_tokens_per_s, "")
     }
 
     /// Time since the worker renewed its lease.
     pub fn lease_age(&self) -> Option<Duration> {
-        self.measured().lease_age_ms.map(Duration::from_millis)
+        self.metrics().lease_age_ms.map(Duration::from_millis)
     }
 
     /// Time since the worker read its queue.
     pub fn read_age(&self) -> Option<Duration> {
-        self.measured().read_age_ms.map(Duration::from_millis)
+        self.metrics().read_age_ms.map(Duration::from_millis)
     }
 }
 
@@ -122,5 +122,8 @@ pub(crate) async fn drain(
     PageForm(DrainForm { owner }): PageForm<DrainForm>,
 ) -> Result<Response, PageError> {
     drain_worker(&visit.app, &visit.caller, &owner).await?;
-    Ok(visit.done("/dashboard/workers", "The worker finishes what it can, returns its other jobs to the queue and exits."))
+    Ok(visit.done(
+        "/dashboard/workers",
+        "The worker finishes what it can, returns its other jobs to the queue and exits.",
+    ))
 }

@@ -5,12 +5,12 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tritmill_producer::{RefusedLine, Request, answer};
+use tritmill_client::{RefusedLine, Request, answer};
 use tritmill_queue::{
     ErrorKind, JobError, Outcome, Timestamp,
     store::{
-        Answer, BatchState, FileId,
-        batches::{Along, Batch, HeldBatch, LineEnd, Place},
+        AnsweredLine, BatchState, FileId,
+        batches::{Batch, BatchClaim, BatchWrites, FilePosition, FinishedLine},
         files::{FilePurpose, StoredFile},
     },
 };
@@ -19,23 +19,24 @@ use super::{Interrupted, lines, save};
 use crate::{app::App, file_writer::FileWriter};
 
 /// Cancels the remaining jobs of a cancelled batch, writes the output files and finishes the batch.
-pub(super) async fn finish(app: &App, held: &mut HeldBatch) -> Result<(), Interrupted> {
-    if held.batch.state == BatchState::Cancelling {
-        app.store.cancel_batch_jobs(held.batch.id).await?;
+pub(super) async fn finish(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {
+    if claim.batch.state == BatchState::Cancelling {
+        app.store.cancel_batch_jobs(claim.batch.id).await?;
     }
     let mut output = Output::default();
     // A batch that was cancelled before its validation has no output.
-    if held.batch.at.in_progress.is_some() {
-        let mut pages = lines::read(&app.store, held.batch.input, Place::default());
+    if claim.batch.at.in_progress.is_some() {
+        let mut pages = lines::read(&app.store, claim.batch.input, FilePosition::default());
         while let Some(page) = pages.recv().await {
-            write_page(app, &held.batch, page?, &mut output).await?;
+            write_page(app, &claim.batch, page?, &mut output).await?;
         }
     }
     let now = app.store.now().await?;
-    let expires_at = held.batch.output_expires_s.map(|s| now.after(Duration::from_secs(s)));
+    let expires_at = claim.batch.output_expires_s.map(|s| now.after(Duration::from_secs(s)));
     let Output { answers, errors, completed, failed, overdue, .. } = output;
     let mut files = Vec::new();
-    for (writer, place) in [(answers, &mut held.batch.output), (errors, &mut held.batch.error_file)]
+    for (writer, place) in
+        [(answers, &mut claim.batch.output), (errors, &mut claim.batch.error_file)]
     {
         if let Some(writer) = writer {
             let file = writer.finish().await?;
@@ -43,16 +44,16 @@ pub(super) async fn finish(app: &App, held: &mut HeldBatch) -> Result<(), Interr
             *place = Some(file.id);
         }
     }
-    (held.batch.completed, held.batch.failed) = (completed, failed);
-    held.batch.enter(
-        match held.batch.state {
+    (claim.batch.completed, claim.batch.failed) = (completed, failed);
+    claim.batch.enter(
+        match claim.batch.state {
             BatchState::Cancelling => BatchState::Cancelled,
-            _ if held.batch.overdue || overdue => BatchState::Expired,
+            _ if claim.batch.overdue || overdue => BatchState::Expired,
             _ => BatchState::Completed,
         },
         now,
     );
-    save(app, held, Along { files: &files, ..Along::default() }).await
+    save(app, claim, BatchWrites { files: &files, ..BatchWrites::default() }).await
 }
 
 /// The two output files and their counts.
@@ -109,8 +110,8 @@ async fn write_page(
         line.and_then(|line| u32::try_from(line.after.line).ok()).unwrap_or(u32::MAX)
     };
     let (first, last) = (number(page.first()), number(page.last()));
-    let ends = app.store.line_ends(batch.id, first, last).await?;
-    let mut ends: HashMap<u64, LineEnd> =
+    let ends = app.store.finished_lines(batch.id, first, last).await?;
+    let mut ends: HashMap<u64, FinishedLine> =
         ends.into_iter().map(|end| (u64::from(end.line), end)).collect();
     for line in page {
         let (is_answer, line) = match line.parsed {
@@ -129,31 +130,32 @@ async fn write_page(
 fn output_line(
     batch: &Batch,
     request: &Request,
-    end: Option<LineEnd>,
+    end: Option<FinishedLine>,
     output: &mut Output,
 ) -> (bool, String) {
     let unanswered = |code: &str, message: &str| {
         (false, answer::unanswered_line(&request.key, &request.custom_id, code, message))
     };
     let cancelled = || unanswered("batch_cancelled", "the request was cancelled");
-    let expired = || unanswered("batch_expired", "the batch expired before the request was answered");
+    let expired =
+        || unanswered("batch_expired", "the batch expired before the request was answered");
     let is_cancelled = batch.state == BatchState::Cancelling;
     let (outcome, finished_at) = match end {
-        Some(LineEnd { outcome: Some(Outcome::Expired), .. }) => {
+        Some(FinishedLine { outcome: Some(Outcome::Expired), .. }) => {
             output.overdue = true;
             return expired();
         }
-        Some(LineEnd { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
+        Some(FinishedLine { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
         // Cancelled when this batch expired, or by an operator.
-        Some(LineEnd { outcome: None, .. }) if batch.overdue => return expired(),
-        Some(LineEnd { outcome: None, .. }) => return cancelled(),
+        Some(FinishedLine { outcome: None, .. }) if batch.overdue => return expired(),
+        Some(FinishedLine { outcome: None, .. }) => return cancelled(),
         // Never submitted.
         None if is_cancelled => return cancelled(),
         None if batch.overdue => return expired(),
         None => (Outcome::Error(job_deleted()), batch.created_at),
     };
     let is_answer = matches!(outcome, Outcome::Completed(_));
-    let line = answer::line(&Answer {
+    let line = answer::line(&AnsweredLine {
         seq: 0,
         number: request.number,
         custom_id: Some(request.custom_id.clone()),

@@ -6,12 +6,12 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
-use tritmill_producer::ClientError;
+use tritmill_client::ClientError;
 use tritmill_queue::{
     Job, StoreError,
     store::{
         BatchState,
-        batches::{Along, Batch, HeldBatch, Place},
+        batches::{Batch, BatchClaim, BatchWrites, FilePosition},
     },
 };
 
@@ -27,27 +27,27 @@ const COUNT_SHARE: u32 = 20;
 const BUSY_LAST: Duration = Duration::from_secs(3);
 
 /// Submits and counts until every line is answered or the batch expires; then the batch is finalizing.
-pub(super) async fn submit_and_count(app: &App, held: &mut HeldBatch) -> Result<(), Interrupted> {
-    let mut feed = Feed::new(app, &held.batch);
+pub(super) async fn submit_and_count(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {
+    let mut feed = Feed::new(app, &claim.batch);
     let (mut count_at, mut wait) = (Instant::now() + COUNT_FIRST, COUNT_FIRST);
     loop {
         let now = app.store.now().await?;
-        if now >= held.batch.expires_at {
-            app.store.cancel_batch_jobs(held.batch.id).await?;
-            held.batch.overdue = true;
-            held.batch.enter(BatchState::Finalizing, now);
-            return save(app, held, Along::default()).await;
+        if now >= claim.batch.expires_at {
+            app.store.cancel_batch_jobs(claim.batch.id).await?;
+            claim.batch.overdue = true;
+            claim.batch.enter(BatchState::Finalizing, now);
+            return save(app, claim, BatchWrites::default()).await;
         }
-        let submitted = feed.submit(app, held).await?;
+        let submitted = feed.submit(app, claim).await?;
         if count_at <= Instant::now() {
             let started = Instant::now();
-            let (all_finished, changed) = count(app, held).await?;
+            let (all_finished, changed) = count(app, claim).await?;
             if all_finished && matches!(submitted, Submitted::All) {
-                held.batch.enter(BatchState::Finalizing, now);
-                return save(app, held, Along::default()).await;
+                claim.batch.enter(BatchState::Finalizing, now);
+                return save(app, claim, BatchWrites::default()).await;
             }
             if changed {
-                save(app, held, Along::default()).await?;
+                save(app, claim, BatchWrites::default()).await?;
             }
             wait = if changed { COUNT_FIRST } else { (wait * 2).min(COUNT_LAST) };
             count_at = Instant::now() + wait.max(started.elapsed() * COUNT_SHARE);
@@ -61,12 +61,12 @@ pub(super) async fn submit_and_count(app: &App, held: &mut HeldBatch) -> Result<
 }
 
 /// Counts the batch's jobs. Returns whether all submitted jobs are finished, and whether counts changed.
-async fn count(app: &App, held: &mut HeldBatch) -> Result<(bool, bool), StoreError> {
-    let progress = app.store.batch_progress(held.batch.id).await?;
+async fn count(app: &App, claim: &mut BatchClaim) -> Result<(bool, bool), StoreError> {
+    let progress = app.store.batch_progress(claim.batch.id).await?;
     let unfinished = progress.scheduled + progress.queued + progress.running + progress.retrying;
-    let failed = held.batch.refused + progress.failed + progress.expired + progress.cancelled;
-    let changed = (held.batch.completed, held.batch.failed) != (progress.completed, failed);
-    (held.batch.completed, held.batch.failed) = (progress.completed, failed);
+    let failed = claim.batch.refused + progress.failed + progress.expired + progress.cancelled;
+    let changed = (claim.batch.completed, claim.batch.failed) != (progress.completed, failed);
+    (claim.batch.completed, claim.batch.failed) = (progress.completed, failed);
     Ok((unfinished == 0, changed))
 }
 
@@ -84,9 +84,9 @@ enum Submitted {
 struct Feed {
     pages: mpsc::Receiver<Result<lines::Lines, StoreError>>,
     /// Jobs read but not submitted, each with the position after its line; the next job comes last.
-    pending: Vec<(Job, Place)>,
+    pending: Vec<(Job, FilePosition)>,
     /// Position after the last line that was read.
-    read: Place,
+    read: FilePosition,
     /// Jobs to submit in the next transaction; fewer when the queue is nearly full.
     chunk: usize,
 }
@@ -101,13 +101,17 @@ impl Feed {
     }
 
     /// Submits the next jobs.
-    async fn submit(&mut self, app: &App, held: &mut HeldBatch) -> Result<Submitted, Interrupted> {
+    async fn submit(
+        &mut self,
+        app: &App,
+        claim: &mut BatchClaim,
+    ) -> Result<Submitted, Interrupted> {
         if self.pending.is_empty() {
             let Some(page) = self.pages.recv().await else { return Ok(Submitted::All) };
             let page = page?;
             self.read = page.last().map_or(self.read, |line| line.after);
             self.pending =
-                page.into_iter().rev().filter_map(|line| job(&held.batch, line)).collect();
+                page.into_iter().rev().filter_map(|line| job(&claim.batch, line)).collect();
             if self.pending.is_empty() {
                 return Ok(Submitted::More);
             }
@@ -126,20 +130,20 @@ impl Feed {
             Err(other) => return Err(StoreError::Unavailable(Box::new(other)).into()),
         }
         self.chunk = (self.chunk * 2).min(CHUNK_MAX);
-        held.batch.submitted = match first {
+        claim.batch.submitted = match first {
             0 => self.read,
             _ => self.pending[first].1,
         };
-        save(app, held, Along { jobs: &next, ..Along::default() }).await?;
+        save(app, claim, BatchWrites { jobs: &next, ..BatchWrites::default() }).await?;
         self.pending.truncate(first);
         app.client.announce(&next).await;
-        tracing::debug!(batch = %held.batch.id, jobs = next.len(), "lines submitted");
+        tracing::debug!(batch = %claim.batch.id, jobs = next.len(), "lines submitted");
         Ok(Submitted::More)
     }
 }
 
 /// Returns the job of a valid line.
-fn job(batch: &Batch, line: lines::Line) -> Option<(Job, Place)> {
+fn job(batch: &Batch, line: lines::Line) -> Option<(Job, FilePosition)> {
     let request = line.parsed.ok()?;
     let number = u32::try_from(request.number).ok()?;
     let queue = batch.queue.clone()?;

@@ -6,10 +6,10 @@
 use std::collections::{HashMap, hash_map::Entry};
 
 use sha2::{Digest as _, Sha256};
-use tritmill_producer::{Endpoint, Refusal, RefusedLine, Request};
+use tritmill_client::{Endpoint, Refusal, RefusedLine, Request};
 use tritmill_queue::store::{
     BatchState,
-    batches::{Along, BatchError, HeldBatch, Place},
+    batches::{BatchClaim, BatchError, BatchWrites, FilePosition},
 };
 
 use super::{Interrupted, lines, save};
@@ -19,13 +19,18 @@ use crate::app::App;
 const ERRORS_MAX: usize = 100;
 
 /// Reads every line; then the batch is in progress, or failed.
-pub(super) async fn validate(app: &App, held: &mut HeldBatch) -> Result<(), Interrupted> {
-    let mut check = Validation::new(&held.batch.endpoint, app.limits.batch_lines_max);
+pub(super) async fn validate(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {
+    let mut check = Validation::new(&claim.batch.endpoint, app.limits.batch_lines_max);
     // The file may have been deleted or have expired meanwhile.
-    if app.store.file(&held.batch.tenant, held.batch.input).await?.is_none() {
-        check.add_error(None, "file_not_found", "the input file no longer exists", Some("input_file_id"));
+    if app.store.file(&claim.batch.tenant, claim.batch.input).await?.is_none() {
+        check.add_error(
+            None,
+            "file_not_found",
+            "the input file no longer exists",
+            Some("input_file_id"),
+        );
     } else {
-        let mut pages = lines::read(&app.store, held.batch.input, Place::default());
+        let mut pages = lines::read(&app.store, claim.batch.input, FilePosition::default());
         while let Some(page) = pages.recv().await {
             for line in page? {
                 check.line(line.after.line, &line.parsed);
@@ -39,24 +44,24 @@ pub(super) async fn validate(app: &App, held: &mut HeldBatch) -> Result<(), Inte
         check.add_error(None, "empty_file", "the input file has no lines", Some("input_file_id"));
     }
     if let Some((name, line)) = check.model.take() {
-        held.batch.queue = app.models.find(&name).await?;
-        if held.batch.queue.is_none() {
+        claim.batch.queue = app.models.find(&name).await?;
+        if claim.batch.queue.is_none() {
             let message = format!("line {line}: no worker serves model '{name}'");
             check.add_error(Some(line), "model_not_found", &message, Some("body.model"));
         }
     }
     let now = app.store.now().await?;
-    held.batch.lines = check.lines;
-    held.batch.refused = check.refused;
-    held.batch.failed = check.refused;
-    held.batch.errors = check.errors;
-    let is_valid = held.batch.errors.is_empty();
+    claim.batch.lines = check.lines;
+    claim.batch.refused = check.refused;
+    claim.batch.failed = check.refused;
+    claim.batch.errors = check.errors;
+    let is_valid = claim.batch.errors.is_empty();
     if !is_valid {
         // No line is processed.
-        (held.batch.lines, held.batch.refused, held.batch.failed) = (0, 0, 0);
+        (claim.batch.lines, claim.batch.refused, claim.batch.failed) = (0, 0, 0);
     }
-    held.batch.enter(if is_valid { BatchState::InProgress } else { BatchState::Failed }, now);
-    save(app, held, Along::default()).await
+    claim.batch.enter(if is_valid { BatchState::InProgress } else { BatchState::Failed }, now);
+    save(app, claim, BatchWrites::default()).await
 }
 
 /// State of the validation.
@@ -139,7 +144,8 @@ impl<'a> Validation<'a> {
         }
         if request.endpoint.as_str() != self.endpoint {
             let (found, expected) = (request.endpoint.as_str(), self.endpoint);
-            let message = format!("line {number}: url is '{found}' but the batch's endpoint is '{expected}'");
+            let message =
+                format!("line {number}: url is '{found}' but the batch's endpoint is '{expected}'");
             self.add_error(Some(number), "invalid_url", &message, Some("url"));
         }
         self.check_custom_id(number, &request.custom_id);
@@ -174,7 +180,7 @@ fn code_of(refusal: &Refusal) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use tritmill_producer::{LineReader, parse_request};
+    use tritmill_client::{LineReader, parse_request};
 
     use super::*;
 

@@ -93,7 +93,9 @@ impl Collector for Scrape {
                         _ => ConstGauge::new(value).encode(encoder),
                     };
                     match label {
-                        PLAIN => encode(metric.encode_family(&QueueLabels { queue: queue.clone() })?)?,
+                        PLAIN => {
+                            encode(metric.encode_family(&QueueLabels { queue: queue.clone() })?)?
+                        }
                         kind => {
                             let labels = KindLabels { queue: queue.clone(), kind };
                             encode(metric.encode_family(&labels)?)?;

@@ -1,8 +1,8 @@
 //! What whole and streamed answers share: the job, the options of the stream, and the outcome.
 
 use serde_json::{Map, Value};
-use tritmill_producer::{Endpoint, Fields};
-use tritmill_queue::{Completion, Ended, JobId, Outcome, QueueName, Timestamp};
+use tritmill_client::{Endpoint, Fields};
+use tritmill_queue::{Completion, FinishedJob, JobId, Outcome, QueueName, Timestamp};
 
 use crate::{app::App, error::ApiError};
 
@@ -81,7 +81,7 @@ pub(super) struct AnswerHead {
 }
 
 /// Returns the completion of a finished job, or why there is none.
-pub(super) fn completion(ended: Ended) -> Result<Completion, ApiError> {
+pub(super) fn completion(ended: FinishedJob) -> Result<Completion, ApiError> {
     match ended.outcome {
         Some(Outcome::Completed(completion)) => Ok(completion),
         Some(Outcome::Error(error)) => Err(ApiError::job_failed(&error)),

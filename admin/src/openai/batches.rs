@@ -13,7 +13,7 @@ use tritmill_queue::{
     Timestamp,
     store::{
         Batch, BatchId, BatchState, FileId, Page,
-        batches::{BatchError, BatchTimes, Place},
+        batches::{BatchError, BatchTimes, FilePosition},
         files::FilePurpose,
         webhooks::Webhook,
     },
@@ -104,8 +104,15 @@ pub(crate) struct WebhookView {
 impl From<Batch> for BatchView {
     fn from(batch: Batch) -> Self {
         let at = |time: Option<Timestamp>| time.map(Timestamp::seconds);
-        let BatchTimes { in_progress, finalizing, completed, failed, expired, cancelling, cancelled } =
-            batch.at;
+        let BatchTimes {
+            in_progress,
+            finalizing,
+            completed,
+            failed,
+            expired,
+            cancelling,
+            cancelled,
+        } = batch.at;
         let has_errors = !batch.errors.is_empty();
         Self {
             id: batch.id.to_string(),
@@ -190,7 +197,7 @@ pub(crate) async fn create_batch(
     body: Map<String, Value>,
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
-    let new = NewBatch::parse(body, app.limits.webhooks_reach)?;
+    let new = NewBatch::parse(body, app.limits.webhook_addresses)?;
     let no_file = || ApiError::not_found("file", &new.input).at("input_file_id");
     let input: FileId = new.input.parse().map_err(|_| no_file())?;
     let file = app.store.file(&caller.tenant, input).await?.ok_or_else(no_file)?;
@@ -215,7 +222,7 @@ pub(crate) async fn create_batch(
         queue: None,
         lines: 0,
         refused: 0,
-        submitted: Place::default(),
+        submitted: FilePosition::default(),
         completed: 0,
         failed: 0,
         errors: Vec::new(),

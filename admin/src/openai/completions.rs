@@ -10,7 +10,7 @@ use axum::{
 };
 use serde_json::{Map, Value};
 use tokio::time::timeout;
-use tritmill_producer::{Endpoint, answer, parse_body};
+use tritmill_client::{Endpoint, answer, parse_body};
 use tritmill_queue::{Job, JobId, Priority};
 
 use super::{
@@ -72,7 +72,9 @@ async fn complete(
     app.client.submit(job).await?;
     let head = AnswerHead { id, endpoint, queue, created };
     if let Some(streaming) = streaming {
-        return AnswerStream { app, awaited, head, streaming, choices, end, permit }.respond().await;
+        return AnswerStream { app, awaited, head, streaming, choices, end, permit }
+            .respond()
+            .await;
     }
     let Ok(Ok(ended)) = timeout(limit, end).await else { return Err(ApiError::answer_timeout()) };
     awaited.is_finished = true;

@@ -16,7 +16,7 @@ use tritmill_queue::{
     StoreError, Tenant, Timestamp,
     store::{
         FileId, FrontStore, Page,
-        files::{Deleted, FilePurpose, StoredFile},
+        files::{FileDeletion, FilePurpose, StoredFile},
     },
 };
 use utoipa::ToSchema;
@@ -268,9 +268,9 @@ pub(crate) async fn remove(
     let unknown = || ApiError::not_found("file", &id);
     let file: FileId = id.parse().map_err(|_| unknown())?;
     match app.store.delete_file(&caller.tenant, file).await? {
-        Deleted::Done => Ok(Json(FileDeleted { id, object: "file", deleted: true })),
-        Deleted::Unknown => Err(unknown()),
-        Deleted::InUse => {
+        FileDeletion::Deleted => Ok(Json(FileDeleted { id, object: "file", deleted: true })),
+        FileDeletion::NotFound => Err(unknown()),
+        FileDeletion::InUse => {
             let message = "the file is in use by an unfinished batch: cancel the batch first";
             Err(ApiError::invalid("file_in_use", message).at("file_id"))
         }

@@ -5,7 +5,7 @@ use axum::{
     extract::{Path, State},
 };
 use serde::Serialize;
-use tritmill_queue::{Timestamp, store::operations::Registered};
+use tritmill_queue::{Timestamp, store::operations::RegisteredQueue};
 use utoipa::ToSchema;
 
 use crate::{app::App, error::ApiError, models::find};
@@ -40,7 +40,7 @@ pub(crate) struct ModelList {
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<ModelList>, ApiError> {
     let known = app.models.all().await?;
     let mut data: Vec<Model> = Vec::new();
-    for Registered { queue, at } in &known {
+    for RegisteredQueue { queue, at } in &known {
         if !data.iter().any(|model| model.id == queue.model) {
             data.push(Model::new(queue.model.clone(), *at));
         }

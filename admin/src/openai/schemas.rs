@@ -106,7 +106,7 @@ pub(crate) struct TextRequest {
     user: Option<String>,
 }
 
-/// A completion, as `tritmill_producer::answer::body` writes it.
+/// A completion, as `tritmill_client::answer::body` writes it.
 #[derive(ToSchema)]
 pub(crate) struct Completion {
     id: String,

@@ -14,8 +14,8 @@ use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
     time::{Instant, sleep, timeout},
 };
-use tritmill_producer::{Endpoint, answer};
-use tritmill_queue::{Ended, EventId, FinishReason, JobEvent};
+use tritmill_client::{Endpoint, answer};
+use tritmill_queue::{EventId, FinishReason, FinishedJob, JobEvent};
 
 use super::answer::{AnswerHead, AwaitedJob, Streaming, completion};
 use crate::{app::App, error::ApiError, sse};
@@ -40,7 +40,7 @@ pub(super) struct AnswerStream {
     /// Number of requested choices.
     pub choices: u32,
     /// Receives the job's result.
-    pub end: oneshot::Receiver<Ended>,
+    pub end: oneshot::Receiver<FinishedJob>,
     /// Held while the answer streams.
     pub permit: Option<OwnedSemaphorePermit>,
 }
@@ -155,7 +155,7 @@ impl AnswerStream {
     }
 
     /// Returns the last chunks: text that no event brought, the finish reason of each choice, and usage.
-    fn finish(&self, ended: Result<Ended, ApiError>, text: &mut SentText) -> Vec<Chunk> {
+    fn finish(&self, ended: Result<FinishedJob, ApiError>, text: &mut SentText) -> Vec<Chunk> {
         let completion = match ended.and_then(completion) {
             Ok(completion) => completion,
             Err(error) => return vec![Chunk::Failed(error)],

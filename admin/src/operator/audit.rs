@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tritmill_queue::{
     Timestamp,
-    store::{Page, audit::AuditLine},
+    store::{Page, audit::AuditEntry},
 };
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -21,7 +21,7 @@ pub(crate) async fn record(
     target: &str,
     detail: Value,
 ) -> Result<(), ApiError> {
-    let line = AuditLine {
+    let line = AuditEntry {
         id: Uuid::now_v7(),
         at: Timestamp::default(),
         key: Some(caller.key),
@@ -30,7 +30,7 @@ pub(crate) async fn record(
         target: target.to_owned(),
         detail,
     };
-    app.store.note(&line).await?;
+    app.store.record_audit(&line).await?;
     tracing::info!(key = %caller.key, action, target, "operator action");
     Ok(())
 }
@@ -50,7 +50,7 @@ pub(crate) struct AuditQuery {
 
 /// An action of an operator.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct AuditEntry {
+pub(crate) struct AuditEntryView {
     id: String,
     at_ms: i64,
     /// API key; null for the command line.
@@ -65,8 +65,8 @@ pub(crate) struct AuditEntry {
     detail: Value,
 }
 
-impl From<AuditLine> for AuditEntry {
-    fn from(line: AuditLine) -> Self {
+impl From<AuditEntry> for AuditEntryView {
+    fn from(line: AuditEntry) -> Self {
         Self {
             id: line.id.to_string(),
             at_ms: line.at.0,
@@ -83,7 +83,7 @@ impl From<AuditLine> for AuditEntry {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct AuditList {
     /// Entries, the latest first.
-    data: Vec<AuditEntry>,
+    data: Vec<AuditEntryView>,
     /// Pass as `after` to get the next page.
     next: Option<String>,
 }
@@ -98,8 +98,8 @@ pub(crate) async fn list(
     let limit = number("limit", limit.as_deref(), LIST_DEFAULT, LIST_MAX)?;
     let after = parsed("after", "an entry's id", after.as_deref())?;
     let page = Page { after, limit: limit as u32, ascending: false };
-    let lines = app.store.acts(page).await?;
+    let lines = app.store.audit_log(page).await?;
     let is_full = lines.len() as u64 == limit;
     let next = lines.last().filter(|_| is_full).map(|line| line.id.to_string());
-    Ok(Json(AuditList { data: lines.into_iter().map(AuditEntry::from).collect(), next }))
+    Ok(Json(AuditList { data: lines.into_iter().map(AuditEntryView::from).collect(), next }))
 }

@@ -3,7 +3,7 @@
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tritmill_queue::store::{bulk::Act, insight::DeadLetterGroup};
+use tritmill_queue::store::{bulk::BulkAction, job_queries::DeadLetterGroup};
 use utoipa::ToSchema;
 
 use super::{
@@ -85,7 +85,7 @@ pub(crate) async fn replay(
     caller: Caller,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Json<BulkResult>, ApiError> {
-    let replay = |per_second| Act::Replay { per_second };
+    let replay = |per_second| BulkAction::Replay { per_second };
     jobs::bulk(&app, &caller, "dead_letters.replay", body, replay).await
 }
 
@@ -98,5 +98,5 @@ pub(crate) async fn purge(
     caller: Caller,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Json<BulkResult>, ApiError> {
-    jobs::bulk(&app, &caller, "dead_letters.purge", body, |_| Act::Purge).await
+    jobs::bulk(&app, &caller, "dead_letters.purge", body, |_| BulkAction::Purge).await
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use tritmill_queue::store::{
-    history::{Histogram, Period, Point, thin},
+    history::{Histogram, Period, Point, downsample},
     operations::Integrity,
 };
 use utoipa::ToSchema;
@@ -114,7 +114,7 @@ pub(crate) async fn list(
     let now = app.store.now().await?;
     let (period, from) = (Period::for_span(span), now.before(span));
     let samples = app.store.samples(queue.as_ref(), period, from, now.after(span)).await?;
-    let data = thin(samples, points as usize).into_iter().map(PointView::from).collect();
+    let data = downsample(samples, points as usize).into_iter().map(PointView::from).collect();
     Ok(Json(PointList { data }))
 }
 

@@ -7,8 +7,8 @@ use tritmill_queue::{
     JobId, Timestamp,
     store::{
         Page,
-        bulk::{self, Act, BULK_MAX, Bulk},
-        insight::{Count, JobSummary},
+        bulk::{self, BULK_MAX, BulkAction},
+        job_queries::{Count, JobSummary},
     },
 };
 use utoipa::ToSchema;
@@ -161,7 +161,7 @@ pub(super) async fn bulk(
     caller: &Caller,
     action: &str,
     body: Map<String, Value>,
-    act: impl Fn(Option<u32>) -> Act,
+    act: impl Fn(Option<u32>) -> BulkAction,
 ) -> Result<Json<BulkResult>, ApiError> {
     let detail = json!({ "asked": body });
     let BulkRequest { filter, limit, after, per_second } = from_map(body)?;
@@ -177,8 +177,8 @@ pub(super) async fn bulk(
     }
     audit::record(app, caller, action, "jobs", detail).await?;
     let store = app.store.as_ref();
-    let Bulk { done, next, jobs } =
-        bulk::act(store, &filter, act(per_second), after, limit).await?;
+    let bulk::BulkResult { done, next, jobs } =
+        bulk::apply(store, &filter, act(per_second), after, limit).await?;
     let due: Vec<_> = jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
     app.client.announce(&due).await;
     let jobs = jobs.iter().map(|job| job.id.to_string()).collect();
@@ -193,5 +193,5 @@ pub(crate) async fn cancel(
     caller: Caller,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Json<BulkResult>, ApiError> {
-    bulk(&app, &caller, "jobs.cancel", body, |_| Act::Cancel).await
+    bulk(&app, &caller, "jobs.cancel", body, |_| BulkAction::Cancel).await
 }

@@ -9,7 +9,7 @@ use tritmill_queue::{
     Priority, QueueName, Timestamp,
     store::{
         classes,
-        history::{Depth, Rates, SampledQueue, Totals},
+        history::{Depth, QueueSnapshot, Rates, Totals},
         operations::{QueueState, Worker},
     },
 };
@@ -24,7 +24,7 @@ pub(crate) struct QueueLoad {
     /// Settings.
     pub settings: QueueState,
     /// Depth and rates at the last sample; `None` before the first.
-    pub sampled: Option<SampledQueue>,
+    pub sampled: Option<QueueSnapshot>,
     /// Time of the last sample.
     pub sampled_at: Option<Timestamp>,
     /// Live workers.
@@ -72,8 +72,8 @@ pub(crate) async fn loads(app: &App) -> Result<Vec<QueueLoad>, ApiError> {
         workers: 0,
         slots: 0,
     };
-    let default = |queue: &QueueName| QueueState::untouched(queue.clone());
-    let sampled = store.sampled().await?;
+    let default = |queue: &QueueName| QueueState::with_defaults(queue.clone());
+    let sampled = store.snapshot().await?;
     let at = sampled.as_ref().map(|sampled| sampled.at);
     for settings in store.queue_states().await? {
         loads.insert(settings.queue.clone(), blank(settings, at));

@@ -47,30 +47,30 @@ pub(crate) struct WorkerView {
 impl From<Worker> for WorkerView {
     fn from(worker: Worker) -> Self {
         let (alive, beat) = (worker.is_alive(), worker.heartbeat);
-        let measured = beat.measured;
+        let metrics = beat.metrics;
         let share = |part: u64, all: u64| (all > 0).then(|| part as f64 / all as f64);
         let seconds = |ms: Option<u64>| ms.map(|ms| ms as f64 / 1000.0);
-        let looked_up = measured.prefix_hit_tokens + measured.prefix_miss_tokens;
+        let looked_up = metrics.prefix_hit_tokens + metrics.prefix_miss_tokens;
         Self {
             worker: beat.owner,
             queue: beat.queue.to_string(),
             host: beat.host,
             pid: beat.pid,
-            device: measured.device,
-            isa: measured.isa,
-            numerics_class: measured.numerics_class,
+            device: metrics.device,
+            isa: metrics.isa,
+            numerics_class: metrics.numerics_class,
             alive,
             draining: beat.draining || worker.drain_requested,
             running: beat.running,
             slots: beat.slots,
-            batch_size: measured.batch_size,
+            batch_size: metrics.batch_size,
             tokens_per_s: beat.tokens_per_s,
-            prefill_tokens_per_s: measured.prefill_tokens_per_s,
-            decode_tokens_per_s: measured.decode_tokens_per_s,
-            kv_usage: share(measured.kv_blocks_used, measured.kv_blocks_total),
-            cache_hit_rate: share(measured.prefix_hit_tokens, looked_up),
-            lease_age_s: seconds(measured.lease_age_ms),
-            read_age_s: seconds(measured.read_age_ms),
+            prefill_tokens_per_s: metrics.prefill_tokens_per_s,
+            decode_tokens_per_s: metrics.decode_tokens_per_s,
+            kv_usage: share(metrics.kv_blocks_used, metrics.kv_blocks_total),
+            cache_hit_rate: share(metrics.prefix_hit_tokens, looked_up),
+            lease_age_s: seconds(metrics.lease_age_ms),
+            read_age_s: seconds(metrics.read_age_ms),
             started_at_ms: worker.started_at.0,
             heard_s_ago: worker.silent.as_secs_f64(),
         }

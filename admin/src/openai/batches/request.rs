@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tritmill_producer::{
+use tritmill_client::{
     Endpoint, Fields,
-    http::{Reach, check_target},
+    http::{AddressPolicy, check_target},
 };
 use tritmill_queue::{
     Priority,
@@ -42,11 +42,11 @@ pub(super) struct NewBatch {
 }
 
 impl NewBatch {
-    /// Parses a body. `reach` says which addresses webhooks may call.
+    /// Parses a body. `allowed` says which addresses webhooks may call.
     ///
     /// # Errors
     /// Names the first invalid field.
-    pub fn parse(map: Map<String, Value>, reach: Reach) -> Result<Self, ApiError> {
+    pub fn parse(map: Map<String, Value>, allowed: AddressPolicy) -> Result<Self, ApiError> {
         let mut fields = Fields::new(map, "");
         let mut required =
             |name: &str| fields.text(name)?.ok_or_else(|| ApiError::missing_field(name));
@@ -64,13 +64,14 @@ impl NewBatch {
             None => Priority::Normal,
             Some(Ok(priority @ (Priority::Normal | Priority::Low))) => priority,
             Some(_) => {
-                let message = "priority must be 'normal' or 'low'; 'high' is for completion requests";
+                let message =
+                    "priority must be 'normal' or 'low'; 'high' is for completion requests";
                 return Err(ApiError::invalid_value("priority", message));
             }
         };
         let metadata = fields.take("metadata").map(metadata).transpose()?;
         let output_expires_s = fields.take("output_expires_after").map(expiry).transpose()?;
-        let webhook = fields.take("webhook").map(|value| webhook(value, reach)).transpose()?;
+        let webhook = fields.take("webhook").map(|value| webhook(value, allowed)).transpose()?;
         fields.finish()?;
         Ok(Self { input, endpoint, window, within, priority, metadata, output_expires_s, webhook })
     }
@@ -98,7 +99,10 @@ fn metadata(value: Value) -> Result<Map<String, Value>, ApiError> {
         return Err(invalid("metadata must be an object".to_owned()));
     };
     if map.len() > PAIRS_MAX {
-        return Err(invalid(format!("metadata has {} pairs; at most {PAIRS_MAX} are allowed", map.len())));
+        return Err(invalid(format!(
+            "metadata has {} pairs; at most {PAIRS_MAX} are allowed",
+            map.len()
+        )));
     }
     for (key, value) in &map {
         let fits = value.as_str().is_some_and(|value| value.chars().count() <= VALUE_MAX);
@@ -126,7 +130,7 @@ fn expiry(value: Value) -> Result<u64, ApiError> {
 }
 
 /// Validates a webhook; generates a secret if none is given.
-fn webhook(value: Value, reach: Reach) -> Result<Webhook, ApiError> {
+fn webhook(value: Value, allowed: AddressPolicy) -> Result<Webhook, ApiError> {
     let invalid =
         |param: &str, problem: &str| ApiError::invalid_value(param, format!("{param} {problem}"));
     let Value::Object(map) = value else {
@@ -137,7 +141,7 @@ fn webhook(value: Value, reach: Reach) -> Result<Webhook, ApiError> {
     if url.len() > URL_BYTES_MAX {
         return Err(invalid("webhook.url", &format!("is longer than {URL_BYTES_MAX} bytes")));
     }
-    check_target(&url, reach)
+    check_target(&url, allowed)
         .map_err(|error| invalid("webhook.url", &format!("cannot be called: {error}")))?;
     let secret = fields.text("secret")?.map_or_else(signature::generate, WebhookSecret);
     if signature::key(&secret).is_none() {
@@ -179,7 +183,7 @@ mod tests {
                 panic!("objects")
             };
             map.extend(change);
-            let error = NewBatch::parse(map, Reach::Public).err()?;
+            let error = NewBatch::parse(map, AddressPolicy::PublicOnly).err()?;
             Some(error.param().expect("a field").to_owned())
         };
         assert_eq!(invalid(json!({ "metadata": { "a": "b" }, "priority": "low" })), None);
