@@ -44,6 +44,9 @@ pub struct Arguments {
     /// Tokens of each sequence before the step
     #[arg(long, value_name = "N", default_value = "512")]
     prompt: NonZeroUsize,
+    /// Run every kernel once, on little data: to see that it works, not to compare
+    #[arg(long)]
+    quick: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -68,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let RunOptions { kv, head, .. } = arguments.run;
     let options = CudaOptions { ordinal, kv, head, blocks: KvBlocks::UpTo(1) };
-    let found = roofline::measure(&model, options, &workload)?;
+    let found = roofline::measure(&model, options, &workload, arguments.quick)?;
     if arguments.json {
         output::line(as_json(model.name(), arguments, &found))?;
         return Ok(ExitCode::SUCCESS);
