@@ -133,6 +133,8 @@ mod tests {
             let schema = &document["components"]["schemas"][name];
             let properties = schema["properties"].as_object().expect("properties");
             assert!(properties.len() > 10, "{schema}");
+            assert_eq!(properties["seed"]["description"], "The same seed gives the same answer.");
+            assert!(!schema["required"].as_array().expect("a list").contains(&json!("logprobs")));
             for property in properties.keys().filter(|name| !name.starts_with("stream")) {
                 // A wrong type for every parameter: the error tells whether the parser knows it.
                 let value = json!({ "of": ["no", "type"] });

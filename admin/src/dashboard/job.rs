@@ -36,6 +36,16 @@ struct Step {
     is_bad: bool,
 }
 
+impl Step {
+    fn new(at: Option<Timestamp>, name: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { at, name: name.into(), detail: detail.into(), is_bad: false }
+    }
+
+    fn bad(at: Option<Timestamp>, name: &str, detail: impl Into<String>) -> Self {
+        Self { is_bad: true, ..Self::new(at, name, detail) }
+    }
+}
+
 #[derive(Template)]
 #[template(path = "job.html")]
 struct JobView {
@@ -95,70 +105,47 @@ impl JobView {
     }
 
     fn steps(&self) -> Vec<Step> {
-        let history = &self.history;
-        let step = |at, name: &str, detail: String| Step {
-            at,
-            name: name.to_owned(),
-            detail,
-            is_bad: false,
-        };
-        let mut steps = vec![step(Some(history.submitted_at), "Submitted", String::new())];
+        let (history, record) = (&self.history, &self.history.record);
+        let mut steps = vec![Step::new(Some(history.submitted_at), "Submitted", "")];
         for (number, attempt) in history.attempts.iter().enumerate() {
-            steps.extend(self.attempt(number + 1, attempt));
+            steps.extend(attempt_steps(number + 1, attempt));
         }
-        let record = &history.record;
-        match record.state {
+        let at = record.finished_at;
+        steps.extend(match record.state {
             JobState::Scheduled | JobState::Retrying => {
-                steps.push(step(
-                    history.run_at,
-                    "Starts",
-                    "at this time at the earliest".to_owned(),
-                ));
+                Some(Step::new(history.run_at, "Starts", "at this time at the earliest"))
             }
-            JobState::Cancelled => {
-                steps.push(step(record.finished_at, "Cancelled", String::new()));
-            }
-            JobState::Expired => {
-                let late = step(record.finished_at, "Expired", "its deadline passed".to_owned());
-                steps.push(Step { is_bad: true, ..late });
-            }
+            JobState::Cancelled => Some(Step::new(at, "Cancelled", "")),
+            JobState::Expired => Some(Step::bad(at, "Expired", "its deadline passed")),
             JobState::Failed => {
-                let detail = "no attempts left, or an error that cannot be retried".to_owned();
-                let dead = step(record.finished_at, "Dead letter", detail);
-                steps.push(Step { is_bad: true, ..dead });
+                let detail = "no attempts left, or an error that cannot be retried";
+                Some(Step::bad(at, "Dead letter", detail))
             }
-            JobState::Queued | JobState::Running | JobState::Completed => {}
-        }
+            JobState::Queued | JobState::Running | JobState::Completed => None,
+        });
         steps
     }
+}
 
-    fn attempt(&self, number: usize, attempt: &Attempt) -> Vec<Step> {
-        let owner = attempt.owner.as_deref().unwrap_or("a worker");
-        let mut steps = vec![Step {
-            at: attempt.claimed_at,
-            name: format!("Attempt {number}"),
-            detail: format!("claimed by {owner}, epoch {}", attempt.epoch),
-            is_bad: false,
-        }];
-        if let (Some(claimed), Some(first)) = (attempt.claimed_at, attempt.first_token) {
-            steps.push(Step {
-                at: Some(claimed.after(first)),
-                name: "First token".to_owned(),
-                detail: format!("{} after the claim", filters::duration_text(first)),
-                is_bad: false,
-            });
-        }
-        let (name, detail, is_bad) = match &attempt.end {
-            AttemptEnd::Running => return steps,
-            AttemptEnd::Completed => ("Answered", String::new(), false),
-            AttemptEnd::Error(error) => {
-                ("Failed", format!("{}: {}", error.code, truncated(&error.message)), true)
-            }
-            AttemptEnd::Expired => ("Stopped", "its deadline passed".to_owned(), true),
-        };
-        steps.push(Step { at: attempt.ended_at, name: name.to_owned(), detail, is_bad });
-        steps
+fn attempt_steps(number: usize, attempt: &Attempt) -> Vec<Step> {
+    let owner = attempt.owner.as_deref().unwrap_or("a worker");
+    let detail = format!("claimed by {owner}, epoch {}", attempt.epoch);
+    let mut steps = vec![Step::new(attempt.claimed_at, format!("Attempt {number}"), detail)];
+    if let (Some(claimed), Some(first)) = (attempt.claimed_at, attempt.first_token) {
+        let detail = format!("{} after the claim", filters::duration_text(first));
+        steps.push(Step::new(Some(claimed.after(first)), "First token", detail));
     }
+    let at = attempt.ended_at;
+    steps.extend(match &attempt.end {
+        AttemptEnd::Running => None,
+        AttemptEnd::Completed => Some(Step::new(at, "Answered", "")),
+        AttemptEnd::Error(error) => {
+            let detail = format!("{}: {}", error.code, truncated(&error.message));
+            Some(Step::bad(at, "Failed", detail))
+        }
+        AttemptEnd::Expired => Some(Step::bad(at, "Stopped", "its deadline passed")),
+    });
+    steps
 }
 
 impl View for JobView {

@@ -7,46 +7,68 @@
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// A chat completion request.
-#[derive(ToSchema)]
-pub(crate) struct ChatRequest {
-    /// `NAME` or `NAME@FORMAT`.
-    #[schema(examples("demo"))]
-    model: String,
-    messages: Vec<ChatMessage>,
-    /// Stream the answer as server-sent events.
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    max_tokens: Option<u32>,
-    /// The newer name of `max_tokens`.
-    max_completion_tokens: Option<u32>,
-    min_tokens: Option<u32>,
-    /// 0 is greedy.
-    #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f32>,
-    top_k: Option<i64>,
-    #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f32>,
-    #[schema(minimum = 0, maximum = 1)]
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    /// Bias by token id.
-    logit_bias: Option<Value>,
-    /// One or more texts; the answer ends before the first of them.
-    stop: Option<Value>,
-    stop_token_ids: Option<Vec<u32>>,
-    ignore_eos: Option<bool>,
-    #[schema(minimum = 1, maximum = 128)]
-    n: Option<u32>,
-    logprobs: Option<bool>,
-    #[schema(maximum = 20)]
-    top_logprobs: Option<u32>,
-    /// The same seed gives the same answer.
-    seed: Option<i64>,
-    /// Accepted without effect.
-    user: Option<String>,
+/// Defines a completion request: its own fields, and those that both endpoints have.
+macro_rules! completion_request {
+    ($(#[$($doc:tt)*])* $name:ident { $($(#[$($attribute:tt)*])* $field:ident: $type:ty,)* }) => {
+        $(#[$($doc)*])*
+        #[derive(ToSchema)]
+        pub(crate) struct $name {
+            /// `NAME` or `NAME@FORMAT`.
+            #[schema(examples("demo"))]
+            model: String,
+            $($(#[$($attribute)*])* $field: $type,)*
+            /// Stream the answer as server-sent events.
+            stream: Option<bool>,
+            stream_options: Option<StreamOptions>,
+            max_tokens: Option<u32>,
+            min_tokens: Option<u32>,
+            /// 0 is greedy.
+            #[schema(minimum = 0, maximum = 2)]
+            temperature: Option<f32>,
+            top_k: Option<i64>,
+            #[schema(minimum = 0, maximum = 1)]
+            top_p: Option<f32>,
+            #[schema(minimum = 0, maximum = 1)]
+            min_p: Option<f32>,
+            repetition_penalty: Option<f32>,
+            presence_penalty: Option<f32>,
+            frequency_penalty: Option<f32>,
+            /// Bias by token id.
+            logit_bias: Option<Value>,
+            /// One or more texts; the answer ends before the first of them.
+            stop: Option<Value>,
+            stop_token_ids: Option<Vec<u32>>,
+            ignore_eos: Option<bool>,
+            #[schema(minimum = 1, maximum = 128)]
+            n: Option<u32>,
+            /// The same seed gives the same answer.
+            seed: Option<i64>,
+            /// Accepted without effect.
+            user: Option<String>,
+        }
+    };
+}
+
+completion_request! {
+    /// A chat completion request.
+    ChatRequest {
+        messages: Vec<ChatMessage>,
+        /// The newer name of `max_tokens`.
+        max_completion_tokens: Option<u32>,
+        logprobs: Option<bool>,
+        #[schema(maximum = 20)]
+        top_logprobs: Option<u32>,
+    }
+}
+
+completion_request! {
+    /// A text completion request.
+    TextRequest {
+        /// A text, or token ids.
+        prompt: Value,
+        #[schema(maximum = 20)]
+        logprobs: Option<u32>,
+    }
 }
 
 /// A message of a conversation.
@@ -64,46 +86,6 @@ pub(crate) struct ChatMessage {
 pub(crate) struct StreamOptions {
     /// Send the token counts in a last chunk.
     include_usage: Option<bool>,
-}
-
-/// A text completion request.
-#[derive(ToSchema)]
-pub(crate) struct TextRequest {
-    /// `NAME` or `NAME@FORMAT`.
-    #[schema(examples("demo"))]
-    model: String,
-    /// A text, or token ids.
-    prompt: Value,
-    /// Stream the answer as server-sent events.
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    max_tokens: Option<u32>,
-    min_tokens: Option<u32>,
-    /// 0 is greedy.
-    #[schema(minimum = 0, maximum = 2)]
-    temperature: Option<f32>,
-    top_k: Option<i64>,
-    #[schema(minimum = 0, maximum = 1)]
-    top_p: Option<f32>,
-    #[schema(minimum = 0, maximum = 1)]
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    /// Bias by token id.
-    logit_bias: Option<Value>,
-    /// One or more texts; the answer ends before the first of them.
-    stop: Option<Value>,
-    stop_token_ids: Option<Vec<u32>>,
-    ignore_eos: Option<bool>,
-    #[schema(minimum = 1, maximum = 128)]
-    n: Option<u32>,
-    #[schema(maximum = 20)]
-    logprobs: Option<u32>,
-    /// The same seed gives the same answer.
-    seed: Option<i64>,
-    /// Accepted without effect.
-    user: Option<String>,
 }
 
 /// A completion, as `tritmill_client::answer::body` writes it.

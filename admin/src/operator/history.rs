@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
-use tritmill_queue::store::{
-    history::{Histogram, Period, Point, downsample},
-    operations::Integrity,
-};
+use tritmill_queue::store::history::{Histogram, Period, Point, downsample};
 use utoipa::ToSchema;
 
 use super::params::{self, number};
@@ -139,20 +136,13 @@ pub(crate) struct IntegrityView {
 #[utoipa::path(get, path = "/admin/v1/integrity", tag = "service",
     responses((status = 200, description = "Counts", body = IntegrityView)))]
 pub(crate) async fn integrity(State(app): State<App>) -> Result<Json<IntegrityView>, ApiError> {
-    let Integrity {
-        leases_reclaimed,
-        leases_lost,
-        results_fenced,
-        duplicates_suppressed,
-        dispatcher_losses,
-        jobs_fed_again,
-    } = app.store.integrity().await?;
+    let all = app.store.integrity().await?;
     Ok(Json(IntegrityView {
-        leases_reclaimed,
-        leases_lost,
-        results_fenced,
-        duplicates_suppressed,
-        dispatcher_losses,
-        jobs_fed_again,
+        leases_reclaimed: all.leases_reclaimed,
+        leases_lost: all.leases_lost,
+        results_fenced: all.results_fenced,
+        duplicates_suppressed: all.duplicates_suppressed,
+        dispatcher_losses: all.dispatcher_losses,
+        jobs_fed_again: all.jobs_fed_again,
     }))
 }
