@@ -120,17 +120,10 @@ impl JobStream {
         }
     }
 
-<<<<<<< HEAD
     /// Asks the store whether the job is finished, because its events may be lost.
     async fn read_state(&mut self) {
         self.state_read_at = Instant::now();
-        match self.app.client.ended(&[self.id]).await {
-=======
-    /// Events are no record: the store knows whether the job is over.
-    async fn ask(&mut self) {
-        self.asked = Instant::now();
-        match self.app.client().finished(&[self.id]).await {
->>>>>>> main
+        match self.app.client.finished(&[self.id]).await {
             Ok(ended) => {
                 if let Some(ended) = ended.first() {
                     self.is_finished = true;
