@@ -70,7 +70,7 @@ async fn poll(client: Client, waiting: Weak<Waiting>) {
             continue;
         }
         let started = Instant::now();
-        let pause = match client.ended(&ids).await {
+        let pause = match client.finished(&ids).await {
             Ok(ended) => {
                 let mut by_job = waiting.lock();
                 for end in ended {

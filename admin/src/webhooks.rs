@@ -41,19 +41,9 @@ const RETRY_DELAYS_S: [u64; 9] = [1, 5, 30, 120, 600, 3600, 10_800, 36_000, 86_4
 enum CallError {
     #[error(transparent)]
     Http(#[from] HttpError),
-<<<<<<< HEAD
-    #[error("no answer within {} s", CALL_WITHIN.as_secs())]
-    Timeout,
     #[error("answered {0}")]
     Status(u16),
-    #[error("invalid request: {0}")]
-    Request(#[from] hyper::http::Error),
     #[error("malformed secret")]
-=======
-    #[error("answered {0}")]
-    Status(u16),
-    #[error("has a secret that is none")]
->>>>>>> main
     Secret,
 }
 
@@ -119,11 +109,9 @@ async fn try_deliver(
     client: &HttpClient,
     claim: &mut BatchClaim,
 ) -> Result<(), StoreError> {
-<<<<<<< HEAD
     let Some(webhook) = claim.batch.webhook.clone() else { return Ok(()) };
     let called_at = app.store.now().await?;
-    let result = timeout(CALL_WITHIN, call(client, &claim.batch, &webhook, called_at)).await;
-    let result = result.unwrap_or(Err(CallError::Timeout));
+    let result = call(client, &claim.batch, &webhook, called_at).await;
     let now = app.store.now().await?;
     claim.batch.webhook = Some(after_call(webhook, &result, now));
     let batch = claim.batch.id;
@@ -131,18 +119,6 @@ async fn try_deliver(
         Ok(()) => tracing::info!(%batch, "webhook delivered"),
         // Without the error: it may quote the URL, which may contain a password.
         Err(_) => tracing::info!(%batch, "webhook call failed"),
-=======
-    let Some(webhook) = held.batch.webhook.clone() else { return Ok(()) };
-    let called_at = app.store().now().await?;
-    let called = call(client, &held.batch, &webhook, called_at).await;
-    let now = app.store().now().await?;
-    held.batch.webhook = Some(noted(webhook, &called, now));
-    let batch = held.batch.id;
-    match called {
-        Ok(()) => tracing::info!(%batch, "webhook told"),
-        // The address is its creator's, and may hold a password of theirs.
-        Err(_) => tracing::info!(%batch, "webhook missed"),
->>>>>>> main
     }
     app.store.save_batch(claim, BatchWrites::default()).await?;
     Ok(())
@@ -187,15 +163,9 @@ async fn call(
         .header("webhook-id", id)
         .header("webhook-timestamp", now.seconds())
         .header("webhook-signature", signature)
-<<<<<<< HEAD
-        .body(Full::new(Bytes::from(body)))?;
+        .body(body);
     let response = client.send(request, CALL_WITHIN).await?;
     match response.status() {
-=======
-        .body(body);
-    let answer = client.send(request, CALL_WITHIN).await?;
-    match answer.status() {
->>>>>>> main
         status if status.is_success() => Ok(()),
         status => Err(CallError::Status(status.as_u16())),
     }
@@ -222,15 +192,9 @@ mod tests {
         assert_eq!((delivered.ended_at, delivered.error, delivered.attempts), (Some(now), None, 1));
         let gone = after_call(webhook.clone(), &Err(CallError::Status(410)), now);
         assert!(gone.ended_at.is_some() && gone.error.is_some());
-<<<<<<< HEAD
         for delay in RETRY_DELAYS_S {
-            webhook = after_call(webhook, &Err(CallError::Timeout), now);
+            webhook = after_call(webhook, &Err(HttpError::Timeout(CALL_WITHIN).into()), now);
             assert_eq!(webhook.next_at, Some(now.after(Duration::from_secs(delay))));
-=======
-        for wait in WAITS_S {
-            webhook = noted(webhook, &Err(HttpError::Timeout(CALL_WITHIN).into()), now);
-            assert_eq!(webhook.next_at, Some(now.after(Duration::from_secs(wait))));
->>>>>>> main
             assert_eq!(webhook.ended_at, None);
         }
         webhook = after_call(webhook, &Err(CallError::Status(500)), now);

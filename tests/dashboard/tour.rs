@@ -30,7 +30,7 @@ async fn log_in(window: &Window, key: &str) {
     window.fill("#key", "tm-wrong").await;
     window.click("button.main").await;
     window.sees(".problem", "not valid").await;
-    assert_eq!(window.complaints().await.len(), 1, "of the refusal, and nothing else");
+    assert_eq!(window.errors().await.len(), 1, "one error: the refused login");
     window.fill("#key", key).await;
     window.click("button.main").await;
     window.sees("h1", "Overview").await;
