@@ -16,6 +16,7 @@ use std::{
 use conformance::{answer, by, finished, job};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use tritmill_queue::store::Maintenance as _;
 use tritmill_queue::{
     Job, JobId, JobState, Store, Tenant, Timestamp,
     store::{Maintained, PostgresStore, RETENTION_DEFAULT, Submission},
