@@ -21,6 +21,7 @@ pub mod load;
 pub mod logits;
 pub mod math;
 pub mod measure;
+mod names;
 mod request;
 pub mod sampler;
 pub mod scheduler;
@@ -28,6 +29,7 @@ pub mod text;
 pub mod tokenizer;
 
 pub use engine::{Engine, EngineConfig, EngineStats, StepReport};
+pub use names::UnknownName;
 pub use request::{
     Choice, Event, FinishReason, Output, Request, RequestError, RequestId, SubmitError,
     TokenLogprob,

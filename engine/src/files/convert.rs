@@ -7,14 +7,17 @@
 //! has another fingerprint. What a format cannot hold at all is refused by the tensor's name before
 //! anything is written.
 
-use std::{fmt, path::Path, str::FromStr};
+use std::path::Path;
 
 use super::{
     convert_folder, convert_gguf,
     error::{ModelError, Problem},
     model::Model,
 };
-use crate::config::{Linear, ModelConfig};
+use crate::{
+    config::{Linear, ModelConfig},
+    names::names,
+};
 
 /// What to convert to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,40 +30,7 @@ pub enum Target {
     Folder,
 }
 
-impl Target {
-    /// Every target.
-    pub const ALL: [Self; 3] = [Self::GgufI2S, Self::GgufTq2_0, Self::Folder];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::GgufI2S => "i2_s",
-            Self::GgufTq2_0 => "tq2_0",
-            Self::Folder => "folder",
-        }
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A target name that is none of `i2_s`, `tq2_0`, `folder`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown conversion target '{0}' (expected i2_s, tq2_0 or folder)")]
-pub struct UnknownTarget(pub String);
-
-impl FromStr for Target {
-    type Err = UnknownTarget;
-
-    fn from_str(name: &str) -> Result<Self, UnknownTarget> {
-        Self::ALL
-            .into_iter()
-            .find(|target| target.name() == name)
-            .ok_or_else(|| UnknownTarget(name.to_owned()))
-    }
-}
+names!(Target, "conversion target", GgufI2S = "i2_s", GgufTq2_0 = "tq2_0", Folder = "folder");
 
 /// What a conversion did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]

@@ -6,8 +6,8 @@ use super::{
     convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
     dense::{Dense, DenseType},
     error::{ModelError, Problem},
-    hf,
     hf_config::WeightStorage,
+    hf_tensors,
     hf_write::{self, FolderTexts},
     model::{Model, norm_len},
     safetensors::Dtype,
@@ -80,7 +80,7 @@ fn folder_plan(model: &Model) -> Result<Vec<(hf_write::TensorPlan, Source)>, Mod
         add("lm_head.weight".to_owned(), folder_type(head), &shape, Source::Head);
     }
     for norm in model.norms() {
-        add(hf::norm_name(norm), Dtype::F32, &[norm_len(config, norm)], Source::Norm(norm));
+        add(hf_tensors::norm_name(norm), Dtype::F32, &[norm_len(config, norm)], Source::Norm(norm));
     }
     for (layer, linear) in linears(config) {
         let (rows, cols) = config.linear_shape(linear);
@@ -89,7 +89,7 @@ fn folder_plan(model: &Model) -> Result<Vec<(hf_write::TensorPlan, Source)>, Mod
             let tensor = model.ternary_name(layer, linear).to_owned();
             return Err(refuse(tensor, Target::Folder, problem));
         }
-        let name = hf::linear_name(layer, linear);
+        let name = hf_tensors::linear_name(layer, linear);
         let scale = format!("{name}_scale");
         add(name, Dtype::U8, &[rows / 4, cols], Source::Linear(layer, linear));
         add(scale, Dtype::F32, &[1], Source::ScaleOfLast);

@@ -18,7 +18,7 @@ use super::{
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ2_0_BYTES},
     gguf_tokenizer::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
     gguf_write::{self, Meta, TensorPlan},
-    hf,
+    hf_tensors,
     model::{DenseTensor, Model, norm_len},
     partial::Partial,
     ternary_write,
@@ -34,7 +34,7 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     let config = model.config();
     if config.linear_norm_eps.is_some() {
         let problem = Problem::Other("the format has no norms in front of linears");
-        return Err(refuse(hf::norm_name(Norm::Linear(0, Linear::Q)), to, problem));
+        return Err(refuse(hf_tensors::norm_name(Norm::Linear(0, Linear::Q)), to, problem));
     }
     let name = match (config.sub_norms, config.activation) {
         (true, Activation::SquaredRelu) => "bitnet-b1.58",
@@ -42,7 +42,7 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
         (false, Activation::Silu) => "llama",
         (false, Activation::SquaredRelu) => {
             let problem = Problem::Other("no architecture has squared ReLU without sub-norms");
-            return Err(refuse(hf::linear_name(0, Linear::Gate), to, problem));
+            return Err(refuse(hf_tensors::linear_name(0, Linear::Gate), to, problem));
         }
     };
     if config.sub_norms && !config.tied_head {

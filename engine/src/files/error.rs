@@ -1,7 +1,7 @@
 //! What can be wrong with a model file. Every variant names the file, tensor or key at fault, and
 //! where there is one, the byte offset.
 
-use std::{fmt, io, path::PathBuf};
+use std::{fmt, io, ops::Range, path::PathBuf};
 
 use crate::{chat::TemplateError, tokenizer::TokenizerError};
 
@@ -261,4 +261,18 @@ pub(crate) fn shorten(value: impl fmt::Display) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
+}
+
+/// Refuses tensors that share bytes; gaps between them are allowed.
+pub(crate) fn check_overlaps(mut tensors: Vec<(Range<usize>, &str)>) -> Result<(), ModelError> {
+    tensors.retain(|(range, _)| !range.is_empty());
+    tensors.sort_by_key(|(range, _)| range.start);
+    for pair in tensors.windows(2) {
+        let ((first, _), (second, name)) = (&pair[0], &pair[1]);
+        if second.start < first.end {
+            let problem = Problem::Other("its bytes overlap another tensor's");
+            return Err(ModelError::bad_tensor(name, second.start as u64, problem));
+        }
+    }
+    Ok(())
 }

@@ -4,11 +4,7 @@ use std::fmt;
 
 use rayon::prelude::*;
 
-use super::{
-    dense::Dense,
-    error::ModelError,
-    model::{Model, norm_len},
-};
+use super::{convert::f32_bytes, dense::Dense, error::ModelError, model::Model};
 use crate::{
     config::{Activation, Linear, ModelConfig},
     formats::{Scale, TernaryMatrix},
@@ -72,8 +68,7 @@ pub(crate) fn compute(model: &Model) -> Result<Fingerprint, ModelError> {
         }
     }
     for norm in model.norms() {
-        debug_assert_eq!(model.norm(norm)?.len(), norm_len(config, norm));
-        hasher.update(&f32_digest(&model.norm(norm)?));
+        hasher.update(blake3::hash(&f32_bytes(&model.norm(norm)?)).as_bytes());
     }
     dense_digests(&mut hasher, model.embedding());
     if !config.tied_head {
@@ -143,14 +138,6 @@ fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-fn f32_digest(values: &[f32]) -> [u8; 32] {
-    let mut bytes = Vec::with_capacity(values.len() * 4);
-    for value in values {
-        bytes.extend_from_slice(&value.to_bits().to_le_bytes());
-    }
-    *blake3::hash(&bytes).as_bytes()
-}
-
 fn dense_digests(hasher: &mut blake3::Hasher, matrix: Dense<'_>) {
     let parts: Vec<[u8; 32]> = (0..matrix.rows.div_ceil(DENSE_ROWS))
         .into_par_iter()
@@ -158,13 +145,9 @@ fn dense_digests(hasher: &mut blake3::Hasher, matrix: Dense<'_>) {
             || vec![0f32; matrix.cols],
             |row, part| {
                 let mut hasher = blake3::Hasher::new();
-                let mut bytes = Vec::with_capacity(matrix.cols * 4);
                 for index in part * DENSE_ROWS..((part + 1) * DENSE_ROWS).min(matrix.rows) {
                     matrix.row(index, row);
-                    bytes.clear();
-                    row.iter()
-                        .for_each(|value| bytes.extend_from_slice(&value.to_bits().to_le_bytes()));
-                    hasher.update(&bytes);
+                    hasher.update(&f32_bytes(row));
                 }
                 *hasher.finalize().as_bytes()
             },

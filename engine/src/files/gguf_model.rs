@@ -9,7 +9,7 @@ use std::{collections::HashMap, ops::Range, path::Path};
 
 use super::{
     dense::DenseType,
-    error::{ModelError, Problem},
+    error::{ModelError, Problem, check_overlaps},
     gguf::{self, Gguf, TensorEntry},
     gguf_config::{self, Architecture},
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
@@ -261,14 +261,7 @@ impl<'a> Finder<'a> {
         if let Some(tensor) = self.entries.keys().min() {
             return Err(ModelError::UnexpectedTensor { tensor: (*tensor).to_owned() });
         }
-        self.ranges.sort_by_key(|(range, _)| range.start);
-        for pair in self.ranges.windows(2) {
-            let ((first, _), (second, name)) = (&pair[0], &pair[1]);
-            if second.start < first.end {
-                let problem = Problem::Other("its bytes overlap another tensor's");
-                return Err(ModelError::bad_tensor(name, second.start as u64, problem));
-            }
-        }
+        check_overlaps(self.ranges)?;
         let order: HashMap<&str, usize> =
             gguf.tensors.iter().enumerate().map(|(i, entry)| (entry.name, i)).collect();
         self.listing.sort_by_key(|info| order.get(info.name.as_str()).copied());

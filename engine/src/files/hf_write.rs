@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{error::ModelError, hf_config::WeightStorage, partial::Partial, safetensors::Dtype};
-use crate::config::{Activation, ModelConfig};
+use crate::config::ModelConfig;
 
 /// A tensor to write.
 #[derive(Debug, Clone)]
@@ -103,10 +103,6 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     } else {
         ("LlamaForCausalLM", "llama")
     };
-    let hidden_act = match config.activation {
-        Activation::SquaredRelu => "relu2",
-        Activation::Silu => "silu",
-    };
     let (linear_class, mode) = match storage {
         WeightStorage::PackedMultiply => ("autobitlinear", "offline"),
         WeightStorage::PackedDivide => ("bitlinear", "offline"),
@@ -122,7 +118,7 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     json!({
         "architectures": [family],
         "model_type": model_type,
-        "hidden_act": hidden_act,
+        "hidden_act": config.activation.name(),
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.layer_count,

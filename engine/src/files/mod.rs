@@ -20,6 +20,7 @@ mod gguf_tokenizer;
 mod gguf_write;
 mod hf;
 pub mod hf_config;
+mod hf_tensors;
 mod hf_write;
 mod inspect;
 mod mmap;
@@ -30,15 +31,16 @@ pub mod safetensors;
 mod synth;
 mod ternary;
 mod ternary_write;
+mod tokenizer_json;
 
 pub(crate) use error::shorten;
 pub use {
-    convert::{Report, Target, UnknownTarget, convert},
+    convert::{Report, Target, convert},
     dense::{Dense, DenseType},
     error::{ModelError, Problem},
     fingerprint::Fingerprint,
     hf::shard_names,
-    inspect::{Inspection, Shape, inspect},
+    inspect::{Inspection, inspect},
     model::{EmbeddedFolder, Model, TensorInfo},
     synth::{VOCAB_MIN, shape, shape_names, synth},
 };

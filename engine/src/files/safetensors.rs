@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use serde::Deserialize;
 
-use super::error::{ModelError, Problem};
+use super::error::{ModelError, Problem, check_overlaps};
 
 /// Largest header accepted, the limit of the reference implementation.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -120,7 +120,8 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<TensorEntry>, ModelError> {
             .map_err(|source| ModelError::Json { file: format!("{file}: {name}"), source })?;
         tensors.push(check_entry(name, raw, data_start as u64, available)?);
     }
-    check_overlaps(&tensors)?;
+    let ranges = tensors.iter().map(|tensor| (tensor.range.clone(), tensor.name.as_str()));
+    check_overlaps(ranges.collect())?;
     Ok(tensors)
 }
 
@@ -150,17 +151,4 @@ fn check_entry(
     }
     let range = (data_start + begin) as usize..(data_start + end) as usize;
     Ok(TensorEntry { name, dtype, shape: raw.shape, range })
-}
-
-/// Tensors may leave gaps but never share bytes.
-fn check_overlaps(tensors: &[TensorEntry]) -> Result<(), ModelError> {
-    let mut order: Vec<&TensorEntry> = tensors.iter().filter(|t| !t.range.is_empty()).collect();
-    order.sort_by_key(|tensor| tensor.range.start);
-    for pair in order.windows(2) {
-        if pair[1].range.start < pair[0].range.end {
-            let problem = Problem::Other("its bytes overlap another tensor's");
-            return Err(ModelError::bad_tensor(&pair[1].name, pair[1].range.start as u64, problem));
-        }
-    }
-    Ok(())
 }

@@ -11,15 +11,16 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::ModelError,
-    hf,
     hf_config::WeightStorage,
+    hf_tensors,
     hf_write::{self, FolderTexts, TensorPlan},
     model::{norm_len, norms},
     safetensors::Dtype,
+    tokenizer_json::{self, TokenizerJson},
 };
 use crate::{
     config::{Activation, Linear, ModelConfig, Norm},
-    tokenizer::{LLAMA3_REGEX, byte_alphabet},
+    tokenizer::byte_alphabet,
 };
 
 /// The special tokens of a synthetic model; their ids follow the 256 bytes.
@@ -137,7 +138,7 @@ pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelErr
     }
     let config = ModelConfig { bos_token: Some(BOS), eos_tokens: vec![EOS], ..config.clone() };
     let (plan, fills): (Vec<_>, Vec<_>) = plan(&config).into_iter().unzip();
-    let tokenizer = tokenizer_json().to_string();
+    let tokenizer = byte_tokenizer().to_string();
     let texts = FolderTexts {
         tokenizer: tokenizer.as_bytes(),
         bos_token: Some(SPECIAL[0]),
@@ -167,12 +168,12 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
     for norm in norms(config) {
         // A random tied model with a plain final norm only repeats its last token.
         let fill = if norm == Norm::Final { Fill::Bell(0.1) } else { Fill::NearOne };
-        add(hf::norm_name(norm), Dtype::Bf16, &[norm_len(config, norm)], fill);
+        add(hf_tensors::norm_name(norm), Dtype::Bf16, &[norm_len(config, norm)], fill);
     }
     for layer in 0..config.layer_count {
         for linear in Linear::ALL {
             let (rows, cols) = config.linear_shape(linear);
-            let name = hf::linear_name(layer, linear);
+            let name = hf_tensors::linear_name(layer, linear);
             let scale = format!("{name}_scale");
             add(name, Dtype::U8, &[rows / 4, cols], Fill::Trits);
             // Trits have variance 2/3: this keeps the variance of what passes through.
@@ -259,49 +260,22 @@ impl SplitMix {
 }
 
 /// A byte-level tokenizer without merges: a token per byte, and the special ones.
-fn tokenizer_json() -> Value {
+fn byte_tokenizer() -> Value {
     let mut vocab = Map::new();
     let mut alphabet: Vec<(char, u8)> = byte_alphabet().into_iter().collect();
     alphabet.sort_unstable_by_key(|&(_, byte)| byte);
     for (character, byte) in alphabet {
         vocab.insert(character.to_string(), json!(byte));
     }
-    let added: Vec<Value> = SPECIAL
-        .iter()
-        .enumerate()
-        .map(|(index, token)| {
-            json!({
-                "id": 256 + index, "content": token, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": true,
-            })
-        })
-        .collect();
-    let byte_level = json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false,
-    });
-    let split = json!({
-        "type": "Split", "pattern": { "Regex": LLAMA3_REGEX }, "behavior": "Isolated",
-        "invert": false,
-    });
-    let bos = json!({ "SpecialToken": { "id": SPECIAL[0], "type_id": 0 } });
-    json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-        "normalizer": null,
-        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [split, byte_level] },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [bos, { "Sequence": { "id": "A", "type_id": 0 } }],
-            "pair": [bos, { "Sequence": { "id": "A", "type_id": 0 } },
-                     { "Sequence": { "id": "B", "type_id": 1 } }],
-            "special_tokens": {
-                SPECIAL[0]: { "id": SPECIAL[0], "ids": [BOS], "tokens": [SPECIAL[0]] },
-            },
-        },
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": true, "vocab": vocab, "merges": [],
-        },
-    })
+    let added = |(id, token): (u32, &&str)| tokenizer_json::added_token(id, token, true);
+    TokenizerJson {
+        added: (BOS..).zip(&SPECIAL).map(added).collect(),
+        pre_tokenizer: tokenizer_json::llama3_pre_tokenizer(),
+        post_processor: tokenizer_json::post_processor(Some((BOS, SPECIAL[0])), None),
+        decoder: tokenizer_json::byte_level(false),
+        ignore_merges: true,
+        vocab,
+        merges: Vec::new(),
+    }
+    .into_json()
 }

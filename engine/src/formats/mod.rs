@@ -3,8 +3,6 @@
 //! [`PackedMatrix`] holds a matrix in one of the [`Format`]s. Each format is one file that says
 //! where every bit lies; all instruction sets share that layout.
 
-use std::{fmt, str::FromStr};
-
 pub(crate) mod i2_s;
 pub(crate) mod layout;
 pub(crate) mod memory;
@@ -14,6 +12,8 @@ pub(crate) mod tl2;
 
 pub use layout::TILE_ROWS;
 pub use packed::{COLS_MAX, PackError, PackedMatrix};
+
+use crate::names::names;
 
 /// A ternary matrix as read from a model file: trits and one scale.
 #[derive(Debug, Clone)]
@@ -48,35 +48,4 @@ pub enum Format {
     Tl2,
 }
 
-impl Format {
-    /// Every format.
-    pub const ALL: [Self; 3] = [Self::I2S, Self::Tl1, Self::Tl2];
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::I2S => "i2_s",
-            Self::Tl1 => "tl1",
-            Self::Tl2 => "tl2",
-        })
-    }
-}
-
-/// A format name that is none of `i2_s`, `tl1`, `tl2`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown format '{0}' (expected i2_s, tl1 or tl2)")]
-pub struct UnknownFormat(pub String);
-
-impl FromStr for Format {
-    type Err = UnknownFormat;
-
-    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        match name {
-            "i2_s" => Ok(Self::I2S),
-            "tl1" => Ok(Self::Tl1),
-            "tl2" => Ok(Self::Tl2),
-            other => Err(UnknownFormat(other.to_owned())),
-        }
-    }
-}
+names!(Format, "format", I2S = "i2_s", Tl1 = "tl1", Tl2 = "tl2");

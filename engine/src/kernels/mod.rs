@@ -6,8 +6,6 @@
 
 pub mod float;
 
-use std::{fmt, str::FromStr};
-
 mod activations;
 #[cfg(test)]
 mod conformance;
@@ -23,7 +21,9 @@ pub use activations::{Activations, RowWriter, padded_cols};
 pub use gemm::{gemm, peak_products_per_s};
 pub use self_check::self_check;
 
-/// Instruction sets with kernels of their own.
+use crate::names::names;
+
+/// An instruction set with its own kernels; the order of declaration is from slow to fast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust: the definition.
@@ -36,10 +36,9 @@ pub enum Isa {
     Amx,
 }
 
-impl Isa {
-    /// Every ISA, slowest first.
-    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx];
+names!(Isa, "ISA", Scalar = "scalar", Avx2 = "avx2", Avx512 = "avx512", Amx = "amx");
 
+impl Isa {
     /// Whether this machine can run the ISA's kernels.
     pub fn is_available(self) -> bool {
         match self {
@@ -100,34 +99,4 @@ pub struct IsaUnavailable(pub Isa);
 pub fn select(forced: Option<Isa>) -> Result<Isa, IsaUnavailable> {
     let isa = forced.unwrap_or_else(Isa::detect);
     if isa.is_available() { Ok(isa) } else { Err(IsaUnavailable(isa)) }
-}
-
-impl fmt::Display for Isa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Scalar => "scalar",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Amx => "amx",
-        })
-    }
-}
-
-/// An ISA name that is none of `scalar`, `avx2`, `avx512`, `amx`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown ISA '{0}' (expected scalar, avx2, avx512 or amx)")]
-pub struct UnknownIsa(pub String);
-
-impl FromStr for Isa {
-    type Err = UnknownIsa;
-
-    fn from_str(name: &str) -> Result<Self, UnknownIsa> {
-        match name {
-            "scalar" => Ok(Self::Scalar),
-            "avx2" => Ok(Self::Avx2),
-            "avx512" => Ok(Self::Avx512),
-            "amx" => Ok(Self::Amx),
-            other => Err(UnknownIsa(other.to_owned())),
-        }
-    }
 }

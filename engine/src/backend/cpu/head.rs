@@ -5,9 +5,12 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::screen::Screen;
-use crate::files::{Dense, DenseType, Model};
-use crate::formats::memory::AlignedBytes;
-use crate::kernels::{Isa, float::FloatKernels};
+use crate::{
+    files::{Dense, DenseType, Model},
+    formats::memory::AlignedBytes,
+    kernels::{Isa, float::FloatKernels},
+    names::names,
+};
 
 /// How the head's weights are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,16 +25,7 @@ pub enum HeadMode {
     Q8,
 }
 
-impl HeadMode {
-    /// `exact`, `full` or `q8`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Full => "full",
-            Self::Q8 => "q8",
-        }
-    }
-}
+names!(HeadMode, "head", Exact = "exact", Full = "full", Q8 = "q8");
 
 /// Head rows per call of a kernel: a task's unit.
 pub const HEAD_ROWS: usize = 64;

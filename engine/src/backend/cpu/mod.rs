@@ -16,7 +16,7 @@ pub(super) mod screen;
 mod self_test;
 mod weights;
 
-use std::{str::FromStr, sync::Arc};
+use std::sync::Arc;
 
 use half::f16;
 
@@ -28,6 +28,7 @@ use crate::{
     files::{Model, ModelError},
     formats::Format,
     kernels::{Isa, float::FloatKernels},
+    names::names,
 };
 use forward::CpuBackend;
 use kv_store::KvShape;
@@ -62,52 +63,9 @@ impl KvType {
             Self::Q8 => size_of::<f32>(),
         }
     }
-
-    /// `f16`, `f32` or `q8`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-            Self::Q8 => "q8",
-        }
-    }
 }
 
-/// A KV type that is none of `f16`, `f32`, `q8`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown KV type '{0}' (expected f16, f32 or q8)")]
-pub struct UnknownKvType(pub String);
-
-impl FromStr for KvType {
-    type Err = UnknownKvType;
-
-    fn from_str(name: &str) -> Result<Self, UnknownKvType> {
-        match name {
-            "f16" => Ok(Self::F16),
-            "f32" => Ok(Self::F32),
-            "q8" => Ok(Self::Q8),
-            other => Err(UnknownKvType(other.to_owned())),
-        }
-    }
-}
-
-/// A head mode that is none of `exact`, `full`, `q8`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown head '{0}' (expected exact, full or q8)")]
-pub struct UnknownHeadMode(pub String);
-
-impl FromStr for HeadMode {
-    type Err = UnknownHeadMode;
-
-    fn from_str(name: &str) -> Result<Self, UnknownHeadMode> {
-        match name {
-            "exact" => Ok(Self::Exact),
-            "full" => Ok(Self::Full),
-            "q8" => Ok(Self::Q8),
-            other => Err(UnknownHeadMode(other.to_owned())),
-        }
-    }
-}
+names!(KvType, "KV type", F16 = "f16", F32 = "f32", Q8 = "q8");
 
 /// How a model is held and run.
 #[derive(Debug, Clone, Copy)]

@@ -27,6 +27,17 @@ pub(super) unsafe fn sum_of_eight(v: __m256) -> f32 {
     }
 }
 
+/// The lane-wise operations of two vectors.
+macro_rules! lane_wise {
+    ($($name:ident = $intrinsic:ident),+) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, other: Self) -> Self {
+            // SAFETY: the trait's contract.
+            unsafe { Self($intrinsic(self.0, other.0), $intrinsic(self.1, other.1)) }
+        }
+    )+};
+}
+
 impl Lanes for Avx2Lanes {
     const SUMS: usize = 4;
 
@@ -117,26 +128,14 @@ impl Lanes for Avx2Lanes {
             _mm_storeu_si128(to.cast(), bytes);
         }
     }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
-    }
+    lane_wise!(
+        add = _mm256_add_ps,
+        sub = _mm256_sub_ps,
+        mul = _mm256_mul_ps,
+        div = _mm256_div_ps,
+        max = _mm256_max_ps,
+        min = _mm256_min_ps
+    );
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: the trait's contract.
@@ -146,16 +145,6 @@ impl Lanes for Avx2Lanes {
                 _mm256_fmadd_ps(self.1, factor.1, addend.1),
             )
         }
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn abs(self) -> Self {
