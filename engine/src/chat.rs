@@ -1,10 +1,9 @@
-//! Chat templates: how messages become a prompt, as the model's own Jinja template says.
+//! Chat templates: the model's Jinja template turns messages into a prompt.
 //!
-//! Rendered by `minijinja` set up like transformers' `apply_chat_template`: `trim_blocks` and
+//! `minijinja` renders them with the settings of transformers' `apply_chat_template`: `trim_blocks` and
 //! `lstrip_blocks`, Python string methods, `raise_exception`, a `tojson` that does not escape HTML.
-//! There is no clock (`strftime_now` is undefined): the same messages give the same prompt.
-//! A template comes with a model file and is not trusted: its instructions are counted, and a
-//! template that runs past [`FUEL`] is an error.
+//! `strftime_now` is undefined, so that the same messages always give the same prompt. Templates come
+//! with model files and are not trusted: rendering fails after [`FUEL`] instructions.
 
 use minijinja::{
     Environment, Error, ErrorKind, Value, context,
@@ -13,30 +12,30 @@ use minijinja::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Instructions a template may execute in one rendering; real ones need some 50 per message.
+/// Limit of instructions per rendering; real templates need about 50 per message.
 const FUEL: u64 = 2_000_000;
-/// Deepest nesting of macros and blocks.
+/// Limit of nested macros and blocks.
 const RECURSION: usize = 64;
 const NAME: &str = "chat_template";
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role of the template.
     pub role: String,
-    /// Its text.
+    /// The text.
     pub content: String,
 }
 
-/// A template that does not parse, or messages that it refuses.
+/// A template does not parse, or rendering fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// The template's syntax is not understood.
+    /// The template does not parse.
     #[error("chat template does not parse: {0}")]
     Syntax(#[source] Error),
-    /// The template raised an error for these messages.
-    #[error("chat template refuses the messages: {0}")]
+    /// The template raised an exception, failed or exceeded a limit.
+    #[error("chat template cannot render the messages: {0}")]
     Render(#[source] Error),
 }
 
@@ -50,10 +49,10 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Parses a template; `bos_token` and `eos_token` are the texts it may use.
+    /// Parses a template; it may refer to the texts `bos_token` and `eos_token`.
     ///
     /// # Errors
-    /// [`TemplateError::Syntax`].
+    /// [`TemplateError::Syntax`] if the template does not parse.
     pub fn parse(
         source: String,
         bos_token: Option<String>,
@@ -76,7 +75,7 @@ impl ChatTemplate {
     /// answer begins. Encode the result without adding special tokens: the template writes them.
     ///
     /// # Errors
-    /// [`TemplateError::Render`] if the template raises an exception, fails or does not end.
+    /// [`TemplateError::Render`] if the template raises an exception, fails or exceeds a limit.
     pub fn render(
         &self,
         messages: &[Message],

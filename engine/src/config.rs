@@ -1,4 +1,4 @@
-//! The shape and conventions of a model, validated once when its file is opened.
+//! The shape and conventions of a model, validated when its file is opened.
 
 use serde::Serialize;
 
@@ -17,13 +17,13 @@ pub enum Activation {
 
 names!(Activation, "activation", SquaredRelu = "relu2", Silu = "silu");
 
-/// Everything about a model that the forward pass needs besides its tensors.
+/// The shape and conventions of a model: what the forward pass needs besides the tensors.
 ///
-/// Q and K rows are always in Hugging Face (half-split) order here: readers of `llama` GGUF files
-/// undo the converter's permutation, so RoPE has one pairing.
+/// Q and K rows are always in Hugging Face (half-split) order, so RoPE has one pairing: the reader of
+/// `llama` GGUF files undoes the permutation of the converter.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelConfig {
-    /// Architecture as the file names it (`bitnet`, `llama`, `bitnet-b1.58`, …).
+    /// Architecture name in the file (`bitnet`, `llama`, `bitnet-b1.58`, …).
     #[serde(skip)]
     pub architecture: String,
     /// Width of the residual stream.

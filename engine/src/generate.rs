@@ -1,10 +1,10 @@
-//! One request on an engine that has no other: the simplest way to an answer.
+//! Runs one request on an otherwise idle engine: the simplest way to generate text.
 
 use std::time::Instant;
 
 use crate::{Engine, Event, Output, Request, RequestError, SubmitError};
 
-/// Why there is no answer.
+/// A request was refused or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
@@ -16,13 +16,13 @@ pub enum GenerateError {
     Request(#[from] RequestError),
 }
 
-/// Runs `request` to its end; `on_text` hears the text of every choice as it becomes certain.
+/// Runs `request` to its end; calls `on_text` with the index of a choice and its next piece of text.
 ///
 /// # Errors
-/// [`GenerateError`]; text that was already heard is then all there is.
+/// If the request is refused or fails; `on_text` has already received the text up to the failure.
 ///
 /// # Panics
-/// If the engine goes idle without reporting the request's end, which is a bug in it.
+/// If the engine becomes idle without an end of the request, which is a bug of the engine.
 pub fn run(
     engine: &mut Engine,
     request: Request,

@@ -1,5 +1,5 @@
-//! From an opened model to a running engine: the options a person may set, the defaults for those
-//! they did not, and the sizes that follow from them.
+//! From an opened model to a running engine: options, their defaults, and the sizes that follow from
+//! them.
 
 mod devices;
 
@@ -21,41 +21,41 @@ use crate::{
     text::TokenText,
 };
 
-/// KV memory when none is asked for, unless the sequences need less.
+/// Default limit of KV memory on the CPU.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 
-/// Why a model does not run.
+/// A model cannot be loaded on a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// On the processor.
+    /// Loading on the CPU failed.
     #[error(transparent)]
     Cpu(#[from] cpu::LoadError),
-    /// On a GPU.
+    /// Loading on a GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaLoadError),
 }
 
-/// How a model is run. Nothing but `kv` and `head` changes a token; `device` may, between numerics
-/// classes.
+/// Options for running a model. Only `kv`, `head` and the kind of `device` affect the generated tokens;
+/// they are part of the numerics class.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
-    /// Where.
+    /// Device that runs the model.
     pub device: DeviceChoice,
     /// Packing of the ternary matrices.
     pub format: Format,
-    /// Kernels; `None` takes the fastest this machine has.
+    /// Instruction set of the kernels; `None` selects the fastest available one.
     pub isa: Option<Isa>,
-    /// Threads of a step; `None` takes every core this process may use.
+    /// Threads of a step; `None` uses every core available to the process.
     pub threads: Option<NonZeroUsize>,
     /// Element type of the KV cache.
     pub kv: KvType,
     /// Precision of the head.
     pub head: HeadMode,
-    /// Memory of the KV cache; `None` takes what `max_sequences` full contexts need, up to 1 GiB, or on
-    /// a GPU up to nine tenths of what is free beside the weights.
+    /// Bytes of the KV cache; `None` is what `max_sequences` full contexts need, limited to 1 GiB on a
+    /// CPU and to nine tenths of the memory that the weights leave on a GPU.
     pub kv_bytes: Option<u64>,
-    /// Sequences that run at once.
+    /// Largest number of sequences that run at once.
     pub max_sequences: usize,
 }
 
@@ -75,18 +75,18 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// The ISA that will be used.
+    /// The instruction set: the given one or the detected one.
     pub fn isa(&self) -> Isa {
         self.isa.unwrap_or_else(Isa::detect)
     }
 
-    /// The threads that will be used.
+    /// The number of threads: the given one or the available cores.
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         self.threads.map_or_else(available, NonZeroUsize::get)
     }
 
-    /// What the kernels are for: an ISA of the processor, or a GPU.
+    /// The target of the kernels: the name of an instruction set or of a GPU (`cuda:0`).
     pub fn kernels(&self) -> String {
         match self.device.resolved() {
             DeviceChoice::Cuda(ordinal) => format!("cuda:{ordinal}"),
@@ -94,13 +94,13 @@ impl EngineOptions {
         }
     }
 
-    /// KV blocks for a model on the processor under these options; at least one.
+    /// KV blocks for a model on the CPU with these options; at least one.
     pub fn block_count(&self, model: &Model) -> usize {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
         self.blocks_within(model, self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT), block_bytes)
     }
 
-    /// KV blocks for a model on a GPU: what the sequences can use, as far as memory reaches.
+    /// KV blocks for a model on a GPU: as many as the sequences can use and memory allows.
     fn blocks_on_gpu(&self, model: &Model) -> KvBlocks {
         let block_bytes = cuda::kv_block_bytes(model, self.kv);
         match self.kv_bytes {
@@ -118,25 +118,25 @@ impl EngineOptions {
     }
 }
 
-/// Loads a model's weights where the options say, with so many KV blocks.
+/// Loads a model's weights on the device of the options, with the given number of KV blocks.
 fn load(
     model: &Arc<Model>,
     options: &EngineOptions,
-    of_cpu: impl FnOnce() -> usize,
-    of_gpu: impl FnOnce() -> KvBlocks,
+    cpu_blocks: impl FnOnce() -> usize,
+    gpu_blocks: impl FnOnce() -> KvBlocks,
 ) -> Result<Box<dyn Backend>, LoadError> {
     let model = Arc::clone(model);
     let EngineOptions { kv, head, format, .. } = *options;
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
-        let options = CudaOptions { ordinal, kv, head, blocks: of_gpu() };
+        let options = CudaOptions { ordinal, kv, head, blocks: gpu_blocks() };
         return Ok(cuda::load(model, options)?);
     }
-    let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());
+    let (isa, threads, block_count) = (options.isa(), options.threads(), cpu_blocks());
     let options = CpuOptions { format, isa, threads, kv, head, block_count };
     Ok(cpu::load(model, options)?)
 }
 
-/// Loads a model's weights for single steps, with `block_count` KV blocks.
+/// Loads a model on a device, without scheduler and sampler, with `block_count` KV blocks.
 ///
 /// # Errors
 /// As [`cpu::load`] and [`cuda::load`].
@@ -148,13 +148,13 @@ pub fn backend(
     load(model, options, || block_count, || KvBlocks::Exactly(block_count))
 }
 
-/// Loads a model's weights and joins them with a scheduler.
+/// Loads a model on a device and builds an engine.
 ///
 /// # Errors
 /// As [`cpu::load`] and [`cuda::load`].
 pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, LoadError> {
-    let of_cpu = || options.block_count(model);
-    let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
+    let cpu_blocks = || options.block_count(model);
+    let backend = load(model, options, cpu_blocks, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
     let config =
         EngineConfig { max_sequences: options.max_sequences, ..EngineConfig::new(context_length) };
@@ -162,10 +162,10 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     Ok(Engine::new(backend, model.clone(), eos_tokens, config))
 }
 
-/// Loads a model's weights on each of several devices, and joins each with a scheduler.
+/// Loads a model on each of several devices and builds an engine for each.
 ///
 /// # Errors
-/// As [`engine`], of the first device where it fails.
+/// As [`engine`], for the first device that fails.
 pub fn engines(
     model: &Arc<Model>,
     options: &EngineOptions,

@@ -1,4 +1,4 @@
-//! The logits of one token sequence at every position: what one compares models with.
+//! The logits of one token sequence at every position, for comparing models.
 
 pub use crate::backend::TokenLogit;
 use crate::{
@@ -6,14 +6,15 @@ use crate::{
     kv::{BlockId, blocks_for},
 };
 
-/// Positions of one step. A larger vocabulary makes their logits large, not their computation slow.
+/// Positions of one step. It bounds the memory for logits, which is large for large vocabularies.
 const CHUNK_TOKENS: usize = 64;
 
-/// Runs `tokens` from position 0 through KV blocks 0, 1, … of `backend`, and gives the logits to
-/// `each`, some positions at a time, in order. // (positions, vocab)
+/// Runs `tokens` from position 0 with the KV blocks 0, 1, … of `backend`, and calls `each` with the
+/// logits of some positions at a time, in order. // (positions, vocab)
 ///
 /// # Errors
-/// The step's, if a token is not in the vocabulary or the backend has too few blocks; else `each`'s.
+/// A [`StepError`] if a token is not in the vocabulary or the backend has too few blocks; any error
+/// of `each`.
 pub fn each_position<E: From<StepError>>(
     backend: &mut dyn Backend,
     tokens: &[u32],
@@ -34,7 +35,7 @@ pub fn each_position<E: From<StepError>>(
     Ok(())
 }
 
-/// The `count` largest logits of one position, largest first, the lower id first among equals.
+/// The `count` largest logits of one position, in descending order; ties by ascending id.
 pub fn top(logits: &[f32], count: usize) -> Vec<TokenLogit> {
     let mut all: Vec<TokenLogit> =
         logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit }).collect();
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_logits_come_first_and_the_lower_id_wins_ties() {
+    fn top_logits_are_descending_with_ties_by_id() {
         let ids = |count| -> Vec<u32> {
             top(&[0.5, 2.0, -1.0, 2.0], count).iter().map(|token| token.id).collect()
         };

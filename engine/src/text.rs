@@ -1,15 +1,15 @@
-//! From tokens to text: UTF-8 that never breaks a character, and stop strings.
+//! From tokens to text: whole UTF-8 characters, and stop strings.
 //!
-//! Token bytes are collected into text as [`String::from_utf8_lossy`] would read all of them at
-//! once: a character split between tokens waits for its rest. A part of the text that may become a
-//! stop string is not revealed until it cannot.
+//! The text equals [`String::from_utf8_lossy`] of all token bytes: a character that is split between
+//! tokens is held back until it is complete. So is the end of the text while it may be the beginning
+//! of a stop string.
 
-/// What the engine needs to know of a vocabulary.
+/// The texts of a vocabulary's tokens.
 pub trait TokenText: Send + Sync {
-    /// Bytes a token stands for; not always whole characters. Empty for unknown tokens.
+    /// Bytes of a token, not always whole characters; empty for unknown tokens.
     fn bytes(&self, token: u32) -> &[u8];
 
-    /// Whether the token is a control token, which is no part of the text.
+    /// Whether the token is a control token, which is not part of the text.
     fn is_special(&self, token: u32) -> bool;
 }
 
@@ -17,12 +17,12 @@ pub trait TokenText: Send + Sync {
 #[derive(Debug, Clone, Default)]
 pub struct TextAssembler {
     stops: Vec<String>,
-    /// Bytes of a character whose rest is missing: at most three.
+    /// The first bytes of an incomplete character: at most three.
     pending: Vec<u8>,
     text: String,
-    /// Bytes of `text` that were handed out.
-    revealed: usize,
-    /// Bytes of `text` in which no stop string ends that counts.
+    /// Bytes of `text` that were returned.
+    returned: usize,
+    /// Bytes of `text` that were searched for stop strings.
     searched: usize,
     stopped: bool,
 }
@@ -33,13 +33,8 @@ impl TextAssembler {
         Self { stops: stops.to_vec(), ..Self::default() }
     }
 
-    /// The text so far, including what is not revealed yet.
-    pub fn text(&self) -> &str {
-        &self.text
-    }
-
-    /// Appends a token's bytes. True when that completed a stop string: the text is cut before it
-    /// and takes no more. With `may_stop` false, stop strings that end here do not count.
+    /// Appends a token's bytes. Returns true if that completes a stop string: the text is cut before it
+    /// and further bytes are ignored. With `may_stop` false, stop strings that end here are ignored.
     pub fn push(&mut self, bytes: &[u8], may_stop: bool) -> bool {
         if self.stopped {
             return true;
@@ -49,8 +44,8 @@ impl TextAssembler {
         self.search(may_stop)
     }
 
-    /// No more bytes will come: an unfinished character becomes U+FFFD. True when that completed a
-    /// stop string.
+    /// Ends the text: an incomplete character becomes U+FFFD. Returns true if that completes a stop
+    /// string, or one was complete before.
     pub fn finish(&mut self, may_stop: bool) -> bool {
         if !self.stopped && !self.pending.is_empty() {
             self.pending.clear();
@@ -60,12 +55,12 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Text that has become certain since the last call.
+    /// Returns the new text since the last call, except the part that is held back.
     pub fn take_certain(&mut self) -> String {
         self.take_until(self.text.len() - self.held_back())
     }
 
-    /// All text since the last call, after the end.
+    /// Returns all new text since the last call.
     pub fn take_rest(&mut self) -> String {
         self.take_until(self.text.len())
     }
@@ -76,12 +71,12 @@ impl TextAssembler {
     }
 
     fn take_until(&mut self, end: usize) -> String {
-        let delta = self.text[self.revealed..end].to_owned();
-        self.revealed = end;
+        let delta = self.text[self.returned..end].to_owned();
+        self.returned = end;
         delta
     }
 
-    /// Moves everything but an unfinished character from `pending` to `text`.
+    /// Moves all bytes except an incomplete character from `pending` to `text`.
     fn decode_pending(&mut self) {
         let mut rest = self.pending.as_slice();
         loop {
@@ -101,12 +96,12 @@ impl TextAssembler {
                 }
             }
         }
-        let unfinished = rest.len();
-        self.pending.drain(..self.pending.len() - unfinished);
+        let incomplete = rest.len();
+        self.pending.drain(..self.pending.len() - incomplete);
     }
 
-    /// Looks for the stop string that ends first in the text not searched yet (of several that end
-    /// there, the longest), and cuts the text before it.
+    /// Finds the stop string that ends first in the new text (the longest of several that end there),
+    /// and cuts the text before it.
     fn search(&mut self, may_stop: bool) -> bool {
         let first = self.stops.iter().filter(|_| may_stop).filter_map(|stop| {
             let mut start = (self.searched + 1).saturating_sub(stop.len());
@@ -124,12 +119,12 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Length of the longest end of the text that may be the beginning of a stop string.
+    /// Length of the longest suffix of the text that is a prefix of a stop string.
     fn held_back(&self) -> usize {
         if self.stopped {
             return 0;
         }
-        let text = &self.text.as_bytes()[self.revealed..];
+        let text = &self.text.as_bytes()[self.returned..];
         let longest = |stop: &String| {
             let stop = stop.as_bytes();
             let most = text.len().min(stop.len() - 1);
@@ -165,21 +160,21 @@ mod tests {
     }
 
     #[test]
-    fn a_split_character_waits_for_its_rest() {
+    fn a_split_character_is_held_back_until_complete() {
         let (deltas, text, _) = assemble(&[], &[b"a\xe2", b"\x82", b"\xac", b"b"]);
         assert_eq!(deltas, ["a", "", "€", "b", ""]);
         assert_eq!(text, "a€b");
     }
 
     #[test]
-    fn an_unfinished_character_becomes_a_replacement_at_the_end() {
+    fn an_incomplete_character_becomes_a_replacement_at_the_end() {
         let (deltas, text, _) = assemble(&[], &[b"a\xf0\x9f", b"\x98"]);
         assert_eq!(deltas, ["a", "", "\u{fffd}"]);
         assert_eq!(text, String::from_utf8_lossy(b"a\xf0\x9f\x98"));
     }
 
     #[test]
-    fn a_stop_string_across_tokens_cuts_the_text_and_is_never_revealed() {
+    fn a_stop_string_across_tokens_cuts_the_text_and_is_never_returned() {
         let (deltas, text, stopped) = assemble(&["\n\nQ:"], &[b"one\n", b"\n", b"Q", b":two"]);
         assert_eq!(deltas, ["one", "", "", "", ""]);
         assert_eq!(text, "one");
@@ -187,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_that_turns_out_otherwise_is_revealed() {
+    fn a_prefix_of_a_stop_string_is_returned_once_it_cannot_match() {
         let (deltas, text, stopped) = assemble(&["abcd"], &[b"xab", b"cab", b"ce"]);
         assert_eq!(deltas, ["x", "abc", "abce", ""]);
         assert_eq!(text, "xabcabce");
@@ -195,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stop_string_that_ends_first_wins_however_tokens_are_cut() {
+    fn the_stop_string_that_ends_first_wins_for_every_split_into_tokens() {
         for pieces in [&[b"xabcd".as_slice()][..], &[b"xa", b"b", b"c"], &[b"xab", b"c"]] {
             assert_eq!(assemble(&["abc", "b"], pieces).1, "xa");
             assert_eq!(assemble(&["b", "ab"], pieces).1, "x");
@@ -203,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_that_ends_too_early_does_not_count() {
+    fn a_stop_string_before_the_minimum_is_ignored() {
         let mut text = TextAssembler::new(&["aa".to_owned()]);
         assert!(!text.push(b"aa", false));
         assert_eq!(text.take_certain(), "a");
@@ -213,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_of_more_than_one_byte_characters_is_found() {
+    fn a_stop_string_of_multibyte_characters_is_found() {
         let (_, text, stopped) = assemble(&["€€"], &["ü€".as_bytes(), b"\xe2\x82", b"\xac."]);
         assert_eq!((text.as_str(), stopped), ("ü", true));
     }
@@ -239,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_read_as_if_they_came_at_once(
+        fn text_does_not_depend_on_the_split_into_tokens(
             pieces in prop::collection::vec(
                 prop::collection::vec(
                     prop::sample::select(vec![

@@ -16,10 +16,9 @@ use clap::Args;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tritmill_engine::{
-    Engine, Request,
+    Engine, Request, SamplingParams,
     files::Model,
     load::{self, EngineOptions},
-    sampler::SamplingParams,
 };
 use tritmill_producer::{Client, JobBuilder};
 use tritmill_queue::{Job, JobId, QueueName, Sampling};

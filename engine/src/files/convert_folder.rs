@@ -1,4 +1,4 @@
-//! Writing a model as a Hugging Face folder with packed ternary weights.
+//! Writes a model as a Hugging Face folder with packed ternary weights.
 
 use std::{io::Write, path::Path};
 
@@ -18,13 +18,13 @@ use crate::{
     formats::Scale,
 };
 
-/// What one tensor of a folder is made of.
+/// The source of one tensor of the folder.
 enum Source {
     Embedding,
     Head,
     Norm(Norm),
     Linear(usize, Linear),
-    /// The scale of the linear before it.
+    /// The scale of the linear that precedes it in the plan.
     ScaleOfLast,
 }
 
@@ -97,8 +97,8 @@ fn folder_plan(model: &Model) -> Result<Vec<(hf_write::TensorPlan, Source)>, Mod
     Ok(plan)
 }
 
-/// The folder's type for a dense tensor: its own, or F32 for block quantizations (whose
-/// dequantized values F32 holds exactly).
+/// The folder's type for a dense tensor: the tensor's own, or F32 for block quantizations, whose
+/// dequantized values F32 holds exactly.
 fn folder_type(dtype: DenseType) -> Dtype {
     match dtype {
         DenseType::F16 => Dtype::F16,

@@ -1,4 +1,4 @@
-//! What a model computes, as 32 bytes.
+//! The identity of what a model computes, as 32 bytes.
 
 use std::fmt;
 
@@ -10,20 +10,20 @@ use crate::{
     formats::{Scale, TernaryMatrix},
 };
 
-/// BLAKE3 over everything the output depends on, whatever file it came from: a packed folder and
-/// the GGUF made of it have the same fingerprint if they hold the same values.
+/// A BLAKE3 hash of everything that the output of a model depends on, independent of the container:
+/// a packed folder and a GGUF file with the same values have the same fingerprint.
 ///
-/// It is the hash of these parts, in this order, each hashed by itself:
+/// It hashes the hashes of these parts, in this order:
 /// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
 ///    norms, tied head, and the sorted end tokens (context length and names are left out);
-/// 2. the tokenizer: tokens by id, merges, pre-tokenizer, what it puts around a prompt;
+/// 2. the tokenizer: tokens by id, merges, pre-tokenizer, tokens put around a prompt;
 /// 3. per layer and linear (`Linear::ALL`): rows, columns, trits in row-major 2-bit codes
 ///    (trit + 1, first in the lowest bits), then whether the scale multiplies or divides, and its
 ///    f32 bits;
 /// 4. every norm in the order of the forward pass, as f32;
 /// 5. the embedding, and the head unless tied: all elements widened to f32, in groups of 1024 rows.
 ///
-/// The chat template is not part of it: it shapes the prompt, not what follows from it.
+/// The chat template is not included: it shapes the prompt, not the answer to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 32]);
 
@@ -60,8 +60,8 @@ pub(crate) fn compute(model: &Model) -> Result<Fingerprint, ModelError> {
     let mut hasher = blake3::Hasher::new_derive_key("tritmill model fingerprint");
     hasher.update(&config_digest(config));
     hasher.update(&model.tokenizer().digest());
-    // One tensor after the other keeps memory to one decoded tensor; decoding it, and hashing
-    // groups of its rows, run in parallel.
+    // Tensors follow one another, so that memory holds one decoded tensor. Its decoding and the
+    // hashing of its parts run in parallel.
     for layer in 0..config.layer_count {
         for linear in Linear::ALL {
             hasher.update(&ternary_digest(&model.ternary(layer, linear)?));
@@ -107,7 +107,7 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
 }
 
 fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
-    // A whole number of bytes per part, so that parts do not share one.
+    // A multiple of 4, so that no byte belongs to two parts.
     const TRITS: usize = 1 << 20;
     let parts: Vec<[u8; 32]> = matrix
         .trits

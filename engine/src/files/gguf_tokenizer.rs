@@ -1,9 +1,9 @@
-//! A GGUF file's vocabulary, as the `tokenizer.json` it was made of.
+//! Rebuilds a `tokenizer.json` from the vocabulary of a GGUF file.
 //!
-//! The metadata keep tokens, their types and merges; the pre-tokenizer is only named
-//! (`tokenizer.ggml.pre`). Files without that key exist, the published BitNet b1.58 2B4T among
-//! them: they are read with the pre-tokenizer of Llama 3, which that model was trained with.
-//! Names that do not mean exactly a known regular expression are refused.
+//! The metadata hold tokens, their types and merges, but only the name of the pre-tokenizer
+//! (`tokenizer.ggml.pre`). Files without that key, such as the published BitNet b1.58 2B4T, get the
+//! pre-tokenizer of Llama 3, with which that model was trained. A name that does not stand for
+//! exactly one known regular expression is an error.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -26,8 +26,8 @@ pub(crate) const TYPE_CONTROL: i64 = 3;
 pub(crate) const TYPE_USER_DEFINED: i64 = 4;
 pub(crate) const TYPE_UNUSED: i64 = 5;
 
-/// Control tokens that end a turn, whatever `eos_token_id` says: the format has one key, models
-/// have several such tokens (llama.cpp knows them by the same names).
+/// Control tokens that end a turn besides `eos_token_id`: the format has one key, but models have
+/// several such tokens (llama.cpp recognizes the same names).
 const END_TOKENS: [&str; 7] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -38,7 +38,7 @@ const END_TOKENS: [&str; 7] = [
     "<end_of_turn>",
 ];
 
-/// What the metadata say about text.
+/// Tokenizer, template and end tokens of a file.
 pub(crate) struct Text {
     pub tokenizer: Tokenizer,
     pub chat_template: Option<ChatTemplate>,
@@ -160,7 +160,7 @@ fn to_json(
     let mut added = Vec::new();
     for (id, token) in tokens.iter().enumerate() {
         if token.kind == TYPE_UNUSED {
-            continue; // A row of padding: no text encodes to it.
+            continue; // Padding: no text encodes to it.
         }
         if vocab.insert(token.text.to_owned(), json!(id)).is_some() {
             let value = shorten(format!("{:?} twice", token.text));
@@ -196,12 +196,12 @@ fn pre_tokenizer(keys: &Keys<'_>) -> Result<(Json, bool), ModelError> {
             Ok((tokenizer_json::llama3_pre_tokenizer(), true))
         }
         "gpt-2" => Ok((byte_level(true), false)),
-        _ => Err(keys.unsupported("tokenizer.ggml.pre", "an unknown pre-tokenizer")),
+        _ => Err(keys.unsupported("tokenizer.ggml.pre", "unknown pre-tokenizer")),
     }
 }
 
-/// Merges as pairs. One whose parts or result are no tokens can never yield a token; it is left
-/// out, which changes no encoding that ends in tokens.
+/// Merges as pairs. A merge can only apply if its parts and its result are tokens; others are left
+/// out, which changes no encoding.
 fn merges(file: &str, keys: &Keys<'_>, vocab: &Map<String, Json>) -> Result<Vec<Json>, ModelError> {
     const KEY: &str = "tokenizer.ggml.merges";
     let Some(list) = array(keys, KEY)? else {
@@ -223,7 +223,7 @@ fn merges(file: &str, keys: &Keys<'_>, vocab: &Map<String, Json>) -> Result<Vec<
     Ok(merges)
 }
 
-/// What is put around a prompt: a BOS token unless the file says no, an EOS token if it says so.
+/// Tokens put around a prompt: BOS by default, EOS if the file asks for it.
 fn post_processor(
     keys: &Keys<'_>,
     tokens: &[Token<'_>],

@@ -1,4 +1,4 @@
-//! Writing GGUF files: version 3, little-endian, tensors aligned to 32 bytes.
+//! Writes GGUF files: version 3, little-endian, tensors aligned to 32 bytes.
 
 use std::io::{self, Write};
 
@@ -16,11 +16,11 @@ pub(crate) enum Meta {
     I32s(Vec<i32>),
 }
 
-/// A tensor to write; its bytes follow later, in the same order.
+/// A tensor to write; the data of all tensors follow the header in the same order.
 #[derive(Debug, Clone)]
 pub(crate) struct TensorPlan {
     pub name: String,
-    /// Fastest first.
+    /// Dimensions, fastest first.
     pub dims: Vec<u64>,
     pub type_id: u32,
     pub size_bytes: u64,

@@ -1,7 +1,7 @@
 //! Hugging Face folders: `config.json`, `tokenizer.json` and safetensors, sharded or not.
 //!
-//! Every tensor of the files must have a role in the forward pass, and every role its tensor, in
-//! the shape the configuration gives: a file is understood whole or refused by name.
+//! Every tensor must have a role in the forward pass, and every role a tensor of the shape that follows
+//! from the configuration. Anything else is an error that names the tensor.
 
 use std::{
     borrow::Cow,
@@ -33,7 +33,7 @@ const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 /// Most shards accepted.
 const SHARDS_MAX: usize = 4096;
 
-/// The files of a folder, wherever they come from.
+/// The files of a folder on disk or in the program.
 struct Folder<'a> {
     config: Cow<'a, [u8]>,
     tokenizer: Cow<'a, [u8]>,
@@ -53,7 +53,7 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
         let why = if path.join("tokenizer.model").exists() {
             "SentencePiece vocabularies (tokenizer.model) are not supported"
         } else {
-            "text becomes tokens by it"
+            "it defines the vocabulary"
         };
         return Err(missing("tokenizer.json", why));
     };
@@ -75,7 +75,7 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
     assemble(&folder_name(path), folder)
 }
 
-/// Opens a folder that is part of the program.
+/// Opens a folder that is embedded in the program.
 pub(crate) fn open_embedded(name: &str, files: EmbeddedFolder) -> Result<Parts, ModelError> {
     let folder = Folder {
         config: files.config.into(),
@@ -98,7 +98,7 @@ fn folder_name(path: &Path) -> String {
     path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Reads a whole file of bounded size; `None` if there is no such file.
+/// Reads a whole file of bounded size; `None` if it does not exist.
 fn read_optional(folder: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
     let path = folder.join(name);
     let file = match fs::File::open(&path) {
@@ -135,10 +135,10 @@ fn open_shards(folder: &Path) -> Result<Vec<(String, Bytes)>, ModelError> {
         .collect()
 }
 
-/// The distinct file names of a shard index, sorted. A name may not leave the folder.
+/// The distinct file names of a shard index, sorted.
 ///
 /// # Errors
-/// [`ModelError::Json`] or [`ModelError::Malformed`].
+/// If the index is malformed, or a name is a path instead of a plain file name.
 pub fn shard_names(file: &str, bytes: &[u8]) -> Result<Vec<String>, ModelError> {
     #[derive(Deserialize)]
     struct Index {

@@ -52,7 +52,7 @@ impl Finder<'_> {
         } else {
             Some(self.dense("lm_head.weight".to_owned(), &[vocab, hidden])?)
         };
-        // Not reserved ahead: a false layer count must fail at its first missing tensor.
+        // Not reserved ahead: a false layer count must fail at the first missing tensor.
         let mut linears = Vec::new();
         for layer in 0..config.layer_count {
             let mut of_layer = Vec::with_capacity(Linear::ALL.len());
@@ -118,7 +118,7 @@ impl Finder<'_> {
         Ok(TernaryTensor { name, span, rows, cols, packing, permuted_heads: None })
     }
 
-    /// A `weight_scale` tensor: one element, whatever the number of dimensions.
+    /// A `weight_scale` tensor: one element, in any number of dimensions.
     fn scale(&mut self, name: String) -> Result<f32, ModelError> {
         let (file, entry) = self.take(&name)?;
         let dtype = dense_type(&entry, "F32, F16 or BF16")?;
@@ -134,10 +134,10 @@ impl Finder<'_> {
         Ok(scale[0])
     }
 
-    /// Anything nobody asked for may change the mathematics.
+    /// Refuses tensors without a role, because they may change the computation.
     fn refuse_leftovers(self, config: &ModelConfig) -> Result<(), ModelError> {
         let ignored = |name: &str| {
-            // A tied model never uses its head; frequencies follow from theta.
+            // A tied model does not use its head; frequencies follow from theta.
             (config.tied_head && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
         };
         let mut left: Vec<String> =
@@ -190,12 +190,12 @@ fn linear_module(linear: Linear) -> &'static str {
     }
 }
 
-/// The folder's name of a linear's weights.
+/// Name of a linear's tensor in the folder.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
     format!("model.layers.{layer}.{}.weight", linear_module(linear))
 }
 
-/// The folder's name of a norm's weights.
+/// Name of a norm's tensor in the folder.
 pub(crate) fn norm_name(norm: Norm) -> String {
     match norm {
         Norm::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),

@@ -1,4 +1,4 @@
-//! Writing Hugging Face folders: `config.json` and one safetensors file, streamed.
+//! Writes Hugging Face folders: the JSON files and one safetensors file, streamed.
 
 use std::{
     fs,
@@ -33,8 +33,8 @@ pub(crate) struct FolderTexts<'a> {
     pub chat_template: Option<&'a str>,
 }
 
-/// Writes a folder; `data` writes the bytes of tensor `i` of the plan. The weights appear under
-/// their name only when they are complete.
+/// Writes a folder; `data` writes the bytes of tensor `i` of the plan. The weights get their name once
+/// they are complete.
 pub(crate) fn write_folder(
     folder: &Path,
     config: &ModelConfig,
@@ -77,7 +77,7 @@ pub(crate) fn write_folder(
     partial.finish()
 }
 
-/// The safetensors header, padded with spaces so that the data are 8-byte aligned.
+/// The safetensors header, padded with spaces to align the data to 8 bytes.
 fn header(tensors: &[TensorPlan]) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".to_owned(), json!({ "format": "pt" }));
@@ -138,7 +138,7 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     })
 }
 
-/// An [`io::Error`] with the path it is about.
+/// Adds a path to an [`io::Error`].
 pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> ModelError {
     move |error| ModelError::io(path, error)
 }

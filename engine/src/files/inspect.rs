@@ -1,4 +1,4 @@
-//! A description of a model, for people and for `--json`.
+//! A description of a model, as text and JSON.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::config::{Linear, ModelConfig};
 
-/// What a model file holds.
+/// A description of a model file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
     /// Name of the folder or file.
@@ -26,18 +26,17 @@ pub struct Inspection {
     pub dense_parameter_count: u64,
     /// Bytes of all tensors in the file.
     pub size_bytes: u64,
-    /// Whether the model brings a chat template.
+    /// Whether the model has a chat template.
     pub has_chat_template: bool,
-    /// Tokens of the vocabulary that have text.
+    /// Ids of the vocabulary that have a token.
     pub token_count: usize,
     /// Identity of what the model computes.
     pub fingerprint: Fingerprint,
-    /// Every tensor, as the file lists it.
+    /// Every tensor, in the order of the file.
     pub tensors: Vec<TensorInfo>,
 }
 
-/// Describes a model. Reads all of it, for the fingerprint; so a model that can be inspected has
-/// no tensor that cannot be decoded.
+/// Describes a model. The fingerprint reads every tensor, so this also checks that all can be decoded.
 ///
 /// # Errors
 /// As [`Model::fingerprint`].

@@ -1,9 +1,8 @@
 //! The safetensors header: an 8-byte little-endian length, a JSON object of tensors, then data.
 //!
-//! Layout: <https://github.com/huggingface/safetensors>. Only the header is read here; tensors are
-//! byte ranges of the file, each checked against its type, its shape and the file's length before
-//! anything uses it. Nothing is allocated in proportion to a number in the file: the header is
-//! parsed from bytes that are really there.
+//! Layout: <https://github.com/huggingface/safetensors>. This module reads the header. Tensors are byte
+//! ranges of the file, checked against type, shape and file length. Allocations do not depend on
+//! numbers in the file: the header is parsed from bytes that exist.
 
 use std::ops::Range;
 
@@ -14,7 +13,7 @@ use super::error::{ModelError, Problem, check_overlaps};
 /// Largest header accepted, the limit of the reference implementation.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Element types of the format that a model of ours can have; others keep their name.
+/// Element type of a tensor; types that models do not need are kept as names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dtype {
     /// 8-bit unsigned: packed ternary weights.
@@ -25,12 +24,12 @@ pub enum Dtype {
     Bf16,
     /// IEEE single precision.
     F32,
-    /// A type this reader knows only by name.
+    /// Any other type, by name.
     Other(String),
 }
 
 impl Dtype {
-    /// Bytes per element; `None` for types that are only known by name.
+    /// Bytes per element; `None` for [`Self::Other`].
     pub fn size_bytes(&self) -> Option<u64> {
         match self {
             Self::U8 => Some(1),
@@ -73,7 +72,7 @@ pub struct TensorEntry {
     pub dtype: Dtype,
     /// Dimensions, slowest first.
     pub shape: Vec<u64>,
-    /// Bytes in the file; lies inside it, and fits type and shape.
+    /// Byte range in the file, checked against the file's length, the type and the shape.
     pub range: Range<usize>,
 }
 
@@ -84,10 +83,10 @@ struct RawEntry {
     data_offsets: (u64, u64),
 }
 
-/// The tensors of a safetensors file, in the order of its header.
+/// Parses the header of a safetensors file; returns its tensors in the order of the header.
 ///
 /// # Errors
-/// [`ModelError::Malformed`], [`ModelError::Json`] or [`ModelError::BadTensor`].
+/// If the header is malformed, or a tensor does not fit its type, its shape or the file.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<TensorEntry>, ModelError> {
     let available = bytes.len() as u64;
     let Some(prefix) = bytes.first_chunk::<8>() else {

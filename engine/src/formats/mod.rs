@@ -1,7 +1,7 @@
-//! Lossless packings of trits: how a ternary matrix lies in memory for the kernels.
+//! Lossless packings of ternary matrices in memory.
 //!
-//! [`PackedMatrix`] holds a matrix in one of the [`Format`]s. Each format is one file that says
-//! where every bit lies; all instruction sets share that layout.
+//! A `PackedMatrix` holds a matrix in one of the [`Format`]s. One module per format defines the layout,
+//! which all instruction sets share.
 
 pub(crate) mod i2_s;
 pub(crate) mod layout;
@@ -10,8 +10,11 @@ mod packed;
 pub(crate) mod tl1;
 pub(crate) mod tl2;
 
+#[doc(hidden)]
 pub use layout::TILE_ROWS;
-pub use packed::{COLS_MAX, PackError, PackedMatrix};
+pub use packed::PackError;
+#[doc(hidden)]
+pub use packed::PackedMatrix;
 
 use crate::names::names;
 
@@ -24,11 +27,11 @@ pub struct TernaryMatrix {
     pub cols: usize,
     /// −1, 0 or 1, row-major. // (rows, cols)
     pub trits: Vec<i8>,
-    /// How the integer sum becomes the output.
+    /// The factor or divisor of the integer sums.
     pub scale: Scale,
 }
 
-/// What turns the integer sum `a` and the activation scale `s` into the output of a linear.
+/// Computes the output of a linear from the integer sum `a` and the activation scale `s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {
     /// `y = (a / s) * scale`: `autobitlinear`, online models, GGUF.
@@ -37,7 +40,7 @@ pub enum Scale {
     Divide(f32),
 }
 
-/// How ternary weights are packed for a kernel. All three hold the same trits.
+/// A packing of ternary weights. All formats are lossless, so they give the same results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// 2 bits a weight.

@@ -1,23 +1,24 @@
-//! Which devices a model runs on: one, or several GPUs of a worker.
+//! Selection of the devices that run a model: one device, or several GPUs.
 
 use std::{fmt, str::FromStr, sync::OnceLock};
 
 use crate::backend::cuda::{self, CudaLoadError};
 
-/// Where a model runs.
+/// A device that runs a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// On the processor.
+    /// The CPU.
     #[default]
     Cpu,
-    /// On the GPU of that number, or not at all.
+    /// The GPU with that number; loading fails without it.
     Cuda(usize),
-    /// On the first GPU, if there is one that can run the kernels, else on the processor.
+    /// The first GPU if it can run the kernels, else the CPU.
     Auto,
 }
 
 impl DeviceChoice {
-    /// Looks for a GPU where that is left open, once in a process, and says if there is none.
+    /// Replaces [`Self::Auto`] by a device. Looks for a GPU once per process, and logs a warning if there
+    /// is none.
     pub fn resolved(self) -> Self {
         static FOUND: OnceLock<bool> = OnceLock::new();
         if self != Self::Auto {
@@ -26,7 +27,7 @@ impl DeviceChoice {
         let found = *FOUND.get_or_init(|| match cuda::usable(0) {
             Ok(()) => true,
             Err(why) => {
-                tracing::warn!(%why, "no GPU to run on: running on the CPU");
+                tracing::warn!(%why, "no usable GPU: running on the CPU");
                 false
             }
         });
@@ -44,27 +45,27 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// A choice of devices that cannot be meant.
+/// An invalid selection of devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevicesError {
-    /// None of the known names.
+    /// A name does not name a device.
     #[error(
         "unknown device '{0}' (expected cpu, auto, cuda:0, cuda:1, …, several as in cuda:0,cuda:1, or \
          cuda:all)"
     )]
     Unknown(String),
-    /// The processor beside GPUs.
+    /// A list of several devices has one that is not a GPU.
     #[error(
-        "{0} is no GPU, and only GPUs go together: the others' answers may differ (another numerics \
-         class), so start a worker for each"
+        "{0} is not a GPU: only GPUs can be combined, because answers of other devices may differ \
+         (another numerics class); start a worker for each"
     )]
     Mixed(DeviceChoice),
-    /// The same device again.
+    /// A device is named twice.
     #[error("{0} is named twice")]
     Twice(DeviceChoice),
-    /// More than one where one is needed.
-    #[error("one device is needed here, not {0}")]
+    /// Several devices are given where one is needed.
+    #[error("expected one device, not {0}")]
     Several(Devices),
 }
 
@@ -85,22 +86,22 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// The devices of a worker: an engine for each, with weights and KV blocks of its own.
+/// The devices of a worker. Each has its own engine, weights and KV blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Devices {
-    /// These: any one, or several GPUs.
-    These(Vec<DeviceChoice>),
+    /// Any one device, or several GPUs.
+    List(Vec<DeviceChoice>),
     /// Every GPU that can run the kernels.
     AllGpus,
 }
 
 impl Devices {
-    /// The devices' names, at least one. Looks for GPUs where that is left open.
+    /// The devices, at least one. Looks for GPUs for [`DeviceChoice::Auto`] and [`Self::AllGpus`].
     ///
     /// # Errors
-    /// [`CudaLoadError`] when all GPUs are wanted and there is none that will do.
+    /// For [`Self::AllGpus`], if no GPU can run the kernels.
     pub fn resolved(&self) -> Result<Vec<DeviceChoice>, CudaLoadError> {
-        let Self::These(devices) = self else {
+        let Self::List(devices) = self else {
             return usable(cuda::count()?, cuda::usable);
         };
         Ok(devices.iter().map(|device| device.resolved()).collect())
@@ -109,16 +110,16 @@ impl Devices {
     /// The only device.
     ///
     /// # Errors
-    /// [`DevicesError::Several`].
+    /// [`DevicesError::Several`] if there may be more than one.
     pub fn one(&self) -> Result<DeviceChoice, DevicesError> {
         match self {
-            Self::These(devices) if devices.len() == 1 => Ok(devices[0]),
+            Self::List(devices) if devices.len() == 1 => Ok(devices[0]),
             several => Err(DevicesError::Several(several.clone())),
         }
     }
 }
 
-/// Of so many GPUs, those that can run the kernels; those that cannot are told of.
+/// The GPUs among the first `count` that can run the kernels. Logs a warning for each other one.
 fn usable(
     count: usize,
     check: impl Fn(usize) -> Result<(), CudaLoadError>,
@@ -129,7 +130,7 @@ fn usable(
         match check(ordinal) {
             Ok(()) => found.push(DeviceChoice::Cuda(ordinal)),
             Err(why) => {
-                tracing::warn!(ordinal, %why, "a GPU that will not do");
+                tracing::warn!(ordinal, %why, "unusable GPU");
                 refused = why;
             }
         }
@@ -139,7 +140,7 @@ fn usable(
 
 impl fmt::Display for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::These(devices) = self else { return f.write_str("cuda:all") };
+        let Self::List(devices) = self else { return f.write_str("cuda:all") };
         let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
         f.write_str(&names.join(","))
     }
@@ -162,7 +163,7 @@ impl FromStr for Devices {
                 return Err(DevicesError::Twice(*device));
             }
         }
-        Ok(Self::These(devices))
+        Ok(Self::List(devices))
     }
 }
 
@@ -171,33 +172,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_read_as_they_are_written() {
+    fn devices_parse_from_their_display_text() {
         for device in [DeviceChoice::Cpu, DeviceChoice::Auto, DeviceChoice::Cuda(3)] {
             assert_eq!(device.to_string().parse(), Ok(device));
             assert_eq!(device.to_string().parse::<Devices>().expect("one").one(), Ok(device));
         }
         for several in ["cuda:0,cuda:1", "cuda:all"] {
-            let devices: Devices = several.parse().expect("a worker may have them");
+            let devices: Devices = several.parse().expect("several GPUs are valid");
             assert_eq!(devices.to_string(), several);
-            let refused = devices.one().expect_err("it is more than one").to_string();
-            assert_eq!(refused, format!("one device is needed here, not {several}"));
+            let refused = devices.one().expect_err("several devices").to_string();
+            assert_eq!(refused, format!("expected one device, not {several}"));
         }
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
         for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999", "CPU", "cuda:0,"] {
             assert!(matches!(wrong.parse::<Devices>(), Err(DevicesError::Unknown(_))), "{wrong}");
         }
-        let refused = |names: &str| names.parse::<Devices>().expect_err("it cannot be meant");
+        let refused = |names: &str| names.parse::<Devices>().expect_err("invalid");
         assert_eq!(refused("cuda:0,cpu"), DevicesError::Mixed(DeviceChoice::Cpu));
         assert_eq!(refused("auto,cuda:0"), DevicesError::Mixed(DeviceChoice::Auto));
         assert_eq!(refused("cuda,cuda:1,cuda:0"), DevicesError::Twice(DeviceChoice::Cuda(0)));
     }
 
     #[test]
-    fn all_gpus_are_those_that_will_do() {
+    fn unusable_gpus_are_left_out() {
         let too_old = || CudaLoadError::TooOld { name: "old".to_owned(), capability: (7, 5) };
         let second = |ordinal| if ordinal == 1 { Ok(()) } else { Err(too_old()) };
-        assert_eq!(usable(3, second).expect("one will do"), [DeviceChoice::Cuda(1)]);
-        let none = usable(1, second).expect_err("none will do");
+        assert_eq!(usable(3, second).expect("one is usable"), [DeviceChoice::Cuda(1)]);
+        let none = usable(1, second).expect_err("none is usable");
         assert!(matches!(none, CudaLoadError::TooOld { .. }), "{none}");
         let none = usable(0, second).expect_err("there is none");
         assert!(matches!(none, CudaLoadError::NoDevice { count: 0, .. }), "{none}");

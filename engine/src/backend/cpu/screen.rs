@@ -39,7 +39,7 @@ use crate::{
     kernels::{
         Isa,
         float::FloatKernels,
-        screen::{self, DigitRow, Digits, Products, Unmade},
+        screen::{self, DigitRow, Digits, Products, Unfilled},
     },
 };
 
@@ -221,7 +221,7 @@ impl Estimates<'_> {
             let bounds = of_rows.bounds(range.clone(), self.factors(of_row, left));
             let threshold = search.threshold();
             positions.clear();
-            job.kernels.leave_out(&bounds, threshold, estimates, positions);
+            job.kernels.select_candidates(&bounds, threshold, estimates, positions);
             candidates.clear();
             let refined = positions.iter().map(|&j| {
                 let known = six.is_none().then_some(first[j]);
@@ -261,7 +261,8 @@ impl Estimates<'_> {
 
 /// Takes the hidden rows apart into digits.
 fn take_apart(job: &Job<'_>, width: usize, pool: &mut Pool, digits: &mut Digits) {
-    let Unmade { first, second, rows, len, bits } = digits.begin(job.isa, job.counts.len(), width);
+    let Unfilled { first, second, rows, len, bits } =
+        digits.begin(job.isa, job.counts.len(), width);
     let (first, second) = (Disjoint::new(first), Disjoint::new(second));
     let rows = Disjoint::new(rows);
     pool.run(job.counts.len(), &|r| {

@@ -43,7 +43,7 @@ impl Lanes for Avx2Lanes {
 
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a prefetch reads nothing that could fault, and every x86-64 has it.
+        // SAFETY: a prefetch cannot fault, and every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
@@ -117,7 +117,7 @@ impl Lanes for Avx2Lanes {
     unsafe fn store_i8(self, to: *mut i8) {
         // SAFETY: the trait's contract.
         unsafe {
-            // cvtps rounds to nearest even: the default rounding mode, which Rust never changes.
+            // cvtps rounds to nearest even: the default rounding mode, which Rust code does not change.
             let a = _mm256_cvtps_epi32(self.0);
             let b = _mm256_cvtps_epi32(self.1);
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));

@@ -28,7 +28,7 @@ impl Lanes for Avx512Lanes {
 
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a prefetch reads nothing that could fault, and every x86-64 has it.
+        // SAFETY: a prefetch cannot fault, and every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]

@@ -1,5 +1,5 @@
-//! Floating-point kernels: one generic definition in [`ops`] and [`attention`], instantiated for
-//! every ISA. Results are equal to the bit on all of them (see [`lanes`]).
+//! Floating-point kernels: generic definitions ([`ops`], [`outputs`], [`attention`]) that [`tables`]
+//! instantiates for every ISA. Results are equal to the bit on all ISAs (see [`lanes`]).
 
 mod attention;
 #[cfg(target_arch = "x86_64")]
@@ -31,7 +31,7 @@ use crate::config::Activation;
 type AttentionFn<E> = unsafe fn(&AttentionTile<'_, E>, &[f32], &[usize], &mut Vec<f32>, &mut [f32]);
 type HeadFn<E> = unsafe fn(&[E], usize, &[f32], &mut [f32]);
 
-/// The kernels of one ISA. Obtained from [`FloatKernels::of`], which proves that the machine has it.
+/// The kernels of one ISA. [`FloatKernels::of`] checks that this machine can run them.
 #[derive(Clone, Copy)]
 pub struct FloatKernels {
     rms_norm: unsafe fn(&[f32], &[f32], f32, &mut [f32]),
@@ -43,7 +43,7 @@ pub struct FloatKernels {
     int8_scale: unsafe fn(&[f32]) -> f32,
     narrow_int8: unsafe fn(&[f32], f32, &mut [i8]),
     estimate: unsafe fn(&Products<'_>, &mut [f32]),
-    leave_out: unsafe fn(&Bounds<'_>, f32, &[f32], &mut Vec<usize>),
+    select_candidates: unsafe fn(&Bounds<'_>, f32, &[f32], &mut Vec<usize>),
     attention_f16: AttentionFn<f16>,
     attention_f32: AttentionFn<f32>,
     attention_i8: AttentionFn<i8>,
@@ -53,7 +53,7 @@ pub struct FloatKernels {
     head_i8: HeadFn<i8>,
 }
 
-/// Stored numbers that head rows may have.
+/// Element types of head rows.
 pub trait HeadElement: lanes::Element {
     #[doc(hidden)]
     fn head(kernels: &FloatKernels) -> HeadFn<Self>;
@@ -74,7 +74,7 @@ head_element!(bf16, head_bf16);
 head_element!(i8, head_i8);
 
 impl FloatKernels {
-    /// The kernels of an ISA, if this machine has it.
+    /// The kernels of an ISA, if this machine can run them.
     pub fn of(isa: Isa) -> Option<&'static Self> {
         if !isa.is_available() {
             return None;
@@ -99,25 +99,25 @@ impl FloatKernels {
     /// Writes estimates of logits to `out`.
     ///
     /// # Panics
-    /// If `out` has not as many places as there are products.
+    /// If there are fewer products than elements of `out`.
     pub fn estimate(&self, of: &Products<'_>, out: &mut [f32]) {
         // SAFETY: see `rms_norm`.
         unsafe { (self.estimate)(of, out) }
     }
 
-    /// Adds the places of those estimates to `others` that are not certainly below a threshold.
+    /// Adds to `candidates` the indices of the estimates that are not certainly below `threshold`.
     ///
     /// # Panics
     /// If there are fewer bounds than estimates.
-    pub fn leave_out(
+    pub fn select_candidates(
         &self,
         bounds: &Bounds<'_>,
         threshold: f32,
         estimates: &[f32],
-        others: &mut Vec<usize>,
+        candidates: &mut Vec<usize>,
     ) {
         // SAFETY: see `rms_norm`.
-        unsafe { (self.leave_out)(bounds, threshold, estimates, others) }
+        unsafe { (self.select_candidates)(bounds, threshold, estimates, candidates) }
     }
 
     /// Per-token int8 quantization; returns the scale `s = 127 / max(1e-5, max|x|)`.
@@ -126,22 +126,22 @@ impl FloatKernels {
         unsafe { (self.quantize)(x, q) }
     }
 
-    /// Outputs of a linear: `out = values`.
+    /// Writes the outputs of a linear: `out = values`.
     ///
     /// # Panics
-    /// If rows or columns of sums and `out` are not as many (as below).
+    /// If the rows or columns of `sums` and `out` do not match; so do the two methods below.
     pub fn rescale(&self, sums: &Sums<'_>, mut out: Columns<'_>) {
         // SAFETY: see `rms_norm`.
         unsafe { (self.rescale)(sums, &mut out) }
     }
 
-    /// Outputs of a linear onto the residual stream: `out += values`.
+    /// Adds the outputs of a linear to the residual stream: `out += values`.
     pub fn add_rescaled(&self, sums: &Sums<'_>, mut out: Columns<'_>) {
         // SAFETY: see `rms_norm`.
         unsafe { (self.add_rescaled)(sums, &mut out) }
     }
 
-    /// Outputs of two linears: `out = act(gate) ⊙ up`.
+    /// Writes the gated outputs of two linears: `out = act(gate) ⊙ up`.
     pub fn gate(
         &self,
         activation: Activation,

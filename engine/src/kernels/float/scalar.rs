@@ -1,4 +1,4 @@
-//! The lanes as an array: the definition the vector ISAs are compared with.
+//! The lanes as an array: the reference for the vector ISAs.
 
 use half::{bf16, f16};
 
@@ -25,7 +25,7 @@ impl Lanes for ScalarLanes {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for sixteen elements, at any alignment.
+        // SAFETY: the caller guarantees sixteen elements, at any alignment.
         Self(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
     }
     #[inline(always)]

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::config::Activation;
 
-/// Instantiates every kernel for one ISA: lanes, target features, queries per attention tile and
-/// the register tile of the head (head rows × hidden rows).
+/// Instantiates every kernel for one ISA. The arguments are: module, lanes, target features, queries
+/// per attention tile, and the register tile of the head (head rows × hidden rows).
 macro_rules! instantiate {
     ($module:ident, $lanes:ty, $features:literal, $queries:literal, $rows:literal, $xs:literal) => {
         pub(super) mod $module {
@@ -27,7 +27,7 @@ macro_rules! instantiate {
                 int8_scale,
                 narrow_int8,
                 estimate,
-                leave_out,
+                select_candidates,
                 attention_f16,
                 attention_f32,
                 attention_i8,
@@ -69,13 +69,13 @@ macro_rules! instantiate {
             instantiate!(@head $features head_i8, i8);
 
             #[target_feature(enable = $features)]
-            unsafe fn leave_out(
+            unsafe fn select_candidates(
                 bounds: &Bounds<'_>,
                 threshold: f32,
                 estimates: &[f32],
-                others: &mut Vec<usize>,
+                candidates: &mut Vec<usize>,
             ) {
-                screen::leave_out(bounds, threshold, estimates, others)
+                screen::select_candidates(bounds, threshold, estimates, candidates)
             }
 
             #[target_feature(enable = $features)]
@@ -143,7 +143,7 @@ macro_rules! instantiate {
                 Q
             }
 
-            /// Cuts `(r, len)` × `(n, len)` into register tiles.
+            /// Splits `(r, len)` × `(n, len)` into register tiles.
             #[inline(always)]
             #[allow(unreachable_patterns, reason = "the widest tile of some ISAs is a narrow one")]
             unsafe fn head<E: Element>(rows: &[E], len: usize, xs: &[f32], out: &mut [f32]) {

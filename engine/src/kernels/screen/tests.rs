@@ -1,4 +1,4 @@
-//! Dot products of every ISA against the definition, and the bounds on what digits leave out.
+//! Dot products of every ISA against the reference, and the errors of digits.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn isas() -> impl Iterator<Item = Isa> {
 }
 
 #[test]
-fn every_isa_gives_the_dot_products_of_the_definition() {
+fn every_isa_matches_the_reference() {
     for isa in isas() {
         for (width, n) in [(64, 1), (100, 2), (2560, 7), (2560, 1), (192, 33), (64, 130)] {
             let xs: Vec<f32> = (0..n).flat_map(|i| row(i, width)).collect();
@@ -52,7 +52,7 @@ fn every_isa_gives_the_dot_products_of_the_definition() {
 }
 
 #[test]
-fn nearest_is_the_even_one_of_two() {
+fn nearest_rounds_ties_to_even() {
     for i in -(4 << 16)..(4 << 16) {
         let value = i as f32 / 8.0;
         assert_eq!(nearest(value), value.round_ties_even());
@@ -82,7 +82,7 @@ fn the_largest_products_do_not_overflow() {
 }
 
 #[test]
-fn what_the_digits_leave_out_is_known() {
+fn digit_errors_are_exact() {
     for isa in isas() {
         let x = row(3, 500);
         let mut digits = Digits::default();
