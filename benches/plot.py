@@ -1,10 +1,10 @@
-"""Tokens a second against batch, with the machine's limits, as an SVG. Standard library only.
+"""Plots tokens per second against batch size, with the machine's limits, as an SVG. Standard library only.
 
     /tmp/peer/bin/python benches/peers/llama_cpp/run.py --work /tmp/peer-models --formats i2_s,tl2 --json > speed.txt
     python3 benches/plot.py speed.txt --bandwidth 30e9 --products 6e12 --bytes 0.81e9 -o docs/images/speed.svg
 
-`--bandwidth` and `--products` are what `tritmill doctor` says of the machine, `--bytes` what a step reads
-(weights, as `tritmill bench engine` says). A model of 2 billion weights multiplies 2.41e9 of them a token.
+`--bandwidth` and `--products` are figures of `tritmill doctor`; `--bytes` is the size of the weights that a step
+reads, a figure of `tritmill bench engine`. A model with 2 billion weights multiplies 2.41e9 weights per token.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def nice(top):
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument("figures", help="what the peer's run printed; its last line is JSON")
+    a.add_argument("figures", help="output of the peer's run; its last line is JSON")
     a.add_argument("--bandwidth", type=float, required=True, help="bytes a second from memory")
     a.add_argument("--products", type=float, required=True, help="int8 products a second")
     a.add_argument("--bytes", type=float, required=True, help="bytes that a step reads")
@@ -70,7 +70,7 @@ def main():
         colour = COLOURS[program]
         out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
         out += [f'<circle cx="{x(n):.1f}" cy="{y(rate):.1f}" r="3.5" fill="{colour}"/>' for n, rate in points]
-    # Names beside the last points, kept apart.
+    # Names beside the last points, without overlaps.
     below = math.inf
     for program, points in sorted(lines.items(), key=lambda line: line[1][-1][1]):
         n, rate = points[-1]

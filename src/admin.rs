@@ -9,7 +9,7 @@ use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tritmill_admin::{
     App, CONNECTIONS_MAX, Driver, Limits, Models, Secret, Tls, Watch, Webhooks, router, serve,
 };
-use tritmill_producer::{Client, http::Reach};
+use tritmill_client::{Client, http::AddressPolicy};
 
 use crate::{
     options, output,
@@ -103,9 +103,9 @@ impl LimitOptions {
         Limits {
             file_bytes_max: self.max_file_mib.get() as u64 * MIB,
             batch_lines_max: self.max_batch_lines.get() as u64,
-            webhooks_reach: match self.webhook_allow_private {
-                true => Reach::Anywhere,
-                false => Reach::Public,
+            webhook_addresses: match self.webhook_allow_private {
+                true => AddressPolicy::Any,
+                false => AddressPolicy::PublicOnly,
             },
             ..Limits::default()
         }

@@ -15,12 +15,13 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::sync::watch;
+use tritmill_client::BatchProgress;
 use tritmill_queue::QueueName;
-use tritmill_worker::{Served, Stop};
+use tritmill_worker::{ServedModel, Stop};
 
 use self::{display::Display, server::ServerOptions};
 use crate::{
-    answering::{self, Answerer, Tally, Work},
+    answering::{self, Answerer, Work},
     engines::Engines,
     options::{self, CapacityOptions, RunOptions},
     output,
@@ -123,16 +124,17 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     let (stop, stopped) = watch::channel(Stop::No);
     let interrupted = stopped.clone();
     let mut display = Display::new(input_bytes);
-    let tally = runtime.block_on(async {
+    let progress = runtime.block_on(async {
         let signals = Signals::listen().context("cannot listen for signals")?;
         tokio::spawn(signals.stop(stop));
         answering::answer(work, answerer, stopped, |update| display.show(update)).await
     });
     display.finish();
-    let tally = tally?;
-    let interrupted = *interrupted.borrow() == Stop::Drain && tally.done() < tally.lines.max(1);
-    summarize(&tally, started.elapsed(), args.json)?;
-    Ok(match tally.failed {
+    let progress = progress?;
+    let interrupted =
+        *interrupted.borrow() == Stop::Drain && progress.finished() < progress.lines.max(1);
+    summarize(&progress, started.elapsed(), args.json)?;
+    Ok(match progress.failed {
         _ if interrupted => ExitCode::from(EXIT_INTERRUPTED),
         0 => ExitCode::SUCCESS,
         _ => ExitCode::from(EXIT_ERROR_LINES),
@@ -164,14 +166,14 @@ fn here(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
         .with_context(|| format!("cannot load model {}", args.model))?;
     let name = args.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = queue_of(&name, &args.run);
-    let served = Served::new(model, name, numerics_class);
+    let served = ServedModel::new(model, name, numerics_class);
     let max_sequences = options.max_sequences;
     Ok((queue, Answerer::Here { served, devices, max_sequences }))
 }
 
-fn summarize(tally: &Tally, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {
+fn summarize(progress: &BatchProgress, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {
     let seconds = elapsed.as_secs_f64();
-    let Tally { lines, completed, failed, resumed, tokens } = *tally;
+    let BatchProgress { lines, completed, failed, resumed, tokens } = *progress;
     eprintln!(
         "{completed} of {lines} lines answered ({resumed} by earlier runs), {failed} error lines, \
          {tokens} tokens in {seconds:.1} s"

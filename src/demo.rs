@@ -15,11 +15,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tritmill_client::BatchProgress;
 use tritmill_queue::QueueName;
-use tritmill_worker::{Served, Stop};
+use tritmill_worker::{ServedModel, Stop};
 
 use crate::{
-    answering::{self, Answerer, Tally, Update, Work},
+    answering::{self, Answerer, Update, Work},
     demo_model::{self, HELD_OUT_LINES},
     engines::Engines,
     options::{self, CapacityOptions, RunOptions},
@@ -73,8 +74,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         "The built-in model finds the date in a line of text. {count} lines it never saw, as"
     );
     eprintln!("jobs through the whole path: batch file → SQLite → dispatcher → worker → engine.\n");
-    let (tally, elapsed) = answer(arguments, &input, &output)?;
-    ensure!(tally.failed == 0, "{} of {count} lines have no answer", tally.failed);
+    let (progress, elapsed) = answer(arguments, &input, &output)?;
+    ensure!(progress.failed == 0, "{} of {count} lines have no answer", progress.failed);
     let answers = answers(&output)?;
     ensure!(answers.len() == count, "{} answers to {count} lines", answers.len());
     let right = |(index, question): (usize, &Question)| {
@@ -82,7 +83,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let correct = questions.iter().enumerate().filter(|pair| right(*pair)).count();
     print_samples(&questions, &answers)?;
-    print_figures(arguments, count, correct, &tally, elapsed)?;
+    print_figures(arguments, count, correct, &progress, elapsed)?;
     let enough = correct as f64 >= ACCURACY_MIN * count as f64;
     ensure!(enough, "only {correct} of {count} answers are right: run tritmill doctor");
     Ok(ExitCode::SUCCESS)
@@ -117,7 +118,11 @@ fn batch_lines(questions: &[Question]) -> String {
 }
 
 /// Runs the batch file; how far it came and how long it took, without loading the model.
-fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<(Tally, Duration)> {
+fn answer(
+    arguments: &Arguments,
+    input: &Path,
+    output: &Path,
+) -> anyhow::Result<(BatchProgress, Duration)> {
     let model = options::open(demo_model::NAME)?;
     let options = arguments.capacity.apply(arguments.run.engine());
     let engines = Engines::load(&model, &options, &arguments.run.device)?;
@@ -132,7 +137,7 @@ fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<
         queue: QueueName { model: name.clone(), format: options.format.to_string() },
     };
     let answerer = Answerer::Here {
-        served: Served::new(model, name, numerics_class),
+        served: ServedModel::new(model, name, numerics_class),
         devices,
         max_sequences: options.max_sequences,
     };
@@ -142,17 +147,17 @@ fn answer(arguments: &Arguments, input: &Path, output: &Path) -> anyhow::Result<
     // Nobody stops the demo but a signal, whose default ends the process.
     let (_running, stop) = watch::channel(Stop::No);
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    let tally = runtime.block_on(answering::answer(work, answerer, stop, |update| {
-        if let Update::Tally(tally) = update {
-            bar.set_length(tally.lines);
-            bar.set_position(tally.done());
-            let rate = tally.tokens as f64 / started.elapsed().as_secs_f64().max(1e-3);
+    let progress = runtime.block_on(answering::answer(work, answerer, stop, |update| {
+        if let Update::Progress(progress) = update {
+            bar.set_length(progress.lines);
+            bar.set_position(progress.finished());
+            let rate = progress.tokens as f64 / started.elapsed().as_secs_f64().max(1e-3);
             bar.set_message(format!("{rate:.0} tokens/s"));
         }
     }))?;
     let elapsed = started.elapsed();
     bar.finish_and_clear();
-    Ok((tally, elapsed))
+    Ok((progress, elapsed))
 }
 
 /// The text of every answer, by `custom_id`.
@@ -184,12 +189,12 @@ fn print_figures(
     arguments: &Arguments,
     jobs: usize,
     correct: usize,
-    tally: &Tally,
+    progress: &BatchProgress,
     elapsed: Duration,
 ) -> anyhow::Result<()> {
     let seconds = elapsed.as_secs_f64().max(1e-3);
     let accuracy = correct as f64 / jobs as f64;
-    let (jobs_per_s, tokens_per_s) = (jobs as f64 / seconds, tally.tokens as f64 / seconds);
+    let (jobs_per_s, tokens_per_s) = (jobs as f64 / seconds, progress.tokens as f64 / seconds);
     let percent = 100.0 * accuracy;
     output::line(format_args!("\n{correct} of {jobs} dates are right ({percent:.1} %)"))?;
     output::line(format_args!(
@@ -207,7 +212,7 @@ fn print_figures(
             "tokens_per_s": round(tokens_per_s),
             "jobs_per_s": round(jobs_per_s),
             "correct": correct,
-            "tokens": tally.tokens,
+            "tokens": progress.tokens,
             "seconds": round(seconds),
         }))?;
     }

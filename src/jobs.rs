@@ -7,7 +7,7 @@ use clap::Args;
 use futures_util::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use tritmill_producer::{Client, ClientError};
+use tritmill_client::{Client, ClientError};
 use tritmill_queue::{
     JobEvent, JobId, JobState, Operations as _, Outcome, QueueName,
     store::{JobRecord, PostgresStore, operations::Worker},

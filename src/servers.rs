@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use tokio::time::timeout;
-use tritmill_producer::Client;
+use tritmill_client::Client;
 use tritmill_queue::{
     JobId, Operations, QueueName, Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher},

@@ -13,12 +13,12 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio::{runtime::Runtime, sync::mpsc};
 use tritmill_admin::{App, Models};
-use tritmill_producer::Client;
+use tritmill_client::Client;
 use tritmill_queue::{
     Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
     store::SqliteStore,
 };
-use tritmill_worker::{Served, Vitals, Worker};
+use tritmill_worker::{Metrics, ServedModel, Worker};
 
 use crate::{
     admin::{self, LimitOptions, Running, TlsOptions},
@@ -70,9 +70,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     match arguments.worker.servers_given()? {
         None => runtime.block_on(embedded(arguments)),
         Some(servers) => {
-            let running = runtime.block_on(beside_servers(&runtime, &arguments, servers))?;
-            let beside = beside(&running, arguments.worker.json)?;
-            let ended = worker::run_beside(arguments.worker, beside);
+            let running = runtime.block_on(with_servers(&runtime, &arguments, servers))?;
+            let extra = api_fields(&running, arguments.worker.json)?;
+            let ended = worker::run_with(arguments.worker, extra);
             runtime.block_on(running.stop());
             ended
         }
@@ -80,7 +80,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// Migrates the database and starts the API.
-async fn beside_servers(
+async fn with_servers(
     runtime: &Runtime,
     arguments: &Arguments,
     servers: Given<'_>,
@@ -95,7 +95,7 @@ async fn beside_servers(
 }
 
 /// What the worker's JSON says of the API; without JSON it is said here.
-fn beside(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Value>> {
+fn api_fields(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Value>> {
     if !as_json {
         running.announce()?;
         return Ok(Map::new());
@@ -132,28 +132,28 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     registered.map_err(|error| refusal(error, &place))?;
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
-    let client = Client::new(store.clone(), dispatcher.clone()).hearing(events.clone());
-    let registered = store.registered().await.context("cannot read the store")?;
+    let client = Client::new(store.clone(), dispatcher.clone()).with_events(events.clone());
+    let registered = store.registered_queues().await.context("cannot read the store")?;
     // The file may know more queues, which nobody serves now.
     let served = registered.into_iter().filter(|known| known.queue == queue);
     let models = Models::fixed(served.collect());
     let app = App::new(client, store.clone(), models, arguments.limits.limits());
     let running = admin::start(app, arguments.api, tls).await?;
-    // Nobody listens: what is committed is counted by the vitals.
+    // Nobody listens: what is committed is counted by the metrics.
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
         store: store.clone(),
         dispatcher,
         operations: Some(store.clone()),
         events: Some(events),
-        served: Arc::new(Served::new(model, name, class)),
+        served: Arc::new(ServedModel::new(model, name, class)),
         config: arguments.worker.config(queue, isa),
         committed,
-        vitals: Arc::new(Vitals::default()),
+        metrics: Arc::new(Metrics::default()),
     };
     let worker::Arguments { listen, json, .. } = arguments.worker;
-    let beside = beside(&running, json)?;
-    let ended = Ready { worker, devices, listen, json, beside }.serve(signals).await;
+    let extra = api_fields(&running, json)?;
+    let ended = Ready { worker, devices, listen, json, extra }.serve(signals).await;
     running.stop().await;
     store.close().await;
     ended

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::{Value, json};
-use tritmill_producer::{Client, ClientError, LineReader, RawLine, parse_line};
+use tritmill_client::{Client, ClientError, LineReader, RawLine, parse_line};
 use tritmill_queue::{
     Job, JobId, Operations as _, Priority, QueueName, Tenant, Timestamp, TraceParent,
     store::{FAST_RETENTION, PostgresStore, operations::Worker},

@@ -17,8 +17,8 @@ use tritmill_queue::{
     store::{FAST_RETENTION, PostgresStore},
 };
 use tritmill_worker::{
-    Device, Mode as WorkerMode, Served, Stop, Vitals, Worker, WorkerConfig, WorkerError, http,
-    machine,
+    Device, Metrics, Mode as WorkerMode, ServedModel, Stop, Worker, WorkerConfig, WorkerError,
+    http, machine,
 };
 
 use crate::{
@@ -128,11 +128,11 @@ fn lease(text: &str) -> Result<f64, String> {
 
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    run_beside(arguments, Map::new())
+    run_with(arguments, Map::new())
 }
 
 /// Runs the command; its JSON also says what else runs in the process.
-pub fn run_beside(arguments: Arguments, beside: Map<String, Value>) -> anyhow::Result<ExitCode> {
+pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Result<ExitCode> {
     let servers = arguments.servers.mode()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let dispatcher = servers.dispatcher()?;
@@ -161,24 +161,24 @@ pub fn run_beside(arguments: Arguments, beside: Map<String, Value>) -> anyhow::R
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY * days.max(1));
     let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
-    let vitals = Arc::new(Vitals::with_dispatcher(&dispatcher));
+    let metrics = Arc::new(Metrics::with_dispatcher(&dispatcher));
     let config = arguments.config(queue.clone(), isa);
-    // Nobody listens: what is committed is counted by the vitals.
+    // Nobody listens: what is committed is counted by the metrics.
     let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
         store: keeper.store(),
         events: Some(Arc::new(dispatcher.events())),
         dispatcher: Arc::new(dispatcher),
         operations: keeper.operations(),
-        served: Arc::new(Served::new(model, name, class.clone())),
+        served: Arc::new(ServedModel::new(model, name, class.clone())),
         config,
         committed,
-        vitals: Arc::clone(&vitals),
+        metrics: Arc::clone(&metrics),
     };
     runtime.block_on(async {
         keeper.register_class(&queue, &class).await?;
         let Arguments { listen, json, .. } = arguments;
-        Ready { worker, devices, listen, json, beside }.serve(signals).await
+        Ready { worker, devices, listen, json, extra }.serve(signals).await
     })
 }
 
@@ -191,21 +191,21 @@ pub struct Ready {
     /// Say what is served where as JSON.
     pub json: bool,
     /// What else runs in the process.
-    pub beside: Map<String, Value>,
+    pub extra: Map<String, Value>,
 }
 
 impl Ready {
     /// Works until a signal says stop.
     pub async fn serve(self, signals: Signals) -> anyhow::Result<ExitCode> {
-        let Self { worker, devices, listen, json: as_json, beside } = self;
+        let Self { worker, devices, listen, json: as_json, extra } = self;
         let (owner, queue) = (worker.config.owner.clone(), worker.config.queue.to_string());
         let (listener, address) = http::listen(listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
         tokio::spawn(signals.stop(stop.clone()));
-        let serving = tokio::spawn(http::serve(listener, Arc::clone(&worker.vitals)));
+        let serving = tokio::spawn(http::serve(listener, Arc::clone(&worker.metrics)));
         if as_json {
             let mut said = json!({ "owner": owner, "queue": queue, "listen": address.to_string() });
-            said.as_object_mut().expect("made above").extend(beside);
+            said.as_object_mut().expect("made above").extend(extra);
             output::line(said)?;
         }
         eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");

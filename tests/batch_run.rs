@@ -1,4 +1,4 @@
-//! `tritmill batch run` from outside: files in, files out, whatever happens in between.
+//! `tritmill batch run` as a process: files in, files out, with kills and interruptions in between.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use support::{Random, Scratch, chat, lines_of, without_created};
 
 #[test]
-fn requests_are_answered_in_openais_form() {
+fn answers_have_the_form_of_openai() {
     let scratch = Scratch::new();
     let completion = json!({ "custom_id": "c", "method": "POST", "url": "/v1/completions",
         "body": { "prompt": "once", "max_tokens": 3, "n": 2, "logprobs": 1, "ignore_eos": true } });
@@ -40,7 +40,7 @@ fn requests_are_answered_in_openais_form() {
 }
 
 #[test]
-fn a_run_killed_twenty_times_ends_like_one_that_was_not() {
+fn run_killed_twenty_times_gives_the_answers_of_an_undisturbed_run() {
     const LINES: usize = 2000;
     let input: Vec<Value> =
         (0..LINES).map(|i| chat(&format!("id-{i}"), 2 + i as u64 % 7)).collect();
@@ -50,10 +50,10 @@ fn a_run_killed_twenty_times_ends_like_one_that_was_not() {
 
     let scratch = Scratch::new();
     scratch.write_input(&input);
-    let mut random = Random(0x5EED);
+    let mut random = Random::new(0x5EED);
     for kill in 0..20 {
         let answered = scratch.output_lines();
-        // At least one more line, so that every kill hits a run that has just written.
+        // At least one more line, so that every kill hits a run that has written something.
         let ahead = 1 + random.below(LINES / 25);
         let mut child = scratch.spawn(&[]);
         let killed = child.kill_when(|| scratch.output_lines() >= answered + ahead);
@@ -79,7 +79,7 @@ fn a_run_killed_twenty_times_ends_like_one_that_was_not() {
 }
 
 #[test]
-fn a_kill_while_the_input_is_read_loses_nothing() {
+fn kill_while_the_input_is_read_loses_nothing() {
     let scratch = Scratch::new();
     let input: Vec<Value> = (0..300).map(|i| chat(&format!("id-{i}"), 2)).collect();
     scratch.write_input(&input);
@@ -91,9 +91,9 @@ fn a_kill_while_the_input_is_read_loses_nothing() {
 }
 
 #[test]
-fn ten_thousand_malformed_lines_are_ten_thousand_errors_among_good_neighbours() {
+fn malformed_lines_are_errors_and_the_others_are_answered() {
     let scratch = Scratch::new();
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let mut bytes = Vec::new();
     let mut good = 0_u64;
     for number in 1..=10_020_u64 {
@@ -131,7 +131,7 @@ fn ten_thousand_malformed_lines_are_ten_thousand_errors_among_good_neighbours() 
 }
 
 #[test]
-fn a_prompt_too_long_for_the_model_is_an_error_line_with_its_number() {
+fn prompt_over_the_context_is_an_error_with_its_line_number() {
     let scratch = Scratch::new();
     let mut long = chat("long", 2);
     long["body"]["messages"][0]["content"] = json!("word ".repeat(50_000));
@@ -147,7 +147,7 @@ fn a_prompt_too_long_for_the_model_is_an_error_line_with_its_number() {
 }
 
 #[test]
-fn only_what_changed_in_the_input_runs_again() {
+fn only_changed_lines_run_again() {
     let scratch = Scratch::new();
     let mut input: Vec<Value> = (0..20).map(|i| chat(&format!("id-{i}"), 3)).collect();
     scratch.write_input(&input);
@@ -178,7 +178,7 @@ fn only_what_changed_in_the_input_runs_again() {
 }
 
 #[test]
-fn either_file_may_be_deleted_and_a_torn_line_is_mended() {
+fn deleted_files_and_torn_lines_are_restored() {
     let scratch = Scratch::new();
     scratch.write_input(&(0..10).map(|i| chat(&format!("id-{i}"), 3)).collect::<Vec<_>>());
     assert_eq!(scratch.run(&[]).code, Some(0));
@@ -186,11 +186,11 @@ fn either_file_may_be_deleted_and_a_torn_line_is_mended() {
 
     scratch.run(&["--ordered"]);
     let run = scratch.run(&["--ordered", "--json"]);
-    assert!(!run.stderr.contains("note:"), "nothing to mend: {}", run.stderr);
+    assert!(!run.stderr.contains("note:"), "nothing to restore: {}", run.stderr);
     let run = scratch.run(&["--json"]);
     assert_eq!(fs::read(scratch.output()).unwrap(), whole, "{}", run.stderr);
     let run = scratch.run(&["--json"]);
-    assert!(!run.stderr.contains("note:"), "nothing to mend: {}", run.stderr);
+    assert!(!run.stderr.contains("note:"), "nothing to restore: {}", run.stderr);
 
     let mut longer = whole.clone();
     longer.extend_from_slice(b"{\"custom_id\":\"torn");
@@ -230,9 +230,9 @@ fn either_file_may_be_deleted_and_a_torn_line_is_mended() {
 }
 
 #[test]
-fn ordered_output_has_the_order_of_the_input_and_the_same_lines() {
+fn ordered_output_holds_the_same_lines_in_input_order() {
     let scratch = Scratch::new();
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     let input: Vec<Value> =
         (0..60).map(|i| chat(&format!("id-{i}"), 1 + random.below(20) as u64)).collect();
     scratch.write_input(&input);
@@ -245,7 +245,7 @@ fn ordered_output_has_the_order_of_the_input_and_the_same_lines() {
         lines[..60].iter().map(|l| l["custom_id"].as_str().unwrap().into()).collect();
     assert_eq!(ids, (0..60).map(|i| format!("id-{i}")).collect::<Vec<_>>());
     assert_eq!(lines[60]["error"]["code"], "invalid_json");
-    // The other order holds the same lines; nothing runs again for it.
+    // A run without `--ordered` holds the same lines, and no job runs again.
     let run = scratch.run(&["--json"]);
     assert_eq!(run.summary()["resumed"], 60);
     let mut unordered = lines_of(&scratch.output());
@@ -255,7 +255,7 @@ fn ordered_output_has_the_order_of_the_input_and_the_same_lines() {
 }
 
 #[test]
-fn threads_and_formats_change_no_byte_of_an_answer() {
+fn answers_do_not_depend_on_threads_or_formats() {
     let input: Vec<Value> = (0..12).map(|i| chat(&format!("id-{i}"), 6)).collect();
     let answers = |arguments: &[&str]| {
         let scratch = Scratch::new();
@@ -270,7 +270,7 @@ fn threads_and_formats_change_no_byte_of_an_answer() {
 }
 
 #[test]
-fn a_second_run_on_the_same_output_is_refused() {
+fn second_run_on_the_same_output_is_refused() {
     let scratch = Scratch::new();
     scratch.write_input(&[chat("a", 2)]);
     let lock = fs::File::create(scratch.folder().join("out.jsonl.tritmill-lock")).unwrap();
@@ -283,7 +283,7 @@ fn a_second_run_on_the_same_output_is_refused() {
 }
 
 #[test]
-fn answers_of_another_model_are_not_mixed_in() {
+fn answers_of_another_model_are_refused() {
     let scratch = Scratch::new();
     scratch.write_input(&[chat("a", 2)]);
     assert_eq!(scratch.run(&[]).code, Some(0));
@@ -296,7 +296,7 @@ fn answers_of_another_model_are_not_mixed_in() {
 }
 
 #[test]
-fn a_kv_cache_in_8_bits_answers_in_a_class_of_its_own() {
+fn kv_cache_in_8_bits_has_its_own_numerics_class() {
     let scratch = Scratch::new();
     scratch.write_input(&[chat("a", 2), chat("b", 5)]);
     assert_eq!(scratch.run(&["--kv", "q8"]).code, Some(0));
@@ -304,11 +304,11 @@ fn a_kv_cache_in_8_bits_answers_in_a_class_of_its_own() {
     let other = scratch.run(&["--kv", "f16"]);
     assert_eq!(other.code, Some(1));
     assert!(other.stderr.contains("/kv-q8/"), "{}", other.stderr);
-    assert_eq!(scratch.run(&["--kv", "q8"]).code, Some(0), "it goes on in its own");
+    assert_eq!(scratch.run(&["--kv", "q8"]).code, Some(0), "the same class resumes");
 }
 
 #[test]
-fn an_interrupted_run_ends_cleanly_and_goes_on_later() {
+fn interrupted_run_writes_what_it_answered() {
     let scratch = Scratch::new();
     let input: Vec<Value> = (0..3000).map(|i| chat(&format!("id-{i}"), 8)).collect();
     scratch.write_input(&input);
@@ -319,13 +319,13 @@ fn an_interrupted_run_ends_cleanly_and_goes_on_later() {
     let summary = run.summary();
     let completed = summary["completed"].as_u64().unwrap();
     assert!(completed > 0 && completed < 3000, "{summary}");
-    assert_eq!(scratch.output_lines() as u64, completed, "what was answered is written");
+    assert_eq!(scratch.output_lines() as u64, completed, "every answer is written");
     let text = fs::read_to_string(scratch.output()).unwrap();
     assert!(text.ends_with('\n'));
 }
 
 #[test]
-fn an_empty_input_is_answered_by_an_empty_output() {
+fn empty_input_gives_empty_output() {
     let scratch = Scratch::new();
     fs::write(scratch.input(), "\n \n").unwrap();
     assert_eq!(scratch.run(&[]).code, Some(0));
@@ -333,7 +333,7 @@ fn an_empty_input_is_answered_by_an_empty_output() {
 }
 
 #[test]
-fn a_missing_input_or_model_is_said_in_one_line() {
+fn missing_input_or_model_is_named_in_the_error() {
     let scratch = Scratch::new();
     let run = scratch.run(&[]);
     assert_eq!(run.code, Some(1));
@@ -346,7 +346,7 @@ fn a_missing_input_or_model_is_said_in_one_line() {
 }
 
 #[test]
-fn lines_come_from_standard_input_too() {
+fn lines_are_read_from_standard_input() {
     let scratch = Scratch::new();
     scratch.write_input(&[chat("a", 2), chat("b", 3)]);
     let first = scratch.run_piped(&["--json"]);

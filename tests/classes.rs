@@ -1,4 +1,4 @@
-//! Two numerics classes on one queue, allowed and withdrawn by its operator: real processes.
+//! Two numerics classes on one queue, allowed and withdrawn by an operator, with real processes.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
@@ -18,18 +18,18 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text.lines().next().unwrap()).unwrap()
 }
 
-/// Submits a line; its story when it is over.
+/// Submits a line; returns its job in the terminal state.
 fn answered(fleet: &Fleet, input: &str) -> Value {
     let (code, submitted, stderr) = fleet.run(&["submit", input]);
     assert_eq!(code, Some(0), "{stderr}");
     let id = json(&submitted)["id"].as_str().unwrap().to_owned();
-    let (code, story, stderr) = fleet.run(&["watch", &id, "--timeout", "60"]);
+    let (code, job, stderr) = fleet.run(&["watch", &id, "--timeout", "60"]);
     assert_eq!(code, Some(0), "{stderr}");
-    json(&story)
+    json(&job)
 }
 
 #[test]
-fn a_second_class_serves_when_it_is_allowed_and_drains_when_it_is_withdrawn() {
+fn allowed_class_serves_and_withdrawn_class_drains() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in");
     fs::write(&input, "{\"prompt\": \"Paid on the 3rd of March, 2024\", \"temperature\": 0}\n")
@@ -43,7 +43,7 @@ fn a_second_class_serves_when_it_is_allowed_and_drains_when_it_is_withdrawn() {
     assert!(own.contains("/kv-f16/"), "{own}");
     let other = own.replace("/kv-f16/", "/kv-f32/");
 
-    // The refusal says what to do, and that is what is done.
+    // The refusal names the command that allows the class.
     let refused = |class: &str| {
         let (code, _, said) = fleet.run(&["worker", "--kv", "f32", "--threads", "1"]);
         assert_eq!(code, Some(1), "{said}");
@@ -54,7 +54,7 @@ fn a_second_class_serves_when_it_is_allowed_and_drains_when_it_is_withdrawn() {
     let (code, _, said) = fleet.run(&["queue", "allow-class", QUEUE, &other]);
     assert_eq!(code, Some(0), "{said}");
     let mut second = fleet.worker(&["--kv", "f32"]);
-    eventually("both serve", || shown()["workers"].as_array().unwrap().len() == 2);
+    eventually("both workers are listed", || shown()["workers"].as_array().unwrap().len() == 2);
     let state = shown();
     assert_eq!(state["allowed_classes"], serde_json::json!([other]));
     let mut classes: Vec<&str> = state["workers"]
@@ -70,28 +70,32 @@ fn a_second_class_serves_when_it_is_allowed_and_drains_when_it_is_withdrawn() {
     let (_, said, _) = fleet.run(&["queue", "show", QUEUE]);
     assert!(said.contains(&format!("allowed as well {other}")), "{said}");
 
-    // Each answer names the class that gave it.
+    // Each answer names the numerics class of its worker.
     assert_eq!(fleet.run(&["workers", "drain", &first.owner]).0, Some(0));
     assert_eq!(first.wait(Duration::from_secs(30)), Some(0));
     assert_eq!(answered(&fleet, input)["numerics_class"], other);
     let mut first = fleet.worker(&[]);
     let (code, _, said) = fleet.run(&["queue", "withdraw-class", QUEUE, &other]);
     assert_eq!(code, Some(0), "{said}");
-    assert_eq!(second.wait(Duration::from_secs(30)), Some(0), "it drains");
-    let story = answered(&fleet, input);
-    assert_eq!(story["numerics_class"], own);
-    assert_eq!(story["choices"][0]["text"], "2024-03-03");
+    assert_eq!(second.wait(Duration::from_secs(30)), Some(0), "its worker drains");
+    let job = answered(&fleet, input);
+    assert_eq!(job["numerics_class"], own);
+    assert_eq!(job["choices"][0]["text"], "2024-03-03");
     refused(&other);
     assert_eq!(fleet.run(&["queue", "withdraw-class", QUEUE, &other]).0, Some(1));
-    assert_eq!(fleet.run(&["queue", "withdraw-class", QUEUE, &own]).0, Some(1), "its own");
-    assert_eq!(first.wait(Duration::from_millis(100)), None, "it serves on");
+    assert_eq!(
+        fleet.run(&["queue", "withdraw-class", QUEUE, &own]).0,
+        Some(1),
+        "the class of the queue cannot be withdrawn"
+    );
+    assert_eq!(first.wait(Duration::from_millis(100)), None, "its worker still runs");
     let acts = fleet.sql("SELECT action FROM audit ORDER BY id");
     let expected = ["queue.allow_class", "queue.withdraw_class"];
     assert!(acts.lines().take(2).eq(expected), "{acts}");
 }
 
 #[test]
-fn the_queue_of_a_file_is_allowed_a_class_too() {
+fn class_is_allowed_in_a_sqlite_store() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("jobs.sqlite");
     let store = store.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! The program as a whole: help, doctor, unknown commands, and what it does when nobody listens.
+//! The program as a whole: help, doctor, unknown commands, the demo.
 
 #[expect(dead_code, reason = "each test program uses its part of it")]
 mod program;
@@ -36,13 +36,13 @@ const COMMANDS: [&str; 26] = [
 ];
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_help() {
     for command in COMMANDS {
         let words: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
         let output = run(&words);
         assert_eq!((output.code, output.stderr.as_str()), (0, ""), "{command}");
         assert!(output.stdout.contains("Usage: tritmill"), "{command}: {}", output.stdout);
-        // Those that do something show how; the others list those that do.
+        // A command has examples; a group of commands lists them.
         let examples = output.stdout.contains("Examples:");
         assert!(examples || output.stdout.contains("Commands:"), "{command}: {}", output.stdout);
     }
@@ -55,7 +55,7 @@ fn unknown_commands_are_refused_with_a_hint() {
 }
 
 #[test]
-fn devices_that_do_not_go_together_are_refused() {
+fn unsupported_device_lists_are_refused() {
     fails(&["demo", "--device", "cuda:0,cpu"], "start a worker for each");
     fails(&["demo", "--device", "gpu"], "cuda:all");
     let one = "expected one device, not cuda:0,cuda:1";
@@ -68,7 +68,7 @@ fn doctor_reports_the_machine() {
     let answer = json(&["doctor", "--json"]);
     assert_eq!(answer["ok"], true);
     assert!(answer["cores"].as_u64() >= Some(1));
-    let isas = answer["isas"].as_array().expect("the ISAs it can run");
+    let isas = answer["isas"].as_array().expect("a list of ISAs");
     assert_eq!(isas[0], "scalar");
     assert!(isas.contains(&answer["isa"]));
     assert!(answer["memory_bandwidth_bytes_per_s"].as_f64() > Some(1e6));
@@ -78,7 +78,7 @@ fn doctor_reports_the_machine() {
 }
 
 #[test]
-fn the_demo_answers_every_line_and_nearly_all_rightly() {
+fn demo_answers_every_line_with_high_accuracy() {
     let output = run(&["demo", "--json"]);
     assert_eq!(output.code, 0, "{}", output.stderr);
     let figures: Value =
@@ -90,7 +90,7 @@ fn the_demo_answers_every_line_and_nearly_all_rightly() {
 }
 
 #[test]
-fn the_built_in_model_answers_from_any_folder() {
+fn built_in_model_needs_no_files() {
     let line = "MEETING 03/Mar/24 at 9:30";
     let answer = json(&["model", "generate", "--chat", "--prompt", line, "--json"]);
     assert_eq!((&answer["text"], &answer["finish_reason"]), (&"2024-03-03".into(), &"stop".into()));

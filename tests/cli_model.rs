@@ -1,5 +1,4 @@
-//! The commands about models, as a person runs them: on the golden models, with good arguments and
-//! with bad ones.
+//! The `model` and `bench` commands on the golden models, with valid and invalid arguments.
 
 mod program;
 
@@ -9,8 +8,8 @@ use program::{fails, golden, json, run};
 use serde_json::Value;
 
 const FORMATS: [&str; 3] = ["i2_s", "tl1", "tl2"];
-/// Lead of a greedy token, in logits, that no order of summing takes away.
-const SURE: f64 = 0.25;
+/// Margin of a greedy token, in logits, above which the order of a sum cannot change the choice.
+const MARGIN_MIN: f64 = 0.25;
 
 /// A prompt of `bitnet-tiny`'s reference outputs.
 fn prompt(index: usize) -> (String, Value) {
@@ -23,7 +22,7 @@ fn prompt(index: usize) -> (String, Value) {
 }
 
 #[test]
-fn logits_are_the_reference_s_in_every_format() {
+fn logits_match_the_reference_in_every_format() {
     let (ids, prompt) = prompt(2);
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut files = Vec::new();
@@ -51,33 +50,23 @@ fn logits_are_the_reference_s_in_every_format() {
 }
 
 #[test]
-fn logits_do_not_depend_on_the_threads() {
+fn logits_do_not_depend_on_the_thread_count() {
     let (ids, _) = prompt(3);
     let model = golden("bitnet-tiny");
-    let with = |threads| {
-        json(&[
-            "model",
-            "logits",
-            "--model",
-            &model,
-            "--tokens",
-            &ids,
-            "--threads",
-            threads,
-            "--json",
-        ])
-    };
+    let arguments = ["model", "logits", "--model", &model, "--tokens", &ids, "--json"];
+    let with = |threads| json(&[&arguments[..], &["--threads", threads]].concat());
     assert_eq!(with("1"), with("3"));
 }
 
 #[test]
-fn greedy_generation_follows_the_reference_in_every_format() {
+fn greedy_tokens_match_the_reference_in_every_format() {
     let (ids, prompt) = prompt(1);
     let list = |name: &str| prompt["greedy"][name].as_array().expect("one for each step");
-    // A narrow lead may turn with the last bit of a sum; up to there the tokens are the same.
-    let sure = list("margin").iter().take_while(|margin| margin.as_f64() > Some(SURE)).count();
-    assert!(sure > 0, "the reference leads by a margin at first");
-    let expect = &list("ids")[..sure];
+    // Below the margin, the last bit of a sum may decide; the tokens up to there must be equal.
+    let decided =
+        list("margin").iter().take_while(|margin| margin.as_f64() > Some(MARGIN_MIN)).count();
+    assert!(decided > 0, "the first margin of the reference is large");
+    let expect = &list("ids")[..decided];
     let model = golden("bitnet-tiny");
     let mut answers = Vec::new();
     for format in FORMATS {
@@ -88,14 +77,14 @@ fn greedy_generation_follows_the_reference_in_every_format() {
         assert_eq!(tokens.len(), 48);
         assert_eq!(answer["finish_reason"], "length");
         assert!(answer["text"].is_string());
-        assert_eq!(tokens[..sure], *expect);
+        assert_eq!(tokens[..decided], *expect);
         answers.push(answer);
     }
     assert!(answers.iter().all(|answer| *answer == answers[0]), "the formats differ");
 }
 
 #[test]
-fn a_text_prompt_is_its_tokens() {
+fn text_prompt_and_its_tokens_give_the_same_answer() {
     let (ids, prompt) = prompt(2);
     let model = golden("bitnet-tiny");
     let text = prompt["text"].as_str().expect("text");
@@ -108,7 +97,7 @@ fn a_text_prompt_is_its_tokens() {
 }
 
 #[test]
-fn chat_prompts_and_log_probabilities_are_answered() {
+fn chat_answers_have_log_probabilities() {
     let model = golden("bitnet-tiny");
     let arguments = ["model", "generate", "--model", &model, "--chat", "--prompt", "Hello"];
     let more = ["--max-tokens", "4", "--ignore-eos", "--logprobs", "2", "--json"];
@@ -136,7 +125,7 @@ fn inspect_shows_shape_tensors_and_fingerprint() {
 }
 
 #[test]
-fn a_converted_model_is_the_same_model() {
+fn converted_models_keep_their_fingerprint() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
     let model = golden("bitnet-tiny");
@@ -157,7 +146,7 @@ fn a_converted_model_is_the_same_model() {
 }
 
 #[test]
-fn a_synthetic_model_can_be_measured() {
+fn synthetic_models_can_be_benchmarked() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let out = folder.path().join("small").to_str().expect("UTF-8").to_owned();
     let synth = ["model", "synth", "--shape", "bitnet-0.7b", "--layers", "1", "--out", &out];
@@ -175,7 +164,7 @@ fn a_synthetic_model_can_be_measured() {
 }
 
 #[test]
-fn callers_who_wait_are_measured_without_a_batch() {
+fn http_requests_are_benchmarked_without_a_batch() {
     let words = "bench e2e --http --json --batch-lines 0 --callers 3 --generate 4 --batch 4 \
                  --threads 1 --kv-memory 64";
     let figures = json(&words.split_whitespace().collect::<Vec<_>>());
@@ -186,10 +175,10 @@ fn callers_who_wait_are_measured_without_a_batch() {
 }
 
 #[test]
-fn arguments_that_cannot_be_are_refused_in_one_line() {
+fn invalid_arguments_are_refused() {
     let model = golden("bitnet-tiny");
     let logits = ["model", "logits", "--model", &model, "--tokens"];
-    let check = |more: &[&str], says: &str| fails(&[&logits[..], more].concat(), says);
+    let check = |more: &[&str], message: &str| fails(&[&logits[..], more].concat(), message);
     check(&["1,x"], "invalid value 'x'");
     check(&["1", "--format", "q4"], "possible values: i2_s, tl1, tl2");
     check(&["1", "--threads", "0"], "invalid value '0'");
@@ -198,7 +187,7 @@ fn arguments_that_cannot_be_are_refused_in_one_line() {
     check(&["1", "--out", "/nowhere/logits"], "cannot write /nowhere/logits");
     check(&[], "--tokens <IDS>");
     let generate = ["model", "generate", "--model", &model];
-    let check = |more: &[&str], says: &str| fails(&[&generate[..], more].concat(), says);
+    let check = |more: &[&str], message: &str| fails(&[&generate[..], more].concat(), message);
     check(&[], "required arguments were not provided");
     check(&["--prompt", "a", "--tokens", "1"], "cannot be used with");
     check(&["--prompt", "a", "--temperature", "-1"], "temperature");
@@ -211,11 +200,11 @@ fn arguments_that_cannot_be_are_refused_in_one_line() {
 }
 
 #[test]
-fn models_that_are_none_are_refused_in_one_line() {
+fn invalid_models_are_refused_in_one_line() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);
-    let inspect = |name: &str, says: &str| {
-        let output = fails(&["model", "inspect", path(name).to_str().expect("UTF-8")], says);
+    let inspect = |name: &str, message: &str| {
+        let output = fails(&["model", "inspect", path(name).to_str().expect("UTF-8")], message);
         assert_eq!(output.stderr.trim_end().lines().count(), 1, "{}", output.stderr);
     };
     inspect("missing", "missing");

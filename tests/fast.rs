@@ -1,4 +1,4 @@
-//! The fast mode with real processes: producers and workers over a Redis alone.
+//! The fast mode with real processes: producers and workers with a Redis and no database.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
@@ -10,28 +10,16 @@ mod fleet;
 use std::{
     collections::{BTreeMap, HashSet},
     fs,
-    io::{BufRead as _, BufReader},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
-use fleet::{eventually, questions};
+use fleet::{WorkerProcess, eventually, questions};
 use serde_json::{Value, json};
 use tritmill_servers::{Redis, Signal};
 
-/// A Redis, and the program pointed at it.
+/// A Redis for the fast mode.
 struct Fast {
     redis: Redis,
-}
-
-/// A worker; killed when dropped.
-struct Worker(Child);
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        // Both fail only for one that has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Fast {
@@ -51,22 +39,17 @@ impl Fast {
     }
 
     fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
-        let output = self.command(arguments).output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code(), text(output.stdout), text(output.stderr))
+        fleet::run(&mut self.command(arguments))
     }
 
-    fn worker(&self) -> Worker {
+    fn worker(&self) -> WorkerProcess {
         let words = ["worker", "--json", "--threads", "1", "--lease", "2"];
         let mut command = self.command(&words);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("demo@i2_s"), "the worker did not start: {line}");
-        Worker(child)
+        command.stderr(Stdio::null());
+        WorkerProcess::start(command)
     }
 
-    /// Submits a file; the ids by custom_id.
+    /// Submits a file; returns the job ids by custom_id.
     fn submit(&self, lines: &str) -> BTreeMap<String, String> {
         let folder = tempfile::tempdir().unwrap();
         let input = folder.path().join("in");
@@ -81,7 +64,7 @@ impl Fast {
         stdout.lines().map(read).collect()
     }
 
-    /// Waits for jobs; their stories in order of the ids.
+    /// Waits for jobs; returns the exit code and the jobs in the order of the ids.
     fn watch(&self, ids: &[&str]) -> (Option<i32>, Vec<Value>) {
         let words = [&["watch", "--timeout", "120"], ids].concat();
         let (code, stdout, _) = self.run(&words);
@@ -89,20 +72,20 @@ impl Fast {
     }
 }
 
-/// What each job was answered, by custom_id.
+/// Waits for jobs that must complete; returns their choices by custom_id.
 fn answers(fast: &Fast, jobs: &BTreeMap<String, String>) -> BTreeMap<String, Value> {
     let ids: Vec<&str> = jobs.values().map(String::as_str).collect();
-    let (code, stories) = fast.watch(&ids);
-    assert_eq!((code, stories.len()), (Some(0), jobs.len()));
-    let answered = jobs.keys().zip(&stories).map(|(name, story)| {
-        assert_eq!(story["state"], "completed", "{story}");
-        (name.clone(), story["choices"].clone())
+    let (code, finished) = fast.watch(&ids);
+    assert_eq!((code, finished.len()), (Some(0), jobs.len()));
+    let answered = jobs.keys().zip(&finished).map(|(name, job)| {
+        assert_eq!(job["state"], "completed", "{job}");
+        (name.clone(), job["choices"].clone())
     });
     answered.collect()
 }
 
 #[test]
-fn a_worker_killed_in_the_middle_loses_and_doubles_nothing() {
+fn killed_worker_loses_and_doubles_nothing() {
     let fast = Fast::start();
     let doomed = fast.worker();
     let jobs = fast.submit(&questions(400));
@@ -111,18 +94,18 @@ fn a_worker_killed_in_the_middle_loses_and_doubles_nothing() {
     eventually("something is answered", || {
         fast.run(&["results", first]).1.contains("\"completed\"")
     });
-    Signal::Kill.send(doomed.0.id()).unwrap();
+    doomed.signal(Signal::Kill);
     let _heir = fast.worker();
     let disturbed = answers(&fast, &jobs);
 
-    let calm = Fast::start();
-    let _worker = calm.worker();
-    let again = calm.submit(&questions(400));
-    assert_eq!(disturbed, answers(&calm, &again));
+    let undisturbed = Fast::start();
+    let _worker = undisturbed.worker();
+    let again = undisturbed.submit(&questions(400));
+    assert_eq!(disturbed, answers(&undisturbed, &again));
 }
 
 #[test]
-fn jobs_are_withdrawn_and_unknown_ones_are_said_to_be() {
+fn jobs_are_cancelled_and_unknown_jobs_have_no_state() {
     let fast = Fast::start();
     let jobs = fast.submit(&questions(2));
     let ids: Vec<&str> = jobs.values().map(String::as_str).collect();
@@ -130,19 +113,19 @@ fn jobs_are_withdrawn_and_unknown_ones_are_said_to_be() {
     assert_eq!(code, Some(0));
     assert!(stdout.contains("\"cancelled\":true"), "{stdout}");
     let _worker = fast.worker();
-    let (code, stories) = fast.watch(&ids);
-    assert_eq!(code, Some(2), "one is withdrawn");
+    let (code, finished) = fast.watch(&ids);
+    assert_eq!(code, Some(2), "one is cancelled");
     assert_eq!(
-        (&stories[0]["state"], &stories[1]["state"]),
+        (&finished[0]["state"], &finished[1]["state"]),
         (&json!("cancelled"), &json!("completed"))
     );
     let (_, stdout, _) = fast.run(&["results", ids[1], "--queue", "other@i2_s"]);
-    let story: Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!(story["state"], Value::Null, "another queue knows nothing of it");
+    let job: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(job["state"], Value::Null, "another queue does not hold the job");
 }
 
 #[test]
-fn a_database_beside_the_fast_mode_and_a_redis_that_evicts_are_refused() {
+fn database_urls_and_an_evicting_redis_are_refused() {
     let fast = Fast::start();
     for words in
         [&["worker"][..], &["submit", "-"], &["results", "0199f3c2-0000-7000-8000-000000000000"]]
@@ -161,7 +144,7 @@ fn a_database_beside_the_fast_mode_and_a_redis_that_evicts_are_refused() {
 }
 
 #[test]
-fn a_benchmark_of_the_fast_mode_measures_every_phase_and_leaves_nothing_behind() {
+fn bench_queue_measures_every_phase_and_cleans_up() {
     let fast = Fast::start();
     let pid = fast.redis.pid().unwrap().to_string();
     let words = "bench queue --json --jobs 1300 --micro-batch 7 --repetitions 2 --starts 3";

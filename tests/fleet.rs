@@ -1,8 +1,9 @@
-//! Producers and workers over a real Redis and a real Postgres.
+//! Producers and workers as processes, with a real Redis and a real Postgres.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
+#[allow(dead_code, reason = "shared with other tests")]
 #[path = "support/fleet.rs"]
 mod fleet;
 #[allow(dead_code, reason = "shared with other tests")]
@@ -26,7 +27,7 @@ fn batch(fleet: &Fleet, input: &Path, output: &Path) -> (Option<i32>, String, St
     fleet.run(&["batch", "run", input, "-o", output, "--json"])
 }
 
-/// The same lines answered in one process, without servers.
+/// Answers of the same lines by `batch run` without servers.
 fn embedded(input: &Path, output: &Path) -> Vec<Value> {
     let status = std::process::Command::new(env!("CARGO_BIN_EXE_tritmill"))
         .args(["batch", "run"])
@@ -42,7 +43,7 @@ fn embedded(input: &Path, output: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn two_workers_answer_a_batch_as_one_process_does() {
+fn two_workers_give_the_answers_of_one_process() {
     let folder = tempfile::tempdir().unwrap();
     let [input, here, there] = ["in", "here", "there"].map(|name| folder.path().join(name));
     fs::write(&input, questions(300)).unwrap();
@@ -65,7 +66,7 @@ fn two_workers_answer_a_batch_as_one_process_does() {
 }
 
 #[test]
-fn a_worker_killed_in_the_middle_loses_and_doubles_nothing() {
+fn killed_worker_loses_and_doubles_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let [input, here, there] = ["in", "here", "there"].map(|name| folder.path().join(name));
     fs::write(&input, questions(600)).unwrap();
@@ -85,10 +86,10 @@ fn a_worker_killed_in_the_middle_loses_and_doubles_nothing() {
 }
 
 #[test]
-fn a_drained_worker_finishes_hands_back_and_exits() {
+fn drained_worker_exits_and_is_unlisted() {
     let fleet = Fleet::start();
     let mut worker = fleet.worker(&["--drain", "10"]);
-    // With its first heartbeat, which comes a moment after it serves.
+    // Its first heartbeat follows shortly after the ready line.
     eventually("the worker is listed", || {
         fleet.run(&["workers", "list", "--json"]).1.contains(&worker.owner)
     });
@@ -105,7 +106,7 @@ fn a_drained_worker_finishes_hands_back_and_exits() {
 }
 
 #[test]
-fn jobs_are_submitted_watched_cancelled_and_held_by_a_pause() {
+fn jobs_are_submitted_watched_cancelled_and_paused() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in");
     fs::write(
@@ -121,26 +122,26 @@ fn jobs_are_submitted_watched_cancelled_and_held_by_a_pause() {
         let line: Value = serde_json::from_str(stdout.lines().next().unwrap()).unwrap();
         (line["id"].as_str().unwrap().to_owned(), stderr)
     };
-    let (withdrawn, said) = submit();
+    let (cancelled, said) = submit();
     assert!(said.contains("workers: 0"), "{said}");
     assert!(said.contains("line 2"), "{said}");
-    assert_eq!(fleet.run(&["cancel", &withdrawn]).0, Some(0));
+    assert_eq!(fleet.run(&["cancel", &cancelled]).0, Some(0));
     let (wanted, _) = submit();
     assert_eq!(fleet.run(&["queue", "pause", "demo@i2_s"]).0, Some(0));
     let _worker = fleet.worker(&[]);
     let (code, stdout, _) = fleet.run(&["watch", &wanted, "--timeout", "2"]);
-    assert_eq!(code, Some(2), "a paused queue answers nothing: {stdout}");
+    assert_eq!(code, Some(2), "no job of a paused queue runs: {stdout}");
     assert_eq!(fleet.run(&["queue", "resume", "demo@i2_s"]).0, Some(0));
-    let (code, stdout, stderr) = fleet.run(&["watch", &wanted, &withdrawn, "--timeout", "60"]);
+    let (code, stdout, stderr) = fleet.run(&["watch", &wanted, &cancelled, "--timeout", "60"]);
     assert_eq!(code, Some(2), "{stderr}");
-    let stories: Vec<Value> = stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
-    assert_eq!(stories[0]["state"], "completed");
-    assert_eq!(stories[0]["choices"][0]["text"], "2024-03-03");
-    assert_eq!(stories[1]["state"], "cancelled");
+    let jobs: Vec<Value> = stdout.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(jobs[0]["state"], "completed");
+    assert_eq!(jobs[0]["choices"][0]["text"], "2024-03-03");
+    assert_eq!(jobs[1]["state"], "cancelled");
 }
 
 #[test]
-fn a_benchmark_of_the_queue_measures_every_phase_and_leaves_nothing_behind() {
+fn bench_queue_measures_every_phase_and_cleans_up() {
     let fleet = Fleet::start();
     let pids = [fleet.redis.pid().unwrap(), fleet.postgres.pid().unwrap()].map(|p| p.to_string());
     let words = "bench queue --json --jobs 300 --micro-batch 7 --repetitions 2 --starts 3";
@@ -160,7 +161,7 @@ fn a_benchmark_of_the_queue_measures_every_phase_and_leaves_nothing_behind() {
     assert!(figures["start_ms_p99"].as_f64() >= figures["start_ms_p50"].as_f64(), "{figures}");
     assert_eq!(fleet.redis_keys(), 0);
     assert_eq!(fleet.rows(&["jobs", "results", "attempt_errors", "queues", "workers"]), 0);
-    // Neither does one that could not do its work.
+    // A benchmark that fails cleans up as well.
     let (code, _, stderr) = fleet.run(&["bench", "queue", "--redis-pid", "4194305"]);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("--redis-pid"), "{stderr}");
@@ -168,7 +169,7 @@ fn a_benchmark_of_the_queue_measures_every_phase_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_benchmark_of_the_whole_way_compares_it_with_the_engine() {
+fn bench_e2e_compares_the_queue_with_the_engine() {
     let fleet = Fleet::start();
     let words = "bench e2e --json --batch 4 --jobs 9 --prompt 20 --generate 8 --repetitions 1";
     let (code, stdout, stderr) = fleet.run(&words.split(' ').collect::<Vec<_>>());
@@ -183,7 +184,7 @@ fn a_benchmark_of_the_whole_way_compares_it_with_the_engine() {
 }
 
 #[test]
-fn servers_that_are_missing_or_half_given_are_named() {
+fn unreachable_servers_are_named_without_passwords() {
     let fleet = Fleet::start();
     let (code, _, stderr) = fleet.run(&["worker", "--redis", "ftp://x"]);
     assert_eq!(code, Some(1));
@@ -196,7 +197,7 @@ fn servers_that_are_missing_or_half_given_are_named() {
 }
 
 #[test]
-fn a_late_follower_hears_a_streaming_job_from_its_start() {
+fn late_follower_gets_all_events_of_a_streaming_job() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in");
     fs::write(&input, "{\"prompt\": \"Paid on the 3rd of March, 2024\", \"temperature\": 0}\n")
@@ -207,9 +208,9 @@ fn a_late_follower_hears_a_streaming_job_from_its_start() {
     let job: Value = serde_json::from_str(stdout.lines().next().unwrap()).unwrap();
     let id = job["id"].as_str().unwrap();
     for _ in 0..2 {
-        let (code, _, heard) = fleet.run(&["watch", id, "--follow", "--timeout", "60"]);
-        assert_eq!(code, Some(0), "{heard}");
-        assert!(heard.contains("2024-03-03"), "{heard}");
-        assert!(heard.contains("is completed"), "{heard}");
+        let (code, _, events) = fleet.run(&["watch", id, "--follow", "--timeout", "60"]);
+        assert_eq!(code, Some(0), "{events}");
+        assert!(events.contains("2024-03-03"), "{events}");
+        assert!(events.contains("is completed"), "{events}");
     }
 }

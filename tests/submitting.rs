@@ -1,5 +1,5 @@
-//! What `submit` promises: quotas, deadlines, idempotency keys; and a batch whose jobs somebody
-//! deletes.
+//! `submit`: quotas, deadlines, idempotency keys, trace contexts; and a batch after a deletion of its
+//! jobs.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
@@ -13,7 +13,7 @@ use std::{fs, path::PathBuf};
 use fleet::{Fleet, eventually};
 use serde_json::Value;
 
-/// A folder with an input of so many questions.
+/// A folder with an input file of `count` questions.
 fn questions(count: usize) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let line = |n: usize| format!("{{\"prompt\": \"Paid on {} March 2024\"}}\n", 1 + n % 28);
@@ -31,7 +31,7 @@ fn ids(stdout: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_trace_travels_with_the_job_and_a_bad_one_is_refused() {
+fn traceparent_is_stored_with_the_job_and_validated() {
     let (_folder, input) = questions(1);
     let fleet = Fleet::start();
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -47,7 +47,7 @@ fn a_trace_travels_with_the_job_and_a_bad_one_is_refused() {
 }
 
 #[test]
-fn the_same_lines_under_one_key_are_submitted_once() {
+fn same_idempotency_key_submits_once() {
     let (_folder, input) = questions(3);
     let fleet = Fleet::start();
     let submit = || fleet.run(&["submit", input.to_str().unwrap(), "--idempotency-key", "k"]);
@@ -64,7 +64,7 @@ fn the_same_lines_under_one_key_are_submitted_once() {
 }
 
 #[test]
-fn a_job_that_nobody_answers_in_time_expires() {
+fn job_past_its_deadline_expires() {
     let (_folder, input) = questions(1);
     let fleet = Fleet::start();
     let (_, late, _) = fleet.run(&["submit", input.to_str().unwrap(), "--deadline", "1"]);
@@ -72,9 +72,9 @@ fn a_job_that_nobody_answers_in_time_expires() {
     std::thread::sleep(std::time::Duration::from_secs(2));
     let _worker = fleet.worker(&[]);
     let (late, early) = (ids(&late).remove(0), ids(&early).remove(0));
-    let (code, stories, stderr) = fleet.run(&["watch", &late, &early, "--timeout", "60"]);
+    let (code, jobs, stderr) = fleet.run(&["watch", &late, &early, "--timeout", "60"]);
     assert_eq!(code, Some(2), "{stderr}");
-    let states: Vec<String> = stories
+    let states: Vec<String> = jobs
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["state"].to_string())
         .collect();
@@ -82,7 +82,7 @@ fn a_job_that_nobody_answers_in_time_expires() {
 }
 
 #[test]
-fn a_tenant_over_its_quota_waits_and_others_do_not() {
+fn tenant_over_its_quota_waits_and_others_do_not() {
     let (_folder, input) = questions(30);
     let (_other, one) = questions(1);
     let fleet = Fleet::start();
@@ -107,7 +107,7 @@ fn a_tenant_over_its_quota_waits_and_others_do_not() {
 }
 
 #[test]
-fn a_batch_outlives_the_deletion_of_its_jobs() {
+fn batch_completes_after_its_jobs_are_deleted() {
     let (folder, input) = questions(20);
     let output = folder.path().join("out");
     let fleet = Fleet::start();
@@ -126,7 +126,7 @@ fn a_batch_outlives_the_deletion_of_its_jobs() {
 }
 
 #[test]
-fn one_process_on_an_empty_database_is_a_service() {
+fn standalone_migrates_an_empty_database() {
     let (_folder, input) = questions(2);
     let fleet = Fleet::empty();
     let (code, _, stderr) = fleet.run(&["submit", input.to_str().unwrap()]);
@@ -141,7 +141,7 @@ fn one_process_on_an_empty_database_is_a_service() {
 }
 
 #[test]
-fn a_queue_is_fast_or_journalled_not_both() {
+fn fast_queue_refuses_journalled_use() {
     let (_folder, input) = questions(1);
     let fleet = Fleet::start();
     let fast = ["submit", input.to_str().unwrap(), "--fast"];

@@ -1,4 +1,4 @@
-//! The process of a worker: how it starts and ends.
+//! The worker process while it loads its model.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
@@ -16,7 +16,7 @@ use std::{
 use fleet::{Fleet, eventually};
 use tritmill_servers::Signal;
 
-/// Whether a process handles SIGTERM itself. The first of a container is sent nothing else.
+/// Whether a process handles SIGTERM: the first process of a container has no default handler.
 fn handles_terminate(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
@@ -24,10 +24,10 @@ fn handles_terminate(pid: u32) -> bool {
 }
 
 #[test]
-fn a_worker_that_still_loads_its_model_stops_at_once() {
+fn worker_that_loads_its_model_stops_at_once() {
     let fleet = Fleet::start();
     let folder = tempfile::tempdir().unwrap();
-    // Opened for reading it waits for a writer, who never comes: a model that takes for ever.
+    // A fifo without a writer: opening it never returns.
     let model = folder.path().join("endless.gguf");
     assert!(Command::new("mkfifo").arg(&model).status().unwrap().success());
     let mut worker = fleet
@@ -35,12 +35,12 @@ fn a_worker_that_still_loads_its_model_stops_at_once() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    eventually("it handles signals", || handles_terminate(worker.id()));
-    assert!(worker.try_wait().unwrap().is_none(), "it loads");
+    eventually("the worker handles signals", || handles_terminate(worker.id()));
+    assert!(worker.try_wait().unwrap().is_none(), "it is loading");
     let told_at = Instant::now();
     Signal::Terminate.send(worker.id()).unwrap();
     while worker.try_wait().unwrap().is_none() {
-        assert!(told_at.elapsed() < Duration::from_secs(10), "it goes on loading");
+        assert!(told_at.elapsed() < Duration::from_secs(10), "it is still loading");
         std::thread::sleep(Duration::from_millis(5));
     }
     let output = worker.wait_with_output().unwrap();

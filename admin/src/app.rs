@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, Semaphore, watch};
-use tritmill_producer::{Client, http::Reach};
+use tritmill_client::{Client, http::AddressPolicy};
 use tritmill_queue::{
     StoreError,
     store::{ApiKey, FrontStore, KeyRole},
@@ -30,7 +30,7 @@ pub struct Limits {
     /// Answers that stream at once.
     pub streams_max: usize,
     /// Whom webhooks may call.
-    pub webhooks_reach: Reach,
+    pub webhook_addresses: AddressPolicy,
 }
 
 impl Default for Limits {
@@ -40,7 +40,7 @@ impl Default for Limits {
             batch_lines_max: 50_000,
             answer_within: Duration::from_secs(600),
             streams_max: 8192,
-            webhooks_reach: Reach::Public,
+            webhook_addresses: AddressPolicy::PublicOnly,
         }
     }
 }

@@ -27,7 +27,7 @@ use tritmill_queue::{
     StoreError,
     store::{
         BatchState,
-        batches::{Along, HeldBatch},
+        batches::{BatchClaim, BatchWrites},
     },
 };
 
@@ -91,7 +91,7 @@ impl Driver {
         while driven.join_next().await.is_some() {}
     }
 
-    async fn claim(&self, room: usize) -> Vec<HeldBatch> {
+    async fn claim(&self, room: usize) -> Vec<BatchClaim> {
         let limit = u32::try_from(room).unwrap_or(u32::MAX);
         if limit == 0 {
             return Vec::new();
@@ -113,7 +113,7 @@ impl Driver {
 }
 
 /// Drives one batch to its end, or as long as the claim holds.
-async fn drive(app: App, held: HeldBatch, mut stop: watch::Receiver<bool>) {
+async fn drive(app: App, held: BatchClaim, mut stop: watch::Receiver<bool>) {
     let (id, epoch) = (held.batch.id, held.epoch);
     let renewing = Arc::clone(app.store());
     let renewed = async move {
@@ -155,7 +155,7 @@ async fn drive(app: App, held: HeldBatch, mut stop: watch::Receiver<bool>) {
 }
 
 /// Takes step after step until the batch is over.
-async fn advance(app: &App, mut held: HeldBatch) -> Result<(), Interrupted> {
+async fn advance(app: &App, mut held: BatchClaim) -> Result<(), Interrupted> {
     loop {
         match held.batch.state {
             BatchState::Validating => validate::validate(app, &mut held).await?,
@@ -172,7 +172,7 @@ async fn advance(app: &App, mut held: HeldBatch) -> Result<(), Interrupted> {
 }
 
 /// Writes a batch with what goes along.
-async fn save(app: &App, held: &HeldBatch, along: Along<'_>) -> Result<(), Interrupted> {
+async fn save(app: &App, held: &BatchClaim, along: BatchWrites<'_>) -> Result<(), Interrupted> {
     match app.store().save_batch(held, along).await? {
         true => Ok(()),
         false => Err(Interrupted::Fenced),

@@ -13,8 +13,8 @@ use tokio::{
     sync::{Notify, oneshot},
     time::{Instant, sleep, timeout},
 };
-use tritmill_producer::Client;
-use tritmill_queue::{Ended, JobId};
+use tritmill_client::Client;
+use tritmill_queue::{FinishedJob, JobId};
 
 /// Between two questions; no less than so many times what one takes.
 const POLL: Duration = Duration::from_millis(25);
@@ -29,7 +29,7 @@ pub(crate) struct Ends(Arc<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
-    by_job: Mutex<HashMap<JobId, oneshot::Sender<Ended>>>,
+    by_job: Mutex<HashMap<JobId, oneshot::Sender<FinishedJob>>>,
     came: Notify,
 }
 
@@ -42,7 +42,7 @@ impl Ends {
     }
 
     /// Told when the job is over. To be called before the job is submitted, or after.
-    pub fn of_job(&self, id: JobId) -> oneshot::Receiver<Ended> {
+    pub fn of_job(&self, id: JobId) -> oneshot::Receiver<FinishedJob> {
         let (tell, told) = oneshot::channel();
         self.0.lock().insert(id, tell);
         self.0.came.notify_one();
@@ -51,7 +51,7 @@ impl Ends {
 }
 
 impl Waiting {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<JobId, oneshot::Sender<Ended>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<JobId, oneshot::Sender<FinishedJob>>> {
         self.by_job.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tritmill_producer::{ClientError, FieldError, answer};
+use tritmill_client::{ClientError, FieldError, answer};
 use tritmill_queue::{JobError, StoreError};
 
 /// When to come back to a store that is away.
@@ -171,7 +171,7 @@ impl From<FieldError> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        if let StoreError::Refused { what, problem } = &error {
+        if let StoreError::InvalidValue { what, problem } = &error {
             return Self::invalid("invalid_value", format!("{what} {problem}")).at(*what);
         }
         // The caller is told that, not what: the store's words are the operator's.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use serde_json::{Map, Value};
 use tokio::time::timeout;
-use tritmill_producer::LINE_BYTES_MAX;
+use tritmill_client::LINE_BYTES_MAX;
 
 use crate::error::ApiError;
 

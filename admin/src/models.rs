@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tritmill_queue::{Operations, QueueName, StoreError, store::operations::Registered};
+use tritmill_queue::{Operations, QueueName, StoreError, store::operations::RegisteredQueue};
 
 /// How late a caller may learn of a new model.
 const KNOWN_FOR: Duration = Duration::from_secs(2);
@@ -14,13 +14,16 @@ const KNOWN_FOR: Duration = Duration::from_secs(2);
 pub struct Models(Source);
 
 enum Source {
-    Fixed(Vec<Registered>),
-    Registered { operations: Arc<dyn Operations>, known: Mutex<Option<(Instant, Vec<Registered>)>> },
+    Fixed(Vec<RegisteredQueue>),
+    Registered {
+        operations: Arc<dyn Operations>,
+        known: Mutex<Option<(Instant, Vec<RegisteredQueue>)>>,
+    },
 }
 
 impl Models {
     /// These alone.
-    pub fn fixed(queues: Vec<Registered>) -> Self {
+    pub fn fixed(queues: Vec<RegisteredQueue>) -> Self {
         Self(Source::Fixed(queues))
     }
 
@@ -33,7 +36,7 @@ impl Models {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn all(&self) -> Result<Vec<Registered>, StoreError> {
+    pub async fn all(&self) -> Result<Vec<RegisteredQueue>, StoreError> {
         let (operations, known) = match &self.0 {
             Source::Fixed(queues) => return Ok(queues.clone()),
             Source::Registered { operations, known } => (operations, known),
@@ -43,7 +46,7 @@ impl Models {
         {
             return Ok(queues.clone());
         }
-        let queues = operations.registered().await?;
+        let queues = operations.registered_queues().await?;
         let now = Some((Instant::now(), queues.clone()));
         *known.lock().unwrap_or_else(PoisonError::into_inner) = now;
         Ok(queues)
@@ -59,7 +62,7 @@ impl Models {
 }
 
 /// The one of these that a name means.
-pub(crate) fn find(queues: Vec<Registered>, name: &str) -> Option<Registered> {
+pub(crate) fn find(queues: Vec<RegisteredQueue>, name: &str) -> Option<RegisteredQueue> {
     let whole = queues.iter().position(|known| known.queue.to_string() == name);
     let at = whole.or_else(|| queues.iter().position(|known| known.queue.model == name))?;
     queues.into_iter().nth(at)
@@ -73,12 +76,12 @@ mod tests {
 
     #[test]
     fn a_model_without_a_format_is_the_one_registered_first() {
-        let queue = |model: &str, format: &str| Registered {
+        let queue = |model: &str, format: &str| RegisteredQueue {
             queue: QueueName { model: model.to_owned(), format: format.to_owned() },
             at: Timestamp::default(),
         };
         let queues = vec![queue("a", "tl2"), queue("a", "i2_s"), queue("a@b", "i2_s")];
-        let check = |name: &str, expect: Option<&Registered>| {
+        let check = |name: &str, expect: Option<&RegisteredQueue>| {
             assert_eq!(find(queues.clone(), name).as_ref(), expect, "{name}");
         };
         check("a", Some(&queues[0]));

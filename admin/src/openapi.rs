@@ -76,7 +76,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use serde_json::{Map, Value, json};
-    use tritmill_producer::{Endpoint, parse_body};
+    use tritmill_client::{Endpoint, parse_body};
 
     use super::*;
     use crate::{Access, ROUTES};

@@ -17,12 +17,12 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tritmill_producer::http::{BadCertificates, HttpClient, HttpError};
+use tritmill_client::http::{BadCertificates, HttpClient, HttpError};
 use tritmill_queue::{
     StoreError, Timestamp,
     store::{
         Batch,
-        batches::{Along, HeldBatch},
+        batches::{BatchClaim, BatchWrites},
         webhooks::Webhook,
     },
 };
@@ -70,7 +70,7 @@ impl Webhooks {
     /// # Errors
     /// [`BadCertificates`].
     pub fn new(app: App, owner: String) -> Result<Self, BadCertificates> {
-        let client = HttpClient::new(app.limits().webhooks_reach, None)?;
+        let client = HttpClient::new(app.limits().webhook_addresses, None)?;
         Ok(Self { app, owner, client })
     }
 
@@ -103,7 +103,7 @@ impl Webhooks {
 }
 
 /// Tells of one batch, once, and writes what came of it.
-async fn tell(app: App, client: HttpClient, mut held: HeldBatch) {
+async fn tell(app: App, client: HttpClient, mut held: BatchClaim) {
     let id = held.batch.id;
     if let Err(error) = tell_once(&app, &client, &mut held).await {
         tracing::warn!(batch = %id, %error, "what came of a webhook is not written: it is called again");
@@ -114,7 +114,11 @@ async fn tell(app: App, client: HttpClient, mut held: HeldBatch) {
     }
 }
 
-async fn tell_once(app: &App, client: &HttpClient, held: &mut HeldBatch) -> Result<(), StoreError> {
+async fn tell_once(
+    app: &App,
+    client: &HttpClient,
+    held: &mut BatchClaim,
+) -> Result<(), StoreError> {
     let Some(webhook) = held.batch.webhook.clone() else { return Ok(()) };
     let called_at = app.store().now().await?;
     let called = timeout(CALL_WITHIN, call(client, &held.batch, &webhook, called_at)).await;
@@ -127,7 +131,7 @@ async fn tell_once(app: &App, client: &HttpClient, held: &mut HeldBatch) -> Resu
         // The address is its creator's, and may hold a password of theirs.
         Err(_) => tracing::info!(%batch, "webhook missed"),
     }
-    app.store().save_batch(held, Along::default()).await?;
+    app.store().save_batch(held, BatchWrites::default()).await?;
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use tritmill_queue::{
-    Choice, Completion, ErrorKind, JobError, Outcome, Timestamp, TokenLogprob, store::Answer,
+    Choice, Completion, ErrorKind, JobError, Outcome, Timestamp, TokenLogprob, store::AnsweredLine,
 };
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 const LOGPROB_FLOOR: f32 = -9999.0;
 
 /// The output line of a finished job, without a line end.
-pub fn line(answer: &Answer) -> String {
+pub fn line(answer: &AnsweredLine) -> String {
     let request_id = request_id(&answer.key);
     let response = match &answer.outcome {
         Some(Outcome::Completed(completion)) => json!({

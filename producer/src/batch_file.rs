@@ -26,12 +26,12 @@ use std::{
 
 use tritmill_queue::{
     QueueName, Store, StoreError,
-    store::{IngestedLine, Seen, SqliteStore},
+    store::{IngestCounts, IngestedLine, SqliteStore},
 };
 
 pub use self::notice::{BatchFileError, Notice};
 use self::output::Output;
-pub(crate) use self::place::{Input, beside, put_aside, remove_output, take};
+pub(crate) use self::place::{Input, open_and_lock, remove_output, rename_to_old, with_suffix};
 use crate::{
     lines::{LineReader, RawLine},
     request::{duplicate, parse_line},
@@ -103,8 +103,8 @@ impl BatchFile {
     /// # Errors
     /// [`BatchFileError`]; nothing was changed.
     pub async fn open(settings: Settings) -> Result<Self, BatchFileError> {
-        let (input, lock) = take(&settings.input, &settings.output)?;
-        let store_path = beside(&settings.output, ".tritmill");
+        let (input, lock) = open_and_lock(&settings.input, &settings.output)?;
+        let store_path = with_suffix(&settings.output, ".tritmill");
         let mut notices = Vec::new();
         let store = open_store(&settings, &store_path, &mut notices).await?;
         let output = Output::new(settings.output.clone(), settings.ordered);
@@ -172,7 +172,7 @@ impl BatchFile {
             }
             let lines = self.parse_chunk(run, &chunk).await?;
             let seen = self.store.ingest(run, &lines).await.map_err(|e| self.store_failed(e))?;
-            let Seen { added, known, refused } = seen;
+            let IngestCounts { added, known, refused } = seen;
             counts.lines += added + known + refused;
             counts.refused += refused;
             if !each(counts.lines, reader.bytes_read()) {
@@ -258,7 +258,7 @@ async fn open_store(
     let write_failed = |source| BatchFileError::Output { path: settings.output.clone(), source };
     if settings.restart && path.exists() {
         for suffix in ["", "-wal", "-shm"] {
-            match std::fs::remove_file(beside(path, suffix)) {
+            match std::fs::remove_file(with_suffix(path, suffix)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(write_failed(error));
                 }
@@ -284,7 +284,7 @@ async fn open_store(
         }
         (None, _) => {
             if std::fs::metadata(&settings.output).is_ok_and(|meta| meta.len() > 0) {
-                let kept_as = put_aside(&settings.output).map_err(write_failed)?;
+                let kept_as = rename_to_old(&settings.output).map_err(write_failed)?;
                 notices.push(Notice::StoreMissing { kept_as });
             }
             store.set_fact("model", model).await.map_err(failed)?;

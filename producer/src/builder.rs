@@ -33,14 +33,14 @@ pub enum BuildError {
 /// Builds a [`Job`].
 ///
 /// ```
-/// use tritmill_producer::JobBuilder;
+/// use tritmill_client::JobBuilder;
 ///
 /// let job = JobBuilder::question("demo", "Paid on the 3rd of March, 2024")
 ///     .max_tokens(16)
 ///     .temperature(0.0)
 ///     .build()?;
 /// assert_eq!(job.queue.to_string(), "demo@i2_s");
-/// # Ok::<(), tritmill_producer::BuildError>(())
+/// # Ok::<(), tritmill_client::BuildError>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct JobBuilder {

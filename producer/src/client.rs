@@ -9,10 +9,13 @@ mod waiting;
 use std::{sync::Arc, time::Duration};
 
 use tritmill_queue::{
-    DispatchError, Dispatcher, Ended, Entry, Job, JobId, JobState, Store, StoreError, Timestamp,
+    DispatchError, Dispatcher, Entry, FinishedJob, Job, JobId, JobState, Store, StoreError,
+    Timestamp,
     dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::Events,
-    store::{Conflict, JobRecord, PostgresStore, RedisStore, Submission, SubmitError, UnfitError},
+    store::{
+        Conflict, JobRecord, PostgresStore, RedisConfigError, RedisStore, Submission, SubmitError,
+    },
 };
 
 pub use self::waiting::Waited;
@@ -66,7 +69,7 @@ pub enum ConnectError {
     Redis(#[from] RedisUrlError),
     /// Redis cannot be the only place of jobs.
     #[error("cannot keep jobs in Redis alone: {0}")]
-    Unfit(#[from] UnfitError),
+    Unfit(#[from] RedisConfigError),
 }
 
 /// A producer's connection.
@@ -102,7 +105,7 @@ impl Client {
 
     /// The same client, which also hears what happens to jobs that stream.
     #[must_use]
-    pub fn hearing(self, events: Arc<dyn Events>) -> Self {
+    pub fn with_events(self, events: Arc<dyn Events>) -> Self {
         Self { events: Some(events), ..self }
     }
 
@@ -113,7 +116,7 @@ impl Client {
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tritmill_producer::{Client, JobBuilder};
+    /// use tritmill_client::{Client, JobBuilder};
     ///
     /// let database = "postgres://tritmill@localhost/tritmill";
     /// let client = Client::connect("redis://localhost", database).await?;
@@ -177,7 +180,7 @@ impl Client {
             match self.dispatcher.enqueue(&entries).await {
                 Ok(_) => {}
                 // Accepted by the store: workers feed the dispatcher from there.
-                Err(error) => crate::outage::not_told(&error),
+                Err(error) => crate::outage::log_dispatch_failure(&error),
             }
         }
         Ok(())
@@ -210,7 +213,7 @@ impl Client {
             Ok(Submission::Known(ids)) => Ok(ids),
             Ok(Submission::New) => {
                 if let Err(error) = self.dispatcher.enqueue(&entries).await {
-                    crate::outage::not_told(&error);
+                    crate::outage::log_dispatch_failure(&error);
                 }
                 Ok(jobs.iter().map(|job| job.id).collect())
             }
@@ -250,7 +253,7 @@ impl Client {
     pub async fn announce(&self, jobs: &[Job]) {
         let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
         if let Err(error) = self.dispatcher.enqueue(&entries).await {
-            crate::outage::not_told(&error);
+            crate::outage::log_dispatch_failure(&error);
         }
     }
 
@@ -299,10 +302,10 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Store`].
-    pub async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, ClientError> {
+    pub async fn ended(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, ClientError> {
         let mut ended = Vec::new();
         for chunk in ids.chunks(POLL_CHUNK) {
-            ended.extend(self.store.ended(chunk).await?);
+            ended.extend(self.store.finished(chunk).await?);
         }
         Ok(ended)
     }

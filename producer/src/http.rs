@@ -1,7 +1,7 @@
 //! [`HttpClient`]: one request, one connection, over hyper and rustls.
 //!
 //! No redirects, no cookies, no proxy, no pool: whoever calls knows where it goes, and how often. A
-//! target that somebody else named is called with [`Reach::Public`]: every address that its name
+//! target that somebody else named is called with [`AddressPolicy::PublicOnly`]: every address that its name
 //! resolves to is checked, and the connection is made to those very addresses, so that a name cannot
 //! mean another machine a moment later.
 
@@ -44,11 +44,11 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Where a client may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
+pub enum AddressPolicy {
     /// Anywhere.
-    Anywhere,
+    Any,
     /// To addresses of the public internet alone: not to this machine, nor to its networks.
-    Public,
+    PublicOnly,
 }
 
 /// Why there is no answer.
@@ -118,12 +118,12 @@ pub struct BadCertificates {
 #[derive(Clone)]
 pub struct HttpClient {
     tls: TlsConnector,
-    reach: Reach,
+    allowed: AddressPolicy,
 }
 
 impl std::fmt::Debug for HttpClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HttpClient").field("reach", &self.reach).finish_non_exhaustive()
+        f.debug_struct("HttpClient").field("allowed", &self.allowed).finish_non_exhaustive()
     }
 }
 
@@ -132,7 +132,7 @@ impl HttpClient {
     ///
     /// # Errors
     /// [`BadCertificates`] if that file cannot be used.
-    pub fn new(reach: Reach, ca: Option<&Path>) -> Result<Self, BadCertificates> {
+    pub fn new(allowed: AddressPolicy, ca: Option<&Path>) -> Result<Self, BadCertificates> {
         let mut roots = RootCertStore::empty();
         // A system without any can still call http:// addresses, and those of `ca`.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -155,7 +155,7 @@ impl HttpClient {
             .expect("the provider has the default protocols")
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)), reach })
+        Ok(Self { tls: TlsConnector::from(Arc::new(config)), allowed })
     }
 
     /// Sends a request to the absolute address that it names, and waits up to `within` for the head of
@@ -213,7 +213,7 @@ impl HttpClient {
             .await
             .map_err(|source| HttpError::Unresolved { host: host(), source })?
             .collect();
-        if self.reach == Reach::Public
+        if self.allowed == AddressPolicy::PublicOnly
             && let Some(private) = found.iter().find(|found| !address::is_public(found.ip()))
         {
             return Err(HttpError::NotPublic { host: host(), address: private.ip() });
@@ -283,11 +283,11 @@ impl Target {
 ///
 /// # Errors
 /// [`HttpError::Address`] or [`HttpError::NotPublic`].
-pub fn check_target(uri: &str, reach: Reach) -> Result<(), HttpError> {
+pub fn check_target(uri: &str, allowed: AddressPolicy) -> Result<(), HttpError> {
     let parsed: Uri = uri.parse().map_err(|_| HttpError::Address(uri.to_owned()))?;
     let target = Target::of(&parsed)?;
     match target.host.parse::<IpAddr>() {
-        Ok(address) if reach == Reach::Public && !address::is_public(address) => {
+        Ok(address) if allowed == AddressPolicy::PublicOnly && !address::is_public(address) => {
             Err(HttpError::NotPublic { host: target.host, address })
         }
         _ => Ok(()),
@@ -300,7 +300,9 @@ mod tests {
 
     #[test]
     fn an_address_is_http_or_https_without_a_user() {
-        let check = |uri: &str| check_target(uri, Reach::Public).map_err(|error| error.to_string());
+        let check = |uri: &str| {
+            check_target(uri, AddressPolicy::PublicOnly).map_err(|error| error.to_string())
+        };
         for good in ["http://a.example", "https://a.example:8443/x?y=z", "https://93.184.215.14/"] {
             assert_eq!(check(good), Ok(()), "{good}");
         }
@@ -309,7 +311,7 @@ mod tests {
         }
         for private in ["http://127.0.0.1/", "http://[::1]:80/", "http://[::ffff:10.0.0.1]/"] {
             assert!(check(private).is_err_and(|said| said.contains("not public")), "{private}");
-            assert!(check_target(private, Reach::Anywhere).is_ok(), "{private}");
+            assert!(check_target(private, AddressPolicy::Any).is_ok(), "{private}");
         }
     }
 }

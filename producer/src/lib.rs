@@ -2,7 +2,7 @@
 //!
 //! The crate owns the batch-line codec ([`parse_line`], [`answer`]) and the batch file that an
 //! embedded run answers ([`BatchFile`]): the input is read into the store, the output follows the
-//! store. Its [`Client`] submits jobs to a queue and waits for them; a [`Courier`] has a batch file
+//! store. Its [`Client`] submits jobs to a queue and waits for them; a [`Relay`] has a batch file
 //! answered by one. It never links the engine.
 //!
 //! Promise: whatever the bytes of an input line, it becomes a job or an error line that names the
@@ -15,12 +15,13 @@ mod body;
 mod builder;
 mod canonical;
 mod client;
-mod courier;
 mod fields;
 pub mod http;
 mod lines;
 mod outage;
+mod progress;
 mod quotas;
+mod relay;
 pub mod remote;
 mod request;
 
@@ -28,8 +29,9 @@ pub use batch_file::{BatchFile, BatchFileError, Counts, Identity, Notice, Settin
 pub use body::{Body, Endpoint, parse_body};
 pub use builder::{BuildError, JobBuilder};
 pub use client::{Client, ClientError, ConnectError, Waited};
-pub use courier::{Carried, Courier};
 pub use fields::{FieldError, Fields};
 pub use lines::{LINE_BYTES_MAX, LineReader, RawLine};
+pub use progress::BatchProgress;
+pub use relay::{Relay, RelayProgress};
 pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request};
 pub use tritmill_queue::QueueName;

@@ -14,7 +14,7 @@ const SAY_EVERY: Duration = Duration::from_secs(30);
 static SAID: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// Jobs were accepted by the store, the dispatcher could not be told: workers find them there.
-pub(crate) fn not_told(error: &DispatchError) {
+pub(crate) fn log_dispatch_failure(error: &DispatchError) {
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
         *said = Some(Instant::now());

@@ -21,4 +21,4 @@ mod terms;
 pub use answers::{Counted, Errors, LineError, RemoteBatch, RemoteError};
 pub use api::{Api, Content, NewBatch};
 pub use run::RemoteRun;
-pub use terms::{RemoteRunError, RemoteSettings, RemoteTally, RemoteUpdate};
+pub use terms::{RemoteRunError, RemoteSettings, RemoteUpdate};

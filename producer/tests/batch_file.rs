@@ -4,8 +4,10 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use tritmill_producer::{BatchFile, Identity, Notice, Settings};
-use tritmill_queue::{Claimant, ErrorKind, Finished, JobError, Outcome, QueueName, Store as _};
+use tritmill_client::{BatchFile, Identity, Notice, Settings};
+use tritmill_queue::{
+    Claimant, ErrorKind, FinishedAttempt, JobError, Outcome, QueueName, Store as _,
+};
 
 fn settings(folder: &Path) -> Settings {
     Settings {
@@ -68,7 +70,7 @@ async fn only_failures_that_are_not_the_lines_own_run_again() {
     let queued = store.queued(&settings.queue, None, 9).await.unwrap();
     let [first, second] = [queued[0].id, queued[1].id];
     let by = Claimant { owner: "test", lease: Duration::from_secs(60) };
-    let held = store.claim(&[second], by).await.unwrap()[0].held();
+    let held = store.claim(&[second], by).await.unwrap()[0].claim_ref();
     let error = JobError {
         kind: ErrorKind::InvalidRequest,
         code: "context_length_exceeded".into(),
@@ -76,7 +78,11 @@ async fn only_failures_that_are_not_the_lines_own_run_again() {
         param: None,
     };
     store
-        .finish(&[Finished { held, outcome: Outcome::Error(error), first_token: None }])
+        .finish(&[FinishedAttempt {
+            claim: held,
+            outcome: Outcome::Error(error),
+            first_token: None,
+        }])
         .await
         .unwrap();
     assert_eq!(store.cancel(&[first]).await.unwrap(), [first]);

@@ -4,11 +4,11 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tritmill_producer::{LineReader, RawLine, Refusal, answer, parse_line};
+use tritmill_client::{LineReader, RawLine, Refusal, answer, parse_line};
 use tritmill_queue::{
     Choice, Completion, FinishReason, Job, Outcome, Prompt, QueueName, Role, Timestamp,
     TokenLogprob, TopLogprob, Usage,
-    store::{Answer, IngestedLine},
+    store::{AnsweredLine, IngestedLine},
 };
 
 const LINE: u64 = 17;
@@ -192,7 +192,7 @@ fn a_refusal_keeps_the_readable_custom_id() {
 }
 
 fn finished(shape: &str, outcome: Outcome) -> Value {
-    let answer = Answer {
+    let answer = AnsweredLine {
         seq: 1,
         number: LINE,
         custom_id: Some("a".into()),

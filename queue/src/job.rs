@@ -73,13 +73,13 @@ impl fmt::Display for JobId {
 /// Text that is no job id.
 #[derive(Debug, thiserror::Error)]
 #[error("'{0}' is not a job id")]
-pub struct BadJobId(pub String);
+pub struct InvalidJobId(pub String);
 
 impl FromStr for JobId {
-    type Err = BadJobId;
+    type Err = InvalidJobId;
 
-    fn from_str(text: &str) -> Result<Self, BadJobId> {
-        Uuid::try_parse(text).map(Self).map_err(|_| BadJobId(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, InvalidJobId> {
+        Uuid::try_parse(text).map(Self).map_err(|_| InvalidJobId(text.to_owned()))
     }
 }
 

@@ -32,7 +32,7 @@ pub use outcome::{
 };
 pub use sampling::{Sampling, SamplingError};
 pub use store::{
-    Claim, Claimant, Ended, Finished, Held, Operations, Progress, Reconciled, Settled, Store,
-    StoreError,
+    Claim, ClaimRef, Claimant, FinishedAttempt, FinishedJob, Operations, Progress, Reconciled,
+    Settled, Store, StoreError,
 };
 pub use trace::{TraceParent, TraceParentError};

@@ -22,7 +22,7 @@ pub mod bulk;
 pub mod classes;
 pub mod files;
 pub mod history;
-pub mod insight;
+pub mod job_queries;
 mod job_query;
 pub mod keys;
 pub mod operations;
@@ -39,16 +39,16 @@ use async_trait::async_trait;
 pub use audit::Audit;
 pub use batches::{Batch, BatchId, BatchState, Batches};
 pub use files::{FileId, Files, Page};
-pub use insight::{Insight, JobFilter};
+pub use job_queries::{JobFilter, JobQueries};
 pub use keys::{ApiKey, KeyRole, Keys};
 pub use operations::Operations;
 pub use postgres::{
     Conflict, Maintained, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError,
     Submission, SubmitError,
 };
-pub use redis::{AcceptError, FAST_RETENTION, RedisStore, UnfitError};
+pub use redis::{AcceptError, FAST_RETENTION, RedisConfigError, RedisStore};
 pub use sessions::Sessions;
-pub use sqlite::{Answer, Clock, IngestedLine, Refused, Seen, SqliteStore};
+pub use sqlite::{AnsweredLine, Clock, IngestCounts, IngestedLine, RejectedLine, SqliteStore};
 
 use crate::{
     dispatch::Entry,
@@ -67,7 +67,7 @@ pub struct Claimant<'a> {
 
 /// A job somebody holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Held {
+pub struct ClaimRef {
     /// The job.
     pub id: JobId,
     /// The epoch of the claim.
@@ -91,16 +91,16 @@ pub struct Claim {
 
 impl Claim {
     /// The claim's id and epoch.
-    pub fn held(&self) -> Held {
-        Held { id: self.job.id, epoch: self.epoch }
+    pub fn claim_ref(&self) -> ClaimRef {
+        ClaimRef { id: self.job.id, epoch: self.epoch }
     }
 }
 
 /// An attempt that ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Finished {
+pub struct FinishedAttempt {
     /// Under which claim.
-    pub held: Held,
+    pub claim: ClaimRef,
     /// How.
     pub outcome: Outcome,
     /// From the claim to its first token, if it got so far.
@@ -118,7 +118,7 @@ pub struct Settled {
 
 /// A job that is over.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ended {
+pub struct FinishedJob {
     /// The job.
     pub id: JobId,
     /// A terminal state.
@@ -231,7 +231,7 @@ pub enum StoreError {
     },
     /// A value that the store cannot hold: the call may not be repeated as it is.
     #[error("{what} cannot be stored: {problem}")]
-    Refused {
+    InvalidValue {
         /// Which field.
         what: &'static str,
         /// Why not.
@@ -269,7 +269,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`]; then the old leases run on.
-    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError>;
+    async fn renew(&self, held: &[ClaimRef], lease: Duration) -> Result<Vec<ClaimRef>, StoreError>;
 
     /// Saves what running attempts have generated so far, in bytes of the caller's; each replaces
     /// what the job had. The next claim brings it back, unless the attempt ends by `finish`, which
@@ -277,20 +277,20 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`]; then nothing was saved.
-    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError>;
+    async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError>;
 
     /// Records how attempts ended, in one transaction. Only those whose epoch still matches a
     /// running job are written and returned; the others were fenced out and must be discarded.
     ///
     /// # Errors
     /// [`StoreError`]; then none was written, and the call may be repeated.
-    async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError>;
+    async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError>;
 
     /// Gives claims back without counting an attempt; returns those that were still held.
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError>;
+    async fn hand_back(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError>;
 
     /// Withdraws jobs that are not over; returns those it withdrew.
     ///
@@ -333,7 +333,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError>;
+    async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError>;
 
     /// How many jobs of a queue are not over.
     ///
@@ -350,8 +350,11 @@ pub trait Store: Send + Sync {
 
 /// A store that HTTP clients can be served from, and operators.
 pub trait FrontStore:
-    Store + Keys + Sessions + Files + Batches + Operations + Insight + Audit
+    Store + Keys + Sessions + Files + Batches + Operations + JobQueries + Audit
 {
 }
 
-impl<S: Store + Keys + Sessions + Files + Batches + Operations + Insight + Audit> FrontStore for S {}
+impl<S: Store + Keys + Sessions + Files + Batches + Operations + JobQueries + Audit> FrontStore
+    for S
+{
+}

@@ -14,8 +14,8 @@ use tritmill_queue::{
     Job, Priority, Tenant, Timestamp,
     store::{
         ApiKey, Batch, BatchId, BatchState, FileId, FrontStore, KeyRole, Page,
-        batches::{Along, BatchTimes, HeldBatch, Place},
-        files::{Deleted, FILE_CHUNK_BYTES, FilePurpose, INCOMPLETE_MAX, StoredFile},
+        batches::{BatchClaim, BatchTimes, BatchWrites, FilePosition},
+        files::{FILE_CHUNK_BYTES, FileDeletion, FilePurpose, INCOMPLETE_MAX, StoredFile},
         sessions::SESSIONS_PER_KEY_MAX,
         webhooks::{Webhook, WebhookSecret},
     },
@@ -116,7 +116,7 @@ async fn a_file_is_seen_by_its_tenant_when_it_is_complete_until_it_expires() {
         store.abandon_file(new.id).await.unwrap();
         assert_eq!(store.file(&acme, new.id).await.unwrap().unwrap().size_bytes, size);
         assert_eq!(store.file(&other, new.id).await.unwrap(), None);
-        assert_eq!(store.delete_file(&other, new.id).await.unwrap(), Deleted::Unknown);
+        assert_eq!(store.delete_file(&other, new.id).await.unwrap(), FileDeletion::NotFound);
         assert_eq!(store.chunk(new.id, 1).await.unwrap().unwrap(), b"end");
         assert_eq!(store.chunk(new.id, 2).await.unwrap(), None);
         rig.advance(hour);
@@ -174,7 +174,7 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         queue: None,
         lines: 0,
         refused: 0,
-        submitted: Place::default(),
+        submitted: FilePosition::default(),
         completed: 0,
         failed: 0,
         errors: Vec::new(),
@@ -196,7 +196,7 @@ async fn create(store: &Arc<dyn FrontStore>, owner: &Tenant) -> Batch {
     new
 }
 
-async fn claim(store: &Arc<dyn FrontStore>) -> Option<HeldBatch> {
+async fn claim(store: &Arc<dyn FrontStore>) -> Option<BatchClaim> {
     store.claim_batches("driver", LEASE, 1).await.unwrap().pop()
 }
 
@@ -212,12 +212,12 @@ async fn a_batch_has_one_driver_and_an_older_one_writes_nothing() {
         let second = claim(store).await.unwrap();
         first.batch.enter(BatchState::InProgress, Timestamp(5));
         let lines: Vec<Job> = vec![Job { id: new.id.job(1), ..job() }];
-        let along = Along { jobs: &lines, files: &[] };
+        let along = BatchWrites { jobs: &lines, files: &[] };
         assert!(!store.save_batch(&first, along).await.unwrap());
         assert!(!store.renew_batch(new.id, first.epoch, LEASE).await.unwrap());
         assert_eq!(store.batch_progress(new.id).await.unwrap().queued, 0);
         assert_eq!(store.batch(&acme, new.id).await.unwrap().unwrap(), new);
-        let held = HeldBatch { epoch: second.epoch, ..first };
+        let held = BatchClaim { epoch: second.epoch, ..first };
         // Twice, as after an answer that got lost.
         assert!(store.save_batch(&held, along).await.unwrap());
         assert!(store.save_batch(&held, along).await.unwrap());
@@ -238,22 +238,22 @@ async fn a_batch_is_cancelled_by_its_tenant_over_the_head_of_its_driver() {
         assert_eq!(store.cancel_batch(&other, new.id).await.unwrap(), None);
         assert_eq!(store.batch(&other, new.id).await.unwrap(), None);
         let in_use = store.delete_file(&acme, new.input).await.unwrap();
-        assert_eq!(in_use, Deleted::InUse);
+        assert_eq!(in_use, FileDeletion::InUse);
         let cancelling = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
         assert_eq!(cancelling.state, BatchState::Cancelling);
-        assert!(!store.save_batch(&held, Along::default()).await.unwrap());
+        assert!(!store.save_batch(&held, BatchWrites::default()).await.unwrap());
         let mut held = claim(&store).await.unwrap();
         held.batch.enter(BatchState::Cancelled, Timestamp(9));
         let output = file(&acme);
         store.create_file(&output).await.unwrap();
         let files = [(output.id, 0, None)];
-        assert!(store.save_batch(&held, Along { jobs: &[], files: &files }).await.unwrap());
+        assert!(store.save_batch(&held, BatchWrites { jobs: &[], files: &files }).await.unwrap());
         assert!(store.file(&acme, output.id).await.unwrap().is_some());
         store.release_batch(new.id, held.epoch).await.unwrap();
         assert!(claim(&store).await.is_none(), "it is over");
         let again = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
         assert_eq!(again.state, BatchState::Cancelled);
-        assert_eq!(store.delete_file(&acme, new.input).await.unwrap(), Deleted::Done);
+        assert_eq!(store.delete_file(&acme, new.input).await.unwrap(), FileDeletion::Deleted);
         let page = Page { after: None, limit: 9, ascending: false };
         assert_eq!(store.batches(&acme, page).await.unwrap().len(), 1);
         assert!(store.batches(&other, page).await.unwrap().is_empty());
@@ -293,10 +293,10 @@ async fn the_end_of_a_batch_is_due_to_be_told_once_it_is_over_and_until_it_is() 
         let told = || async { store.claim_webhooks("a", LEASE, 9).await.unwrap() };
         held.batch.webhook =
             Some(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None });
-        assert!(store.save_batch(&held, Along::default()).await.unwrap());
+        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
         assert!(told().await.is_empty(), "it is not over");
         held.batch.enter(BatchState::Completed, Timestamp(9));
-        assert!(store.save_batch(&held, Along::default()).await.unwrap());
+        assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
         assert!(told().await.is_empty(), "whoever ended it still holds it");
         store.release_batch(batch.id, held.epoch).await.unwrap();
         let mut telling = told().await.pop().unwrap();
@@ -304,17 +304,20 @@ async fn the_end_of_a_batch_is_due_to_be_told_once_it_is_over_and_until_it_is() 
         assert!(told().await.is_empty(), "one tells at a time");
         rig.advance(LEASE * 2);
         let again = told().await.pop().unwrap();
-        assert!(!store.save_batch(&telling, Along::default()).await.unwrap(), "it came too late");
+        assert!(
+            !store.save_batch(&telling, BatchWrites::default()).await.unwrap(),
+            "it came too late"
+        );
         telling = again;
         let later = store.now().await.unwrap().after(Duration::from_secs(60));
         telling.batch.webhook.as_mut().unwrap().next_at = Some(later);
-        assert!(store.save_batch(&telling, Along::default()).await.unwrap());
+        assert!(store.save_batch(&telling, BatchWrites::default()).await.unwrap());
         store.release_batch(batch.id, telling.epoch).await.unwrap();
         assert!(told().await.is_empty(), "not before its time");
         rig.advance(Duration::from_secs(61));
         let mut telling = told().await.pop().unwrap();
         telling.batch.webhook.as_mut().unwrap().ended_at = Some(later);
-        assert!(store.save_batch(&telling, Along::default()).await.unwrap());
+        assert!(store.save_batch(&telling, BatchWrites::default()).await.unwrap());
         store.release_batch(batch.id, telling.epoch).await.unwrap();
         rig.advance(LEASE * 2);
         assert!(told().await.is_empty(), "all is told");
@@ -333,12 +336,12 @@ async fn the_jobs_of_a_batch_are_counted_read_and_withdrawn_by_its_id() {
         jobs.push(job());
         store.submit(&jobs).await.unwrap();
         let claims = store.claim(&[id.job(2)], by("w")).await.unwrap();
-        store.finish(&[finished(claims[0].held(), answer("a"))]).await.unwrap();
+        store.finish(&[finished(claims[0].claim_ref(), answer("a"))]).await.unwrap();
         assert_eq!(store.cancel_batch_jobs(id).await.unwrap(), 2);
         assert_eq!(store.cancel_batch_jobs(id).await.unwrap(), 0);
         let progress = store.batch_progress(id).await.unwrap();
         assert_eq!((progress.completed, progress.cancelled, progress.queued), (1, 2, 0));
-        let ends = store.line_ends(id, 2, 3).await.unwrap();
+        let ends = store.finished_lines(id, 2, 3).await.unwrap();
         let read: Vec<_> = ends.iter().map(|end| (end.line, end.outcome.is_some())).collect();
         assert_eq!(read, [(2, true), (3, false)]);
     })

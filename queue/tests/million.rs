@@ -38,8 +38,10 @@ async fn fill(store: &Arc<dyn FrontStore>) -> JobId {
                 0 => error(ErrorKind::InvalidRequest),
                 _ => answer("x"),
             };
-            let done: Vec<_> =
-                (0..).zip(&claims).map(|(at, claim)| finished(claim.held(), outcome(at))).collect();
+            let done: Vec<_> = (0..)
+                .zip(&claims)
+                .map(|(at, claim)| finished(claim.claim_ref(), outcome(at)))
+                .collect();
             store.finish(&done).await.unwrap();
             store.cancel(&ids[CHUNK - 20..]).await.unwrap();
             some = Some(ids[0]);
@@ -105,7 +107,7 @@ async fn operators_reads_are_quick_among_a_million_jobs() {
         }
         worst = worst.max(
             time("story", async || {
-                store.story(failed).await.unwrap();
+                store.job_history(failed).await.unwrap();
             })
             .await,
         );
@@ -115,7 +117,7 @@ async fn operators_reads_are_quick_among_a_million_jobs() {
         worst = worst.max(time("dead letters by error", groups).await);
         worst = worst.max(
             time("queues", async || {
-                store.sampled().await.unwrap();
+                store.snapshot().await.unwrap();
             })
             .await,
         );

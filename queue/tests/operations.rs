@@ -16,7 +16,7 @@ use tritmill_queue::{
     store::{
         FrontStore, PostgresStore,
         classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
-        operations::{Directive, Heartbeat, Measured, QueueState, SILENT_ALIVE_MAX},
+        operations::{Directive, Heartbeat, QueueState, SILENT_ALIVE_MAX, WorkerMetrics},
     },
 };
 use tritmill_servers::Postgres;
@@ -31,7 +31,11 @@ fn beat() -> Heartbeat {
         slots: 32,
         draining: false,
         tokens_per_s: 12.5,
-        measured: Measured { isa: "avx2".into(), kv_blocks_used: 7, ..Measured::default() },
+        metrics: WorkerMetrics {
+            isa: "avx2".into(),
+            kv_blocks_used: 7,
+            ..WorkerMetrics::default()
+        },
     }
 }
 
@@ -41,14 +45,14 @@ async fn fail(store: &Arc<dyn FrontStore>, jobs: &[Job]) {
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     let claims = store.claim(&ids, by("a")).await.unwrap();
     let refused = || error(ErrorKind::InvalidRequest);
-    let done: Vec<_> = claims.iter().map(|claim| finished(claim.held(), refused())).collect();
+    let done: Vec<_> = claims.iter().map(|claim| finished(claim.claim_ref(), refused())).collect();
     assert_eq!(store.finish(&done).await.unwrap().len(), jobs.len());
 }
 
 #[tokio::test]
 async fn a_queue_keeps_what_is_set_for_it() {
     both(async |Rig { store, .. }| {
-        let untouched = QueueState::untouched(queue());
+        let untouched = QueueState::with_defaults(queue());
         assert_eq!(store.queue_state(&queue()).await.unwrap(), untouched);
         store.set_limit(&queue(), Some(1_000_000)).await.unwrap();
         store.set_paused(&queue(), true).await.unwrap();
@@ -118,8 +122,8 @@ async fn a_class_that_is_allowed_serves_beside_the_first_until_it_is_withdrawn()
         assert_eq!(refused, expected);
 
         let of = |class: &str| {
-            let measured = Measured { numerics_class: class.into(), ..beat().measured };
-            Heartbeat { owner: format!("of {class}"), measured, ..beat() }
+            let measured = WorkerMetrics { numerics_class: class.into(), ..beat().metrics };
+            Heartbeat { owner: format!("of {class}"), metrics: measured, ..beat() }
         };
         let drains = async |class| store.heartbeat(&of(class)).await.unwrap().drain;
         assert!(!drains("cuda").await && !drains("cpu").await);
@@ -136,7 +140,7 @@ async fn a_class_that_is_allowed_serves_beside_the_first_until_it_is_withdrawn()
         }
         for wrong in ["one too many", "", "a\0b"] {
             let refused = store.allow_class(&queue(), wrong).await.unwrap_err();
-            assert!(matches!(refused, StoreError::Refused { .. }), "{refused}");
+            assert!(matches!(refused, StoreError::InvalidValue { .. }), "{refused}");
         }
         assert_eq!(allowed().await.len(), ALLOWED_CLASSES_MAX);
     })
@@ -178,7 +182,7 @@ async fn queues_are_listed_with_their_counts_and_their_oldest_job() {
         store.set_paused(&other, true).await.unwrap();
         let jobs = [job(), job(), job()];
         store.submit(&jobs).await.unwrap();
-        let held = store.claim(&[jobs[0].id], by("a")).await.unwrap()[0].held();
+        let held = store.claim(&[jobs[0].id], by("a")).await.unwrap()[0].claim_ref();
         store.finish(&[finished(held, answer("x"))]).await.unwrap();
         rig.advance(Duration::from_millis(5000));
         let listed = store.queues().await.unwrap();
@@ -243,7 +247,7 @@ async fn a_replay_is_a_new_job_and_the_dead_letter_stays() {
         assert_eq!((record.state, record.attempts), (JobState::Queued, 0));
         assert_eq!(store.job(dead.id).await.unwrap().unwrap().state, JobState::Failed);
 
-        let held = store.claim(&[again.id], by("a")).await.unwrap()[0].held();
+        let held = store.claim(&[again.id], by("a")).await.unwrap()[0].claim_ref();
         store.finish(&[finished(held, error(ErrorKind::InvalidRequest))]).await.unwrap();
         let letters = store.dead_letters(&queue(), 10, None).await.unwrap();
         let origins: Vec<_> =
@@ -286,11 +290,11 @@ async fn deleted_jobs_leave_nothing_and_their_claims_hold_no_more() {
     let [failed, running, kept] = [job(), job(), job()];
     fail(&(store.clone() as Arc<dyn FrontStore>), std::slice::from_ref(&failed)).await;
     store.submit(&[running.clone(), kept.clone()]).await.unwrap();
-    let held = store.claim(&[running.id], by("a")).await.unwrap()[0].held();
+    let held = store.claim(&[running.id], by("a")).await.unwrap()[0].claim_ref();
     let ids = [failed.id, running.id, running.id];
     assert_eq!(store.delete_jobs(&ids).await.unwrap(), 2);
     assert_eq!(store.delete_jobs(&ids).await.unwrap(), 0);
     assert!(store.finish(&[finished(held, answer("a"))]).await.unwrap().is_empty());
-    assert!(store.ended(&[failed.id, running.id]).await.unwrap().is_empty());
+    assert!(store.finished(&[failed.id, running.id]).await.unwrap().is_empty());
     assert_eq!(store.job(kept.id).await.unwrap().unwrap().state, JobState::Queued);
 }

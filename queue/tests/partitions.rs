@@ -70,7 +70,7 @@ async fn old_days_are_dropped_when_their_jobs_are_over() {
     let odd = Job { id: JobId::from(Uuid::from_u128(7)), ..job() };
     store.submit(&[old.clone(), open.clone(), recent.clone(), odd.clone()]).await.unwrap();
     for id in [old.id, recent.id] {
-        let held = store.claim(&[id], by("a")).await.unwrap()[0].held();
+        let held = store.claim(&[id], by("a")).await.unwrap()[0].claim_ref();
         store.finish(&[finished(held, answer("x"))]).await.unwrap();
     }
     assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 4);
@@ -104,7 +104,7 @@ async fn old_days_are_dropped_when_their_jobs_are_over() {
     assert_eq!(again, Maintained { kept_unfinished: 1, ..Maintained::default() });
 
     // Moved rows live on: this one is claimed, ends, and goes a retention later.
-    let held = store.claim(&[open.id], by("a")).await.unwrap()[0].held();
+    let held = store.claim(&[open.id], by("a")).await.unwrap()[0].claim_ref();
     store.finish(&[finished(held, answer("x"))]).await.unwrap();
     assert_eq!(store.maintain().await.unwrap().kept_recent, 1);
     now.fetch_add(7 * DAY_MS + 1, Ordering::SeqCst);
@@ -160,7 +160,7 @@ async fn maintenance_goes_on_beside_work_and_other_maintenance() {
             assert_eq!(claims.len(), jobs.len());
             store.maintain().await.unwrap();
             let done: Vec<_> =
-                claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
+                claims.iter().map(|claim| finished(claim.claim_ref(), answer("x"))).collect();
             assert_eq!(store.finish(&done).await.unwrap().len(), jobs.len());
         }
     };

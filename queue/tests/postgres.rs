@@ -75,7 +75,7 @@ async fn claimers_of_the_same_jobs_share_none() {
                 let claimant = Claimant { owner: &owner, lease: LEASE };
                 let claims = store.claim(some, claimant).await.unwrap();
                 assert!(claims.iter().all(|claim| claim.epoch == 1));
-                claimed.extend(claims.iter().map(tritmill_queue::Claim::held));
+                claimed.extend(claims.iter().map(tritmill_queue::Claim::claim_ref));
             }
             claimed
         })
@@ -246,7 +246,8 @@ async fn a_restart_of_the_server_costs_the_calls_of_that_moment() {
     join_all((0..4).map(|_| store.job(jobs[0].id))).await;
 
     server.kill();
-    let done: Vec<_> = claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
+    let done: Vec<_> =
+        claims.iter().map(|claim| finished(claim.claim_ref(), answer("x"))).collect();
     let lost = store.finish(&done).await.unwrap_err();
     assert!(matches!(lost, StoreError::Unavailable(_)), "{lost}");
     server.restart().unwrap();
@@ -297,7 +298,7 @@ async fn moves_find_jobs_by_key_and_renewals_stay_in_their_page() {
         .await
         .unwrap()
         .iter()
-        .map(tritmill_queue::Claim::held)
+        .map(tritmill_queue::Claim::claim_ref)
         .collect();
     assert!(store.renew(&held, LEASE).await.unwrap().is_empty());
     let saved: Vec<_> = held.iter().map(|held| (*held, vec![1; 100])).collect();
@@ -346,7 +347,7 @@ async fn a_job_that_cannot_be_read_does_not_stop_its_neighbours() {
 async fn text_that_postgres_cannot_hold_is_refused_by_name() {
     let (_server, store) = start().await;
     let refused = store.submit(&[Job { tenant: Tenant("a\0b".into()), ..job() }]).await;
-    assert!(matches!(refused, Err(StoreError::Refused { what: "tenant", .. })));
+    assert!(matches!(refused, Err(StoreError::InvalidValue { what: "tenant", .. })));
     assert_eq!(store.progress(None).await.unwrap().queued, 0);
 }
 
@@ -435,8 +436,10 @@ async fn claims_and_finishes_per_second() {
                 let mut settled = 0;
                 for some in share.chunks(size) {
                     let claims = store.claim(some, by("a")).await.unwrap();
-                    let done: Vec<_> =
-                        claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
+                    let done: Vec<_> = claims
+                        .iter()
+                        .map(|claim| finished(claim.claim_ref(), answer("x")))
+                        .collect();
                     settled += store.finish(&done).await.unwrap().len();
                 }
                 settled

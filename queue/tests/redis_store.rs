@@ -14,7 +14,7 @@ use tritmill_queue::{
     Claim, Delivery, DispatchError, Dispatcher, ErrorKind, Job, JobId, JobState, Priority, Pull,
     QueueName, Store, StoreError, Tenant, Timestamp,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{AcceptError, FAST_RETENTION, RedisStore, UnfitError, classes::ClassError},
+    store::{AcceptError, FAST_RETENTION, RedisConfigError, RedisStore, classes::ClassError},
 };
 use tritmill_servers::Redis;
 
@@ -43,7 +43,8 @@ async fn answer_all(dispatcher: &RedisDispatcher, store: &RedisStore, consumer: 
         }
         let ids: Vec<JobId> = deliveries.iter().map(|delivery| delivery.id).collect();
         let claims = store.claim(&ids, by(consumer)).await.unwrap();
-        let done: Vec<_> = claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
+        let done: Vec<_> =
+            claims.iter().map(|claim| finished(claim.claim_ref(), answer("x"))).collect();
         count += store.finish(&done).await.unwrap().len();
         dispatcher.acknowledge(consumer, &deliveries).await.unwrap();
     }
@@ -138,7 +139,7 @@ async fn workers_of_the_same_queue_share_no_job() {
     let claims: Vec<Claim> =
         join_all(claimers).await.into_iter().flat_map(Result::unwrap).collect();
     assert_eq!(claims.len(), jobs.len());
-    let held: HashSet<_> = claims.iter().map(Claim::held).collect();
+    let held: HashSet<_> = claims.iter().map(Claim::claim_ref).collect();
     assert_eq!(held.len(), jobs.len());
 }
 
@@ -151,14 +152,14 @@ async fn a_redis_that_syncs_every_command_loses_nothing_when_it_is_killed() {
     let some = pull(&dispatcher, "w", 5).await;
     let some: Vec<JobId> = some.iter().map(|delivery| delivery.id).collect();
     let claims = store.claim(&some, by("w")).await.unwrap();
-    let done = [finished(claims[0].held(), answer("before"))];
+    let done = [finished(claims[0].claim_ref(), answer("before"))];
     assert_eq!(store.finish(&done).await.unwrap().len(), 1);
     redis.kill();
     assert!(matches!(store.claim(&some, by("w")).await, Err(StoreError::Unavailable(_))));
     redis.restart().unwrap();
     let record = store.job(some[0]).await.unwrap().unwrap();
     assert_eq!((record.state, record.outcome), (JobState::Completed, Some(answer("before"))));
-    assert!(store.renew(&[claims[1].held()], LEASE).await.unwrap().is_empty());
+    assert!(store.renew(&[claims[1].claim_ref()], LEASE).await.unwrap().is_empty());
     assert_eq!(answer_all(&dispatcher, &store, "v").await, 695);
 }
 
@@ -170,10 +171,10 @@ async fn what_is_over_expires_with_its_errors_and_is_then_unknown() {
     let jobs = [job(), job(), job()];
     store.accept(&jobs).await.unwrap();
     let claims = store.claim(&ids(&jobs)[..2], by("w")).await.unwrap();
-    store.checkpoint(&[(claims[0].held(), b"some".to_vec())]).await.unwrap();
+    store.checkpoint(&[(claims[0].claim_ref(), b"some".to_vec())]).await.unwrap();
     let ends = [
-        finished(claims[0].held(), answer("x")),
-        finished(claims[1].held(), error(ErrorKind::InvalidRequest)),
+        finished(claims[0].claim_ref(), answer("x")),
+        finished(claims[1].claim_ref(), error(ErrorKind::InvalidRequest)),
     ];
     assert_eq!(store.finish(&ends).await.unwrap().len(), 2);
     store.cancel(&[jobs[2].id]).await.unwrap();
@@ -206,7 +207,7 @@ async fn strings_of_others_hold_up_nobody() {
     let claimed: Vec<JobId> = claims.iter().map(|claim| claim.job.id).collect();
     assert_eq!(claimed, ids(&jobs[2..]));
     assert!(matches!(store.job(jobs[0].id).await, Err(StoreError::Damaged { .. })));
-    assert!(store.ended(&ids(&jobs)).await.unwrap().is_empty());
+    assert!(store.finished(&ids(&jobs)).await.unwrap().is_empty());
     assert_eq!(pull(&dispatcher, "w", 10).await.len(), 4);
 }
 
@@ -242,7 +243,10 @@ async fn a_redis_that_evicts_is_unfit_and_a_full_one_is_busy() {
     store.check().await.unwrap();
     set("maxmemory", "1000").await;
     let unfit = store.check().await.unwrap_err();
-    assert!(matches!(&unfit, UnfitError::Evicts { policy } if policy == "volatile-lru"), "{unfit}");
+    assert!(
+        matches!(&unfit, RedisConfigError::Evicts { policy } if policy == "volatile-lru"),
+        "{unfit}"
+    );
     set("maxmemory", "0").await;
     set("maxmemory-policy", "noeviction").await;
     let running = job();
@@ -253,7 +257,10 @@ async fn a_redis_that_evicts_is_unfit_and_a_full_one_is_busy() {
     let refused = store.accept(&[job()]).await.unwrap_err();
     assert!(matches!(refused, AcceptError::Dispatch(DispatchError::Busy { .. })), "{refused}");
     // What runs ends all the same.
-    assert_eq!(store.finish(&[finished(claims[0].held(), answer("x"))]).await.unwrap().len(), 1);
+    assert_eq!(
+        store.finish(&[finished(claims[0].claim_ref(), answer("x"))]).await.unwrap().len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -265,8 +272,8 @@ async fn deleting_everything_leaves_no_key() {
     store.accept(&jobs).await.unwrap();
     let claims = store.claim(&ids(&jobs)[..3], by("w")).await.unwrap();
     let ends = [
-        finished(claims[0].held(), answer("x")),
-        finished(claims[1].held(), error(ErrorKind::Engine)),
+        finished(claims[0].claim_ref(), answer("x")),
+        finished(claims[1].claim_ref(), error(ErrorKind::Engine)),
     ];
     store.finish(&ends).await.unwrap();
     store.register_class("one").await.unwrap();

@@ -6,9 +6,9 @@ use std::{
 };
 
 use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use tritmill_producer::remote::{RemoteTally, RemoteUpdate};
+use tritmill_client::{BatchProgress, remote::RemoteUpdate};
 
-use crate::answering::{Tally, Update};
+use crate::answering::Update;
 
 /// Between two lines of progress where no bar can be drawn.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -43,9 +43,9 @@ impl Display {
         match update {
             Update::Notice(notice) => self.notice(&notice.to_string()),
             Update::Reading(lines, bytes) => self.reading(lines, bytes),
-            Update::Tally(tally) => self.tally(&tally, |done| {
+            Update::Progress(progress) => self.progress(&progress, |done| {
                 #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-                let rate = tally.tokens as f64 / done.seconds;
+                let rate = progress.tokens as f64 / done.seconds;
                 format!("{rate:.0} tokens/s")
             }),
         }
@@ -62,7 +62,7 @@ impl Display {
                 self.bar.set_message("bytes uploaded");
                 self.line(|| format!("uploading: {} of {}", HumanBytes(sent), HumanBytes(size)));
             }
-            RemoteUpdate::Tally(tally) => self.tally(&of_server(tally), |done| {
+            RemoteUpdate::Progress(progress) => self.progress(&progress, |done| {
                 #[expect(clippy::cast_precision_loss, reason = "rates for people")]
                 let rate = done.lines as f64 / done.seconds;
                 format!("{rate:.1} lines/s")
@@ -88,11 +88,11 @@ impl Display {
         });
     }
 
-    fn tally(&mut self, tally: &Tally, rate: impl FnOnce(Done) -> String) {
-        let (began, done_before) = *self.began.get_or_insert((Instant::now(), tally.done()));
+    fn progress(&mut self, progress: &BatchProgress, rate: impl FnOnce(Done) -> String) {
+        let (began, done_before) = *self.began.get_or_insert((Instant::now(), progress.finished()));
         let seconds = began.elapsed().as_secs_f64().max(1e-3);
-        let lines = tally.done().saturating_sub(done_before);
-        let left = tally.lines.saturating_sub(tally.done());
+        let lines = progress.finished().saturating_sub(done_before);
+        let left = progress.lines.saturating_sub(progress.finished());
         #[expect(clippy::cast_precision_loss, reason = "rates for people")]
         let eta = seconds * left as f64 / lines.max(1) as f64;
         let eta = match lines {
@@ -100,11 +100,11 @@ impl Display {
             _ => indicatif::HumanDuration(Duration::from_secs_f64(eta)).to_string(),
         };
         let rate = rate(Done { lines, seconds });
-        let message = format!("{rate}, {} failed, {eta} left", tally.failed);
-        self.bar.set_length(tally.lines);
-        self.bar.set_position(tally.done());
+        let message = format!("{rate}, {} failed, {eta} left", progress.failed);
+        self.bar.set_length(progress.lines);
+        self.bar.set_position(progress.finished());
         self.bar.set_message(message.clone());
-        self.line(|| format!("{}/{} lines, {message}", tally.done(), tally.lines));
+        self.line(|| format!("{}/{} lines, {message}", progress.finished(), progress.lines));
     }
 
     /// A line of progress, if it is time for one and no bar is drawn.
@@ -121,14 +121,8 @@ impl Display {
     }
 }
 
-/// What was done since the first tally.
+/// What was done since the first progress.
 struct Done {
     lines: u64,
     seconds: f64,
-}
-
-/// A server's count in the terms of every run.
-pub fn of_server(tally: RemoteTally) -> Tally {
-    let RemoteTally { lines, completed, failed, resumed, tokens } = tally;
-    Tally { lines, completed, failed, resumed, tokens }
 }

@@ -5,16 +5,12 @@ use std::{path::PathBuf, process::ExitCode, time::Instant};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use tokio::runtime::Runtime;
-use tritmill_producer::{
-    http::{HttpClient, Reach},
+use tritmill_client::{
+    http::{AddressPolicy, HttpClient},
     remote::{Api, RemoteRun, RemoteSettings},
 };
 
-use super::{
-    BatchRunArgs, EXIT_ERROR_LINES,
-    display::{Display, of_server},
-    summarize,
-};
+use super::{BatchRunArgs, EXIT_ERROR_LINES, display::Display, summarize};
 use crate::signals::{EXIT_INTERRUPTED, Signals};
 
 /// A server, and how it is to answer.
@@ -69,7 +65,7 @@ pub fn run(
     }
     let started = Instant::now();
     let ServerOptions { ca, window, priority, .. } = server.options.clone();
-    let client = HttpClient::new(Reach::Anywhere, ca.as_deref()).context("--ca")?;
+    let client = HttpClient::new(AddressPolicy::Any, ca.as_deref()).context("--ca")?;
     let api = Api::new(client, server.url, server.key)?;
     let settings = RemoteSettings {
         input: args.input.clone(),
@@ -93,9 +89,9 @@ pub fn run(
         // Not by returning, which would wait for a thread that reads from a terminal.
         std::process::exit(i32::from(EXIT_INTERRUPTED));
     };
-    let tally = of_server(ended?);
-    summarize(&tally, started.elapsed(), args.json)?;
-    Ok(match tally.failed {
+    let progress = ended?;
+    summarize(&progress, started.elapsed(), args.json)?;
+    Ok(match progress.failed {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::from(EXIT_ERROR_LINES),
     })

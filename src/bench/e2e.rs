@@ -15,14 +15,14 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
+use tritmill_client::{Client, JobBuilder};
 use tritmill_engine::{
     Engine, Request, SamplingParams,
     files::Model,
     load::{self, EngineOptions},
 };
-use tritmill_producer::{Client, JobBuilder};
 use tritmill_queue::{Job, JobId, QueueName, Sampling};
-use tritmill_worker::{Committed, Device, Mode, Served, Stop, Vitals, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
 
 use super::queue::Bench;
 use crate::{
@@ -224,7 +224,7 @@ impl Fleet {
             dispatcher: Arc::new(bench.dispatcher.clone()),
             operations: None,
             events: None,
-            served: Arc::new(Served::new(Arc::clone(model), bench.queue.model.clone(), class)),
+            served: Arc::new(ServedModel::new(Arc::clone(model), bench.queue.model.clone(), class)),
             config: WorkerConfig {
                 isa: String::new(),
                 queue: bench.queue.clone(),
@@ -237,7 +237,7 @@ impl Fleet {
                 mode: Mode::Service,
             },
             committed,
-            vitals: Arc::new(Vitals::default()),
+            metrics: Arc::new(Metrics::default()),
         };
         let device = Device { name: options.device.to_string(), engine };
         let working = tokio::spawn(worker.run(vec![device], stopped));

@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_queue::{
     QueueName,
-    store::{FrontStore, audit::AuditLine, operations::Worker},
+    store::{FrontStore, audit::AuditEntry, operations::Worker},
 };
 
 use super::queue_name;
@@ -53,8 +53,8 @@ impl ClassArguments {
     async fn noted(&self, action: &str) -> anyhow::Result<Box<dyn FrontStore>> {
         let store = self.keeper.open().await?;
         let how = json!({ "numerics_class": self.class });
-        let line = AuditLine::at_the_command_line(action, &self.queue.to_string(), how);
-        store.note(&line).await.context("cannot note it in the log of acts")?;
+        let line = AuditEntry::from_command_line(action, &self.queue.to_string(), how);
+        store.record_audit(&line).await.context("cannot note it in the log of acts")?;
         Ok(store)
     }
 
@@ -87,8 +87,8 @@ pub async fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
     if arguments.json {
         let worker = |worker: &Worker| -> Value {
             let beat = &worker.heartbeat;
-            json!({ "owner": beat.owner, "device": beat.measured.device,
-                    "numerics_class": beat.measured.numerics_class })
+            json!({ "owner": beat.owner, "device": beat.metrics.device,
+                    "numerics_class": beat.metrics.numerics_class })
         };
         output::line(json!({
             "queue": queue, "paused": state.paused, "limit_tokens": state.limit_tokens,
@@ -107,7 +107,7 @@ pub async fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
     }
     for worker in workers {
         let beat = worker.heartbeat;
-        let (device, class) = (beat.measured.device, beat.measured.numerics_class);
+        let (device, class) = (beat.metrics.device, beat.metrics.numerics_class);
         output::line(format_args!("worker          {} on {device}, {class}", beat.owner))?;
     }
     Ok(())

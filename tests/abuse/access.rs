@@ -1,4 +1,4 @@
-//! Wrong passwords, servers that only read, and ids that nobody knows.
+//! Wrong passwords, read-only servers, and unknown job ids.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::{
 const SECRET: &str = "s3cr3t-word";
 
 #[test]
-fn a_redis_that_refuses_is_named_and_its_jobs_are_answered_once_it_does_not() {
+fn redis_that_refuses_the_password_is_named_and_jobs_wait() {
     let folder = rig::folder();
     let fleet = Fleet::start();
     rig::redis(&fleet, "CONFIG SET requirepass right");
@@ -23,24 +23,24 @@ fn a_redis_that_refuses_is_named_and_its_jobs_are_answered_once_it_does_not() {
         assert_eq!(warnings.len(), 1, "{said}");
         assert!(warnings[0].to_lowercase().contains(&expect.to_lowercase()), "{said}");
     }
-    // The worker says so, again and again, whatever its log shows, and waits.
+    // The worker logs the error at every log level and waits.
     let log = folder.path().join("log");
     let mut command =
         fleet.command(&["worker", "--json", "--threads", "1", "--lease", "2", "--redis", &wrong]);
     command.env("RUST_LOG", "trace").stderr(fs::File::create(&log).unwrap());
     let worker = WorkerProcess::start(command);
-    eventually("the log says what is wrong", || rig::text(&log).contains("assword auth"));
+    eventually("the log names the error", || rig::text(&log).contains("assword auth"));
     eventually("it is not ready", || worker.get("/readyz").0 == 503);
     let pages = worker.get("/metrics").1 + &worker.get("/readyz").1;
     assert!(!pages.contains(SECRET));
     rig::redis(&fleet, &format!("AUTH right\r\nCONFIG SET requirepass {SECRET}"));
     eventually("the jobs are answered", || rig::queue(&fleet, "demo@i2_s")["completed"] == 2);
     eventually("it is ready", || worker.get("/readyz").0 == 200);
-    assert!(!rig::text(&log).contains(SECRET), "a password in the log");
+    assert!(!rig::text(&log).contains(SECRET), "the log holds a password");
 }
 
 #[test]
-fn a_redis_that_only_reads_is_named_and_its_jobs_are_answered_once_it_writes() {
+fn read_only_redis_is_named_and_jobs_wait() {
     let fleet = Fleet::start();
     rig::redis(&fleet, "REPLICAOF 127.0.0.1 1");
     let (ids, said) = rig::submit(&fleet, LINE, &[]);
@@ -55,7 +55,7 @@ fn a_redis_that_only_reads_is_named_and_its_jobs_are_answered_once_it_writes() {
 }
 
 #[test]
-fn a_database_that_refuses_is_named_without_the_password() {
+fn database_errors_are_named_without_the_password() {
     let fleet = Fleet::start();
     rig::sql(&fleet, "CREATE ROLE clerk LOGIN PASSWORD 'right'");
     rig::beside_postgres(&fleet, "sed -i \"1i host all clerk all scram-sha-256\" pg_hba.conf");
@@ -63,18 +63,18 @@ fn a_database_that_refuses_is_named_without_the_password() {
     let port = fleet.postgres.port();
     let url = |who: &str, base: &str| format!("postgres://{who}@127.0.0.1:{port}/{base}");
     let clerk = url(&format!("clerk:{SECRET}"), "postgres");
-    eventually("the rule holds", || {
+    eventually("the password is required", || {
         fleet.run(&["queue", "list", "--database", &clerk]).2.contains("28P01")
     });
     for (url, expect) in [
         (clerk, "password authentication failed"),
         (url("clerk:right", "postgres"), "permission denied"),
-        (url(&format!("nobody:{SECRET}"), "postgres"), "does not exist"),
+        (url(&format!("stranger:{SECRET}"), "postgres"), "does not exist"),
         (url(&format!("postgres:{SECRET}"), "missing"), "does not exist"),
         (format!("postgres://u:{SECRET}@127.0.0.1:1/x"), "refused"),
     ] {
         let commands = [&["submit", "-"][..], &["worker"], &["queue", "list"], &["migrate"]];
-        // Whether anybody is there at all is asked for some seconds: once is enough.
+        // A refused connection is retried for some seconds, so one command is enough.
         let count = if expect == "refused" { 1 } else { commands.len() };
         for command in &commands[..count] {
             let words = [*command, &["--database", &url]].concat();
@@ -84,21 +84,21 @@ fn a_database_that_refuses_is_named_without_the_password() {
             let last = said.lines().last().unwrap();
             assert!(last.starts_with("error: ") && last.contains(expect), "{words:?}: {last}");
             assert!(!last.contains(" at line "), "{last}");
-            assert!(!said.contains(SECRET), "a password: {said}");
+            assert!(!said.contains(SECRET), "the output holds a password: {said}");
         }
     }
 }
 
 #[test]
-fn unknown_and_deleted_jobs_are_said_at_once() {
+fn unknown_and_purged_jobs_are_reported() {
     let fleet = Fleet::start();
-    let nobody = "0199f3c2-0000-7000-8000-000000000000";
-    // One that was there, died and was purged.
+    let unknown = "0199f3c2-0000-7000-8000-000000000000";
+    // A dead letter that was purged.
     let (ids, _) = rig::submit(&fleet, LINE, &[]);
     let purged = ids[0].as_str();
     rig::sql(&fleet, "UPDATE jobs SET state = 'failed'");
     assert_eq!(fleet.run(&["dlq", "purge", purged]).0, Some(0));
-    for id in [nobody, purged] {
+    for id in [unknown, purged] {
         for command in [&["cancel"][..], &["results"], &["watch"], &["watch", "--follow"]] {
             let words = [command, &[id]].concat();
             let (code, stdout, stderr) = fleet.run(&words);
@@ -112,21 +112,21 @@ fn unknown_and_deleted_jobs_are_said_at_once() {
             assert_eq!((stdout.as_str(), stderr.is_empty()), ("", false), "{command}");
         }
     }
-    // Known ones beside them are answered, and one that is over is not cancelled again.
+    // Known jobs in the same command are cancelled, and only once.
     let (ids, _) = rig::submit(&fleet, LINE, &[]);
-    let (code, stdout, _) = fleet.run(&["cancel", nobody, &ids[0]]);
+    let (code, stdout, _) = fleet.run(&["cancel", unknown, &ids[0]]);
     assert_eq!((code, stdout.lines().count()), (Some(2), 2));
     let (code, stdout, stderr) = fleet.run(&["cancel", &ids[0]]);
     assert_eq!(code, Some(0));
     assert!(stderr.contains("over already, cancelled"), "{stderr}");
     assert_eq!(rig::json(stdout.trim())["cancelled"], false);
-    let (code, _, stderr) = fleet.run(&["workers", "drain", "nobody"]);
+    let (code, _, stderr) = fleet.run(&["workers", "drain", "unknown"]);
     assert_eq!(code, Some(1));
-    assert!(rig::is_one_clear_line(&stderr), "{stderr}");
+    assert!(rig::is_one_error_line(&stderr), "{stderr}");
 }
 
 #[test]
-fn a_redis_url_hides_its_password_whatever_is_wrong_with_it() {
+fn errors_about_a_redis_url_hide_its_password() {
     let fleet = Fleet::start();
     for url in [
         format!("redis:/:{SECRET}@h"),
@@ -139,6 +139,6 @@ fn a_redis_url_hides_its_password_whatever_is_wrong_with_it() {
     ] {
         let (code, _, stderr) = fleet.run(&["submit", "-", "--redis", &url]);
         assert_eq!(code, Some(1), "{url}");
-        assert!(rig::is_one_clear_line(&stderr) && !stderr.contains(SECRET), "{stderr}");
+        assert!(rig::is_one_error_line(&stderr) && !stderr.contains(SECRET), "{stderr}");
     }
 }

@@ -1,4 +1,4 @@
-//! Machines whose clocks are wrong: leases, deadlines and backoffs go by the store's.
+//! Machines with wrong clocks: leases, deadlines and backoffs use the store's clock.
 
 use std::{
     path::PathBuf,
@@ -14,7 +14,7 @@ use crate::{
     rig::{self, LINE},
 };
 
-/// Moves the wall clock of whatever loads it; clocks that only measure stay as they are.
+/// A preloaded library that shifts the wall clock of a process, but not its monotonic clocks.
 const SHIM: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -41,7 +41,7 @@ struct Clocks {
 }
 
 impl Clocks {
-    /// Nothing where this machine cannot build the shim.
+    /// Builds the shim; `None` if this machine cannot build or preload it.
     fn new() -> Option<Self> {
         let folder = rig::folder();
         let source = rig::file(folder.path(), "shim.c", SHIM);
@@ -49,7 +49,7 @@ impl Clocks {
         let mut command = Command::new("cc");
         command.args(["-shared", "-fPIC", "-o"]).arg(&shim).arg(source).arg("-ldl");
         if !command.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
-            rig::skip("no C compiler to build a shifted clock with");
+            tritmill_servers::skip("cc, which builds the clock shim (apt install gcc)");
             return None;
         }
         let clocks = Self { _folder: folder, shim };
@@ -60,7 +60,7 @@ impl Clocks {
             String::from_utf8(output.stdout).unwrap().trim().parse::<u32>().unwrap()
         };
         if year(&mut date) == year(&mut Command::new("date")) {
-            rig::skip("this system's programs cannot be given a shifted clock");
+            tritmill_servers::skip("a dynamic C library, for the preloaded clock shim");
             return None;
         }
         Some(clocks)
@@ -86,15 +86,15 @@ impl Clocks {
 }
 
 #[test]
-fn workers_an_hour_early_and_late_keep_leases_and_deadlines() {
+fn leases_and_deadlines_do_not_depend_on_worker_clocks() {
     let Some(clocks) = Clocks::new() else { return };
     let fleet = Fleet::start();
-    // Longer than a renewal takes to come.
+    // Longer than the time between two renewals.
     let slow = "{\"prompt\": \"Paid\", \"max_tokens\": 200, \"ignore_eos\": true, \"n\": 8}\n";
     let (mut ids, _) = rig::submit(&fleet, slow, &[]);
     ids.extend(rig::submit(&fleet, &LINE.repeat(20), &[]).0);
     let (dated, _) = rig::submit(&fleet, &LINE.repeat(2), &[]);
-    // By the late worker's clock the first deadline is far; by the early one's the second is over.
+    // By the slow clock the first deadline is far away; by the fast clock the second has passed.
     let deadline = |id: &str, minutes: i64| {
         let at = format!("store_now_ms(NULL) + {}", minutes * 60_000);
         rig::sql(&fleet, &format!("UPDATE jobs SET expires_at = {at} WHERE id = '{id}'"));
@@ -112,14 +112,14 @@ fn workers_an_hour_early_and_late_keep_leases_and_deadlines() {
     let lasted: u64 = rig::sql(&fleet, lasted).parse().unwrap();
     assert!(lasted > 2000, "{lasted} ms: no lease had to be renewed");
     let lost = "SELECT count(*) FROM jobs WHERE attempts > 0 OR epoch > 1";
-    assert_eq!(rig::sql(&fleet, lost), "0", "each was claimed once");
+    assert_eq!(rig::sql(&fleet, lost), "0", "every job was claimed once");
     for worker in &workers {
         let page = worker.get("/metrics").1;
         for name in ["leases_lost", "results_fenced", "jobs_retried"] {
             assert_eq!(rig::metric(&page, &format!("tritmill_worker_{name}_total")), 0, "{name}");
         }
     }
-    // Both are heard of as now: nobody is listed as an hour silent, or from the future.
+    // Heartbeats carry the store's time: the list shows both as alive, seconds ago.
     let (_, listed, _) = fleet.run(&["workers", "list", "--json"]);
     for worker in listed.lines().map(rig::json) {
         assert!(worker["silent_s"].as_f64().unwrap() < 15.0, "{worker}");
@@ -128,43 +128,41 @@ fn workers_an_hour_early_and_late_keep_leases_and_deadlines() {
 }
 
 #[test]
-fn a_lease_that_ended_is_taken_over_by_a_worker_with_another_clock() {
+fn expired_lease_is_reclaimed_by_a_worker_with_another_clock() {
     let Some(clocks) = Clocks::new() else { return };
     let fleet = Fleet::start();
-    let early = clocks.worker(&fleet, &["--isa", "scalar", "--lease", "2"], DAY_S);
+    let first = clocks.worker(&fleet, &["--isa", "scalar", "--lease", "2"], DAY_S);
     let slow = "{\"prompt\": \"Paid\", \"max_tokens\": 200, \"ignore_eos\": true, \"n\": 16}\n";
     let (ids, _) = rig::submit(&fleet, slow, &[]);
-    eventually("it runs", || rig::states(&fleet, &ids) == ["running"]);
-    early.signal(Signal::Kill);
-    let _late = clocks.worker(&fleet, &["--lease", "2"], -DAY_S);
-    eventually("it is answered by the other", || rig::states(&fleet, &ids) == ["completed"]);
-    assert_eq!(rig::story(&fleet, &ids[0])["attempts"], 1);
+    eventually("the job runs", || rig::states(&fleet, &ids) == ["running"]);
+    first.signal(Signal::Kill);
+    let _second = clocks.worker(&fleet, &["--lease", "2"], -DAY_S);
+    eventually("the second worker answers", || rig::states(&fleet, &ids) == ["completed"]);
+    assert_eq!(rig::history(&fleet, &ids[0])["attempts"], 1);
 }
 
 #[test]
-fn ids_of_producers_days_and_years_off_are_jobs_like_others() {
+fn job_ids_with_times_years_away_are_answered() {
     let Some(clocks) = Clocks::new() else { return };
     let fleet = Fleet::start();
     let shifts = [-20 * YEAR_S, -YEAR_S - DAY_S, -DAY_S, DAY_S, YEAR_S, 1000 * YEAR_S];
     let ids: Vec<String> = shifts.iter().map(|shift| clocks.submit(&fleet, *shift)).collect();
-    assert!(ids.is_sorted(), "they say when they were made: {ids:?}");
-    // A retention that the ids of two are beyond. The first worker makes their partitions.
+    assert!(ids.is_sorted(), "ids sort by their time: {ids:?}");
+    // Two ids are older than this retention. The first worker creates the partitions.
     assert_eq!(fleet.run(&["migrate", "--retention", "30"]).0, Some(0));
     let worker = fleet.worker(&[]);
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, _, stderr) = fleet.run(&words);
+    let (code, _, stderr) = rig::watch(&fleet, &ids);
     assert_eq!(code, Some(0), "{stderr}");
-    // The second looks what is old: jobs that ended just now are not.
+    // The second worker drops old partitions, but none with jobs that finished now.
     drop(worker);
     let worker = fleet.worker(&[]);
-    eventually("it looked after the partitions", || {
+    eventually("the worker maintains the partitions", || {
         let old = "SELECT count(*) FROM pg_class WHERE relname ~ '^results_p' AND relkind = 'r'";
         rig::sql(&fleet, old).parse::<u32>().unwrap() >= 6
     });
     std::thread::sleep(Duration::from_millis(500));
-    let done = vec!["completed"; ids.len()];
-    assert_eq!(rig::states(&fleet, &ids), done);
+    let expected = vec!["completed"; ids.len()];
+    assert_eq!(rig::states(&fleet, &ids), expected);
     assert_eq!(worker.get("/healthz").0, 200);
     let (code, stdout, _) = fleet.run(&["cancel", &ids[5]]);
     assert_eq!((code, &rig::json(stdout.trim())["state"]), (Some(0), &"completed".into()));

@@ -1,4 +1,4 @@
-//! A Redis without memory, and a disk without room.
+//! A Redis out of memory, and a full disk.
 
 use std::{
     fs::{self, File},
@@ -17,7 +17,7 @@ use crate::{
 };
 
 #[test]
-fn a_full_redis_makes_producers_wait_and_loses_nothing() {
+fn producers_wait_for_a_full_redis() {
     let folder = rig::folder();
     let fleet = Fleet::start();
     let worker = fleet.worker(&[]);
@@ -39,18 +39,16 @@ fn a_full_redis_makes_producers_wait_and_loses_nothing() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    eventually("the producer says that it waits, and for what", || {
+    eventually("the producer reports that it waits for memory", || {
         let said = rig::text(&log);
         said.contains("memory") && said.contains("waiting 1.0 s")
     });
-    assert_eq!(fleet.rows(&["jobs"]), 1, "nothing is accepted by halves");
+    assert_eq!(fleet.rows(&["jobs"]), 1, "no job is stored while Redis is full");
     rig::redis(&fleet, "CONFIG SET maxmemory 0");
     assert_eq!(producer.wait().unwrap().code(), Some(0), "{}", rig::text(&log));
     let ids = rig::text(&out);
-    let ids: Vec<_> = ids.lines().map(|line| rig::json(line)["id"].clone()).collect();
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(|id| id.as_str().unwrap()));
-    let (code, stdout, stderr) = fleet.run(&words);
+    let ids: Vec<String> = ids.lines().map(rig::id).collect();
+    let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!((code, stdout.lines().count()), (Some(0), 50), "{stderr}");
     assert_eq!(batch.wait().unwrap().code(), Some(0));
     assert_eq!(rig::text(&answers).matches("2024-03-03").count(), 50);
@@ -63,13 +61,13 @@ struct Disk {
 }
 
 impl Disk {
-    /// Nothing where this process may not mount.
+    /// Mounts a tmpfs; `None` if this process may not.
     fn mount() -> Option<Self> {
         let folder = rig::folder();
         let mut command = Command::new("mount");
         command.args(["-t", "tmpfs", "-o", "size=24m,mode=755", "tmpfs"]).arg(folder.path());
         if !command.stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
-            rig::skip("this process may not mount a small disk");
+            tritmill_servers::skip("root and CAP_SYS_ADMIN, to mount a small disk");
             return None;
         }
         Some(Self { folder })
@@ -87,13 +85,13 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Lazily: a server that is just being killed may still be there.
+        // Lazy: a server that is being killed may still have open files.
         let _ = Command::new("umount").arg("-l").arg(self.folder.path()).status();
     }
 }
 
-/// A fleet whose tables lie on this disk; its log of writes does not, since a Postgres that cannot
-/// write that stops altogether.
+/// A fleet with its tables on this disk. The write-ahead log is elsewhere: without room for it,
+/// Postgres stops.
 fn fleet_on(disk: &Disk) -> Fleet {
     let postgres = Postgres::start().unwrap();
     let owner = fs::metadata(Path::new("/proc").join(postgres.pid().unwrap().to_string())).unwrap();
@@ -109,12 +107,12 @@ fn fleet_on(disk: &Disk) -> Fleet {
 }
 
 #[test]
-fn a_full_disk_refuses_submissions_and_delays_results() {
+fn full_disk_refuses_submissions_and_delays_results() {
     let Some(disk) = Disk::mount() else { return };
     let folder = rig::folder();
     let fleet = fleet_on(&disk);
     let many = rig::file(folder.path(), "in", &LINE.repeat(20_000));
-    // Has not begun when there is room no more.
+    // Paused until the disk is full.
     assert_eq!(fleet.run(&["queue", "pause", "demo@i2_s"]).0, Some(0));
     let worker = fleet.worker(&[]);
     let (ids, _) = rig::submit(&fleet, &LINE.repeat(3), &[]);
@@ -123,18 +121,16 @@ fn a_full_disk_refuses_submissions_and_delays_results() {
     assert_eq!(code, Some(1), "{stderr}");
     let last = stderr.lines().last().unwrap();
     assert!(last.starts_with("error: ") && last.contains("No space left on device"), "{stderr}");
-    // The worker cannot record what it answers, says so, and goes on trying.
+    // The worker cannot record its answers, counts the failures, and retries.
     assert_eq!(fleet.run(&["queue", "resume", "demo@i2_s"]).0, Some(0));
-    eventually("the worker is in trouble", || {
+    eventually("the worker counts a failure", || {
         let page = worker.get("/metrics").1;
         rig::metric(&page, "tritmill_worker_dependency_failures_total") > 0
     });
     assert_eq!(fleet.rows(&["results"]), 0);
     disk.empty();
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, stdout, stderr) = fleet.run(&words);
+    let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!((code, stdout.matches("2024-03-03").count()), (Some(0), 3), "{stderr}");
-    eventually("it is ready again", || worker.get("/readyz").0 == 200);
+    eventually("the worker is ready again", || worker.get("/readyz").0 == 200);
     assert_eq!(rig::submit(&fleet, LINE, &[]).0.len(), 1);
 }

@@ -1,4 +1,4 @@
-//! Jobs that cannot be read, that nobody serves, and that kill their worker.
+//! Unreadable jobs, jobs without a worker, and jobs that kill their worker.
 
 use crate::{
     fleet::{Fleet, eventually},
@@ -9,40 +9,38 @@ use tritmill_servers::Signal;
 const STREAM: &str = "tm:{demo:i2_s}:normal:default";
 
 #[test]
-fn what_cannot_be_read_is_counted_and_its_neighbours_are_answered() {
+fn unreadable_entries_are_counted_and_other_jobs_are_answered() {
     let fleet = Fleet::start();
     let (ids, _) = rig::submit(&fleet, &LINE.repeat(4), &[]);
-    // Another program's entries, one of a later release, and a job of one.
+    // An entry of another program, one of a later release, an invalid one, and a job of a later release.
     rig::redis(&fleet, &format!("XADD {STREAM} * junk 1"));
     rig::redis(&fleet, &format!("XADD {STREAM} * v 2 id {} cost 1", ids[1]));
     rig::redis(&fleet, &format!("XADD {STREAM} * v 1 id {} cost many", ids[1]));
     let later = "UPDATE jobs SET job = '\\x0900c0', attempts_max = 2 WHERE id =";
     rig::sql(&fleet, &format!("{later} '{}'", ids[0]));
     let worker = fleet.worker(&[]);
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, stdout, stderr) = fleet.run(&words);
+    let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!(code, Some(2), "{stderr}");
-    let stories: Vec<_> = stdout.lines().map(rig::json).collect();
-    assert_eq!(stories[0]["state"], "failed");
-    for story in &stories[1..] {
-        assert_eq!((&story["state"], &story["attempts"]), (&"completed".into(), &0.into()));
+    let jobs: Vec<_> = stdout.lines().map(rig::json).collect();
+    assert_eq!(jobs[0]["state"], "failed");
+    for job in &jobs[1..] {
+        assert_eq!((&job["state"], &job["attempts"]), (&"completed".into(), &0.into()));
     }
     let page = worker.get("/metrics").1;
     assert_eq!(rig::metric(&page, "tritmill_worker_stream_entries_foreign_total"), 3);
-    // Its attempts say why, and no list fails over it.
+    // The attempts hold the reason, and lists still work.
     let (code, stdout, stderr) = fleet.run(&["dlq", "list", "demo@i2_s"]);
     assert_eq!((code, stdout.lines().count()), (Some(0), 1), "{stderr}");
-    let story = rig::story(&fleet, &ids[0]);
-    assert_eq!((&story["queue"], &story["attempts"]), (&"demo@i2_s".into(), &2.into()));
-    assert_eq!(story["errors"].as_array().unwrap().len(), 2, "{story}");
-    assert_eq!(story["errors"][0]["code"], "unreadable");
-    let why = story["error"]["message"].as_str().unwrap();
+    let job = rig::history(&fleet, &ids[0]);
+    assert_eq!((&job["queue"], &job["attempts"]), (&"demo@i2_s".into(), &2.into()));
+    assert_eq!(job["errors"].as_array().unwrap().len(), 2, "{job}");
+    assert_eq!(job["errors"][0]["code"], "unreadable");
+    let why = job["error"]["message"].as_str().unwrap();
     assert!(why.contains("wire version 9 is not known here"), "{why}");
     let (code, _, stderr) = fleet.run(&["dlq", "replay", &ids[0]]);
     assert_eq!(code, Some(2));
     assert!(stderr.contains("not replayed"), "{stderr}");
-    // An answer of a later release is not lost: it is left out until somebody can read it.
+    // A result of a later release is kept and left out of the output.
     let outcome = "UPDATE results SET outcome = '\\x0900c0' WHERE job_id =";
     rig::sql(&fleet, &format!("{outcome} '{}'", ids[1]));
     let (code, _, stderr) = fleet.run(&["watch", "--timeout", "1", &ids[1], &ids[2]]);
@@ -51,7 +49,7 @@ fn what_cannot_be_read_is_counted_and_its_neighbours_are_answered() {
 }
 
 #[test]
-fn jobs_that_nobody_serves_are_shown_and_expire_by_their_deadline() {
+fn jobs_without_a_worker_are_shown_and_expire() {
     let fleet = Fleet::start();
     let (ids, said) = rig::submit(&fleet, &LINE.repeat(2), &["--format", "tl2"]);
     assert!(said.contains("workers: 0") && said.contains("no worker serves demo@tl2"), "{said}");
@@ -65,15 +63,15 @@ fn jobs_that_nobody_serves_are_shown_and_expire_by_their_deadline() {
     assert_eq!(counts, [2, 0, 1]);
     let (_, table, _) = fleet.run(&["queue", "list"]);
     assert!(table.contains("no worker serves it, 1 past their deadline"), "{table}");
-    // A worker of another queue looks after all of them.
+    // A worker of another queue expires the jobs of all queues.
     let worker = fleet.worker(&[]);
     let (code, stdout, stderr) = fleet.run(&["watch", "--timeout", "60", &ids[0]]);
     assert_eq!(code, Some(2), "{stderr}");
-    let story = rig::json(stdout.trim());
-    assert_eq!((&story["state"], &story["error"]["code"]), (&"expired".into(), &"expired".into()));
+    let job = rig::json(stdout.trim());
+    assert_eq!((&job["state"], &job["error"]["code"]), (&"expired".into(), &"expired".into()));
     assert_eq!(rig::states(&fleet, &ids), ["expired", "queued"]);
     eventually("the worker is counted", || rig::queue(&fleet, "demo@i2_s")["workers"] == 1);
-    // One that died without a word counts no more once it has been silent for a while.
+    // A killed worker is not counted once its heartbeats are a minute old.
     worker.signal(Signal::Kill);
     rig::sql(&fleet, "UPDATE workers SET seen_at = seen_at - 60000");
     let (_, said) = rig::submit(&fleet, LINE, &[]);
@@ -83,12 +81,12 @@ fn jobs_that_nobody_serves_are_shown_and_expire_by_their_deadline() {
 }
 
 #[test]
-fn a_job_that_kills_its_workers_ends_in_the_dead_letters_and_the_others_are_answered() {
+fn job_that_kills_its_workers_becomes_a_dead_letter() {
     let fleet = Fleet::start();
-    // Long enough to be caught in the act; the others are short.
+    // Long enough to be running at the kill; the other jobs are short.
     let poison = "{\"prompt\": \"Paid\", \"max_tokens\": 400, \"ignore_eos\": true, \"n\": 16}\n";
     let (ids, _) = rig::submit(&fleet, &format!("{poison}{}", LINE.repeat(8)), &[]);
-    let done = |count: usize| {
+    let completed = |count: usize| {
         move |fleet: &Fleet| {
             let all = rig::sql(fleet, "SELECT count(*) FROM jobs WHERE state = 'completed'");
             all.parse::<usize>().unwrap() == count
@@ -97,22 +95,23 @@ fn a_job_that_kills_its_workers_ends_in_the_dead_letters_and_the_others_are_answ
     let running = format!("SELECT state || ' ' || owner FROM jobs WHERE id = '{}'", ids[0]);
     for attempt in 0..3 {
         let worker = fleet.worker(&["--isa", "scalar"]);
-        eventually("it runs, alone", || {
-            done(8)(&fleet) && rig::sql(&fleet, &running) == format!("running {}", worker.owner)
+        eventually("only the long job runs", || {
+            completed(8)(&fleet)
+                && rig::sql(&fleet, &running) == format!("running {}", worker.owner)
         });
         worker.signal(Signal::Kill);
         drop(worker);
-        assert_eq!(rig::story(&fleet, &ids[0])["attempts"], attempt);
+        assert_eq!(rig::history(&fleet, &ids[0])["attempts"], attempt);
     }
-    let _heir = fleet.worker(&[]);
-    eventually("it is a dead letter", || rig::states(&fleet, &ids[..1]) == ["failed"]);
-    let story = rig::story(&fleet, &ids[0]);
-    assert_eq!((&story["attempts"], &story["error"]["code"]), (&3.into(), &"lease_lost".into()));
-    assert_eq!(story["errors"].as_array().unwrap().len(), 3);
-    assert_eq!(story["job"]["sampling"]["n"], 16, "what was asked");
+    let _last = fleet.worker(&[]);
+    eventually("the job is a dead letter", || rig::states(&fleet, &ids[..1]) == ["failed"]);
+    let job = rig::history(&fleet, &ids[0]);
+    assert_eq!((&job["attempts"], &job["error"]["code"]), (&3.into(), &"lease_lost".into()));
+    assert_eq!(job["errors"].as_array().unwrap().len(), 3);
+    assert_eq!(job["job"]["sampling"]["n"], 16, "the dead letter holds the job");
     for id in &ids[1..] {
-        let story = rig::story(&fleet, id);
-        assert_eq!((&story["state"], &story["attempts"]), (&"completed".into(), &0.into()));
+        let job = rig::history(&fleet, id);
+        assert_eq!((&job["state"], &job["attempts"]), (&"completed".into(), &0.into()));
     }
     let (code, stdout, stderr) = fleet.run(&["dlq", "replay", &ids[0]]);
     assert_eq!(code, Some(0), "{stderr}");

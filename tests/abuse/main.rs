@@ -1,5 +1,5 @@
-//! Bad input, hostile surroundings and wrong settings: each has a defined answer, which the command line
-//! shows. No panic, no password in any line, and the neighbours go on.
+//! Bad input, failing servers and wrong settings: each has a defined result on the command line, without
+//! a panic and without a password in any output, and other jobs are answered.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]

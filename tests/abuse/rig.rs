@@ -1,4 +1,4 @@
-//! What these tests say to servers and processes besides running the program.
+//! Direct access to servers, and what these tests read from the program.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::fleet::Fleet;
 /// A line that the demo model answers with `2024-03-03`.
 pub const LINE: &str = "{\"prompt\": \"Paid on the 3rd of March, 2024\", \"temperature\": 0}\n";
 
-/// A folder that servers of another user may read, too.
+/// A temporary folder that servers of another user can read.
 pub fn folder() -> TempDir {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().unwrap();
@@ -24,19 +24,14 @@ pub fn folder() -> TempDir {
     folder
 }
 
-/// A file with this text.
+/// Writes a file and returns its path.
 pub fn file(folder: &Path, name: &str, text: &str) -> PathBuf {
     let path = folder.join(name);
     fs::write(&path, text).unwrap();
     path
 }
 
-/// Says loudly that a test has nothing to run with, and why.
-pub fn skip(why: &str) {
-    eprintln!("SKIPPED: {why}");
-}
-
-/// What SQL returns, bare.
+/// Runs SQL; returns the values without decoration.
 pub fn sql(fleet: &Fleet, statement: &str) -> String {
     let mut command = Command::new("psql");
     command.args(["-v", "ON_ERROR_STOP=1", "-Atqc", statement, &fleet.postgres.url()]);
@@ -45,13 +40,13 @@ pub fn sql(fleet: &Fleet, statement: &str) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// Runs a line of shell, without single quotes, as Postgres and in its folder.
+/// Runs a shell line, without single quotes, as the server's user in its data folder.
 pub fn beside_postgres(fleet: &Fleet, line: &str) {
-    // What is copied to a program must be read, or the pipe may break.
+    // The program must read its input, or COPY may fail with a broken pipe.
     sql(fleet, &format!("COPY (SELECT 1) TO PROGRAM 'cat > /dev/null && {line}'"));
 }
 
-/// Sends Redis a line; the first line of its answer.
+/// Sends Redis a line; returns the first line of the answer.
 pub fn redis(fleet: &Fleet, line: &str) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", fleet.redis.port())).unwrap();
     stream.write_all(format!("{line}\r\n").as_bytes()).unwrap();
@@ -60,12 +55,12 @@ pub fn redis(fleet: &Fleet, line: &str) -> String {
     answer.trim().to_owned()
 }
 
-/// Submits lines; the ids, and what was said.
+/// Submits lines; returns the job ids and standard error.
 pub fn submit(fleet: &Fleet, lines: &str, arguments: &[&str]) -> (Vec<String>, String) {
     submit_with(fleet.command(&["submit", "-"]), lines, arguments)
 }
 
-/// Submits lines by this command.
+/// As [`submit`], with this command.
 pub fn submit_with(mut command: Command, lines: &str, arguments: &[&str]) -> (Vec<String>, String) {
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -74,14 +69,26 @@ pub fn submit_with(mut command: Command, lines: &str, arguments: &[&str]) -> (Ve
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(matches!(output.status.code(), Some(0 | 2)), "{said}");
     let ids = String::from_utf8(output.stdout).unwrap();
-    (ids.lines().map(|line| json(line)["id"].as_str().unwrap().to_owned()).collect(), said)
+    (ids.lines().map(id).collect(), said)
+}
+
+/// The id in a line that `submit` prints.
+pub fn id(line: &str) -> String {
+    json(line)["id"].as_str().unwrap().to_owned()
+}
+
+/// Waits for jobs; returns the exit code and the output of `watch`.
+pub fn watch(fleet: &Fleet, ids: &[String]) -> (Option<i32>, String, String) {
+    let mut words = vec!["watch", "--timeout", "60"];
+    words.extend(ids.iter().map(String::as_str));
+    fleet.run(&words)
 }
 
 pub fn json(line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
 }
 
-/// The states of jobs, as `results` prints them.
+/// States of jobs, as `results` prints them.
 pub fn states(fleet: &Fleet, ids: &[String]) -> Vec<String> {
     let mut words = vec!["results"];
     words.extend(ids.iter().map(String::as_str));
@@ -89,8 +96,8 @@ pub fn states(fleet: &Fleet, ids: &[String]) -> Vec<String> {
     stdout.lines().map(|line| json(line)["state"].to_string().replace('"', "")).collect()
 }
 
-/// The whole of a job, as `dlq show` prints it.
-pub fn story(fleet: &Fleet, id: &str) -> Value {
+/// A job with its attempts, as `dlq show` prints it.
+pub fn history(fleet: &Fleet, id: &str) -> Value {
     let (code, stdout, stderr) = fleet.run(&["dlq", "show", id]);
     assert_eq!(code, Some(0), "{stderr}");
     json(stdout.trim())
@@ -103,20 +110,20 @@ pub fn queue(fleet: &Fleet, name: &str) -> Value {
     stdout.lines().map(json).find(|queue| queue["queue"] == name).unwrap_or_default()
 }
 
-/// A metric of a worker's page.
+/// Value of a metric on a worker's metrics page.
 pub fn metric(page: &str, name: &str) -> u64 {
     let line = page.lines().find(|line| line.split(' ').next() == Some(name));
     line.and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or_else(|| panic!("{page}"))
 }
 
-/// Everything a file holds so far.
+/// Content of a file that another process may still write.
 pub fn text(path: &Path) -> String {
     let mut text = String::new();
     fs::File::open(path).unwrap().read_to_string(&mut text).unwrap();
     text
 }
 
-/// One line that says `error: …`, and no panic.
-pub fn is_one_clear_line(stderr: &str) -> bool {
+/// Whether standard error is one line `error: …` without a panic.
+pub fn is_one_error_line(stderr: &str) -> bool {
     stderr.lines().count() == 1 && stderr.starts_with("error: ") && !stderr.contains("panicked")
 }

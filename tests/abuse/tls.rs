@@ -1,4 +1,4 @@
-//! TLS of both servers, with a private authority made for the test.
+//! TLS to both servers, with a private certificate authority.
 
 use std::{
     fs,
@@ -14,16 +14,16 @@ use crate::{
     rig::{self, LINE},
 };
 
-/// Keys and certificates, by file name.
+/// A folder of keys and certificates.
 struct Authority {
     folder: TempDir,
 }
 
 impl Authority {
-    /// Nothing if this machine cannot make any.
+    /// Makes the keys and certificates; `None` without openssl.
     fn new() -> Option<Self> {
         if Command::new("openssl").arg("version").output().is_err() {
-            rig::skip("openssl is not installed");
+            tritmill_servers::skip("openssl (apt install openssl)");
             return None;
         }
         let authority = Self { folder: rig::folder() };
@@ -36,29 +36,18 @@ impl Authority {
         }
         for name in ["server", "client"] {
             authority.make(name, &[&["-subj", &format!("/CN={name}")]]);
-            authority.openssl(&[
-                "x509",
-                "-req",
-                "-in",
-                &authority.path(name, "crt"),
-                "-CA",
-                &authority.path("ca", "crt"),
-                "-CAkey",
-                &authority.path("ca", "key"),
-                "-set_serial",
-                "7",
-                "-days",
-                "9",
-                "-extfile",
-                &authority.path("leaf", ""),
-                "-out",
-                &authority.path(name, "crt"),
-            ]);
+            let [request, ca, ca_key, leaf] =
+                [(name, "crt"), ("ca", "crt"), ("ca", "key"), ("leaf", "")]
+                    .map(|(name, kind)| authority.path(name, kind));
+            let signed = "x509 -req -set_serial 7 -days 9".split(' ').collect::<Vec<_>>();
+            let files = ["-in", &request, "-CA", &ca, "-CAkey", &ca_key];
+            let out = ["-extfile", &leaf, "-out", &request];
+            authority.openssl(&[&signed[..], &files, &out].concat());
         }
         Some(authority)
     }
 
-    /// A key, and a request or a certificate signed with it.
+    /// Makes a key, and a request or a certificate signed with it.
     fn make(&self, name: &str, more: &[&[&str]]) {
         let (key, out) = (self.path(name, "key"), self.path(name, "crt"));
         let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
@@ -77,25 +66,14 @@ impl Authority {
     }
 }
 
-/// A fleet whose Redis speaks TLS at another port, too, and wants certificates of its clients.
+/// A fleet with a second Redis port for TLS that requires client certificates.
 fn fleet_with_redis(authority: &Authority) -> (Fleet, Port) {
     let port = Port::claim().unwrap();
-    let redis = Redis::start_with(&[
-        "--save",
-        "",
-        "--requirepass",
-        "",
-        "--tls-port",
-        &port.number().to_string(),
-        "--tls-cert-file",
-        &authority.path("server", "crt"),
-        "--tls-key-file",
-        &authority.path("server", "key"),
-        "--tls-ca-cert-file",
-        &authority.path("ca", "crt"),
-        "--tls-auth-clients",
-        "yes",
-    ]);
+    let (number, path) = (port.number().to_string(), |name, kind| authority.path(name, kind));
+    let (cert, key, ca) = (path("server", "crt"), path("server", "key"), path("ca", "crt"));
+    let plain = ["--save", "", "--requirepass", "", "--tls-port", &number];
+    let files = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let redis = Redis::start_with(&[&plain[..], &files, &["--tls-auth-clients", "yes"]].concat());
     let fleet = Fleet { redis: redis.unwrap(), postgres: Postgres::start().unwrap() };
     let (code, _, stderr) = fleet.run(&["migrate"]);
     assert_eq!(code, Some(0), "{stderr}");
@@ -103,7 +81,7 @@ fn fleet_with_redis(authority: &Authority) -> (Fleet, Port) {
 }
 
 #[test]
-fn a_redis_with_a_private_authority_is_spoken_to() {
+fn redis_with_a_private_authority_is_verified() {
     let Some(authority) = Authority::new() else { return };
     let (fleet, claim) = fleet_with_redis(&authority);
     let port = claim.number();
@@ -120,7 +98,7 @@ fn a_redis_with_a_private_authority_is_spoken_to() {
     assert_eq!(code, Some(0), "{stderr}");
     assert!(stdout.contains("2024-03-03"), "{stdout}");
     assert_eq!(worker.get("/readyz").0, 200);
-    // The same with the environment's authorities, where the server wants no certificate.
+    // With the authorities of the environment, and no client certificate.
     rig::redis(&fleet, "CONFIG SET tls-auth-clients no");
     let mut command = fleet.command(&["submit", "-"]);
     command.env("SSL_CERT_FILE", &ca);
@@ -130,14 +108,14 @@ fn a_redis_with_a_private_authority_is_spoken_to() {
 }
 
 #[test]
-fn what_is_wrong_with_the_tls_of_redis_is_said_without_the_password() {
+fn redis_tls_errors_are_named_without_the_password() {
     let Some(authority) = Authority::new() else { return };
     let (fleet, claim) = fleet_with_redis(&authority);
     let port = claim.number();
     rig::redis(&fleet, "CONFIG SET tls-auth-clients no");
     let (plain, stranger) = (fleet.redis.port(), authority.path("stranger", "crt"));
     let ca = authority.path("ca", "crt");
-    // Jobs are accepted whatever Redis does; the line says why nobody was told.
+    // Jobs are stored without Redis; the warning says why they were not announced.
     let check = |url: String, expect: &str| {
         let (ids, said) = rig::submit(&fleet, LINE, &["--redis", &url]);
         assert_eq!(ids.len(), 1);
@@ -151,11 +129,11 @@ fn what_is_wrong_with_the_tls_of_redis_is_said_without_the_password() {
     check(tls.clone(), "UnknownIssuer");
     check(format!("redis://:s3cr3t@127.0.0.1:{port}"), "that is rediss://");
     check(format!("rediss://:s3cr3t@127.0.0.1:{plain}/0?sslrootcert={ca}"), "does it speak TLS?");
-    // What is wrong with the URL itself ends the command.
+    // Errors in the URL itself end the command.
     let refuse = |query: &str, expect: &str| {
         let (code, _, stderr) = fleet.run(&["submit", "-", "--redis", &format!("{tls}/0?{query}")]);
         assert_eq!(code, Some(1));
-        assert!(rig::is_one_clear_line(&stderr), "{stderr}");
+        assert!(rig::is_one_error_line(&stderr), "{stderr}");
         assert!(stderr.contains(expect) && !stderr.contains("s3cr3t"), "{stderr}");
     };
     refuse("sslrootcert=/nowhere/ca.crt", "/nowhere/ca.crt");
@@ -165,7 +143,7 @@ fn what_is_wrong_with_the_tls_of_redis_is_said_without_the_password() {
     refuse(&format!("sslrootcert={}", nonsense.display()), "certificates");
 }
 
-/// Gives the server a certificate, which must be its user's own.
+/// Installs a certificate, owned by the server's user.
 fn certify(fleet: &Fleet, authority: &Authority) {
     for kind in ["crt", "key"] {
         let source = authority.path("server", kind);
@@ -182,7 +160,7 @@ fn open_to_all(path: &Path) {
 }
 
 #[test]
-fn a_postgres_with_a_private_authority_is_verified() {
+fn postgres_with_a_private_authority_is_verified() {
     let Some(authority) = Authority::new() else { return };
     let fleet = Fleet::start();
     let url = |query: &str| {
@@ -192,9 +170,9 @@ fn a_postgres_with_a_private_authority_is_verified() {
     let right = url(&format!("sslmode=verify-full&sslrootcert={ca}"));
     let (code, _, stderr) = fleet.run(&["queue", "list", "--database", &right]);
     assert_eq!(code, Some(1), "the server has no TLS yet");
-    assert!(rig::is_one_clear_line(&stderr) && stderr.contains("TLS"), "{stderr}");
+    assert!(rig::is_one_error_line(&stderr) && stderr.contains("TLS"), "{stderr}");
     certify(&fleet, &authority);
-    crate::fleet::eventually("the server speaks TLS", || {
+    crate::fleet::eventually("the server accepts TLS", || {
         fleet.run(&["queue", "list", "--database", &right]).0 == Some(0)
     });
     let _worker = fleet.worker(&["--database", &right]);
@@ -211,7 +189,7 @@ fn a_postgres_with_a_private_authority_is_verified() {
     ] {
         let (code, _, stderr) = fleet.run(&["submit", "-", "--database", &url(&query)]);
         assert_eq!(code, Some(1), "{query}");
-        assert!(rig::is_one_clear_line(&stderr), "{stderr}");
+        assert!(rig::is_one_error_line(&stderr), "{stderr}");
         assert!(stderr.contains(expect) && !stderr.contains("s3cr3t"), "{query}: {stderr}");
     }
 }

@@ -1,11 +1,11 @@
-//! This program on the schema of the next release, and on that of the last.
+//! This release on the schema of the next release and on an older one.
 
 use crate::{
     fleet::{Fleet, eventually},
     rig::{self, LINE},
 };
 
-/// What a next release may do to the schema while this one runs: expand it.
+/// Changes that a next release may make to the schema while this one runs: additions.
 const NEXT: &str = "
 ALTER TABLE jobs ADD COLUMN shade text;
 ALTER TABLE jobs ADD COLUMN weight bigint NOT NULL DEFAULT 1;
@@ -19,14 +19,14 @@ INSERT INTO _sqlx_migrations (version, description, success, checksum, execution
     VALUES (9001, 'shades', true, '\\x00', 0);";
 
 #[test]
-fn this_release_runs_whole_on_the_next_ones_schema() {
+fn all_commands_work_on_an_expanded_schema() {
     let fleet = Fleet::start();
-    // One runs while it happens.
+    // This worker runs during the change.
     let older = fleet.worker(&[]);
     rig::sql(&fleet, NEXT);
     let long = format!("{{\"prompt\": \"{}\"}}\n", "word ".repeat(2000));
     let (mut ids, _) = rig::submit(&fleet, &format!("{}{long}", LINE.repeat(20)), &[]);
-    // And one starts afterwards, which also makes the partition of a job from long ago.
+    // This worker starts after the change; it also creates the partition of an old job.
     let old = "0190a3c2-0000-7000-8000-000000000001";
     let copied =
         "id, model, format, tenant, priority, state, cost, attempts_max, submitted_at, job";
@@ -40,10 +40,10 @@ fn this_release_runs_whole_on_the_next_ones_schema() {
     let (code, stdout, stderr) = fleet.run(&words);
     assert_eq!(code, Some(2), "{stderr}");
     assert_eq!(stdout.matches("2024-03-03").count(), 20, "{stdout}");
-    eventually("the partition is made and its row moved", || {
+    eventually("the partition is created and the row moved", || {
         rig::sql(&fleet, "SELECT count(*) FROM jobs_default") == "0"
     });
-    // Every operation of operators.
+    // Every operator command.
     for words in [
         &["dlq", "list", "demo@i2_s"][..],
         &["dlq", "show", &dead],
@@ -62,7 +62,7 @@ fn this_release_runs_whole_on_the_next_ones_schema() {
     }
     let (ids, _) = rig::submit(&fleet, &LINE.repeat(3), &[]);
     assert_eq!(fleet.run(&["cancel", &ids[2]]).0, Some(0));
-    eventually("both are over", || {
+    eventually("both jobs are finished", || {
         !rig::states(&fleet, &ids).iter().any(|state| state == "queued" || state == "running")
     });
     assert_eq!(newer.get("/readyz").0, 200);
@@ -71,7 +71,7 @@ fn this_release_runs_whole_on_the_next_ones_schema() {
 }
 
 #[test]
-fn an_older_schema_is_refused_with_what_to_do() {
+fn older_schema_is_refused_with_the_command_to_run() {
     let fleet = Fleet::start();
     let latest = rig::sql(&fleet, "SELECT max(version) FROM _sqlx_migrations");
     rig::sql(&fleet, &format!("DELETE FROM _sqlx_migrations WHERE version = {latest}"));
@@ -79,7 +79,7 @@ fn an_older_schema_is_refused_with_what_to_do() {
         for words in [&["worker"][..], &["submit", "-"], &["queue", "list"], &["results", ID]] {
             let (code, stdout, stderr) = fleet.run(words);
             assert_eq!((code, stdout.as_str()), (Some(1), ""), "{words:?}: {stderr}");
-            assert!(rig::is_one_clear_line(&stderr), "{stderr}");
+            assert!(rig::is_one_error_line(&stderr), "{stderr}");
             assert!(stderr.contains(expect) && stderr.contains("run tritmill migrate"), "{stderr}");
         }
     };

@@ -1,7 +1,7 @@
-//! Hostile values on the command line and in lines of a batch.
+//! Extreme values on the command line and in lines of a batch.
 
 use serde_json::json;
-use tritmill_producer::{Client, JobBuilder};
+use tritmill_client::{Client, JobBuilder};
 use tritmill_queue::{Job, Tenant};
 
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 
 #[test]
-fn no_value_makes_the_program_panic() {
+fn extreme_arguments_do_not_panic() {
     let fleet = Fleet::start();
     let (long, huge) = ("x".repeat(1000), u64::MAX.to_string());
     let job = "0199f3c2-0000-7000-8000-000000000000";
@@ -52,7 +52,7 @@ fn no_value_makes_the_program_panic() {
         assert!(stderr.starts_with("error: ") && !stderr.contains("panicked"), "{stderr}");
         assert_eq!(stdout, "", "{words:?}");
     }
-    // Odd, and as good as any other.
+    // An unusual name that is valid.
     let odd = "a{}:%\"' é@x";
     let queue = format!("{odd}@i2_s");
     for words in [
@@ -73,7 +73,7 @@ fn no_value_makes_the_program_panic() {
 }
 
 #[test]
-fn tenants_are_called_what_they_like_within_bounds() {
+fn tenant_names_are_arbitrary_within_bounds() {
     let fleet = Fleet::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let submit = |name: &str| {
@@ -92,14 +92,12 @@ fn tenants_are_called_what_they_like_within_bounds() {
         assert!(error.contains("tenant") && error.contains(expect), "{error}");
     }
     let _worker = fleet.worker(&[]);
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, stdout, stderr) = fleet.run(&words);
+    let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!((code, stdout.matches("2024-03-03").count()), (Some(0), 6), "{stderr}");
 }
 
 #[test]
-fn lines_too_large_for_a_job_or_a_context_are_named_and_the_others_answered() {
+fn oversized_lines_are_named_and_the_others_answered() {
     let folder = rig::folder();
     let fleet = Fleet::start();
     let _worker = fleet.worker(&[]);

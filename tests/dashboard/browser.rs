@@ -1,4 +1,4 @@
-//! Chromium, driven.
+//! Chromium, controlled through WebDriver.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,21 +16,21 @@ use serde_json::{Value, json};
 use tritmill_servers::Browser;
 use url::{ParseError, Url};
 
-/// Machines that run tests are busy.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longest wait for an element: machines that run tests are busy.
+const WAIT_LIMIT: Duration = Duration::from_secs(120);
 
-/// A window, and what is in it.
+/// A browser window.
 pub struct Window {
     pub client: Client,
     address: String,
     _browser: Browser,
 }
 
-/// A command beside those that WebDriver has in common: its path and parameters.
+/// A vendor command of WebDriver: its path and parameters.
 #[derive(Debug)]
-struct Special(&'static str, Value);
+struct VendorCommand(&'static str, Value);
 
-impl WebDriverCompatibleCommand for Special {
+impl WebDriverCompatibleCommand for VendorCommand {
     fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
         base.join(&format!("session/{}/{}", session.unwrap_or_default(), self.0))
     }
@@ -41,10 +41,10 @@ impl WebDriverCompatibleCommand for Special {
 }
 
 impl Window {
-    /// Opens one on a service; none where there is no browser.
+    /// Opens a window on a service; `None` if no browser is installed.
     pub async fn open(listen: &str) -> Option<Self> {
         if !Browser::is_installed() {
-            eprintln!("SKIPPED: no chromium with chromedriver; cargo xtask test installs them");
+            tritmill_servers::skip("a browser (apt install chromium chromium-driver)");
             return None;
         }
         let browser = Browser::start().unwrap();
@@ -72,7 +72,7 @@ impl Window {
 
     async fn devtools(&self, command: &'static str, parameters: Value) -> Value {
         let body = json!({ "cmd": command, "params": parameters });
-        self.client.issue_cmd(Special("goog/cdp/execute", body)).await.unwrap()
+        self.client.issue_cmd(VendorCommand("goog/cdp/execute", body)).await.unwrap()
     }
 
     pub async fn size(&self, width: u32, height: u32) {
@@ -82,7 +82,7 @@ impl Window {
         self.devtools("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// Shows the page as those see it who prefer `dark` or `light`.
+    /// Sets the preferred color scheme: `dark` or `light`.
     pub async fn scheme(&self, scheme: &str) {
         let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
         self.devtools("Emulation.setEmulatedMedia", json!({ "features": features })).await;
@@ -92,16 +92,16 @@ impl Window {
         self.client.goto(&format!("{}{path}", self.address)).await.unwrap();
     }
 
-    /// The element, once it is there.
+    /// Waits for an element.
     pub async fn find(&self, css: &str) -> Element {
-        let found = self.client.wait().at_most(PATIENCE).for_element(Locator::Css(css)).await;
+        let found = self.client.wait().at_most(WAIT_LIMIT).for_element(Locator::Css(css)).await;
         match found {
             Ok(element) => element,
             Err(error) => panic!("{css}: {error}; {}", self.text("body").await),
         }
     }
 
-    /// The element's text, as it is now.
+    /// Current text of an element; empty if it is absent.
     pub async fn text(&self, css: &str) -> String {
         match self.client.find(Locator::Css(css)).await {
             Ok(element) => element.text().await.unwrap_or_default(),
@@ -110,14 +110,14 @@ impl Window {
     }
 
     pub async fn click(&self, css: &str) {
-        // The page may put a new one in its place at any moment.
+        // A live update may replace the element at any moment.
         let started = Instant::now();
         while let Err(error) = self.find(css).await.click().await {
-            assert!(started.elapsed() < PATIENCE, "{css}: {error}");
+            assert!(started.elapsed() < WAIT_LIMIT, "{css}: {error}");
         }
     }
 
-    /// The element's attribute, if it is there now.
+    /// Current attribute of an element, if it is present.
     pub async fn attribute(&self, css: &str, name: &str) -> Option<String> {
         match self.client.find(Locator::Css(css)).await {
             Ok(element) => element.attr(name).await.unwrap_or_default(),
@@ -125,7 +125,7 @@ impl Window {
         }
     }
 
-    /// Waits until the element has the text.
+    /// Waits until an element contains a text.
     pub async fn sees(&self, css: &str, text: &str) {
         let started = Instant::now();
         loop {
@@ -133,7 +133,7 @@ impl Window {
             if found.contains(text) {
                 return;
             }
-            assert!(started.elapsed() < PATIENCE, "'{text}' is not in {css}: {found}");
+            assert!(started.elapsed() < WAIT_LIMIT, "'{text}' is not in {css}: {found}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -145,7 +145,7 @@ impl Window {
         field.send_keys(text).await.unwrap();
     }
 
-    /// Writes pictures of the page in both schemes to `target/screenshots`.
+    /// Writes screenshots of the page in both color schemes to `target/screenshots`.
     pub async fn picture(&self, name: &str) {
         let script = "return [innerWidth, innerHeight, document.documentElement.scrollHeight]";
         let sizes = self.client.execute(script, vec![]).await.unwrap();
@@ -161,18 +161,19 @@ impl Window {
         self.scheme("light").await;
     }
 
-    /// Fails if the page is wider than its window, or the browser complained of it.
+    /// Fails if the page is wider than its window or the browser logged errors.
     pub async fn is_sound(&self, what: &str) {
         let script = "return document.documentElement.scrollWidth - innerWidth";
         let beyond = self.client.execute(script, vec![]).await.unwrap();
         assert!(beyond.as_i64().unwrap() <= 0, "{what} is {beyond} pixels too wide");
-        let severe = self.complaints().await;
+        let severe = self.errors().await;
         assert!(severe.is_empty(), "{what}: {severe:?}");
     }
 
-    /// What the browser complained of since it was asked last.
-    pub async fn complaints(&self) -> Vec<Value> {
-        let logs = self.client.issue_cmd(Special("se/log", json!({ "type": "browser" }))).await;
+    /// Errors that the browser logged since the last call.
+    pub async fn errors(&self) -> Vec<Value> {
+        let logs =
+            self.client.issue_cmd(VendorCommand("se/log", json!({ "type": "browser" }))).await;
         let Value::Array(mut logs) = logs.unwrap() else { return Vec::new() };
         logs.retain(|entry| entry["level"] == "SEVERE");
         logs
@@ -183,7 +184,7 @@ impl Window {
     }
 }
 
-/// Where pictures go.
+/// Folder of the screenshots.
 fn folder() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/screenshots");
     std::fs::create_dir_all(&folder).unwrap();

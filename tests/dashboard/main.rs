@@ -1,4 +1,4 @@
-//! The dashboard: who gets in, what it shows, and that a browser can work with it.
+//! The dashboard: sessions, pages, TLS, and a tour with a real browser.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]

@@ -1,4 +1,4 @@
-//! TLS by flags: with a certificate of the test's own.
+//! `--tls-cert` and `--tls-key`, with a certificate made for the test.
 
 use std::{path::Path, process::Command};
 
@@ -11,40 +11,22 @@ fn run(program: &str, arguments: &[&str]) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap())
 }
 
-/// A certificate for this machine and its key; none without the program that makes them.
+/// Makes a certificate for this machine and its key; `None` without openssl.
 fn certificate(folder: &Path) -> Option<[String; 2]> {
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| folder.join(name).display().to_string());
-    run(
-        "openssl",
-        &[
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "9",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            &key,
-            "-out",
-            &cert,
-        ],
-    )?;
+    let words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 9 \
+                 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1";
+    let mut words: Vec<&str> = words.split_whitespace().collect();
+    words.extend(["-keyout", &key, "-out", &cert]);
+    run("openssl", &words)?;
     Some([cert, key])
 }
 
 #[test]
-fn with_a_certificate_everything_is_secured() {
+fn certificate_secures_api_and_dashboard() {
     let folder = tempfile::tempdir().unwrap();
     let Some([cert, key]) = certificate(folder.path()) else {
-        eprintln!("SKIPPED: openssl is not installed");
-        return;
+        return tritmill_servers::skip("openssl (apt install openssl)");
     };
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &["--tls-cert", &cert, "--tls-key", &key]);
@@ -56,8 +38,7 @@ fn with_a_certificate_everything_is_secured() {
     };
     let bearer = format!("Authorization: Bearer {secret}");
     let Some(models) = curl(&["-H", &bearer, &url("/v1/models")]) else {
-        eprintln!("SKIPPED: curl is not installed");
-        return;
+        return tritmill_servers::skip("curl (apt install curl)");
     };
     assert!(models.contains("\"object\":\"list\""), "{models}");
     let origin = format!("Origin: {}", url(""));
@@ -66,7 +47,7 @@ fn with_a_certificate_everything_is_secured() {
     let opened = curl(&["-D", "-", "-o", "/dev/null", "-H", &origin, "-d", &form, &login]);
     let opened = opened.unwrap().to_lowercase();
     assert!(opened.contains("303") && opened.contains("; secure"), "{opened}");
-    // Who speaks without TLS is hung up on, and others are served.
+    // A connection without TLS is closed, and others are served.
     let mut plain = admin.first().open(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n");
     let mut said = Vec::new();
     let _ = std::io::Read::read_to_end(&mut plain, &mut said);
@@ -75,7 +56,7 @@ fn with_a_certificate_everything_is_secured() {
 }
 
 #[test]
-fn a_certificate_that_is_none_is_said_at_start() {
+fn invalid_certificate_is_named_at_start() {
     let fleet = Fleet::empty();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("none.pem").display().to_string();

@@ -1,4 +1,4 @@
-//! A visit with a browser, the way people make it, and pictures of every page.
+//! A tour of the dashboard with a real browser, with screenshots of every page.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::{
     rig::{Admin, Caller},
 };
 
-/// Pages that everybody may see who operates, and what their pictures are called.
+/// Pages for operators and the names of their screenshots.
 const PAGES: [(&str, &str); 8] = [
     ("/dashboard/overview", "overview"),
     ("/dashboard/batches", "batches"),
@@ -30,15 +30,15 @@ async fn log_in(window: &Window, key: &str) {
     window.fill("#key", "tm-wrong").await;
     window.click("button.main").await;
     window.sees(".problem", "opens nothing").await;
-    assert_eq!(window.complaints().await.len(), 1, "of the refusal, and nothing else");
+    assert_eq!(window.errors().await.len(), 1, "one error: the refused login");
     window.fill("#key", key).await;
     window.click("button.main").await;
     window.sees("h1", "Overview").await;
 }
 
-/// How full the bar is, in percent.
-async fn done(window: &Window) -> u64 {
-    // The page may be putting a new bar in place of the old one.
+/// Progress of the batch, in percent.
+async fn progress(window: &Window) -> u64 {
+    // A live update may replace the bar at any moment.
     loop {
         let bar = window.find("[role=progressbar]").await;
         if let Ok(Some(now)) = bar.attr("aria-valuenow").await {
@@ -47,13 +47,13 @@ async fn done(window: &Window) -> u64 {
     }
 }
 
-/// Lets jobs of the model wait, or be pulled again.
-fn let_wait(fleet: &Fleet, verb: &str) {
+/// Pauses or resumes the demo queue.
+fn set_queue(fleet: &Fleet, verb: &str) {
     let (code, _, said) = fleet.run(&["queue", verb, "demo@i2_s"]);
     assert_eq!(code, Some(0), "{said}");
 }
 
-/// Uploads a file of lines to a queue that is paused, lets it go on, and waits until the bar is full.
+/// Uploads a batch to a paused queue, resumes the queue, and waits until the batch is complete.
 async fn upload_a_batch(window: &Window, fleet: &Fleet, lines: usize) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("dates.jsonl");
@@ -67,15 +67,15 @@ async fn upload_a_batch(window: &Window, fleet: &Fleet, lines: usize) {
     window.click(".upload button.main").await;
     window.sees(".notice", "The file is here").await;
     window.sees(".state", "in progress").await;
-    // A page that is loaded again has lost this.
+    // A reload of the page would lose this variable.
     window.client.execute("window.sameVisit = true", vec![]).await.unwrap();
-    let mut seen = vec![done(window).await];
-    assert_eq!(seen, [0], "its lines wait");
+    let mut seen = vec![progress(window).await];
+    assert_eq!(seen, [0], "the queue is paused");
     window.picture("batch-waiting").await;
-    let_wait(fleet, "resume");
+    set_queue(fleet, "resume");
     let started = Instant::now();
     while seen.last() != Some(&100) {
-        let now = done(window).await;
+        let now = progress(window).await;
         if seen.last() != Some(&now) {
             seen.push(now);
             window.picture("batch-running").await;
@@ -85,7 +85,7 @@ async fn upload_a_batch(window: &Window, fleet: &Fleet, lines: usize) {
     }
     assert!(seen.is_sorted(), "{seen:?}");
     let same = window.client.execute("return window.sameVisit === true", vec![]).await.unwrap();
-    assert_eq!(same, true, "the bar moves without a reload");
+    assert_eq!(same, true, "the bar changes without a reload");
     window.sees(".state", "completed").await;
     window.is_sound("the batch").await;
     window.picture("batch").await;
@@ -95,7 +95,7 @@ async fn upload_a_batch(window: &Window, fleet: &Fleet, lines: usize) {
     assert_eq!(content.as_str().unwrap().lines().count(), lines);
 }
 
-/// Opens a job of the list, and reads its answer.
+/// Opens a job of the list and its answer.
 async fn open_a_job(window: &Window) {
     window.go("/dashboard/jobs?state=completed").await;
     window.click("tbody a.id").await;
@@ -106,7 +106,7 @@ async fn open_a_job(window: &Window) {
     window.picture("job").await;
 }
 
-/// Sees a job that waits begin and end, without a reload.
+/// Watches a queued job run and finish without a reload.
 async fn watch_a_job(window: &Window, fleet: &Fleet) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("one.jsonl");
@@ -121,7 +121,7 @@ async fn watch_a_job(window: &Window, fleet: &Fleet) {
     window.sees(".state", "completed").await;
 }
 
-/// Leaves jobs that can never be answered.
+/// Submits requests that fail permanently.
 fn fail_some(caller: &Caller, count: usize) {
     let message = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
     for _ in 0..count {
@@ -136,7 +136,7 @@ async fn replay_dead_letters(window: &Window, fleet: &Fleet) {
     window.sees("tbody", "context_length_exceeded").await;
     window.click("tbody form[action$=replay] button").await;
     window.sees(".notice", "2 dead letters submitted again").await;
-    // Nor can the new ones.
+    // The new jobs fail as well.
     eventually("the replays fail too", || {
         fleet.sql("SELECT count(*) FROM jobs WHERE state = 'failed'").trim() == "4"
     });
@@ -170,7 +170,7 @@ async fn pause_a_queue(window: &Window, fleet: &Fleet) {
     window.picture("queue").await;
 }
 
-/// Looks at every page, wide and narrow.
+/// Checks every page in a wide and a narrow window.
 async fn look_around(window: &Window) {
     for (path, name) in PAGES {
         window.go(path).await;
@@ -186,12 +186,12 @@ async fn look_around(window: &Window) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_visitor_works_with_the_dashboard() {
+async fn browser_tour_of_the_dashboard() {
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &[]);
     let Some(window) = Window::open(&admin.listen).await else { return };
-    // Before the worker starts: one that runs hears of it with its next heartbeat.
-    let_wait(&fleet, "pause");
+    // Paused before the worker starts: a running worker notices at its next heartbeat.
+    set_queue(&fleet, "pause");
     let worker = fleet.worker(&[]);
     log_in(&window, admin.first_key.as_deref().unwrap()).await;
     upload_a_batch(&window, &fleet, 400).await;

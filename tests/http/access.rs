@@ -1,4 +1,4 @@
-//! All routes × roles × tenants: who may, who may not, and that a tenant learns nothing of another.
+//! All routes × roles × tenants: which are allowed, and that no response reveals another tenant's data.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::{
     rig::{Admin, Answer, Caller, OURS, key},
 };
 
-/// Somebody with a key, and logged in with it: a page asks for the session, the API for the key.
+/// A client with a key for the API and a session for the pages.
 struct Visitor {
     caller: Caller,
     session: String,
@@ -22,8 +22,7 @@ impl Visitor {
         Self { caller: admin.with(key), session: admin.with("").log_in(key) }
     }
 
-    /// A request to a route that is good enough to be let in; whether it is answered is another
-    /// matter.
+    /// Sends a request that passes the checks of access, if they allow it; it may fail later.
     fn ask(&self, admin: &Admin, route: &Route, path: &str) -> Answer {
         match route.is_of_pages() {
             true => ask_page(&admin.with(""), route, path, &self.session),
@@ -32,14 +31,14 @@ impl Visitor {
     }
 }
 
-fn ask_page(nobody: &Caller, route: &Route, path: &str, session: &str) -> Answer {
+fn ask_page(anonymous: &Caller, route: &Route, path: &str, session: &str) -> Answer {
     match route.method.as_str() {
-        "GET" => nobody.page(path, session),
-        _ => nobody.form(path, session, OURS, ""),
+        "GET" => anonymous.page(path, session),
+        _ => anonymous.form(path, session, OURS, ""),
     }
 }
 
-/// A route's path with an id in it.
+/// Path of a route with its parameters filled in.
 fn path(route: &Route, ids: &HashMap<&str, String>) -> String {
     let noun = route.path.split('/').nth(2).unwrap_or_default();
     let id = ids.get(noun).map_or("none", String::as_str);
@@ -49,10 +48,10 @@ fn path(route: &Route, ids: &HashMap<&str, String>) -> String {
         .replace("{queue}", "demo@i2_s")
 }
 
-/// A request to a route that is good enough to be let in; whether it is answered is another matter.
+/// Sends a request that passes the checks of access, if they allow it; it may fail later.
 fn ask(caller: &Caller, route: &Route, path: &str) -> Answer {
     match route.method.as_str() {
-        // What is let in streams without an end; a bad place in it is refused after the key.
+        // An allowed request would stream forever; an invalid id fails after the check of the key.
         "GET" if path == "/admin/v1/events" => {
             caller.send(caller.head("GET", path, "Last-Event-ID: none\r\n").as_bytes())
         }
@@ -63,10 +62,8 @@ fn ask(caller: &Caller, route: &Route, path: &str) -> Answer {
 }
 
 #[test]
-fn every_route_asks_for_its_role_and_keeps_tenants_apart() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+fn every_route_checks_role_and_tenant() {
+    let (fleet, admin) = Admin::without_worker();
     let owner = admin.with(&key(&fleet, "acme", "submit"));
     let file = owner.upload(b"{}\n").json()["id"].as_str().unwrap().to_owned();
     let asked = json!({
@@ -74,7 +71,7 @@ fn every_route_asks_for_its_role_and_keeps_tenants_apart() {
     });
     let batch = owner.post("/v1/batches", &asked).json()["id"].as_str().unwrap().to_owned();
     let ids = HashMap::from([("files", file), ("batches", batch)]);
-    // The same with a digit changed: ids of nothing.
+    // Ids that do not exist: one digit is changed.
     let no_ids: HashMap<&str, String> = ids
         .iter()
         .map(|(noun, id)| {
@@ -105,7 +102,7 @@ fn every_route_asks_for_its_role_and_keeps_tenants_apart() {
             assert_eq!(is_refused, !is_public, "{here} without a key: {}", answer.status);
         }
         for (role, other) in &others {
-            // Nobody is logged out for those who come after.
+            // The session is used by the following routes.
             if route.path == "/dashboard/logout" {
                 continue;
             }
@@ -113,7 +110,7 @@ fn every_route_asks_for_its_role_and_keeps_tenants_apart() {
                 Access::Public => true,
                 Access::Key(needed) | Access::Page(needed) => *role >= needed,
             };
-            // Another tenant first: it changes nothing.
+            // A request of another tenant changes nothing.
             let answer = other.ask(&admin, route, &here);
             let is_other_form = route.is_of_pages() && is_public;
             assert_eq!(
@@ -136,20 +133,20 @@ fn every_route_asks_for_its_role_and_keeps_tenants_apart() {
             }
         }
     }
-    // Nothing of the above was a tenant's own.
+    // The owner's file and batch are unchanged.
     for (noun, id) in &ids {
         assert_eq!(owner.get(&format!("/v1/{noun}/{id}")).status, 200);
         let listed = owner.get(&format!("/v1/{noun}")).json();
         assert_eq!(listed["data"].as_array().unwrap().len(), 1, "{listed}");
     }
-    // Another's file is no input.
+    // A file of another tenant is refused as input.
     let other = admin.with(&key(&fleet, "other", "submit"));
-    let stolen = other.post("/v1/batches", &asked);
-    assert_eq!(stolen.error(), (404, "not_found".to_owned()));
+    let refused = other.post("/v1/batches", &asked);
+    assert_eq!(refused.error(), (404, "not_found".to_owned()));
 }
 
 #[test]
-fn a_revoked_key_opens_nothing_and_no_secret_is_kept() {
+fn revoked_key_is_refused_and_secrets_are_hashed() {
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &[]);
     let secret = key(&fleet, "acme", "read");
@@ -164,11 +161,11 @@ fn a_revoked_key_opens_nothing_and_no_secret_is_kept() {
     assert_eq!(fleet.run(&["keys", "revoke", id]).0, Some(2));
     let digits = secret.trim_start_matches("tm-");
     let kept = fleet.sql("SELECT encode(hash, 'hex') FROM api_keys");
-    assert!(!kept.contains(digits), "the hash is kept, not the secret");
+    assert!(!kept.contains(digits), "only the hash is stored");
 }
 
 #[test]
-fn every_answer_carries_what_browsers_are_told() {
+fn every_response_has_security_headers() {
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &[]);
     for answer in [admin.first().get("/v1/models"), admin.with("").get("/none")] {

@@ -1,4 +1,4 @@
-//! Who waits for an answer, whole or in pieces.
+//! Chat and text completions, whole and streamed.
 
 use std::{io::Read as _, time::Duration};
 
@@ -6,30 +6,12 @@ use serde_json::{Value, json};
 
 use crate::{
     fleet::{Fleet, eventually},
-    rig::Admin,
+    rig::{Admin, question},
 };
 
-fn question() -> Value {
-    json!({
-        "model": "demo",
-        "messages": [{ "role": "user", "content": "Paid on the 3rd of March, 2024" }],
-        "temperature": 0,
-        "max_tokens": 16,
-    })
-}
-
-/// The question with some fields changed.
-fn asking(change: Value) -> Value {
-    let mut body = question();
-    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-    body
-}
-
 #[test]
-fn a_caller_is_answered_whole_and_in_pieces() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+fn answers_are_the_same_whole_and_streamed() {
+    let (_fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
     let models = caller.get("/v1/models").json();
     let names: Vec<&str> = models["data"]
@@ -42,7 +24,7 @@ fn a_caller_is_answered_whole_and_in_pieces() {
     assert_eq!(caller.get("/v1/models/demo").json()["object"], "model");
     assert_eq!(caller.get("/v1/models/x/y").error(), (404, "model_not_found".to_owned()));
 
-    let whole = caller.post("/v1/chat/completions", &question());
+    let whole = caller.post("/v1/chat/completions", &question(json!({})));
     assert_eq!(whole.status, 200, "{}", whole.text());
     let whole = whole.json();
     assert_eq!(whole["object"], "chat.completion");
@@ -52,7 +34,7 @@ fn a_caller_is_answered_whole_and_in_pieces() {
     assert!(usage["completion_tokens"].as_u64() > Some(0), "{usage}");
 
     let options = json!({ "stream": true, "stream_options": { "include_usage": true } });
-    let streamed = caller.post("/v1/chat/completions", &asking(options));
+    let streamed = caller.post("/v1/chat/completions", &question(options));
     assert_eq!(streamed.header("content-type"), Some("text/event-stream"));
     let mut events = streamed.events();
     assert_eq!(events.pop().unwrap(), "[DONE]");
@@ -90,13 +72,11 @@ fn a_caller_is_answered_whole_and_in_pieces() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_refused_by_name() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+fn invalid_requests_name_the_parameter() {
+    let (_fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
     let refused = |change: Value, status: u16, code: &str, param: Value| {
-        let answer = caller.post("/v1/chat/completions", &asking(change.clone()));
+        let answer = caller.post("/v1/chat/completions", &question(change.clone()));
         assert_eq!(answer.error(), (status, code.to_owned()), "{change}");
         assert_eq!(answer.json()["error"]["param"], param, "{change}");
     };
@@ -107,7 +87,7 @@ fn what_cannot_be_answered_is_refused_by_name() {
     refused(json!({ "messages": [] }), 400, "invalid_value", json!("messages"));
     let streamed = json!({ "stream": true, "top_logprobs": 2 });
     refused(streamed, 400, "invalid_value", json!("top_logprobs"));
-    // Only the worker knows: an answer in pieces that has none yet is refused by its status too.
+    // Found by the worker: a stream without events yet still fails with a status.
     let long = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
     for stream in [false, true] {
         let change = json!({ "messages": long, "stream": stream });
@@ -118,20 +98,15 @@ fn what_cannot_be_answered_is_refused_by_name() {
 }
 
 #[test]
-fn a_full_queue_says_when_to_come_back() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+fn full_queue_answers_with_retry_after() {
+    let (fleet, admin) = Admin::without_worker();
     assert_eq!(fleet.run(&["queue", "limit", "demo@i2_s", "1"]).0, Some(0));
     let caller = admin.first();
-    // Nobody answers: the first is taken, for it finds an empty queue, and waits.
-    let head = caller.head("POST", "/v1/chat/completions", "Content-Length: {}\r\n");
-    let body = question().to_string();
-    let first = head.replace("{}", &body.len().to_string()) + &body;
-    let waiting = caller.open(first.as_bytes());
-    eventually("the first waits", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
+    // No worker runs. The first request is accepted, because the queue is empty.
+    let waiting = caller.open_post("/v1/chat/completions", &question(json!({})));
+    eventually("the first job is queued", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
     eventually("the queue is full", || {
-        let second = caller.post("/v1/chat/completions", &question());
+        let second = caller.post("/v1/chat/completions", &question(json!({})));
         second.status == 429
             && second.header("retry-after").is_some_and(|seconds| seconds.parse::<u64>().is_ok())
     });
@@ -139,36 +114,29 @@ fn a_full_queue_says_when_to_come_back() {
 }
 
 #[test]
-fn a_caller_that_hangs_up_cancels_its_job() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+fn closed_connection_cancels_the_job() {
+    let (fleet, admin) = Admin::without_worker();
     let caller = admin.first();
     for stream in [false, true] {
-        let body = asking(json!({ "stream": stream })).to_string();
-        let length = format!("Content-Length: {}\r\n", body.len());
-        let request = caller.head("POST", "/v1/chat/completions", &length) + &body;
-        let waiting = caller.open(request.as_bytes());
+        let body = question(json!({ "stream": stream }));
+        let waiting = caller.open_post("/v1/chat/completions", &body);
         let count =
             |state: &str| fleet.sql(&format!("SELECT count(*) FROM jobs WHERE state = '{state}'"));
-        eventually("the job waits", || count("queued").trim() == "1");
+        eventually("the job is queued", || count("queued").trim() == "1");
         drop(waiting);
-        eventually("it is cancelled", || count("queued").trim() == "0");
+        eventually("the job is cancelled", || count("queued").trim() == "0");
     }
     assert_eq!(fleet.sql("SELECT count(*) FROM jobs WHERE state = 'cancelled'").trim(), "2");
 }
 
 #[test]
-fn an_admin_that_stops_lets_a_request_finish() {
+fn stopping_admin_finishes_open_requests() {
     let fleet = Fleet::start();
     let mut admin = Admin::start(&fleet, &[]);
     drop(fleet.worker(&[]));
     let caller = admin.first();
-    let body = question().to_string();
-    let length = format!("Content-Length: {}\r\n", body.len());
-    let request = caller.head("POST", "/v1/chat/completions", &length) + &body;
-    let mut waiting = caller.open(request.as_bytes());
-    eventually("the job waits", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
+    let mut waiting = caller.open_post("/v1/chat/completions", &question(json!({})));
+    eventually("the job is queued", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
     admin.signal(tritmill_servers::Signal::Terminate);
     let _worker = fleet.worker(&[]);
     let mut answer = String::new();

@@ -1,4 +1,4 @@
-//! Batches: from a file of lines to a file of answers, whoever dies on the way.
+//! Batches: from an input file to output files, with admins killed in between.
 
 use std::{collections::HashMap, fs, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     standalone::alone,
 };
 
-/// A batch line; every seventh draws its tokens.
+/// A batch line; every seventh has temperature 1.
 fn line(index: usize) -> String {
     let body = json!({
         "model": "demo",
@@ -32,14 +32,14 @@ pub fn lines(count: usize) -> String {
     (0..count).map(line).collect()
 }
 
-/// The first line of a file, with something else in its body or around it.
+/// A batch line with a change.
 fn changed(index: usize, change: impl Fn(&mut Value)) -> String {
     let mut value = serde_json::from_str(&line(index)).unwrap();
     change(&mut value);
     format!("{value}\n")
 }
 
-/// Output lines by their names, without the one thing that tells when they were made.
+/// Output lines by custom_id, without `created`.
 pub fn by_name(lines: &[Value]) -> HashMap<String, Value> {
     let entry = |line: &Value| {
         let mut line = line.clone();
@@ -53,7 +53,7 @@ pub fn by_name(lines: &[Value]) -> HashMap<String, Value> {
     named
 }
 
-/// What `batch run` makes of the same lines, embedded.
+/// Answers of the same lines by `batch run` without servers.
 pub fn embedded(content: &str) -> HashMap<String, Value> {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = ["in", "out"].map(|name| folder.path().join(name));
@@ -67,10 +67,8 @@ pub fn embedded(content: &str) -> HashMap<String, Value> {
 }
 
 #[test]
-fn a_batch_has_the_answers_of_an_embedded_run_and_its_errors_apart() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+fn batch_has_the_answers_of_an_embedded_run_and_an_error_file() {
+    let (_fleet, _worker, admin) = Admin::with_worker();
     let caller = admin.first();
     let good = lines(60);
     let bad = changed(90, |line| line["body"]["temperature"] = json!("warm"));
@@ -78,7 +76,7 @@ fn a_batch_has_the_answers_of_an_embedded_run_and_its_errors_apart() {
         line["body"]["messages"][0]["content"] = json!("x ".repeat(20_000));
     });
     let id = caller.batch(format!("\n{bad}{good}\n{long}").as_bytes(), "24h");
-    let batch = caller.over(&id);
+    let batch = caller.finished(&id);
     assert_eq!(batch["status"], "completed", "{batch}");
     assert_eq!(batch["request_counts"], json!({ "total": 62, "completed": 60, "failed": 2 }));
     assert_eq!((&batch["errors"], &batch["model"]), (&Value::Null, &json!("demo@i2_s")));
@@ -87,7 +85,7 @@ fn a_batch_has_the_answers_of_an_embedded_run_and_its_errors_apart() {
         assert!(batch[moment].is_u64(), "{moment}: {batch}");
     }
     let answers = caller.lines(&batch["output_file_id"]);
-    assert_eq!(answers[0]["custom_id"], "q0", "in the order of the input");
+    assert_eq!(answers[0]["custom_id"], "q0", "output has the input order");
     assert_eq!(by_name(&answers), embedded(&good));
     let errors = by_name(&caller.lines(&batch["error_file_id"]));
     for (name, param) in [("q90", "temperature"), ("q91", "messages")] {
@@ -101,10 +99,10 @@ fn a_batch_has_the_answers_of_an_embedded_run_and_its_errors_apart() {
     assert_eq!((&listed["data"][0]["id"], &listed["has_more"]), (&json!(id), &json!(false)));
 }
 
-/// The codes of a batch's errors, with their lines.
+/// Error codes of a batch with their line numbers.
 fn refused(caller: &Caller, content: &str) -> Vec<(Option<u64>, String)> {
     let id = caller.batch(content.as_bytes(), "24h");
-    let batch = caller.over(&id);
+    let batch = caller.finished(&id);
     assert_eq!(batch["status"], "failed", "{batch}");
     assert!(batch["failed_at"].is_u64() && batch["output_file_id"].is_null());
     let errors = batch["errors"]["data"].as_array().unwrap();
@@ -113,7 +111,7 @@ fn refused(caller: &Caller, content: &str) -> Vec<(Option<u64>, String)> {
 }
 
 #[test]
-fn a_file_that_is_no_batch_is_refused_whole_with_line_and_word() {
+fn invalid_batch_file_is_refused_with_line_and_code() {
     let fleet = Fleet::start();
     drop(fleet.worker(&[]));
     let admin = Admin::start(&fleet, &["--max-batch-lines", "4"]);
@@ -128,7 +126,7 @@ fn a_file_that_is_no_batch_is_refused_whole_with_line_and_word() {
     let unknown = changed(0, |line| line["body"]["model"] = json!("none"));
     check(&unknown, Some(1), "model_not_found");
     check(&lines(5), Some(5), "too_many_tasks");
-    assert_eq!(fleet.rows(&["jobs"]), 0, "nothing of it was submitted");
+    assert_eq!(fleet.rows(&["jobs"]), 0, "no line was submitted");
     let no_file = json!({
         "input_file_id": "file-00000000000000000000000000000000",
         "endpoint": "/v1/completions",
@@ -138,13 +136,11 @@ fn a_file_that_is_no_batch_is_refused_whole_with_line_and_word() {
 }
 
 #[test]
-fn what_is_late_expires_and_what_is_withdrawn_is_cancelled() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+fn batches_expire_and_are_cancelled() {
+    let (_fleet, admin) = Admin::without_worker();
     let caller = admin.first();
     let id = caller.batch(lines(3).as_bytes(), "2s");
-    let batch = caller.over(&id);
+    let batch = caller.finished(&id);
     assert_eq!(batch["status"], "expired", "{batch}");
     assert_eq!(batch["request_counts"], json!({ "total": 3, "completed": 0, "failed": 3 }));
     assert!(batch["expired_at"].is_u64() && batch["output_file_id"].is_null());
@@ -156,12 +152,12 @@ fn what_is_late_expires_and_what_is_withdrawn_is_cancelled() {
     }
     let id = caller.batch(lines(3).as_bytes(), "24h");
     let path = format!("/v1/batches/{id}");
-    eventually("it is in progress", || caller.get(&path).json()["status"] == "in_progress");
+    eventually("the batch is in progress", || caller.get(&path).json()["status"] == "in_progress");
     let input = caller.get(&path).json()["input_file_id"].as_str().unwrap().to_owned();
     let in_use = caller.delete(&format!("/v1/files/{input}"));
     assert_eq!(in_use.error(), (400, "file_in_use".to_owned()));
     assert_eq!(caller.post(&format!("{path}/cancel"), &json!({})).json()["status"], "cancelling");
-    let batch = caller.over(&id);
+    let batch = caller.finished(&id);
     assert_eq!(batch["status"], "cancelled", "{batch}");
     assert!(batch["cancelling_at"].is_u64() && batch["cancelled_at"].is_u64());
     for line in caller.lines(&batch["error_file_id"]) {
@@ -176,11 +172,11 @@ fn what_is_late_expires_and_what_is_withdrawn_is_cancelled() {
 }
 
 #[test]
-fn an_admin_killed_in_the_middle_leaves_its_batches_to_the_other() {
+fn batches_of_a_killed_admin_continue_at_another() {
     let fleet = Fleet::start();
     let first = Admin::start(&fleet, &[]);
     let second = Admin::start(&fleet, &[]);
-    assert!(second.first_key.is_none(), "there is one first key");
+    assert!(second.first_key.is_none(), "only one first key is created");
     let content = lines(400);
     let worker = fleet.worker(&[]);
     let caller = first.first();
@@ -191,7 +187,7 @@ fn an_admin_killed_in_the_middle_leaves_its_batches_to_the_other() {
     let caller = second.with(first.first_key.as_deref().unwrap());
     let expected = embedded(&content);
     for id in ids {
-        let batch = caller.over(&id);
+        let batch = caller.finished(&id);
         assert_eq!(batch["status"], "completed", "{batch}");
         assert_eq!(batch["request_counts"]["completed"], 400);
         assert_eq!(by_name(&caller.lines(&batch["output_file_id"])), expected);
@@ -202,28 +198,26 @@ fn an_admin_killed_in_the_middle_leaves_its_batches_to_the_other() {
 }
 
 #[test]
-fn an_admin_that_stops_hands_its_batches_over_at_once() {
+fn stopping_admin_releases_its_batches_at_once() {
     let fleet = Fleet::start();
     drop(fleet.worker(&[]));
     let mut first = Admin::start(&fleet, &[]);
     let caller = first.first();
     let id = caller.batch(lines(5).as_bytes(), "24h");
     let path = format!("/v1/batches/{id}");
-    eventually("it is in progress", || caller.get(&path).json()["status"] == "in_progress");
+    eventually("the batch is in progress", || caller.get(&path).json()["status"] == "in_progress");
     first.signal(Signal::Terminate);
     assert_eq!(first.wait(Duration::from_secs(20)), Some(0));
     assert_eq!(fleet.sql("SELECT count(*) FROM batches WHERE lease_until IS NOT NULL").trim(), "0");
     let second = Admin::start(&fleet, &[]);
     let _worker = fleet.worker(&[]);
     let caller = second.with(first.first_key.as_deref().unwrap());
-    assert_eq!(caller.over(&id)["status"], "completed");
+    assert_eq!(caller.finished(&id)["status"], "completed");
 }
 
 #[test]
-fn a_large_file_is_never_whole_in_memory() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+fn large_file_is_not_held_in_memory() {
+    let (_fleet, admin) = Admin::without_worker();
     let caller = admin.first();
     let padding = "x".repeat(2000);
     let content: String = (0..40_000)
@@ -232,7 +226,7 @@ fn a_large_file_is_never_whole_in_memory() {
     assert!(content.len() > 80_000_000);
     let before = admin.resident_kb();
     let id = caller.batch(content.as_bytes(), "24h");
-    eventually("it is validated", || {
+    eventually("the batch is validated", || {
         caller.get(&format!("/v1/batches/{id}")).json()["status"] == "in_progress"
     });
     let grown = admin.resident_kb().saturating_sub(before);
@@ -240,7 +234,7 @@ fn a_large_file_is_never_whole_in_memory() {
     caller.post(&format!("/v1/batches/{id}/cancel"), &json!({}));
 }
 
-/// The most that a service had resident, in kB, while it took and validated a batch of a million lines
+/// Peak of the resident memory in kB while a service received and validated a batch of a million lines
 /// and began to submit them.
 fn peak_of_a_million(admin: &Admin) -> u64 {
     const LINES: usize = 1_000_000;
@@ -272,14 +266,14 @@ fn peak_of_a_million(admin: &Admin) -> u64 {
     );
     std::thread::sleep(Duration::from_secs(20));
     let peak = admin.peak_kb();
-    eprintln!("{} kB resident at most", peak);
+    eprintln!("{} kB peak resident memory", peak);
     caller.post(&format!("{path}/cancel"), &json!({}));
     peak
 }
 
 #[test]
 #[ignore = "takes minutes and a gigabyte of disk; run it by hand"]
-fn a_million_lines_are_taken_in_bounded_memory() {
+fn batch_of_a_million_lines_needs_bounded_memory() {
     const LIMITS: [&str; 4] = ["--max-batch-lines", "1000000", "--max-file-mib", "400"];
     let fleet = Fleet::start();
     drop(fleet.worker(&[]));

@@ -1,14 +1,14 @@
-//! Callers who wait, beside a batch that is larger than its queue.
+//! Requests while a batch fills the queue.
 
 use serde_json::{Value, json};
 
 use crate::{
     batches::lines,
-    fleet::{Fleet, eventually},
-    rig::{Admin, Caller},
+    fleet::eventually,
+    rig::{Admin, Caller, question},
 };
 
-/// Asks for a batch at priority low; its path.
+/// Creates a batch with low priority; returns its path.
 fn low(caller: &Caller, content: &str) -> String {
     let file = caller.upload(content.as_bytes()).json()["id"].clone();
     let asked = json!({
@@ -20,30 +20,23 @@ fn low(caller: &Caller, content: &str) -> String {
 }
 
 #[test]
-fn a_batch_that_fills_its_queue_leaves_room_for_those_who_wait() {
+fn batch_that_fills_its_queue_leaves_room_for_requests() {
     const CALLERS: usize = 100;
-    let fleet = Fleet::start();
-    let worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
-    // Some eight hundred lines of the batch; a fifth of it is enough for all callers.
+    let (fleet, worker, admin) = Admin::with_worker();
+    // About 800 lines of the batch; a fifth of the limit is enough for all requests.
     assert_eq!(fleet.run(&["queue", "limit", "demo@i2_s", "20000"]).0, Some(0));
     let caller = admin.first();
     let path = low(&caller, &lines(10_000));
     let counts = || caller.get(&path).json()["request_counts"].clone();
-    let waiting = || -> u64 {
-        let queued = "SELECT count(*) FROM jobs WHERE state = 'queued' AND priority = 'low'";
-        fleet.sql(queued).trim().parse().unwrap()
+    let queued = || -> u64 {
+        let sql = "SELECT count(*) FROM jobs WHERE state = 'queued' AND priority = 'low'";
+        fleet.sql(sql).trim().parse().unwrap()
     };
     eventually("the batch fills its part of the queue", || {
-        counts()["completed"].as_u64() > Some(0) && waiting() > 500
+        counts()["completed"].as_u64() > Some(0) && queued() > 500
     });
     let before = counts()["completed"].as_u64().unwrap();
-    let body = json!({
-        "model": "demo",
-        "messages": [{ "role": "user", "content": "Paid on the 3rd of March, 2024" }],
-        "temperature": 0,
-        "max_tokens": 16,
-    });
+    let body = question(json!({}));
     std::thread::scope(|scope| {
         let ask = || {
             let answer = caller.post("/v1/chat/completions", &body);
@@ -60,7 +53,7 @@ fn a_batch_that_fills_its_queue_leaves_room_for_those_who_wait() {
         (&now["status"], &now["request_counts"]["failed"]),
         (&json!("in_progress"), &json!(0))
     );
-    eventually("the batch goes on", || counts()["completed"].as_u64() > Some(before));
+    eventually("the batch continues", || counts()["completed"].as_u64() > Some(before));
     assert_eq!(caller.post(&format!("{path}/cancel"), &json!({})).status, 200);
     drop(worker);
 }

@@ -1,4 +1,4 @@
-//! Admins killed over and over: no batch is stuck, no line runs twice.
+//! Admins killed repeatedly: every batch completes, and no line runs twice.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[test]
-fn admins_killed_at_any_moment_leave_no_batch_stuck_and_run_no_line_twice() {
+fn batches_survive_repeated_kills_of_admins() {
     const ROUNDS: usize = 10;
     const LINES: usize = 120;
     let fleet = Fleet::start();
@@ -24,7 +24,7 @@ fn admins_killed_at_any_moment_leave_no_batch_stuck_and_run_no_line_twice() {
     for round in 0..ROUNDS {
         let (victim, other) = (round % 2, 1 - round % 2);
         ids.push(admins[other].with(&key).batch(content.as_bytes(), "24h"));
-        // From before it is validated to after it is over.
+        // The kills fall between the validation of the batch and its end.
         std::thread::sleep(Duration::from_millis((round * round * 17) as u64));
         admins[victim].signal(Signal::Kill);
         admins[victim] = Admin::start(&fleet, &[]);
@@ -32,7 +32,7 @@ fn admins_killed_at_any_moment_leave_no_batch_stuck_and_run_no_line_twice() {
     let expected = embedded(&content);
     for id in &ids {
         let caller = admins[0].with(&key);
-        let batch = caller.over(id);
+        let batch = caller.finished(id);
         assert_eq!(batch["status"], "completed", "{batch}");
         let counts = json!({ "total": LINES, "completed": LINES, "failed": 0 });
         assert_eq!(batch["request_counts"], counts);
@@ -40,7 +40,7 @@ fn admins_killed_at_any_moment_leave_no_batch_stuck_and_run_no_line_twice() {
     }
     assert_eq!(fleet.rows(&["jobs"]), (ROUNDS * LINES) as u64, "no line became two jobs");
     let again = fleet.sql("SELECT count(*) FROM jobs WHERE epoch <> 1");
-    assert_eq!(again.trim(), "0", "each was claimed once");
+    assert_eq!(again.trim(), "0", "every job was claimed once");
     let outputs = "SELECT count(*) FROM files WHERE purpose = 'batch_output' AND size_bytes > 0";
     assert_eq!(fleet.sql(outputs).trim(), ROUNDS.to_string());
 }

@@ -1,4 +1,4 @@
-//! A hostile client gets typed errors within bounds, and others are served.
+//! Hostile requests get typed errors within bounds of memory and time, and other clients are served.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 
@@ -10,7 +10,7 @@ use crate::{
     rig::{Admin, Caller, key},
 };
 
-/// A form with this content, whatever its length.
+/// Posts an upload form; returns status and error code.
 fn form(caller: &Caller, body: &[u8]) -> (u16, String) {
     caller.request("POST", "/v1/files", "multipart/form-data; boundary=x", body).error()
 }
@@ -88,15 +88,13 @@ fn malformed_requests_get_typed_errors() {
     assert_eq!(caller.send(long.as_bytes()).status, 431);
     let many = caller.head("GET", "/v1/models", &"X-Many: 1\r\n".repeat(200));
     assert_eq!(caller.send(many.as_bytes()).status, 431);
-    assert_eq!(caller.get("/v1/models").status, 200, "others are served");
-    assert_eq!(fleet.rows(&["files"]), 0, "nothing of it is left");
+    assert_eq!(caller.get("/v1/models").status, 200, "other clients are served");
+    assert_eq!(fleet.rows(&["files"]), 0, "no file is left");
 }
 
 #[test]
-fn what_looks_like_sql_is_text() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+fn sql_in_values_is_stored_as_text() {
+    let (fleet, admin) = Admin::without_worker();
     let caller = admin.first();
     let nasty = "'; DROP TABLE batches; -- \u{202e}%s{}$1";
     let body = format!(
@@ -114,24 +112,24 @@ fn what_looks_like_sql_is_text() {
     let batch = caller.post("/v1/batches", &asked).json();
     assert_eq!(batch["metadata"][nasty], nasty, "{batch}");
     let path = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
-    eventually("its line is a job", || fleet.rows(&["jobs"]) == 1);
+    eventually("the line is a job", || fleet.rows(&["jobs"]) == 1);
     assert_eq!(caller.get(&path).json()["metadata"][nasty], nasty);
     let tenant = admin.with(&key(&fleet, "a' OR 'a'='a", "submit"));
     assert_eq!(tenant.get(&path).status, 404);
 }
 
 #[test]
-fn a_refusal_before_the_body_says_that_the_connection_ends() {
+fn refusal_before_the_body_closes_the_connection() {
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &[]);
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer nobody\r\n\
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer unknown\r\n\
                 Content-Type: application/json\r\nContent-Length: 9\r\n\r\n";
     let answer = admin.first().send(head.as_bytes());
     assert_eq!((answer.status, answer.header("connection")), (401, Some("close")));
 }
 
 #[test]
-fn a_form_that_never_gets_to_the_point_is_cut_off() {
+fn endless_form_header_is_refused_in_bounded_memory() {
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &[]);
     let caller = admin.first();
@@ -144,7 +142,7 @@ fn a_form_that_never_gets_to_the_point_is_cut_off() {
 }
 
 #[test]
-fn slow_heads_are_hung_up_on_while_others_are_served() {
+fn slow_request_heads_time_out_while_others_are_served() {
     let fleet = Fleet::start();
     let admin = Admin::start(&fleet, &[]);
     let caller = admin.first();
@@ -152,10 +150,10 @@ fn slow_heads_are_hung_up_on_while_others_are_served() {
         (0..100).map(|_| caller.open(b"GET /v1/models HTTP/1.1\r\nX-")).collect();
     assert_eq!(caller.get("/v1/models").status, 200);
     let mut said = Vec::new();
-    // What it says of that, if anything; then the connection is gone. The test's own patience is
-    // longer than the server's.
+    // The server may send an error before it closes. The read timeout of the test is longer than the
+    // server's limit.
     if let Err(error) = slow[0].read_to_end(&mut said) {
-        assert_ne!(error.kind(), ErrorKind::WouldBlock, "it was not hung up on");
+        assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection was not closed");
     }
     let _ = slow[0].write_all(b"a: b\r\n\r\n");
     assert!(!String::from_utf8_lossy(&said).contains("200 OK"));

@@ -1,4 +1,4 @@
-//! The `openai` package of PyPI, as it is, against a real service. `cargo xtask test` installs it.
+//! The unmodified `openai` package from PyPI against a real service. `cargo xtask test` installs it.
 
 use std::{path::Path, process::Command};
 
@@ -9,13 +9,13 @@ use crate::{
     rig::{Admin, key},
 };
 
-/// Where `cargo xtask test` puts it.
+/// Where `cargo xtask test` installs the package.
 pub const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/openai/bin/python");
 
-/// Runs a script as the first key's owner; what it printed. None if the package is not here.
+/// Runs a script with the first key; returns its output, or `None` if the package is not installed.
 fn python(fleet: &Fleet, admin: &Admin, script: &str) -> Option<String> {
     if !Path::new(PYTHON).exists() {
-        eprintln!("SKIPPED: no openai package at {PYTHON}; cargo xtask test installs it");
+        tritmill_servers::skip("the openai package (cargo xtask test installs it)");
         return None;
     }
     let mut command = Command::new(PYTHON);
@@ -33,30 +33,27 @@ fn python(fleet: &Fleet, admin: &Admin, script: &str) -> Option<String> {
 }
 
 #[test]
-fn the_unmodified_openai_package_is_served() {
+fn openai_package_works() {
     let fleet = Fleet::start();
-    // Slow enough that whoever hangs up does so before the end.
+    // Slow enough that a closed stream is closed before its job has finished.
     let _worker = fleet.worker(&["--isa", "scalar"]);
     let admin = Admin::start(&fleet, &[]);
     let Some(said) = python(&fleet, &admin, "openai_client.py") else { return };
     assert_eq!(said.trim(), "served");
-    eventually("whoever hung up is answered no more", || {
+    eventually("jobs of closed streams are cancelled", || {
         fleet.sql("SELECT count(*) > 0 FROM jobs WHERE state = 'cancelled'").trim() == "t"
     });
 }
 
 #[test]
-fn the_unmodified_openai_package_hears_when_to_come_back() {
-    let fleet = Fleet::start();
-    drop(fleet.worker(&[]));
-    let admin = Admin::start(&fleet, &[]);
+fn openai_package_gets_retry_after_from_a_full_queue() {
+    let (fleet, admin) = Admin::without_worker();
     assert_eq!(fleet.run(&["queue", "limit", "demo@i2_s", "1"]).0, Some(0));
-    // Nobody answers: the first is taken, for it finds an empty queue, and waits.
+    // No worker runs. The first request is accepted, because the queue is empty.
     let caller = admin.first();
-    let body = json!({ "model": "demo", "prompt": "Paid" }).to_string();
-    let length = format!("Content-Length: {}\r\n", body.len());
-    let waiting = caller.open((caller.head("POST", "/v1/completions", &length) + &body).as_bytes());
-    eventually("the first waits", || fleet.rows(&["jobs"]) == 1);
+    let body = json!({ "model": "demo", "prompt": "Paid" });
+    let waiting = caller.open_post("/v1/completions", &body);
+    eventually("the first job is queued", || fleet.rows(&["jobs"]) == 1);
     let Some(said) = python(&fleet, &admin, "openai_busy.py") else { return };
     assert_eq!(said.trim(), "told when");
     drop(waiting);

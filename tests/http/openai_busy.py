@@ -1,4 +1,4 @@
-"""Asks a full queue with the openai package; fails unless it hears when to come back."""
+"""Sends requests to a full queue with the openai package; fails unless a response has Retry-After."""
 
 import time
 
@@ -8,7 +8,7 @@ client = openai.OpenAI(max_retries=0)
 started = time.monotonic()
 while True:
     try:
-        # A limit is known everywhere within seconds: until then this one waits in vain.
+        # A new limit takes effect within seconds; until then a request is queued and times out.
         client.with_options(timeout=1).completions.create(model="demo", prompt="Paid")
     except openai.RateLimitError as error:
         assert error.code == "queue_full", error

@@ -1,4 +1,4 @@
-"""Does what people do with the openai package; fails with the first thing that is not as it says."""
+"""Uses every supported call of the openai package; fails at the first unexpected answer."""
 
 import asyncio
 import io
@@ -76,7 +76,7 @@ async def together():
 
 asyncio.run(together())
 
-# Who hangs up: the test looks for the jobs. Several, for on a fast machine one is soon answered whole.
+# Streams closed early: the test checks their jobs. Several, because a fast machine may finish one first.
 endless = [
     client.chat.completions.create(
         model="demo", messages=QUESTION, max_tokens=400, stream=True, extra_body={"ignore_eos": True}

@@ -1,4 +1,4 @@
-//! What operators see and do over HTTP, and what tenants see of it.
+//! Operator routes, and what tenants can see of jobs.
 
 use std::{
     io::{Read as _, Write as _},
@@ -9,47 +9,38 @@ use serde_json::{Value, json};
 
 use crate::{
     batches::lines,
-    fleet::{Fleet, eventually},
-    rig::{Admin, Caller, key},
+    fleet::eventually,
+    rig::{Admin, Caller, key, question},
 };
 
 fn ask(caller: &Caller, change: Value) -> u16 {
-    let mut body = json!({
-        "model": "demo",
-        "messages": [{ "role": "user", "content": "Paid on the 3rd of March, 2024" }],
-        "temperature": 0,
-        "max_tokens": 16,
-    });
-    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-    caller.post("/v1/chat/completions", &body).status
+    caller.post("/v1/chat/completions", &question(change)).status
 }
 
-/// The jobs that a query finds.
+/// Jobs that match a query.
 fn jobs(caller: &Caller, query: &str) -> Vec<Value> {
     let found = caller.get(&format!("/admin/v1/jobs?{query}"));
     assert_eq!(found.status, 200, "{query}: {}", found.text());
     found.json()["data"].as_array().unwrap().clone()
 }
 
-fn done(caller: &Caller, path: &str, body: &Value) -> Value {
+fn post(caller: &Caller, path: &str, body: &Value) -> Value {
     let answer = caller.post(path, body);
     assert_eq!(answer.status, 200, "{path} {body}: {}", answer.text());
     answer.json()
 }
 
 #[test]
-fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+fn operator_actions_work_and_are_audited() {
+    let (fleet, _worker, admin) = Admin::with_worker();
     let (operator, acme) = (admin.first(), admin.with(&key(&fleet, "acme", "submit")));
     assert_eq!(ask(&acme, json!({})), 200);
     let long = json!([{ "role": "user", "content": "x ".repeat(20_000) }]);
     assert_eq!(ask(&acme, json!({ "messages": long })), 400);
     let batch = operator.batch(lines(3).as_bytes(), "1h");
-    operator.over(&batch);
+    operator.finished(&batch);
 
-    // Jobs, by what is known of them.
+    // Search.
     assert_eq!(jobs(&operator, "tenant=acme").len(), 2);
     assert_eq!(jobs(&operator, &format!("batch={batch}")).len(), 3);
     let named = jobs(&operator, &format!("batch={batch}&limit=1"));
@@ -65,28 +56,28 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
     }
     assert_eq!(operator.get("/admin/v1/jobs?color=red").status, 400);
 
-    // A story.
+    // Job details.
     let failed = &jobs(&operator, "state=failed")[0];
     let id = failed["id"].as_str().unwrap();
-    let story = operator.get(&format!("/admin/v1/jobs/{id}")).json();
-    assert_eq!(story["attempts"][0]["error_code"], "context_length_exceeded", "{story}");
-    assert!(story["attempts"][0]["worker"].is_string() && story["started_at_ms"].is_i64());
+    let job = operator.get(&format!("/admin/v1/jobs/{id}")).json();
+    assert_eq!(job["attempts"][0]["error_code"], "context_length_exceeded", "{job}");
+    assert!(job["attempts"][0]["worker"].is_string() && job["started_at_ms"].is_i64());
     let answered = &jobs(&operator, "tenant=acme&state=completed")[0];
-    let story = operator.get(&format!("/admin/v1/jobs/{}", answered["id"].as_str().unwrap()));
-    let story = story.json();
-    assert!(story["numerics_class"].as_str().unwrap().ends_with("/cpu"), "{story}");
-    assert_eq!(story["texts"], json!(["2024-03-03"]));
-    assert!(story["attempts"][0]["first_token_ms"].is_u64(), "{story}");
+    let job = operator.get(&format!("/admin/v1/jobs/{}", answered["id"].as_str().unwrap()));
+    let job = job.json();
+    assert!(job["numerics_class"].as_str().unwrap().ends_with("/cpu"), "{job}");
+    assert_eq!(job["texts"], json!(["2024-03-03"]));
+    assert!(job["attempts"][0]["first_token_ms"].is_u64(), "{job}");
 
     // Dead letters.
     let groups = operator.get("/admin/v1/dead-letters").json();
     assert_eq!(groups["data"][0]["jobs"], 1, "{groups}");
     assert_eq!(operator.post("/admin/v1/dead-letters/purge", &json!({ "filter": {} })).status, 400);
     let of_code = json!({ "filter": { "error_code": "context_length_exceeded" }, "limit": 1 });
-    let replayed = done(&operator, "/admin/v1/dead-letters/replay", &of_code);
+    let replayed = post(&operator, "/admin/v1/dead-letters/replay", &of_code);
     assert_eq!(replayed["done"], 1);
     eventually("the replay fails too", || jobs(&operator, "state=failed").len() == 2);
-    let purged = done(
+    let purged = post(
         &operator,
         "/admin/v1/dead-letters/purge",
         &json!({ "filter": { "error_code": "context_length_exceeded" } }),
@@ -95,19 +86,19 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
 
     // Queues and workers.
     let queue = json!({ "queue": "demo@i2_s" });
-    done(&operator, "/admin/v1/queues/pause", &queue);
+    post(&operator, "/admin/v1/queues/pause", &queue);
     let paused =
         |expect: bool| operator.get("/admin/v1/queues").json()["data"][0]["paused"] == expect;
     assert!(paused(true));
-    done(&operator, "/admin/v1/queues/resume", &queue);
+    post(&operator, "/admin/v1/queues/resume", &queue);
     assert!(paused(false));
-    done(&operator, "/admin/v1/queues/limit", &json!({ "queue": "demo@i2_s", "limit_tokens": 99 }));
+    post(&operator, "/admin/v1/queues/limit", &json!({ "queue": "demo@i2_s", "limit_tokens": 99 }));
     assert_eq!(operator.get("/admin/v1/queues").json()["data"][0]["limit_tokens"], 99);
     let class = json!({ "queue": "demo@i2_s", "numerics_class": "x/kv-f16/head-bf16/cuda" });
-    done(&operator, "/admin/v1/queues/allow-class", &class);
+    post(&operator, "/admin/v1/queues/allow-class", &class);
     let allowed = || operator.get("/admin/v1/queues").json()["data"][0]["allowed_classes"].clone();
     assert_eq!(allowed(), json!(["x/kv-f16/head-bf16/cuda"]));
-    done(&operator, "/admin/v1/queues/withdraw-class", &class);
+    post(&operator, "/admin/v1/queues/withdraw-class", &class);
     assert_eq!(allowed(), json!([]));
     assert_eq!(operator.post("/admin/v1/queues/withdraw-class", &class).status, 404);
     for wrong in ["", "a\u{0}b", &"x".repeat(300)] {
@@ -127,11 +118,11 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
     assert!(workers["data"][0]["numerics_class"].as_str().unwrap().ends_with("/cpu"), "{workers}");
     assert!(operator.get("/admin/v1/integrity").json()["results_fenced"].is_u64());
     let drain = json!({ "worker": workers["data"][0]["worker"] });
-    done(&operator, "/admin/v1/workers/drain", &drain);
+    post(&operator, "/admin/v1/workers/drain", &drain);
     assert_eq!(operator.post("/admin/v1/workers/drain", &json!({ "worker": "x" })).status, 404);
 
     // Keys and tenants.
-    let made = done(&operator, "/admin/v1/keys", &json!({ "tenant": "new", "role": "read" }));
+    let made = post(&operator, "/admin/v1/keys", &json!({ "tenant": "new", "role": "read" }));
     let secret = made["secret"].as_str().unwrap();
     assert_eq!(admin.with(secret).get("/admin/v1/jobs").status, 200);
     assert!(!operator.get("/admin/v1/keys").text().contains(secret));
@@ -139,7 +130,7 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
     assert_eq!((operator.delete(&path).status, operator.delete(&path).status), (200, 404));
     assert_eq!(admin.with(secret).get("/admin/v1/jobs").status, 401);
     let erase = json!({ "tenant": "acme", "confirm": "acme" });
-    let erased = done(&operator, "/admin/v1/tenants/erase", &erase);
+    let erased = post(&operator, "/admin/v1/tenants/erase", &erase);
     assert_eq!((&erased["done"], &erased["keys"]), (&json!(true), &json!(1)), "{erased}");
     assert!(jobs(&operator, "tenant=acme").is_empty());
     assert_eq!(acme.get("/v1/files").status, 401);
@@ -174,10 +165,8 @@ fn an_operator_finds_jobs_and_acts_on_them_and_every_act_is_noted() {
 }
 
 #[test]
-fn a_tenant_sees_its_own_jobs_and_hears_of_no_others() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+fn tenants_see_only_their_own_jobs_and_events() {
+    let (fleet, _worker, admin) = Admin::with_worker();
     let [acme, other] = ["acme", "other"].map(|tenant| admin.with(&key(&fleet, tenant, "submit")));
     assert_eq!(ask(&acme, json!({ "stream": true })), 200);
     let own = jobs(&acme, "");
@@ -191,7 +180,7 @@ fn a_tenant_sees_its_own_jobs_and_hears_of_no_others() {
     }
     assert_eq!(acme.get("/admin/v1/queues").status, 403);
 
-    // All events of the job, and those after one.
+    // All events of the job, then those after the first.
     let events = acme.get(&format!("/v1/jobs/{id}/events")).text();
     let text: String = events
         .lines()
@@ -211,49 +200,45 @@ fn a_tenant_sees_its_own_jobs_and_hears_of_no_others() {
     assert_eq!(acme.send(head.as_bytes()).status, 400);
 }
 
-/// What comes on a connection until it has what is awaited.
-fn hear(caller: &Caller, headers: &str, awaited: &str) -> String {
+/// Reads operator events until they contain `awaited`.
+fn read_events(caller: &Caller, headers: &str, awaited: &str) -> String {
     let head = caller.head("GET", "/admin/v1/events", headers);
     let mut stream = caller.open(head.as_bytes());
     stream.flush().unwrap();
-    let (started, mut heard, mut piece) = (Instant::now(), String::new(), [0; 4096]);
-    while !heard.contains(awaited) {
-        assert!(started.elapsed() < Duration::from_secs(60), "no {awaited} in {heard}");
+    let (started, mut events, mut piece) = (Instant::now(), String::new(), [0; 4096]);
+    while !events.contains(awaited) {
+        assert!(started.elapsed() < Duration::from_secs(60), "no {awaited} in {events}");
         let count = stream.read(&mut piece).unwrap();
-        assert!(count > 0, "hung up after {heard}");
-        heard.push_str(&String::from_utf8_lossy(&piece[..count]));
+        assert!(count > 0, "closed after {events}");
+        events.push_str(&String::from_utf8_lossy(&piece[..count]));
     }
-    heard
+    events
 }
 
 #[test]
-fn an_operator_hears_what_changes_also_from_another_admin() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+fn operator_events_can_be_resumed_at_another_admin() {
+    let (fleet, _worker, admin) = Admin::with_worker();
     let second = Admin::start(&fleet, &[]);
     let operator = admin.first();
     let elsewhere = second.with(admin.first_key.as_deref().unwrap());
-    let heard = std::thread::scope(|scope| {
-        let hearing = scope.spawn(|| hear(&operator, "", "event: queue"));
-        // Until somebody listens, there is nothing that says so: it is asked again.
-        while !hearing.is_finished() {
+    let events = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| read_events(&operator, "", "event: queue"));
+        // Changes are published only once the stream is open, so they are repeated.
+        while !reader.is_finished() {
             assert_eq!(ask(&elsewhere, json!({})), 200);
             std::thread::sleep(Duration::from_millis(500));
         }
-        hearing.join().unwrap()
+        reader.join().unwrap()
     });
-    let id = heard.lines().find_map(|line| line.strip_prefix("id: ")).unwrap();
+    let id = events.lines().find_map(|line| line.strip_prefix("id: ")).unwrap();
     assert_eq!(ask(&operator, json!({})), 200);
-    // Reading on from there, at the other admin.
-    hear(&elsewhere, &format!("Last-Event-ID: {id}\r\n"), "event: queue");
+    // Resumes at the other admin.
+    read_events(&elsewhere, &format!("Last-Event-ID: {id}\r\n"), "event: queue");
 }
 
 #[test]
-fn every_metric_of_the_dashboard_is_exported() {
-    let fleet = Fleet::start();
-    let worker = fleet.worker(&[]);
-    let admin = Admin::start(&fleet, &[]);
+fn every_metric_of_the_grafana_dashboard_is_exported() {
+    let (_fleet, worker, admin) = Admin::with_worker();
     let operator = admin.first();
     assert_eq!(ask(&operator, json!({})), 200);
     let exported = || operator.get("/metrics").text() + &worker.get("/metrics").1;
@@ -270,9 +255,9 @@ fn every_metric_of_the_dashboard_is_exported() {
     names.dedup();
     assert!(names.len() > 10, "{names:?}");
     for name in names {
-        let is_there = exported
+        let is_exported = exported
             .lines()
             .any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])));
-        assert!(is_there, "{name} is not exported");
+        assert!(is_exported, "{name} is not exported");
     }
 }

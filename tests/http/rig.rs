@@ -1,71 +1,68 @@
-//! An admin process, and a client that sends what it is told to.
+//! An admin process, and a client that sends arbitrary requests.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{Read as _, Write as _},
     net::TcpStream,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use tritmill_servers::Signal;
 
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, WorkerProcess};
 
-/// An admin that runs; killed when dropped.
+/// A running admin, killed when dropped.
 pub struct Admin {
-    child: Child,
+    process: WorkerProcess,
+    /// Address of the HTTP API.
     pub listen: String,
-    /// The first key, if this admin made it.
+    /// The first key, if this admin created it.
     pub first_key: Option<String>,
 }
 
 impl Admin {
-    /// Starts one and waits until it serves.
+    /// Starts an admin and waits until it is ready.
     pub fn start(fleet: &Fleet, arguments: &[&str]) -> Self {
         let mut command = fleet.command(&["admin", "--json", "--listen", "127.0.0.1:0"]);
         command.args(arguments);
         Self::of(command)
     }
 
-    /// Starts one by its command, which prints JSON.
+    /// Starts servers, a worker with the demo model, and an admin.
+    pub fn with_worker() -> (Fleet, WorkerProcess, Self) {
+        let fleet = Fleet::start();
+        let worker = fleet.worker(&[]);
+        let admin = Self::start(&fleet, &[]);
+        (fleet, worker, admin)
+    }
+
+    /// Starts servers and an admin. The demo model is registered, and no worker runs.
+    pub fn without_worker() -> (Fleet, Self) {
+        let (fleet, _, admin) = Self::with_worker();
+        (fleet, admin)
+    }
+
+    /// Starts a command with `--json` and waits until it is ready.
     pub fn of(mut command: Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
-            let mut said = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-            panic!("admin did not start: {said}");
-        };
-        // So that it never waits for a reader.
-        let stderr = child.stderr.take().unwrap();
-        std::thread::spawn(move || std::io::copy(&mut { stderr }, &mut std::io::sink()));
-        Self {
-            child,
-            listen: ready["api"].as_str().or(ready["listen"].as_str()).unwrap().to_owned(),
-            first_key: ready["first_key"].as_str().map(str::to_owned),
-        }
+        command.stderr(Stdio::piped());
+        let process = WorkerProcess::start(command);
+        let text = |name: &str| process.ready[name].as_str().map(str::to_owned);
+        let listen = text("api").or(text("listen")).unwrap();
+        Self { listen, first_key: text("first_key"), process }
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.pid()
     }
 
     pub fn signal(&self, signal: Signal) {
-        signal.send(self.pid()).unwrap();
+        self.process.signal(signal);
     }
 
-    /// Its exit code, if it ends within `limit`.
+    /// Returns the exit code if the process exits within `limit`.
     pub fn wait(&mut self, limit: Duration) -> Option<i32> {
-        let started = Instant::now();
-        while started.elapsed() < limit {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        None
+        self.process.wait(limit)
     }
 
     /// A caller with this key.
@@ -78,42 +75,46 @@ impl Admin {
         self.with(self.first_key.as_deref().unwrap())
     }
 
-    /// Kilobytes of memory it has resident.
+    /// Resident memory in kB.
     pub fn resident_kb(&self) -> u64 {
         self.status("VmRSS:")
     }
 
-    /// Kilobytes of memory it had resident at most.
+    /// Peak of the resident memory in kB.
     pub fn peak_kb(&self) -> u64 {
         self.status("VmHWM:")
     }
 
     fn status(&self, name: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 }
 
-impl Drop for Admin {
-    fn drop(&mut self) {
-        // Both fail only for one that has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A key of a tenant's.
+/// Creates a key of a tenant.
 pub fn key(fleet: &Fleet, tenant: &str, role: &str) -> String {
     let (code, stdout, stderr) = fleet.run(&["keys", "create", "--tenant", tenant, "--role", role]);
     assert_eq!(code, Some(0), "{stderr}");
     stdout.trim().to_owned()
 }
 
-/// What a browser adds to a form of a page of ours.
+/// A chat request that the demo model answers with `2024-03-03`, with some fields changed.
+pub fn question(change: Value) -> Value {
+    let mut body = json!({
+        "model": "demo",
+        "messages": [{ "role": "user", "content": "Paid on the 3rd of March, 2024" }],
+        "temperature": 0,
+        "max_tokens": 16,
+    });
+    body.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    body
+}
+
+/// Header that a browser adds to a form of the dashboard's own origin.
 pub const OURS: &str = "Sec-Fetch-Site: same-origin\r\n";
 
-/// What came back.
+/// An HTTP response.
 #[derive(Debug, Clone)]
 pub struct Answer {
     pub status: u16,
@@ -122,10 +123,10 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// All that comes until the other side hangs up.
+    /// Reads until the server closes the connection.
     pub fn read(stream: &mut TcpStream) -> Self {
         let mut bytes = Vec::new();
-        // A server that hangs up after its answer is as good as one that closes.
+        // A reset after the response is as good as a close.
         let _ = stream.read_to_end(&mut bytes);
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
         let end = end.unwrap_or_else(|| panic!("no head in {bytes:?}"));
@@ -146,13 +147,13 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.text()))
     }
 
-    /// A header's value.
+    /// Value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         let start = format!("{name}: ");
         self.head.lines().find_map(|line| line.strip_prefix(&start))
     }
 
-    /// The pair of the cookie that it sets.
+    /// Name and value of the cookie that is set.
     pub fn cookie(&self) -> String {
         let cookie = self.header("set-cookie").unwrap_or_else(|| panic!("{}", self.text()));
         cookie.split(';').next().unwrap().to_owned()
@@ -163,7 +164,7 @@ impl Answer {
         (self.status, self.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// The data of server-sent events.
+    /// Data of the server-sent events.
     pub fn events(&self) -> Vec<String> {
         let text = self.text();
         text.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
@@ -181,7 +182,7 @@ fn unchunked(mut bytes: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// Somebody with a key.
+/// A client with a key, or without one if the key is empty.
 #[derive(Clone)]
 pub struct Caller {
     listen: String,
@@ -189,21 +190,21 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Connects, and sends what is given.
+    /// Connects and sends bytes.
     pub fn open(&self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(&self.listen).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-        // One that is refused early may be cut off while it sends.
+        // The server may refuse and close before everything is sent.
         let _ = stream.write_all(bytes);
         stream
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes and reads the response.
     pub fn send(&self, bytes: &[u8]) -> Answer {
         Answer::read(&mut self.open(bytes))
     }
 
-    /// The head of a request.
+    /// Head of a request.
     pub fn head(&self, method: &str, path: &str, headers: &str) -> String {
         let key = match self.key.as_str() {
             "" => String::new(),
@@ -212,12 +213,21 @@ impl Caller {
         format!("{method} {path} HTTP/1.1\r\nHost: a\r\n{key}Connection: close\r\n{headers}\r\n")
     }
 
-    /// Sends a body of a type.
-    pub fn request(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> Answer {
+    /// A request with a body of a content type.
+    fn bytes(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> Vec<u8> {
         let headers = format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len());
-        let mut bytes = self.head(method, path, &headers).into_bytes();
-        bytes.extend_from_slice(body);
-        self.send(&bytes)
+        [self.head(method, path, &headers).as_bytes(), body].concat()
+    }
+
+    /// Sends a body with a content type.
+    pub fn request(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> Answer {
+        self.send(&self.bytes(method, path, kind, body))
+    }
+
+    /// Posts JSON without reading the response.
+    pub fn open_post(&self, path: &str, body: &Value) -> TcpStream {
+        let body = body.to_string();
+        self.open(&self.bytes("POST", path, "application/json", body.as_bytes()))
     }
 
     pub fn get(&self, path: &str) -> Answer {
@@ -228,12 +238,12 @@ impl Caller {
         self.request("POST", path, "application/json", body.to_string().as_bytes())
     }
 
-    /// Opens a page with a session's cookie.
+    /// Gets a page with a session cookie.
     pub fn page(&self, path: &str, cookie: &str) -> Answer {
         self.send(self.head("GET", path, &format!("Cookie: {cookie}\r\n")).as_bytes())
     }
 
-    /// Sends a form as a page of the dashboard does, or with other headers.
+    /// Posts a form with a session cookie and these headers.
     pub fn form(&self, path: &str, cookie: &str, headers: &str, form: &str) -> Answer {
         let headers = format!(
             "{headers}Cookie: {cookie}\r\nContent-Type: application/x-www-form-urlencoded\r\n\
@@ -243,7 +253,7 @@ impl Caller {
         self.send((self.head("POST", path, &headers) + form).as_bytes())
     }
 
-    /// Logs in to the dashboard with a key; the session's cookie.
+    /// Logs in to the dashboard with a key; returns the session cookie.
     pub fn log_in(&self, key: &str) -> String {
         self.form("/dashboard/login", "", OURS, &format!("key={key}")).cookie()
     }
@@ -252,7 +262,7 @@ impl Caller {
         self.send(self.head("DELETE", path, "").as_bytes())
     }
 
-    /// Uploads a file.
+    /// Uploads a batch input file.
     pub fn upload(&self, content: &[u8]) -> Answer {
         let mut body = b"--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n\
             --x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\
@@ -263,7 +273,7 @@ impl Caller {
         self.request("POST", "/v1/files", "multipart/form-data; boundary=x", &body)
     }
 
-    /// Uploads a file and has it answered; the batch's id.
+    /// Uploads a file and creates a batch of it; returns the batch id.
     pub fn batch(&self, content: &[u8], window: &str) -> String {
         let file = self.upload(content);
         assert_eq!(file.status, 200, "{}", file.text());
@@ -279,8 +289,8 @@ impl Caller {
         batch.json()["id"].as_str().unwrap().to_owned()
     }
 
-    /// The batch once it is over.
-    pub fn over(&self, batch: &str) -> Value {
+    /// Waits until a batch is in a terminal state.
+    pub fn finished(&self, batch: &str) -> Value {
         let started = Instant::now();
         loop {
             let now = self.get(&format!("/v1/batches/{batch}")).json();
@@ -288,12 +298,12 @@ impl Caller {
             if ["completed", "failed", "expired", "cancelled"].contains(&state) {
                 return now;
             }
-            assert!(started.elapsed() < Duration::from_secs(180), "not over: {now}");
+            assert!(started.elapsed() < Duration::from_secs(180), "not finished: {now}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// The lines of a file.
+    /// Lines of a file.
     pub fn lines(&self, file: &Value) -> Vec<Value> {
         let content = self.get(&format!("/v1/files/{}/content", file.as_str().unwrap()));
         assert_eq!(content.status, 200);

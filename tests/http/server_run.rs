@@ -1,4 +1,4 @@
-//! `batch run --server`: the promise of an embedded run, over HTTP.
+//! `batch run --server` gives the answers of an embedded run over HTTP.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use crate::{
     standalone::alone,
 };
 
-/// A service in one file, always at the same address.
+/// A standalone service with a SQLite store, always at the same address.
 struct Service {
     folder: tempfile::TempDir,
     _port: Port,
@@ -46,12 +46,12 @@ impl Service {
         self.admin.as_ref().unwrap()
     }
 
-    /// The run of a file through it.
+    /// `batch run` of a file with this service.
     fn command(&self, input: &Path, output: &Path) -> Command {
         self.command_to(&format!("http://{}", self.listen), input, output)
     }
 
-    /// The same through whatever is at this address.
+    /// `batch run` of a file with the server at this URL.
     fn command_to(&self, server: &str, input: &Path, output: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
         command.args(["batch", "run", "--json"]).arg(input).arg("-o").arg(output);
@@ -65,7 +65,7 @@ impl Service {
         self.command(input, output).output().unwrap()
     }
 
-    /// How many there are of a noun.
+    /// Number of items in a list of the API.
     fn count(&self, path: &str) -> usize {
         self.admin().with(&self.key).get(path).json()["data"].as_array().unwrap().len()
     }
@@ -85,7 +85,7 @@ fn read(path: &Path) -> Vec<Value> {
 }
 
 #[test]
-fn every_line_is_answered_once_whatever_it_is() {
+fn every_line_is_answered_once() {
     let service = Service::start();
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = paths(folder.path());
@@ -108,16 +108,16 @@ fn every_line_is_answered_once_whatever_it_is() {
     let answers = read(&output);
     let text = |line: &Value| line["response"]["body"]["choices"][0]["message"]["content"].clone();
     assert_eq!((answers.len(), text(&answers[0])), (35, json!("2024-03-03")));
-    assert_eq!(answers[0]["custom_id"], "line-1", "in the order of the input");
+    assert_eq!(answers[0]["custom_id"], "line-1", "output has the input order");
     let error = |line: &Value| (line["error"]["code"].clone(), line["error"]["line"].clone());
     assert_eq!(error(&answers[1]), (json!("invalid_json"), json!(3)));
-    assert_eq!(by_name(&answers[2..32]), embedded(&good), "to the bit");
+    assert_eq!(by_name(&answers[2..32]), embedded(&good), "equal to the embedded run");
     assert_eq!(answers[32]["response"]["body"]["object"], "text_completion");
     assert_eq!(error(&answers[33]), (json!("duplicate_custom_id"), json!(35)));
     assert_eq!(answers[34]["response"]["body"]["error"]["param"], "temperature");
-    assert_eq!(service.count("/v1/batches"), 2, "one for each endpoint");
+    assert_eq!(service.count("/v1/batches"), 2, "one batch for each endpoint");
 
-    // Again: nothing is sent, and what was changed is mended.
+    // A second run sends nothing and restores a changed output.
     let whole = fs::read(&output).unwrap();
     for change in [None, Some("torn")] {
         if let Some(change) = change {
@@ -138,13 +138,13 @@ fn every_line_is_answered_once_whatever_it_is() {
 }
 
 #[test]
-fn a_run_killed_at_any_moment_sends_nothing_twice_and_ends_the_same() {
+fn killed_runs_send_nothing_twice() {
     let mut service = Service::start();
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = paths(folder.path());
     let content = lines(1500);
     fs::write(&input, &content).unwrap();
-    // Every moment of a run's first second, and of what comes after: it starts over each time.
+    // Kills at many moments of the first second; each run resumes the one before.
     for kill in 0..16 {
         let mut child = service.command(&input, &output).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(20 + kill * 47 % 600));
@@ -155,11 +155,11 @@ fn a_run_killed_at_any_moment_sends_nothing_twice_and_ends_the_same() {
             service.start_again();
         }
     }
-    // This one has its server die under it. One that begins so late that it finds none says so.
+    // The server is killed during this run. A run that starts too late to connect ends with an error.
     let mut delays = [300, 1_000, 5_000].into_iter().map(Duration::from_millis);
     loop {
         let child = service.command(&input, &output).spawn().unwrap();
-        std::thread::sleep(delays.next().expect("a run begins within seconds"));
+        std::thread::sleep(delays.next().expect("a run connects within seconds"));
         service.admin().signal(Signal::Kill);
         std::thread::sleep(Duration::from_millis(700));
         service.start_again();
@@ -171,14 +171,14 @@ fn a_run_killed_at_any_moment_sends_nothing_twice_and_ends_the_same() {
     }
     let answers = read(&output);
     assert_eq!(by_name(&answers), embedded(&content));
-    assert_eq!(service.count("/v1/batches"), 1, "one batch was made");
-    assert_eq!(service.count("/v1/files?purpose=batch"), 1, "of one file");
+    assert_eq!(service.count("/v1/batches"), 1, "one batch");
+    assert_eq!(service.count("/v1/files?purpose=batch"), 1, "one file");
     let left = fs::read_dir(folder.path().join("out.jsonl.tritmill-server")).unwrap().count();
-    assert_eq!(left, 1, "only what is remembered is left");
+    assert_eq!(left, 1, "only the state file is left");
 }
 
 #[test]
-fn a_run_killed_at_each_of_its_steps_makes_one_batch() {
+fn run_killed_at_each_step_creates_one_batch() {
     const RUNS: u64 = 20;
     let service = Service::start();
     let folder = tempfile::tempdir().unwrap();
@@ -198,16 +198,16 @@ fn a_run_killed_at_each_of_its_steps_makes_one_batch() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_one_line() {
+fn errors_are_one_line_without_the_key() {
     let service = Service::start();
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = paths(folder.path());
     fs::write(&input, lines(2)).unwrap();
-    let refused = |mut command: Command, says: &str| {
+    let refused = |mut command: Command, message: &str| {
         let run = command.output().unwrap();
         let said = said(&run);
         assert_eq!(run.status.code(), Some(1), "{said}");
-        assert!(said.contains(says) && !said.contains("panicked"), "{said}");
+        assert!(said.contains(message) && !said.contains("panicked"), "{said}");
         assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{said}");
         assert!(!said.contains(&service.key), "{said}");
     };

@@ -1,4 +1,4 @@
-//! API and worker in one process: without servers, and beside them.
+//! API and worker in one process, with and without servers.
 
 use std::{path::Path, process::Command, time::Duration};
 
@@ -8,12 +8,12 @@ use tritmill_servers::Signal;
 use crate::{
     batches::{by_name, embedded, lines},
     fleet::Fleet,
-    rig::Admin,
+    rig::{Admin, question},
 };
 
 const WORDS: [&str; 6] = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
 
-/// The program without servers, with everything in one file.
+/// The program without servers, with a SQLite store in `folder`.
 pub fn alone(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
     command.args(words).arg("--store").arg(folder.join("store"));
@@ -21,23 +21,14 @@ pub fn alone(folder: &Path, words: &[&str]) -> Command {
     command
 }
 
-fn question(stream: bool) -> Value {
-    json!({
-        "model": "demo",
-        "messages": [{ "role": "user", "content": "Paid on the 3rd of March, 2024" }],
-        "temperature": 0,
-        "stream": stream,
-    })
-}
-
 #[test]
-fn without_servers_a_file_keeps_keys_files_and_batches() {
+fn sqlite_store_keeps_keys_files_and_batches_over_a_kill() {
     let folder = tempfile::tempdir().unwrap();
-    // Slow enough that a long answer comes in pieces.
+    // Slow enough that a long answer is streamed in several events.
     let slow = [&WORDS[..], &["--isa", "scalar"]].concat();
     let service = Admin::of(alone(folder.path(), &slow));
     let caller = service.first();
-    let answer = caller.post("/v1/chat/completions", &question(false)).json();
+    let answer = caller.post("/v1/chat/completions", &question(json!({}))).json();
     assert_eq!(answer["choices"][0]["message"]["content"], "2024-03-03");
     let pieces = |body: &Value| -> Vec<String> {
         let events = caller.post("/v1/chat/completions", body).events();
@@ -46,11 +37,10 @@ fn without_servers_a_file_keeps_keys_files_and_batches() {
             |event: Value| event["choices"][0]["delta"]["content"].as_str().map(str::to_owned);
         events.filter_map(text).collect()
     };
-    assert_eq!(pieces(&question(true)).concat(), "2024-03-03");
-    let mut long = question(true);
-    (long["ignore_eos"], long["max_tokens"]) = (json!(true), json!(400));
-    assert!(pieces(&long).len() > 1, "text comes while it is generated");
-    // A key of another tenant's, made beside the service that runs.
+    assert_eq!(pieces(&question(json!({ "stream": true }))).concat(), "2024-03-03");
+    let long = question(json!({ "stream": true, "ignore_eos": true, "max_tokens": 400 }));
+    assert!(pieces(&long).len() > 1, "text is streamed while it is generated");
+    // A key of another tenant, created while the service runs.
     let other = alone(folder.path(), &["keys", "create", "--tenant", "other"]).output().unwrap();
     let other = service.with(String::from_utf8(other.stdout).unwrap().trim());
     let refused = alone(folder.path(), &WORDS).output().unwrap();
@@ -70,7 +60,7 @@ fn without_servers_a_file_keeps_keys_files_and_batches() {
     let mut service = Admin::of(alone(folder.path(), &WORDS));
     assert!(service.first_key.is_none());
     let caller = service.with(&key);
-    let batch = caller.over(&id);
+    let batch = caller.finished(&id);
     assert_eq!(batch["request_counts"], json!({ "total": 300, "completed": 300, "failed": 0 }));
     assert_eq!(by_name(&caller.lines(&batch["output_file_id"])), embedded(&content));
     service.signal(Signal::Terminate);
@@ -78,14 +68,14 @@ fn without_servers_a_file_keeps_keys_files_and_batches() {
 }
 
 #[test]
-fn beside_servers_others_may_join() {
+fn standalone_with_servers_can_be_joined_by_an_admin() {
     let fleet = Fleet::empty();
     let service = Admin::of(fleet.command(&WORDS));
     let caller = service.first();
-    let answer = caller.post("/v1/chat/completions", &question(false)).json();
+    let answer = caller.post("/v1/chat/completions", &question(json!({}))).json();
     assert_eq!(answer["choices"][0]["message"]["content"], "2024-03-03");
     let admin = Admin::start(&fleet, &[]);
     let streamed = admin.with(service.first_key.as_deref().unwrap());
-    let streamed = streamed.post("/v1/chat/completions", &question(true));
+    let streamed = streamed.post("/v1/chat/completions", &question(json!({ "stream": true })));
     assert_eq!(streamed.events().last().map(String::as_str), Some("[DONE]"));
 }

@@ -1,4 +1,4 @@
-//! Redis, Postgres and workers of a test's own, and the program run against them.
+//! A Redis, a Postgres and workers for one test, and the program run against them.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -10,8 +10,7 @@ use std::{
 use serde_json::{Value, json};
 use tritmill_servers::{Postgres, Redis, Signal};
 
-/// Batch lines for the demo model, most of them short.
-#[allow(dead_code, reason = "not every test asks")]
+/// Batch lines for the demo model with short answers.
 pub fn questions(count: usize) -> String {
     let line = |index: usize| {
         let text = format!("Invoice {index} was paid on the {} of March, 2024", 1 + index % 28);
@@ -28,14 +27,14 @@ pub fn questions(count: usize) -> String {
     (0..count).map(line).collect()
 }
 
-/// Servers, and the program pointed at them.
+/// Both servers.
 pub struct Fleet {
     pub redis: Redis,
     pub postgres: Postgres,
 }
 
 impl Fleet {
-    /// Starts both servers and makes the tables.
+    /// Starts both servers and migrates the database.
     pub fn start() -> Self {
         let fleet = Self::empty();
         let migrated = fleet.command(&["migrate"]).output().unwrap();
@@ -43,12 +42,12 @@ impl Fleet {
         fleet
     }
 
-    /// Starts both servers.
+    /// Starts both servers without the schema.
     pub fn empty() -> Self {
         Self { redis: Redis::start().unwrap(), postgres: Postgres::start().unwrap() }
     }
 
-    /// The program, told where the servers are.
+    /// The program with the URLs of the servers in its environment.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
         command
@@ -59,26 +58,24 @@ impl Fleet {
         command
     }
 
-    /// Runs the program to its end; what it printed.
+    /// Runs the program; returns its exit code, standard output and standard error.
     pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
-        let output = self.command(arguments).output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code(), text(output.stdout), text(output.stderr))
+        run(&mut self.command(arguments))
     }
 
-    /// Keys that Redis holds.
+    /// Number of keys in Redis.
     pub fn redis_keys(&self) -> u64 {
         redis_keys(&self.redis)
     }
 
-    /// Rows of all these tables together.
+    /// Number of rows of these tables together.
     pub fn rows(&self, tables: &[&str]) -> u64 {
         let count = |table: &&str| format!("(SELECT count(*) FROM {table})");
         let sum = tables.iter().map(count).collect::<Vec<_>>().join(" + ");
         self.sql(&format!("SELECT {sum}")).trim().parse().unwrap()
     }
 
-    /// Runs a statement; what it printed.
+    /// Runs a statement; returns what psql prints.
     pub fn sql(&self, statement: &str) -> String {
         let psql = Command::new("psql").args(["-Atc", statement, &self.postgres.url()]).output();
         let output = psql.unwrap();
@@ -86,12 +83,12 @@ impl Fleet {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Starts a worker on the demo model and waits until it serves.
+    /// Starts a worker with the demo model and waits until it is ready.
     pub fn worker(&self, arguments: &[&str]) -> WorkerProcess {
         self.serve("worker", arguments)
     }
 
-    /// Starts `worker` or `standalone` and waits until it serves.
+    /// Starts `worker` or `standalone` and waits until it is ready.
     pub fn serve(&self, command: &str, arguments: &[&str]) -> WorkerProcess {
         let mut command = self.command(&[command, "--json", "--threads", "1", "--lease", "2"]);
         command.args(arguments).stderr(Stdio::piped());
@@ -99,35 +96,46 @@ impl Fleet {
     }
 }
 
-/// A worker that runs; killed when dropped.
+/// A running worker or admin, killed when dropped.
 pub struct WorkerProcess {
     child: Child,
     listen: String,
+    /// Incarnation id of a worker.
     pub owner: String,
+    /// The line that it printed when it was ready.
+    pub ready: Value,
 }
 
 impl WorkerProcess {
-    /// Starts one by its command, which prints JSON, and waits until it serves.
+    /// Starts a command with `--json` and waits for the line that says it is ready.
     pub fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let stderr = child.stderr.take();
         let Ok(ready) = serde_json::from_str::<Value>(&line) else {
             let mut said = String::new();
-            if let Some(mut stderr) = child.stderr.take() {
-                stderr.read_to_string(&mut said).unwrap();
-            }
-            panic!("the worker did not start: {said}");
+            stderr.map(|mut stderr| stderr.read_to_string(&mut said).unwrap());
+            panic!("the process did not start: {said}");
         };
+        if let Some(mut stderr) = stderr {
+            // The process would block on a full pipe.
+            std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        }
         let listen = ready["listen"].as_str().unwrap().to_owned();
-        Self { child, listen, owner: ready["owner"].as_str().unwrap().to_owned() }
+        let owner = ready["owner"].as_str().unwrap_or_default().to_owned();
+        Self { child, listen, owner, ready }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn signal(&self, signal: Signal) {
-        signal.send(self.child.id()).unwrap();
+        signal.send(self.pid()).unwrap();
     }
 
-    /// Its exit code, if it ends within `limit`.
+    /// Returns the exit code if the process exits within `limit`.
     pub fn wait(&mut self, limit: Duration) -> Option<i32> {
         let started = Instant::now();
         while started.elapsed() < limit {
@@ -139,7 +147,7 @@ impl WorkerProcess {
         None
     }
 
-    /// Status and body of a page of its own.
+    /// Returns status and body of a page of the worker's health and metrics server.
     pub fn get(&self, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.listen).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -154,13 +162,20 @@ impl WorkerProcess {
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        // Both fail only for one that has ended.
+        // Both fail only for a process that has exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Keys that a Redis holds.
+/// Runs a command; returns its exit code, standard output and standard error.
+pub fn run(command: &mut Command) -> (Option<i32>, String, String) {
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Number of keys in a Redis.
 pub fn redis_keys(redis: &Redis) -> u64 {
     let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
     stream.write_all(b"DBSIZE\r\n").unwrap();
@@ -169,7 +184,7 @@ pub fn redis_keys(redis: &Redis) -> u64 {
     line.trim_start_matches(':').trim().parse().unwrap()
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds; fails after a minute.
 pub fn eventually(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {

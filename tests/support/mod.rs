@@ -1,4 +1,4 @@
-//! A folder with an input file, and the program run on it.
+//! A folder with an input file, and `batch run` on it.
 
 use std::{
     collections::HashMap,
@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
+pub use tritmill_servers::Random;
 
 /// A chat request that greedy decoding answers in exactly `tokens` tokens.
 pub fn chat(custom_id: &str, tokens: u64) -> Value {
@@ -23,7 +24,7 @@ pub fn chat(custom_id: &str, tokens: u64) -> Value {
     })
 }
 
-/// A line that is no good request, of one of many kinds, always the same for one number and seed.
+/// A malformed line of one of many kinds; a function of the number and the generator's state.
 pub fn malformed(number: u64, random: &mut Random) -> Vec<u8> {
     let mut request = chat(&format!("bad-{number}"), 2);
     let whole = request.to_string().into_bytes();
@@ -53,7 +54,7 @@ pub fn malformed(number: u64, random: &mut Random) -> Vec<u8> {
             request.to_string().into_bytes()
         }
         9 => {
-            // The later of two lines with one name is the bad one.
+            // Of two lines with the same custom_id, the later one is the error.
             let (name, n) = if number > 501 { ("good-501", 1) } else { ("bad", 0) };
             request["custom_id"] = json!(name);
             request["body"]["n"] = json!(n);
@@ -67,33 +68,19 @@ pub fn malformed(number: u64, random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// The lines of a file as JSON.
+/// Parses the lines of a file as JSON.
 pub fn lines_of(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// An output line without the one thing that may differ between runs.
+/// An output line without `created`, which may differ between runs.
 pub fn without_created(line: &Value) -> Value {
     let mut line = line.clone();
     if let Some(body) = line["response"]["body"].as_object_mut() {
         body.remove("created");
     }
     line
-}
-
-/// SplitMix64, seeded.
-pub struct Random(pub u64);
-
-impl Random {
-    /// A number below `limit`.
-    pub fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % limit as u64) as usize
-    }
 }
 
 /// A temporary folder for one test.
@@ -125,13 +112,13 @@ impl Scratch {
         fs::write(self.input(), text).unwrap();
     }
 
-    /// Runs with the input file as standard input.
+    /// Runs `batch run` with the input file as standard input.
     pub fn run_piped(&self, arguments: &[&str]) -> Run {
         let input = fs::File::open(self.input()).unwrap();
         self.start_from("-".as_ref(), input.into(), "bitnet-tiny", arguments).wait()
     }
 
-    /// Whole lines in the output.
+    /// Number of complete lines in the output.
     pub fn output_lines(&self) -> usize {
         let bytes = fs::read(self.output()).unwrap_or_default();
         bytes.iter().filter(|byte| **byte == b'\n').count()
@@ -168,7 +155,7 @@ impl Scratch {
             .arg("--model")
             .arg(golden.join(model))
             .args(arguments)
-            // Whoever runs the tests may have servers of their own.
+            // The user's environment may name other servers.
             .env_remove("REDIS_URL")
             .env_remove("DATABASE_URL")
             .stdin(stdin)
@@ -180,11 +167,11 @@ impl Scratch {
     }
 }
 
-/// A run that is going on.
+/// A running process.
 pub struct Running(Child);
 
 impl Running {
-    /// Kills the process without warning once `ready`; false if it ended before.
+    /// Kills the process once `ready`; false if it exited before.
     pub fn kill_when(&mut self, ready: impl Fn() -> bool) -> bool {
         let waited = self.wait_until(ready);
         self.0.kill().unwrap();
@@ -192,7 +179,7 @@ impl Running {
         waited
     }
 
-    /// Sends what Ctrl-C sends, once `ready`.
+    /// Sends SIGINT, as Ctrl-C does, once `ready`.
     pub fn interrupt_when(&mut self, ready: impl Fn() -> bool) {
         assert!(self.wait_until(ready), "the run ended before it could be interrupted");
         let pid = self.0.id().to_string();
@@ -209,7 +196,7 @@ impl Running {
         true
     }
 
-    /// Waits for the end.
+    /// Waits until the process exits.
     pub fn wait(self) -> Run {
         let output = self.0.wait_with_output().unwrap();
         Run {
@@ -220,7 +207,7 @@ impl Running {
     }
 }
 
-/// A run that has ended.
+/// Exit code and output of a run.
 pub struct Run {
     pub code: Option<i32>,
     pub stdout: String,

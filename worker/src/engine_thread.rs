@@ -16,31 +16,31 @@ use std::{
 
 use tokio::sync::mpsc as async_mpsc;
 use tritmill_engine::{Engine, Event, Output, Request, RequestError, RequestId, SubmitError};
-use tritmill_queue::Held;
+use tritmill_queue::ClaimRef;
 
-use crate::vitals::Vitals;
+use crate::metrics::Metrics;
 
 /// What the engine is told.
 #[derive(Debug)]
 enum Command {
-    Submit(Held, Box<Request>, bool),
-    Cancel(Held),
+    Submit(ClaimRef, Box<Request>, bool),
+    Cancel(ClaimRef),
 }
 
 /// New tokens of a request before its tokens so far are told.
-const TELL_TOKENS: usize = 32;
+const PROGRESS_TOKENS: usize = 32;
 
 /// What the engine tells.
 #[derive(Debug)]
 pub enum Report {
     /// A request ended.
-    Ended(Held, End),
+    Ended(ClaimRef, End),
     /// All tokens of a request so far; told of requests that can be resumed from them.
-    Progress(Held, Vec<u32>),
+    Progress(ClaimRef, Vec<u32>),
     /// The first token of a request, and when it was drawn.
-    FirstToken(Held, Instant),
+    FirstToken(ClaimRef, Instant),
     /// More text of one choice of a request that streams.
-    Text(Held, u32, String),
+    Text(ClaimRef, u32, String),
 }
 
 /// How a request ended.
@@ -70,14 +70,14 @@ impl EngineThread {
     ///
     /// # Errors
     /// If the system has no more threads.
-    pub fn start(engine: Engine, place: usize, vitals: Arc<Vitals>) -> std::io::Result<Self> {
+    pub fn start(engine: Engine, place: usize, metrics: Arc<Metrics>) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::channel();
         // Unbounded, but never longer than the requests the worker has room for.
         let (outbox, reports) = async_mpsc::unbounded_channel();
         let pulse = Arc::new(AtomicU64::new(0));
         let beat = Arc::clone(&pulse);
         let body = move || {
-            Loop { engine, place, held: HashMap::new(), inbox, outbox, pulse: beat, vitals }.run();
+            Loop { engine, place, held: HashMap::new(), inbox, outbox, pulse: beat, metrics }.run();
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
         Ok(Self { commands: Some(commands), reports, thread: Some(thread), pulse })
@@ -85,12 +85,12 @@ impl EngineThread {
 
     /// Starts a request, whose text is told while it grows if `stream` says so. A thread that died
     /// answers nothing; `reports` says so.
-    pub fn submit(&self, held: Held, request: Request, stream: bool) {
+    pub fn submit(&self, held: ClaimRef, request: Request, stream: bool) {
         self.send(Command::Submit(held, Box::new(request), stream));
     }
 
     /// Ends a request early; it still comes back.
-    pub fn cancel(&self, held: Held) {
+    pub fn cancel(&self, held: ClaimRef) {
         self.send(Command::Cancel(held));
     }
 
@@ -101,7 +101,7 @@ impl EngineThread {
     }
 
     /// Gives up a thread whose step does not end: nobody waits for it any more.
-    pub fn forsake(&mut self) {
+    pub fn abandon(&mut self) {
         self.thread = None;
     }
 
@@ -125,8 +125,8 @@ impl Drop for EngineThread {
 }
 
 /// A request in the engine.
-struct Flight {
-    held: Held,
+struct RunningClaim {
+    held: ClaimRef,
     /// Its tokens, if it can be resumed from them.
     tokens: Option<Vec<u32>>,
     /// How many of them were told.
@@ -140,11 +140,11 @@ struct Flight {
 struct Loop {
     engine: Engine,
     place: usize,
-    held: HashMap<RequestId, Flight>,
+    held: HashMap<RequestId, RunningClaim>,
     inbox: mpsc::Receiver<Command>,
     outbox: async_mpsc::UnboundedSender<Report>,
     pulse: Arc<AtomicU64>,
-    vitals: Arc<Vitals>,
+    metrics: Arc<Metrics>,
 }
 
 impl Loop {
@@ -166,7 +166,7 @@ impl Loop {
             self.pulse.fetch_add(1, Ordering::Relaxed);
             let step = self.engine.step(Instant::now());
             self.pulse.fetch_add(1, Ordering::Relaxed);
-            self.vitals.stepped(self.place, step.sequences, self.engine.stats());
+            self.metrics.record_step(self.place, step.sequences, self.engine.stats());
             for event in step.events {
                 match event {
                     Event::Delta { id, choice, text, tokens } => {
@@ -187,7 +187,8 @@ impl Loop {
                 let told = request.resume.len();
                 match self.engine.submit(*request, Instant::now()) {
                     Ok(id) => {
-                        self.held.insert(id, Flight { held, tokens, told, stream, began: false });
+                        self.held
+                            .insert(id, RunningClaim { held, tokens, told, stream, began: false });
                     }
                     Err(error) => self.report(Report::Ended(held, End::Refused(error))),
                 }
@@ -207,7 +208,7 @@ impl Loop {
             let first = Report::FirstToken(flight.held, Instant::now());
             self.report(first);
         }
-        if let Some(Flight { held, stream: true, .. }) = self.held.get(&id)
+        if let Some(RunningClaim { held, stream: true, .. }) = self.held.get(&id)
             && !text.is_empty()
         {
             self.report(Report::Text(*held, choice, text));
@@ -215,7 +216,7 @@ impl Loop {
         let Some(flight) = self.held.get_mut(&id) else { return };
         let Some(tokens) = &mut flight.tokens else { return };
         tokens.extend(new);
-        if tokens.len() >= flight.told + TELL_TOKENS {
+        if tokens.len() >= flight.told + PROGRESS_TOKENS {
             flight.told = tokens.len();
             let report = Report::Progress(flight.held, tokens.clone());
             self.report(report);

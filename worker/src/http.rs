@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::vitals::Vitals;
+use crate::metrics::Metrics;
 
 /// The type of Prometheus' and OpenMetrics' text.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -41,21 +41,21 @@ pub async fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)
 ///
 /// # Errors
 /// If the listener takes no connection for [`PATIENCE`], though it is asked to again and again.
-pub async fn serve(listener: TcpListener, vitals: Arc<Vitals>) -> io::Result<()> {
-    serve_with(listener, vitals, PATIENCE).await
+pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> io::Result<()> {
+    serve_with(listener, metrics, PATIENCE).await
 }
 
 async fn serve_with(
     listener: TcpListener,
-    vitals: Arc<Vitals>,
+    metrics: Arc<Metrics>,
     patience: Duration,
 ) -> io::Result<()> {
     let router = Router::new()
         // The process runs and its async side is not stuck: that is all this says.
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
-        .with_state(vitals);
+        .route("/metrics", get(metrics_text))
+        .with_state(metrics);
     let (give_up, given_up) = oneshot::channel();
     let listener = Patient { listener, patience, give_up: Some(give_up) };
     tokio::select! {
@@ -106,15 +106,15 @@ fn of_the_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-async fn ready(State(vitals): State<Arc<Vitals>>) -> impl IntoResponse {
-    match vitals.unready() {
+async fn ready(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
+    match metrics.not_ready_reason() {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
     }
 }
 
-async fn metrics(State(vitals): State<Arc<Vitals>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], vitals.metrics())
+async fn metrics_text(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], metrics.encode())
 }
 
 #[cfg(test)]

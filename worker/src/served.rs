@@ -10,13 +10,13 @@ use tritmill_queue::{ErrorKind, JobError, Message, Prompt, Role};
 
 /// A model under the name jobs know it by.
 #[derive(Debug, Clone)]
-pub struct Served {
+pub struct ServedModel {
     model: Arc<Model>,
     name: String,
     numerics_class: String,
 }
 
-impl Served {
+impl ServedModel {
     /// Serves `model` under `name`, on a backend of this numerics class.
     pub fn new(model: Arc<Model>, name: String, numerics_class: String) -> Self {
         Self { model, name, numerics_class }

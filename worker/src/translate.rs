@@ -14,7 +14,7 @@ use tritmill_queue::{
 
 use crate::{
     engine_thread::End,
-    served::{Served, chain, refused},
+    served::{ServedModel, chain, refused},
 };
 
 /// Stands for a log probability of minus infinity in results, as OpenAI has it.
@@ -28,7 +28,7 @@ struct Checkpoint<'a> {
 }
 
 /// A checkpoint: the tokens of a running answer.
-pub(crate) fn checkpoint(served: &Served, tokens: &[u32]) -> Vec<u8> {
+pub(crate) fn checkpoint(served: &ServedModel, tokens: &[u32]) -> Vec<u8> {
     let numerics_class = Cow::Borrowed(served.numerics_class());
     wire::encode(&Checkpoint { numerics_class, tokens: Cow::Borrowed(tokens) })
 }
@@ -36,7 +36,7 @@ pub(crate) fn checkpoint(served: &Served, tokens: &[u32]) -> Vec<u8> {
 /// The tokens that an answer goes on after. One that another numerics class began is begun anew, or
 /// its text would be neither's; so is one whose checkpoint cannot be read (or is of a release that did
 /// not say the class): that costs the time it would have saved.
-fn resume(served: &Served, checkpoint: &[u8]) -> Vec<u32> {
+fn resume(served: &ServedModel, checkpoint: &[u8]) -> Vec<u32> {
     match wire::decode::<Checkpoint<'_>>(checkpoint) {
         Ok(saved) if saved.numerics_class == served.numerics_class() => saved.tokens.into_owned(),
         _ => Vec::new(),
@@ -44,7 +44,7 @@ fn resume(served: &Served, checkpoint: &[u8]) -> Vec<u32> {
 }
 
 /// The engine's view of a claimed job.
-pub(crate) fn request(served: &Served, claim: &Claim) -> Result<Request, JobError> {
+pub(crate) fn request(served: &ServedModel, claim: &Claim) -> Result<Request, JobError> {
     let Claim { job, expires_in, checkpoint, .. } = claim;
     let sampling = &job.sampling;
     let resume = checkpoint.as_ref().map(|bytes| resume(served, bytes)).unwrap_or_default();
@@ -86,7 +86,7 @@ const fn size(count: u32) -> usize {
 
 /// What to record of a request's end; `None` for one that was cancelled: whoever cancelled it has
 /// recorded that.
-pub(crate) fn outcome(served: &Served, prompt: &Prompt, end: End) -> Option<Outcome> {
+pub(crate) fn outcome(served: &ServedModel, prompt: &Prompt, end: End) -> Option<Outcome> {
     match end {
         End::Finished(output) => finished(served, output),
         End::Refused(error) => Some(Outcome::Error(refusal(prompt, &error))),
@@ -99,7 +99,7 @@ fn failure(message: String) -> JobError {
     JobError { kind: ErrorKind::Engine, code: "engine_error".to_owned(), message, param: None }
 }
 
-fn finished(served: &Served, output: Output) -> Option<Outcome> {
+fn finished(served: &ServedModel, output: Output) -> Option<Outcome> {
     let ended = |reason| output.choices.iter().any(|choice| choice.finish_reason == reason);
     if ended(EngineReason::Cancelled) {
         return None;
@@ -194,7 +194,7 @@ mod tests {
         let golden =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
         let model = Arc::new(Model::open(&golden).expect("the golden model"));
-        let served = Served::new(model, "tiny".to_owned(), "class".to_owned());
+        let served = ServedModel::new(model, "tiny".to_owned(), "class".to_owned());
         let ended = |reasons: &[EngineReason]| {
             let choice = |(index, reason): (u32, &EngineReason)| EngineChoice {
                 index,

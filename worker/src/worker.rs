@@ -6,7 +6,7 @@
 //!              acknowledge ◄─ commit (finish) ◄─ collect ends
 //! ```
 //!
-//! One task owns all state ([`turn`]); leases are renewed by another ([`renewer`]), which no work can
+//! One task owns all state ([`event_loop`]); leases are renewed by another ([`renewer`]), which no work can
 //! hold up. As a service, a third ([`reconciler`]) moves what time has moved and feeds the dispatcher
 //! what it lost. Embedded, the worker is its own feeder: it fills the dispatcher from the store in
 //! order of id and ends when nothing is unfinished.
@@ -19,12 +19,12 @@
 mod backoff;
 mod breaker;
 mod devices;
-mod flights;
-mod heart;
-mod herald;
+mod event_loop;
+mod event_publisher;
+mod heartbeat;
+mod in_flight;
 mod reconciler;
 mod renewer;
-mod turn;
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,8 +36,11 @@ use tritmill_queue::{
 };
 
 pub use self::devices::Device;
-use self::{devices::Devices, heart::Heart, reconciler::Reconciler, renewer::Renewer, turn::Turn};
-use crate::{served::Served, vitals::Vitals};
+use self::{
+    devices::Devices, event_loop::EventLoop, heartbeat::HeartbeatTask, reconciler::Reconciler,
+    renewer::Renewer,
+};
+use crate::{metrics::Metrics, served::ServedModel};
 
 /// How long the last word may take.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
@@ -139,13 +142,13 @@ pub struct Worker {
     /// Where subscribers listen, if anywhere.
     pub events: Option<Arc<dyn Events>>,
     /// What answers.
-    pub served: Arc<Served>,
+    pub served: Arc<ServedModel>,
     /// How.
     pub config: WorkerConfig,
     /// Told of every commit; the worker does not mind if nobody listens.
     pub committed: mpsc::UnboundedSender<Committed>,
     /// What it counts while it works.
-    pub vitals: Arc<Vitals>,
+    pub metrics: Arc<Metrics>,
 }
 
 impl std::fmt::Debug for Worker {
@@ -165,10 +168,10 @@ impl Worker {
         devices: Vec<Device>,
         mut stop: watch::Receiver<Stop>,
     ) -> Result<(), WorkerError> {
-        let devices = Devices::start(devices, self.config.slots, &self.vitals)
+        let devices = Devices::start(devices, self.config.slots, &self.metrics)
             .map_err(WorkerError::Thread)?;
         let (holding, held) = watch::channel(Vec::new());
-        let (lost, losses) = mpsc::unbounded_channel();
+        let (lost, lost_leases) = mpsc::unbounded_channel();
         let renewer = Renewer {
             store: Arc::clone(&self.store),
             dispatcher: Arc::clone(&self.dispatcher),
@@ -176,30 +179,32 @@ impl Worker {
             lease: self.config.lease,
             held,
             lost,
-            vitals: Arc::clone(&self.vitals),
+            metrics: Arc::clone(&self.metrics),
         };
-        // Both end by themselves: the one with the turn, the other when it is aborted.
+        // Both end by themselves: the one with the event_loop, the other when it is aborted.
         tokio::spawn(renewer.run());
         let reconciling = (self.config.mode == Mode::Service).then(|| {
             let reconciler = Reconciler::of(&self);
             tokio::spawn(reconciler.run())
         });
         let (directing, directive) =
-            watch::channel(heart::before_the_first_beat(self.operations.is_some()));
+            watch::channel(heartbeat::initial_directive(self.operations.is_some()));
         let beating = self.operations.clone().map(|operations| {
-            let (vitals, config) = (Arc::clone(&self.vitals), self.config.clone());
+            let (metrics, config) = (Arc::clone(&self.metrics), self.config.clone());
             let numerics_class = self.served.numerics_class().to_owned();
-            let heart = Heart { operations, vitals, config, numerics_class, directive: directing };
-            tokio::spawn(heart.run())
+            let heartbeat =
+                HeartbeatTask { operations, metrics, config, numerics_class, directive: directing };
+            tokio::spawn(heartbeat.run())
         });
-        let telling = self.events.clone().map(|events| {
+        let events = self.events.clone().map(|events| {
             let (tell, told) = mpsc::unbounded_channel();
             // Ends by itself, when the last event is out.
-            tokio::spawn(herald::run(events, told));
+            tokio::spawn(event_publisher::run(events, told));
             tell
         });
-        let mut turn = Turn::new(&self, devices, holding, losses, directive, telling);
-        let result = turn.run(&mut stop).await;
+        let mut event_loop =
+            EventLoop::new(&self, devices, holding, lost_leases, directive, events);
+        let result = event_loop.run(&mut stop).await;
         reconciling.into_iter().chain(beating).for_each(|task| task.abort());
         if let Some(operations) = &self.operations {
             // A worker that could not say goodbye is listed as silent.

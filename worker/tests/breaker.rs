@@ -36,22 +36,22 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
     let jobs: Vec<Job> =
         (0..30).map(|_| Job { attempts_max: 8, ..job(Prompt::Tokens(vec![1, 2, 3]), 3) }).collect();
     rig.store.submit(&jobs).await.unwrap();
-    let vitals = rig.worker.vitals.clone();
+    let metrics = rig.worker.metrics.clone();
     let (stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     eventually("it is not ready", || {
-        vitals.unready().is_some_and(|why| why.contains("off the bus"))
+        metrics.not_ready_reason().is_some_and(|why| why.contains("off the bus"))
     })
     .await;
-    assert_eq!(gauge(&vitals, "device_rests"), 1);
+    assert_eq!(gauge(&metrics, "device_rests"), 1);
     eventually("nothing is held", || {
-        gauge(&vitals, "jobs_running") + gauge(&vitals, "results_waiting") == 0
+        gauge(&metrics, "jobs_running") + gauge(&metrics, "results_waiting") == 0
     })
     .await;
     // Jobs reach the engine one by one, so that a step may have one of them or all.
     let opened_after = steps.load(Ordering::SeqCst);
     assert!((3..=15).contains(&opened_after), "{opened_after} steps");
-    assert_eq!(gauge(&vitals, "device_failures_total"), i64::from(opened_after));
+    assert_eq!(gauge(&metrics, "device_failures_total"), i64::from(opened_after));
     let attempts = async || {
         let mut attempts = 0;
         for job in &jobs {
@@ -62,11 +62,11 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
     assert!(attempts().await <= 15);
     // A first probe, and the wait after it doubled.
     eventually("it is tried once", || steps.load(Ordering::SeqCst) > opened_after).await;
-    assert!(vitals.unready().is_some());
+    assert!(metrics.not_ready_reason().is_some());
     broken.store(false, Ordering::SeqCst);
-    eventually("it is ready", || vitals.unready().is_none()).await;
-    assert_eq!(gauge(&vitals, "device_rests"), 0);
-    eventually("all are answered", || gauge(&vitals, "jobs_completed_total") == 30).await;
+    eventually("it is ready", || metrics.not_ready_reason().is_none()).await;
+    assert_eq!(gauge(&metrics, "device_rests"), 0);
+    eventually("all are answered", || gauge(&metrics, "jobs_completed_total") == 30).await;
     assert!(attempts().await <= 16, "one for the probe");
     stop.send(Stop::Drain).unwrap();
     running.await.unwrap().unwrap();

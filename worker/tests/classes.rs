@@ -20,7 +20,7 @@ use tritmill_queue::{
     store::{SqliteStore, classes::ClassError},
     wire,
 };
-use tritmill_worker::{Device, Mode, Served, Stop, Vitals, Worker};
+use tritmill_worker::{Device, Metrics, Mode, ServedModel, Stop, Worker};
 
 /// Tokens of the job: several checkpoints' worth.
 const TOKENS: u32 = 150;
@@ -88,32 +88,32 @@ impl Queue {
         let device = kind.device(&self.model);
         let class = device.engine.backend().numerics_class().to_owned();
         self.rig.store.register_class(&queue(), &class).await?;
-        let vitals: Arc<Vitals> = Arc::default();
+        let metrics: Arc<Metrics> = Arc::default();
         let worker = Worker {
             store: self.rig.store.clone(),
             dispatcher: self.rig.dispatcher.clone(),
             operations: None,
             events: None,
-            served: Arc::new(Served::new(self.model.clone(), "tiny".into(), class)),
+            served: Arc::new(ServedModel::new(self.model.clone(), "tiny".into(), class)),
             config: self.rig.worker.config.clone(),
             committed: tokio::sync::mpsc::unbounded_channel().0,
-            vitals: vitals.clone(),
+            metrics: metrics.clone(),
         };
         let (stop, stopped) = watch::channel(Stop::No);
-        Ok(Running { task: tokio::spawn(worker.run(vec![device], stopped)), stop, vitals })
+        Ok(Running { task: tokio::spawn(worker.run(vec![device], stopped)), stop, metrics })
     }
 }
 
 struct Running {
     task: tokio::task::JoinHandle<Result<(), tritmill_worker::WorkerError>>,
     stop: watch::Sender<Stop>,
-    vitals: Arc<Vitals>,
+    metrics: Arc<Metrics>,
 }
 
 impl Running {
     /// Tokens that it has drawn.
     fn drawn(&self) -> u32 {
-        let metrics = self.vitals.metrics();
+        let metrics = self.metrics.encode();
         let name = "tritmill_generation_tokens_total{device=\"cpu\"} ";
         let value = metrics.lines().find_map(|line| line.strip_prefix(name));
         value.map_or(0, |value| value.parse().unwrap())
@@ -128,9 +128,9 @@ impl Running {
 
     /// Waits until nothing is left; returns how many tokens it drew.
     async fn end(self) -> u32 {
-        let Self { task, vitals, stop } = self;
+        let Self { task, metrics, stop } = self;
         task.await.unwrap().unwrap();
-        Self { task: tokio::spawn(async { Ok(()) }), vitals, stop }.drawn()
+        Self { task: tokio::spawn(async { Ok(()) }), metrics, stop }.drawn()
     }
 }
 
@@ -175,7 +175,7 @@ async fn a_class_goes_on_with_its_own_checkpoints_and_begins_the_others_jobs_ane
     let saved: serde_json::Value = wire::decode(look.checkpoint.as_ref().unwrap()).unwrap();
     assert_eq!(saved["numerics_class"], queue.class(f16));
     assert!(saved["tokens"].as_array().unwrap().len() >= 64, "{saved}");
-    store.hand_back(&[look.held()]).await.unwrap();
+    store.hand_back(&[look.claim_ref()]).await.unwrap();
 
     // The same class goes on.
     let drawn = queue.worker(f16).await.unwrap().end().await;

@@ -44,19 +44,21 @@ async fn devices_share_the_jobs_of_a_worker() {
     let ((a, steps_a), (b, steps_b)) = (device("cuda:0", |_| Ok(())), device("cuda:1", |_| Ok(())));
     let all = jobs(60, 20);
     rig.store.submit(&all).await.unwrap();
-    let vitals = rig.worker.vitals.clone();
+    let metrics = rig.worker.metrics.clone();
     let (stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(rig.worker.run(vec![a, b], stopped));
-    eventually("more is held than one device has slots for", || gauge(&vitals, "jobs_running") > 5)
-        .await;
-    eventually("all are answered", || gauge(&vitals, "jobs_completed_total") == 60).await;
+    eventually("more is held than one device has slots for", || {
+        gauge(&metrics, "jobs_running") > 5
+    })
+    .await;
+    eventually("all are answered", || gauge(&metrics, "jobs_completed_total") == 60).await;
     // Each job takes 20 steps of its sequence, of five at most in a step.
     let least = 60 * 20 / 5 / 3;
     for steps in [&steps_a, &steps_b] {
         let steps = steps.load(Ordering::SeqCst);
         assert!(steps > least, "a device ran {steps} steps");
     }
-    let metrics = vitals.metrics();
+    let metrics = metrics.encode();
     for (device, steps) in [("cuda:0", &steps_a), ("cuda:1", &steps_b)] {
         let steps = steps.load(Ordering::SeqCst);
         let line = format!("tritmill_engine_steps_total{{device=\"{device}\"}} {steps}");
@@ -91,16 +93,16 @@ async fn a_device_that_fails_is_left_alone_while_the_others_work() {
     });
     let (good, _) = device("good", |_| Ok(()));
     rig.store.submit(&jobs(60, 10)).await.unwrap();
-    let vitals = rig.worker.vitals.clone();
+    let metrics = rig.worker.metrics.clone();
     let (stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(rig.worker.run(vec![bad, good], stopped));
-    eventually("one rests", || gauge(&vitals, "device_rests") == 1).await;
-    assert_eq!(vitals.unready(), None, "the other works");
-    eventually("all are answered", || gauge(&vitals, "jobs_completed_total") == 60).await;
+    eventually("one rests", || gauge(&metrics, "device_rests") == 1).await;
+    assert_eq!(metrics.not_ready_reason(), None, "the other works");
+    eventually("all are answered", || gauge(&metrics, "jobs_completed_total") == 60).await;
     broken.store(false, Ordering::SeqCst);
     let tried_before = tried.load(Ordering::SeqCst);
     let mut more = 0;
-    while gauge(&vitals, "device_rests") == 1 {
+    while gauge(&metrics, "device_rests") == 1 {
         // Its next job comes when its wait is over, though the other has room.
         rig.store.submit(&jobs(1, 2)).await.unwrap();
         more += 1;

@@ -13,10 +13,10 @@ use async_trait::async_trait;
 use rig::{Rig, alone, engine_on, eventually, gauge, hang, job, queue, rig};
 use tokio::sync::watch;
 use tritmill_queue::{
-    Claim, Claimant, Dispatcher, Held, Job, JobId, JobState, Prompt, QueueName, Reconciled,
+    Claim, ClaimRef, Claimant, Dispatcher, Job, JobId, JobState, Prompt, QueueName, Reconciled,
     Settled, Store, StoreError, Timestamp,
     dispatch::Entry,
-    store::{Ended, Finished, JobRecord, Progress, SqliteStore},
+    store::{FinishedAttempt, FinishedJob, JobRecord, Progress, SqliteStore},
 };
 use tritmill_worker::{Mode, Stop, WorkerError};
 
@@ -55,19 +55,19 @@ impl Store for Hanging {
         self.pass("claim").await;
         self.store.claim(ids, by).await
     }
-    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError> {
+    async fn renew(&self, held: &[ClaimRef], lease: Duration) -> Result<Vec<ClaimRef>, StoreError> {
         self.pass("renew").await;
         self.store.renew(held, lease).await
     }
-    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
+    async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError> {
         self.pass("checkpoint").await;
         self.store.checkpoint(saved).await
     }
-    async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
+    async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError> {
         self.pass("finish").await;
         self.store.finish(finished).await
     }
-    async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
+    async fn hand_back(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
         self.pass("hand_back").await;
         self.store.hand_back(held).await
     }
@@ -92,8 +92,8 @@ impl Store for Hanging {
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError> {
         self.store.job(id).await
     }
-    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
-        self.store.ended(ids).await
+    async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError> {
+        self.store.finished(ids).await
     }
     async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {
         self.store.unfinished(queue).await
@@ -129,14 +129,14 @@ async fn lost_work_stops_while_a_commit_hangs_and_the_results_are_committed_late
     let (long, short) = (long(), short());
     store.hang(&["finish"]);
     store.submit(&[long.clone(), short.clone()]).await.unwrap();
-    let vitals = rig.worker.vitals.clone();
+    let metrics = rig.worker.metrics.clone();
     let (stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     rig.dispatcher.enqueue(&[long.entry(), short.entry()]).await.unwrap();
-    eventually("the short one has ended", || gauge(&vitals, "jobs_running") == 1).await;
+    eventually("the short one has ended", || gauge(&metrics, "jobs_running") == 1).await;
     store.cancel(&[long.id]).await.unwrap();
     let cancelled_at = Instant::now();
-    eventually("the long one stops", || gauge(&vitals, "jobs_running") == 0).await;
+    eventually("the long one stops", || gauge(&metrics, "jobs_running") == 0).await;
     let took = cancelled_at.elapsed();
     assert!(took < LEASE, "a third of a lease and a step, not {took:?}");
     // Longer than a call may take: by now the commit is tried again, under leases that live on.
@@ -156,22 +156,22 @@ async fn work_stops_before_its_lease_ends_while_every_call_hangs() {
     let (rig, store) = service(Duration::from_secs(60)).await;
     let jobs: Vec<Job> = (0..3).map(|_| long()).collect();
     store.submit(&jobs[..2]).await.unwrap();
-    let vitals = rig.worker.vitals.clone();
+    let metrics = rig.worker.metrics.clone();
     let (_stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
     rig.dispatcher.enqueue(&entries[..2]).await.unwrap();
-    eventually("both run", || gauge(&vitals, "jobs_running") == 2).await;
+    eventually("both run", || gauge(&metrics, "jobs_running") == 2).await;
     store.hang(&["claim", "renew", "checkpoint", "finish", "hand_back", "reconcile"]);
     // There is room for it: its claim hangs.
     store.submit(&jobs[2..]).await.unwrap();
     rig.dispatcher.enqueue(&entries[2..]).await.unwrap();
     let hung_at = Instant::now();
-    eventually("both stop", || gauge(&vitals, "jobs_running") == 0).await;
+    eventually("both stop", || gauge(&metrics, "jobs_running") == 0).await;
     let took = hung_at.elapsed();
     assert!(took <= LEASE + LEASE / 3, "from the last renewal on, not {took:?}");
     store.hang(&[]);
-    eventually("all three run again", || gauge(&vitals, "jobs_running") == 3).await;
+    eventually("all three run again", || gauge(&metrics, "jobs_running") == 3).await;
     running.abort();
 }
 
@@ -182,11 +182,11 @@ async fn a_step_that_hangs_is_seen_while_the_store_hangs() {
     rig.engine = engine_on(hang);
     let jobs = [short(), short()];
     store.submit(&jobs[..1]).await.unwrap();
-    let vitals = rig.worker.vitals.clone();
+    let metrics = rig.worker.metrics.clone();
     let (_stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     rig.dispatcher.enqueue(&[jobs[0].entry()]).await.unwrap();
-    eventually("one is in the engine", || gauge(&vitals, "jobs_running") == 1).await;
+    eventually("one is in the engine", || gauge(&metrics, "jobs_running") == 1).await;
     store.hang(&["claim", "checkpoint", "finish", "hand_back"]);
     let hung_at = Instant::now();
     store.submit(&jobs[1..]).await.unwrap();
@@ -204,11 +204,11 @@ async fn a_drain_ends_though_the_store_hangs() {
     let jobs = [long(), short()];
     store.submit(&jobs).await.unwrap();
     store.hang(&["checkpoint", "finish", "hand_back"]);
-    let vitals = rig.worker.vitals.clone();
+    let metrics = rig.worker.metrics.clone();
     let (stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(rig.worker.run(alone(rig.engine), stopped));
     rig.dispatcher.enqueue(&[jobs[0].entry(), jobs[1].entry()]).await.unwrap();
-    eventually("one has ended", || gauge(&vitals, "jobs_running") == 1).await;
+    eventually("one has ended", || gauge(&metrics, "jobs_running") == 1).await;
     let stopped_at = Instant::now();
     stop.send(Stop::Drain).unwrap();
     running.await.unwrap().unwrap();

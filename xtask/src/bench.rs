@@ -1,6 +1,6 @@
-//! `cargo xtask bench [SHAPE]`: `tritmill bench engine` on a synthetic model, which is made once and
-//! kept under `target/`. `cargo xtask bench queue` and `cargo xtask bench e2e`: `tritmill bench queue`
-//! and `tritmill bench e2e` on a Redis and a Postgres of their own, as durable as they are in service.
+//! `cargo xtask bench [SHAPE]` runs `tritmill bench engine` on a synthetic model, which is made once
+//! and kept under `target/`. `cargo xtask bench queue` and `cargo xtask bench e2e` run the benchmarks of
+//! the same names on a temporary Redis and Postgres with the durability of a production setup.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,7 +12,7 @@ use tritmill_servers::{Postgres, Redis};
 
 use super::process::{self, cargo, root};
 
-/// The shape that is measured where none is named.
+/// The shape that is measured by default.
 pub const SHAPE_DEFAULT: &str = "bitnet-2b";
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
@@ -27,18 +27,18 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
         }
         _ => {}
     }
-    let named = arguments.first().filter(|first| !first.starts_with('-'));
-    let options = if named.is_some() { &arguments[1..] } else { arguments };
-    let model = synthetic(named.map_or(SHAPE_DEFAULT, String::as_str))?;
+    let shape = arguments.first().filter(|first| !first.starts_with('-'));
+    let options = if shape.is_some() { &arguments[1..] } else { arguments };
+    let model = synthetic(shape.map_or(SHAPE_DEFAULT, String::as_str))?;
     process::run(tritmill().args(["bench", "engine", "--model"]).arg(&model).args(options))
 }
 
-/// The model of a shape, made if it is not there.
+/// Returns the folder of the model with this shape, made if it does not exist.
 fn synthetic(shape: &str) -> anyhow::Result<PathBuf> {
     synthetic_by(Path::new(tritmill().get_program()), shape)
 }
 
-/// As [`synthetic`], made by that program.
+/// As [`synthetic`], with this program.
 pub fn synthetic_by(tritmill: &Path, shape: &str) -> anyhow::Result<PathBuf> {
     let model = root().join("target").join("bench").join(shape);
     if !model.join("config.json").exists() {
@@ -48,14 +48,14 @@ pub fn synthetic_by(tritmill: &Path, shape: &str) -> anyhow::Result<PathBuf> {
     Ok(model)
 }
 
-/// Postgres with every default about durability, said aloud; Redis with a file that is synced every
-/// second, which is all that a dispatcher that may lose everything needs.
+/// Runs a benchmark on Postgres with full durability, and Redis with a file that is synced every
+/// second: the dispatcher may lose everything.
 fn on_servers(which: &str, options: &[String]) -> anyhow::Result<()> {
     let redis =
         Redis::start_with(&["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"])?;
     let mut bench = tritmill();
     bench.args(["bench", which]).env("REDIS_URL", redis.url()).env_remove("DATABASE_URL");
-    let pid = |pid: Option<u32>| pid.map(|pid| pid.to_string()).context("a server ended");
+    let pid = |pid: Option<u32>| pid.map(|pid| pid.to_string()).context("a server has exited");
     if which == "queue" {
         bench.args(["--redis-pid", &pid(redis.pid())?]);
     }
@@ -72,7 +72,7 @@ fn on_servers(which: &str, options: &[String]) -> anyhow::Result<()> {
     process::run(bench.args(options)).context("the benchmark")
 }
 
-/// The program, as it was just built.
+/// The program that was just built.
 fn tritmill() -> Command {
     Command::new(root().join("target/release/tritmill"))
 }

@@ -1,13 +1,13 @@
-//! `cargo xtask chaos`: workers and producers at work while a seeded villain kills, freezes and cuts
-//! whatever it can reach; then a verdict on the promises.
+//! `cargo xtask chaos`: workers and producers run while a seeded nemesis kills, freezes and
+//! disconnects processes; then the promises are checked.
 //!
 //! Every batch must end with the answers of an undisturbed run in one process, byte for byte; every
-//! job must have one terminal row; usage must have been counted once; nothing may be left behind.
+//! job must have one result row; usage must be counted once; Redis must hold no entries at the end.
 
+mod checks;
 mod fleet;
+mod nemesis;
 mod proxy;
-mod verdict;
-mod villain;
 
 use std::{
     fs,
@@ -17,13 +17,13 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use tritmill_servers::{Postgres, Redis};
+use tritmill_servers::{Postgres, Redis, Signal};
 
 use self::{
-    fleet::{Address, Producer, Worker, answers},
+    checks::Statistics,
+    fleet::{Environment, Producer, Worker, answers},
+    nemesis::Nemesis,
     proxy::Proxy,
-    verdict::Tally,
-    villain::Villain,
 };
 use super::process::{self, cargo, root};
 
@@ -31,127 +31,141 @@ const WORKERS: usize = 3;
 const PRODUCERS: usize = 2;
 /// Lines of a batch: some seconds of work.
 const LINES: usize = 1500;
-/// How long what is left may take once the villain has gone.
-const PEACE_LIMIT: Duration = Duration::from_secs(180);
+/// Longest time for the unfinished batches once the nemesis has stopped.
+const FINISH_LIMIT: Duration = Duration::from_secs(180);
 const TICK: Duration = Duration::from_millis(20);
 const SCRAPE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Everything that runs.
-struct Stage {
+/// The servers, workers and producers of one run, and its results so far.
+struct Cluster {
     redis: Redis,
     postgres: Postgres,
+    /// In front of Redis and Postgres.
     proxies: [Proxy; 2],
-    address: Address,
+    environment: Environment,
     workers: Vec<Option<Worker>>,
-    producers: Vec<Producer>,
-    /// When a worker that is down is started again, by place.
+    /// When to start the stopped worker of the same index.
     restart_at: Vec<Option<Instant>>,
+    producers: Vec<Producer>,
     input: PathBuf,
+    /// Answers of the undisturbed run.
     expected: Vec<String>,
-    batches: usize,
-    tally: Tally,
+    batches_started: usize,
+    statistics: Statistics,
 }
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let (minutes, seed) = parse(arguments)?;
-    // With the tests, as `cargo xtask test` builds: their dependencies have features of their own.
+    // With the tests, as `cargo xtask test` builds: their dependencies enable features of their own.
     process::run(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     let folder = tempfile::Builder::new().prefix("tritmill-chaos-").tempdir()?;
-    let mut stage = Stage::set(folder.path())?;
+    let mut cluster = Cluster::start(folder.path())?;
     println!("seed {seed}: {minutes} minutes, {WORKERS} workers, {PRODUCERS} producers");
-    let mut villain = Villain::new(seed);
+    let mut nemesis = Nemesis::new(seed);
     let until = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
     let mut scrape_at = Instant::now();
     let outcome = (|| {
         while Instant::now() < until {
-            villain.act(&mut stage)?;
-            stage.tend(true)?;
+            nemesis.act(&mut cluster)?;
+            cluster.restart_workers()?;
+            cluster.check_producers()?;
+            cluster.start_producers()?;
             if Instant::now() >= scrape_at {
                 scrape_at = Instant::now() + SCRAPE_INTERVAL;
-                stage.scrape();
+                cluster.scrape();
             }
             sleep(TICK);
         }
-        villain.relent(&mut stage)?;
-        stage.finish()?;
-        verdict::check(&mut stage)
+        nemesis.repair_all(&mut cluster)?;
+        cluster.finish()?;
+        checks::run(&mut cluster)
     })();
-    println!("{}", villain.deeds());
-    println!("{}", stage.tally);
+    println!("{}", nemesis.summary());
+    println!("{}", cluster.statistics);
     if outcome.is_err() {
-        // Kept for whoever looks into it.
+        // The files are kept for the investigation.
         println!("logs and files: {}", folder.keep().display());
     }
     outcome
 }
 
-impl Stage {
-    fn set(folder: &Path) -> anyhow::Result<Self> {
-        let program = root().join("target/debug/tritmill");
+impl Cluster {
+    fn start(folder: &Path) -> anyhow::Result<Self> {
         let redis = Redis::start_durable()?;
         let postgres = Postgres::start_with(&["fsync=off"])?;
         let proxies = [Proxy::start(redis.port())?, Proxy::start(postgres.port())?];
-        let address = Address {
-            program,
-            redis: format!("redis://127.0.0.1:{}/0", proxies[0].port()),
-            database: format!("postgres://postgres@127.0.0.1:{}/postgres", proxies[1].port()),
+        let environment = Environment {
+            program: root().join("target/debug/tritmill"),
+            redis_url: format!("redis://127.0.0.1:{}/0", proxies[0].port()),
+            database_url: format!("postgres://postgres@127.0.0.1:{}/postgres", proxies[1].port()),
             folder: folder.to_owned(),
         };
-        process::run(address.command(&["migrate"])?.env("DATABASE_URL", postgres.url()))?;
+        process::run(environment.command(&["migrate"])?.env("DATABASE_URL", postgres.url()))?;
         let input = folder.join("in.jsonl");
         fs::write(&input, lines())?;
-        let alone = folder.join("alone.jsonl");
-        let mut undisturbed = address.command(&["batch", "run"])?;
-        undisturbed.arg(&input).arg("-o").arg(&alone);
+        let output = folder.join("undisturbed.jsonl");
+        let mut undisturbed = environment.command(&["batch", "run"])?;
+        undisturbed.arg(&input).arg("-o").arg(&output);
         process::run(undisturbed.env_remove("REDIS_URL").env_remove("DATABASE_URL"))?;
-        let expected = answers(&alone)?;
+        let expected = answers(&output)?;
         ensure!(expected.len() == LINES, "{} answers to {LINES} lines", expected.len());
-        let mut stage = Self {
+        let mut cluster = Self {
             redis,
             postgres,
             proxies,
-            address,
+            environment,
             workers: (0..WORKERS).map(|_| None).collect(),
-            producers: Vec::new(),
             restart_at: vec![Some(Instant::now()); WORKERS],
+            producers: Vec::new(),
             input,
             expected,
-            batches: 0,
-            tally: Tally::default(),
+            batches_started: 0,
+            statistics: Statistics::default(),
         };
-        stage.tend(true)?;
-        Ok(stage)
+        cluster.restart_workers()?;
+        cluster.start_producers()?;
+        Ok(cluster)
     }
 
-    /// Starts what is down and due, and checks what is done.
-    fn tend(&mut self, more: bool) -> anyhow::Result<()> {
-        for place in 0..WORKERS {
-            let ended = match &mut self.workers[place] {
+    /// Records workers that have exited and starts those that are due.
+    fn restart_workers(&mut self) -> anyhow::Result<()> {
+        for index in 0..WORKERS {
+            let exited = match &mut self.workers[index] {
                 Some(worker) => worker.child.try_wait()?.is_some(),
                 None => false,
             };
-            if ended {
-                self.bury(place);
+            if exited {
+                self.remove_worker(index);
             }
-            if self.restart_at[place].is_some_and(|at| at <= Instant::now()) {
-                self.workers[place] = Worker::start(&self.address)?;
+            if self.restart_at[index].is_some_and(|at| at <= Instant::now()) {
+                self.workers[index] = Worker::start(&self.environment)?;
                 let again = Instant::now() + Duration::from_millis(500);
-                self.restart_at[place] = self.workers[place].is_none().then_some(again);
+                self.restart_at[index] = self.workers[index].is_none().then_some(again);
             }
         }
-        let mut going = Vec::new();
+        Ok(())
+    }
+
+    /// Removes the producers that have finished and compares their answers.
+    fn check_producers(&mut self) -> anyhow::Result<()> {
+        let mut running = Vec::new();
         for mut producer in std::mem::take(&mut self.producers) {
-            if producer.is_done()? {
+            if producer.is_finished()? {
                 self.compare(&producer)?;
             } else {
-                going.push(producer);
+                running.push(producer);
             }
         }
-        self.producers = going;
-        while more && self.producers.len() < PRODUCERS {
-            self.batches += 1;
-            let output = self.address.folder.join(format!("out-{}.jsonl", self.batches));
-            self.producers.push(Producer::start(&self.address, &self.input, output)?);
+        self.producers = running;
+        Ok(())
+    }
+
+    fn start_producers(&mut self) -> anyhow::Result<()> {
+        while self.producers.len() < PRODUCERS {
+            self.batches_started += 1;
+            let output = format!("out-{}.jsonl", self.batches_started);
+            let output = self.environment.folder.join(output);
+            self.producers.push(Producer::start(&self.environment, &self.input, output)?);
         }
         Ok(())
     }
@@ -162,41 +176,41 @@ impl Stage {
             ensure!(found == expected, "a batch differs:\n  {found}\n  {expected}");
         }
         ensure!(found.len() == self.expected.len(), "{} answers of {LINES}", found.len());
-        self.tally.batches += 1;
-        self.tally.batch_seconds.push(producer.started.elapsed().as_secs_f64());
+        self.statistics.batches += 1;
         Ok(())
     }
 
-    /// Adds up a worker that is gone; its place is filled again in a moment.
-    fn bury(&mut self, place: usize) {
-        if let Some(mut worker) = self.workers[place].take() {
+    /// Kills a worker, keeps its counters, and schedules its restart unless one is scheduled.
+    fn remove_worker(&mut self, index: usize) {
+        if let Some(mut worker) = self.workers[index].take() {
             worker.kill();
-            self.tally.add(&worker.counters);
+            self.statistics.add(&worker.counters);
         }
-        self.restart_at[place].get_or_insert_with(Instant::now);
+        self.restart_at[index].get_or_insert_with(Instant::now);
     }
 
     fn scrape(&mut self) {
         self.workers.iter_mut().flatten().for_each(Worker::scrape);
     }
 
-    /// Lets every batch end, then stops the workers in order.
+    /// Waits until every batch has ended, then drains the workers.
     fn finish(&mut self) -> anyhow::Result<()> {
-        let peace = Instant::now();
+        let started = Instant::now();
         while !self.producers.is_empty() {
-            if peace.elapsed() > PEACE_LIMIT {
-                bail!("{} batches have not ended in peace", self.producers.len());
+            if started.elapsed() > FINISH_LIMIT {
+                bail!("{} batches have not ended in {FINISH_LIMIT:?}", self.producers.len());
             }
-            self.tend(false)?;
+            self.restart_workers()?;
+            self.check_producers()?;
             sleep(TICK);
         }
         self.scrape();
         for worker in self.workers.iter_mut().flatten() {
-            tritmill_servers::Signal::Terminate.send(worker.child.id())?;
-            let status = worker.child.wait().context("a worker is gone")?;
+            Signal::Terminate.send(worker.child.id())?;
+            let status = worker.child.wait().context("cannot wait for a worker")?;
             ensure!(status.success(), "a drained worker ended with {status}");
         }
-        (0..WORKERS).for_each(|place| self.bury(place));
+        (0..WORKERS).for_each(|index| self.remove_worker(index));
         Ok(())
     }
 }
@@ -228,7 +242,7 @@ fn parse(arguments: &[String]) -> anyhow::Result<(f64, u64)> {
             _ => bail!("unknown option {name} (--minutes M, --seed S)"),
         }
     }
-    ensure!(minutes > 0.0 && minutes < 10_000.0, "--minutes must be above 0");
+    ensure!(minutes > 0.0 && minutes < 10_000.0, "--minutes must be above 0 and below 10000");
     Ok((minutes, seed))
 }
 
@@ -237,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn minutes_and_seed_are_read() {
+    fn minutes_and_seed_are_parsed() {
         let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
         assert_eq!(parse(&words("--minutes 0.5 --seed 7")).expect("both given"), (0.5, 7));
         for text in ["--minutes", "--minutes x", "--speed 1", "--minutes 0"] {

@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: feeds the parsers of foreign bytes with bytes that nobody meant.
+//! `cargo xtask fuzz`: runs the parsers of untrusted bytes on mutated inputs.
 //!
-//! With cargo-fuzz installed, libFuzzer guides the mutations by coverage (no sanitizer: the parsers
-//! have no `unsafe`, and without one the stable compiler will do). Without it, a mutation loop over
-//! the same corpus and targets runs instead.
+//! With cargo-fuzz installed, libFuzzer guides the mutations by coverage. It runs without a sanitizer:
+//! the parsers have no `unsafe`, and the stable compiler is enough that way. Without cargo-fuzz, a
+//! mutation loop over the same corpus and targets runs instead.
 
 use std::time::SystemTime;
 
@@ -28,9 +28,10 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 }
 
 fn with_coverage(target: &str, seconds: u64) -> anyhow::Result<()> {
-    // Found inputs go to the first folder; what is committed is only read.
+    // New inputs are written to the first folder; the committed corpus is only read.
     let found = root().join("target").join("fuzz-corpus").join(target);
-    std::fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
+    std::fs::create_dir_all(&found)
+        .with_context(|| format!("cannot create {}", found.display()))?;
     let mut command = cargo();
     command
         .args(["fuzz", "run", "--fuzz-dir", "xtask/fuzz", "--features", "libfuzzer"])
@@ -44,7 +45,7 @@ fn with_coverage(target: &str, seconds: u64) -> anyhow::Result<()> {
 
 fn without_coverage(target: &str, seconds: u64) -> anyhow::Result<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let seed = now.context("the clock is before 1970")?.as_secs();
+    let seed = now.context("the system clock is before 1970")?.as_secs();
     let mut command = cargo();
     command
         .args(["run", "--quiet", "--package", "tritmill-fuzz", "--bin", "tritmill-fuzz"])
@@ -62,7 +63,7 @@ fn parse(arguments: &[String]) -> anyhow::Result<(Vec<&str>, u64)> {
         } else if let Some(target) = TARGETS.iter().find(|target| *target == argument) {
             targets.push(*target);
         } else {
-            bail!("unknown target '{argument}': there are {}", TARGETS.join(", "));
+            bail!("unknown target '{argument}' (known: {})", TARGETS.join(", "));
         }
     }
     if targets.is_empty() {
@@ -80,14 +81,14 @@ mod tests {
     }
 
     #[test]
-    fn targets_and_time_have_defaults() {
+    fn targets_and_seconds_have_defaults() {
         assert_eq!(parse(&[]).expect("no arguments"), (TARGETS.to_vec(), SECONDS_DEFAULT));
         let arguments = words("gguf --seconds 5");
         assert_eq!(parse(&arguments).expect("both given"), (vec!["gguf"], 5));
     }
 
     #[test]
-    fn unknown_targets_and_times_are_refused() {
+    fn unknown_targets_and_bad_seconds_are_refused() {
         for text in ["ggml", "--seconds", "--seconds ten"] {
             assert!(parse(&words(text)).is_err(), "{text}");
         }

@@ -1,17 +1,19 @@
-//! Repository tasks: `cargo xtask TASK`. What people run by hand and what CI runs are the same
-//! commands; each task is a file that starts other programs and adds no logic of its own.
+//! Repository tasks: `cargo xtask TASK`. CI runs the same commands that people run by hand. Each task
+//! is one module; most of them only start other programs.
 
 mod bench;
 mod chaos;
+mod dist;
 mod fuzz;
 mod gpu;
+mod lines;
 mod process;
 mod ptx;
 mod test;
 
 use std::process::ExitCode;
 
-/// A task: its name, its arguments, what it does, and the function that does it.
+/// A task of `cargo xtask`.
 struct Task {
     name: &'static str,
     arguments: &'static str,
@@ -23,31 +25,43 @@ const TASKS: &[Task] = &[
     Task {
         name: "test",
         arguments: "[FILTER…]",
-        summary: "run every test: unit, integration, documentation; a filter runs matching ones",
+        summary: "run every test, or those that match a filter: unit, integration, documentation",
         run: test::run,
     },
     Task {
         name: "fuzz",
         arguments: "[TARGET…] [--seconds N]",
-        summary: "feed the parsers of foreign bytes with mutated ones: gguf, safetensors, batch_line",
+        summary: "run the parsers of untrusted bytes on mutated inputs: gguf, safetensors, batch_line",
         run: fuzz::run,
     },
     Task {
         name: "chaos",
         arguments: "[--minutes M] [--seed S]",
-        summary: "attack workers, producers, Redis and Postgres; then check every promise",
+        summary: "inject faults into workers, producers, Redis and Postgres, then check every promise",
         run: chaos::run,
     },
     Task {
         name: "bench",
-        arguments: "[SHAPE|queue] [OPTIONS…]",
+        arguments: "[SHAPE|queue|e2e] [OPTIONS…]",
         summary: "measure engine steps on a synthetic model (bitnet-2b), or jobs through Redis and Postgres",
         run: bench::run,
     },
     Task {
+        name: "lines",
+        arguments: "",
+        summary: "count lines of code, tests, comments and blanks by crate",
+        run: lines::run,
+    },
+    Task {
+        name: "dist",
+        arguments: "",
+        summary: "build the program for release, with its debug symbols in a file beside it",
+        run: dist::run,
+    },
+    Task {
         name: "ptx",
         arguments: "",
-        summary: "compile the CUDA kernels, after a change of them; needs no GPU",
+        summary: "compile the CUDA kernels after a change; needs no GPU",
         run: ptx::run,
     },
     Task {
@@ -77,7 +91,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The tasks, as bare `cargo xtask` prints them.
+/// Returns the list of tasks that bare `cargo xtask` prints.
 fn list() -> String {
     let mut text = String::from("Tasks:\n");
     for task in TASKS {

@@ -1,5 +1,5 @@
-//! Starting other programs: from the repository's root, printed before they run, with all their
-//! output on this process's standard output so that a reader of one stream sees every summary.
+//! Runs other programs from the repository's root. Each command is printed before it runs; all its
+//! output goes to this process's standard output, so that one stream holds every summary.
 
 use std::{
     ffi::OsStr,
@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// The repository's root: where this program was built or, if it was brought to another machine, the
-/// current folder.
+/// Returns the repository's root: where this program was built or, if it was copied to another
+/// machine, the current folder.
 pub fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -24,7 +24,7 @@ pub fn root() -> &'static Path {
     })
 }
 
-/// The cargo that started this program. What it runs hears of no servers that are somebody's own.
+/// Returns the cargo that started this program, without the variables that name the user's servers.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).env_remove("REDIS_URL").env_remove("DATABASE_URL");
@@ -41,7 +41,7 @@ pub fn has_cargo_subcommand(name: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Prints the command, runs it to its end, and fails if it fails.
+/// Prints and runs the command; an error if it fails.
 pub fn run(command: &mut Command) -> anyhow::Result<()> {
     let line = describe(command);
     let mut stdout = std::io::stdout();

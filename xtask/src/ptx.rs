@@ -21,8 +21,7 @@ const TESTED: [&str; 2] = ["sm_80", "sm_90"];
 const FLAGS: [&str; 5] =
     ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
 
-/// Installs NVRTC for the tests that compile the kernels, unless it is there; where that fails, they
-/// are skipped.
+/// Installs NVRTC for the tests that compile the kernels, unless it is there.
 pub fn install_for_tests() -> anyhow::Result<()> {
     test::install_python(NVRTC.0, NVRTC.1)
 }

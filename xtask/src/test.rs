@@ -1,13 +1,13 @@
 //! `cargo xtask test`: every test of the workspace, with cargo-nextest where it is installed.
 //!
 //! All tests run in the dev profile (dependencies and the engine are optimised there), so that one
-//! build serves them all. Tests start Redis and Postgres themselves; where the programs are
-//! missing they are installed here, before anything runs, as are the Python packages that the HTTP API
-//! is tested with, the browser that the dashboard is looked at with, and what compiles the CUDA kernels.
+//! build serves them all. Before they run, the programs and Python packages that they need are
+//! installed if they are missing. What cannot be installed is a warning, and the tests that need it
+//! are skipped; with `TRITMILL_REQUIRE_ALL=1` it is an error.
 
 use std::process::Command;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use super::{
     chaos,
@@ -15,29 +15,12 @@ use super::{
     ptx,
 };
 
-/// Installs Debian packages without the services that come with them.
-fn install(packages: &[&str]) -> anyhow::Result<()> {
-    let apt = |arguments: &[&str]| {
-        let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive").args(arguments);
-        // Keeps the packages from starting servers: tests start their own.
-        command.env("RUNLEVEL", "1");
-        process::run(&mut command)
-    };
-    apt(&["update", "-q"]).and_then(|()| {
-        let mut arguments = vec!["install", "-y", "-q", "--no-install-recommends"];
-        arguments.extend(packages);
-        apt(&arguments)
-    })
-}
-
-/// What the HTTP API is tested with, as its makers publish it, each in a folder of its own below
-/// `target`; one version, so that a failure is of a change here.
+/// Python packages that the HTTP API is tested with, each in an environment below `target`. The
+/// versions are fixed, so that a failure comes from a change in this repository.
 const PYTHON_PACKAGES: [(&str, &str); 2] =
     [("openai", "openai==3.54.0"), ("schemathesis", "schemathesis==4.32.5")];
 
-/// Makes a Python environment with a package, unless it is there. Without Python, the test that
-/// needs it says that it is skipped.
+/// Installs a Python package in its environment, unless it is there.
 pub fn install_python(folder: &str, package: &str) -> anyhow::Result<()> {
     let folder = process::root().join("target").join(folder);
     let done = folder.join(package);
@@ -49,54 +32,50 @@ pub fn install_python(folder: &str, package: &str) -> anyhow::Result<()> {
             let mut pip = Command::new(folder.join("bin/python"));
             process::run(pip.args(["-m", "pip", "install", "--quiet", package]))
         });
-    match made {
-        Ok(()) => std::fs::write(done, "").context("cannot write to target"),
-        Err(error) => {
-            eprintln!("warning: nothing is tested with {package}: {error:#}");
-            // A half-made one would not be skipped.
-            let _ = std::fs::remove_dir_all(&folder);
-            Ok(())
-        }
+    if made.is_err() {
+        // Tests take an existing environment for a complete one.
+        let _ = std::fs::remove_dir_all(&folder);
     }
+    made.with_context(|| {
+        format!("cannot install {package}; it needs python3 with venv (apt install python3-venv) and PyPI")
+    })?;
+    std::fs::write(done, "").context("cannot write to target")
 }
 
-/// The browser that the dashboard is looked at with, and a font that makes its pictures alike.
-const BROWSER: [&str; 3] = ["chromium", "chromium-driver", "fonts-inter"];
-
-/// Installs the browser, unless it is there. Without it, the test that needs it says that it is skipped.
-fn install_browser() {
-    if tritmill_servers::Browser::is_installed() {
-        return;
-    }
-    if let Err(error) = install(&BROWSER) {
-        eprintln!("warning: the dashboard is not looked at: {error:#}");
-    }
+/// Runs apt-get with arguments, as root.
+fn apt(arguments: &[&str]) -> anyhow::Result<()> {
+    let user = Command::new("id").arg("-u").output().context("cannot run id")?;
+    let root = if user.stdout.trim_ascii() == b"0" { &[][..] } else { &["sudo", "-n"] };
+    // RUNLEVEL keeps the packages from starting servers: tests start their own.
+    let apt = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "-q"];
+    let words = [root, &apt, arguments].concat();
+    process::run(Command::new(words[0]).args(&words[1..]))
 }
 
-/// Installs the compiler by which the CUDA kernels run on this machine's processor, unless it is there.
-/// Without it, the tests of the CUDA backend say that they are skipped.
-fn install_compiler() {
-    if Command::new("g++").arg("--version").output().is_ok_and(|out| out.status.success()) {
-        return;
+/// Installs what tests need and this machine lacks; returns what could not be installed.
+fn install() -> Vec<anyhow::Error> {
+    let python = PYTHON_PACKAGES.map(|(folder, package)| install_python(folder, package));
+    let mut outcomes = vec![ptx::install_for_tests()];
+    outcomes.extend(python);
+    let mut packages = tritmill_servers::missing_packages();
+    if packages.contains(&"chromium") {
+        // The font that the screenshots are made with.
+        packages.push("fonts-inter");
     }
-    if let Err(error) = install(&["g++"]) {
-        eprintln!("warning: the CUDA backend is not tested: {error:#}");
+    if !packages.is_empty() {
+        outcomes.push(apt(&["update"]));
     }
+    outcomes.extend(packages.iter().map(|package| {
+        apt(&["install", "-y", "--no-install-recommends", package])
+            .with_context(|| format!("install by hand: sudo apt-get install {package}"))
+    }));
+    outcomes.into_iter().filter_map(Result::err).collect()
 }
 
 pub fn run(filters: &[String]) -> anyhow::Result<()> {
-    for (folder, package) in PYTHON_PACKAGES {
-        install_python(folder, package)?;
-    }
-    install_browser();
-    ptx::install_for_tests()?;
-    install_compiler();
-    let missing = tritmill_servers::missing_packages();
-    if !missing.is_empty() {
-        let packages = missing.join(" ");
-        install(&missing).with_context(|| {
-            format!("tests need {packages}; install by hand with: sudo apt-get install {packages}")
-        })?;
+    for error in install() {
+        ensure!(!tritmill_servers::all_required(), "{error:#}");
+        eprintln!("warning: tests that need this are skipped: {error:#}");
     }
     if has_cargo_subcommand("nextest") {
         process::run(

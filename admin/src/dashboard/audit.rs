@@ -5,7 +5,7 @@ use axum::{extract::Query, response::Response};
 use serde::Deserialize;
 use tritmill_queue::{
     Timestamp,
-    store::{Page, audit::AuditLine},
+    store::{Page, audit::AuditEntry},
 };
 use uuid::Uuid;
 
@@ -22,7 +22,7 @@ const PAGE: u32 = 50;
 #[template(path = "audit.html")]
 struct Log {
     now: Timestamp,
-    lines: Vec<AuditLine>,
+    lines: Vec<AuditEntry>,
     /// The last of the page, if there are more.
     more: Option<Uuid>,
     is_first: bool,
@@ -30,7 +30,7 @@ struct Log {
 
 impl Log {
     /// How it was done, if there is anything to say of it.
-    fn detail(line: &AuditLine) -> String {
+    fn detail(line: &AuditEntry) -> String {
         match line.detail.as_object() {
             Some(detail) if !detail.is_empty() => line.detail.to_string(),
             _ => String::new(),
@@ -62,7 +62,7 @@ pub(crate) async fn list(
 
 async fn look(app: App, after: Option<Uuid>) -> Result<Log, PageError> {
     let page = Page { after, limit: PAGE + 1, ascending: false };
-    let mut lines = app.store().acts(page).await?;
+    let mut lines = app.store().audit_log(page).await?;
     let has_more = lines.len() > PAGE as usize;
     lines.truncate(PAGE as usize);
     Ok(Log {

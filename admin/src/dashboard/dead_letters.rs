@@ -7,8 +7,8 @@ use serde_json::json;
 use tritmill_queue::{
     Timestamp,
     store::{
-        bulk::{self, Act, BULK_MAX},
-        insight::{DeadLetterGroup, JobFilter},
+        bulk::{self, BULK_MAX, BulkAction},
+        job_queries::{DeadLetterGroup, JobFilter},
     },
 };
 use uuid::Uuid;
@@ -135,10 +135,10 @@ pub(crate) async fn replay(
     wish: Result<Form<Wish>, FormRejection>,
 ) -> Result<Response, PageError> {
     let wish = of(wish)?;
-    let act = Act::Replay { per_second: wish.rate()? };
+    let act = BulkAction::Replay { per_second: wish.rate()? };
     visit.note("dead_letters.replay", "jobs", json!({ "asked": wish })).await?;
     let app = &visit.app;
-    let done = bulk::act(app.store().as_ref(), &wish.filter(), act, None, BULK_MAX).await?;
+    let done = bulk::apply(app.store().as_ref(), &wish.filter(), act, None, BULK_MAX).await?;
     // The others are announced when their time comes.
     let due: Vec<_> = done.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
     app.client().announce(&due).await;
@@ -154,7 +154,7 @@ pub(crate) async fn purge(
     visit.note("dead_letters.purge", "jobs", json!({ "asked": wish })).await?;
     let filter = wish.filter();
     let store = visit.app.store().as_ref();
-    let done = bulk::act(store, &filter, Act::Purge, None, BULK_MAX).await?;
+    let done = bulk::apply(store, &filter, BulkAction::Purge, None, BULK_MAX).await?;
     Ok(visit.done(HERE, &said(done.done, "deleted", done.next.is_some())))
 }
 

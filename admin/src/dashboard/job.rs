@@ -9,7 +9,7 @@ use tritmill_queue::{
     EventId, JobEvent, JobId, JobState, Message, Outcome, Prompt, Role, Timestamp,
     store::{
         KeyRole,
-        insight::{Attempt, AttemptEnd, Story},
+        job_queries::{Attempt, AttemptEnd, JobHistory},
     },
 };
 
@@ -38,7 +38,7 @@ struct Step {
 struct One {
     now: Timestamp,
     id: JobId,
-    story: Story,
+    story: JobHistory,
     /// The text of each choice, as far as there is any.
     texts: Vec<String>,
     is_live: bool,

@@ -7,7 +7,7 @@ use tritmill_queue::{
     JobId, JobState, Tenant, Timestamp,
     store::{
         BatchId, KeyRole, Page,
-        insight::{Count, JobFilter, JobSummary},
+        job_queries::{Count, JobFilter, JobSummary},
     },
 };
 

@@ -43,13 +43,13 @@ impl Shown {
 
     /// Percent of the KV blocks that are in use.
     pub fn kv(&self) -> f64 {
-        let measured = &self.worker.heartbeat.measured;
+        let measured = &self.worker.heartbeat.metrics;
         percent(measured.kv_blocks_used, measured.kv_blocks_total)
     }
 
     /// Percent of the prompt tokens that were found in the cache.
     pub fn hits(&self) -> f64 {
-        let measured = &self.worker.heartbeat.measured;
+        let measured = &self.worker.heartbeat.metrics;
         percent(
             measured.prefix_hit_tokens,
             measured.prefix_hit_tokens + measured.prefix_miss_tokens,
@@ -58,25 +58,25 @@ impl Shown {
 
     /// Where it computes.
     pub fn device(&self) -> String {
-        let measured = &self.worker.heartbeat.measured;
+        let measured = &self.worker.heartbeat.metrics;
         let known = [&measured.device, &measured.isa];
         known.into_iter().filter(|word| !word.is_empty()).cloned().collect::<Vec<_>>().join(" ")
     }
 
     pub fn prefill(&self) -> String {
-        scaled(self.worker.heartbeat.measured.prefill_tokens_per_s, "")
+        scaled(self.worker.heartbeat.metrics.prefill_tokens_per_s, "")
     }
 
     pub fn decode(&self) -> String {
-        scaled(self.worker.heartbeat.measured.decode_tokens_per_s, "")
+        scaled(self.worker.heartbeat.metrics.decode_tokens_per_s, "")
     }
 
     pub fn lease_age(&self) -> Option<Duration> {
-        self.worker.heartbeat.measured.lease_age_ms.map(Duration::from_millis)
+        self.worker.heartbeat.metrics.lease_age_ms.map(Duration::from_millis)
     }
 
     pub fn read_age(&self) -> Option<Duration> {
-        self.worker.heartbeat.measured.read_age_ms.map(Duration::from_millis)
+        self.worker.heartbeat.metrics.read_age_ms.map(Duration::from_millis)
     }
 }
 

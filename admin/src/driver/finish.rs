@@ -5,12 +5,12 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tritmill_producer::{RefusedLine, Request, answer};
+use tritmill_client::{RefusedLine, Request, answer};
 use tritmill_queue::{
     ErrorKind, JobError, Outcome, Timestamp,
     store::{
-        Answer, BatchState, FileId,
-        batches::{Along, Batch, HeldBatch, LineEnd, Place},
+        AnsweredLine, BatchState, FileId,
+        batches::{Batch, BatchClaim, BatchWrites, FilePosition, FinishedLine},
         files::{FilePurpose, StoredFile},
     },
 };
@@ -19,14 +19,14 @@ use super::{Interrupted, lines, save};
 use crate::{app::App, file_writer::FileWriter};
 
 /// Writes the output of a batch whose jobs are over, or are to be; then it is over.
-pub(super) async fn finish(app: &App, held: &mut HeldBatch) -> Result<(), Interrupted> {
+pub(super) async fn finish(app: &App, held: &mut BatchClaim) -> Result<(), Interrupted> {
     if held.batch.state == BatchState::Cancelling {
         app.store().cancel_batch_jobs(held.batch.id).await?;
     }
     let mut written = Written::default();
     // One that was cancelled before it was validated has nothing to tell.
     if held.batch.at.in_progress.is_some() {
-        let mut pages = lines::read(app.store(), held.batch.input, Place::default());
+        let mut pages = lines::read(app.store(), held.batch.input, FilePosition::default());
         while let Some(page) = pages.recv().await {
             write_page(app, &held.batch, page?, &mut written).await?;
         }
@@ -52,7 +52,7 @@ pub(super) async fn finish(app: &App, held: &mut HeldBatch) -> Result<(), Interr
         },
         now,
     );
-    save(app, held, Along { files: &files, ..Along::default() }).await
+    save(app, held, BatchWrites { files: &files, ..BatchWrites::default() }).await
 }
 
 /// The two files, as far as they are written.
@@ -109,8 +109,8 @@ async fn write_page(
         line.and_then(|line| u32::try_from(line.after.line).ok()).unwrap_or(u32::MAX)
     };
     let (first, last) = (number(page.first()), number(page.last()));
-    let ends = app.store().line_ends(batch.id, first, last).await?;
-    let mut ends: HashMap<u64, LineEnd> =
+    let ends = app.store().finished_lines(batch.id, first, last).await?;
+    let mut ends: HashMap<u64, FinishedLine> =
         ends.into_iter().map(|end| (u64::from(end.line), end)).collect();
     for line in page {
         let (is_answer, line) = match line.parsed {
@@ -129,7 +129,7 @@ async fn write_page(
 fn answered(
     batch: &Batch,
     request: &Request,
-    end: Option<LineEnd>,
+    end: Option<FinishedLine>,
     written: &mut Written,
 ) -> (bool, String) {
     let unanswered = |code: &str, message: &str| {
@@ -139,21 +139,21 @@ fn answered(
     let expired = || unanswered("batch_expired", "the batch's time was up before it was answered");
     let is_cancelled = batch.state == BatchState::Cancelling;
     let (outcome, finished_at) = match end {
-        Some(LineEnd { outcome: Some(Outcome::Expired), .. }) => {
+        Some(FinishedLine { outcome: Some(Outcome::Expired), .. }) => {
             written.overdue = true;
             return expired();
         }
-        Some(LineEnd { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
+        Some(FinishedLine { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
         // Withdrawn by this batch's own end, or by an operator.
-        Some(LineEnd { outcome: None, .. }) if batch.overdue => return expired(),
-        Some(LineEnd { outcome: None, .. }) => return cancelled(),
+        Some(FinishedLine { outcome: None, .. }) if batch.overdue => return expired(),
+        Some(FinishedLine { outcome: None, .. }) => return cancelled(),
         // Never submitted.
         None if is_cancelled => return cancelled(),
         None if batch.overdue => return expired(),
         None => (Outcome::Error(lost()), batch.created_at),
     };
     let is_answer = matches!(outcome, Outcome::Completed(_));
-    let line = answer::line(&Answer {
+    let line = answer::line(&AnsweredLine {
         seq: 0,
         number: request.number,
         custom_id: Some(request.custom_id.clone()),

@@ -6,10 +6,10 @@ use std::{
 };
 
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking};
-use tritmill_producer::{LineReader, RefusedLine, Request, parse_request};
+use tritmill_client::{LineReader, RefusedLine, Request, parse_request};
 use tritmill_queue::{
     StoreError,
-    store::{FileId, FrontStore, batches::Place, files::FILE_CHUNK_BYTES},
+    store::{FileId, FrontStore, batches::FilePosition, files::FILE_CHUNK_BYTES},
 };
 
 /// Lines that travel together, and their bytes, give or take one line.
@@ -21,7 +21,7 @@ const AHEAD: usize = 1;
 /// A line that is not blank.
 pub(super) struct Line {
     /// Where the next one begins.
-    pub after: Place,
+    pub after: FilePosition,
     /// What it says.
     pub parsed: Result<Request, Box<RefusedLine>>,
 }
@@ -33,7 +33,7 @@ pub(super) type Lines = Vec<Line>;
 pub(super) fn read(
     store: &Arc<dyn FrontStore>,
     file: FileId,
-    from: Place,
+    from: FilePosition,
 ) -> mpsc::Receiver<Result<Lines, StoreError>> {
     let (tell, told) = mpsc::channel(AHEAD);
     let chunks = Chunks::at(Arc::clone(store), file, from.offset_bytes);
@@ -58,7 +58,7 @@ fn page(reader: &mut LineReader<Chunks>) -> io::Result<Lines> {
     let end = reader.bytes_read() + PAGE_BYTES;
     while lines.len() < PAGE_LINES && reader.bytes_read() < end {
         let Some(line) = reader.next_line()? else { break };
-        let after = Place { line: line.number, offset_bytes: reader.bytes_read() };
+        let after = FilePosition { line: line.number, offset_bytes: reader.bytes_read() };
         lines.push(Line { after, parsed: parse_request(&line) });
     }
     Ok(lines)

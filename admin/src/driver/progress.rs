@@ -6,12 +6,12 @@ use tokio::{
     sync::mpsc,
     time::{Instant, sleep},
 };
-use tritmill_producer::ClientError;
+use tritmill_client::ClientError;
 use tritmill_queue::{
     Job, StoreError,
     store::{
         BatchState,
-        batches::{Along, Batch, HeldBatch, Place},
+        batches::{Batch, BatchClaim, BatchWrites, FilePosition},
     },
 };
 
@@ -27,7 +27,7 @@ const COUNT_SHARE: u32 = 20;
 const BUSY_LAST: Duration = Duration::from_secs(3);
 
 /// Submits and counts until every line is answered, or time is up; then the batch is finalizing.
-pub(super) async fn answer(app: &App, held: &mut HeldBatch) -> Result<(), Interrupted> {
+pub(super) async fn answer(app: &App, held: &mut BatchClaim) -> Result<(), Interrupted> {
     let mut feed = Feed::of(app, &held.batch);
     let (mut count_at, mut wait) = (Instant::now() + COUNT_FIRST, COUNT_FIRST);
     loop {
@@ -36,7 +36,7 @@ pub(super) async fn answer(app: &App, held: &mut HeldBatch) -> Result<(), Interr
             app.store().cancel_batch_jobs(held.batch.id).await?;
             held.batch.overdue = true;
             held.batch.enter(BatchState::Finalizing, now);
-            return save(app, held, Along::default()).await;
+            return save(app, held, BatchWrites::default()).await;
         }
         let fed = feed.submit(app, held).await?;
         if count_at <= Instant::now() {
@@ -44,10 +44,10 @@ pub(super) async fn answer(app: &App, held: &mut HeldBatch) -> Result<(), Interr
             let (is_over, changed) = count(app, held).await?;
             if is_over && matches!(fed, Fed::All) {
                 held.batch.enter(BatchState::Finalizing, now);
-                return save(app, held, Along::default()).await;
+                return save(app, held, BatchWrites::default()).await;
             }
             if changed {
-                save(app, held, Along::default()).await?;
+                save(app, held, BatchWrites::default()).await?;
             }
             wait = if changed { COUNT_FIRST } else { (wait * 2).min(COUNT_LAST) };
             count_at = Instant::now() + wait.max(started.elapsed() * COUNT_SHARE);
@@ -61,7 +61,7 @@ pub(super) async fn answer(app: &App, held: &mut HeldBatch) -> Result<(), Interr
 }
 
 /// Counts the batch's jobs: whether all that were submitted are over, and whether anything changed.
-async fn count(app: &App, held: &mut HeldBatch) -> Result<(bool, bool), StoreError> {
+async fn count(app: &App, held: &mut BatchClaim) -> Result<(bool, bool), StoreError> {
     let progress = app.store().batch_progress(held.batch.id).await?;
     let unfinished = progress.scheduled + progress.queued + progress.running + progress.retrying;
     let failed = held.batch.refused + progress.failed + progress.expired + progress.cancelled;
@@ -84,9 +84,9 @@ enum Fed {
 struct Feed {
     pages: mpsc::Receiver<Result<lines::Lines, StoreError>>,
     /// Read, not submitted, each with the place after its line, the next one last.
-    waiting: Vec<(Job, Place)>,
+    waiting: Vec<(Job, FilePosition)>,
     /// Where the last line that was read ends.
-    read: Place,
+    read: FilePosition,
     /// Jobs that are tried together: fewer when there is no room.
     together: usize,
 }
@@ -101,7 +101,7 @@ impl Feed {
     }
 
     /// Submits the next jobs.
-    async fn submit(&mut self, app: &App, held: &mut HeldBatch) -> Result<Fed, Interrupted> {
+    async fn submit(&mut self, app: &App, held: &mut BatchClaim) -> Result<Fed, Interrupted> {
         if self.waiting.is_empty() {
             let Some(page) = self.pages.recv().await else { return Ok(Fed::All) };
             let page = page?;
@@ -130,7 +130,7 @@ impl Feed {
             0 => self.read,
             _ => self.waiting[first].1,
         };
-        save(app, held, Along { jobs: &next, ..Along::default() }).await?;
+        save(app, held, BatchWrites { jobs: &next, ..BatchWrites::default() }).await?;
         self.waiting.truncate(first);
         app.client().announce(&next).await;
         tracing::debug!(batch = %held.batch.id, jobs = next.len(), "lines submitted");
@@ -139,7 +139,7 @@ impl Feed {
 }
 
 /// The job of a line, if it is one's.
-fn job(batch: &Batch, line: lines::Line) -> Option<(Job, Place)> {
+fn job(batch: &Batch, line: lines::Line) -> Option<(Job, FilePosition)> {
     let request = line.parsed.ok()?;
     let number = u32::try_from(request.number).ok()?;
     let queue = batch.queue.clone()?;

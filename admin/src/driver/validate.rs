@@ -6,10 +6,10 @@
 use std::collections::{HashMap, hash_map::Entry};
 
 use sha2::{Digest as _, Sha256};
-use tritmill_producer::{Endpoint, Refusal, RefusedLine, Request};
+use tritmill_client::{Endpoint, Refusal, RefusedLine, Request};
 use tritmill_queue::store::{
     BatchState,
-    batches::{Along, BatchError, HeldBatch, Place},
+    batches::{BatchClaim, BatchError, BatchWrites, FilePosition},
 };
 
 use super::{Interrupted, lines, save};
@@ -19,13 +19,13 @@ use crate::app::App;
 const ERRORS_MAX: usize = 100;
 
 /// Reads every line; then the batch is in progress, or failed.
-pub(super) async fn validate(app: &App, held: &mut HeldBatch) -> Result<(), Interrupted> {
+pub(super) async fn validate(app: &App, held: &mut BatchClaim) -> Result<(), Interrupted> {
     let mut check = Check::new(&held.batch.endpoint, app.limits().batch_lines_max);
     // Deleted or expired before anybody looked.
     if app.store().file(&held.batch.tenant, held.batch.input).await?.is_none() {
         check.refuse(None, "file_not_found", "the input file is gone", Some("input_file_id"));
     } else {
-        let mut pages = lines::read(app.store(), held.batch.input, Place::default());
+        let mut pages = lines::read(app.store(), held.batch.input, FilePosition::default());
         while let Some(page) = pages.recv().await {
             for line in page? {
                 check.line(line.after.line, &line.parsed);
@@ -56,7 +56,7 @@ pub(super) async fn validate(app: &App, held: &mut HeldBatch) -> Result<(), Inte
         (held.batch.lines, held.batch.refused, held.batch.failed) = (0, 0, 0);
     }
     held.batch.enter(if is_batch { BatchState::InProgress } else { BatchState::Failed }, now);
-    save(app, held, Along::default()).await
+    save(app, held, BatchWrites::default()).await
 }
 
 /// What was seen of a file so far.
@@ -174,7 +174,7 @@ fn code_of(refusal: &Refusal) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use tritmill_producer::{LineReader, parse_request};
+    use tritmill_client::{LineReader, parse_request};
 
     use super::*;
 

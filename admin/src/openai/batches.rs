@@ -13,7 +13,7 @@ use tritmill_queue::{
     Timestamp,
     store::{
         Batch, BatchId, BatchState, FileId, Page,
-        batches::{BatchTimes, Place},
+        batches::{BatchTimes, FilePosition},
         files::FilePurpose,
         webhooks::Webhook,
     },
@@ -139,7 +139,7 @@ pub(crate) async fn take(
     asked: Map<String, Value>,
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
-    let asked = Asked::read(asked, app.limits().webhooks_reach)?;
+    let asked = Asked::read(asked, app.limits().webhook_addresses)?;
     let no_file = || ApiError::not_found("file", &asked.input).at("input_file_id");
     let input: FileId = asked.input.parse().map_err(|_| no_file())?;
     let file = app.store().file(&caller.tenant, input).await?.ok_or_else(no_file)?;
@@ -164,7 +164,7 @@ pub(crate) async fn take(
         queue: None,
         lines: 0,
         refused: 0,
-        submitted: Place::default(),
+        submitted: FilePosition::default(),
         completed: 0,
         failed: 0,
         errors: Vec::new(),

@@ -11,8 +11,8 @@ use axum::{
 };
 use serde_json::{Map, Value};
 use tokio::time::timeout;
-use tritmill_producer::{Endpoint, Fields, answer, parse_body};
-use tritmill_queue::{Ended, Job, JobId, Outcome, Priority, QueueName, Timestamp};
+use tritmill_client::{Endpoint, Fields, answer, parse_body};
+use tritmill_queue::{FinishedJob, Job, JobId, Outcome, Priority, QueueName, Timestamp};
 
 use super::stream;
 use crate::{
@@ -181,14 +181,14 @@ pub(super) struct Answered {
 
 impl Answered {
     /// The whole answer.
-    fn whole(&self, ended: Ended) -> Result<Value, ApiError> {
+    fn whole(&self, ended: FinishedJob) -> Result<Value, ApiError> {
         let completion = completed(ended)?;
         Ok(answer::body(self.id.as_bytes(), self.endpoint.shape(), self.created, &completion))
     }
 }
 
 /// What a job ended with, if it was answered.
-pub(super) fn completed(ended: Ended) -> Result<tritmill_queue::Completion, ApiError> {
+pub(super) fn completed(ended: FinishedJob) -> Result<tritmill_queue::Completion, ApiError> {
     match ended.outcome {
         Some(Outcome::Completed(completion)) => Ok(completion),
         Some(Outcome::Error(error)) => Err(ApiError::job(&error)),

@@ -16,7 +16,7 @@ use tritmill_queue::{
     Tenant, Timestamp,
     store::{
         FileId, FrontStore, Page,
-        files::{Deleted, FilePurpose, StoredFile},
+        files::{FileDeletion, FilePurpose, StoredFile},
     },
 };
 
@@ -269,9 +269,9 @@ pub(crate) async fn remove(
     let unknown = || ApiError::not_found("file", &id);
     let file: FileId = id.parse().map_err(|_| unknown())?;
     match app.store().delete_file(&caller.tenant, file).await? {
-        Deleted::Done => Ok(Json(json!({ "id": id, "object": "file", "deleted": true }))),
-        Deleted::Unknown => Err(unknown()),
-        Deleted::InUse => {
+        FileDeletion::Deleted => Ok(Json(json!({ "id": id, "object": "file", "deleted": true }))),
+        FileDeletion::NotFound => Err(unknown()),
+        FileDeletion::InUse => {
             let message = "the file is read by a batch that is not over: cancel that first";
             Err(ApiError::invalid("file_in_use", message).at("file_id"))
         }

@@ -5,7 +5,7 @@ use axum::{
     extract::{Path, State},
 };
 use serde_json::{Value, json};
-use tritmill_queue::{Timestamp, store::operations::Registered};
+use tritmill_queue::{Timestamp, store::operations::RegisteredQueue};
 
 use crate::{
     app::App,
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     let known = app.models().all().await?;
     let mut named: Vec<(String, Timestamp)> = Vec::new();
-    for Registered { queue, at } in &known {
+    for RegisteredQueue { queue, at } in &known {
         if !named.iter().any(|(name, _)| *name == queue.model) {
             named.push((queue.model.clone(), *at));
         }

@@ -17,8 +17,8 @@ use tokio::{
     sync::{OwnedSemaphorePermit, mpsc, oneshot},
     time::{Instant, sleep, timeout},
 };
-use tritmill_producer::{Endpoint, answer};
-use tritmill_queue::{Ended, EventId, FinishReason, JobEvent};
+use tritmill_client::{Endpoint, answer};
+use tritmill_queue::{EventId, FinishReason, FinishedJob, JobEvent};
 
 use super::completions::{Answered, Awaited, Streaming, completed};
 use crate::{app::App, error::ApiError};
@@ -45,7 +45,7 @@ pub(super) struct Follow {
     /// Choices that were asked for.
     pub choices: u32,
     /// Told when the job is over.
-    pub end: oneshot::Receiver<Ended>,
+    pub end: oneshot::Receiver<FinishedJob>,
     /// Held while it streams.
     pub permit: Option<OwnedSemaphorePermit>,
 }
@@ -162,7 +162,7 @@ impl Follow {
     }
 
     /// The rest: text that no event brought, why each choice ended, what it took.
-    fn ended(&self, ended: Result<Ended, ApiError>, text: &mut Text) -> Vec<Piece> {
+    fn ended(&self, ended: Result<FinishedJob, ApiError>, text: &mut Text) -> Vec<Piece> {
         let completion = match ended.and_then(completed) {
             Ok(completion) => completion,
             Err(error) => return vec![Piece::Failed(error)],

@@ -6,7 +6,7 @@ use axum::{
     extract::{Query, State, rejection::QueryRejection},
 };
 use serde::{Deserialize, Serialize};
-use tritmill_queue::store::{bulk::Act, insight::DeadLetterGroup};
+use tritmill_queue::store::{bulk::BulkAction, job_queries::DeadLetterGroup};
 use utoipa::ToSchema;
 
 use super::{
@@ -88,7 +88,7 @@ pub(crate) async fn replay(
     Extension(caller): Extension<Caller>,
     body: Body,
 ) -> Result<Json<BulkView>, ApiError> {
-    let replay = |per_second| Act::Replay { per_second };
+    let replay = |per_second| BulkAction::Replay { per_second };
     jobs::act(&app, &caller, "dead_letters.replay", body, replay).await
 }
 
@@ -103,5 +103,5 @@ pub(crate) async fn purge(
     Extension(caller): Extension<Caller>,
     body: Body,
 ) -> Result<Json<BulkView>, ApiError> {
-    jobs::act(&app, &caller, "dead_letters.purge", body, |_| Act::Purge).await
+    jobs::act(&app, &caller, "dead_letters.purge", body, |_| BulkAction::Purge).await
 }

@@ -8,7 +8,7 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use tritmill_queue::store::{
-    history::{Histogram, Period, Point, thin},
+    history::{Histogram, Period, Point, downsample},
     operations::Integrity,
 };
 use utoipa::ToSchema;
@@ -120,7 +120,7 @@ pub(crate) async fn list(
     let now = app.store().now().await?;
     let (period, from) = (Period::for_span(span), now.before(span));
     let found = app.store().samples(queue.as_ref(), period, from, now.after(span)).await?;
-    let data = thin(found, most as usize).into_iter().map(PointView::from).collect();
+    let data = downsample(found, most as usize).into_iter().map(PointView::from).collect();
     Ok(Json(PointList { data }))
 }
 

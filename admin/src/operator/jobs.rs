@@ -11,8 +11,8 @@ use tritmill_queue::{
     JobId, Timestamp,
     store::{
         Page,
-        bulk::{self, Act, BULK_MAX, Bulk},
-        insight::{Count, JobSummary},
+        bulk::{self, BULK_MAX, BulkAction, BulkResult},
+        job_queries::{Count, JobSummary},
     },
 };
 use utoipa::ToSchema;
@@ -203,7 +203,7 @@ pub(super) async fn act(
     caller: &Caller,
     action: &str,
     body: Body,
-    act_of: impl Fn(Option<u32>) -> Act,
+    act_of: impl Fn(Option<u32>) -> BulkAction,
 ) -> Result<Json<BulkView>, ApiError> {
     let map = json::object(body).await?;
     let detail = serde_json::Value::Object(map.clone());
@@ -221,8 +221,8 @@ pub(super) async fn act(
     }
     log::note(app, caller, action, "jobs", json!({ "asked": detail })).await?;
     let store = app.store().as_ref();
-    let Bulk { done, next, jobs } =
-        bulk::act(store, &filter, act_of(per_second), after, limit).await?;
+    let BulkResult { done, next, jobs } =
+        bulk::apply(store, &filter, act_of(per_second), after, limit).await?;
     let due: Vec<_> = jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
     app.client().announce(&due).await;
     let jobs = jobs.iter().map(|job| job.id.to_string()).collect();
@@ -239,5 +239,5 @@ pub(crate) async fn cancel(
     Extension(caller): Extension<Caller>,
     body: Body,
 ) -> Result<Json<BulkView>, ApiError> {
-    act(&app, &caller, "jobs.cancel", body, |_| Act::Cancel).await
+    act(&app, &caller, "jobs.cancel", body, |_| BulkAction::Cancel).await
 }

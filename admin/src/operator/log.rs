@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tritmill_queue::{
     Timestamp,
-    store::{Page, audit::AuditLine},
+    store::{Page, audit::AuditEntry},
 };
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -27,7 +27,7 @@ pub(crate) async fn note(
     target: &str,
     detail: Value,
 ) -> Result<(), ApiError> {
-    let line = AuditLine {
+    let line = AuditEntry {
         id: Uuid::now_v7(),
         at: Timestamp::default(),
         key: Some(caller.key),
@@ -36,7 +36,7 @@ pub(crate) async fn note(
         target: target.to_owned(),
         detail,
     };
-    app.store().note(&line).await?;
+    app.store().record_audit(&line).await?;
     tracing::info!(key = %caller.key, action, target, "an operator acts");
     Ok(())
 }
@@ -95,10 +95,10 @@ pub(crate) async fn list(
         bounded("limit", parsed("limit", &expected, limit.as_deref())?, LIST_DEFAULT, LIST_MAX)?;
     let after = parsed("after", "a line's id", after.as_deref())?;
     let page = Page { after, limit: limit as u32, ascending: false };
-    let lines = app.store().acts(page).await?;
+    let lines = app.store().audit_log(page).await?;
     let is_full = lines.len() as u64 == limit;
     let next = lines.last().filter(|_| is_full).map(|line| line.id.to_string());
-    let shown = |line: AuditLine| LineView {
+    let shown = |line: AuditEntry| LineView {
         id: line.id.to_string(),
         at_ms: line.at.0,
         key_id: line.key.map(|key| key.to_string()),

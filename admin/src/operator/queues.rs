@@ -9,7 +9,7 @@ use tritmill_queue::{
     Priority, QueueName, Timestamp,
     store::{
         classes,
-        history::{Depth, Rates, SampledQueue, Totals},
+        history::{Depth, QueueSnapshot, Rates, Totals},
         operations::{QueueState, Worker},
     },
 };
@@ -24,7 +24,7 @@ pub(crate) struct QueueLoad {
     /// What is set.
     pub settings: QueueState,
     /// What it holds and does, as of the last sample; none before the first.
-    pub sampled: Option<SampledQueue>,
+    pub sampled: Option<QueueSnapshot>,
     /// When that was.
     pub sampled_at: Option<Timestamp>,
     /// Workers that live.
@@ -72,12 +72,12 @@ pub(crate) async fn loads(app: &App) -> Result<Vec<QueueLoad>, ApiError> {
         workers: 0,
         slots: 0,
     };
-    let sampled = store.sampled().await?;
+    let sampled = store.snapshot().await?;
     let at = sampled.as_ref().map(|sampled| sampled.at);
     for settings in store.queue_states().await? {
         loads.insert(settings.queue.clone(), blank(settings, at));
     }
-    let untouched = |queue: &QueueName| QueueState::untouched(queue.clone());
+    let untouched = |queue: &QueueName| QueueState::with_defaults(queue.clone());
     for queue in sampled.into_iter().flat_map(|sampled| sampled.queues) {
         let name = queue.queue.clone();
         let load = loads.entry(name.clone()).or_insert_with(|| blank(untouched(&name), at));

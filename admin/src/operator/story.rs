@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tritmill_queue::{
     Outcome, Timestamp,
-    store::insight::{Attempt, AttemptEnd, Story},
+    store::job_queries::{Attempt, AttemptEnd, JobHistory},
 };
 use utoipa::ToSchema;
 
@@ -84,8 +84,8 @@ pub(crate) struct StoryView {
     error_message: Option<String>,
 }
 
-impl From<Story> for StoryView {
-    fn from(story: Story) -> Self {
+impl From<JobHistory> for StoryView {
+    fn from(story: JobHistory) -> Self {
         let ms = |at: Option<Timestamp>| at.map(|at| at.0);
         let record = story.record;
         let (completion, error) = match record.outcome {
@@ -129,8 +129,8 @@ impl From<Story> for StoryView {
 }
 
 /// A job that the caller may see: its tenant's own, or any, for operators.
-pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<Story, ApiError> {
-    let story = app.store().story(request::job(id)?).await?;
+pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<JobHistory, ApiError> {
+    let story = app.store().job_history(request::job(id)?).await?;
     story
         .filter(|story| caller.operates() || story.record.job.tenant == caller.tenant)
         .ok_or_else(|| ApiError::not_found("job", id))

@@ -46,7 +46,7 @@ pub(crate) struct WorkerView {
 impl From<Worker> for WorkerView {
     fn from(worker: Worker) -> Self {
         let (alive, beat) = (worker.is_alive(), worker.heartbeat);
-        let measured = beat.measured;
+        let measured = beat.metrics;
         let share = |part: u64, all: u64| (all > 0).then(|| part as f64 / all as f64);
         let seconds = |ms: Option<u64>| ms.map(|ms| ms as f64 / 1000.0);
         let looked_up = measured.prefix_hit_tokens + measured.prefix_miss_tokens;

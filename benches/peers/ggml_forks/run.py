@@ -1,25 +1,25 @@
-"""Tritmill, ik_llama.cpp and bitnet.cpp side by side: one shape, the same threads, turn by turn.
+"""Tritmill, ik_llama.cpp and bitnet.cpp side by side: one shape, the same threads, in turns.
 
     python3 -m venv /tmp/peer && /tmp/peer/bin/pip install numpy
     cargo build --release
     /tmp/peer/bin/python benches/peers/ggml_forks/run.py --work /tmp/peer-models --ik DIR --bitnet DIR
 
 DIR: the folder with `llama-bench` and `llama-batched-bench` of that program, a Release build for the
-machine it runs on (GGML_NATIVE). Any of the three can be left out; `--tritmill ''` leaves out ours.
+machine it runs on (GGML_NATIVE). Any of the three can be left out; `--tritmill ''` leaves out Tritmill.
 
 Makes the 2B shape with random weights for each: `tritmill model synth`; a GGUF with IQ2_BN linears for
 ik_llama.cpp; one with I2_S linears for bitnet.cpp, both with a Q6_K embedding that is also the head.
-Every round runs each program once for prefill and once for decode, each in a process of its own.
+Every round runs each program once for prefill and once for decode, each in a separate process.
 
 What differs:
-- Decode of the peers computes all logits and samples nothing; ours finds the largest logit, and by default
-  computes only those that can be it. `-- --all-logits` after the other flags makes it compute all.
-- Prefill: the peers run it once unmeasured before (llama-bench's default), in one micro-batch. None
-  computes the head there but for the last position.
-- Decode: the peers' tool feeds token 0 everywhere, which is compute either way. All sequences of a batch
-  advance one step per call, after a prompt that is not part of the figure.
-- bitnet.cpp and ik_llama.cpp have one scale per matrix and per row. All sizes and the squared ReLU are ours.
-- The flags in PEERS are those found fastest on a Zen 5 with AVX-512.
+- Decode of the peers computes all logits and does not sample; Tritmill finds the largest logit, and by default
+  computes only the logits that can be the largest. With `-- --all-logits` after the other flags it computes all.
+- Prefill: the peers run it once without measurement first (llama-bench's default), in one micro-batch. All
+  three compute the head only for the last position.
+- Decode: the peers' tool feeds only token 0, which costs the same. All sequences of a batch advance one step
+  per call, after a prompt that is not measured.
+- bitnet.cpp and ik_llama.cpp have one scale per matrix and per row. All sizes and the squared ReLU are equal.
+- The flags in PEERS were the fastest on a Zen 5 with AVX-512.
 """
 
 import argparse
@@ -38,10 +38,10 @@ import numpy as np
 HERE = os.path.dirname(os.path.abspath(__file__))
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, FFN, CONTEXT = 128256, 2560, 30, 20, 5, 6912, 4096
 KV = HIDDEN // HEADS * KV_HEADS
-SCALE = 0.03  # of all ternary weights
-F32, Q6_K, I2_S, IQ2_BN = 0, 14, 36, 135  # the programs' numbers for types of tensors
+SCALE = 0.03  # scale of all ternary weights
+F32, Q6_K, I2_S, IQ2_BN = 0, 14, 36, 135  # tensor type numbers of these programs
 
-# Of each peer: its type of linears, then flags for llama-bench and for llama-batched-bench.
+# For each peer: the type of its linears, then flags for llama-bench and for llama-batched-bench.
 PEERS = {
     "ik_llama.cpp": (IQ2_BN, ["-fa", "1", "-rtr", "1"], ["-fa", "on", "-rtr"]),
     "bitnet.cpp": (I2_S, ["-fa", "0"], []),
@@ -49,19 +49,19 @@ PEERS = {
 
 
 def ternary(rng, rows, cols, group):
-    """Rows of random codes 0 to 2; a byte holds those of four runs of group / 4 weights, lowest first."""
+    """Rows of random codes 0 to 2; a byte holds one code of each of four runs of group / 4 weights, lowest first."""
     codes = rng.integers(0, 3, (rows, cols // group, 4, group // 4), dtype=np.uint8)
     return (codes[:, :, 0] | codes[:, :, 1] << 2 | codes[:, :, 2] << 4 | codes[:, :, 3] << 6).reshape(rows, cols // 4)
 
 
 def iq2_bn(rng, rows, cols):
-    """Every row a single-precision scale, then blocks of 64 weights in 16 bytes."""
+    """Each row: a single-precision scale, then blocks of 64 weights in 16 bytes."""
     scale = np.full((rows, 1), SCALE, np.float32).view(np.uint8)
     return np.concatenate([scale, ternary(rng, rows, cols, 64)], -1)
 
 
 def i2_s(rng, rows, cols):
-    """Blocks of 128 weights in 32 bytes (order of the runs is all the same to random codes), then 32 bytes
+    """Blocks of 128 weights in 32 bytes (the order of the runs does not matter for random codes), then 32 bytes
     with the scale of the matrix."""
     tail = np.zeros(8, np.float32)
     tail[0] = SCALE
@@ -90,7 +90,7 @@ SIZE = {
 
 
 def write_model(path, linear):
-    """A GGUF file; written by hand since the `gguf` package knows neither type of linears."""
+    """Writes a GGUF file; the `gguf` package supports neither type of linears."""
     arch = "bitnet-b1.58"
     keys = {
         "general.architecture": arch, "general.name": "peer-2b", "tokenizer.ggml.model": "no_vocab",
@@ -128,7 +128,7 @@ def write_model(path, linear):
 
 
 def run(command):
-    # bitnet.cpp keeps a thread's part of a result on the stack: 7 MB in a prefill of 512 by two threads, 14 by one.
+    # bitnet.cpp keeps a thread's part of a result on the stack: 7 MB for a prefill of 512 with two threads, 14 MB with one.
     stack = lambda: resource.setrlimit(resource.RLIMIT_STACK, (64 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=stack, cwd=tempfile.gettempdir(), env=os.environ | {"OMP_STACKSIZE": "64M"})
     if done.returncode != 0:
@@ -137,7 +137,7 @@ def run(command):
 
 
 def peer(name, folder, model, args, sizes):
-    """One turn of a peer: tokens a second by (phase, batch)."""
+    """One turn of a peer: tokens per second by (phase, batch)."""
     _, bench, batched = PEERS[name]
     rates = {}
     if args.prefill:
@@ -147,7 +147,7 @@ def peer(name, folder, model, args, sizes):
     done = run([f"{folder}/llama-batched-bench", "-m", model, "-t", str(args.threads), "-c",
                 str(max(sizes) * (args.prompt + args.generate) + 64), "-npp", str(args.prompt), "-ntg", str(args.generate),
                 "-npl", ",".join(map(str, sizes)), *batched])
-    # A row of its table, on either stream: prompt, generated, batch, cache, prefill's seconds and rate, decode's …
+    # A row of the table, on either output stream: prompt, generated, batch, cache, prefill's seconds and rate, decode's …
     for row in re.findall(r"^\|([ \d.|]+)\|$", done.stdout + "\n" + done.stderr, re.M):
         cells = row.split("|")
         rates["decode", int(cells[2])] = float(cells[7])
@@ -183,10 +183,10 @@ def main():
     args = a.parse_args()
     sizes = [int(n) for n in args.batch.split(",")]
     for name in ("work", "ik", "bitnet", "tritmill"):
-        if getattr(args, name):  # the programs run elsewhere: they leave logs behind
+        if getattr(args, name):  # the programs run in the work folder, because they write logs
             setattr(args, name, os.path.abspath(getattr(args, name)))
     os.makedirs(args.work, exist_ok=True)
-    turns = {}  # what takes a turn, in this order: name, then a call that gives rates by (phase, batch)
+    turns = {}  # in this order: name, then a function that returns rates by (phase, batch)
     for name, folder in (("ik_llama.cpp", args.ik), ("bitnet.cpp", args.bitnet)):
         if folder:
             model = os.path.join(args.work, f"2b-{name.split('.')[0].split('_')[0]}.gguf")

@@ -1,4 +1,4 @@
-"""Tritmill and llama.cpp beside each other: the same shapes, the same threads, turn by turn.
+"""Tritmill and llama.cpp side by side: the same shapes, the same threads, in turns.
 
     python3 -m venv /tmp/peer
     /tmp/peer/bin/pip install llama-cpp-python gguf        (builds llama.cpp for this machine)
@@ -8,7 +8,7 @@
 Makes the 2B shape for both (`tritmill model synth`; for llama.cpp a GGUF with TQ2_0 linears and a
 Q6_K embedding that is also the head, its own preference), then runs A, B, A, B … and prints medians
 and ratios. llama.cpp has no squared ReLU for this architecture, so its model has SiLU there; sizes
-of all matrices are the same. No figure contains sampling, but ours the search for the largest logit.
+of all matrices are the same. Sampling is not measured, except for Tritmill's search for the largest logit.
 """
 
 import argparse
@@ -157,7 +157,7 @@ def main():
     if not os.path.exists(theirs):
         write_model(theirs)
     peer = Llama(theirs, args.threads, args.prompt, args.generate, max(sizes))
-    # A batch changes nothing in a prefill, which is compute either way.
+    # The batch size does not change a prefill, which is bound by compute.
     points = [("prefill", 1)] + [("decode", n) for n in sizes]
     figures = {}
     for turn in range(args.rounds):

@@ -1,13 +1,13 @@
-"""PyTorch beside Tritmill: the shape of BitNet-b1.58-2B-4T in bf16, decoded as fast as plain PyTorch does.
+"""PyTorch for comparison: the shape of BitNet-b1.58-2B-4T in bf16, decoded as fast as plain PyTorch can.
 
     python3 benches/peers/pytorch/run.py --batch 1,16,64 --context 128,512 --json      (needs a GPU)
     python3 benches/peers/pytorch/run.py --device cpu --shape tiny --batch 1,2 --context 8 --steps 2
 
 Random weights; sizes of all matrices are those of the 2B shape, with squared ReLU, sub-norms and a tied head. The
-keys and values lie in buffers of a fixed size, a decode step is captured once as a CUDA graph and
-replayed, and draws the largest logit on the device. Linears are bf16 products (cuBLAS): PyTorch has no ternary
-ones, so this is what the model costs where nobody packs its weights. Prefill is done in steps of 4,096 tokens,
-without a graph. Every figure is the median of --repetitions, in tokens of all sequences a second.
+keys and values have buffers of a fixed size; a decode step is captured once as a CUDA graph, replayed, and
+selects the largest logit on the device. Linears are bf16 products (cuBLAS): PyTorch has no ternary products, so
+this is the cost of the model with unpacked weights. Prefill runs in steps of 4,096 tokens without a graph. Every
+figure is the median of --repetitions, in tokens per second over all sequences.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Model:
         self.cos, self.sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
         cache = (self.layers, 2, batch, self.kv_heads, positions, self.head_dim)
         self.cache = torch.zeros(cache, device=device, dtype=self.dtype)
-        # Of a decode step: the last tokens, and where they stand.
+        # Inputs of a decode step: the last tokens and their positions.
         self.tokens = torch.zeros(batch, 1, device=device, dtype=torch.long)
         self.position = torch.zeros(1, device=device, dtype=torch.long)
 
@@ -74,7 +74,7 @@ class Model:
         if visible is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
-            # The heads of a group stand where positions do, for kernels with a mask know no groups.
+            # The heads of a group take the axis of positions, because kernels with a mask support no groups.
             k, v = self.cache[layer, 0, rows], self.cache[layer, 1, rows]
             groups = q.view(count, self.kv_heads, -1, self.head_dim)
             out = F.scaled_dot_product_attention(groups, k, v, attn_mask=visible).view_as(q)
@@ -82,7 +82,7 @@ class Model:
         return F.linear(F.rms_norm(out, (queries,), block["attention_sub_norm"], EPS), block["o"])
 
     def forward(self, tokens, at, rows, visible):
-        """The largest logit's token after each sequence."""
+        """The token with the largest logit after each sequence."""
         norm = lambda x, weight: F.rms_norm(x, (x.shape[-1],), weight, EPS)
         x = F.embedding(tokens, self.embedding)
         for layer, block in enumerate(self.blocks):
@@ -93,7 +93,7 @@ class Model:
         return logits.argmax(-1)
 
     def prefill(self, prompts):
-        """Some sequences after others: as many as have so many tokens together."""
+        """Prefills the sequences in groups of at most PREFILL_TOKENS tokens."""
         length = prompts.shape[1]
         at = torch.arange(length, device=self.device)
         for part in range(0, self.batch, max(1, PREFILL_TOKENS // length)):
@@ -107,7 +107,7 @@ class Model:
         self.position.add_(1)
 
     def captured(self):
-        """A decode step, as a graph where there are graphs."""
+        """Returns a function that runs a decode step, as a CUDA graph on a GPU."""
         if self.device == "cpu":
             return self.decode
         stream = torch.cuda.Stream()
@@ -145,7 +145,7 @@ def measure(arguments, batch, context):
         prefill = seconds(device, lambda: model.prefill(prompts))
         model.position.fill_(context)
         decode = seconds(device, lambda: [step() for _ in range(steps)])
-        # The first warms up.
+        # The first repetition is a warm-up.
         if repetition > 0:
             prefills.append(batch * context / prefill)
             decodes.append(batch * steps / decode)

@@ -1,18 +1,19 @@
-"""Tritmill's queue beside BullMQ, Celery, RQ and apalis-redis: the same no-op jobs through the same Redis.
+"""Tritmill's queue, BullMQ, Celery, RQ and apalis-redis: the same no-op jobs through the same Redis.
 
     cargo build --release --workspace --bins
     python3 benches/peers/queues/run.py --work /tmp/queue-peers
 
-Installs the peers into the work folder (npm, PyPI, crates.io), starts a redis-server of its own for each run
-(append-only file, synced every second, nothing evicted) and prints medians and ratios. Every job carries a line of
-text and returns a few words, which each queue keeps as it does by default. Each peer gets the batching its
-documentation recommends: BullMQ `addBulk` and a concurrency, Celery `group` with a prefetch, RQ `enqueue_many` and
-workers that do not fork, apalis `push_bulk`, a batch size and tasks of their own; two processes of workers for
-Celery and RQ, one for BullMQ and apalis, beside which Redis has the other core.
+Installs the peers into the work folder (npm, PyPI, crates.io), starts a redis-server for each run
+(append-only file, synced every second, no eviction) and prints medians and ratios. Every job carries a line of
+text and returns a few words, which each queue keeps with its default settings. Each peer gets the batching its
+documentation recommends: BullMQ `addBulk` and concurrent jobs, Celery `group` with a prefetch, RQ `enqueue_many` and
+workers that do not fork, apalis `push_bulk`, a batch size and one task per job; two worker processes for
+Celery and RQ, one for BullMQ and apalis, so that Redis has the other core.
 
-Submit is from the first call to the last answer, without starting a runtime. Consume is from the first finished job
-that is seen to the last. Slow peers get fewer jobs, as said; rates do not depend on it. Tritmill's are those of
-`tritmill bench queue`, whose jobs are also renewed once; the peers know no such step.
+Submit is measured from the first call to the last answer, without the start of the runtime. Consume is measured
+from the first observed finished job to the last. Slow peers get fewer jobs, as printed; rates do not depend on the
+number. Tritmill's figures are those of `tritmill bench queue`, which also renews each job once; the peers have no
+such step.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def tell(text):
 
 
 class Redis:
-    """A redis-server of its own, as durable as the fast mode needs it."""
+    """A redis-server with the durability that the fast mode needs."""
 
     def __enter__(self):
         with socket.socket() as probe:
@@ -92,7 +93,7 @@ class Peer:
                         worker.kill()
 
     def watch(self, done):
-        """Jobs per second from the first that is seen finished to the last."""
+        """Jobs per second from the first observed finished job to the last."""
         first, limit = None, time.monotonic() + 300
         while time.monotonic() < limit:
             now, count = time.monotonic(), done()
@@ -105,7 +106,7 @@ class Peer:
 
 
 def redis_size(redis):
-    """Keys of database 1, where Celery's results are."""
+    """Number of keys in database 1, which holds Celery's results."""
     with socket.create_connection(("127.0.0.1", redis.port), timeout=5) as s:
         s.sendall(b"SELECT 1\r\nDBSIZE\r\n")
         lines = s.makefile()
@@ -114,7 +115,7 @@ def redis_size(redis):
 
 
 def install(work, wanted):
-    """What is not there yet; where each peer's runtime is."""
+    """Installs what is missing; returns the runtime of each peer."""
     os.makedirs(work, exist_ok=True)
     node, venv, target = (os.path.join(work, name) for name in ("node", "venv", "apalis"))
     if not os.path.isdir(os.path.join(node, "node_modules/bullmq")):
@@ -147,7 +148,7 @@ def versions(node, venv):
 
 
 def tritmill(args, fast):
-    """Submit and consume rates of one run; the journalled one on servers that `xtask` starts."""
+    """Submit and consume rates of one run; `xtask` starts the servers of the journalled mode."""
     words = ["bench", "queue", "--json", "--jobs", str(args.jobs), "--repetitions", "1", "--starts", "1",
              "--micro-batch", str(args.micro_batch), "--consumers", str(args.consumers)]
     if fast:
@@ -192,7 +193,7 @@ def main():
         Peer("RQ", some(10), [bin_("python"), "rq_peer.py", "{url}", "{jobs}"],
              [bin_("rq"), "worker", "--url", "{url}", "--worker-class", "rq.worker.SimpleWorker", "--quiet", "peer"],
              ("ZCARD", "rq:finished:peer"), workers=2),
-        # With some ten thousand waiting jobs its script fails ("too many results to unpack").
+        # With about ten thousand queued jobs its script fails ("too many results to unpack").
         Peer("apalis-redis", some(4), [apalis, "submit", "{url}", "{jobs}"], [apalis, "work", "{url}", "{jobs}"],
              ("SCARD", "peer:done")),
     ]

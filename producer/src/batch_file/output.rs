@@ -13,10 +13,10 @@ use std::{
 
 use tritmill_queue::{
     StoreError,
-    store::{Answer, Refused, SqliteStore},
+    store::{AnsweredLine, RejectedLine, SqliteStore},
 };
 
-use super::{BatchFileError, Notice, Settings, beside};
+use super::{BatchFileError, Notice, Settings, with_suffix};
 use crate::{answer, request::Refusal};
 
 /// Lines rendered at a time.
@@ -161,7 +161,7 @@ impl Output {
 
     /// Writes the whole file again beside the old one, then puts it in its place.
     async fn rewrite(&mut self, store: &SqliteStore) -> Result<(), Failure> {
-        let temporary = beside(&self.path, ".tritmill-tmp");
+        let temporary = with_suffix(&self.path, ".tritmill-tmp");
         let mut file = File::create(&temporary)?;
         self.position = Self::start(self.ordered);
         self.position = append(store, self.position, &mut file).await?;
@@ -211,7 +211,7 @@ async fn page(
 ) -> Result<Vec<(Option<String>, Position)>, StoreError> {
     match position {
         Position::Refused(after) => {
-            let refused = store.refused(after, PAGE).await?;
+            let refused = store.rejected_lines(after, PAGE).await?;
             if refused.is_empty() {
                 return Ok(vec![(None, Position::Answers(0))]);
             }
@@ -236,13 +236,13 @@ async fn page(
     }
 }
 
-fn answer_text(found: &Answer) -> String {
+fn answer_text(found: &AnsweredLine) -> String {
     let mut text = answer::line(found);
     text.push('\n');
     text
 }
 
-fn refused_text(found: &Refused) -> Result<String, StoreError> {
+fn refused_text(found: &RejectedLine) -> Result<String, StoreError> {
     let refusal: Refusal = serde_json::from_str(&found.refusal)
         .map_err(|error| StoreError::Damaged { what: "refusal", detail: error.to_string() })?;
     let mut text = answer::refusal_line(&found.key, found.custom_id.as_deref(), &refusal);

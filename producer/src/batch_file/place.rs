@@ -35,7 +35,7 @@ impl Read for Input {
 }
 
 /// Opens the input and locks the output, which must be another file.
-pub(crate) fn take(input: &Path, output: &Path) -> Result<(Input, File), BatchFileError> {
+pub(crate) fn open_and_lock(input: &Path, output: &Path) -> Result<(Input, File), BatchFileError> {
     let failed = |source| BatchFileError::Input { path: input.to_owned(), source };
     let opened = Input::open(input).map_err(failed)?;
     if let (Ok(a), Ok(b)) = (input.canonicalize(), output.canonicalize())
@@ -47,14 +47,14 @@ pub(crate) fn take(input: &Path, output: &Path) -> Result<(Input, File), BatchFi
 }
 
 /// `OUT.jsonl` + `suffix`.
-pub(crate) fn beside(output: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn with_suffix(output: &Path, suffix: &str) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(suffix);
     PathBuf::from(name)
 }
 
 fn lock(output: &Path) -> Result<File, BatchFileError> {
-    let path = beside(output, ".tritmill-lock");
+    let path = with_suffix(output, ".tritmill-lock");
     let failed = |source| BatchFileError::Output { path: path.clone(), source };
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(failed)?;
@@ -73,11 +73,11 @@ pub(crate) fn remove_output(output: &Path) -> io::Result<()> {
 }
 
 /// Renames the output to `OUT.jsonl.old`, or the first of `.old-2`, `.old-3`, … that is free.
-pub(crate) fn put_aside(output: &Path) -> io::Result<PathBuf> {
-    let mut kept_as = beside(output, ".old");
+pub(crate) fn rename_to_old(output: &Path) -> io::Result<PathBuf> {
+    let mut kept_as = with_suffix(output, ".old");
     let mut number = 2;
     while kept_as.exists() {
-        kept_as = beside(output, &format!(".old-{number}"));
+        kept_as = with_suffix(output, &format!(".old-{number}"));
         number += 1;
     }
     std::fs::rename(output, &kept_as)?;

@@ -38,7 +38,7 @@ impl Client {
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tritmill_producer::{Client, JobBuilder, QueueName};
+    /// use tritmill_client::{Client, JobBuilder, QueueName};
     ///
     /// let queue = QueueName { model: "demo".into(), format: "i2_s".into() };
     /// let client = Client::fast("redis://localhost", queue).await?;

@@ -4,7 +4,7 @@ use std::{collections::HashSet, time::Duration};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use tokio::time::{Instant, sleep};
-use tritmill_queue::{Ended, EventId, JobEvent, JobId, JobState};
+use tritmill_queue::{EventId, FinishedJob, JobEvent, JobId, JobState};
 
 use super::{Client, ClientError};
 
@@ -38,7 +38,10 @@ impl Waited {
 impl Client {
     /// Ends of jobs as they come, until all of `ids` are over. An error does not end the stream:
     /// the next item is tried again.
-    pub fn results(&self, ids: Vec<JobId>) -> impl Stream<Item = Result<Ended, ClientError>> + '_ {
+    pub fn results(
+        &self,
+        ids: Vec<JobId>,
+    ) -> impl Stream<Item = Result<FinishedJob, ClientError>> + '_ {
         let waiting: HashSet<JobId> = ids.into_iter().collect();
         let state = (waiting, POLL_FIRST);
         let pages = stream::unfold(state, async move |(mut waiting, mut wait)| {
@@ -47,7 +50,7 @@ impl Client {
             }
             sleep(wait).await;
             let ids: Vec<JobId> = waiting.iter().copied().collect();
-            let page: Vec<Result<Ended, ClientError>> = match self.ended(&ids).await {
+            let page: Vec<Result<FinishedJob, ClientError>> = match self.ended(&ids).await {
                 Ok(ended) => ended.into_iter().map(Ok).collect(),
                 Err(error) => vec![Err(error)],
             };

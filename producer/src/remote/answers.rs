@@ -52,7 +52,7 @@ impl RemoteError {
     }
 
     /// Whether the same call may do better later.
-    pub fn is_passing(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
             Self::Http(error) => !matches!(error, HttpError::Address(_) | HttpError::Tls { .. }),
             Self::Refused { status, .. } => *status == 429 || *status >= 500,

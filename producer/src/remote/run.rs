@@ -23,10 +23,13 @@ use super::{
     api::{Api, NewBatch},
     merge::merge,
     split::{Split, SplitFailure, split},
-    state::{Folder, Over, Part, State, Written},
-    terms::{RemoteRunError, RemoteSettings, RemoteTally, RemoteUpdate},
+    state::{Folder, Part, PartResult, State, Written},
+    terms::{RemoteRunError, RemoteSettings, RemoteUpdate},
 };
-use crate::batch_file::{BatchFileError, Input, beside, put_aside, remove_output, take};
+use crate::{
+    batch_file::{BatchFileError, Input, open_and_lock, remove_output, rename_to_old, with_suffix},
+    progress::BatchProgress,
+};
 
 /// Between two looks at batches: grows from the first to the last while nothing changes.
 const LOOK_FIRST: Duration = Duration::from_millis(250);
@@ -46,7 +49,7 @@ pub struct RemoteRun<T> {
     folder: Folder,
     state: State,
     tell: T,
-    tally: RemoteTally,
+    progress: BatchProgress,
     /// Held until the run ends; the system lets go when the process dies.
     _lock: File,
 }
@@ -60,16 +63,16 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         settings: RemoteSettings,
         api: Api,
         tell: T,
-    ) -> Result<RemoteTally, RemoteRunError> {
-        let (input, lock) = take(&settings.input, &settings.output)?;
+    ) -> Result<BatchProgress, RemoteRunError> {
+        let (input, lock) = open_and_lock(&settings.input, &settings.output)?;
         let folder = Folder::of(&settings.output);
-        let tally = RemoteTally::default();
+        let progress = BatchProgress::default();
         let state = State::default();
-        let mut run = Self { settings, api, folder, state, tell, tally, _lock: lock };
+        let mut run = Self { settings, api, folder, state, tell, progress, _lock: lock };
         run.begin(input).await?;
         if run.is_written() {
             run.folder.tidy().map_err(run.failed())?;
-            return Ok(run.tally);
+            return Ok(run.progress);
         }
         run.check_models().await?;
         while run.state.parts.iter().any(|part| part.batch.is_none()) {
@@ -114,9 +117,9 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
             }
         };
         self.save()?;
-        (self.tally.lines, self.tally.failed) = (split.lines, split.refused);
-        let over = self.state.parts.iter().filter_map(|part| part.over.as_ref());
-        self.tally.resumed = over.map(|over| over.completed + over.failed).sum();
+        (self.progress.lines, self.progress.failed) = (split.lines, split.refused);
+        let over = self.state.parts.iter().filter_map(|part| part.result.as_ref());
+        self.progress.resumed = over.map(|over| over.completed + over.failed).sum();
         self.count(&[]);
         Ok(())
     }
@@ -157,8 +160,8 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
             return false;
         }
         let Written { completed, failed, .. } = written;
-        (self.tally.completed, self.tally.failed) = (completed, failed);
-        self.tally.resumed = self.tally.lines;
+        (self.progress.completed, self.progress.failed) = (completed, failed);
+        self.progress.resumed = self.progress.lines;
         true
     }
 
@@ -187,7 +190,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         let mut wait = RETRY_FIRST;
         loop {
             match call(&self.api).await {
-                Err(error) if error.is_passing() => {
+                Err(error) if error.is_transient() => {
                     let asked = match &error {
                         RemoteError::Refused { retry_after, .. } => *retry_after,
                         _ => None,
@@ -260,7 +263,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         let mut wait = RETRY_FIRST;
         let file = loop {
             match self.send(&path, &filename, size).await {
-                Err(error) if error.is_passing() => {
+                Err(error) if error.is_transient() => {
                     self.notice(format!("{error}: uploading again"));
                     sleep(wait).await;
                     wait = (wait * 2).min(RETRY_LAST);
@@ -307,7 +310,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
             let (mut is_over, mut changed) = (true, false);
             for (index, seen) in seen.iter_mut().enumerate() {
                 let part = &self.state.parts[index];
-                let (None, Some(id)) = (&part.over, part.batch.clone()) else { continue };
+                let (None, Some(id)) = (&part.result, part.batch.clone()) else { continue };
                 let found = self.patiently(async |api| api.batch(&id).await).await;
                 let batch = found.map_err(|error| match error.is_not_found() {
                     true => RemoteRunError::Gone(id.clone()),
@@ -330,7 +333,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
     fn note(&mut self, index: usize, batch: RemoteBatch) -> Result<bool, RemoteRunError> {
         match batch.status.as_str() {
             "completed" | "expired" | "cancelled" => {
-                self.state.parts[index].over = Some(Over {
+                self.state.parts[index].result = Some(PartResult {
                     output: batch.output_file_id,
                     errors: batch.error_file_id,
                     completed: batch.request_counts.completed,
@@ -363,23 +366,23 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
     /// Tells how many lines are over: of batches that are, and of others as they were `seen`.
     fn count(&mut self, seen: &[(u64, u64)]) {
         let refused =
-            self.tally.lines - self.state.parts.iter().map(|part| part.lines).sum::<u64>();
-        (self.tally.completed, self.tally.failed) = (0, refused);
+            self.progress.lines - self.state.parts.iter().map(|part| part.lines).sum::<u64>();
+        (self.progress.completed, self.progress.failed) = (0, refused);
         for (index, part) in self.state.parts.iter().enumerate() {
             let now = seen.get(index).copied().unwrap_or_default();
             let (completed, failed) =
-                part.over.as_ref().map_or(now, |over| (over.completed, over.failed));
-            self.tally.completed += completed;
-            self.tally.failed += failed;
+                part.result.as_ref().map_or(now, |over| (over.completed, over.failed));
+            self.progress.completed += completed;
+            self.progress.failed += failed;
         }
-        (self.tell)(RemoteUpdate::Tally(self.tally));
+        (self.tell)(RemoteUpdate::Progress(self.progress));
     }
 
     /// Fetches what came and puts the output in its place.
-    async fn write(mut self) -> Result<RemoteTally, RemoteRunError> {
+    async fn write(mut self) -> Result<BatchProgress, RemoteRunError> {
         for index in 0..self.state.parts.len() {
-            let Over { output, errors, .. } =
-                self.state.parts[index].over.clone().unwrap_or_default();
+            let PartResult { output, errors, .. } =
+                self.state.parts[index].result.clone().unwrap_or_default();
             for (file, what) in [(output, "output"), (errors, "errors")] {
                 let path = self.folder.fetched(index, what);
                 match file {
@@ -390,13 +393,13 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         }
         let output = self.settings.output.clone();
         let failed = |source| BatchFileError::Output { path: output.clone(), source };
-        let temporary = beside(&output, ".tritmill-tmp");
+        let temporary = with_suffix(&output, ".tritmill-tmp");
         let (folder, parts, to) = (self.folder.clone(), self.state.parts.len(), temporary.clone());
         let merged = spawn_blocking(move || merge(&folder, parts, &to)).await;
         let merged = merged.map_err(std::io::Error::other).and_then(|merged| merged);
         let written = merged.map_err(failed)?;
         if self.state.written.is_none() && fs::metadata(&output).is_ok_and(|meta| meta.len() > 0) {
-            let kept_as = put_aside(&output).map_err(failed)?;
+            let kept_as = rename_to_old(&output).map_err(failed)?;
             self.notice(format!("the old output is kept as {}", kept_as.display()));
         }
         fs::rename(&temporary, &output).map_err(failed)?;
@@ -404,9 +407,9 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         self.save()?;
         self.folder.tidy().map_err(self.failed())?;
         let Written { completed, failed, tokens, .. } = written;
-        self.tally = RemoteTally { completed, failed, tokens, ..self.tally };
-        (self.tell)(RemoteUpdate::Tally(self.tally));
-        Ok(self.tally)
+        self.progress = BatchProgress { completed, failed, tokens, ..self.progress };
+        (self.tell)(RemoteUpdate::Progress(self.progress));
+        Ok(self.progress)
     }
 
     /// Fetches a file, from its start if it breaks off.

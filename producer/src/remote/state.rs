@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::batch_file::beside;
+use crate::batch_file::with_suffix;
 
 /// What is remembered of a run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -42,12 +42,13 @@ pub(super) struct Part {
     /// The batch.
     pub batch: Option<String>,
     /// What came of it.
-    pub over: Option<Over>,
+    #[serde(rename = "over")]
+    pub result: Option<PartResult>,
 }
 
 /// A batch that is over.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Over {
+pub(super) struct PartResult {
     /// Answers.
     pub output: Option<String>,
     /// Errors.
@@ -78,7 +79,7 @@ pub(super) struct Folder(PathBuf);
 impl Folder {
     /// The folder beside an output.
     pub fn of(output: &Path) -> Self {
-        Self(beside(output, ".tritmill-server"))
+        Self(with_suffix(output, ".tritmill-server"))
     }
 
     pub fn path(&self) -> &Path {

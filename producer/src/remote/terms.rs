@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::answers::RemoteError;
-use crate::batch_file::BatchFileError;
+use crate::{batch_file::BatchFileError, progress::BatchProgress};
 
 /// Which files, and how the server is to answer them.
 #[derive(Debug, Clone)]
@@ -33,22 +33,7 @@ pub enum RemoteUpdate {
     /// Something to tell.
     Notice(String),
     /// Lines that are over.
-    Tally(RemoteTally),
-}
-
-/// How far a run is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RemoteTally {
-    /// Lines that are not blank.
-    pub lines: u64,
-    /// Lines with an answer.
-    pub completed: u64,
-    /// Lines with an error.
-    pub failed: u64,
-    /// Lines that were over when this run began.
-    pub resumed: u64,
-    /// Tokens generated for all lines; known at the end.
-    pub tokens: u64,
+    Progress(BatchProgress),
 }
 
 /// Why a run ended early. What was done is remembered.

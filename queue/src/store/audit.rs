@@ -12,7 +12,7 @@ pub const AUDIT_MAX: u32 = 100_000;
 
 /// An act.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AuditLine {
+pub struct AuditEntry {
     /// Names it; ids are in the order of time.
     pub id: Uuid,
     /// When; set by the store.
@@ -29,9 +29,9 @@ pub struct AuditLine {
     pub detail: Value,
 }
 
-impl AuditLine {
+impl AuditEntry {
     /// An act without a key.
-    pub fn at_the_command_line(action: &str, target: &str, detail: Value) -> Self {
+    pub fn from_command_line(action: &str, target: &str, detail: Value) -> Self {
         Self {
             id: Uuid::now_v7(),
             at: Timestamp::default(),
@@ -51,11 +51,11 @@ pub trait Audit: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`]; then the act is not to be done.
-    async fn note(&self, line: &AuditLine) -> Result<(), StoreError>;
+    async fn record_audit(&self, line: &AuditEntry) -> Result<(), StoreError>;
 
     /// Lines, the latest first (`page.ascending` has no effect).
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn acts(&self, page: Page<Uuid>) -> Result<Vec<AuditLine>, StoreError>;
+    async fn audit_log(&self, page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError>;
 }

@@ -134,7 +134,7 @@ pub struct BatchError {
 
 /// A place in a file of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Place {
+pub struct FilePosition {
     /// Lines before it.
     pub line: u64,
     /// Bytes before it.
@@ -200,7 +200,7 @@ pub struct Batch {
     pub refused: u64,
     /// What was submitted.
     #[serde(default)]
-    pub submitted: Place,
+    pub submitted: FilePosition,
     /// Lines answered, as counted last.
     #[serde(default)]
     pub completed: u64,
@@ -247,7 +247,7 @@ impl Batch {
 
 /// A batch somebody drives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeldBatch {
+pub struct BatchClaim {
     /// As it was claimed.
     pub batch: Batch,
     /// The epoch of the claim.
@@ -256,7 +256,7 @@ pub struct HeldBatch {
 
 /// What a write to a batch brings along, in the same transaction.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Along<'a> {
+pub struct BatchWrites<'a> {
     /// Jobs that are submitted; known ids stay as they are.
     pub jobs: &'a [Job],
     /// Files that are complete now, with their lengths and when they expire.
@@ -265,7 +265,7 @@ pub struct Along<'a> {
 
 /// How a line's job ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LineEnd {
+pub struct FinishedLine {
     /// The line, from 1.
     pub line: u32,
     /// A terminal state.
@@ -316,7 +316,7 @@ pub trait Batches: Send + Sync {
         owner: &str,
         lease: Duration,
         limit: u32,
-    ) -> Result<Vec<HeldBatch>, StoreError>;
+    ) -> Result<Vec<BatchClaim>, StoreError>;
 
     /// Claims up to `limit` batches whose [end is to be told](Batch::webhook_due), the longest due
     /// first.
@@ -328,7 +328,7 @@ pub trait Batches: Send + Sync {
         owner: &str,
         lease: Duration,
         limit: u32,
-    ) -> Result<Vec<HeldBatch>, StoreError>;
+    ) -> Result<Vec<BatchClaim>, StoreError>;
 
     /// Extends a claim; false if it holds no more.
     ///
@@ -352,7 +352,11 @@ pub trait Batches: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`]; the same call may be repeated.
-    async fn save_batch(&self, held: &HeldBatch, along: Along<'_>) -> Result<bool, StoreError>;
+    async fn save_batch(
+        &self,
+        held: &BatchClaim,
+        along: BatchWrites<'_>,
+    ) -> Result<bool, StoreError>;
 
     /// Counts a batch's jobs by state.
     ///
@@ -370,12 +374,12 @@ pub trait Batches: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn line_ends(
+    async fn finished_lines(
         &self,
         id: BatchId,
         first: u32,
         last: u32,
-    ) -> Result<Vec<LineEnd>, StoreError>;
+    ) -> Result<Vec<FinishedLine>, StoreError>;
 }
 
 #[cfg(test)]

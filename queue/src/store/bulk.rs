@@ -1,12 +1,12 @@
 //! Acts on many jobs at once: whatever a filter finds, in chunks, so far and no further.
 //!
-//! Nothing here is one transaction: each chunk is done by itself, and [`Bulk::next`] says where to go
+//! Nothing here is one transaction: each chunk is done by itself, and [`BulkResult::next`] says where to go
 //! on. Doing the same again is harmless to what was withdrawn or purged; a replay makes new jobs, so
 //! whoever goes on goes on from there.
 
 use std::time::Duration;
 
-use super::{FrontStore, Page, StoreError, insight::JobFilter, operations::Pace};
+use super::{FrontStore, Page, StoreError, job_queries::JobFilter, operations::Pace};
 use crate::job::{Job, JobId, JobState};
 
 /// Jobs of one chunk.
@@ -18,7 +18,7 @@ pub const BULK_MAX: u64 = 10_000;
 
 /// What one call did.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Bulk {
+pub struct BulkResult {
     /// Jobs that it changed.
     pub done: u64,
     /// Where to go on, if there may be more.
@@ -29,7 +29,7 @@ pub struct Bulk {
 
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Act {
+pub enum BulkAction {
     /// Withdraw what is not over.
     Cancel,
     /// Submit dead letters again.
@@ -45,22 +45,22 @@ pub enum Act {
 ///
 /// # Errors
 /// [`StoreError`]; what was done until then stays done.
-pub async fn act(
+pub async fn apply(
     store: &dyn FrontStore,
     filter: &JobFilter,
-    act: Act,
+    act: BulkAction,
     after: Option<JobId>,
     most: u64,
-) -> Result<Bulk, StoreError> {
+) -> Result<BulkResult, StoreError> {
     let filter = match act {
-        Act::Cancel => filter.clone(),
-        Act::Replay { .. } | Act::Purge => {
+        BulkAction::Cancel => filter.clone(),
+        BulkAction::Replay { .. } | BulkAction::Purge => {
             JobFilter { state: Some(JobState::Failed), ..filter.clone() }
         }
     };
     let most = most.min(BULK_MAX);
     let now = store.now().await?;
-    let mut bulk = Bulk { next: after, ..Bulk::default() };
+    let mut bulk = BulkResult { next: after, ..BulkResult::default() };
     for _ in 0..PAGES_MAX {
         let left = u32::try_from(most - bulk.done).unwrap_or(CHUNK).min(CHUNK);
         if left == 0 {
@@ -72,9 +72,9 @@ pub async fn act(
         bulk.next = found.next;
         match act {
             _ if ids.is_empty() => {}
-            Act::Cancel => bulk.done += store.cancel(&ids).await?.len() as u64,
-            Act::Purge => bulk.done += store.purge(&ids).await?,
-            Act::Replay { per_second } => {
+            BulkAction::Cancel => bulk.done += store.cancel(&ids).await?.len() as u64,
+            BulkAction::Purge => bulk.done += store.purge(&ids).await?,
+            BulkAction::Replay { per_second } => {
                 let pace = per_second.map(|rate| {
                     let every = Duration::from_secs(1) / rate.max(1);
                     let before = u32::try_from(bulk.done).unwrap_or(u32::MAX);

@@ -57,7 +57,7 @@ pub enum ResetClassError {
 /// Refuses a name that no class has.
 ///
 /// # Errors
-/// [`StoreError::Refused`].
+/// [`StoreError::InvalidValue`].
 pub fn check(class: &str) -> Result<(), StoreError> {
     let problem = match class.len() {
         0 => "must not be empty".to_owned(),
@@ -67,7 +67,7 @@ pub fn check(class: &str) -> Result<(), StoreError> {
         _ if class.contains(char::is_control) => "must not have control characters".to_owned(),
         _ => return Ok(()),
     };
-    Err(StoreError::Refused { what: "class", problem })
+    Err(StoreError::InvalidValue { what: "class", problem })
 }
 
 /// What a queue has registered, as far as it decides about a class.
@@ -93,7 +93,7 @@ impl Classes {
     }
 
     /// Whether workers of this class are to go. One of an earlier release does not say its class.
-    pub fn have_no_more(&self, class: &str) -> bool {
+    pub fn must_drain(&self, class: &str) -> bool {
         !class.is_empty() && self.registered.is_some() && !self.has(class)
     }
 
@@ -105,7 +105,7 @@ impl Classes {
         }
         if self.allowed.len() >= ALLOWED_CLASSES_MAX {
             let problem = format!("is one too many: a queue allows {ALLOWED_CLASSES_MAX}");
-            return Err(StoreError::Refused { what: "class", problem });
+            return Err(StoreError::InvalidValue { what: "class", problem });
         }
         self.allowed.push(class.to_owned());
         Ok(true)
@@ -127,16 +127,19 @@ mod tests {
     fn a_queue_allows_so_many_classes_of_names_that_can_be_read() {
         let mut classes = Classes { registered: Some("a".into()), allowed: Vec::new() };
         for wrong in ["", "a\nb", "a\0", &"x".repeat(CLASS_BYTES_MAX + 1)] {
-            assert!(matches!(classes.allow(wrong), Err(StoreError::Refused { .. })), "{wrong:?}");
+            assert!(
+                matches!(classes.allow(wrong), Err(StoreError::InvalidValue { .. })),
+                "{wrong:?}"
+            );
         }
         assert!(matches!(classes.allow("a"), Ok(false)), "it is the queue's own");
         for i in 0..ALLOWED_CLASSES_MAX {
             assert!(matches!(classes.allow(&format!("b{i}")), Ok(true)));
         }
         assert!(matches!(classes.allow("b0"), Ok(false)));
-        assert!(matches!(classes.allow("c"), Err(StoreError::Refused { .. })));
-        assert!(!classes.have_no_more("b0") && classes.have_no_more("c"));
-        assert!(!classes.have_no_more(""), "it does not say");
+        assert!(matches!(classes.allow("c"), Err(StoreError::InvalidValue { .. })));
+        assert!(!classes.must_drain("b0") && classes.must_drain("c"));
+        assert!(!classes.must_drain(""), "it does not say");
         assert!(!classes.withdraw("a") && classes.withdraw("b0") && !classes.withdraw("b0"));
     }
 }

@@ -109,14 +109,14 @@ pub struct Page<Id> {
     pub ascending: bool,
 }
 
-/// What became of a wish to delete.
+/// Result of deleting a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Deleted {
-    /// It is gone.
-    Done,
-    /// There is none.
-    Unknown,
-    /// A batch that is not over reads it.
+pub enum FileDeletion {
+    /// The file was deleted.
+    Deleted,
+    /// The tenant has no such file.
+    NotFound,
+    /// An unfinished batch reads the file.
     InUse,
 }
 
@@ -175,7 +175,7 @@ pub trait Files: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<Deleted, StoreError>;
+    async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;
 
     /// Deletes a file that its writer gave up, if it is not complete.
     ///

@@ -185,7 +185,7 @@ pub struct Point {
 }
 
 /// The same points in no more than `most`, by adding up neighbours.
-pub fn thin(points: Vec<Point>, most: usize) -> Vec<Point> {
+pub fn downsample(points: Vec<Point>, most: usize) -> Vec<Point> {
     let together = points.len().div_ceil(most.max(1)).max(1);
     let mut thinned: Vec<Point> = Vec::with_capacity(most);
     for (index, point) in points.into_iter().enumerate() {
@@ -299,7 +299,7 @@ impl Rates {
 
 /// A queue when it was sampled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SampledQueue {
+pub struct QueueSnapshot {
     /// The queue.
     pub queue: QueueName,
     /// What it held.
@@ -317,11 +317,11 @@ pub struct SampledQueue {
 
 /// All queues when they were sampled.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Sampled {
+pub struct Snapshot {
     /// When.
     pub at: Timestamp,
     /// Each queue, by name.
-    pub queues: Vec<SampledQueue>,
+    pub queues: Vec<QueueSnapshot>,
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 use sqlx::{Database, Encode, QueryBuilder, Type};
 use uuid::Uuid;
 
-use super::insight::{JobFilter, SCAN_MAX};
+use super::job_queries::{JobFilter, SCAN_MAX};
 use crate::job::{JobId, JobState};
 
 /// States whose jobs are listed by `jobs_set_apart`.

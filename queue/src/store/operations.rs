@@ -36,7 +36,7 @@ pub struct QueueState {
 
 impl QueueState {
     /// A queue that nobody has set anything for.
-    pub fn untouched(queue: QueueName) -> Self {
+    pub fn with_defaults(queue: QueueName) -> Self {
         let allowed_classes = Vec::new();
         Self { queue, paused: false, limit_tokens: None, class: None, allowed_classes }
     }
@@ -96,14 +96,14 @@ pub struct Heartbeat {
     /// Generated tokens per second, lately.
     pub tokens_per_s: f64,
     /// What else it measures and counts.
-    #[serde(default)]
-    pub measured: Measured,
+    #[serde(default, rename = "measured")]
+    pub metrics: WorkerMetrics,
 }
 
 /// What a worker measures of itself. All of it may be absent: of a worker of an earlier release.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Measured {
+pub struct WorkerMetrics {
     /// What computes: `cpu`.
     pub device: String,
     /// The instruction set of its kernels.
@@ -260,7 +260,7 @@ impl Pace {
 
 /// A queue that a worker has registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Registered {
+pub struct RegisteredQueue {
     /// Which.
     pub queue: QueueName,
     /// When it was first; zero if that was before anybody noted it.
@@ -320,7 +320,7 @@ pub trait Operations: Send + Sync {
     /// either class, and name it. False if they may already.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] of a name that is none, or of too many.
+    /// [`StoreError::InvalidValue`] of a name that is none, or of too many.
     async fn allow_class(&self, queue: &QueueName, class: &str) -> Result<bool, StoreError>;
 
     /// Takes back what [`allow_class`](Self::allow_class) did: workers of this class drain with their
@@ -335,7 +335,7 @@ pub trait Operations: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn registered(&self) -> Result<Vec<Registered>, StoreError>;
+    async fn registered_queues(&self) -> Result<Vec<RegisteredQueue>, StoreError>;
 
     /// Forgets a queue's numerics class and the allowed ones, so that the next worker sets it; returns
     /// the one it had. For a queue whose model or settings are replaced: its later answers may differ

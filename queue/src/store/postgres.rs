@@ -21,7 +21,7 @@ mod connect;
 mod dead_letters;
 mod files;
 mod idempotency;
-mod insight;
+mod job_queries;
 mod keys;
 mod operations;
 mod partitions;
@@ -45,8 +45,8 @@ pub use settings::RETENTION_DEFAULT;
 use sqlx::{Connection as _, PgPool, postgres::PgPoolOptions};
 
 use super::{
-    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
-    StoreError,
+    Claim, ClaimRef, Claimant, Clock, FinishedAttempt, FinishedJob, JobRecord, Progress,
+    Reconciled, Settled, Store, StoreError,
 };
 use crate::{
     dispatch::Entry,
@@ -241,19 +241,19 @@ impl Store for PostgresStore {
         self.within(claims::claim(&self.pool, ids, by, self.given_now())).await
     }
 
-    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError> {
+    async fn renew(&self, held: &[ClaimRef], lease: Duration) -> Result<Vec<ClaimRef>, StoreError> {
         self.within(claims::renew(&self.pool, held, lease, self.given_now())).await
     }
 
-    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
+    async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError> {
         self.within(claims::checkpoint(&self.pool, saved)).await
     }
 
-    async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
+    async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError> {
         self.within(claims::finish(&self.pool, finished, self.given_now())).await
     }
 
-    async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
+    async fn hand_back(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
         self.within(claims::hand_back(&self.pool, held)).await
     }
 
@@ -282,7 +282,7 @@ impl Store for PostgresStore {
         Ok(self.within(reads::records(&self.pool, &[id])).await?.pop())
     }
 
-    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
+    async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError> {
         reads::ended(&self.pool, ids).await
     }
 

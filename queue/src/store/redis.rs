@@ -31,8 +31,8 @@ use async_trait::async_trait;
 use redis::{FromRedisValue, RedisError};
 
 use super::{
-    Claim, Claimant, Clock, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
-    StoreError,
+    Claim, ClaimRef, Claimant, Clock, FinishedAttempt, FinishedJob, JobRecord, Progress,
+    Reconciled, Settled, Store, StoreError,
     attempts::{self, lease_lost},
     classes::ClassError,
 };
@@ -77,7 +77,7 @@ impl fmt::Debug for RedisStore {
 /// A Redis that must not be the only place of jobs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum UnfitError {
+pub enum RedisConfigError {
     /// It would drop jobs or results when its memory is full.
     #[error("Redis evicts ({policy}): set maxmemory-policy noeviction")]
     Evicts {
@@ -105,7 +105,7 @@ impl Arguments {
         self.push(number.to_string());
     }
 
-    fn held(&mut self, held: Held) {
+    fn held(&mut self, held: ClaimRef) {
         self.push(format!("{}:{}", held.id, held.epoch));
     }
 }
@@ -142,8 +142,8 @@ impl RedisStore {
     /// good: a managed one may hide its settings.
     ///
     /// # Errors
-    /// [`UnfitError`].
-    pub async fn check(&self) -> Result<(), UnfitError> {
+    /// [`RedisConfigError`].
+    pub async fn check(&self) -> Result<(), RedisConfigError> {
         let mut command = redis::cmd("INFO");
         command.arg("memory");
         let asked = match self.connections.query::<redis::Value>(&command).await {
@@ -157,7 +157,7 @@ impl RedisStore {
         };
         match (field("maxmemory"), field("maxmemory_policy")) {
             (Some(bytes), Some(policy)) if bytes != "0" && policy != "noeviction" => {
-                Err(UnfitError::Evicts { policy: policy.to_owned() })
+                Err(RedisConfigError::Evicts { policy: policy.to_owned() })
             }
             _ => Ok(()),
         }
@@ -277,29 +277,29 @@ impl Store for RedisStore {
         Ok(rows.into_iter().filter_map(claim).collect())
     }
 
-    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError> {
+    async fn renew(&self, held: &[ClaimRef], lease: Duration) -> Result<Vec<ClaimRef>, StoreError> {
         let mut arguments = self.arguments();
         arguments.number(lease.as_millis());
         held.iter().for_each(|held| arguments.held(*held));
         Ok(at(held, self.run(&scripts::RENEW, &arguments).await?))
     }
 
-    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
+    async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError> {
         let mut arguments = self.arguments();
         for (held, bytes) in saved {
             arguments.held(*held);
             arguments.push(bytes.as_slice());
         }
-        let held: Vec<Held> = saved.iter().map(|(held, _)| *held).collect();
+        let held: Vec<ClaimRef> = saved.iter().map(|(held, _)| *held).collect();
         Ok(at(&held, self.run(&scripts::CHECKPOINT, &arguments).await?))
     }
 
-    async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
+    async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError> {
         let mut arguments = self.with_retention();
         arguments.number(attempts::BACKOFF_BASE.as_millis());
         arguments.number(attempts::BACKOFF_MAX.as_millis());
         arguments.number(attempts::BACKOFF_DOUBLINGS_MAX);
-        for Finished { held, outcome, .. } in finished {
+        for FinishedAttempt { claim: held, outcome, .. } in finished {
             arguments.held(*held);
             // Completed in the script, where the attempts are known.
             let verdict = attempts::verdict(outcome, 0, u32::MAX);
@@ -321,13 +321,13 @@ impl Store for RedisStore {
             }
         }
         let letters: Vec<u8> = self.run(&scripts::FINISH, &arguments).await?;
-        let settle = |(finished, letter): (&Finished, u8)| {
-            Some(Settled { id: finished.held.id, state: record::state(letter)? })
+        let settle = |(finished, letter): (&FinishedAttempt, u8)| {
+            Some(Settled { id: finished.claim.id, state: record::state(letter)? })
         };
         Ok(finished.iter().zip(letters).filter_map(settle).collect())
     }
 
-    async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
+    async fn hand_back(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
         let mut arguments = self.arguments();
         held.iter().for_each(|held| arguments.held(*held));
         let back = at(held, self.run(&scripts::HAND_BACK, &arguments).await?);
@@ -406,7 +406,7 @@ impl Store for RedisStore {
         Ok(Some(record))
     }
 
-    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
+    async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError> {
         let mut ended = Vec::new();
         for chunk in ids.chunks(CHUNK) {
             let mut arguments = self.arguments();
@@ -418,7 +418,7 @@ impl Store for RedisStore {
                     return Err(record::damaged("state", letter));
                 };
                 let outcome = record::decode_outcome(&outcome)?;
-                ended.push(Ended { id: *id, state, outcome });
+                ended.push(FinishedJob { id: *id, state, outcome });
             }
         }
         Ok(ended)

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{Depth, Latencies, SAMPLE_EVERY, Sample, SampledQueue};
+use super::history::{Depth, Latencies, QueueSnapshot, SAMPLE_EVERY, Sample};
 use crate::job::{JobState, QueueName, Timestamp};
 
 /// A queue of which nothing was seen for so long is forgotten until something is.
@@ -22,7 +22,7 @@ pub(super) struct State {
     /// Up to where what ended was counted; the store's own measure.
     pub cursor: i64,
     /// The queues as they were, by name.
-    pub queues: Vec<SampledQueue>,
+    pub queues: Vec<QueueSnapshot>,
     /// For how long after the last look there is none, for it took its share of that.
     #[serde(default)]
     pub rest_ms: u64,
@@ -100,13 +100,13 @@ pub(super) fn advance(
         // Nothing of it: that is also something.
         looks.entry(known.queue.clone()).or_default();
     }
-    let mut known: BTreeMap<QueueName, SampledQueue> =
+    let mut known: BTreeMap<QueueName, QueueSnapshot> =
         std::mem::take(&mut state.queues).into_iter().map(|one| (one.queue.clone(), one)).collect();
     let (mut samples, mut all) = (Vec::with_capacity(looks.len() + 1), Sample::default());
     for (queue, look) in looks {
         let before = known.remove(&queue);
         let is_first = before.is_none();
-        let mut sampled = before.unwrap_or_else(|| SampledQueue {
+        let mut sampled = before.unwrap_or_else(|| QueueSnapshot {
             queue: queue.clone(),
             depth: Depth::default(),
             totals: Default::default(),

@@ -10,7 +10,7 @@ mod claims;
 mod classes;
 mod dead_letters;
 mod files;
-mod insight;
+mod job_queries;
 mod keys;
 mod lines;
 mod operations;
@@ -26,15 +26,15 @@ use std::{
 };
 
 use async_trait::async_trait;
-pub use lines::{Answer, IngestedLine, Refused, Seen};
+pub use lines::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine};
 use sqlx::{
     Row, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
 use super::{
-    Claim, Claimant, Ended, Finished, Held, JobRecord, Progress, Reconciled, Settled, Store,
-    StoreError,
+    Claim, ClaimRef, Claimant, FinishedAttempt, FinishedJob, JobRecord, Progress, Reconciled,
+    Settled, Store, StoreError,
 };
 use crate::{
     dispatch::Entry,
@@ -160,7 +160,7 @@ impl Store for SqliteStore {
         Ok(claims)
     }
 
-    async fn renew(&self, held: &[Held], lease: Duration) -> Result<Vec<Held>, StoreError> {
+    async fn renew(&self, held: &[ClaimRef], lease: Duration) -> Result<Vec<ClaimRef>, StoreError> {
         let rows = sqlx::query(
             "UPDATE jobs SET lease_until = ?1
              FROM json_each(?2) AS held
@@ -177,21 +177,21 @@ impl Store for SqliteStore {
         Ok(held.iter().copied().filter(|held| !kept.contains(held)).collect())
     }
 
-    async fn checkpoint(&self, saved: &[(Held, Vec<u8>)]) -> Result<Vec<Held>, StoreError> {
+    async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError> {
         let mut tx = self.begin().await?;
         let lost = claims::checkpoint(&mut tx, saved).await?;
         tx.commit().await.map_err(unavailable)?;
         Ok(lost)
     }
 
-    async fn finish(&self, finished: &[Finished]) -> Result<Vec<Settled>, StoreError> {
+    async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError> {
         let mut tx = self.begin().await?;
         let settled = claims::finish(&mut tx, finished, self.now()).await?;
         tx.commit().await.map_err(unavailable)?;
         Ok(settled)
     }
 
-    async fn hand_back(&self, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
+    async fn hand_back(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
         let rows = sqlx::query(
             "UPDATE jobs SET state = 'queued', epoch = jobs.epoch + 1, owner = NULL,
                              lease_until = NULL
@@ -274,7 +274,7 @@ impl Store for SqliteStore {
         rows::record(&row, &errors).map(Some)
     }
 
-    async fn ended(&self, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
+    async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError> {
         let rows = sqlx::query(
             "SELECT jobs.id, state, outcome FROM json_each(?1) AS wanted
              JOIN jobs ON jobs.id = unhex(wanted.value)

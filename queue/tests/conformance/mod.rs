@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use tritmill_queue::{
-    Choice, Claimant, Completion, Entry, ErrorKind, FinishReason, Finished, Held, Job, JobError,
-    JobId, JobState, Outcome, Priority, Prompt, QueueName, Sampling, Store, Tenant, Usage,
-    job::ATTEMPTS_DEFAULT,
+    Choice, ClaimRef, Claimant, Completion, Entry, ErrorKind, FinishReason, FinishedAttempt, Job,
+    JobError, JobId, JobState, Outcome, Priority, Prompt, QueueName, Sampling, Store, Tenant,
+    Usage, job::ATTEMPTS_DEFAULT,
 };
 
 /// A store that can be opened again, and its clock.
@@ -74,16 +74,16 @@ pub fn error(kind: ErrorKind) -> Outcome {
     Outcome::Error(JobError { kind, code: "c".into(), message: "m".into(), param: None })
 }
 
-pub fn finished(held: Held, outcome: Outcome) -> Finished {
-    Finished { held, outcome, first_token: None }
+pub fn finished(claim: ClaimRef, outcome: Outcome) -> FinishedAttempt {
+    FinishedAttempt { claim, outcome, first_token: None }
 }
 
 async fn state(store: &impl Store, id: JobId) -> JobState {
     store.job(id).await.unwrap().unwrap().state
 }
 
-async fn claim_one(store: &impl Store, id: JobId, owner: &str) -> Held {
-    store.claim(&[id], by(owner)).await.unwrap()[0].held()
+async fn claim_one(store: &impl Store, id: JobId, owner: &str) -> ClaimRef {
+    store.claim(&[id], by(owner)).await.unwrap()[0].claim_ref()
 }
 
 pub async fn a_submitted_job_comes_back_as_it_was(fixture: impl Fixture) {
@@ -173,9 +173,9 @@ pub async fn a_bulk_finish_settles_each_job_by_its_own_epoch(fixture: impl Fixtu
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     store.submit(&jobs).await.unwrap();
     let claims = store.claim(&ids, by("a")).await.unwrap();
-    let mut attempts: Vec<Finished> =
-        claims.iter().map(|claim| finished(claim.held(), answer("x"))).collect();
-    attempts[1].held.epoch -= 1;
+    let mut attempts: Vec<FinishedAttempt> =
+        claims.iter().map(|claim| finished(claim.claim_ref(), answer("x"))).collect();
+    attempts[1].claim.epoch -= 1;
     attempts[2].outcome = error(ErrorKind::InvalidRequest);
     attempts[3].outcome = Outcome::Expired;
     let settled = store.finish(&attempts).await.unwrap();
@@ -280,9 +280,9 @@ pub async fn a_restart_feeds_what_is_unfinished(fixture: impl Fixture) {
         let store = fixture.open().await;
         store.submit(&jobs).await.unwrap();
         let claims = store.claim(&ids[..4], by("a")).await.unwrap();
-        let done = finished(claims[0].held(), answer("x"));
+        let done = finished(claims[0].claim_ref(), answer("x"));
         store.finish(&[done]).await.unwrap();
-        claims[1].held()
+        claims[1].claim_ref()
     };
     let store = fixture.open().await;
     assert_eq!(store.unfinished(&queue()).await.unwrap(), 9);
@@ -308,14 +308,16 @@ pub async fn only_what_is_over_has_ended(fixture: impl Fixture) {
     let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     store.submit(&jobs).await.unwrap();
-    assert!(store.ended(&ids).await.unwrap().is_empty());
+    assert!(store.finished(&ids).await.unwrap().is_empty());
     let claims = store.claim(&ids[..3], by("a")).await.unwrap();
     let refusal = error(ErrorKind::InvalidRequest);
-    let done =
-        [finished(claims[0].held(), answer("x")), finished(claims[1].held(), refusal.clone())];
+    let done = [
+        finished(claims[0].claim_ref(), answer("x")),
+        finished(claims[1].claim_ref(), refusal.clone()),
+    ];
     store.finish(&done).await.unwrap();
     store.cancel(&ids[3..4]).await.unwrap();
-    let mut ended = store.ended(&ids).await.unwrap();
+    let mut ended = store.finished(&ids).await.unwrap();
     ended.sort_by_key(|ended| ended.id);
     let ended: Vec<_> = ended.into_iter().map(|one| (one.id, one.state, one.outcome)).collect();
     let expected = [
@@ -331,7 +333,7 @@ pub async fn an_attempt_under_an_old_epoch_hides_nothing(fixture: impl Fixture) 
     let job = job();
     store.submit(std::slice::from_ref(&job)).await.unwrap();
     let live = claim_one(&store, job.id, "a").await;
-    let late = Held { epoch: live.epoch - 1, ..live };
+    let late = ClaimRef { epoch: live.epoch - 1, ..live };
     let both = [finished(late, answer("late")), finished(live, answer("live"))];
     assert_eq!(store.finish(&both).await.unwrap().len(), 1);
     assert_eq!(store.job(job.id).await.unwrap().unwrap().outcome, Some(answer("live")));
@@ -344,8 +346,8 @@ pub async fn a_checkpoint_comes_back_with_the_next_claim(fixture: impl Fixture) 
     store.submit(&jobs).await.unwrap();
     let claims = store.claim(&ids, by("a")).await.unwrap();
     assert!(claims.iter().all(|claim| claim.checkpoint.is_none()));
-    let held: Vec<Held> = claims.iter().map(tritmill_queue::Claim::held).collect();
-    let save = |text: &str| -> Vec<(Held, Vec<u8>)> {
+    let held: Vec<ClaimRef> = claims.iter().map(tritmill_queue::Claim::claim_ref).collect();
+    let save = |text: &str| -> Vec<(ClaimRef, Vec<u8>)> {
         held[..2].iter().map(|held| (*held, text.as_bytes().to_vec())).collect()
     };
     assert!(store.checkpoint(&save("first")).await.unwrap().is_empty());
@@ -369,7 +371,7 @@ pub async fn only_the_holder_saves_a_checkpoint(fixture: impl Fixture) {
     assert_eq!(store.checkpoint(&[(late, b"late".to_vec())]).await.unwrap(), [late]);
     let claims = store.claim(&[job.id], by("b")).await.unwrap();
     assert_eq!(claims[0].checkpoint, None);
-    let live = claims[0].held();
+    let live = claims[0].claim_ref();
     let both = [(late, b"late".to_vec()), (live, b"live".to_vec())];
     assert_eq!(store.checkpoint(&both).await.unwrap(), [late]);
 }

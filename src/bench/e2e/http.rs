@@ -24,11 +24,11 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tritmill_engine::{backend::cuda, load::DeviceChoice};
-use tritmill_producer::{
-    http::{HttpClient, Reach},
+use tritmill_client::{
+    http::{AddressPolicy, HttpClient},
     remote::{Api, NewBatch, RemoteBatch},
 };
+use tritmill_engine::{backend::cuda, load::DeviceChoice};
 
 use super::Arguments;
 use crate::output;
@@ -127,7 +127,7 @@ impl Service {
         let text = |name: &str| ready[name].as_str().map(str::to_owned);
         let url = format!("http://{}", text("api").context("the service has no address")?);
         let key = text("first_key").context("the service has no key")?;
-        let client = HttpClient::new(Reach::Anywhere, None)?;
+        let client = HttpClient::new(AddressPolicy::Any, None)?;
         let api = Api::new(client.clone(), &url, &key)?;
         Ok(Self { process, url, key, client, api, folder, memory })
     }

@@ -11,10 +11,10 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use tokio::{sync::mpsc, task::JoinSet};
-use tritmill_producer::JobBuilder;
+use tritmill_client::JobBuilder;
 use tritmill_queue::{
-    Choice, Claim, Claimant, Completion, Delivery, Dispatcher as _, FinishReason, Finished, Held,
-    Job, JobId, Outcome, Pull, QueueName, Store, Usage, dispatch::RedisDispatcher,
+    Choice, Claim, ClaimRef, Claimant, Completion, Delivery, Dispatcher as _, FinishReason,
+    FinishedAttempt, Job, JobId, Outcome, Pull, QueueName, Store, Usage, dispatch::RedisDispatcher,
     store::FAST_RETENTION,
 };
 
@@ -106,7 +106,7 @@ impl Bench {
     /// One micro-batch; returns how many jobs it was.
     async fn turn(&self, consumer: &str, max: usize) -> anyhow::Result<usize> {
         let (claims, deliveries) = self.start(consumer, max, PULL_WAIT).await?;
-        let held: Vec<Held> = claims.iter().map(Claim::held).collect();
+        let held: Vec<ClaimRef> = claims.iter().map(Claim::claim_ref).collect();
         if held.is_empty() {
             return Ok(0);
         }
@@ -142,12 +142,15 @@ impl Bench {
     async fn end(
         &self,
         consumer: &str,
-        held: &[Held],
+        held: &[ClaimRef],
         deliveries: &[Delivery],
     ) -> anyhow::Result<()> {
-        let finish =
-            |held: &Held| Finished { held: *held, outcome: self.outcome(), first_token: None };
-        let finished: Vec<Finished> = held.iter().map(finish).collect();
+        let finish = |held: &ClaimRef| FinishedAttempt {
+            claim: *held,
+            outcome: self.outcome(),
+            first_token: None,
+        };
+        let finished: Vec<FinishedAttempt> = held.iter().map(finish).collect();
         let settled = self.store.finish(&finished).await?.len();
         ensure!(settled == held.len(), "{settled} of {} results were written", held.len());
         let forgotten = self.dispatcher.acknowledge(consumer, deliveries).await?;
@@ -179,7 +182,7 @@ impl Bench {
                 let (claims, deliveries) = bench.start("bench-idle", 1, START_LIMIT).await?;
                 let at = Instant::now();
                 ensure!(!claims.is_empty(), "no job came within {START_LIMIT:?}");
-                let held: Vec<Held> = claims.iter().map(Claim::held).collect();
+                let held: Vec<ClaimRef> = claims.iter().map(Claim::claim_ref).collect();
                 bench.end("bench-idle", &held, &deliveries).await?;
                 if tell.send(at).await.is_err() {
                     break;

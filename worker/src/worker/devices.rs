@@ -11,11 +11,11 @@ use tritmill_engine::Engine;
 
 use super::{
     breaker::{Allowance, Breaker},
-    flights::{Flights, Load},
+    in_flight::{InFlight, Load},
 };
 use crate::{
     engine_thread::{EngineThread, Report},
-    vitals::Vitals,
+    metrics::Metrics,
 };
 
 /// An engine, and what people call the device that it runs on.
@@ -28,7 +28,7 @@ pub struct Device {
 }
 
 /// A device at work.
-pub(super) struct AtWork {
+pub(super) struct RunningDevice {
     pub name: String,
     pub thread: EngineThread,
     /// Whether it is left alone.
@@ -37,19 +37,19 @@ pub(super) struct AtWork {
 
 /// See the module. A device goes by its place.
 pub(super) struct Devices {
-    all: Vec<AtWork>,
+    all: Vec<RunningDevice>,
     /// Choices that each one holds.
     slots: usize,
 }
 
 impl Devices {
     /// Moves every engine to a thread of its own.
-    pub fn start(devices: Vec<Device>, slots: usize, vitals: &Arc<Vitals>) -> io::Result<Self> {
+    pub fn start(devices: Vec<Device>, slots: usize, metrics: &Arc<Metrics>) -> io::Result<Self> {
         assert!(!devices.is_empty(), "a worker has a device");
-        vitals.have_devices(devices.iter().map(|device| device.name.clone()).collect());
+        metrics.set_devices(devices.iter().map(|device| device.name.clone()).collect());
         let start = |(place, Device { name, engine })| {
-            let thread = EngineThread::start(engine, place, Arc::clone(vitals))?;
-            Ok(AtWork { name, thread, breaker: Breaker::default() })
+            let thread = EngineThread::start(engine, place, Arc::clone(metrics))?;
+            Ok(RunningDevice { name, thread, breaker: Breaker::default() })
         };
         let all = devices.into_iter().enumerate().map(start).collect::<io::Result<_>>()?;
         Ok(Self { all, slots })
@@ -61,7 +61,7 @@ impl Devices {
     }
 
     /// One of them.
-    pub fn at(&mut self, place: usize) -> &mut AtWork {
+    pub fn at(&mut self, place: usize) -> &mut RunningDevice {
         &mut self.all[place]
     }
 
@@ -81,7 +81,7 @@ impl Devices {
 
     /// A report that is there already, of any device.
     pub fn waiting_report(&mut self) -> Option<(usize, Report)> {
-        let take = |(place, device): (usize, &mut AtWork)| {
+        let take = |(place, device): (usize, &mut RunningDevice)| {
             device.thread.reports.try_recv().ok().map(|report| (place, report))
         };
         self.all.iter_mut().enumerate().find_map(take)
@@ -93,8 +93,8 @@ impl Devices {
     }
 
     /// Jobs that there is room for.
-    pub fn room(&mut self, flights: &Flights) -> usize {
-        (0..self.count()).map(|place| self.room_at(place, flights.load(place))).sum()
+    pub fn room(&mut self, in_flight: &InFlight) -> usize {
+        (0..self.count()).map(|place| self.room_at(place, in_flight.load(place))).sum()
     }
 
     fn room_at(&mut self, place: usize, load: Load) -> usize {
@@ -108,10 +108,10 @@ impl Devices {
 
     /// Where one more job goes: to a device that is to be tried again, else to the one with the most
     /// room, the first of equals.
-    pub fn place(&mut self, flights: &Flights) -> usize {
+    pub fn place(&mut self, in_flight: &InFlight) -> usize {
         let count = self.count();
         let rank = |place: &usize| {
-            let load = flights.load(*place);
+            let load = in_flight.load(*place);
             let works = self.room_at(*place, load) > 0;
             let on_trial = self.all[*place].breaker.allows() == Allowance::Probe;
             Reverse((works && on_trial, works, Reverse(load.choices)))

@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tritmill_queue::{Dispatcher, JobId, QueueName, Store, dispatch::Entry, store::RECONCILED_MAX};
 
 use super::{Worker, WorkerError};
-use crate::vitals::Vitals;
+use crate::metrics::Metrics;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Entries looked at in a tick while the dispatcher has enough: a slow round over everything queued.
@@ -25,7 +25,7 @@ const FEED_COUNT: u32 = 4096;
 pub(super) struct Reconciler {
     store: Arc<dyn Store>,
     dispatcher: Arc<dyn Dispatcher>,
-    vitals: Arc<Vitals>,
+    metrics: Arc<Metrics>,
     queue: QueueName,
     /// Fewer waiting entries than this are few.
     low: usize,
@@ -40,7 +40,7 @@ impl Reconciler {
         Self {
             store: Arc::clone(&worker.store),
             dispatcher: Arc::clone(&worker.dispatcher),
-            vitals: Arc::clone(&worker.vitals),
+            metrics: Arc::clone(&worker.metrics),
             queue: worker.config.queue.clone(),
             low: worker.config.slots.saturating_mul(4),
             cursor: None,
@@ -62,7 +62,7 @@ impl Reconciler {
 
     async fn round(&mut self) -> Result<(), WorkerError> {
         let moved = self.store.reconcile().await?;
-        self.vitals.reclaimed(moved.lapsed);
+        self.metrics.reclaimed(moved.lapsed);
         for entry in moved.queued {
             let due = self.due.entry(entry.queue.clone()).or_default();
             // What a dispatcher does not take for long is left to the round over everything.
@@ -74,7 +74,7 @@ impl Reconciler {
         let mut depth = self.dispatcher.depth(&self.queue).await?;
         let mut count = if depth < self.low { FEED_COUNT } else { SCAN_COUNT };
         loop {
-            self.vitals.queue_depth(depth);
+            self.metrics.queue_depth(depth);
             let fed = self.feed_page(count).await?;
             let before = std::mem::replace(&mut depth, self.dispatcher.depth(&self.queue).await?);
             let news = depth.saturating_sub(before);
@@ -100,7 +100,7 @@ impl Reconciler {
     async fn feed_page(&mut self, count: u32) -> Result<usize, WorkerError> {
         let entries = self.store.queued(&self.queue, self.cursor, count).await?;
         if !entries.is_empty() {
-            self.vitals.fed_again(self.dispatcher.enqueue(&entries).await?);
+            self.metrics.fed_again(self.dispatcher.enqueue(&entries).await?);
         }
         // Only now: what could not be fed is tried again.
         self.cursor = match entries.last() {
@@ -114,7 +114,7 @@ impl Reconciler {
 #[cfg(test)]
 mod tests {
     use tritmill_queue::{
-        Claimant, Held, Job, Priority, Prompt, Sampling, Tenant,
+        ClaimRef, Claimant, Job, Priority, Prompt, Sampling, Tenant,
         dispatch::{MemoryDispatcher, Pull},
         store::SqliteStore,
     };
@@ -144,7 +144,7 @@ mod tests {
         let reconciler = Reconciler {
             store,
             dispatcher: dispatcher.clone(),
-            vitals: Arc::default(),
+            metrics: Arc::default(),
             queue: job().queue,
             low: 4,
             cursor: None,
@@ -188,7 +188,7 @@ mod tests {
         let taken = dispatcher.pull(pull()).await.expect("one");
         let by = Claimant { owner: "w", lease: Duration::ZERO };
         let claims = store.claim(&[taken[0].id], by).await.expect("claims");
-        assert_eq!(claims[0].held(), Held { id: jobs[0].id, epoch: 1 });
+        assert_eq!(claims[0].claim_ref(), ClaimRef { id: jobs[0].id, epoch: 1 });
         dispatcher.acknowledge("w", &taken).await.expect("acknowledges");
         // Far behind it, and at the bound: not taken, and not forgotten.
         reconciler.cursor = Some(jobs[600].id);

@@ -6,14 +6,14 @@ use tokio::{
     sync::{mpsc, watch},
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
-use tritmill_queue::{Delivery, Dispatcher, Held, Store};
+use tritmill_queue::{ClaimRef, Delivery, Dispatcher, Store};
 
-use crate::vitals::Vitals;
+use crate::metrics::Metrics;
 
 /// A claim that must not lapse.
 #[derive(Debug, Clone)]
-pub(super) struct Holding {
-    pub held: Held,
+pub(super) struct Lease {
+    pub held: ClaimRef,
     pub delivery: Delivery,
     /// Before the claim was asked for: its lease runs at least from here.
     pub claimed_at: Instant,
@@ -21,11 +21,11 @@ pub(super) struct Holding {
 
 /// A claim whose work must stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lost {
+pub(super) enum LostLease {
     /// The store gave it to somebody else, or it was cancelled.
-    Taken(Held),
+    Taken(ClaimRef),
     /// The store could not be reached before the lease's end; the claim may still be good.
-    Unrenewed(Held),
+    NotRenewed(ClaimRef),
 }
 
 /// Renews three times in a lease; ends when the sender of `held` is gone.
@@ -34,9 +34,9 @@ pub(super) struct Renewer {
     pub dispatcher: Arc<dyn Dispatcher>,
     pub owner: String,
     pub lease: Duration,
-    pub held: watch::Receiver<Vec<Holding>>,
-    pub lost: mpsc::UnboundedSender<Lost>,
-    pub vitals: Arc<Vitals>,
+    pub held: watch::Receiver<Vec<Lease>>,
+    pub lost: mpsc::UnboundedSender<LostLease>,
+    pub metrics: Arc<Metrics>,
 }
 
 impl Renewer {
@@ -46,53 +46,53 @@ impl Renewer {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Leases start with the claim: the first tick, at once, would renew nothing.
         ticks.tick().await;
-        let mut renewed: HashMap<Held, Instant> = HashMap::new();
+        let mut renewed: HashMap<ClaimRef, Instant> = HashMap::new();
         loop {
             ticks.tick().await;
             if self.held.has_changed().is_err() {
                 return;
             }
-            let holdings = self.held.borrow().clone();
-            renewed.retain(|held, _| holdings.iter().any(|holding| holding.held == *held));
-            if holdings.is_empty() {
-                self.vitals.holds_no_lease();
+            let leases = self.held.borrow().clone();
+            renewed.retain(|held, _| leases.iter().any(|holding| holding.held == *held));
+            if leases.is_empty() {
+                self.metrics.no_lease_held();
                 continue;
             }
-            self.renew_claims(&holdings, &mut renewed, period).await;
+            self.renew_claims(&leases, &mut renewed, period).await;
             // Before anything else that may have to be waited for.
-            for Holding { held, claimed_at, .. } in &holdings {
+            for Lease { held, claimed_at, .. } in &leases {
                 // A little early: the lease runs on the store's clock, and stopping takes a step.
                 let since = renewed.get(held).unwrap_or(claimed_at);
                 if since.elapsed() + self.lease / 6 + period > self.lease {
-                    self.report(Lost::Unrenewed(*held));
+                    self.report(LostLease::NotRenewed(*held));
                 }
             }
-            self.renew_deliveries(&holdings, period).await;
+            self.renew_deliveries(&leases, period).await;
         }
     }
 
     async fn renew_claims(
         &self,
-        holdings: &[Holding],
-        renewed: &mut HashMap<Held, Instant>,
+        leases: &[Lease],
+        renewed: &mut HashMap<ClaimRef, Instant>,
         limit: Duration,
     ) {
-        let held: Vec<Held> = holdings.iter().map(|holding| holding.held).collect();
+        let held: Vec<ClaimRef> = leases.iter().map(|holding| holding.held).collect();
         let began = Instant::now();
         match timeout(limit, self.store.renew(&held, self.lease)).await {
             Ok(Ok(lost)) => {
                 renewed.extend(held.iter().map(|held| (*held, began)));
-                self.vitals.renewed();
-                lost.into_iter().for_each(|held| self.report(Lost::Taken(held)));
+                self.metrics.renewed();
+                lost.into_iter().for_each(|held| self.report(LostLease::Taken(held)));
             }
             Ok(Err(error)) => tracing::warn!(%error, jobs = held.len(), "leases not renewed"),
             Err(_) => tracing::warn!(jobs = held.len(), "leases not renewed: no answer in time"),
         }
     }
 
-    async fn renew_deliveries(&self, holdings: &[Holding], limit: Duration) {
+    async fn renew_deliveries(&self, leases: &[Lease], limit: Duration) {
         let deliveries: Vec<Delivery> =
-            holdings.iter().map(|holding| holding.delivery.clone()).collect();
+            leases.iter().map(|holding| holding.delivery.clone()).collect();
         // Deliveries lost here were taken by somebody whose claim the store refused, or will.
         match timeout(limit, self.dispatcher.renew(&self.owner, &deliveries)).await {
             Ok(Ok(_)) => {}
@@ -101,7 +101,7 @@ impl Renewer {
         }
     }
 
-    fn report(&self, lost: Lost) {
+    fn report(&self, lost: LostLease) {
         // Nobody listens only when the worker is ending.
         let _ = self.lost.send(lost);
     }

@@ -18,7 +18,7 @@ use tritmill_queue::{
     Job, JobId, Priority, Prompt, QueueName, Sampling, Tenant, dispatch::MemoryDispatcher,
     store::SqliteStore,
 };
-use tritmill_worker::{Committed, Device, Mode, Served, Vitals, Worker, WorkerConfig};
+use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Worker, WorkerConfig};
 
 /// A worker with all it needs, not yet running.
 #[allow(dead_code, reason = "not every test looks at everything")]
@@ -79,10 +79,10 @@ pub async fn rig(mode: Mode, drain: Duration) -> Rig {
         dispatcher: dispatcher.clone(),
         operations: None,
         events: None,
-        served: Arc::new(Served::new(model, "tiny".into(), class)),
+        served: Arc::new(ServedModel::new(model, "tiny".into(), class)),
         config,
         committed,
-        vitals: Arc::default(),
+        metrics: Arc::default(),
     };
     Rig { store, dispatcher, commits, worker, engine, _folder: folder }
 }
@@ -149,8 +149,8 @@ impl TokenText for NoText {
 
 /// The value of one of a worker's metrics; zero before it is there.
 #[allow(dead_code, reason = "not every test looks at metrics")]
-pub fn gauge(vitals: &Vitals, name: &str) -> i64 {
-    let (metrics, name) = (vitals.metrics(), format!("tritmill_worker_{name} "));
+pub fn gauge(metrics: &Metrics, name: &str) -> i64 {
+    let (metrics, name) = (metrics.encode(), format!("tritmill_worker_{name} "));
     let value = metrics.lines().find_map(|line| line.strip_prefix(&name));
     value.map_or(0, |value| value.parse().unwrap())
 }

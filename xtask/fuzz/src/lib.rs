@@ -1,27 +1,27 @@
-//! Every parser of foreign bytes, fed with bytes that nobody meant.
+//! Fuzz targets for every parser of untrusted bytes.
 //!
-//! A target takes any bytes and must return: an error is fine, a panic, an endless loop or memory
+//! A target takes any bytes and must return: an error is fine; a panic, an endless loop or memory use
 //! out of proportion is a bug. The same functions serve three callers: the coverage-guided programs
 //! in `targets/`, the mutation loop that needs nothing installed ([`mutate`]), and the test that
-//! replays `corpus/`. An input that once broke something joins the corpus.
+//! replays `corpus/`. An input that once caused a failure is added to the corpus.
 
 pub mod mutate;
 
 use std::path::{Path, PathBuf};
 
+use tritmill_client::{LineReader, parse_line};
 use tritmill_engine::{
     files::{gguf as gguf_file, hf_config, safetensors as safetensors_file, shard_names},
     tokenizer::TokenizerConfig,
 };
-use tritmill_producer::{LineReader, parse_line};
 use tritmill_queue::QueueName;
 
-/// One parser.
+/// A parser under test.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Name, and folder of the corpus.
+    /// Name of the target and of its folder in `corpus/`.
     pub name: &'static str,
-    /// Takes any bytes and returns.
+    /// Parses any bytes and returns.
     pub run: fn(&[u8]),
 }
 
@@ -33,10 +33,7 @@ pub const TARGETS: [Target; 3] = [
 ];
 
 impl Target {
-    /// Its inputs, by name of the file.
-    ///
-    /// # Errors
-    /// If the folder cannot be read.
+    /// Returns the inputs of the corpus with their paths, sorted by path.
     pub fn corpus(&self) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(self.name);
         let mut inputs = Vec::new();
@@ -50,12 +47,12 @@ impl Target {
     }
 }
 
-/// A GGUF file: header, metadata, tensor table.
+/// Parses a GGUF file: header, metadata, tensor table.
 pub fn gguf(data: &[u8]) {
     let Ok(file) = gguf_file::parse("fuzzed", data) else { return };
     for value in file.metadata.values() {
         if let gguf_file::Value::Array(array) = value {
-            // Every element was paid for with bytes of the file.
+            // Every element takes at least one byte of the file.
             assert!(array.values("fuzzed").count() <= data.len());
         }
     }
@@ -63,9 +60,9 @@ pub fn gguf(data: &[u8]) {
     assert!(file.tensors.iter().all(|tensor| tensor.entry_offset < length));
 }
 
-/// The files of a Hugging Face folder that are read before any weight: the header of
-/// `model.safetensors`, the index of a sharded model, and the configurations. The first byte says
-/// which.
+/// Parses one of the files of a Hugging Face folder that are read before the weights: the header of
+/// `model.safetensors`, the index of a sharded model, or a configuration. The first byte selects the
+/// file.
 pub fn safetensors(data: &[u8]) {
     let Some((which, data)) = data.split_first() else { return };
     match which {
@@ -81,7 +78,7 @@ pub fn safetensors(data: &[u8]) {
     }
 }
 
-/// A batch file: lines of anything. Every line that is not blank becomes a job or a refusal.
+/// Parses a batch file. Every line that is not blank becomes a job or an error.
 pub fn batch_line(data: &[u8]) {
     let queue = QueueName { model: "demo".to_owned(), format: "i2_s".to_owned() };
     let mut lines = LineReader::new(data);

@@ -1,7 +1,7 @@
 //! The mutation loop: `cargo xtask fuzz` where cargo-fuzz is not installed.
 //!
 //! Runs mutated inputs of one target for some seconds. An input that panics, takes too long or
-//! makes the process grow is kept under `artifacts/` and named; the loop stops there.
+//! makes the process grow is saved under `artifacts/`, and the loop stops.
 
 use std::{
     fs,
@@ -16,10 +16,10 @@ use tritmill_fuzz::{TARGETS, Target, mutate};
 
 /// Longest time for one input.
 const INPUT_TIME_MAX: Duration = Duration::from_secs(5);
-/// Most the process may grow over its size after the corpus.
+/// Largest growth of the process over its size after the corpus.
 const GROWTH_BYTES_MAX: u64 = 256 << 20;
-/// Inputs between two looks at the clock and the memory.
-const INPUTS_PER_LOOK: u64 = 256;
+/// Inputs between two checks of the clock.
+const INPUTS_PER_CHECK: u64 = 256;
 
 fn main() -> ExitCode {
     match run() {
@@ -42,14 +42,15 @@ fn run() -> anyhow::Result<()> {
 }
 
 fn fuzz(target: &Target, time: Duration, seed: u64) -> anyhow::Result<()> {
-    let corpus = target.corpus().with_context(|| format!("no corpus for {}", target.name))?;
+    let corpus =
+        target.corpus().with_context(|| format!("cannot read the corpus of {}", target.name))?;
     let inputs: Vec<Vec<u8>> = corpus.into_iter().map(|(_, bytes)| bytes).collect();
     inputs.iter().for_each(|input| (target.run)(input));
     let size = peak_bytes();
     let start = Instant::now();
     let mut number = 0;
     while start.elapsed() < time {
-        for _ in 0..INPUTS_PER_LOOK {
+        for _ in 0..INPUTS_PER_CHECK {
             check(target, &mutate::input(&inputs, seed, number), size)
                 .with_context(|| format!("target {}, seed {seed}, input {number}", target.name))?;
             number += 1;
@@ -63,7 +64,7 @@ fn check(target: &Target, input: &[u8], size: Option<u64>) -> anyhow::Result<()>
     let start = Instant::now();
     let outcome = catch_unwind(|| (target.run)(input));
     let grown = peak_bytes().zip(size).map_or(0, |(now, before)| now.saturating_sub(before));
-    let complaint = if outcome.is_err() {
+    let failure = if outcome.is_err() {
         "panics".to_owned()
     } else if start.elapsed() > INPUT_TIME_MAX {
         format!("takes {} s", start.elapsed().as_secs())
@@ -72,11 +73,11 @@ fn check(target: &Target, input: &[u8], size: Option<u64>) -> anyhow::Result<()>
     } else {
         return Ok(());
     };
-    let path = keep(target, input)?;
-    bail!("{} {complaint}", path.display())
+    let path = save(target, input)?;
+    bail!("{} {failure}", path.display())
 }
 
-fn keep(target: &Target, input: &[u8]) -> anyhow::Result<PathBuf> {
+fn save(target: &Target, input: &[u8]) -> anyhow::Result<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("artifacts").join(target.name);
     fs::create_dir_all(&folder)?;
     let path = folder.join("crash-input");
@@ -84,7 +85,7 @@ fn keep(target: &Target, input: &[u8]) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The most memory this process has had, where the system says.
+/// Returns the peak resident memory of this process, where the system reports it.
 fn peak_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;

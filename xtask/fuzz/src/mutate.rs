@@ -1,12 +1,14 @@
-//! Mutations of known inputs: what fuzzing is where no coverage guides it.
+//! Mutations of known inputs, for fuzzing without coverage.
 //!
-//! The generator is a plain counter-based one, so that an input is a function of the corpus, the
-//! seed and its number, and a failure can be made again from what is printed.
+//! An input is a function of the corpus, the seed and its number, so that a failure can be reproduced
+//! from the printed numbers.
 
-/// Longest input made; parsers are linear, so longer ones only take longer.
+use tritmill_servers::Random;
+
+/// Longest input; the parsers are linear, so longer inputs only take more time.
 const BYTES_MAX: usize = 1 << 20;
 
-/// Numbers that sit on the edges of lengths, counts and offsets.
+/// Boundary values of lengths, counts and offsets.
 const EDGES: [u64; 12] = [
     0,
     1,
@@ -22,32 +24,7 @@ const EDGES: [u64; 12] = [
     u64::MAX,
 ];
 
-/// SplitMix64: good enough, and four lines.
-#[derive(Debug, Clone)]
-pub struct Random(u64);
-
-impl Random {
-    /// A generator of its own for each seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `limit`, or 0.
-    pub fn below(&mut self, limit: usize) -> usize {
-        if limit == 0 { 0 } else { (self.bits() % limit as u64) as usize }
-    }
-}
-
-/// The input with number `number` under `seed`: one of `inputs`, changed in one to eight places.
+/// Returns the input with this number and seed: one of `inputs`, changed in one to eight places.
 pub fn input(inputs: &[Vec<u8>], seed: u64, number: u64) -> Vec<u8> {
     let mut random = Random::new(seed ^ number.wrapping_mul(0xd134_2543_de82_ef95));
     let mut bytes = match inputs.len() {
@@ -62,7 +39,7 @@ pub fn input(inputs: &[Vec<u8>], seed: u64, number: u64) -> Vec<u8> {
 }
 
 fn mutate(bytes: &mut Vec<u8>, inputs: &[Vec<u8>], random: &mut Random) {
-    let at = place(bytes.len(), random);
+    let at = position(bytes.len(), random);
     match random.below(9) {
         0 => overwrite(bytes, at, &[random.bits() as u8]),
         1 => {
@@ -82,22 +59,22 @@ fn mutate(bytes: &mut Vec<u8>, inputs: &[Vec<u8>], random: &mut Random) {
             splice(bytes, at, &copy);
         }
         7 => {
-            // Digits and structure: what numbers in text formats are made of.
+            // Parts of numbers and of the structure in text formats.
             let words: [&[u8]; 8] =
                 [b"-", b"0", b"9999999999999999999999", b"1e999", b"\"", b"[", b"{", b"null"];
             splice(bytes, at, words[random.below(words.len())]);
         }
         _ => {
             let other = inputs.get(random.below(inputs.len())).map_or(&[][..], Vec::as_slice);
-            let from = place(other.len(), random);
+            let from = position(other.len(), random);
             let end = from + random.below(other.len() - from + 1).min(512);
             splice(bytes, at, &other[from..end]);
         }
     }
 }
 
-/// A place in the input: half the time near its beginning, where headers are.
-fn place(length: usize, random: &mut Random) -> usize {
+/// Returns a position in the input: half of the time near its beginning, where headers are.
+fn position(length: usize, random: &mut Random) -> usize {
     let reach = if random.below(2) == 0 { length.min(256) } else { length };
     random.below(reach + 1)
 }
@@ -117,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_input_is_a_function_of_corpus_seed_and_number() {
+    fn inputs_depend_only_on_corpus_seed_and_number() {
         let corpus = [b"hello".to_vec(), vec![7; 300]];
         for number in 0..50 {
             assert_eq!(input(&corpus, 1, number), input(&corpus, 1, number));
@@ -128,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_corpus_gives_inputs_too() {
+    fn empty_corpus_still_produces_inputs() {
         assert!((0..200).any(|number| !input(&[], 3, number).is_empty()));
     }
 }

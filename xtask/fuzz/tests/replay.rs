@@ -1,12 +1,12 @@
-//! Replays the corpus of every target, and a fixed set of mutations of it.
+//! Runs every target on its corpus and on a fixed set of mutations of it.
 
 use tritmill_fuzz::{TARGETS, mutate};
 
-/// Mutated inputs for each target: about a second of all the tests' time.
+/// Mutated inputs for each target: about one second in total.
 const MUTATIONS: u64 = 3_000;
 
 #[test]
-fn every_target_survives_its_corpus() {
+fn targets_return_on_their_corpus() {
     for target in TARGETS {
         let corpus = target.corpus().expect("every target has a corpus");
         assert!(corpus.len() >= 3, "{}: {} inputs", target.name, corpus.len());
@@ -15,7 +15,7 @@ fn every_target_survives_its_corpus() {
 }
 
 #[test]
-fn every_target_survives_mutations_of_its_corpus() {
+fn targets_return_on_mutations_of_their_corpus() {
     for target in TARGETS {
         let corpus = target.corpus().expect("every target has a corpus");
         let inputs: Vec<Vec<u8>> = corpus.into_iter().map(|(_, bytes)| bytes).collect();

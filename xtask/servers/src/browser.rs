@@ -1,4 +1,4 @@
-//! A browser of a test's own: chromedriver, which starts Chromium when it is asked to.
+//! A browser for one test: chromedriver, which starts Chromium on request.
 
 use std::{os::unix::process::CommandExt as _, path::PathBuf, process::Command};
 
@@ -10,7 +10,7 @@ use crate::{
     process::{Server, find, need, tied},
 };
 
-/// A chromedriver, with the Chromium that it starts; both end when it is dropped.
+/// A chromedriver with the Chromium that it starts; dropping it ends both.
 pub struct Browser {
     server: Server,
     port: Port,
@@ -19,16 +19,13 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts one.
-    ///
-    /// # Errors
-    /// If it is not installed or does not start.
+    /// Starts chromedriver.
     pub fn start() -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("tritmill-browser-").tempdir()?;
         let (port, log) = (Port::claim()?, folder.path().join("log"));
         let chromium = need("chromium", "chromium")?;
         let mut command = tied(&need("chromedriver", "chromium-driver")?, None);
-        // Chromium is in its group, so that none is left behind.
+        // Chromium runs in the same process group, which is killed at the end.
         command
             .arg(format!("--port={}", port.number()))
             .env("TMPDIR", folder.path())
@@ -38,17 +35,17 @@ impl Browser {
         Ok(Self { server, port, chromium, _folder: folder })
     }
 
-    /// Whether this machine has one.
+    /// Whether this machine has both programs.
     pub fn is_installed() -> bool {
         find("chromium").is_some() && find("chromedriver").is_some()
     }
 
-    /// Where WebDriver is spoken.
+    /// URL of the WebDriver interface.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port.number())
     }
 
-    /// The browser's program.
+    /// Path of the browser's program.
     pub fn chromium(&self) -> &PathBuf {
         &self.chromium
     }
@@ -56,7 +53,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Fails only for a group that has ended.
+        // Fails only for a group that has exited.
         let group = format!("-{}", self.server.pid());
         let _ = Command::new("kill").args(["-s", "KILL", "--", &group]).status();
     }

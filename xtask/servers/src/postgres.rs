@@ -1,4 +1,4 @@
-//! A Postgres of one's own.
+//! A Postgres for one test.
 
 use std::{
     fs,
@@ -24,23 +24,17 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Starts an empty one that leaves durability to the system's cache: quick, and a kill of the
+    /// Starts an empty server that leaves durability to the system's cache: fast, and a kill of the
     /// server alone loses nothing.
-    ///
-    /// # Errors
-    /// If it is not installed or does not start.
     pub fn start() -> anyhow::Result<Self> {
         Self::start_with(&["fsync=off", "full_page_writes=off"])
     }
 
-    /// Starts an empty one with these settings (`name=value`).
-    ///
-    /// # Errors
-    /// If it is not installed or does not start.
+    /// Starts an empty server with these settings (`name=value`).
     pub fn start_with(settings: &[&str]) -> anyhow::Result<Self> {
         let user = User::unprivileged();
         let folder = tempfile::Builder::new().prefix("tritmill-postgres-").tempdir()?;
-        give(folder.path(), user.as_ref())?;
+        hand_over(folder.path(), user.as_ref())?;
         copy_template(&folder.path().join("data"), user.as_ref())?;
         let options = settings.iter().map(|&setting| setting.to_owned()).collect();
         let mut postgres = Self { server: None, folder, port: Port::claim()?, options };
@@ -48,15 +42,12 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// Starts it again, at the same port and in the same folder.
-    ///
-    /// # Errors
-    /// If it does not start.
+    /// Starts the server again with the same port and folder.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.server = None;
         let (port, folder) = (self.port.number(), self.folder.path());
         let data = folder.join("data");
-        // Of a server that was killed.
+        // Left by a server that was killed.
         let _ = fs::remove_file(data.join("postmaster.pid"));
         let mut command = tied(&need("postgres", "postgresql")?, User::unprivileged().as_ref());
         command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
@@ -75,37 +66,37 @@ impl Postgres {
         Ok(())
     }
 
-    /// Kills it, without a chance to write anything down.
+    /// Kills the server; it cannot write anything more.
     pub fn kill(&mut self) {
-        // Its children see the parent's end by themselves, but not at once.
+        // Its child processes notice the parent's end, after a moment.
         self.server = None;
     }
 
-    /// Sends its main process a signal.
+    /// Sends the main process a signal.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If the server does not run.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         self.server.as_ref().context("postgres does not run")?.signal(signal)
     }
 
-    /// Its port on the loopback address.
+    /// The server's port on the loopback address.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Where clients find it.
+    /// URL for clients.
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port())
     }
 
-    /// Its process, if it runs.
+    /// Process id, if the server runs.
     pub fn pid(&self) -> Option<u32> {
         self.server.as_ref().map(Server::pid)
     }
 }
 
-/// `initdb` takes seconds, a copy of what it made does not: made once for each version and user.
+/// Copies the folder that `initdb` makes: a copy is fast, while `initdb` takes seconds.
 fn copy_template(to: &Path, user: Option<&User>) -> anyhow::Result<()> {
     let template = template(user)?;
     let status = Command::new("cp").arg("-a").arg(&template).arg(to).status();
@@ -115,6 +106,7 @@ fn copy_template(to: &Path, user: Option<&User>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns the folder made by `initdb`; it is made once for each version and user.
 fn template(user: Option<&User>) -> anyhow::Result<PathBuf> {
     let initdb = need("initdb", "postgresql")?;
     let output = Command::new(&initdb).arg("--version").output().context("cannot run initdb")?;
@@ -127,9 +119,9 @@ fn template(user: Option<&User>) -> anyhow::Result<PathBuf> {
     if done.is_dir() {
         return Ok(done);
     }
-    // Made aside and renamed, so that tests that start together never see half of one.
+    // Made under another name and renamed, so that a concurrent test never sees it half made.
     let making = tempfile::Builder::new().prefix("tritmill-initdb-").tempdir()?;
-    give(making.path(), user)?;
+    hand_over(making.path(), user)?;
     let data = making.path().join("data");
     let mut command = tied(&initdb, user);
     command
@@ -142,7 +134,7 @@ fn template(user: Option<&User>) -> anyhow::Result<PathBuf> {
     if !output.status.success() {
         bail!("initdb: {}", String::from_utf8_lossy(&output.stderr));
     }
-    // Fails if another test was faster, which is as good.
+    // Fails if a concurrent test made the same folder first.
     let _ = fs::rename(&data, &done);
     if !done.is_dir() {
         bail!("cannot make {}", done.display());
@@ -150,11 +142,11 @@ fn template(user: Option<&User>) -> anyhow::Result<PathBuf> {
     Ok(done)
 }
 
-/// Makes a folder that both this process and `user` can use.
-fn give(folder: &Path, user: Option<&User>) -> anyhow::Result<()> {
+/// Makes a folder readable for all and gives it to `user`.
+fn hand_over(folder: &Path, user: Option<&User>) -> anyhow::Result<()> {
     fs::set_permissions(folder, fs::Permissions::from_mode(0o755))?;
     if let Some(User { uid, gid }) = user {
-        chown(folder, Some(*uid), Some(*gid)).context("cannot give a folder away")?;
+        chown(folder, Some(*uid), Some(*gid)).context("cannot change the owner of a folder")?;
     }
     Ok(())
 }

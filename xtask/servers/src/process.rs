@@ -1,4 +1,4 @@
-//! Child processes that do not outlive their test.
+//! Child processes that end with their test.
 
 use std::{
     fs::File,
@@ -10,20 +10,22 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// How long a server may take to start: machines that run tests are busy.
+/// Longest start of a server: machines that run tests are busy.
 const START_LIMIT: Duration = Duration::from_secs(60);
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// Where Debian installs the programs of Postgres, which are not on `PATH`.
+const POSTGRES_FOLDER: &str = "/usr/lib/postgresql";
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a server can be sent.
+/// A signal for a process.
 #[derive(Debug, Clone, Copy)]
 pub enum Signal {
-    /// Ends it at once.
+    /// Ends the process at once (SIGKILL).
     Kill,
-    /// Asks it to end.
+    /// Asks the process to exit (SIGTERM).
     Terminate,
-    /// Freezes it.
+    /// Freezes the process (SIGSTOP).
     Stop,
-    /// Lets it go on.
+    /// Lets a frozen process continue (SIGCONT).
     Continue,
 }
 
@@ -37,10 +39,10 @@ impl Signal {
         }
     }
 
-    /// Sends it to a process; an error if there is none.
+    /// Sends the signal.
     ///
     /// # Errors
-    /// If there is no such process.
+    /// If no process has this id.
     pub fn send(self, pid: u32) -> anyhow::Result<()> {
         let status = Command::new("kill")
             .args(["-s", self.name(), &pid.to_string()])
@@ -54,12 +56,12 @@ impl Signal {
     }
 }
 
-/// A program on `PATH`, or where Debian keeps those of the newest Postgres.
+/// Returns the path of a program on `PATH`, in `/usr/sbin`, or among those of the newest Postgres.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
     folders.push("/usr/sbin".into());
-    let mut versions: Vec<PathBuf> = std::fs::read_dir(super::POSTGRES_FOLDERS)
+    let mut versions: Vec<PathBuf> = std::fs::read_dir(POSTGRES_FOLDER)
         .map(|entries| entries.flatten().map(|entry| entry.path().join("bin")).collect())
         .unwrap_or_default();
     versions.sort();
@@ -67,21 +69,23 @@ pub fn find(program: &str) -> Option<PathBuf> {
     folders.into_iter().map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
-/// The program's path, or what to install.
+/// Returns the program's path, or an error that names the package to install.
 pub fn need(program: &str, package: &str) -> anyhow::Result<PathBuf> {
     find(program).with_context(|| {
-        format!("{program} is not installed (cargo xtask test does it, or: apt install {package})")
+        format!(
+            "{program} is not installed (cargo xtask test installs it; or: apt install {package})"
+        )
     })
 }
 
-/// A user that may run what root may not.
+/// An unprivileged user: Postgres refuses to run as root.
 pub struct User {
     pub uid: u32,
     pub gid: u32,
 }
 
 impl User {
-    /// For a process of root, somebody else: `postgres` where it exists, `nobody` otherwise.
+    /// `postgres` if that user exists, else `nobody`; `None` if this process is not root's.
     pub fn unprivileged() -> Option<Self> {
         if id(&["-u"])? != 0 {
             return None;
@@ -96,7 +100,8 @@ fn id(arguments: &[&str]) -> Option<u32> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-/// A command that ends when the thread that starts it does, as `user` if one is given.
+/// Returns a command that runs as `user`, if given, and is killed when the thread that starts it
+/// ends.
 pub fn tied(program: &Path, user: Option<&User>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]);
@@ -107,14 +112,14 @@ pub fn tied(program: &Path, user: Option<&User>) -> Command {
     command
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Server {
     child: Child,
     log: PathBuf,
 }
 
 impl Server {
-    /// Starts it, its output in `log`, and waits until it is `ready`.
+    /// Starts a server with its output in `log` and waits until `ready` returns true.
     pub fn start(
         mut command: Command,
         log: PathBuf,
@@ -126,12 +131,12 @@ impl Server {
         let started = Instant::now();
         while !ready() {
             if let Some(status) = server.child.try_wait()? {
-                bail!("the server ended with {status}:\n{}", server.log_text());
+                bail!("the server exited with {status}:\n{}", server.log_text());
             }
             if started.elapsed() > START_LIMIT {
                 bail!("the server is not ready after {START_LIMIT:?}:\n{}", server.log_text());
             }
-            sleep(LOOK_INTERVAL);
+            sleep(POLL_INTERVAL);
         }
         Ok(server)
     }
@@ -148,9 +153,9 @@ impl Server {
         self.child.id()
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the server and waits until it has exited.
     pub fn kill(&mut self) {
-        // Both fail only for a process that is gone already.
+        // Both fail only for a process that has exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A Redis of one's own.
+//! A Redis for one test.
 
 use std::{
     io::{Read as _, Write as _},
@@ -23,26 +23,17 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts one that keeps nothing on disk.
-    ///
-    /// # Errors
-    /// If it is not installed or does not start.
+    /// Starts a server that keeps nothing on disk.
     pub fn start() -> anyhow::Result<Self> {
         Self::start_with(&["--save", "", "--appendonly", "no"])
     }
 
-    /// Starts one that writes every command to a file, and has it again after a restart.
-    ///
-    /// # Errors
-    /// If it is not installed or does not start.
+    /// Starts a server that writes every command to a file and reads it after a restart.
     pub fn start_durable() -> anyhow::Result<Self> {
         Self::start_with(&["--save", "", "--appendonly", "yes", "--appendfsync", "always"])
     }
 
-    /// Starts one with these options of its command line.
-    ///
-    /// # Errors
-    /// If it is not installed or does not start.
+    /// Starts a server with these command-line options.
     pub fn start_with(options: &[&str]) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("tritmill-redis-").tempdir()?;
         let options = options.iter().map(|&option| option.to_owned()).collect();
@@ -51,10 +42,7 @@ impl Redis {
         Ok(redis)
     }
 
-    /// Starts it again, at the same port and in the same folder.
-    ///
-    /// # Errors
-    /// If it does not start.
+    /// Starts the server again with the same port and folder.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.server = None;
         let (port, folder) = (self.port.number(), self.folder.path());
@@ -69,16 +57,13 @@ impl Redis {
         Ok(())
     }
 
-    /// Kills it, without a chance to save.
+    /// Kills the server; it cannot save anything more.
     pub fn kill(&mut self) {
         self.server = None;
     }
 
-    /// Deletes what it kept on disk: after a kill, it comes back empty.
-    ///
-    /// # Errors
-    /// If the files cannot be deleted.
-    pub fn forget(&self) -> anyhow::Result<()> {
+    /// Deletes the server's files, so that it is empty after the next restart.
+    pub fn delete_data(&self) -> anyhow::Result<()> {
         let files = self.folder.path().join("appendonlydir");
         if files.is_dir() {
             std::fs::remove_dir_all(files)?;
@@ -86,31 +71,31 @@ impl Redis {
         Ok(())
     }
 
-    /// Sends it a signal.
+    /// Sends the server a signal.
     ///
     /// # Errors
-    /// If it does not run.
+    /// If the server does not run.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         self.server.as_ref().context("redis does not run")?.signal(signal)
     }
 
-    /// Its port on the loopback address.
+    /// The server's port on the loopback address.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// Where clients find it.
+    /// URL for clients.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port())
     }
 
-    /// Its process, if it runs.
+    /// Process id, if the server runs.
     pub fn pid(&self) -> Option<u32> {
         self.server.as_ref().map(Server::pid)
     }
 }
 
-/// Whether a Redis at this port answers, having read what it keeps on disk.
+/// Whether a Redis at this port answers PING, which it does once it has loaded its files.
 fn ping(port: u16) -> Option<()> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;

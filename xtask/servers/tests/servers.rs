@@ -1,9 +1,9 @@
-//! The servers start, come back after a kill, and do not outlive their test.
+//! The servers start, restart after a kill, and end when they are dropped.
 
 use tritmill_servers::{Postgres, Redis, Signal};
 
 #[test]
-fn a_durable_redis_comes_back_at_the_same_place() -> anyhow::Result<()> {
+fn durable_redis_restarts_at_the_same_url() -> anyhow::Result<()> {
     let mut redis = Redis::start_durable()?;
     let url = redis.url();
     redis.kill();
@@ -14,7 +14,7 @@ fn a_durable_redis_comes_back_at_the_same_place() -> anyhow::Result<()> {
 }
 
 #[test]
-fn postgres_comes_back_after_a_kill() -> anyhow::Result<()> {
+fn postgres_restarts_after_a_kill() -> anyhow::Result<()> {
     let mut postgres = Postgres::start()?;
     let url = postgres.url();
     postgres.kill();
@@ -24,11 +24,11 @@ fn postgres_comes_back_after_a_kill() -> anyhow::Result<()> {
 }
 
 #[test]
-fn two_tests_have_two_servers() -> anyhow::Result<()> {
+fn two_servers_have_different_ports_and_end_when_dropped() -> anyhow::Result<()> {
     let (one, two) = (Redis::start()?, Redis::start()?);
     assert_ne!(one.port(), two.port());
-    let pid = one.pid().ok_or_else(|| anyhow::anyhow!("it runs"))?;
+    let pid = one.pid().ok_or_else(|| anyhow::anyhow!("it does not run"))?;
     drop(one);
-    assert!(Signal::Continue.send(pid).is_err(), "a dropped server is gone");
+    assert!(Signal::Continue.send(pid).is_err(), "a dropped server has exited");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The processes under attack: workers and producers of the program, behind proxies.
+//! The processes under attack: workers and producers, connected to their servers through proxies.
 
 use std::{
     collections::HashMap,
@@ -7,32 +7,32 @@ use std::{
     net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
 
-/// Lease of the workers: short, so that a minute has many.
+/// Lease of the workers: short, so that many leases end within a minute.
 pub const LEASE: Duration = Duration::from_secs(2);
 
-/// Where a program finds its servers.
+/// What every process is started with.
 #[derive(Clone)]
-pub struct Address {
+pub struct Environment {
     pub program: PathBuf,
-    pub redis: String,
-    pub database: String,
-    /// Where logs and files go.
+    pub redis_url: String,
+    pub database_url: String,
+    /// Folder of logs and files.
     pub folder: PathBuf,
 }
 
-impl Address {
+impl Environment {
     pub fn command(&self, arguments: &[&str]) -> anyhow::Result<Command> {
         let log = File::options().create(true).append(true).open(self.folder.join("log"))?;
         let mut command = Command::new(&self.program);
         command
             .args(arguments)
-            .env("REDIS_URL", &self.redis)
-            .env("DATABASE_URL", &self.database)
+            .env("REDIS_URL", &self.redis_url)
+            .env("DATABASE_URL", &self.database_url)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
@@ -43,13 +43,14 @@ impl Address {
 /// A worker process.
 pub struct Worker {
     pub child: Child,
+    /// Incarnation id, as in the `owner` column of jobs.
     pub owner: String,
     listen: String,
-    /// Counters as they were read last: they are lost with the process.
+    /// Counters as last scraped; the process loses its own when it exits.
     pub counters: HashMap<String, u64>,
 }
 
-/// Counters that are summed up over all workers that ever lived.
+/// Metrics that are summed over all workers of a run.
 pub const COUNTERS: [&str; 4] = [
     "tritmill_worker_jobs_completed_total",
     "tritmill_worker_results_fenced_total",
@@ -58,23 +59,14 @@ pub const COUNTERS: [&str; 4] = [
 ];
 
 impl Worker {
-    /// Starts one; `None` if it could not reach its servers, as may happen here.
-    pub fn start(address: &Address) -> anyhow::Result<Option<Self>> {
+    /// Starts a worker; `None` if it exited because it could not reach its servers.
+    pub fn start(environment: &Environment) -> anyhow::Result<Option<Self>> {
         let lease = LEASE.as_secs_f64().to_string();
-        let mut command = address.command(&[
-            "worker",
-            "--json",
-            "--threads",
-            "1",
-            "--max-sequences",
-            "16",
-            "--drain",
-            "5",
-            "--lease",
-            &lease,
-        ])?;
+        let words = "worker --json --threads 1 --max-sequences 16 --drain 5 --lease";
+        let words: Vec<&str> = words.split(' ').chain([&*lease]).collect();
+        let mut command = environment.command(&words)?;
         let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start a worker")?;
-        let stdout = child.stdout.take().context("it has a pipe")?;
+        let stdout = child.stdout.take().context("a worker has no standard output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
         let field = |name: &str| {
@@ -88,7 +80,7 @@ impl Worker {
         Ok(Some(Self { child, owner, listen, counters: HashMap::new() }))
     }
 
-    /// Reads its counters, if it answers.
+    /// Reads the counters, if the worker answers.
     pub fn scrape(&mut self) {
         let page = || -> Option<String> {
             let mut stream = TcpStream::connect(&self.listen).ok()?;
@@ -111,7 +103,7 @@ impl Worker {
     }
 
     pub fn kill(&mut self) {
-        // Both fail only for one that has ended.
+        // Both fail only for a process that has exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -123,25 +115,24 @@ impl Drop for Worker {
     }
 }
 
-/// A `batch run` that is started again until it ends well.
+/// A `batch run` that is restarted until it succeeds.
 pub struct Producer {
     pub child: Child,
     pub output: PathBuf,
     input: PathBuf,
-    address: Address,
-    pub started: Instant,
+    environment: Environment,
 }
 
 impl Producer {
-    pub fn start(address: &Address, input: &Path, output: PathBuf) -> anyhow::Result<Self> {
-        let child = Self::spawn(address, input, &output)?;
-        let (input, address) = (input.to_owned(), address.clone());
-        Ok(Self { child, output, input, address, started: Instant::now() })
+    pub fn start(environment: &Environment, input: &Path, output: PathBuf) -> anyhow::Result<Self> {
+        let child = Self::spawn(environment, input, &output)?;
+        let (input, environment) = (input.to_owned(), environment.clone());
+        Ok(Self { child, output, input, environment })
     }
 
-    fn spawn(address: &Address, input: &Path, output: &Path) -> anyhow::Result<Child> {
-        // Workers die far more often here than a poison job would need to be told.
-        let mut command = address.command(&["batch", "run", "--attempts", "1000"])?;
+    fn spawn(environment: &Environment, input: &Path, output: &Path) -> anyhow::Result<Child> {
+        // Workers die so often here that jobs would use up the default number of attempts.
+        let mut command = environment.command(&["batch", "run", "--attempts", "1000"])?;
         command.arg(input).arg("-o").arg(output);
         command.spawn().context("cannot start a producer")
     }
@@ -151,8 +142,8 @@ impl Producer {
         let _ = self.child.wait();
     }
 
-    /// Whether it has answered everything; one that ended otherwise is started again.
-    pub fn is_done(&mut self) -> anyhow::Result<bool> {
+    /// Whether every line is answered; restarts a producer that exited before that.
+    pub fn is_finished(&mut self) -> anyhow::Result<bool> {
         let Some(status) = self.child.try_wait()? else { return Ok(false) };
         if status.success() {
             return Ok(true);
@@ -161,9 +152,9 @@ impl Producer {
             status.code() != Some(2),
             "lines of {} ended in errors: see {}",
             self.output.display(),
-            self.address.folder.join("log").display()
+            self.environment.folder.join("log").display()
         );
-        self.child = Self::spawn(&self.address, &self.input, &self.output)?;
+        self.child = Self::spawn(&self.environment, &self.input, &self.output)?;
         Ok(false)
     }
 }
@@ -174,7 +165,7 @@ impl Drop for Producer {
     }
 }
 
-/// Output lines by custom_id order, without the one thing that may differ between runs.
+/// Output lines sorted by custom_id, without `created`, which may differ between runs.
 pub fn answers(path: &Path) -> anyhow::Result<Vec<String>> {
     let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
     let mut lines: Vec<String> = text.lines().map(without_created).collect();

@@ -1,4 +1,4 @@
-//! A TCP proxy that cuts and delays what goes through it.
+//! A TCP proxy that can close its connections and delay their data.
 
 use std::{
     io::{Read as _, Write as _},
@@ -15,12 +15,12 @@ use anyhow::Context as _;
 
 #[derive(Default)]
 struct Shared {
-    /// Both ends of every connection that was made; closed ones do no harm.
+    /// Both ends of every connection so far; shutting down a closed one has no effect.
     streams: Mutex<Vec<TcpStream>>,
     delay_ms: AtomicU64,
 }
 
-/// Passes connections on to one port, until the process ends.
+/// Forwards connections to one port until the process ends.
 #[derive(Clone)]
 pub struct Proxy {
     port: u16,
@@ -36,39 +36,39 @@ impl Proxy {
         let proxy = Self { port, shared: Arc::clone(&shared) };
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // A server that is away refuses; so does the proxy, by closing.
+                // Closes the client's connection if the server is down.
                 let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, target)) else {
                     continue;
                 };
-                shared.carry(client, server);
+                shared.forward(client, server);
             }
         });
         Ok(proxy)
     }
 
-    /// Where clients connect.
+    /// The port that clients connect to.
     pub fn port(&self) -> u16 {
         self.port
     }
 
     /// Closes every connection.
-    pub fn cut(&self) {
+    pub fn close_connections(&self) {
         let mut streams = self.shared.streams.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in streams.drain(..) {
-            // Fails for one that is closed already.
+            // Fails for a connection that is closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Holds back every piece of data for so long from now on.
-    pub fn delay(&self, delay: Duration) {
+    /// Delays every piece of data by this time from now on.
+    pub fn set_delay(&self, delay: Duration) {
         let ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         self.shared.delay_ms.store(ms, Ordering::Relaxed);
     }
 }
 
 impl Shared {
-    fn carry(self: &Arc<Self>, client: TcpStream, server: TcpStream) {
+    fn forward(self: &Arc<Self>, client: TcpStream, server: TcpStream) {
         let both = || Some((client.try_clone().ok()?, server.try_clone().ok()?));
         let (Some((client_in, server_out)), Some((client_out, server_in))) = (both(), both())
         else {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tritmill_producer::{
+use tritmill_client::{
     Endpoint, Fields,
-    http::{Reach, check_target},
+    http::{AddressPolicy, check_target},
 };
 use tritmill_queue::{
     Priority,
@@ -40,11 +40,11 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Reads a body; webhooks may be told as far as `reach`.
+    /// Reads a body; `allowed` limits the addresses of webhooks.
     ///
     /// # Errors
     /// The first field that cannot be used.
-    pub fn read(map: Map<String, Value>, reach: Reach) -> Result<Self, ApiError> {
+    pub fn read(map: Map<String, Value>, allowed: AddressPolicy) -> Result<Self, ApiError> {
         let mut fields = Fields::new(map, "");
         let mut needed = |name: &str| {
             let missing =
@@ -71,7 +71,7 @@ impl Asked {
         };
         let metadata = fields.take("metadata").map(metadata).transpose()?;
         let output_expires_s = fields.take("output_expires_after").map(expiry).transpose()?;
-        let webhook = fields.take("webhook").map(|value| webhook(value, reach)).transpose()?;
+        let webhook = fields.take("webhook").map(|value| webhook(value, allowed)).transpose()?;
         fields.finish()?;
         Ok(Self { input, endpoint, window, within, priority, metadata, output_expires_s, webhook })
     }
@@ -127,7 +127,7 @@ fn expiry(value: Value) -> Result<u64, ApiError> {
 }
 
 /// Whom to tell. Without a secret of the caller's there is one of ours.
-fn webhook(value: Value, reach: Reach) -> Result<Webhook, ApiError> {
+fn webhook(value: Value, allowed: AddressPolicy) -> Result<Webhook, ApiError> {
     let refuse = |field: &str, message: &str| {
         ApiError::invalid("invalid_value", format!("{field} {message}")).at(field)
     };
@@ -141,7 +141,7 @@ fn webhook(value: Value, reach: Reach) -> Result<Webhook, ApiError> {
     if url.len() > URL_BYTES_MAX {
         return Err(refuse("webhook.url", &format!("is longer than {URL_BYTES_MAX} bytes")));
     }
-    check_target(&url, reach)
+    check_target(&url, allowed)
         .map_err(|error| refuse("webhook.url", &format!("cannot be called: {error}")))?;
     let secret = match fields.text("secret")? {
         None => signature::generate(),
@@ -194,7 +194,7 @@ mod tests {
             map.insert("completion_window".to_owned(), json!("24h"));
             let Value::Object(change) = change else { panic!("an object") };
             map.extend(change);
-            Asked::read(map, Reach::Public)
+            Asked::read(map, AddressPolicy::PublicOnly)
                 .map(|_| ())
                 .map_err(|error| error.body()["error"]["param"].clone())
         };

@@ -9,7 +9,7 @@ use crate::{
     job::Tenant,
     store::{
         Page, StoreError,
-        audit::{AUDIT_MAX, Audit, AuditLine},
+        audit::{AUDIT_MAX, Audit, AuditEntry},
         operations::{ERASED_MAX, Erased},
     },
 };
@@ -17,8 +17,8 @@ use crate::{
 /// Jobs deleted by one statement.
 const CHUNK: i64 = 1000;
 
-fn line(row: &PgRow) -> Result<AuditLine, StoreError> {
-    Ok(AuditLine {
+fn line(row: &PgRow) -> Result<AuditEntry, StoreError> {
+    Ok(AuditEntry {
         id: rows::get(row, "id")?,
         at: rows::time(row, "at")?,
         key: rows::get(row, "key_id")?,
@@ -32,7 +32,7 @@ fn line(row: &PgRow) -> Result<AuditLine, StoreError> {
 
 #[async_trait]
 impl Audit for PostgresStore {
-    async fn note(&self, line: &AuditLine) -> Result<(), StoreError> {
+    async fn record_audit(&self, line: &AuditEntry) -> Result<(), StoreError> {
         self.within(async {
             sqlx::query(
                 "INSERT INTO audit (id, at, key_id, key_name, action, target, detail)
@@ -61,7 +61,7 @@ impl Audit for PostgresStore {
         .await
     }
 
-    async fn acts(&self, page: Page<Uuid>) -> Result<Vec<AuditLine>, StoreError> {
+    async fn audit_log(&self, page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError> {
         self.within(async {
             let found = sqlx::query(
                 "SELECT id, at, key_id, key_name, action, target, detail::text FROM audit

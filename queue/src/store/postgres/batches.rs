@@ -11,7 +11,7 @@ use crate::{
     job::{JobId, Tenant},
     store::{
         Progress, StoreError,
-        batches::{Along, Batch, BatchId, BatchState, Batches, HeldBatch, LineEnd},
+        batches::{Batch, BatchClaim, BatchId, BatchState, BatchWrites, Batches, FinishedLine},
         files::Page,
     },
 };
@@ -52,7 +52,7 @@ impl PostgresStore {
         owner: &str,
         lease: Duration,
         limit: u32,
-    ) -> Result<Vec<HeldBatch>, StoreError> {
+    ) -> Result<Vec<BatchClaim>, StoreError> {
         self.within(async {
             let claimed = sqlx::query(statement)
                 .bind(self.given_now())
@@ -69,11 +69,11 @@ impl PostgresStore {
 }
 
 /// Batches that were claimed.
-fn held(claimed: &[PgRow]) -> Result<Vec<HeldBatch>, StoreError> {
+fn held(claimed: &[PgRow]) -> Result<Vec<BatchClaim>, StoreError> {
     let mut held = Vec::with_capacity(claimed.len());
     for row in claimed {
         match batch(row) {
-            Ok(batch) => held.push(HeldBatch { batch, epoch: rows::integer(row, "epoch")? }),
+            Ok(batch) => held.push(BatchClaim { batch, epoch: rows::integer(row, "epoch")? }),
             // Its lease runs out, for a process that can read it.
             Err(error) => tracing::error!(%error, "a claimed batch cannot be read"),
         }
@@ -204,7 +204,7 @@ impl Batches for PostgresStore {
         owner: &str,
         lease: Duration,
         limit: u32,
-    ) -> Result<Vec<HeldBatch>, StoreError> {
+    ) -> Result<Vec<BatchClaim>, StoreError> {
         let unfinished =
             claim_sql!("state IN ('validating', 'in_progress', 'finalizing', 'cancelling')", "id");
         self.claim_by(unfinished, owner, lease, limit).await
@@ -215,7 +215,7 @@ impl Batches for PostgresStore {
         owner: &str,
         lease: Duration,
         limit: u32,
-    ) -> Result<Vec<HeldBatch>, StoreError> {
+    ) -> Result<Vec<BatchClaim>, StoreError> {
         let due = claim_sql!("webhook_due <= (SELECT now FROM clock)", "webhook_due");
         self.claim_by(due, owner, lease, limit).await
     }
@@ -259,7 +259,11 @@ impl Batches for PostgresStore {
         .await
     }
 
-    async fn save_batch(&self, held: &HeldBatch, along: Along<'_>) -> Result<bool, StoreError> {
+    async fn save_batch(
+        &self,
+        held: &BatchClaim,
+        along: BatchWrites<'_>,
+    ) -> Result<bool, StoreError> {
         self.within(async {
             let mut tx = self.pool.begin().await.map_err(unavailable)?;
             let saved = sqlx::query(
@@ -339,12 +343,12 @@ impl Batches for PostgresStore {
         }
     }
 
-    async fn line_ends(
+    async fn finished_lines(
         &self,
         id: BatchId,
         first: u32,
         last: u32,
-    ) -> Result<Vec<LineEnd>, StoreError> {
+    ) -> Result<Vec<FinishedLine>, StoreError> {
         self.within(async {
             let found = sqlx::query(
                 "SELECT jobs.id, state, outcome, finished_at
@@ -360,7 +364,7 @@ impl Batches for PostgresStore {
             let mut ends = Vec::with_capacity(found.len());
             for row in &found {
                 let Some(line) = id.line(rows::id(row, "id")?) else { continue };
-                ends.push(LineEnd {
+                ends.push(FinishedLine {
                     line,
                     state: rows::state(row)?,
                     outcome: rows::outcome(row)?.0,

@@ -18,7 +18,7 @@ use crate::{
     job::{Job, JobId, JobState},
     outcome::{JobError, Outcome, Usage},
     store::{
-        Claim, Claimant, Finished, Held, Settled, StoreError,
+        Claim, ClaimRef, Claimant, FinishedAttempt, Settled, StoreError,
         attempts::{self, lease_lost},
     },
     wire,
@@ -130,7 +130,11 @@ pub(super) async fn claim(
             Err(error) => {
                 tracing::error!(job = %id, %error, "a claimed job cannot be read");
                 let outcome = Outcome::Error(attempts::unreadable(&error));
-                unreadable.push(Finished { held: rows::held(row)?, outcome, first_token: None });
+                unreadable.push(FinishedAttempt {
+                    claim: rows::held(row)?,
+                    outcome,
+                    first_token: None,
+                });
             }
         }
     }
@@ -155,18 +159,21 @@ fn claim_of(row: &PgRow) -> Result<Claim, StoreError> {
 }
 
 /// Those of `held` that are not among the rows.
-fn lost(held: impl IntoIterator<Item = Held>, kept: &[PgRow]) -> Result<Vec<Held>, StoreError> {
-    let kept: HashSet<Held> = kept.iter().map(rows::held).collect::<Result<_, _>>()?;
+fn lost(
+    held: impl IntoIterator<Item = ClaimRef>,
+    kept: &[PgRow],
+) -> Result<Vec<ClaimRef>, StoreError> {
+    let kept: HashSet<ClaimRef> = kept.iter().map(rows::held).collect::<Result<_, _>>()?;
     Ok(held.into_iter().filter(|held| !kept.contains(held)).collect())
 }
 
 /// Extends leases; returns the claims that hold no more.
 pub(super) async fn renew(
     pool: &PgPool,
-    held: &[Held],
+    held: &[ClaimRef],
     lease: Duration,
     now: Option<i64>,
-) -> Result<Vec<Held>, StoreError> {
+) -> Result<Vec<ClaimRef>, StoreError> {
     let (ids, epochs) = rows::columns(held);
     let kept = sqlx::query(
         "UPDATE jobs SET lease_until = store_now_ms($1) + $2
@@ -188,12 +195,12 @@ pub(super) async fn renew(
 /// Saves the work of the claims that hold; returns the others.
 pub(super) async fn checkpoint(
     pool: &PgPool,
-    saved: &[(Held, Vec<u8>)],
-) -> Result<Vec<Held>, StoreError> {
+    saved: &[(ClaimRef, Vec<u8>)],
+) -> Result<Vec<ClaimRef>, StoreError> {
     // The last one of a claim that is named twice.
-    let last: HashMap<Held, &[u8]> =
+    let last: HashMap<ClaimRef, &[u8]> =
         saved.iter().map(|(held, bytes)| (*held, bytes.as_slice())).collect();
-    let mut last: Vec<(Held, &[u8])> = last.into_iter().collect();
+    let mut last: Vec<(ClaimRef, &[u8])> = last.into_iter().collect();
     last.sort_unstable_by_key(|(held, _)| (held.id, held.epoch));
     let kept = sqlx::query(
         "UPDATE jobs SET checkpoint = saved.bytes
@@ -212,7 +219,7 @@ pub(super) async fn checkpoint(
 }
 
 /// Gives claims back; returns those that were held.
-pub(super) async fn hand_back(pool: &PgPool, held: &[Held]) -> Result<Vec<JobId>, StoreError> {
+pub(super) async fn hand_back(pool: &PgPool, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
     let (ids, epochs) = rows::columns(held);
     let returned = sqlx::query(
         "UPDATE jobs SET state = 'queued', epoch = jobs.epoch + 1, owner = NULL, lease_until = NULL
@@ -314,36 +321,37 @@ SELECT id, state FROM settled";
 /// See [`FINISH`].
 pub(super) async fn finish(
     pool: &PgPool,
-    finished: &[Finished],
+    finished: &[FinishedAttempt],
     now: Option<i64>,
 ) -> Result<Vec<Settled>, StoreError> {
     let mut seen = HashSet::with_capacity(finished.len());
     // An attempt named twice in one call is recorded as it was named first.
-    let mut done: Vec<&Finished> = finished.iter().filter(|done| seen.insert(done.held)).collect();
-    done.sort_unstable_by_key(|done| (done.held.id, done.held.epoch));
-    let usage = |done: &&Finished| match &done.outcome {
+    let mut done: Vec<&FinishedAttempt> =
+        finished.iter().filter(|done| seen.insert(done.claim)).collect();
+    done.sort_unstable_by_key(|done| (done.claim.id, done.claim.epoch));
+    let usage = |done: &&FinishedAttempt| match &done.outcome {
         Outcome::Completed(completion) => completion.usage,
         Outcome::Error(_) | Outcome::Expired => Usage::default(),
     };
-    fn error<'a>(done: &&'a Finished) -> Option<&'a JobError> {
+    fn error<'a>(done: &&'a FinishedAttempt) -> Option<&'a JobError> {
         match &done.outcome {
             Outcome::Error(error) => Some(error),
             Outcome::Completed(_) | Outcome::Expired => None,
         }
     }
     let errors = || done.iter().map(error);
-    let verdict = |done: &&Finished| attempts::verdict(&done.outcome, 0, u32::MAX).as_str();
+    let verdict = |done: &&FinishedAttempt| attempts::verdict(&done.outcome, 0, u32::MAX).as_str();
     let tokens = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     let settled = sqlx::query(FINISH)
         .bind(now)
-        .bind(done.iter().map(|done| Uuid::from(done.held.id)).collect::<Vec<_>>())
-        .bind(done.iter().map(|done| done.held.epoch).collect::<Vec<_>>())
+        .bind(done.iter().map(|done| Uuid::from(done.claim.id)).collect::<Vec<_>>())
+        .bind(done.iter().map(|done| done.claim.epoch).collect::<Vec<_>>())
         .bind(done.iter().map(verdict).collect::<Vec<_>>())
         .bind(done.iter().map(|done| wire::encode(&done.outcome)).collect::<Vec<_>>())
         .bind(errors().map(|error| error.map(wire::encode)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| tokens(usage(done).prompt_tokens)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| tokens(usage(done).completion_tokens)).collect::<Vec<_>>())
-        .bind(done.iter().map(|done| attempts::jitter(done.held.id)).collect::<Vec<_>>())
+        .bind(done.iter().map(|done| attempts::jitter(done.claim.id)).collect::<Vec<_>>())
         .bind(attempts::BACKOFF_BASE.as_secs_f64() * 1000.0)
         .bind(attempts::BACKOFF_MAX.as_secs_f64() * 1000.0)
         .bind(f64::from(attempts::BACKOFF_DOUBLINGS_MAX))
@@ -357,8 +365,8 @@ pub(super) async fn finish(
         .iter()
         .map(|row| Ok((rows::id(row, "id")?, rows::state(row)?)))
         .collect::<Result<_, StoreError>>()?;
-    let settle = |done: &Finished| {
-        states.remove(&done.held.id).map(|state| Settled { id: done.held.id, state })
+    let settle = |done: &FinishedAttempt| {
+        states.remove(&done.claim.id).map(|state| Settled { id: done.claim.id, state })
     };
     Ok(finished.iter().filter_map(settle).collect())
 }

@@ -8,7 +8,7 @@ use crate::{
     job::{Tenant, Timestamp},
     store::{
         StoreError,
-        files::{Deleted, FileId, FilePurpose, Files, INCOMPLETE_MAX, Page, StoredFile},
+        files::{FileDeletion, FileId, FilePurpose, Files, INCOMPLETE_MAX, Page, StoredFile},
     },
 };
 
@@ -173,7 +173,7 @@ impl Files for PostgresStore {
         .await
     }
 
-    async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<Deleted, StoreError> {
+    async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError> {
         self.within(async {
             let row = sqlx::query(
                 "WITH target AS (
@@ -195,9 +195,9 @@ impl Files for PostgresStore {
             .await
             .map_err(unavailable)?;
             Ok(match (rows::count(&row, "known")?, rows::count(&row, "gone")?) {
-                (0, _) => Deleted::Unknown,
-                (_, 0) => Deleted::InUse,
-                _ => Deleted::Done,
+                (0, _) => FileDeletion::NotFound,
+                (_, 0) => FileDeletion::InUse,
+                _ => FileDeletion::Deleted,
             })
         })
         .await

@@ -15,7 +15,7 @@ use crate::{
         classes::{ClassError, ResetClassError},
         operations::{
             DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview, QueueState,
-            Registered, Replay, Worker,
+            RegisteredQueue, Replay, Worker,
         },
     },
 };
@@ -37,7 +37,7 @@ impl Operations for PostgresStore {
         .fetch_optional(&self.pool)
         .await
         .map_err(unavailable)?;
-        row.as_ref().map_or_else(|| Ok(QueueState::untouched(queue.clone())), settings)
+        row.as_ref().map_or_else(|| Ok(QueueState::with_defaults(queue.clone())), settings)
     }
 
     async fn set_paused(&self, queue: &QueueName, paused: bool) -> Result<(), StoreError> {
@@ -97,7 +97,7 @@ impl Operations for PostgresStore {
         classes::withdraw(self, queue, class).await
     }
 
-    async fn registered(&self) -> Result<Vec<Registered>, StoreError> {
+    async fn registered_queues(&self) -> Result<Vec<RegisteredQueue>, StoreError> {
         let found = sqlx::query(
             "SELECT model, format, coalesce(registered_at, 0) AS at FROM queues WHERE numerics_class IS NOT NULL
              ORDER BY registered_at NULLS FIRST, model, format",
@@ -106,7 +106,7 @@ impl Operations for PostgresStore {
         .await
         .map_err(unavailable)?;
         let registered =
-            |row| Ok(Registered { queue: rows::queue(row)?, at: rows::time(row, "at")? });
+            |row| Ok(RegisteredQueue { queue: rows::queue(row)?, at: rows::time(row, "at")? });
         found.iter().map(registered).collect()
     }
 

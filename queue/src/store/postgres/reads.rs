@@ -10,7 +10,7 @@ use crate::{
     dispatch::Entry,
     job::{JobId, QueueName, Timestamp},
     outcome::{JobError, Outcome},
-    store::{Ended, JobRecord, Progress, StoreError},
+    store::{FinishedJob, JobRecord, Progress, StoreError},
 };
 
 /// The id below every other, for a first page.
@@ -91,7 +91,7 @@ pub(super) async fn records(pool: &PgPool, ids: &[JobId]) -> Result<Vec<JobRecor
 
 /// Those that are over, and how. One whose outcome is of a later release is left out: whoever waits for
 /// it gets it with that release, and its neighbours now.
-pub(super) async fn ended(pool: &PgPool, ids: &[JobId]) -> Result<Vec<Ended>, StoreError> {
+pub(super) async fn ended(pool: &PgPool, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError> {
     let ids = rows::sorted(ids.iter().copied());
     let found = sqlx::query(
         "SELECT id, state, outcome
@@ -109,7 +109,7 @@ pub(super) async fn ended(pool: &PgPool, ids: &[JobId]) -> Result<Vec<Ended>, St
             Some(Outcome::Error(error)) if is_later => {
                 tracing::warn!(job = %id, %error, "an outcome of a later release");
             }
-            outcome => ended.push(Ended { id, state: rows::state(row)?, outcome }),
+            outcome => ended.push(FinishedJob { id, state: rows::state(row)?, outcome }),
         }
     }
     Ok(ended)

@@ -15,7 +15,7 @@ use crate::{
     job::{Job, JobId, JobState, Priority, Prompt, QueueName, Tenant, Timestamp},
     outcome::{JobError, Outcome},
     sampling::Sampling,
-    store::{Held, StoreError, attempts},
+    store::{ClaimRef, StoreError, attempts},
     wire::{self, WireError},
 };
 
@@ -64,8 +64,8 @@ pub(super) fn ids(rows: &[PgRow]) -> Result<Vec<JobId>, StoreError> {
     rows.iter().map(|row| id(row, "id")).collect()
 }
 
-pub(super) fn held(row: &PgRow) -> Result<Held, StoreError> {
-    Ok(Held { id: id(row, "id")?, epoch: integer(row, "epoch")? })
+pub(super) fn held(row: &PgRow) -> Result<ClaimRef, StoreError> {
+    Ok(ClaimRef { id: id(row, "id")?, epoch: integer(row, "epoch")? })
 }
 
 pub(super) fn state(row: &PgRow) -> Result<JobState, StoreError> {
@@ -160,7 +160,7 @@ pub(super) fn sorted(ids: impl IntoIterator<Item = JobId>) -> Vec<Uuid> {
 }
 
 /// Ids in ascending order, and their epochs.
-pub(super) fn columns(held: &[Held]) -> (Vec<Uuid>, Vec<i64>) {
+pub(super) fn columns(held: &[ClaimRef]) -> (Vec<Uuid>, Vec<i64>) {
     let mut sorted: Vec<(Uuid, i64)> =
         held.iter().map(|held| (Uuid::from(held.id), held.epoch)).collect();
     sorted.sort_unstable();
@@ -174,11 +174,14 @@ const NAME_BYTES_MAX: usize = 512;
 /// A name that Postgres can hold and index: short, and without NUL.
 pub(super) fn storable(what: &'static str, text: &str) -> Result<(), StoreError> {
     if text.contains('\0') {
-        return Err(StoreError::Refused { what, problem: "it has a NUL character".to_owned() });
+        return Err(StoreError::InvalidValue {
+            what,
+            problem: "it has a NUL character".to_owned(),
+        });
     }
     if text.len() > NAME_BYTES_MAX {
         let problem = format!("it has {} bytes, the limit is {NAME_BYTES_MAX}", text.len());
-        return Err(StoreError::Refused { what, problem });
+        return Err(StoreError::InvalidValue { what, problem });
     }
     Ok(())
 }

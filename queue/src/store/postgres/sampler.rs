@@ -14,7 +14,7 @@ use crate::{
     job::{QueueName, Timestamp},
     store::{
         StoreError,
-        history::{BUCKETS_MS, DEPTH_MAX, Period, Point, SAMPLE_EVERY, Sample, Sampled},
+        history::{BUCKETS_MS, DEPTH_MAX, Period, Point, SAMPLE_EVERY, Sample, Snapshot},
         operations::Worker,
         sampler::{self, Looks, State},
     },
@@ -311,7 +311,7 @@ fn stored(row: &PgRow) -> Result<Sample, StoreError> {
 }
 
 /// The queues as they were sampled last.
-pub(super) async fn sampled(pool: &PgPool) -> Result<Option<Sampled>, StoreError> {
+pub(super) async fn sampled(pool: &PgPool) -> Result<Option<Snapshot>, StoreError> {
     let row = sqlx::query("SELECT taken_at, state::text FROM sampler")
         .fetch_optional(pool)
         .await
@@ -319,7 +319,7 @@ pub(super) async fn sampled(pool: &PgPool) -> Result<Option<Sampled>, StoreError
     let Some(row) = row else { return Ok(None) };
     let state: State = serde_json::from_str(rows::get(&row, "state")?)
         .map_err(|error| rows::damaged("sampler", error))?;
-    Ok(Some(Sampled { at: rows::time(&row, "taken_at")?, queues: state.queues }))
+    Ok(Some(Snapshot { at: rows::time(&row, "taken_at")?, queues: state.queues }))
 }
 
 /// A queue's samples, or those of all together.

@@ -6,7 +6,7 @@ use sqlx::{PgConnection, PgPool, postgres::PgRow};
 use super::{classes::classes, rows, unavailable};
 use crate::store::{
     StoreError,
-    operations::{Directive, Heartbeat, Integrity, Measured, Worker},
+    operations::{Directive, Heartbeat, Integrity, Worker, WorkerMetrics},
 };
 
 pub(super) async fn heartbeat(
@@ -40,11 +40,11 @@ pub(super) async fn heartbeat(
     .bind(i64::from(heartbeat.slots))
     .bind(heartbeat.draining)
     .bind(heartbeat.tokens_per_s)
-    .bind(serde_json::to_string(&heartbeat.measured).expect("numbers and texts"))
+    .bind(serde_json::to_string(&heartbeat.metrics).expect("numbers and texts"))
     .fetch_one(pool)
     .await
     .map_err(unavailable)?;
-    let withdrawn = classes(&row)?.have_no_more(&heartbeat.measured.numerics_class);
+    let withdrawn = classes(&row)?.must_drain(&heartbeat.metrics.numerics_class);
     let drain = rows::get::<bool>(&row, "drain_requested")? || withdrawn;
     Ok(Directive { drain, paused: rows::get(&row, "paused")? })
 }
@@ -73,7 +73,7 @@ fn worker(row: &PgRow) -> Result<Worker, StoreError> {
             slots: rows::small(row, "slots")?,
             draining: rows::get(row, "draining")?,
             tokens_per_s: rows::get(row, "tokens_per_s")?,
-            measured: measured(row)?,
+            metrics: measured(row)?,
         },
         started_at: rows::time(row, "started_at")?,
         silent: rows::duration(rows::integer(row, "silent")?),
@@ -81,10 +81,10 @@ fn worker(row: &PgRow) -> Result<Worker, StoreError> {
     })
 }
 
-fn measured(row: &PgRow) -> Result<Measured, StoreError> {
+fn measured(row: &PgRow) -> Result<WorkerMetrics, StoreError> {
     let text: Option<&str> = rows::get(row, "vitals")?;
     text.map_or_else(
-        || Ok(Measured::default()),
+        || Ok(WorkerMetrics::default()),
         |text| serde_json::from_str(text).map_err(|error| rows::damaged("vitals", error)),
     )
 }

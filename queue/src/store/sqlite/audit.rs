@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{
     SqliteStore,
-    insight::time,
+    job_queries::time,
     rows::{from_json, text},
     unavailable,
 };
@@ -14,7 +14,7 @@ use crate::{
     job::Tenant,
     store::{
         Page, StoreError,
-        audit::{AUDIT_MAX, Audit, AuditLine},
+        audit::{AUDIT_MAX, Audit, AuditEntry},
         operations::{ERASED_MAX, Erased},
     },
 };
@@ -22,8 +22,8 @@ use crate::{
 /// Jobs deleted by one statement, between which others get their turn.
 const CHUNK: i64 = 1000;
 
-fn line(row: &SqliteRow) -> Result<AuditLine, StoreError> {
-    Ok(AuditLine {
+fn line(row: &SqliteRow) -> Result<AuditEntry, StoreError> {
+    Ok(AuditEntry {
         id: row.try_get("id").map_err(unavailable)?,
         at: time(row, "at")?,
         key: row.try_get("key_id").map_err(unavailable)?,
@@ -36,7 +36,7 @@ fn line(row: &SqliteRow) -> Result<AuditLine, StoreError> {
 
 #[async_trait]
 impl Audit for SqliteStore {
-    async fn note(&self, line: &AuditLine) -> Result<(), StoreError> {
+    async fn record_audit(&self, line: &AuditEntry) -> Result<(), StoreError> {
         let mut tx = self.begin().await?;
         sqlx::query(
             "INSERT INTO audit (id, at, key_id, key_name, action, target, detail)
@@ -63,7 +63,7 @@ impl Audit for SqliteStore {
         tx.commit().await.map_err(unavailable)
     }
 
-    async fn acts(&self, page: Page<Uuid>) -> Result<Vec<AuditLine>, StoreError> {
+    async fn audit_log(&self, page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError> {
         let found = sqlx::query("SELECT * FROM audit WHERE id < ?1 ORDER BY id DESC LIMIT ?2")
             .bind(page.after.unwrap_or(Uuid::max()))
             .bind(page.limit)

@@ -15,7 +15,7 @@ use crate::{
     job::{JobId, Tenant, Timestamp},
     store::{
         Progress, StoreError,
-        batches::{Along, Batch, BatchId, BatchState, Batches, HeldBatch, LineEnd},
+        batches::{Batch, BatchClaim, BatchId, BatchState, BatchWrites, Batches, FinishedLine},
         files::Page,
     },
 };
@@ -25,11 +25,11 @@ pub(super) fn batch(row: &SqliteRow) -> Result<Batch, StoreError> {
 }
 
 /// Batches that were claimed.
-fn held(claimed: &[SqliteRow]) -> Result<Vec<HeldBatch>, StoreError> {
+fn held(claimed: &[SqliteRow]) -> Result<Vec<BatchClaim>, StoreError> {
     let mut held = Vec::with_capacity(claimed.len());
     for row in claimed {
         match batch(row) {
-            Ok(batch) => held.push(HeldBatch { batch, epoch: rows::integer(row, "epoch")? }),
+            Ok(batch) => held.push(BatchClaim { batch, epoch: rows::integer(row, "epoch")? }),
             // Its lease runs out, for a process that can read it.
             Err(error) => tracing::error!(%error, "a claimed batch cannot be read"),
         }
@@ -61,7 +61,7 @@ impl SqliteStore {
         owner: &str,
         lease: Duration,
         limit: u32,
-    ) -> Result<Vec<HeldBatch>, StoreError> {
+    ) -> Result<Vec<BatchClaim>, StoreError> {
         let now = self.now();
         let claimed = sqlx::query(statement)
             .bind(owner)
@@ -181,7 +181,7 @@ impl Batches for SqliteStore {
         owner: &str,
         lease: Duration,
         limit: u32,
-    ) -> Result<Vec<HeldBatch>, StoreError> {
+    ) -> Result<Vec<BatchClaim>, StoreError> {
         let unfinished =
             claim_sql!("state IN ('validating', 'in_progress', 'finalizing', 'cancelling')", "id");
         self.claim_by(unfinished, owner, lease, limit).await
@@ -192,7 +192,7 @@ impl Batches for SqliteStore {
         owner: &str,
         lease: Duration,
         limit: u32,
-    ) -> Result<Vec<HeldBatch>, StoreError> {
+    ) -> Result<Vec<BatchClaim>, StoreError> {
         self.claim_by(claim_sql!("webhook_due <= ?3", "webhook_due"), owner, lease, limit).await
     }
 
@@ -225,7 +225,11 @@ impl Batches for SqliteStore {
         Ok(())
     }
 
-    async fn save_batch(&self, held: &HeldBatch, along: Along<'_>) -> Result<bool, StoreError> {
+    async fn save_batch(
+        &self,
+        held: &BatchClaim,
+        along: BatchWrites<'_>,
+    ) -> Result<bool, StoreError> {
         let mut tx = self.begin().await?;
         let saved = sqlx::query(
             "UPDATE batches SET state = ?3, batch = ?4, webhook_due = ?5 WHERE id = ?1 AND epoch = ?2",
@@ -293,12 +297,12 @@ impl Batches for SqliteStore {
         }
     }
 
-    async fn line_ends(
+    async fn finished_lines(
         &self,
         id: BatchId,
         first: u32,
         last: u32,
-    ) -> Result<Vec<LineEnd>, StoreError> {
+    ) -> Result<Vec<FinishedLine>, StoreError> {
         let found = sqlx::query(
             "SELECT jobs.id, state, outcome, finished_at FROM jobs
              JOIN results ON results.job_id = jobs.id
@@ -313,7 +317,7 @@ impl Batches for SqliteStore {
         for row in &found {
             let Some(line) = id.line(rows::id(row, "id")?) else { continue };
             let outcome: Option<String> = row.try_get("outcome").map_err(unavailable)?;
-            ends.push(LineEnd {
+            ends.push(FinishedLine {
                 line,
                 state: rows::state(row)?,
                 outcome: outcome.map(|json| from_json("outcome", &json)).transpose()?,

@@ -13,7 +13,7 @@ use crate::{
     job::{Job, JobId, JobState, Timestamp},
     outcome::Outcome,
     store::{
-        Claim, Claimant, Finished, Held, Settled, StoreError,
+        Claim, ClaimRef, Claimant, FinishedAttempt, Settled, StoreError,
         attempts::{backoff, lease_lost, signature, verdict},
     },
 };
@@ -102,8 +102,8 @@ pub(super) async fn claim(
 /// Saves the work of the claims that hold; returns the others.
 pub(super) async fn checkpoint(
     tx: &mut SqliteConnection,
-    saved: &[(Held, Vec<u8>)],
-) -> Result<Vec<Held>, StoreError> {
+    saved: &[(ClaimRef, Vec<u8>)],
+) -> Result<Vec<ClaimRef>, StoreError> {
     let mut lost = Vec::new();
     // One by one: bytes would have to be spelled in JSON to travel together, and nothing waits.
     for (held, bytes) in saved {
@@ -238,9 +238,9 @@ pub(super) async fn cancel(
 /// Attempts and limit of the jobs that are still running under the epochs given.
 async fn still_held(
     tx: &mut SqliteConnection,
-    finished: &[Finished],
-) -> Result<HashMap<Held, (u32, u32)>, StoreError> {
-    let held: Vec<_> = finished.iter().map(|finished| finished.held).collect();
+    finished: &[FinishedAttempt],
+) -> Result<HashMap<ClaimRef, (u32, u32)>, StoreError> {
+    let held: Vec<_> = finished.iter().map(|finished| finished.claim).collect();
     let rows = sqlx::query(
         "SELECT jobs.id AS id, epoch, attempts, attempts_max FROM json_each(?1) AS held
          JOIN jobs ON jobs.id = unhex(held.value ->> 'id')
@@ -253,7 +253,7 @@ async fn still_held(
     rows.iter()
         .map(|row| {
             let attempts = (rows::count(row, "attempts")?, rows::count(row, "attempts_max")?);
-            let held = Held { id: rows::id(row, "id")?, epoch: rows::integer(row, "epoch")? };
+            let held = ClaimRef { id: rows::id(row, "id")?, epoch: rows::integer(row, "epoch")? };
             Ok((held, attempts))
         })
         .collect()
@@ -262,13 +262,13 @@ async fn still_held(
 /// Records the attempts whose epoch still holds; the others were fenced out.
 pub(super) async fn finish(
     tx: &mut SqliteConnection,
-    finished: &[Finished],
+    finished: &[FinishedAttempt],
     now: Timestamp,
 ) -> Result<Vec<Settled>, StoreError> {
     let mut held = still_held(tx, finished).await?;
     let mut settled = Vec::with_capacity(held.len());
     let mut rows = Vec::with_capacity(held.len());
-    for Finished { held: by, outcome, first_token } in finished {
+    for FinishedAttempt { claim: by, outcome, first_token } in finished {
         // Removed, so that an attempt named twice in one call is recorded once.
         let Some((attempts, attempts_max)) = held.remove(by) else { continue };
         let state = verdict(outcome, attempts, attempts_max);

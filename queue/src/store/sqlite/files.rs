@@ -8,7 +8,7 @@ use crate::{
     job::{Tenant, Timestamp},
     store::{
         StoreError,
-        files::{Deleted, FileId, FilePurpose, Files, INCOMPLETE_MAX, Page, StoredFile},
+        files::{FileDeletion, FileId, FilePurpose, Files, INCOMPLETE_MAX, Page, StoredFile},
     },
 };
 
@@ -145,9 +145,9 @@ impl Files for SqliteStore {
         row.map(|row| row.try_get("content").map_err(unavailable)).transpose()
     }
 
-    async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<Deleted, StoreError> {
+    async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError> {
         if self.file(tenant, id).await?.is_none() {
-            return Ok(Deleted::Unknown);
+            return Ok(FileDeletion::NotFound);
         }
         let done = sqlx::query(
             "DELETE FROM files WHERE id = ?1 AND NOT EXISTS (
@@ -158,7 +158,7 @@ impl Files for SqliteStore {
         .execute(&self.pool)
         .await
         .map_err(unavailable)?;
-        Ok(if done.rows_affected() == 0 { Deleted::InUse } else { Deleted::Done })
+        Ok(if done.rows_affected() == 0 { FileDeletion::InUse } else { FileDeletion::Deleted })
     }
 
     async fn abandon_file(&self, id: FileId) -> Result<(), StoreError> {

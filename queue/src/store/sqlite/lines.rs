@@ -39,7 +39,7 @@ pub struct IngestedLine {
 
 /// What an ingested chunk held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Seen {
+pub struct IngestCounts {
     /// Lines that became a job now.
     pub added: u64,
     /// Lines whose job was known.
@@ -50,7 +50,7 @@ pub struct Seen {
 
 /// Why a line was refused, as the codec wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RejectedLine {
     /// In the input, from 1.
     pub number: u64,
     /// The caller's name for the line, if it has a readable one.
@@ -63,7 +63,7 @@ pub struct Refused {
 
 /// A line's answer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
+pub struct AnsweredLine {
     /// In the order of commit.
     pub seq: i64,
     /// Line in the input, from 1.
@@ -152,10 +152,14 @@ impl SqliteStore {
     ///
     /// # Errors
     /// [`StoreError`]; then nothing of the chunk was recorded.
-    pub async fn ingest(&self, run: i64, lines: &[IngestedLine]) -> Result<Seen, StoreError> {
+    pub async fn ingest(
+        &self,
+        run: i64,
+        lines: &[IngestedLine],
+    ) -> Result<IngestCounts, StoreError> {
         let mut tx = self.begin().await?;
         let kept = upsert(&mut tx, run, lines).await?;
-        let mut seen = Seen::default();
+        let mut seen = IngestCounts::default();
         let mut added = Vec::new();
         for line in lines {
             match &line.content {
@@ -237,11 +241,15 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Refused lines above line `after`, in order of line.
+    /// Rejected lines above line `after`, in order of line.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn refused(&self, after: u64, limit: u32) -> Result<Vec<Refused>, StoreError> {
+    pub async fn rejected_lines(
+        &self,
+        after: u64,
+        limit: u32,
+    ) -> Result<Vec<RejectedLine>, StoreError> {
         let found = sqlx::query(
             "SELECT number, custom_id, key, refusal FROM lines
              WHERE job_id IS NULL AND number > ?1 ORDER BY number LIMIT ?2",
@@ -258,7 +266,7 @@ impl SqliteStore {
     ///
     /// # Errors
     /// [`StoreError`].
-    pub async fn answers(&self, after: i64, limit: u32) -> Result<Vec<Answer>, StoreError> {
+    pub async fn answers(&self, after: i64, limit: u32) -> Result<Vec<AnsweredLine>, StoreError> {
         let found = sqlx::query(
             "SELECT seq, number, custom_id, key, shape, outcome, finished_at
              FROM results JOIN lines ON lines.job_id = results.job_id
@@ -281,7 +289,7 @@ impl SqliteStore {
         &self,
         after: u64,
         limit: u32,
-    ) -> Result<Vec<Result<Answer, Refused>>, StoreError> {
+    ) -> Result<Vec<Result<AnsweredLine, RejectedLine>>, StoreError> {
         let found = sqlx::query(
             "SELECT seq, number, custom_id, key, shape, lines.job_id AS job_id, refusal, outcome,
                     finished_at
@@ -356,8 +364,8 @@ fn number(row: &SqliteRow) -> Result<u64, StoreError> {
     u64::try_from(number).map_err(|_| rows::damaged("line number", number))
 }
 
-fn refused(row: &SqliteRow) -> Result<Refused, StoreError> {
-    Ok(Refused {
+fn refused(row: &SqliteRow) -> Result<RejectedLine, StoreError> {
+    Ok(RejectedLine {
         number: number(row)?,
         custom_id: row.try_get("custom_id").map_err(unavailable)?,
         key: row.try_get("key").map_err(unavailable)?,
@@ -365,9 +373,9 @@ fn refused(row: &SqliteRow) -> Result<Refused, StoreError> {
     })
 }
 
-fn answer(row: &SqliteRow) -> Result<Answer, StoreError> {
+fn answer(row: &SqliteRow) -> Result<AnsweredLine, StoreError> {
     let outcome: Option<String> = row.try_get("outcome").map_err(unavailable)?;
-    Ok(Answer {
+    Ok(AnsweredLine {
         seq: rows::integer(row, "seq")?,
         number: number(row)?,
         custom_id: row.try_get("custom_id").map_err(unavailable)?,

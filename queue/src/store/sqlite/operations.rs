@@ -7,7 +7,7 @@ use sqlx::{Row as _, sqlite::SqliteRow};
 
 use super::{
     SqliteStore, audit, classes, dead_letters,
-    insight::{count, queue, time},
+    job_queries::{count, queue, time},
     rows::{self, from_json, text},
     sampler, unavailable, workers,
 };
@@ -19,7 +19,7 @@ use crate::{
         classes::{ClassError, ResetClassError},
         operations::{
             DeadLetter, Directive, Erased, Heartbeat, Operations, Pace, QueueOverview, QueueState,
-            Registered, Replay, SILENT_KEPT, Worker,
+            RegisteredQueue, Replay, SILENT_KEPT, Worker,
         },
     },
 };
@@ -70,7 +70,7 @@ impl Operations for SqliteStore {
             .fetch_optional(&self.pool)
             .await
             .map_err(unavailable)?;
-        row.as_ref().map_or_else(|| Ok(QueueState::untouched(queue.clone())), settings)
+        row.as_ref().map_or_else(|| Ok(QueueState::with_defaults(queue.clone())), settings)
     }
 
     async fn queue_states(&self) -> Result<Vec<QueueState>, StoreError> {
@@ -173,7 +173,7 @@ impl Operations for SqliteStore {
         classes::withdraw(self, queue, class).await
     }
 
-    async fn registered(&self) -> Result<Vec<Registered>, StoreError> {
+    async fn registered_queues(&self) -> Result<Vec<RegisteredQueue>, StoreError> {
         let found = sqlx::query(
             "SELECT model, format, coalesce(registered_at, 0) AS at FROM queues WHERE numerics_class IS NOT NULL
              ORDER BY registered_at NULLS FIRST, model, format",
@@ -181,7 +181,7 @@ impl Operations for SqliteStore {
         .fetch_all(&self.pool)
         .await
         .map_err(unavailable)?;
-        let registered = |row| Ok(Registered { queue: queue(row)?, at: time(row, "at")? });
+        let registered = |row| Ok(RegisteredQueue { queue: queue(row)?, at: time(row, "at")? });
         found.iter().map(registered).collect()
     }
 
@@ -213,7 +213,7 @@ impl Operations for SqliteStore {
             let (queue, state) = (queue(row)?, rows::state(row)?);
             let overview = overviews
                 .entry(queue.clone())
-                .or_insert_with(|| QueueOverview::of(QueueState::untouched(queue)));
+                .or_insert_with(|| QueueOverview::of(QueueState::with_defaults(queue)));
             *overview.progress.counter(state) = count(row, "jobs")?;
             overview.progress.prompt_tokens += count(row, "prompt_tokens")?;
             overview.progress.completion_tokens += count(row, "completion_tokens")?;

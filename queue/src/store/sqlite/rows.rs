@@ -9,7 +9,7 @@ use super::{super::StoreError, unavailable};
 use crate::{
     dispatch::Entry,
     job::{JobId, JobState, QueueName, Tenant, Timestamp},
-    store::{Ended, Held, JobRecord},
+    store::{ClaimRef, FinishedJob, JobRecord},
 };
 
 pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
@@ -44,7 +44,7 @@ pub(super) fn ids_json<'a>(ids: impl IntoIterator<Item = &'a JobId>) -> String {
     serde_json::json!(texts).to_string()
 }
 
-pub(super) fn held_json(held: &[Held]) -> String {
+pub(super) fn held_json(held: &[ClaimRef]) -> String {
     let rows: Vec<_> = held
         .iter()
         .map(|held| serde_json::json!({ "id": hex(held.id.as_bytes()), "epoch": held.epoch }))
@@ -61,8 +61,10 @@ pub(super) fn ids(rows: &[SqliteRow]) -> Result<HashSet<JobId>, StoreError> {
     rows.iter().map(|row| id(row, "id")).collect()
 }
 
-pub(super) fn held(rows: &[SqliteRow]) -> Result<HashSet<Held>, StoreError> {
-    rows.iter().map(|row| Ok(Held { id: id(row, "id")?, epoch: integer(row, "epoch")? })).collect()
+pub(super) fn held(rows: &[SqliteRow]) -> Result<HashSet<ClaimRef>, StoreError> {
+    rows.iter()
+        .map(|row| Ok(ClaimRef { id: id(row, "id")?, epoch: integer(row, "epoch")? }))
+        .collect()
 }
 
 pub(super) fn text(row: &SqliteRow, column: &'static str) -> Result<String, StoreError> {
@@ -119,9 +121,9 @@ pub(super) fn record(row: &SqliteRow, errors: &[SqliteRow]) -> Result<JobRecord,
     })
 }
 
-pub(super) fn ended(row: &SqliteRow) -> Result<Ended, StoreError> {
+pub(super) fn ended(row: &SqliteRow) -> Result<FinishedJob, StoreError> {
     let outcome: Option<String> = row.try_get("outcome").map_err(unavailable)?;
-    Ok(Ended {
+    Ok(FinishedJob {
         id: id(row, "id")?,
         state: state(row)?,
         outcome: outcome.map(|json| from_json("outcome", &json)).transpose()?,

@@ -4,7 +4,7 @@ use sqlx::{SqliteConnection, SqlitePool, sqlite::SqliteRow};
 
 use super::{
     SqliteStore,
-    insight::{count, queue, time},
+    job_queries::{count, queue, time},
     rows::{from_json, integer, text, to_json},
     unavailable, workers,
 };
@@ -12,7 +12,7 @@ use crate::{
     job::{JobState, QueueName, Timestamp},
     store::{
         StoreError,
-        history::{BUCKETS_MS, DEPTH_MAX, Period, Point, Sample, Sampled},
+        history::{BUCKETS_MS, DEPTH_MAX, Period, Point, Sample, Snapshot},
         operations::Worker,
         sampler::{self, Looks, State},
     },
@@ -222,11 +222,11 @@ fn stored(row: &SqliteRow) -> Result<Sample, StoreError> {
 }
 
 /// The queues as they were sampled last.
-pub(super) async fn sampled(pool: &SqlitePool) -> Result<Option<Sampled>, StoreError> {
+pub(super) async fn sampled(pool: &SqlitePool) -> Result<Option<Snapshot>, StoreError> {
     let row = sqlx::query("SELECT taken_at, state FROM sampler").fetch_optional(pool).await;
     let Some(row) = row.map_err(unavailable)? else { return Ok(None) };
     let state: State = from_json("sampler", &text(&row, "state")?)?;
-    Ok(Some(Sampled { at: time(&row, "taken_at")?, queues: state.queues }))
+    Ok(Some(Snapshot { at: time(&row, "taken_at")?, queues: state.queues }))
 }
 
 /// A queue's samples, or those of all together.

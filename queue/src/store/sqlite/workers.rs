@@ -4,7 +4,7 @@ use sqlx::{Row as _, SqliteConnection, SqlitePool, sqlite::SqliteRow};
 
 use super::{
     classes::classes,
-    insight::{queue, time},
+    job_queries::{queue, time},
     rows::{self, from_json, text, to_json},
     unavailable,
 };
@@ -45,7 +45,7 @@ pub(super) async fn heartbeat(
     .await
     .map_err(unavailable)?;
     let Some(row) = row else { return Ok(Directive { drain, paused: false }) };
-    let withdrawn = classes(&row)?.have_no_more(&heartbeat.measured.numerics_class);
+    let withdrawn = classes(&row)?.must_drain(&heartbeat.metrics.numerics_class);
     let paused = row.try_get("paused").map_err(unavailable)?;
     Ok(Directive { drain: drain || withdrawn, paused })
 }
@@ -91,7 +91,7 @@ pub(super) async fn forget_where(
             .map_err(unavailable)?;
     for row in &gone {
         let heartbeat: Heartbeat = from_json("heartbeat", &text(row, "heartbeat")?)?;
-        for (name, count) in heartbeat.measured.integrity.named() {
+        for (name, count) in heartbeat.metrics.integrity.named() {
             sqlx::query(
                 "INSERT INTO integrity (name, count) VALUES (?1, ?2)
                  ON CONFLICT (name) DO UPDATE SET count = count + excluded.count",
@@ -116,7 +116,7 @@ pub(super) async fn integrity(pool: &SqlitePool) -> Result<Integrity, StoreError
     .map_err(unavailable)?;
     let mut sum: Integrity = from_json("integrity", &text(&row, "integrity")?)?;
     for worker in list(pool, Timestamp::default()).await? {
-        sum.merge(&worker.heartbeat.measured.integrity);
+        sum.merge(&worker.heartbeat.metrics.integrity);
     }
     Ok(sum)
 }

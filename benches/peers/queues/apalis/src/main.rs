@@ -1,5 +1,5 @@
-//! apalis-redis: `push_bulk` of a thousand; one worker that fetches a hundred at a time and runs each in a
-//! task of its own. Arguments: submit|work URL JOBS.
+//! apalis-redis: `push_bulk` of a thousand; one worker that fetches a hundred at a time and runs each in
+//! a separate task. Arguments: submit|work URL JOBS.
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
-//! [`Courier`]: carries the jobs of a local store to a remote queue and their outcomes back.
+//! [`Relay`]: carries the jobs of a local store to a remote queue and their outcomes back.
 //!
-//! A batch file's lines are jobs of the SQLite store beside its output. The courier claims them
+//! A batch file's lines are jobs of the SQLite store beside its output. The relay claims them
 //! there, submits them under the same ids and finishes them with what comes back, so a batch that
 //! runs elsewhere is as durable as one that runs here: a job that was submitted already is not
 //! submitted twice, and an outcome that was recorded is not asked for again.
@@ -12,7 +12,8 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tritmill_queue::{
-    Claimant, Ended, Finished, Held, Job, JobId, JobState, Outcome, QueueName, Store, StoreError,
+    ClaimRef, Claimant, FinishedAttempt, FinishedJob, Job, JobId, JobState, Outcome, QueueName,
+    Store, StoreError,
 };
 
 use crate::client::{Client, ClientError};
@@ -34,7 +35,7 @@ const LOOK_COUNT: usize = 64;
 
 /// Outcomes that were recorded together.
 #[derive(Debug, Clone, Default)]
-pub struct Carried {
+pub struct RelayProgress {
     /// States of the local jobs.
     pub settled: Vec<JobState>,
     /// Generated tokens of the completed ones.
@@ -42,13 +43,13 @@ pub struct Carried {
 }
 
 /// Carries jobs out and outcomes home.
-pub struct Courier {
+pub struct Relay {
     local: Arc<dyn Store>,
     remote: Client,
     queue: QueueName,
-    carried: mpsc::UnboundedSender<Carried>,
+    progress: mpsc::UnboundedSender<RelayProgress>,
     attempts_max: u32,
-    flying: BTreeMap<JobId, Held>,
+    in_flight: BTreeMap<JobId, ClaimRef>,
     cursor: Option<JobId>,
     sent_all: bool,
     /// When to look for jobs that have not ended, and after which one.
@@ -56,29 +57,29 @@ pub struct Courier {
     looked: Option<JobId>,
 }
 
-impl std::fmt::Debug for Courier {
+impl std::fmt::Debug for Relay {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Courier").field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("Relay").field("queue", &self.queue).finish_non_exhaustive()
     }
 }
 
-impl Courier {
-    /// Between `local` and `remote`, for the jobs of one queue; `carried` is told of every commit.
+impl Relay {
+    /// Between `local` and `remote`, for the jobs of one queue; `progress` is told of every commit.
     /// Elsewhere a job has `attempts_max` attempts.
     pub fn new(
         local: Arc<dyn Store>,
         remote: Client,
         queue: QueueName,
         attempts_max: u32,
-        carried: mpsc::UnboundedSender<Carried>,
+        progress: mpsc::UnboundedSender<RelayProgress>,
     ) -> Self {
         Self {
             local,
             remote,
             queue,
-            carried,
+            progress,
             attempts_max,
-            flying: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
             cursor: None,
             sent_all: false,
             look_at: Instant::now() + LOOK_EVERY,
@@ -97,12 +98,12 @@ impl Courier {
         let mut wait = WAIT_FIRST;
         loop {
             if stopping {
-                let held: Vec<Held> = self.flying.values().copied().collect();
+                let held: Vec<ClaimRef> = self.in_flight.values().copied().collect();
                 self.local.hand_back(&held).await?;
                 return Ok(());
             }
             self.send().await?;
-            if self.flying.is_empty() && self.sent_all {
+            if self.in_flight.is_empty() && self.sent_all {
                 self.local.reconcile().await?;
                 (self.cursor, self.sent_all) = (None, false);
                 if self.local.unfinished(&self.queue).await? == 0 {
@@ -123,19 +124,19 @@ impl Courier {
 
     /// Claims the next jobs and submits them, if there is room.
     async fn send(&mut self) -> Result<(), StoreError> {
-        while self.flying.len() < IN_FLIGHT && !self.sent_all {
+        while self.in_flight.len() < IN_FLIGHT && !self.sent_all {
             let entries = self.local.queued(&self.queue, self.cursor, CHUNK).await?;
             self.sent_all = entries.is_empty();
             let ids: Vec<JobId> = entries.iter().map(|entry| entry.id).collect();
-            let by = Claimant { owner: "courier", lease: LEASE };
+            let by = Claimant { owner: "relay", lease: LEASE };
             let claims = self.local.claim(&ids, by).await?;
-            let held: Vec<Held> = claims.iter().map(|claim| claim.held()).collect();
+            let held: Vec<ClaimRef> = claims.iter().map(|claim| claim.claim_ref()).collect();
             let attempts_max = self.attempts_max;
             let jobs: Vec<Job> =
                 claims.into_iter().map(|claim| Job { attempts_max, ..claim.job }).collect();
             match self.remote.submit_many(&jobs).await {
                 Ok(()) => {
-                    self.flying.extend(held.into_iter().map(|held| (held.id, held)));
+                    self.in_flight.extend(held.into_iter().map(|held| (held.id, held)));
                     self.cursor = ids.last().copied().or(self.cursor);
                 }
                 Err(error) => {
@@ -144,7 +145,7 @@ impl Courier {
                         _ => 0,
                     };
                     let (sent, unsent) = held.split_at(accepted);
-                    self.flying.extend(sent.iter().map(|held| (held.id, *held)));
+                    self.in_flight.extend(sent.iter().map(|held| (held.id, *held)));
                     self.cursor = sent.last().map(|held| held.id).or(self.cursor);
                     self.local.hand_back(unsent).await?;
                     let pause = match error {
@@ -167,13 +168,14 @@ impl Courier {
     /// submitted again.
     async fn look(&mut self) -> Result<(), StoreError> {
         let after = self.looked.map_or(Bound::Unbounded, Bound::Excluded);
-        let range = self.flying.range((after, Bound::Unbounded));
-        let some: Vec<(JobId, Held)> = range.take(LOOK_COUNT).map(|(id, h)| (*id, *h)).collect();
+        let range = self.in_flight.range((after, Bound::Unbounded));
+        let some: Vec<(JobId, ClaimRef)> =
+            range.take(LOOK_COUNT).map(|(id, h)| (*id, *h)).collect();
         self.looked = some.last().map(|(id, _)| *id);
         for (id, held) in some {
             if let Err(ClientError::Unknown(_)) = self.remote.result(id).await {
                 tracing::warn!(%id, "job is not known any more, submitting it again");
-                self.flying.remove(&id);
+                self.in_flight.remove(&id);
                 self.local.hand_back(&[held]).await?;
                 // From the start: it may lie before the cursor.
                 (self.cursor, self.sent_all) = (None, false);
@@ -184,7 +186,7 @@ impl Courier {
 
     /// Records what has ended; whether anything had.
     async fn collect(&mut self) -> Result<bool, StoreError> {
-        let ids: Vec<JobId> = self.flying.keys().copied().collect();
+        let ids: Vec<JobId> = self.in_flight.keys().copied().collect();
         let ended = match self.remote.ended(&ids).await {
             Ok(ended) => ended,
             Err(error) => {
@@ -196,26 +198,26 @@ impl Courier {
         if ended.is_empty() {
             return Ok(false);
         }
-        let mut carried = Carried::default();
+        let mut progress = RelayProgress::default();
         let (mut finished, mut withdrawn) = (Vec::new(), Vec::new());
-        for Ended { id, outcome, .. } in ended {
-            let Some(held) = self.flying.remove(&id) else { continue };
+        for FinishedJob { id, outcome, .. } in ended {
+            let Some(held) = self.in_flight.remove(&id) else { continue };
             match outcome {
                 Some(outcome) => {
                     if let Outcome::Completed(completion) = &outcome {
-                        carried.completion_tokens += completion.usage.completion_tokens;
+                        progress.completion_tokens += completion.usage.completion_tokens;
                     }
-                    finished.push(Finished { held, outcome, first_token: None });
+                    finished.push(FinishedAttempt { claim: held, outcome, first_token: None });
                 }
                 None => withdrawn.push(id),
             }
         }
         let settled = self.local.finish(&finished).await?;
-        carried.settled.extend(settled.iter().map(|settled| settled.state));
+        progress.settled.extend(settled.iter().map(|settled| settled.state));
         let withdrawn = self.local.cancel(&withdrawn).await?;
-        carried.settled.extend(withdrawn.iter().map(|_| JobState::Cancelled));
+        progress.settled.extend(withdrawn.iter().map(|_| JobState::Cancelled));
         // Nobody may be listening.
-        let _ = self.carried.send(carried);
+        let _ = self.progress.send(progress);
         Ok(true)
     }
 }

@@ -1,6 +1,6 @@
 //! What a worker counts and when it last reached what it depends on, for `/metrics` and `/readyz`.
 
-mod serving;
+mod engine;
 
 use std::{
     sync::{
@@ -23,8 +23,8 @@ use tokio::time::Instant;
 use tritmill_engine::EngineStats;
 use tritmill_queue::{JobState, dispatch::RedisDispatcher, store::operations::Integrity};
 
-pub(crate) use self::serving::Steps;
-use self::serving::{Latencies, LatestSteps};
+pub(crate) use self::engine::Steps;
+use self::engine::{EngineSteps, Latencies};
 use crate::worker::Committed;
 
 /// A worker that has not read its queue for this long is not ready: alive, but silently idle.
@@ -32,7 +32,7 @@ const READ_LIMIT: Duration = Duration::from_secs(30);
 
 /// Counters, gauges and the time of the last successful read.
 #[derive(Debug)]
-pub struct Vitals {
+pub struct Metrics {
     registry: Registry,
     completed: Counter,
     failed: Counter,
@@ -44,13 +44,13 @@ pub struct Vitals {
     leases_reclaimed: Counter,
     duplicates: Counter,
     fed_again: Counter,
-    troubles: Counter,
+    dependency_failures: Counter,
     device_failures: Counter,
     device_rests: Gauge,
     running: Gauge,
     uncommitted: Gauge,
     depth: Gauge,
-    steps: LatestSteps,
+    steps: EngineSteps,
     latencies: Latencies,
     /// What had to be put right, if it is one that counts.
     dispatcher: Option<RedisDispatcher>,
@@ -60,17 +60,17 @@ pub struct Vitals {
     /// The same of the last renewal of leases; −1 while there are none.
     last_renewal: AtomicI64,
     /// Failures of store or dispatcher since either last worked.
-    troubles_in_a_row: AtomicU64,
+    failures_in_a_row: AtomicU64,
     draining: AtomicBool,
     /// Why devices are left alone, if they are, by place.
     broken: Mutex<Vec<Option<String>>>,
 }
 
-impl Default for Vitals {
+impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("tritmill");
         let latencies = Latencies::of(&mut registry);
-        let steps = LatestSteps::default();
+        let steps = EngineSteps::default();
         registry.register_collector(Box::new(steps.clone()));
         let of_worker = registry.sub_registry_with_prefix("worker");
         let mut counter = |name: &str, help: &str| {
@@ -91,7 +91,8 @@ impl Default for Vitals {
             counter("deliveries_suppressed", "Deliveries of jobs that were over or others'");
         let fed_again =
             counter("jobs_fed_again", "Queued jobs that the dispatcher was told of again");
-        let troubles = counter("dependency_failures", "Failed calls of store or dispatcher");
+        let dependency_failures =
+            counter("dependency_failures", "Failed calls of store or dispatcher");
         let device_failures = counter("device_failures", "Failures of the device in a step");
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
@@ -114,7 +115,7 @@ impl Default for Vitals {
             leases_reclaimed,
             duplicates,
             fed_again,
-            troubles,
+            dependency_failures,
             device_failures,
             device_rests,
             running,
@@ -126,7 +127,7 @@ impl Default for Vitals {
             started: Instant::now(),
             last_read: AtomicI64::new(-1),
             last_renewal: AtomicI64::new(-1),
-            troubles_in_a_row: AtomicU64::new(0),
+            failures_in_a_row: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             broken: Mutex::new(Vec::new()),
         }
@@ -135,9 +136,9 @@ impl Default for Vitals {
 
 /// What a dispatcher put right, read when somebody asks.
 #[derive(Debug)]
-struct Repairs(RedisDispatcher);
+struct DispatcherCounters(RedisDispatcher);
 
-impl Collector for Repairs {
+impl Collector for DispatcherCounters {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let stats = self.0.stats();
         let counts = [
@@ -161,18 +162,18 @@ impl Collector for Repairs {
     }
 }
 
-impl Vitals {
-    /// Vitals that also tell what this dispatcher had to put right.
+impl Metrics {
+    /// Metrics that also tell what this dispatcher had to put right.
     pub fn with_dispatcher(dispatcher: &RedisDispatcher) -> Self {
-        let mut vitals = Self::default();
-        let of_worker = vitals.registry.sub_registry_with_prefix("worker");
-        of_worker.register_collector(Box::new(Repairs(dispatcher.clone())));
-        vitals.dispatcher = Some(dispatcher.clone());
-        vitals
+        let mut metrics = Self::default();
+        let of_worker = metrics.registry.sub_registry_with_prefix("worker");
+        of_worker.register_collector(Box::new(DispatcherCounters(dispatcher.clone())));
+        metrics.dispatcher = Some(dispatcher.clone());
+        metrics
     }
 
     /// All metrics in Prometheus' text form.
-    pub fn metrics(&self) -> String {
+    pub fn encode(&self) -> String {
         let mut out = String::new();
         // Writing to a string does not fail.
         let _ = text::encode(&mut out, &self.registry);
@@ -180,11 +181,11 @@ impl Vitals {
     }
 
     /// Why the worker is not ready for work, if it is not.
-    pub fn unready(&self) -> Option<String> {
-        self.unready_after(self.started.elapsed())
+    pub fn not_ready_reason(&self) -> Option<String> {
+        self.not_ready_reason_at(self.started.elapsed())
     }
 
-    fn unready_after(&self, now: Duration) -> Option<String> {
+    fn not_ready_reason_at(&self, now: Duration) -> Option<String> {
         if self.draining.load(Ordering::Relaxed) {
             return Some("draining".to_owned());
         }
@@ -203,7 +204,7 @@ impl Vitals {
         if age > READ_LIMIT && self.running.get() == 0 {
             return Some(format!("last read its queue {} s ago", age.as_secs()));
         }
-        match self.troubles_in_a_row.load(Ordering::Relaxed) {
+        match self.failures_in_a_row.load(Ordering::Relaxed) {
             0 => None,
             count => Some(format!("store or dispatcher failed {count} times in a row")),
         }
@@ -247,10 +248,10 @@ impl Vitals {
     }
 
     /// Names the devices, by place.
-    pub(crate) fn have_devices(&self, names: Vec<String>) {
+    pub(crate) fn set_devices(&self, names: Vec<String>) {
         let none = vec![None; names.len()];
         *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = none;
-        self.steps.have_devices(names);
+        self.steps.set_devices(names);
     }
 
     /// The devices' names.
@@ -258,7 +259,7 @@ impl Vitals {
         self.steps.devices()
     }
 
-    pub(crate) fn stepped(&self, place: usize, sequences: usize, stats: EngineStats) {
+    pub(crate) fn record_step(&self, place: usize, sequences: usize, stats: EngineStats) {
         self.steps.add(place, sequences, stats);
     }
 
@@ -270,7 +271,7 @@ impl Vitals {
         self.last_renewal.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    pub(crate) fn holds_no_lease(&self) {
+    pub(crate) fn no_lease_held(&self) {
         self.last_renewal.store(-1, Ordering::Relaxed);
     }
 
@@ -300,12 +301,12 @@ impl Vitals {
 
     pub(crate) fn pulled(&self) {
         self.last_read.store(self.now_ms(), Ordering::Relaxed);
-        self.troubles_in_a_row.store(0, Ordering::Relaxed);
+        self.failures_in_a_row.store(0, Ordering::Relaxed);
     }
 
-    pub(crate) fn trouble(&self) {
-        self.troubles.inc();
-        self.troubles_in_a_row.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn dependency_failed(&self) {
+        self.dependency_failures.inc();
+        self.failures_in_a_row.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn device_failed(&self) {
@@ -313,7 +314,7 @@ impl Vitals {
     }
 
     /// Why a device is left alone, or that it is not.
-    pub(crate) fn device_broken(&self, place: usize, why: Option<String>) {
+    pub(crate) fn set_device_failure(&self, place: usize, why: Option<String>) {
         let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
         broken[place] = why;
         let resting = broken.iter().flatten().count();
@@ -360,19 +361,21 @@ mod tests {
 
     #[test]
     fn a_worker_is_ready_while_it_reads_and_nothing_fails() {
-        let vitals = Vitals::default();
-        assert!(vitals.unready().is_some());
-        vitals.pulled();
-        assert_eq!(vitals.unready(), None);
-        vitals.trouble();
-        assert!(vitals.unready().expect("not ready").contains("failed 1 times"));
-        vitals.pulled();
+        let metrics = Metrics::default();
+        assert!(metrics.not_ready_reason().is_some());
+        metrics.pulled();
+        assert_eq!(metrics.not_ready_reason(), None);
+        metrics.dependency_failed();
+        assert!(metrics.not_ready_reason().expect("not ready").contains("failed 1 times"));
+        metrics.pulled();
         let later = READ_LIMIT * 2 + Duration::from_secs(1);
-        assert!(vitals.unready_after(later).expect("not ready").contains("last read its queue"));
-        vitals.holding(3, 0);
-        assert_eq!(vitals.unready_after(later), None, "a full worker does not read");
-        vitals.draining();
-        assert_eq!(vitals.unready().as_deref(), Some("draining"));
-        assert!(vitals.metrics().contains("tritmill_worker_dependency_failures_total 1"));
+        assert!(
+            metrics.not_ready_reason_at(later).expect("not ready").contains("last read its queue")
+        );
+        metrics.holding(3, 0);
+        assert_eq!(metrics.not_ready_reason_at(later), None, "a full worker does not read");
+        metrics.draining();
+        assert_eq!(metrics.not_ready_reason().as_deref(), Some("draining"));
+        assert!(metrics.encode().contains("tritmill_worker_dependency_failures_total 1"));
     }
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tritmill_engine::{FinishReason, Output, RequestError, backend::StepError};
 
-use super::Turn;
+use super::EventLoop;
 use crate::{engine_thread::End, served::chain, worker::Mode};
 
-impl Turn<'_> {
+impl EventLoop<'_> {
     /// Takes note of what a request's end says about its device. An embedded worker has nobody to
     /// leave its jobs to, and fails them as they come.
-    pub(super) fn judge(&mut self, place: usize, end: &End) {
+    pub(super) fn record_device_result(&mut self, place: usize, end: &End) {
         if self.worker.config.mode == Mode::Embedded {
             return;
         }
@@ -27,28 +27,28 @@ impl Turn<'_> {
                 let before = breaker.failures();
                 let opened = breaker.failed(error);
                 if breaker.failures() > before {
-                    self.worker.vitals.device_failed();
+                    self.worker.metrics.device_failed();
                 }
                 if opened {
-                    self.rest(place, &chain(error));
+                    self.suspend_device(place, &chain(error));
                 }
             }
-            End::Finished(output) if answers(output) => self.device_works(place),
+            End::Finished(output) if answers(output) => self.record_device_success(place),
             End::Finished(_) | End::Refused(_) => {}
         }
     }
 
     /// Notes that a request got tokens.
-    pub(super) fn device_works(&mut self, place: usize) {
+    pub(super) fn record_device_success(&mut self, place: usize) {
         let device = self.devices.at(place);
         if device.breaker.worked() {
             tracing::warn!(device = device.name, "the device works again");
-            self.worker.vitals.device_broken(place, None);
+            self.worker.metrics.set_device_failure(place, None);
         }
     }
 
     /// Leaves a device alone: takes nothing for it, and gives back what it holds.
-    fn rest(&mut self, place: usize, why: &str) {
+    fn suspend_device(&mut self, place: usize, why: &str) {
         let device = self.devices.at(place);
         let (failures, name) = (device.breaker.failures(), device.name.clone());
         tracing::error!(
@@ -58,12 +58,12 @@ impl Turn<'_> {
             "the device fails again and again: nothing is taken for it for now"
         );
         let why = format!("{name} failed {failures} times in a row, the last time: {why}");
-        self.worker.vitals.device_broken(place, Some(why));
+        self.worker.metrics.set_device_failure(place, Some(why));
         // It was asked for more than there is room for now.
         self.calls.pull = None;
-        for held in self.flights.running_on(place) {
-            self.flights.will_go_back(held);
-            self.halt(held);
+        for held in self.in_flight.running_on(place) {
+            self.in_flight.mark_for_hand_back(held);
+            self.stop_work(held);
         }
     }
 }

@@ -3,26 +3,26 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tritmill_queue::{Delivery, Held};
+use tritmill_queue::{ClaimRef, Delivery};
 
-use super::{Turn, calls::Answer};
+use super::{EventLoop, calls::Answer};
 use crate::worker::{Mode, Worker, WorkerError};
 
 /// How long all of it may take: a store that is away must not hold up an exit.
-const PARTING_LIMIT: Duration = Duration::from_secs(5);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
-impl Turn<'_> {
+impl EventLoop<'_> {
     /// Commits what is done, saves and hands back what runs, if store and dispatcher answer in
     /// time. What is left lapses.
     ///
     /// # Errors
     /// Only of an embedded worker, which has nobody to wait for.
-    pub(super) async fn part(&mut self) -> Result<(), WorkerError> {
+    pub(super) async fn shut_down(&mut self) -> Result<(), WorkerError> {
         let limit = match self.worker.config.mode {
-            Mode::Service => PARTING_LIMIT,
+            Mode::Service => SHUTDOWN_LIMIT,
             Mode::Embedded => Duration::MAX,
         };
-        match timeout(limit, self.settle()).await {
+        match timeout(limit, self.finish_calls()).await {
             Ok(result) => result,
             Err(_) => {
                 tracing::warn!("claims are left to lapse: no answer in time");
@@ -31,23 +31,23 @@ impl Turn<'_> {
         }
     }
 
-    async fn settle(&mut self) -> Result<(), WorkerError> {
-        (self.calls.look, self.calls.pull, self.calls.prepare) = (None, None, None);
+    async fn finish_calls(&mut self) -> Result<(), WorkerError> {
+        (self.calls.check, self.calls.pull, self.calls.prepare) = (None, None, None);
         // What is on its way comes first: a claim may be held, and commits keep their order.
-        self.hear_all().await?;
+        self.handle_all_answers().await?;
         self.commit();
-        self.save();
-        self.hear_all().await?;
+        self.save_checkpoints();
+        self.handle_all_answers().await?;
         self.hand_back().await;
-        self.hear_all().await
+        self.handle_all_answers().await
     }
 
     /// Waits for every answer; what was claimed meanwhile is held, and not begun.
-    async fn hear_all(&mut self) -> Result<(), WorkerError> {
-        while self.calls.concern_claims() || self.calls.save.is_some() {
+    async fn handle_all_answers(&mut self) -> Result<(), WorkerError> {
+        while self.calls.involve_claims() || self.calls.save.is_some() {
             match self.calls.next().await {
-                Answer::Claimed(claimed) => drop(self.note_claimed(claimed)?),
-                answer => drop(self.hear(answer)?),
+                Answer::Claimed(claimed) => drop(self.handle_claimed(claimed)?),
+                answer => drop(self.handle_answer(answer)?),
             }
         }
         Ok(())
@@ -55,8 +55,8 @@ impl Turn<'_> {
 
     async fn hand_back(&mut self) {
         let Worker { store, dispatcher, config, .. } = self.worker;
-        let (held, deliveries): (Vec<Held>, Vec<Delivery>) =
-            self.flights.holdings().into_iter().map(|one| (one.held, one.delivery)).unzip();
+        let (held, deliveries): (Vec<ClaimRef>, Vec<Delivery>) =
+            self.in_flight.leases().into_iter().map(|one| (one.held, one.delivery)).unzip();
         let back = async {
             store.hand_back(&held).await?;
             dispatcher.hand_back(&config.owner, &deliveries).await?;

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 use tritmill_queue::{Claim, Claimant, Delivery, JobEvent, JobId, Outcome, Pull};
 
 use super::{
-    Turn,
+    EventLoop,
     calls::{Claimed, Feed, Prepared, Pulled, within},
 };
 use crate::{
@@ -21,10 +21,10 @@ const PULL_WAIT: Duration = Duration::from_secs(5);
 /// Wait before looking again whether a retrying job is due.
 const IDLE_WAIT: Duration = Duration::from_millis(50);
 
-impl Turn<'_> {
+impl EventLoop<'_> {
     /// Asks the dispatcher for what fits, if there is room.
     pub(super) fn pull(&mut self) {
-        let (worker, feed, max) = (self.worker, self.feed, self.devices.room(&self.flights));
+        let (worker, feed, max) = (self.worker, self.feed, self.devices.room(&self.in_flight));
         if max == 0 {
             return;
         }
@@ -54,9 +54,9 @@ impl Turn<'_> {
     }
 
     /// Asks whether an embedded run has nothing left, and moves what has become due.
-    pub(super) fn look(&mut self) {
+    pub(super) fn check_finished(&mut self) {
         let Worker { store, config, .. } = self.worker;
-        self.calls.look = Some(Box::pin(async move {
+        self.calls.check = Some(Box::pin(async move {
             store.reconcile().await?;
             if store.unfinished(&config.queue).await? == 0 {
                 return Ok(true);
@@ -68,12 +68,12 @@ impl Turn<'_> {
         }));
     }
 
-    pub(super) fn note_look(
+    pub(super) fn handle_checked(
         &mut self,
         done: Result<bool, WorkerError>,
     ) -> Result<bool, WorkerError> {
         self.feed = Feed::default();
-        done.or_else(|error| self.excuse(error).map(|()| false))
+        done.or_else(|error| self.on_dependency_error(error).map(|()| false))
     }
 
     /// Claims what was delivered.
@@ -81,9 +81,9 @@ impl Turn<'_> {
         self.feed = pulled.feed;
         let deliveries = match pulled.deliveries {
             Ok(deliveries) => deliveries,
-            Err(error) => return self.excuse(error),
+            Err(error) => return self.on_dependency_error(error),
         };
-        self.worker.vitals.pulled();
+        self.worker.metrics.pulled();
         if !deliveries.is_empty() {
             self.calls.claim = Some(Box::pin(claim(self.worker, self.call_limit(), deliveries)));
         }
@@ -101,26 +101,26 @@ impl Turn<'_> {
     }
 
     /// Takes note of what was claimed: from here on its leases are renewed.
-    pub(super) fn note_claimed(&mut self, claimed: Claimed) -> Result<Vec<Claim>, WorkerError> {
+    pub(super) fn handle_claimed(&mut self, claimed: Claimed) -> Result<Vec<Claim>, WorkerError> {
         let Claimed { deliveries, claimed_at, claims } = claimed;
         let claims = match claims {
             Ok(claims) => claims,
-            Err(error) => return self.excuse(error).map(|()| Vec::new()),
+            Err(error) => return self.on_dependency_error(error).map(|()| Vec::new()),
         };
         self.backoff.worked();
         let (held, over): (Vec<Delivery>, Vec<Delivery>) = deliveries
             .into_iter()
             .partition(|delivery| claims.iter().any(|claim| claim.job.id == delivery.id));
         // Final, withdrawn, or under somebody's live lease: nothing to do here.
-        self.worker.vitals.duplicates(over.len());
+        self.worker.metrics.duplicates(over.len());
         self.acknowledge(over);
         for claim in &claims {
             if let Some(delivery) = held.iter().find(|delivery| delivery.id == claim.job.id) {
-                let device = self.devices.place(&self.flights);
-                self.flights.start(claim, delivery.clone(), claimed_at, device);
+                let device = self.devices.place(&self.in_flight);
+                self.in_flight.start(claim, delivery.clone(), claimed_at, device);
             }
         }
-        self.show();
+        self.publish_leases();
         Ok(claims)
     }
 
@@ -131,7 +131,7 @@ impl Turn<'_> {
         }
         let served = Arc::clone(&self.worker.served);
         let prepare = move |claim: Claim| Prepared {
-            held: claim.held(),
+            held: claim.claim_ref(),
             stream: claim.job.stream,
             request: translate::request(&served, &claim),
         };
@@ -144,24 +144,24 @@ impl Turn<'_> {
     /// Gives requests to the engine, but for those whose claim was lost meanwhile.
     pub(super) fn submit(&mut self, prepared: Vec<Prepared>) {
         for Prepared { held, stream, request } in prepared {
-            let Some(place) = self.flights.device(held) else { continue };
+            let Some(place) = self.in_flight.device(held) else { continue };
             if self.devices.at(place).breaker.is_open() {
-                self.flights.will_go_back(held);
-                self.flights.end(held, None);
+                self.in_flight.mark_for_hand_back(held);
+                self.in_flight.end(held, None);
                 continue;
             }
-            self.flights.submitted(held);
-            let stream = stream && self.telling.is_some();
+            self.in_flight.submitted(held);
+            let stream = stream && self.events.is_some();
             if stream {
                 self.streaming.insert(held.id);
-                self.tell(held.id, JobEvent::Started);
+                self.publish(held.id, JobEvent::Started);
             }
             match request {
                 Ok(request) => self.devices.at(place).thread.submit(held, request, stream),
-                Err(error) => self.flights.end(held, Some(Outcome::Error(error))),
+                Err(error) => self.in_flight.end(held, Some(Outcome::Error(error))),
             }
         }
-        self.show();
+        self.publish_leases();
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the servers say when all is over, against the promises.
+//! Statistics of a run, and the checks of the promises against Postgres and Redis at its end.
 
 use std::{
     collections::HashMap,
@@ -13,56 +13,58 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 
 use super::{
-    LINES, Stage,
+    Cluster, LINES,
     fleet::{COUNTERS, LEASE},
 };
 
-/// How long entries and consumers of the last workers may take to go.
+/// Longest time until Redis holds no entries of the last workers.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long, and how often, to look whether a dead worker's jobs are taken up again.
+/// Longest time until the jobs of a killed worker are reclaimed, and how often this is checked.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
-const RECOVERY_LOOK: Duration = Duration::from_millis(100);
+const RECOVERY_POLL: Duration = Duration::from_millis(100);
 
-/// What was seen while it lasted.
+/// What a run measured.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct Statistics {
     /// Batches that ended with the expected answers.
     pub batches: usize,
-    pub batch_seconds: Vec<f64>,
+    /// Sums over all workers, by metric name.
     counters: HashMap<String, u64>,
-    killed: usize,
-    terminal: u64,
+    workers_killed: usize,
+    results: u64,
     completion_tokens: u64,
-    /// From a kill until no job was the dead worker's any more; shared with who waits for that.
+    /// From each kill until the store listed no running job of the killed worker; written by one
+    /// thread per kill.
     recoveries_ms: Arc<Mutex<Vec<u64>>>,
 }
 
-impl Tally {
+impl Statistics {
+    /// Adds the counters of a worker that has exited.
     pub fn add(&mut self, counters: &HashMap<String, u64>) {
         for (name, value) in counters {
             *self.counters.entry(name.clone()).or_default() += value;
         }
     }
 
-    /// A worker was killed just now: measures how long its jobs stay with it.
-    pub fn killed(&mut self, owner: &str, port: u16) {
-        self.killed += 1;
+    /// Measures, in a thread, how long the jobs of a worker that was just killed stay with it.
+    pub fn measure_recovery(&mut self, owner: &str, port: u16) {
+        self.workers_killed += 1;
         let (times, killed_at) = (Arc::clone(&self.recoveries_ms), Instant::now());
         let sql =
             format!("SELECT count(*) FROM jobs WHERE state = 'running' AND owner = '{owner}'");
         thread::spawn(move || {
-            let mut held = false;
-            // Postgres may be away for a while as well.
+            let mut had_jobs = false;
+            // Postgres may be down for part of this time.
             while killed_at.elapsed() < RECOVERY_LIMIT {
                 match number(port, &sql) {
                     Ok(0) => break,
-                    Ok(_) => held = true,
+                    Ok(_) => had_jobs = true,
                     Err(_) => {}
                 }
-                thread::sleep(RECOVERY_LOOK);
+                thread::sleep(RECOVERY_POLL);
             }
-            if held {
+            if had_jobs {
                 let ms = u64::try_from(killed_at.elapsed().as_millis()).unwrap_or(u64::MAX);
                 times.lock().unwrap_or_else(PoisonError::into_inner).push(ms);
             }
@@ -70,13 +72,13 @@ impl Tally {
     }
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for Statistics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { batches, results, completion_tokens, workers_killed, .. } = self;
         writeln!(
             f,
-            "{} batches of {LINES} lines as undisturbed, {} jobs with one terminal row, {} tokens \
-             counted once",
-            self.batches, self.terminal, self.completion_tokens
+            "{batches} batches of {LINES} lines equal to the undisturbed run, {results} jobs with \
+             one result each, {completion_tokens} tokens counted once"
         )?;
         for name in COUNTERS {
             writeln!(f, "{name} {}", self.counters.get(name).unwrap_or(&0))?;
@@ -87,9 +89,8 @@ impl fmt::Display for Tally {
             let at = |share: f64| times[((last as f64) * share).round() as usize];
             write!(
                 f,
-                "{} workers killed; jobs of {} were taken up again after p50 {} ms, p99 {} ms (lease \
-                 {} ms)",
-                self.killed,
+                "{workers_killed} workers killed; the jobs of {} were reclaimed after p50 {} ms, \
+                 p99 {} ms (lease {} ms)",
                 times.len(),
                 at(0.5),
                 at(0.99),
@@ -114,7 +115,7 @@ fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
     query(port, sql)?.parse().with_context(|| sql.to_owned())
 }
 
-/// Lines of a reply.
+/// Lines of the reply to a Redis command.
 fn redis(port: u16, arguments: &[&str]) -> anyhow::Result<Vec<String>> {
     let output = Command::new("redis-cli")
         .args(["-h", &Ipv4Addr::LOCALHOST.to_string(), "-p", &port.to_string()])
@@ -125,36 +126,32 @@ fn redis(port: u16, arguments: &[&str]) -> anyhow::Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).filter(|line| !line.is_empty()).collect())
 }
 
-/// Checks what is left behind.
-pub fn check(stage: &mut Stage) -> anyhow::Result<()> {
-    let port = stage.postgres.port();
+/// Checks rows, usage and leases in Postgres, then waits until the streams in Redis are empty.
+pub fn run(cluster: &mut Cluster) -> anyhow::Result<()> {
+    let port = cluster.postgres.port();
     let unfinished = "SELECT count(*) FROM jobs WHERE state NOT IN ('completed', 'failed', \
                       'cancelled', 'expired')";
-    let open = number(port, unfinished)?;
-    ensure!(open == 0, "{open} jobs are not over");
+    let unfinished = number(port, unfinished)?;
+    ensure!(unfinished == 0, "{unfinished} jobs are not in a terminal state");
     let failed = number(port, "SELECT count(*) FROM jobs WHERE state <> 'completed'")?;
-    ensure!(failed == 0, "{failed} jobs were not answered");
+    ensure!(failed == 0, "{failed} jobs are not completed");
     let jobs = number(port, "SELECT count(*) FROM jobs")?;
     let results = number(port, "SELECT count(*) FROM results")?;
     ensure!(jobs == results, "{jobs} jobs have {results} results");
-    let expected = (stage.batches * LINES) as u64;
+    // A producer that is killed between its file and the store submits with new ids: those jobs are
+    // extra, and each has its own result.
+    let expected = (cluster.batches_started * LINES) as u64;
     ensure!(jobs >= expected, "{jobs} jobs of {expected} lines");
-    // A producer that is killed between its file and the store starts with other ids: those jobs
-    // are extra, but each is a job of its own.
-    let held = number(port, "SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL")?;
-    ensure!(held == 0, "{held} leases are left");
-    stage.tally.terminal = results;
-    stage.tally.completion_tokens = number(port, "SELECT sum(completion_tokens) FROM results")?;
-    let per_batch = tokens_of(&stage.expected)?;
-    ensure!(
-        stage.tally.completion_tokens == per_batch * stage.batches as u64,
-        "{} tokens are recorded, {} were generated",
-        stage.tally.completion_tokens,
-        per_batch * stage.batches as u64
-    );
+    let leases = number(port, "SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL")?;
+    ensure!(leases == 0, "{leases} leases are left");
+    let tokens = number(port, "SELECT sum(completion_tokens) FROM results")?;
+    let generated = tokens_of(&cluster.expected)? * cluster.batches_started as u64;
+    ensure!(tokens == generated, "{tokens} tokens are recorded, {generated} were generated");
+    cluster.statistics.results = results;
+    cluster.statistics.completion_tokens = tokens;
     let started = Instant::now();
     loop {
-        let left = leftovers(stage.redis.port())?;
+        let left = stream_entries(cluster.redis.port())?;
         if left.is_empty() {
             return Ok(());
         }
@@ -174,13 +171,13 @@ fn tokens_of(answers: &[String]) -> anyhow::Result<u64> {
     answers.iter().map(tokens).sum::<Option<u64>>().context("an answer without usage")
 }
 
-/// Entries that wait or are pending, by stream.
-fn leftovers(port: u16) -> anyhow::Result<Vec<String>> {
+/// Streams that hold entries, queued or pending, with their count.
+fn stream_entries(port: u16) -> anyhow::Result<Vec<String>> {
     let mut left = Vec::new();
     for key in redis(port, &["--scan", "--pattern", "tm:*"])? {
-        // Events expire by themselves; the bell keeps its last ring.
-        let other = key.starts_with("tm:ev:") || key.ends_with(":bell");
-        if other || redis(port, &["TYPE", &key])? != ["stream"] {
+        // Events expire; the bell stream keeps its last entry.
+        let ignored = key.starts_with("tm:ev:") || key.ends_with(":bell");
+        if ignored || redis(port, &["TYPE", &key])? != ["stream"] {
             continue;
         }
         let length = redis(port, &["XLEN", &key])?.concat();

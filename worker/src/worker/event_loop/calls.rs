@@ -5,9 +5,9 @@ use std::{collections::HashMap, future::Future, pin::Pin, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use tritmill_engine::Request;
-use tritmill_queue::{Claim, Delivery, Held, JobError, JobId, Settled, StoreError};
+use tritmill_queue::{Claim, ClaimRef, Delivery, JobError, JobId, Settled, StoreError};
 
-use crate::worker::{WorkerError, flights::Done};
+use crate::worker::{WorkerError, in_flight::EndedClaim};
 
 /// A call on its way, if there is one.
 type Call<'a, T> = Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
@@ -41,22 +41,22 @@ pub(super) struct Claimed {
 
 /// A claim, whether it streams, and its request or why it can have none.
 pub(super) struct Prepared {
-    pub held: Held,
+    pub held: ClaimRef,
     pub stream: bool,
     pub request: Result<Request, JobError>,
 }
 
 /// Tokens of running answers by claim.
-pub(super) type Tokens = HashMap<Held, Vec<u32>>;
+pub(super) type Tokens = HashMap<ClaimRef, Vec<u32>>;
 type Settling = Result<Vec<Settled>, WorkerError>;
 
 /// The answer to one of [`Calls`].
 pub(super) enum Answer {
-    Looked(Result<bool, WorkerError>),
+    Checked(Result<bool, WorkerError>),
     Pulled(Pulled),
     Claimed(Claimed),
     Prepared(Vec<Prepared>),
-    Committed(Vec<Done>, Settling),
+    Committed(Vec<EndedClaim>, Settling),
     Saved(Tokens, Result<(), WorkerError>),
     Acknowledged(Result<usize, WorkerError>),
 }
@@ -65,11 +65,11 @@ pub(super) enum Answer {
 #[derive(Default)]
 pub(super) struct Calls<'a> {
     /// Whether an embedded run has nothing left.
-    pub look: Call<'a, Result<bool, WorkerError>>,
+    pub check: Call<'a, Result<bool, WorkerError>>,
     pub pull: Call<'a, Pulled>,
     pub claim: Call<'a, Claimed>,
     pub prepare: Call<'a, Vec<Prepared>>,
-    pub commit: Call<'a, (Vec<Done>, Settling)>,
+    pub commit: Call<'a, (Vec<EndedClaim>, Settling)>,
     pub save: Call<'a, (Tokens, Result<(), WorkerError>)>,
     pub acknowledge: Call<'a, Result<usize, WorkerError>>,
 }
@@ -84,17 +84,20 @@ impl Calls<'_> {
             acknowledged = answer(&mut self.acknowledge) => Answer::Acknowledged(acknowledged),
             (saved, result) = answer(&mut self.save) => Answer::Saved(saved, result),
             pulled = answer(&mut self.pull) => Answer::Pulled(pulled),
-            done = answer(&mut self.look) => Answer::Looked(done),
+            done = answer(&mut self.check) => Answer::Checked(done),
         }
     }
 
     /// Whether an answer may bring work: the free slots are spoken for.
-    pub fn bring_work(&self) -> bool {
-        self.look.is_some() || self.pull.is_some() || self.claim.is_some() || self.prepare.is_some()
+    pub fn may_bring_work(&self) -> bool {
+        self.check.is_some()
+            || self.pull.is_some()
+            || self.claim.is_some()
+            || self.prepare.is_some()
     }
 
     /// Whether an answer about claims or entries of this worker is awaited.
-    pub fn concern_claims(&self) -> bool {
+    pub fn involve_claims(&self) -> bool {
         self.claim.is_some()
             || self.prepare.is_some()
             || self.commit.is_some()

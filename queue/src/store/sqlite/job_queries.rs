@@ -16,10 +16,10 @@ use crate::{
     outcome::Outcome,
     store::{
         Batch, Page, StoreError,
-        history::{Period, Point, Sampled},
-        insight::{
-            Attempt, AttemptEnd, Count, DeadLetterGroup, DeadLetterGroups, Insight, JobFilter,
-            JobPage, JobSummary, SCAN_MAX, Story,
+        history::{Period, Point, Snapshot},
+        job_queries::{
+            Attempt, AttemptEnd, Count, DeadLetterGroup, DeadLetterGroups, JobFilter, JobHistory,
+            JobPage, JobQueries, JobSummary, SCAN_MAX,
         },
         job_query::JobQuery,
         operations::Integrity,
@@ -48,7 +48,7 @@ pub(super) fn queue(row: &SqliteRow) -> Result<QueueName, StoreError> {
 }
 
 #[async_trait]
-impl Insight for SqliteStore {
+impl JobQueries for SqliteStore {
     async fn jobs(&self, filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError> {
         let query = JobQuery::new(filter, page.after, id_bytes);
         let mut sql = query.page(page.limit);
@@ -93,7 +93,7 @@ impl Insight for SqliteStore {
         Ok(Count { jobs: jobs.min(most), or_more: scanned > most })
     }
 
-    async fn story(&self, id: JobId) -> Result<Option<Story>, StoreError> {
+    async fn job_history(&self, id: JobId) -> Result<Option<JobHistory>, StoreError> {
         let Some(record) = self.job(id).await? else { return Ok(None) };
         let row = sqlx::query(
             "SELECT submitted_at, started_at, run_at, lease_until, replay_of, owner, claimed_at,
@@ -127,7 +127,7 @@ impl Insight for SqliteStore {
         }
         attempts.extend(last_attempt(&row, record.outcome.as_ref())?);
         let replay_of: Option<Vec<u8>> = row.try_get("replay_of").map_err(unavailable)?;
-        Ok(Some(Story {
+        Ok(Some(JobHistory {
             record,
             replay_of: replay_of.and_then(|bytes| JobId::from_bytes(&bytes)),
             submitted_at: time(&row, "submitted_at")?,
@@ -162,7 +162,7 @@ impl Insight for SqliteStore {
         Ok(DeadLetterGroups::of(groups))
     }
 
-    async fn sampled(&self) -> Result<Option<Sampled>, StoreError> {
+    async fn snapshot(&self) -> Result<Option<Snapshot>, StoreError> {
         sampler::sampled(&self.pool).await
     }
 

@@ -12,10 +12,10 @@ use crate::{
     outcome::Outcome,
     store::{
         Batch, Page, StoreError,
-        history::{Period, Point, Sampled},
-        insight::{
-            Attempt, AttemptEnd, Count, DeadLetterGroup, DeadLetterGroups, Insight, JobFilter,
-            JobPage, JobSummary, SCAN_MAX, Story,
+        history::{Period, Point, Snapshot},
+        job_queries::{
+            Attempt, AttemptEnd, Count, DeadLetterGroup, DeadLetterGroups, JobFilter, JobHistory,
+            JobPage, JobQueries, JobSummary, SCAN_MAX,
         },
         job_query::JobQuery,
         operations::Integrity,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 #[async_trait]
-impl Insight for PostgresStore {
+impl JobQueries for PostgresStore {
     async fn jobs(&self, filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError> {
         self.within(jobs(self, filter, page)).await
     }
@@ -39,8 +39,8 @@ impl Insight for PostgresStore {
         .await
     }
 
-    async fn story(&self, id: JobId) -> Result<Option<Story>, StoreError> {
-        self.within(story(self, id)).await
+    async fn job_history(&self, id: JobId) -> Result<Option<JobHistory>, StoreError> {
+        self.within(history(self, id)).await
     }
 
     async fn dead_letter_groups(
@@ -50,7 +50,7 @@ impl Insight for PostgresStore {
         self.within(groups(self, queue)).await
     }
 
-    async fn sampled(&self) -> Result<Option<Sampled>, StoreError> {
+    async fn snapshot(&self) -> Result<Option<Snapshot>, StoreError> {
         self.within(sampler::sampled(&self.pool)).await
     }
 
@@ -146,7 +146,7 @@ fn time_or_none(row: &PgRow, column: &str) -> Result<Option<Timestamp>, StoreErr
     Ok(rows::get::<Option<i64>>(row, column)?.map(Timestamp))
 }
 
-async fn story(store: &PostgresStore, id: JobId) -> Result<Option<Story>, StoreError> {
+async fn history(store: &PostgresStore, id: JobId) -> Result<Option<JobHistory>, StoreError> {
     let Some(record) = reads::records(&store.pool, &[id]).await?.pop() else { return Ok(None) };
     let row = sqlx::query(
         "SELECT submitted_at, started_at, run_at, lease_until, replay_of, owner, claimed_at, epoch,
@@ -181,7 +181,7 @@ async fn story(store: &PostgresStore, id: JobId) -> Result<Option<Story>, StoreE
     }
     attempts.extend(last_attempt(&row, record.outcome.as_ref())?);
     let replay_of: Option<Uuid> = rows::get(&row, "replay_of")?;
-    Ok(Some(Story {
+    Ok(Some(JobHistory {
         record,
         replay_of: replay_of.map(JobId::from),
         submitted_at: rows::time(&row, "submitted_at")?,

@@ -4,12 +4,12 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{Span, field::Empty};
-use tritmill_queue::{Claim, Delivery, Finished, Held, Outcome, Prompt};
+use tritmill_queue::{Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt};
 
-use super::renewer::Holding;
+use super::renewer::Lease;
 
 #[derive(Debug)]
-struct Flight {
+struct RunningClaim {
     /// The device that runs it, by its place.
     device: usize,
     delivery: Delivery,
@@ -24,15 +24,15 @@ struct Flight {
     /// The engine has its request.
     submitted: bool,
     /// It is stopped for no fault of its own: the claim is to be given back, if it still is one.
-    gives_back: bool,
+    hand_back: bool,
 }
 
 /// A claim that ended, and what to record of it.
 #[derive(Debug)]
-pub(super) struct Done {
-    pub held: Held,
+pub(super) struct EndedClaim {
+    pub held: ClaimRef,
     pub delivery: Delivery,
-    pub end: Ending,
+    pub end: Disposition,
     /// As of its flight.
     pub span: Span,
     /// From the claim to its first token, if it got so far.
@@ -41,26 +41,26 @@ pub(super) struct Done {
     ended_at: Instant,
 }
 
-impl Done {
+impl EndedClaim {
     /// From the claim to the end.
     pub(super) fn took(&self) -> Duration {
         self.ended_at.duration_since(self.claimed_at)
     }
 
     /// Whether the claim is given back rather than recorded.
-    pub(super) fn goes_back(&self) -> bool {
-        matches!(self.end, Ending::HandBack)
+    pub(super) fn is_hand_back(&self) -> bool {
+        matches!(self.end, Disposition::HandBack)
     }
 
-    fn holding(&self) -> Holding {
+    fn holding(&self) -> Lease {
         let Self { held, delivery, claimed_at, .. } = self;
-        Holding { held: *held, delivery: delivery.clone(), claimed_at: *claimed_at }
+        Lease { held: *held, delivery: delivery.clone(), claimed_at: *claimed_at }
     }
 }
 
 /// What to do about an ended claim.
 #[derive(Debug)]
-pub(super) enum Ending {
+pub(super) enum Disposition {
     /// Record this.
     Record(Outcome),
     /// Nothing: whoever ended it has recorded that.
@@ -69,7 +69,7 @@ pub(super) enum Ending {
     HandBack,
 }
 
-impl Ending {
+impl Disposition {
     /// What happened, without what was said: prompts and answers stay out of logs.
     fn word(&self) -> &'static str {
         match self {
@@ -93,19 +93,19 @@ pub(super) struct Load {
 
 /// Claims by what happens to them.
 #[derive(Debug)]
-pub(super) struct Flights {
-    running: HashMap<Held, Flight>,
+pub(super) struct InFlight {
+    running: HashMap<ClaimRef, RunningClaim>,
     /// Ended, not committed.
-    done: Vec<Done>,
+    done: Vec<EndedClaim>,
     /// On their way to the store; their leases must live on.
-    committing: Vec<Holding>,
+    committing: Vec<Lease>,
     /// When the oldest of `done` ended.
     waiting_since: Option<Instant>,
     /// By device.
     loads: Vec<Load>,
 }
 
-impl Flights {
+impl InFlight {
     /// None yet, on so many devices.
     pub(super) fn new(devices: usize) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl Flights {
         let prompt = claim.job.prompt.clone();
         let span = span(claim);
         span.in_scope(|| tracing::debug!("claimed"));
-        let flight = Flight {
+        let flight = RunningClaim {
             device,
             delivery,
             prompt,
@@ -139,75 +139,75 @@ impl Flights {
             claimed_at,
             first_token: None,
             submitted: false,
-            gives_back: false,
+            hand_back: false,
             span,
         };
-        self.running.insert(claim.held(), flight);
+        self.running.insert(claim.claim_ref(), flight);
     }
 
     /// Where log lines about a running claim belong.
-    pub(super) fn span(&self, held: Held) -> Span {
+    pub(super) fn span(&self, held: ClaimRef) -> Span {
         self.running.get(&held).map_or_else(Span::none, |flight| flight.span.clone())
     }
 
     /// The prompt of a running claim.
-    pub(super) fn prompt(&self, held: Held) -> Option<&Prompt> {
+    pub(super) fn prompt(&self, held: ClaimRef) -> Option<&Prompt> {
         self.running.get(&held).map(|flight| &flight.prompt)
     }
 
     /// The device that a running claim was given to.
-    pub(super) fn device(&self, held: Held) -> Option<usize> {
+    pub(super) fn device(&self, held: ClaimRef) -> Option<usize> {
         self.running.get(&held).map(|flight| flight.device)
     }
 
     /// Notes that the engine gets a claim's request.
-    pub(super) fn submitted(&mut self, held: Held) {
+    pub(super) fn submitted(&mut self, held: ClaimRef) {
         if let Some(flight) = self.running.get_mut(&held) {
             flight.submitted = true;
         }
     }
 
     /// Notes when a running claim got its first token.
-    pub(super) fn began(&mut self, held: Held, at: Instant) {
+    pub(super) fn began(&mut self, held: ClaimRef, at: Instant) {
         if let Some(flight) = self.running.get_mut(&held) {
             flight.first_token = Some(at.duration_since(flight.claimed_at));
         }
     }
 
     /// Whether the engine has a claim's request.
-    pub(super) fn is_submitted(&self, held: Held) -> bool {
+    pub(super) fn is_submitted(&self, held: ClaimRef) -> bool {
         self.running.get(&held).is_some_and(|flight| flight.submitted)
     }
 
     /// Notes that a running claim is to be given back when its work has stopped; false if it does not
     /// run.
-    pub(super) fn will_go_back(&mut self, held: Held) -> bool {
-        self.running.get_mut(&held).map(|flight| flight.gives_back = true).is_some()
+    pub(super) fn mark_for_hand_back(&mut self, held: ClaimRef) -> bool {
+        self.running.get_mut(&held).map(|flight| flight.hand_back = true).is_some()
     }
 
     /// Moves a claim from running to done.
-    pub(super) fn end(&mut self, held: Held, outcome: Option<Outcome>) {
+    pub(super) fn end(&mut self, held: ClaimRef, outcome: Option<Outcome>) {
         let Some(flight) = self.running.remove(&held) else { return };
         self.loads[flight.device].claims -= 1;
         self.loads[flight.device].choices -= flight.choices;
         let end = match outcome {
-            Some(outcome) => Ending::Record(outcome),
-            None if flight.gives_back => Ending::HandBack,
-            None => Ending::Forget,
+            Some(outcome) => Disposition::Record(outcome),
+            None if flight.hand_back => Disposition::HandBack,
+            None => Disposition::Forget,
         };
-        let Flight { delivery, span, claimed_at, first_token, .. } = flight;
+        let RunningClaim { delivery, span, claimed_at, first_token, .. } = flight;
         span.in_scope(|| tracing::debug!(how = end.word(), "ended"));
         let ended_at = Instant::now();
-        self.done.push(Done { held, delivery, end, span, first_token, claimed_at, ended_at });
+        self.done.push(EndedClaim { held, delivery, end, span, first_token, claimed_at, ended_at });
         self.waiting_since.get_or_insert_with(Instant::now);
     }
 
     /// Everything that is done, for one commit; it is held until that is [`Self::committed`] or
     /// [`Self::put_back`].
-    pub(super) fn take_done(&mut self) -> Vec<Done> {
+    pub(super) fn take_done(&mut self) -> Vec<EndedClaim> {
         self.waiting_since = None;
         let done = std::mem::take(&mut self.done);
-        self.committing = done.iter().map(Done::holding).collect();
+        self.committing = done.iter().map(EndedClaim::holding).collect();
         done
     }
 
@@ -217,7 +217,7 @@ impl Flights {
     }
 
     /// What could not be committed; it comes before what has ended since.
-    pub(super) fn put_back(&mut self, mut done: Vec<Done>) {
+    pub(super) fn put_back(&mut self, mut done: Vec<EndedClaim>) {
         self.committing.clear();
         done.append(&mut self.done);
         self.waiting_since = (!done.is_empty()).then(Instant::now);
@@ -235,7 +235,7 @@ impl Flights {
     }
 
     /// Every running claim of a device.
-    pub(super) fn running_on(&self, device: usize) -> Vec<Held> {
+    pub(super) fn running_on(&self, device: usize) -> Vec<ClaimRef> {
         let of_device = self.running.iter().filter(|(_, flight)| flight.device == device);
         of_device.map(|(held, _)| *held).collect()
     }
@@ -260,13 +260,13 @@ impl Flights {
     }
 
     /// Every claim whose lease must live on.
-    pub(super) fn holdings(&self) -> Vec<Holding> {
-        let running = self.running.iter().map(|(held, flight)| Holding {
+    pub(super) fn leases(&self) -> Vec<Lease> {
+        let running = self.running.iter().map(|(held, flight)| Lease {
             held: *held,
             delivery: flight.delivery.clone(),
             claimed_at: flight.claimed_at,
         });
-        let done = self.done.iter().map(Done::holding);
+        let done = self.done.iter().map(EndedClaim::holding);
         running.chain(done).chain(self.committing.iter().cloned()).collect()
     }
 }
@@ -293,20 +293,20 @@ fn span(claim: &Claim) -> Span {
 }
 
 /// What to record, of those that have something.
-pub(super) fn finished(done: &[Done]) -> Vec<Finished> {
-    let record = |done: &Done| match &done.end {
-        Ending::Record(outcome) => Some(Finished {
-            held: done.held,
+pub(super) fn finished(done: &[EndedClaim]) -> Vec<FinishedAttempt> {
+    let record = |done: &EndedClaim| match &done.end {
+        Disposition::Record(outcome) => Some(FinishedAttempt {
+            claim: done.held,
             outcome: outcome.clone(),
             first_token: done.first_token,
         }),
-        Ending::Forget | Ending::HandBack => None,
+        Disposition::Forget | Disposition::HandBack => None,
     };
     done.iter().filter_map(record).collect()
 }
 
 /// Claims to give back.
-pub(super) fn handed_back(done: &[Done]) -> Vec<Held> {
-    let given = done.iter().filter(|done| done.goes_back());
+pub(super) fn handed_back(done: &[EndedClaim]) -> Vec<ClaimRef> {
+    let given = done.iter().filter(|done| done.is_hand_back());
     given.map(|done| done.held).collect()
 }

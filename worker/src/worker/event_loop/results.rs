@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tritmill_queue::{Delivery, Held, JobEvent, Outcome, Settled};
+use tritmill_queue::{ClaimRef, Delivery, JobEvent, Outcome, Settled};
 
 use super::{
-    Turn,
+    EventLoop,
     calls::{Tokens, within},
 };
 use crate::{
@@ -13,38 +13,38 @@ use crate::{
     translate,
     worker::{
         Committed, Worker, WorkerError,
-        flights::{self, Done, Ending},
+        in_flight::{self, Disposition, EndedClaim},
     },
 };
 
-impl Turn<'_> {
-    pub(super) fn note_end(&mut self, place: usize, held: Held, end: End) {
-        self.judge(place, &end);
-        let Some(prompt) = self.flights.prompt(held) else { return };
+impl EventLoop<'_> {
+    pub(super) fn handle_end(&mut self, place: usize, held: ClaimRef, end: End) {
+        self.record_device_result(place, &end);
+        let Some(prompt) = self.in_flight.prompt(held) else { return };
         let outcome = translate::outcome(&self.worker.served, prompt, end);
-        self.flights.end(held, outcome);
+        self.in_flight.end(held, outcome);
     }
 
     /// Saves what long generations have so far, for whoever may have to go on with them.
-    pub(super) fn save(&mut self) {
-        self.unsaved.retain(|held, _| self.flights.prompt(*held).is_some());
+    pub(super) fn save_checkpoints(&mut self) {
+        self.unsaved.retain(|held, _| self.in_flight.prompt(*held).is_some());
         if self.calls.save.is_some() || self.unsaved.is_empty() {
             return;
         }
         let (worker, limit) = (self.worker, self.call_limit());
         let tokens = std::mem::take(&mut self.unsaved);
         self.calls.save = Some(Box::pin(async move {
-            let save = |(held, tokens): (&Held, &Vec<u32>)| {
+            let save = |(held, tokens): (&ClaimRef, &Vec<u32>)| {
                 (*held, translate::checkpoint(&worker.served, tokens))
             };
-            let checkpoints: Vec<(Held, Vec<u8>)> = tokens.iter().map(save).collect();
-            // Lost claims are the renewer's business.
+            let checkpoints: Vec<(ClaimRef, Vec<u8>)> = tokens.iter().map(save).collect();
+            // LostLease claims are the renewer's business.
             let result = within(limit, worker.store.checkpoint(&checkpoints)).await.map(|_| ());
             (tokens, result)
         }));
     }
 
-    pub(super) fn note_saved(&mut self, saved: Tokens, result: Result<(), WorkerError>) {
+    pub(super) fn handle_saved(&mut self, saved: Tokens, result: Result<(), WorkerError>) {
         let Err(error) = result else { return };
         tracing::warn!(%error, "checkpoints not saved, trying again");
         for (held, tokens) in saved {
@@ -58,7 +58,7 @@ impl Turn<'_> {
         if self.calls.commit.is_some() {
             return;
         }
-        let done = self.flights.take_done();
+        let done = self.in_flight.take_done();
         if !done.is_empty() {
             let (worker, limit) = (self.worker, self.call_limit());
             self.calls.commit = Some(Box::pin(async move {
@@ -69,34 +69,35 @@ impl Turn<'_> {
     }
 
     /// Acknowledges what was committed; what a service could not commit waits on.
-    pub(super) fn note_commit(
+    pub(super) fn handle_committed(
         &mut self,
-        done: Vec<Done>,
+        done: Vec<EndedClaim>,
         settled: Result<Vec<Settled>, WorkerError>,
     ) -> Result<(), WorkerError> {
         let settled = match settled {
             Ok(settled) => settled,
             Err(error) => {
-                self.flights.put_back(done);
-                return self.excuse(error);
+                self.in_flight.put_back(done);
+                return self.on_dependency_error(error);
             }
         };
-        self.flights.committed();
+        self.in_flight.committed();
         self.backoff.worked();
         let report = self.report(&done, &settled);
         for Settled { id, state } in &settled {
             if self.streaming.contains(id) {
                 let over = JobEvent::Finished { state: *state };
-                self.tell(*id, if state.is_terminal() { over } else { JobEvent::Queued });
+                self.publish(*id, if state.is_terminal() { over } else { JobEvent::Queued });
             }
         }
         for done in &done {
             self.streaming.remove(&done.held.id);
         }
-        let (back, over): (Vec<Done>, Vec<Done>) = done.into_iter().partition(Done::goes_back);
+        let (back, over): (Vec<EndedClaim>, Vec<EndedClaim>) =
+            done.into_iter().partition(EndedClaim::is_hand_back);
         self.acknowledge(over.into_iter().map(|done| done.delivery).collect());
-        self.give_back(back.into_iter().map(|done| done.delivery).collect());
-        self.show();
+        self.release_deliveries(back.into_iter().map(|done| done.delivery).collect());
+        self.publish_leases();
         // Nobody may be listening, which is their choice.
         let _ = self.worker.committed.send(report);
         Ok(())
@@ -119,7 +120,7 @@ impl Turn<'_> {
 
     /// Leaves entries of claims that were given back to others. Nobody waits for it: an entry that
     /// stays is idle soon, and taken then.
-    fn give_back(&self, deliveries: Vec<Delivery>) {
+    fn release_deliveries(&self, deliveries: Vec<Delivery>) {
         if deliveries.is_empty() {
             return;
         }
@@ -132,27 +133,27 @@ impl Turn<'_> {
         });
     }
 
-    fn report(&self, done: &[Done], settled: &[Settled]) -> Committed {
+    fn report(&self, done: &[EndedClaim], settled: &[Settled]) -> Committed {
         let mut report = Committed::default();
         report.settled.extend(settled.iter().map(|settled| (settled.id, settled.state)));
         for done in done {
-            let Ending::Record(outcome) = &done.end else { continue };
+            let Disposition::Record(outcome) = &done.end else { continue };
             let written = settled.iter().any(|settled| settled.id == done.held.id);
             match outcome {
                 Outcome::Completed(completion) if written => {
                     report.prompt_tokens += completion.usage.prompt_tokens;
                     report.completion_tokens += completion.usage.completion_tokens;
                     let tokens = completion.usage.completion_tokens;
-                    self.worker.vitals.answered(done.first_token, done.took(), tokens);
+                    self.worker.metrics.answered(done.first_token, done.took(), tokens);
                 }
                 _ if written => {}
                 _ => {
                     done.span.in_scope(|| tracing::warn!("result fenced out"));
-                    self.worker.vitals.fenced();
+                    self.worker.metrics.fenced();
                 }
             }
         }
-        self.worker.vitals.committed(&report);
+        self.worker.metrics.committed(&report);
         report
     }
 }
@@ -161,14 +162,14 @@ impl Turn<'_> {
 async fn commit(
     worker: &Worker,
     limit: Duration,
-    done: &[Done],
+    done: &[EndedClaim],
 ) -> Result<Vec<Settled>, WorkerError> {
     let store = &worker.store;
-    let back = flights::handed_back(done);
+    let back = in_flight::handed_back(done);
     if !back.is_empty() {
         within(limit, store.hand_back(&back)).await?;
     }
-    let finished = flights::finished(done);
+    let finished = in_flight::finished(done);
     if finished.is_empty() {
         return Ok(Vec::new());
     }

@@ -8,13 +8,13 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::operations::{Directive, Heartbeat, Measured},
+    store::operations::{Directive, Heartbeat, WorkerMetrics},
 };
 
 use super::WorkerConfig;
 use crate::{
     machine,
-    vitals::{Steps, Vitals},
+    metrics::{Metrics, Steps},
 };
 
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -24,34 +24,34 @@ const MAINTAIN_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// What a worker does before it has heard anything: one that nobody directs goes on, one that may
 /// have been told to pause waits to hear it.
-pub(super) fn before_the_first_beat(directed: bool) -> Directive {
+pub(super) fn initial_directive(directed: bool) -> Directive {
     Directive { drain: false, paused: directed }
 }
 
 /// The task's state.
-pub(super) struct Heart {
+pub(super) struct HeartbeatTask {
     pub operations: Arc<dyn Operations>,
-    pub vitals: Arc<Vitals>,
+    pub metrics: Arc<Metrics>,
     pub config: WorkerConfig,
     pub numerics_class: String,
     pub directive: watch::Sender<Directive>,
 }
 
-impl Heart {
+impl HeartbeatTask {
     /// Beats until it is aborted.
     pub async fn run(self) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut maintain_at = Instant::now();
-        let (mut then, mut tokens) = (Instant::now(), self.vitals.completion_tokens());
-        let mut steps = self.vitals.steps();
+        let (mut then, mut tokens) = (Instant::now(), self.metrics.completion_tokens());
+        let mut steps = self.metrics.steps();
         loop {
             ticks.tick().await;
-            let (now, total) = (Instant::now(), self.vitals.completion_tokens());
+            let (now, total) = (Instant::now(), self.metrics.completion_tokens());
             let seconds = now.duration_since(then).as_secs_f64().max(0.001);
             #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
             let tokens_per_s = (total - tokens) as f64 / seconds;
-            let before = std::mem::replace(&mut steps, self.vitals.steps());
+            let before = std::mem::replace(&mut steps, self.metrics.steps());
             let measured = self.measured(before, steps, seconds);
             (then, tokens) = (now, total);
             let heartbeat = Heartbeat {
@@ -59,12 +59,14 @@ impl Heart {
                 queue: self.config.queue.clone(),
                 host: machine::host_name(),
                 pid: std::process::id(),
-                running: u32::try_from(self.vitals.running()).unwrap_or(u32::MAX),
-                slots: u32::try_from(self.config.slots.saturating_mul(self.vitals.devices().len()))
-                    .unwrap_or(u32::MAX),
-                draining: self.vitals.is_draining(),
+                running: u32::try_from(self.metrics.running()).unwrap_or(u32::MAX),
+                slots: u32::try_from(
+                    self.config.slots.saturating_mul(self.metrics.devices().len()),
+                )
+                .unwrap_or(u32::MAX),
+                draining: self.metrics.is_draining(),
                 tokens_per_s,
-                measured,
+                metrics: measured,
             };
             match self.operations.heartbeat(&heartbeat).await {
                 Ok(directive) => {
@@ -91,11 +93,11 @@ impl Heart {
 
     /// What happened since the last beat, and what there is now.
     #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-    fn measured(&self, before: Steps, now: Steps, seconds: f64) -> Measured {
+    fn measured(&self, before: Steps, now: Steps, seconds: f64) -> WorkerMetrics {
         let since = |count: fn(&Steps) -> u64| count(&now).saturating_sub(count(&before)) as f64;
         let steps = since(|steps| steps.stats.steps);
-        Measured {
-            device: self.vitals.devices().join(","),
+        WorkerMetrics {
+            device: self.metrics.devices().join(","),
             isa: self.config.isa.clone(),
             numerics_class: self.numerics_class.clone(),
             batch_size: since(|steps| steps.sequences) / steps.max(1.0),
@@ -105,9 +107,9 @@ impl Heart {
             kv_blocks_total: now.stats.blocks_total as u64,
             prefix_hit_tokens: now.stats.prefix_hit_tokens,
             prefix_miss_tokens: now.stats.prefix_miss_tokens,
-            lease_age_ms: self.vitals.lease_age_ms(),
-            read_age_ms: self.vitals.read_age_ms(),
-            integrity: self.vitals.integrity(),
+            lease_age_ms: self.metrics.lease_age_ms(),
+            read_age_ms: self.metrics.read_age_ms(),
+            integrity: self.metrics.integrity(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What operators look at: the [`Insight`] trait.
+//! What operators look at: the [`JobQueries`] trait.
 //!
 //! Everything here is bounded, however many jobs there are. A list looks at no more than [`SCAN_MAX`]
 //! jobs a page, along one index, and says where it stopped; a count says when it stopped counting;
@@ -10,7 +10,7 @@ use async_trait::async_trait;
 
 use super::{
     Batch, BatchId, Page, StoreError,
-    history::{Period, Point, Sampled},
+    history::{Period, Point, Snapshot},
     operations::Integrity,
 };
 use crate::{
@@ -112,7 +112,7 @@ pub struct Count {
 
 /// A job from its submission to its end.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Story {
+pub struct JobHistory {
     /// The job, its state and its outcome.
     pub record: JobRecord,
     /// The dead letter that it repeats.
@@ -195,7 +195,7 @@ impl DeadLetterGroups {
 
 /// Reads for operators.
 #[async_trait]
-pub trait Insight: Send + Sync {
+pub trait JobQueries: Send + Sync {
     /// Jobs with ids below `page.after`, the latest first (`page.ascending` has no effect).
     ///
     /// # Errors
@@ -212,7 +212,7 @@ pub trait Insight: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn story(&self, id: JobId) -> Result<Option<Story>, StoreError>;
+    async fn job_history(&self, id: JobId) -> Result<Option<JobHistory>, StoreError>;
 
     /// The latest dead letters, of one queue or all, by what they failed with.
     ///
@@ -227,7 +227,7 @@ pub trait Insight: Send + Sync {
     ///
     /// # Errors
     /// [`StoreError`].
-    async fn sampled(&self) -> Result<Option<Sampled>, StoreError>;
+    async fn snapshot(&self) -> Result<Option<Snapshot>, StoreError>;
 
     /// Samples of a queue, or of all together, of the periods that begin in `from..to`, in order.
     ///

@@ -11,14 +11,15 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use conformance::{LEASE, answer, by, error, finished, job, queue};
 use stores::{Rig, both};
 use tritmill_queue::{
-    ErrorKind, Finished, Job, JobError, JobId, JobState, Outcome, QueueName, Tenant, Timestamp,
+    ErrorKind, FinishedAttempt, Job, JobError, JobId, JobState, Outcome, QueueName, Tenant,
+    Timestamp,
     store::{
         BatchId, FrontStore, JobFilter, Page,
-        audit::AuditLine,
-        bulk::{self, Act},
+        audit::AuditEntry,
+        bulk::{self, BulkAction},
         history::Period,
-        insight::{AttemptEnd, SCAN_MAX},
-        operations::{Heartbeat, Integrity, Measured},
+        job_queries::{AttemptEnd, SCAN_MAX},
+        operations::{Heartbeat, Integrity, WorkerMetrics},
     },
 };
 use uuid::Uuid;
@@ -47,8 +48,8 @@ async fn found(store: &Arc<dyn FrontStore>, filter: &JobFilter) -> Vec<JobId> {
 async fn end(store: &Arc<dyn FrontStore>, jobs: &[Job], outcome: Outcome) {
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     let claims = store.claim(&ids, by("w1")).await.unwrap();
-    let done: Vec<Finished> =
-        claims.iter().map(|claim| finished(claim.held(), outcome.clone())).collect();
+    let done: Vec<FinishedAttempt> =
+        claims.iter().map(|claim| finished(claim.claim_ref(), outcome.clone())).collect();
     assert_eq!(store.finish(&done).await.unwrap().len(), jobs.len());
 }
 
@@ -151,25 +152,31 @@ async fn a_story_tells_every_attempt_with_its_worker_and_times() {
         let (store, job) = (&rig.store, Job { custom_id: Some("a".into()), ..job() });
         store.submit(std::slice::from_ref(&job)).await.unwrap();
         rig.advance(Duration::from_secs(2));
-        let lost = store.claim(&[job.id], by("w1")).await.unwrap()[0].held();
+        let lost = store.claim(&[job.id], by("w1")).await.unwrap()[0].claim_ref();
         rig.advance(LEASE);
         assert_eq!(store.reconcile().await.unwrap().lapsed, 1);
-        let failed = store.claim(&[job.id], by("w2")).await.unwrap()[0].held();
+        let failed = store.claim(&[job.id], by("w2")).await.unwrap()[0].claim_ref();
         rig.advance(Duration::from_secs(1));
         store.finish(&[finished(failed, error(ErrorKind::Engine))]).await.unwrap();
         rig.advance(Duration::from_secs(60));
         store.reconcile().await.unwrap();
-        let held = store.claim(&[job.id], by("w3")).await.unwrap()[0].held();
-        let running = store.story(job.id).await.unwrap().unwrap();
+        let held = store.claim(&[job.id], by("w3")).await.unwrap()[0].claim_ref();
+        let running = store.job_history(job.id).await.unwrap().unwrap();
         let last = running.attempts.last().unwrap();
         assert_eq!((&last.end, last.owner.as_deref()), (&AttemptEnd::Running, Some("w3")));
         assert_eq!(running.lease_until, last.claimed_at.map(|at| at.after(LEASE)));
         rig.advance(Duration::from_secs(3));
         let first_token = Some(Duration::from_millis(400));
-        let done = Finished { held, outcome: answer("x"), first_token };
-        assert!(store.finish(&[Finished { held: lost, ..done.clone() }]).await.unwrap().is_empty());
+        let done = FinishedAttempt { claim: held, outcome: answer("x"), first_token };
+        assert!(
+            store
+                .finish(&[FinishedAttempt { claim: lost, ..done.clone() }])
+                .await
+                .unwrap()
+                .is_empty()
+        );
         store.finish(&[done]).await.unwrap();
-        let story = store.story(job.id).await.unwrap().unwrap();
+        let story = store.job_history(job.id).await.unwrap().unwrap();
         let owners: Vec<_> =
             story.attempts.iter().filter_map(|attempt| attempt.owner.as_deref()).collect();
         assert_eq!(owners, ["w1", "w2", "w3"]);
@@ -182,7 +189,7 @@ async fn a_story_tells_every_attempt_with_its_worker_and_times() {
         let took = three.ended_at.unwrap().since(three.claimed_at.unwrap());
         assert_eq!((took, three.epoch), (Duration::from_secs(3), held.epoch));
         assert_eq!(story.record.job.custom_id.as_deref(), Some("a"));
-        assert_eq!(store.story(JobId::generate()).await.unwrap(), None);
+        assert_eq!(store.job_history(JobId::generate()).await.unwrap(), None);
     })
     .await;
 }
@@ -217,12 +224,12 @@ async fn what_a_filter_finds_is_cancelled_replayed_and_purged_so_far_and_no_furt
         let jobs: Vec<Job> = (0..6).map(|_| job()).collect();
         store.submit(&jobs).await.unwrap();
         let queued = JobFilter { state: Some(JobState::Queued), ..JobFilter::default() };
-        let some = bulk::act(store, &queued, Act::Cancel, None, 2).await.unwrap();
+        let some = bulk::apply(store, &queued, BulkAction::Cancel, None, 2).await.unwrap();
         assert_eq!((some.done, some.next), (2, Some(jobs[4].id)));
         end(&shared, &jobs[..4], refused("c", "m")).await;
         let dead = JobFilter::default();
-        let replay = Act::Replay { per_second: Some(2) };
-        let replayed = bulk::act(store, &dead, replay, None, 3).await.unwrap();
+        let replay = BulkAction::Replay { per_second: Some(2) };
+        let replayed = bulk::apply(store, &dead, replay, None, 3).await.unwrap();
         assert_eq!((replayed.done, replayed.next), (3, Some(jobs[1].id)));
         let mut due: Vec<_> = replayed.jobs.iter().map(|job| job.run_at.unwrap()).collect();
         due.sort();
@@ -232,9 +239,9 @@ async fn what_a_filter_finds_is_cancelled_replayed_and_purged_so_far_and_no_furt
             page.jobs.iter().map(|job| job.state).collect()
         };
         assert_eq!(states, HashSet::from([JobState::Scheduled, JobState::Queued]));
-        let purged = bulk::act(store, &dead, Act::Purge, None, 100).await.unwrap();
+        let purged = bulk::apply(store, &dead, BulkAction::Purge, None, 100).await.unwrap();
         assert_eq!((purged.done, purged.next), (4, None));
-        let again = bulk::act(store, &dead, Act::Purge, None, 100).await.unwrap();
+        let again = bulk::apply(store, &dead, BulkAction::Purge, None, 100).await.unwrap();
         assert_eq!(again.done, 0);
     })
     .await;
@@ -250,7 +257,7 @@ fn beat(owner: &str, integrity: Integrity) -> Heartbeat {
         slots: 8,
         draining: false,
         tokens_per_s: 1.0,
-        measured: Measured { integrity, ..Measured::default() },
+        metrics: WorkerMetrics { integrity, ..WorkerMetrics::default() },
     }
 }
 
@@ -292,7 +299,7 @@ async fn samples_count_what_ended_once_and_add_up_over_periods() {
         rig.advance(Duration::from_secs(2));
         assert!(store.sample().await.unwrap());
         assert!(!store.sample().await.unwrap(), "somebody did so a moment ago");
-        let sampled = store.sampled().await.unwrap().unwrap();
+        let sampled = store.snapshot().await.unwrap().unwrap();
         let one = &sampled.queues[0];
         assert_eq!((&one.queue, one.depth.queued, one.totals.completed), (&queue(), 2, 1));
         assert_eq!(sampled.at.since(one.depth.oldest_queued_at.unwrap()).as_secs(), 4);
@@ -332,12 +339,12 @@ async fn a_tenant_that_is_erased_leaves_nothing_and_others_keep_theirs() {
         store.submit(&theirs).await.unwrap();
         store.submit(std::slice::from_ref(&others)).await.unwrap();
         end(&store, &theirs[..1], answer("a")).await;
-        let held = store.claim(&[theirs[1].id], by("w")).await.unwrap()[0].held();
+        let held = store.claim(&[theirs[1].id], by("w")).await.unwrap()[0].claim_ref();
         store.set_quota(&queue(), Some(&acme), Some(7)).await.unwrap();
         let erased = store.erase_tenant(&acme).await.unwrap();
         assert_eq!((erased.jobs, erased.done), (3, true));
         assert!(store.finish(&[finished(held, answer("b"))]).await.unwrap().is_empty());
-        assert_eq!(store.story(theirs[0].id).await.unwrap(), None);
+        assert_eq!(store.job_history(theirs[0].id).await.unwrap(), None);
         assert_eq!(store.quotas(&queue()).await.unwrap().of(&acme), None);
         assert_eq!(found(&store, &JobFilter::default()).await, [others.id]);
         assert_eq!(store.erase_tenant(&acme).await.unwrap().jobs, 0);
@@ -351,7 +358,7 @@ async fn acts_are_noted_with_their_time_the_latest_first() {
         let store = &rig.store;
         let mut ids = Vec::new();
         for target in ["a", "b", "c"] {
-            let line = AuditLine {
+            let line = AuditEntry {
                 id: Uuid::now_v7(),
                 at: Timestamp::default(),
                 key: None,
@@ -360,17 +367,17 @@ async fn acts_are_noted_with_their_time_the_latest_first() {
                 target: target.into(),
                 detail: serde_json::json!({ "why": "smoke" }),
             };
-            store.note(&line).await.unwrap();
+            store.record_audit(&line).await.unwrap();
             ids.push(line.id);
             rig.advance(Duration::from_secs(1));
         }
         let page = Page { after: None, limit: 2, ascending: false };
-        let acts = store.acts(page).await.unwrap();
+        let acts = store.audit_log(page).await.unwrap();
         let seen: Vec<Uuid> = acts.iter().map(|line| line.id).collect();
         assert_eq!(seen, [ids[2], ids[1]]);
         assert_eq!(acts[0].at.since(acts[1].at), Duration::from_secs(1));
         assert_eq!((acts[0].detail["why"].as_str(), &*acts[0].target), (Some("smoke"), "c"));
-        let rest = store.acts(Page { after: Some(ids[1]), ..page }).await.unwrap();
+        let rest = store.audit_log(Page { after: Some(ids[1]), ..page }).await.unwrap();
         assert_eq!(rest.len(), 1);
     })
     .await;

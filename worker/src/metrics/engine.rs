@@ -50,20 +50,20 @@ impl Steps {
 
 /// What a metric is about.
 #[derive(Debug, Clone, EncodeLabelSet)]
-struct OfDevice {
+struct DeviceLabel {
     device: String,
 }
 
 /// By device; shared by the engines' threads, which write, and whoever reads.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LatestSteps(Arc<Mutex<Vec<(String, Steps)>>>);
+pub(super) struct EngineSteps(Arc<Mutex<Vec<(String, Steps)>>>);
 
-impl LatestSteps {
+impl EngineSteps {
     fn lock(&self) -> MutexGuard<'_, Vec<(String, Steps)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn have_devices(&self, names: Vec<String>) {
+    pub fn set_devices(&self, names: Vec<String>) {
         *self.lock() = names.into_iter().map(|name| (name, Steps::default())).collect();
     }
 
@@ -106,10 +106,10 @@ const COUNTERS: [Row<u64>; 6] = [
     ("engine_steps", "Forward passes", |stats| stats.steps),
 ];
 
-impl Collector for LatestSteps {
+impl Collector for EngineSteps {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let devices = self.lock().clone();
-        let of = |device: &String| OfDevice { device: device.clone() };
+        let of = |device: &String| DeviceLabel { device: device.clone() };
         for (name, help, value) in GAUGES {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for (device, steps) in &devices {

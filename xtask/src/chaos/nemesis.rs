@@ -1,0 +1,157 @@
+//! The nemesis injects faults at seeded moments and repairs them later.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use tritmill_servers::{Random, Signal};
+
+use super::{Cluster, fleet::LEASE};
+
+/// Longest pause between two faults.
+const PAUSE_MS: u64 = 1500;
+
+/// What ends a fault.
+enum Repair {
+    /// Lets a frozen process continue.
+    Thaw(u32),
+    StartRedis,
+    StartPostgres,
+    /// Removes the delay of the proxy with this index.
+    RemoveDelay(usize),
+}
+
+pub struct Nemesis {
+    random: Random,
+    next_fault_at: Instant,
+    repairs: Vec<(Instant, Repair)>,
+    /// Faults by kind.
+    counts: BTreeMap<&'static str, u32>,
+}
+
+impl Nemesis {
+    pub fn new(seed: u64) -> Self {
+        let next_fault_at = Instant::now() + Duration::from_secs(1);
+        let random = Random::new(seed);
+        Self { random, next_fault_at, repairs: Vec::new(), counts: BTreeMap::new() }
+    }
+
+    /// A random time between two bounds in milliseconds.
+    fn time_between(&mut self, from_ms: u64, to_ms: u64) -> Duration {
+        Duration::from_millis(from_ms + self.random.below((to_ms - from_ms) as usize) as u64)
+    }
+
+    fn count(&mut self, fault: &'static str) {
+        *self.counts.entry(fault).or_default() += 1;
+    }
+
+    /// Makes the repairs that are due, and injects a fault if one is due.
+    pub fn act(&mut self, cluster: &mut Cluster) -> anyhow::Result<()> {
+        self.repair_due(cluster, Instant::now())?;
+        if Instant::now() < self.next_fault_at {
+            return Ok(());
+        }
+        self.next_fault_at = Instant::now() + self.time_between(50, PAUSE_MS);
+        let redis_down = self.repairs.iter().any(|(_, it)| matches!(it, Repair::StartRedis));
+        let store_down = self.repairs.iter().any(|(_, it)| matches!(it, Repair::StartPostgres));
+        match self.random.below(100) {
+            0..40 => self.kill_worker(cluster),
+            40..55 => self.kill_producer(cluster),
+            55..70 => self.freeze_worker(cluster),
+            70..75 if !redis_down => {
+                self.count("redis killed and emptied");
+                cluster.redis.kill();
+                cluster.redis.delete_data()?;
+                self.repair_after(Repair::StartRedis, 50, 2000);
+            }
+            75..80 if !redis_down => {
+                self.count("redis killed");
+                cluster.redis.kill();
+                self.repair_after(Repair::StartRedis, 50, 2000);
+            }
+            80..85 if !store_down => {
+                self.count("postgres killed");
+                cluster.postgres.kill();
+                self.repair_after(Repair::StartPostgres, 50, 3000);
+            }
+            85..93 => {
+                self.count("connections closed");
+                cluster.proxies[self.random.below(2)].close_connections();
+            }
+            93..100 => {
+                self.count("connections delayed");
+                let (proxy, delay) = (self.random.below(2), self.time_between(20, 300));
+                cluster.proxies[proxy].set_delay(delay);
+                self.repair_after(Repair::RemoveDelay(proxy), 200, 2000);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn repair_after(&mut self, repair: Repair, from_ms: u64, to_ms: u64) {
+        let at = Instant::now() + self.time_between(from_ms, to_ms);
+        self.repairs.push((at, repair));
+    }
+
+    fn kill_worker(&mut self, cluster: &mut Cluster) {
+        let index = self.random.below(cluster.workers.len());
+        if let Some(worker) = &mut cluster.workers[index] {
+            worker.scrape();
+            worker.kill();
+            self.count("workers killed");
+            let owner = worker.owner.clone();
+            cluster.statistics.measure_recovery(&owner, cluster.postgres.port());
+            cluster.restart_at[index] = Some(Instant::now() + self.time_between(0, 1500));
+            cluster.remove_worker(index);
+        }
+    }
+
+    fn kill_producer(&mut self, cluster: &mut Cluster) {
+        let index = self.random.below(cluster.producers.len());
+        if let Some(producer) = cluster.producers.get_mut(index) {
+            producer.kill();
+            self.count("producers killed");
+        }
+    }
+
+    /// Freezes a worker for longer than its lease: it continues as a zombie.
+    fn freeze_worker(&mut self, cluster: &mut Cluster) {
+        let index = self.random.below(cluster.workers.len());
+        if let Some(worker) = &cluster.workers[index]
+            && Signal::Stop.send(worker.child.id()).is_ok()
+        {
+            self.count("workers frozen");
+            let lease_ms = u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX);
+            self.repair_after(Repair::Thaw(worker.child.id()), lease_ms, lease_ms * 3);
+        }
+    }
+
+    fn repair_due(&mut self, cluster: &mut Cluster, now: Instant) -> anyhow::Result<()> {
+        let (due, later) =
+            std::mem::take(&mut self.repairs).into_iter().partition(|(at, _)| *at <= now);
+        self.repairs = later;
+        for (_, repair) in due {
+            match repair {
+                // The process may have been killed in the meantime.
+                Repair::Thaw(pid) => drop(Signal::Continue.send(pid)),
+                Repair::StartRedis => cluster.redis.restart()?,
+                Repair::StartPostgres => cluster.postgres.restart()?,
+                Repair::RemoveDelay(proxy) => cluster.proxies[proxy].set_delay(Duration::ZERO),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all outstanding repairs now.
+    pub fn repair_all(&mut self, cluster: &mut Cluster) -> anyhow::Result<()> {
+        self.repair_due(cluster, Instant::now() + Duration::from_secs(3600))
+    }
+
+    /// Number of faults of each kind.
+    pub fn summary(&self) -> String {
+        let counts = self.counts.iter().map(|(fault, count)| format!("{fault}: {count}"));
+        counts.collect::<Vec<_>>().join(", ")
+    }
+}
