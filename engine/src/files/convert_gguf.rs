@@ -147,14 +147,11 @@ fn permute(matrix: &mut TernaryMatrix, linear: Linear, config: &ModelConfig) {
     if !matches!(linear, Linear::Q | Linear::K) {
         return;
     }
-    let half = config.head_dim / 2;
-    let mut rows = Vec::with_capacity(matrix.trits.len());
-    for row in 0..matrix.rows {
-        let (head, within) = (row / config.head_dim, row % config.head_dim);
-        let source = head * config.head_dim + (within % 2) * half + within / 2;
-        rows.extend_from_slice(&matrix.trits[source * matrix.cols..][..matrix.cols]);
-    }
-    matrix.trits = rows;
+    let head_dim = config.head_dim;
+    matrix.reorder_rows(|row| {
+        let (head, within) = (row / head_dim, row % head_dim);
+        head * head_dim + (within % 2) * (head_dim / 2) + within / 2
+    });
 }
 
 fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {

@@ -205,7 +205,7 @@ impl Model {
         };
         let mut matrix = stored.decode()?;
         if let Some(heads) = tensor.permuted_heads {
-            matrix.trits = unpermute(&matrix, heads);
+            unpermute(&mut matrix, heads);
         }
         Ok(matrix)
     }
@@ -315,14 +315,11 @@ pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
 
 /// Undoes the row order of Q and K that llama.cpp's converter writes for adjacent-pair RoPE: within a
 /// head, row `2i + j` of the file is row `j·head_dim/2 + i` of the half-split order.
-fn unpermute(matrix: &TernaryMatrix, heads: usize) -> Vec<i8> {
+fn unpermute(matrix: &mut TernaryMatrix, heads: usize) {
     let head_dim = matrix.rows / heads;
-    let mut rows = Vec::with_capacity(matrix.trits.len());
-    for row in 0..matrix.rows {
+    matrix.reorder_rows(|row| {
         let (head, within) = (row / head_dim, row % head_dim);
         let (j, i) = (within / (head_dim / 2), within % (head_dim / 2));
-        let source = head * head_dim + 2 * i + j;
-        rows.extend_from_slice(&matrix.trits[source * matrix.cols..][..matrix.cols]);
-    }
-    rows
+        head * head_dim + 2 * i + j
+    });
 }

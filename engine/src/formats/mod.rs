@@ -31,6 +31,15 @@ pub struct TernaryMatrix {
     pub scale: Scale,
 }
 
+impl TernaryMatrix {
+    /// Reorders the rows: row `i` becomes the old row `source(i)`.
+    pub(crate) fn reorder_rows(&mut self, source: impl Fn(usize) -> usize) {
+        let row = |index| &self.trits[source(index) * self.cols..][..self.cols];
+        let rows: Vec<&[i8]> = (0..self.rows).map(row).collect();
+        self.trits = rows.concat();
+    }
+}
+
 /// Computes the output of a linear from the integer sum `a` and the activation scale `s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {

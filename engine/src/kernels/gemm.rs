@@ -78,29 +78,26 @@ impl Path {
 
 /// Peak rate of an ISA's multiply instruction on one thread with all operands in registers, in products
 /// per second. Takes some hundredths of a second; `None` for scalar code and unavailable ISAs.
+#[cfg(target_arch = "x86_64")]
 pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
     const ROUNDS: usize = 200_000;
     const PASSES: usize = 20;
-    let products: unsafe fn(usize) -> usize = match Path::of(isa)? {
-        Path::Scalar => return None,
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx2 => super::x86_64::avx2::products_of,
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx512 => super::x86_64::avx512::products_of,
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx512Vnni => super::x86_64::avx512::products_of_vnni,
-        #[cfg(target_arch = "x86_64")]
-        Path::Amx => super::x86_64::avx512::amx::products_of,
-    };
+    let path = Path::of(isa).filter(|path| *path != Path::Scalar)?;
     let pass = || {
         let started = Instant::now();
         // SAFETY: `Path::of` checked the features.
-        let count = unsafe { products(ROUNDS) };
+        let count = unsafe { super::x86_64::products_of(path, ROUNDS) };
         count as f64 / started.elapsed().as_secs_f64().max(1e-9)
     };
     let mut rates: Vec<f64> = (0..PASSES).map(|_| pass()).collect();
     rates.sort_by(f64::total_cmp);
     Some(rates[PASSES / 2])
+}
+
+/// No ISA with vectors is available.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn peak_products_per_s(_isa: Isa) -> Option<f64> {
+    None
 }
 
 /// Multiplies a range of tiles of `w` by all rows of `x`:
@@ -143,19 +140,9 @@ pub(super) fn gemm_by(
     };
     match path {
         Path::Scalar => scalar::gemm(product),
-        // SAFETY, for all arms: `Path::of` or the test that created the path checked its features; the
-        // shapes were checked above.
+        // SAFETY: `Path::of` or the test that created the path checked its features; the shapes were
+        // checked above.
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: see above.
-        Path::Avx2 => unsafe { super::x86_64::avx2::gemm(product) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: see above.
-        Path::Avx512 => unsafe { super::x86_64::avx512::gemm(product) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: see above.
-        Path::Avx512Vnni => unsafe { super::x86_64::avx512::gemm_vnni(product) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: see above.
-        Path::Amx => unsafe { super::x86_64::avx512::amx::gemm(product) },
+        path => unsafe { super::x86_64::gemm(path, product) },
     }
 }

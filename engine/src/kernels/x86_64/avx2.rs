@@ -8,79 +8,24 @@
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{
-    CODES_MAX, Expand, Tile, Vectors, Work, block_rows,
+    CODES_MAX, Expand, Tile, Vectors, Work, block_rows, enabled,
     many::{self, Codes, Many},
     peak,
 };
-use crate::{
-    formats::{
-        Format,
-        i2_s::I2S,
-        layout::Layout,
-        tl1::{self, Tl1},
-        tl2::{self, Tl2},
-    },
-    kernels::gemm::Product,
+use crate::formats::{
+    i2_s::I2S,
+    layout::Layout,
+    tl1::{self, Tl1},
+    tl2::{self, Tl2},
 };
 
 /// AVX2.
-struct Avx2;
-
-/// Runs the product.
-///
-/// # Safety
-/// The machine has AVX2; the shapes of `product` are consistent.
-pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        match product.format {
-            Format::I2S => super::gemm::<Avx2, I2S>(product),
-            Format::Tl1 => super::gemm::<Avx2, Tl1>(product),
-            Format::Tl2 => super::gemm::<Avx2, Tl2>(product),
-        }
-    }
-}
-
-/// Runs `rounds` rounds of multiply instructions only; returns the number of products.
-///
-/// # Safety
-/// The machine has AVX2.
-pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
-    // SAFETY: guaranteed by the caller.
-    unsafe { super::products_of::<Avx2>(rounds) }
-}
+pub(super) struct Avx2;
 
 /// A tile's 16 lanes.
 type Lanes = [__m256i; 2];
 
-#[target_feature(enable = "avx2")]
-unsafe fn block_avx2<E: Expand<Avx2>, const R: usize, const A: usize>(work: Work) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { block_rows::<Avx2, E, R, A, 1>(work) }
-}
-
-#[target_feature(enable = "avx2")]
-unsafe fn expand_avx2<E: Expand<Avx2>>(
-    tile: Tile,
-    blocks: Range<usize>,
-    ahead: usize,
-    codes: &mut Codes<Avx2>,
-) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { many::expand::<Avx2, E>(tile, blocks, ahead, codes) }
-}
-
-#[target_feature(enable = "avx2")]
-unsafe fn many_avx2<const R: usize, const TILES: usize>(many: Many<Avx2>) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { many::rows_by_tiles::<Avx2, R, TILES>(many) }
-}
-
-#[target_feature(enable = "avx2")]
-unsafe fn peak_avx2(rounds: usize) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { peak::accumulate_all::<Avx2>(rounds) }
-}
+enabled!(Avx2, "avx2", block_avx2, expand_avx2, peak_avx2, many_avx2);
 
 impl Vectors for Avx2 {
     type Lanes = Lanes;
@@ -189,9 +134,9 @@ impl Vectors for Avx2 {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match (rows, tiles) {
-                (1, 1) => block_avx2::<E, 1, 2>(work),
-                (2, 1) => block_avx2::<E, 2, 1>(work),
-                (3, 1) => block_avx2::<E, 3, 1>(work),
+                (1, 1) => block_avx2::<E, 1, 2, 1>(work),
+                (2, 1) => block_avx2::<E, 2, 1, 1>(work),
+                (3, 1) => block_avx2::<E, 3, 1, 1>(work),
                 _ => unreachable!("{rows} rows and {tiles} tiles in a group"),
             }
         }

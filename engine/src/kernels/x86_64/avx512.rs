@@ -11,73 +11,22 @@
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{
-    CODES_MAX, Expand, Tile, Vectors, Work, block_rows,
+    CODES_MAX, Expand, Tile, Vectors, Work, block_rows, enabled,
     many::{self, Codes, Many},
     peak,
 };
-use crate::{
-    formats::{
-        Format,
-        i2_s::I2S,
-        layout::Layout,
-        tl1::{self, Tl1},
-        tl2::{self, Tl2},
-    },
-    kernels::gemm::Product,
+use crate::formats::{
+    i2_s::I2S,
+    layout::Layout,
+    tl1::{self, Tl1},
+    tl2::{self, Tl2},
 };
 
 /// AVX-512 with F, BW, DQ and VL.
-struct Bw;
+pub(super) struct Bw;
 
 /// AVX-512 with VNNI as well.
-struct Vnni;
-
-/// Runs the product without VNNI.
-///
-/// # Safety
-/// The machine has AVX-512 F, BW, DQ and VL; the shapes of `product` are consistent.
-pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { gemm_as::<Bw>(product) }
-}
-
-/// Runs the product with VNNI.
-///
-/// # Safety
-/// As for [`gemm`], and the machine has AVX-512 VNNI.
-pub(in crate::kernels) unsafe fn gemm_vnni(product: Product<'_>) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { gemm_as::<Vnni>(product) }
-}
-
-/// Runs `rounds` rounds of multiply instructions only; returns the number of products.
-///
-/// # Safety
-/// As for [`gemm`].
-pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
-    // SAFETY: guaranteed by the caller.
-    unsafe { super::products_of::<Bw>(rounds) }
-}
-
-/// [`products_of`] with VNNI.
-///
-/// # Safety
-/// As for [`gemm_vnni`].
-pub(in crate::kernels) unsafe fn products_of_vnni(rounds: usize) -> usize {
-    // SAFETY: guaranteed by the caller.
-    unsafe { super::products_of::<Vnni>(rounds) }
-}
-
-unsafe fn gemm_as<T: Vectors<Lanes = __m512i>>(product: Product<'_>) {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        match product.format {
-            Format::I2S => super::gemm::<T, I2S>(product),
-            Format::Tl1 => super::gemm::<T, Tl1>(product),
-            Format::Tl2 => super::gemm::<T, Tl2>(product),
-        }
-    }
-}
+pub(super) struct Vnni;
 
 /// `$many::<rows, $tiles>`.
 macro_rules! by_rows {
@@ -206,55 +155,14 @@ macro_rules! vectors_512 {
     };
 }
 
-/// Defines the loops with the features enabled.
-macro_rules! enabled {
-    ($vectors:ty, $features:literal, $block:ident, $expand:ident, $many:ident, $peak:ident) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $block<
-            E: Expand<$vectors>,
-            const R: usize,
-            const A: usize,
-            const TILES: usize,
-        >(
-            work: Work,
-        ) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { block_rows::<$vectors, E, R, A, TILES>(work) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn $expand<E: Expand<$vectors>>(
-            tile: Tile,
-            blocks: Range<usize>,
-            ahead: usize,
-            codes: &mut Codes<$vectors>,
-        ) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { many::expand::<$vectors, E>(tile, blocks, ahead, codes) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn $many<const R: usize, const TILES: usize>(many: Many<$vectors>) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { many::rows_by_tiles::<$vectors, R, TILES>(many) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn $peak(rounds: usize) {
-            // SAFETY: guaranteed by the caller.
-            unsafe { peak::accumulate_all::<$vectors>(rounds) }
-        }
-    };
-}
-
-enabled!(Bw, "avx512f,avx512bw,avx512dq,avx512vl", block_bw, expand_bw, many_bw, peak_bw);
+enabled!(Bw, "avx512f,avx512bw,avx512dq,avx512vl", block_bw, expand_bw, peak_bw, many_bw);
 enabled!(
     Vnni,
     "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
     block_vnni,
     expand_vnni,
-    many_vnni,
-    peak_vnni
+    peak_vnni,
+    many_vnni
 );
 
 impl Vectors for Bw {
@@ -294,7 +202,7 @@ impl Vectors for Vnni {
 }
 
 // After the macros that it uses.
-pub(in crate::kernels) mod amx;
+pub(super) mod amx;
 
 /// The 64 bytes of indices of the block at `place`.
 #[inline(always)]

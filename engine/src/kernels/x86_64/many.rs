@@ -45,7 +45,7 @@ pub(super) struct Many<T: Vectors> {
 /// Runs the product with the vectors of `T`.
 ///
 /// # Safety
-/// The machine has `T`'s instruction set; [`super::gemm`] has checked the shapes.
+/// The machine has `T`'s instruction set; [`super::gemm_as`] has checked the shapes.
 pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     let Product { tiles, tile_bytes, blocks, x, x_stride, sums, y, .. } = product;
     let (tile_count, rows) = (tiles.len() / *tile_bytes, sums.len());

@@ -22,14 +22,60 @@ use std::{
     sync::LazyLock,
 };
 
-use super::gemm::Product;
-use crate::formats::TILE_ROWS;
+use super::gemm::{Path, Product};
+use crate::formats::{TILE_ROWS, layout::with_layout};
 
-pub(super) mod avx2;
-pub(super) mod avx512;
+mod avx2;
+mod avx512;
 mod many;
 mod peak;
 pub(super) mod registers;
+
+use avx2::Avx2;
+use avx512::{Bw, Vnni};
+
+/// Defines the loops with the features enabled.
+macro_rules! enabled {
+    ($vectors:ty, $features:literal, $block:ident, $expand:ident, $peak:ident $(, $many:ident)?) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $block<
+            E: Expand<$vectors>,
+            const R: usize,
+            const A: usize,
+            const TILES: usize,
+        >(
+            work: Work,
+        ) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { block_rows::<$vectors, E, R, A, TILES>(work) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $expand<E: Expand<$vectors>>(
+            tile: Tile,
+            blocks: Range<usize>,
+            ahead: usize,
+            codes: &mut Codes<$vectors>,
+        ) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { many::expand::<$vectors, E>(tile, blocks, ahead, codes) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $peak(rounds: usize) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { peak::accumulate_all::<$vectors>(rounds) }
+        }
+
+        $(#[target_feature(enable = $features)]
+        unsafe fn $many<const R: usize, const TILES: usize>(many: Many<$vectors>) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { many::rows_by_tiles::<$vectors, R, TILES>(many) }
+        })?
+    };
+}
+
+use enabled;
 
 /// Largest number of code vectors from one [`Expand::codes`].
 const CODES_MAX: usize = 3;
@@ -204,18 +250,43 @@ struct Work {
 /// Runs `rounds` rounds of multiply instructions only; returns the number of products.
 ///
 /// # Safety
-/// The machine has `T`'s instruction set.
-unsafe fn products_of<T: Vectors>(rounds: usize) -> usize {
+/// The machine can run `path`.
+pub(super) unsafe fn products_of(path: Path, rounds: usize) -> usize {
     // SAFETY: guaranteed by the caller.
-    unsafe { T::run_peak(rounds) };
+    unsafe {
+        match path {
+            Path::Scalar => return 0,
+            Path::Avx2 => Avx2::run_peak(rounds),
+            Path::Avx512 => Bw::run_peak(rounds),
+            Path::Avx512Vnni => Vnni::run_peak(rounds),
+            Path::Amx => return avx512::amx::products_of(rounds),
+        }
+    }
     rounds * peak::PRODUCTS
+}
+
+/// Runs the product by a path other than the scalar one.
+///
+/// # Safety
+/// The machine can run `path`; the shapes of `product` are consistent.
+pub(super) unsafe fn gemm(path: Path, product: Product<'_>) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        with_layout!(product.format, L => match path {
+            Path::Scalar => super::scalar::gemm(product),
+            Path::Avx2 => gemm_as::<Avx2, L>(product),
+            Path::Avx512 => gemm_as::<Bw, L>(product),
+            Path::Avx512Vnni => gemm_as::<Vnni, L>(product),
+            Path::Amx => avx512::amx::gemm::<L>(product),
+        });
+    }
 }
 
 /// Runs the product with the vectors of `T`.
 ///
 /// # Safety
 /// The machine has `T`'s instruction set; the shapes of `product` are consistent.
-unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
+unsafe fn gemm_as<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
     let Product { tiles, tile_bytes, blocks, x, x_stride, sums, ref mut y, .. } = product;
     let (tile_count, rows) = (tiles.len() / tile_bytes, sums.len());
     let y_stride = tile_count * TILE_ROWS;
@@ -265,7 +336,7 @@ unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
 /// its last addition.
 ///
 /// # Safety
-/// As for [`gemm`]; the function is inlined into a caller that enables the instruction set.
+/// As for [`gemm_as`]; the function is inlined into a caller that enables the instruction set.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
 unsafe fn block_rows<
@@ -278,7 +349,7 @@ unsafe fn block_rows<
     work: Work,
 ) {
     // No closures: they would lack the instruction set.
-    // SAFETY: `gemm` checked that the slices hold the tiles and the rows.
+    // SAFETY: `gemm_as` checked that the slices hold the tiles and the rows.
     unsafe {
         let chunk = T::ACCUMULATE_MAX / (E::PARTS * E::CODES);
         let mut totals = [[T::zero(); TILES]; R];

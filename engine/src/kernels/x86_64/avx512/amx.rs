@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     super::{
-        Expand, Tile, Vectors, Work, block_rows,
+        Expand, Tile, Vectors, Work, block_rows, enabled,
         many::{self, Codes, Many},
         peak,
         registers::{
@@ -23,13 +23,10 @@ use super::{
     },
     Vnni,
 };
-use crate::{
-    formats::{Format, TILE_ROWS, i2_s::I2S, tl1::Tl1, tl2::Tl2},
-    kernels::gemm::Product,
-};
+use crate::{formats::TILE_ROWS, kernels::gemm::Product};
 
 /// AVX-512 with VNNI, and AMX-INT8.
-struct Amx;
+pub(in super::super) struct Amx;
 
 /// Smallest number of rows for which tile registers are faster than vectors.
 const FEW: usize = 5;
@@ -39,24 +36,14 @@ const UNIT: usize = 3 * SIDE;
 /// Runs the product.
 ///
 /// # Safety
-/// As for [`super::gemm_vnni`], and the machine has AMX: [`super::super::registers::is_available`].
-pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
-    // SAFETY: guaranteed by the caller.
-    unsafe {
-        match product.format {
-            Format::I2S => gemm_as::<I2S>(product),
-            Format::Tl1 => gemm_as::<Tl1>(product),
-            Format::Tl2 => gemm_as::<Tl2>(product),
-        }
-    }
-}
-
-unsafe fn gemm_as<E: Expand<Amx>>(product: Product<'_>) {
+/// The machine has AVX-512 with VNNI and AMX ([`super::super::registers::is_available`]); the shapes
+/// of `product` are consistent.
+pub(in super::super) unsafe fn gemm<E: Expand<Amx>>(product: Product<'_>) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         match product.sums.len() {
             FEW..=ROWS_MAX => gemm_in_registers::<E>(product),
-            _ => super::super::gemm::<Amx, E>(product),
+            _ => super::super::gemm_as::<Amx, E>(product),
         }
     }
 }
@@ -95,7 +82,7 @@ unsafe fn gemm_in_registers<E: Expand<Amx>>(product: Product<'_>) {
 ///
 /// # Safety
 /// As for [`gemm`].
-pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
+pub(in super::super) unsafe fn products_of(rounds: usize) -> usize {
     let mut registers = Registers::default();
     // SAFETY: the caller has AMX; the registers are zero.
     unsafe {
@@ -192,24 +179,7 @@ unsafe fn expand_unit<E: Expand<Amx>>(
     (blocks.len() * E::PARTS * E::CODES).div_ceil(SIDE)
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn block_amx<E: Expand<Amx>, const R: usize, const A: usize, const TILES: usize>(
-    work: Work,
-) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { block_rows::<Amx, E, R, A, TILES>(work) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn expand_amx<E: Expand<Amx>>(
-    tile: Tile,
-    blocks: Range<usize>,
-    ahead: usize,
-    codes: &mut Codes<Amx>,
-) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { many::expand::<Amx, E>(tile, blocks, ahead, codes) }
-}
+enabled!(Amx, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", block_amx, expand_amx, peak_amx);
 
 /// Sets the outputs to `−Σ q` before the first chunk.
 #[target_feature(enable = "avx512f")]
@@ -226,12 +196,6 @@ unsafe fn begin(many: &Many<Amx>, rows: usize, tiles: usize) {
             }
         }
     }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn peak_amx(rounds: usize) {
-    // SAFETY: guaranteed by the caller.
-    unsafe { peak::accumulate_all::<Amx>(rounds) }
 }
 
 impl Vectors for Amx {
