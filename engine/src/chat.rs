@@ -1,9 +1,9 @@
-//! Chat templates: the model's Jinja template turns messages into a prompt.
+//! Chat templates: from messages to a prompt, by the model's own Jinja template.
 //!
-//! `minijinja` renders them with the settings of transformers' `apply_chat_template`: `trim_blocks` and
-//! `lstrip_blocks`, Python string methods, `raise_exception`, a `tojson` that does not escape HTML.
-//! `strftime_now` is undefined, so that the same messages always give the same prompt. Templates come
-//! with model files and are not trusted: rendering fails after [`FUEL`] instructions.
+//! `minijinja` is set up like transformers' `apply_chat_template`: `trim_blocks` and `lstrip_blocks`,
+//! Python string methods, `raise_exception`, a `tojson` that does not escape HTML. There is no clock
+//! (`strftime_now` is undefined): the same messages give the same prompt. A template comes with a model
+//! file and is not trusted: its instructions are limited to [`FUEL`].
 
 use minijinja::{
     Environment, Error, ErrorKind, Value, context,
@@ -12,30 +12,30 @@ use minijinja::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Limit of instructions per rendering; real templates need about 50 per message.
+/// Most instructions of one rendering; real templates need about 50 per message.
 const FUEL: u64 = 2_000_000;
-/// Limit of nested macros and blocks.
+/// Deepest nesting of macros and blocks.
 const RECURSION: usize = 64;
 const NAME: &str = "chat_template";
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or another role of the template.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
-    /// The text.
+    /// Text of the message.
     pub content: String,
 }
 
-/// A template does not parse, or rendering fails.
+/// A template cannot be parsed or rendered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// The template does not parse.
+    /// The template has a syntax error.
     #[error("chat template does not parse: {0}")]
     Syntax(#[source] Error),
-    /// The template raised an exception, failed or exceeded a limit.
-    #[error("chat template cannot render the messages: {0}")]
+    /// The template raised an error for the messages, or exceeded its limits.
+    #[error("chat template refuses the messages: {0}")]
     Render(#[source] Error),
 }
 
@@ -49,10 +49,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Parses a template; it may refer to the texts `bos_token` and `eos_token`.
-    ///
-    /// # Errors
-    /// [`TemplateError::Syntax`] if the template does not parse.
+    /// Parses a template. `bos_token` and `eos_token` are the texts of its variables.
     pub fn parse(
         source: String,
         bos_token: Option<String>,
@@ -71,11 +68,11 @@ impl ChatTemplate {
         Ok(Self { environment, source, bos_token, eos_token })
     }
 
-    /// Renders a conversation. With `add_generation_prompt` the text ends where the assistant's
-    /// answer begins. Encode the result without adding special tokens: the template writes them.
+    /// Renders a conversation. With `add_generation_prompt` the text ends where the assistant's answer
+    /// begins. Encode the result without adding special tokens: the template writes them.
     ///
     /// # Errors
-    /// [`TemplateError::Render`] if the template raises an exception, fails or exceeds a limit.
+    /// If the template raises an exception, fails or exceeds its limits.
     pub fn render(
         &self,
         messages: &[Message],

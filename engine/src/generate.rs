@@ -1,10 +1,10 @@
-//! Runs one request on an otherwise idle engine: the simplest way to generate text.
+//! A single request on an engine without other requests.
 
 use std::time::Instant;
 
 use crate::{Engine, Event, Output, Request, RequestError, SubmitError};
 
-/// A request was refused or failed.
+/// A request was not accepted or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
@@ -16,19 +16,20 @@ pub enum GenerateError {
     Request(#[from] RequestError),
 }
 
-/// Runs `request` to its end; calls `on_text` with the index of a choice and its next piece of text.
+/// Runs `request` until it finishes. `on_text` gets the index and the new text of a choice, as soon as
+/// the text cannot change any more.
 ///
 /// # Errors
-/// If the request is refused or fails; `on_text` has already received the text up to the failure.
+/// If the request is not accepted, or fails; `on_text` may have received text by then.
 ///
 /// # Panics
-/// If the engine becomes idle without an end of the request, which is a bug of the engine.
+/// If the engine becomes idle without an event that ends the request, which is a bug.
 pub fn run(
     engine: &mut Engine,
     request: Request,
     mut on_text: impl FnMut(u32, &str),
 ) -> Result<Output, GenerateError> {
-    let submitted = engine.submit(request, Instant::now())?;
+    let submitted = engine.submit(request)?;
     while !engine.is_idle() {
         for event in engine.step(Instant::now()).events {
             match event {

@@ -1,5 +1,4 @@
-//! From an opened model to a running engine: options, their defaults, and the sizes that follow from
-//! them.
+//! From an opened model to an engine: its options, their defaults, and the sizes that follow from them.
 
 mod devices;
 
@@ -21,14 +20,14 @@ use crate::{
     text::TokenText,
 };
 
-/// Default limit of KV memory on the CPU.
+/// Default limit of KV memory on the processor, in bytes.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 
-/// A model cannot be loaded on a device.
+/// A model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// Loading on the CPU failed.
+    /// Loading on the processor failed.
     #[error(transparent)]
     Cpu(#[from] cpu::LoadError),
     /// Loading on a GPU failed.
@@ -36,26 +35,26 @@ pub enum LoadError {
     Cuda(#[from] CudaLoadError),
 }
 
-/// Options for running a model. Only `kv`, `head` and the kind of `device` affect the generated tokens;
-/// they are part of the numerics class.
+/// Options of an engine. Only `kv`, `head` and `device` can change a token; each combination has its own
+/// numerics class.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
-    /// Device that runs the model.
+    /// Device that runs the steps.
     pub device: DeviceChoice,
     /// Packing of the ternary matrices.
     pub format: Format,
-    /// Instruction set of the kernels; `None` selects the fastest available one.
+    /// Instruction set of the kernels; `None` selects the fastest of this machine.
     pub isa: Option<Isa>,
-    /// Threads of a step; `None` uses every core available to the process.
+    /// Threads of a step; `None` uses every core that the process may use.
     pub threads: Option<NonZeroUsize>,
     /// Element type of the KV cache.
     pub kv: KvType,
     /// Precision of the head.
     pub head: HeadMode,
-    /// Bytes of the KV cache; `None` is what `max_sequences` full contexts need, limited to 1 GiB on a
-    /// CPU and to nine tenths of the memory that the weights leave on a GPU.
+    /// Memory of the KV cache in bytes. `None` takes as much as `max_sequences` full contexts need, up to
+    /// 1 GiB, or on a GPU up to nine tenths of the memory that the weights leave free.
     pub kv_bytes: Option<u64>,
-    /// Largest number of sequences that run at once.
+    /// Most sequences that hold KV blocks at once.
     pub max_sequences: usize,
 }
 
@@ -75,18 +74,18 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// The instruction set: the given one or the detected one.
+    /// The instruction set, with the default resolved.
     pub fn isa(&self) -> Isa {
         self.isa.unwrap_or_else(Isa::detect)
     }
 
-    /// The number of threads: the given one or the available cores.
+    /// The number of threads, with the default resolved.
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         self.threads.map_or_else(available, NonZeroUsize::get)
     }
 
-    /// The target of the kernels: the name of an instruction set or of a GPU (`cuda:0`).
+    /// Name of the kernels' target: an ISA of the processor, or a GPU.
     pub fn kernels(&self) -> String {
         match self.device.resolved() {
             DeviceChoice::Cuda(ordinal) => format!("cuda:{ordinal}"),
@@ -94,13 +93,13 @@ impl EngineOptions {
         }
     }
 
-    /// KV blocks for a model on the CPU with these options; at least one.
+    /// Number of KV blocks for a model on the processor; at least one.
     pub fn block_count(&self, model: &Model) -> usize {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
         self.blocks_within(model, self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT), block_bytes)
     }
 
-    /// KV blocks for a model on a GPU: as many as the sequences can use and memory allows.
+    /// KV blocks for a model on a GPU: as many as the sequences can use, limited by memory.
     fn blocks_on_gpu(&self, model: &Model) -> KvBlocks {
         let block_bytes = cuda::kv_block_bytes(model, self.kv);
         match self.kv_bytes {
@@ -118,25 +117,25 @@ impl EngineOptions {
     }
 }
 
-/// Loads a model's weights on the device of the options, with the given number of KV blocks.
+/// Loads a model's weights on the device of the options; only the closure of that device is called.
 fn load(
     model: &Arc<Model>,
     options: &EngineOptions,
-    cpu_blocks: impl FnOnce() -> usize,
-    gpu_blocks: impl FnOnce() -> KvBlocks,
+    of_cpu: impl FnOnce() -> usize,
+    of_gpu: impl FnOnce() -> KvBlocks,
 ) -> Result<Box<dyn Backend>, LoadError> {
     let model = Arc::clone(model);
     let EngineOptions { kv, head, format, .. } = *options;
     if let DeviceChoice::Cuda(ordinal) = options.device.resolved() {
-        let options = CudaOptions { ordinal, kv, head, blocks: gpu_blocks() };
+        let options = CudaOptions { ordinal, kv, head, blocks: of_gpu() };
         return Ok(cuda::load(model, options)?);
     }
-    let (isa, threads, block_count) = (options.isa(), options.threads(), cpu_blocks());
+    let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());
     let options = CpuOptions { format, isa, threads, kv, head, block_count };
     Ok(cpu::load(model, options)?)
 }
 
-/// Loads a model on a device, without scheduler and sampler, with `block_count` KV blocks.
+/// Loads a model's weights for single steps, with `block_count` KV blocks.
 ///
 /// # Errors
 /// As [`cpu::load`] and [`cuda::load`].
@@ -148,13 +147,13 @@ pub fn backend(
     load(model, options, || block_count, || KvBlocks::Exactly(block_count))
 }
 
-/// Loads a model on a device and builds an engine.
+/// Makes an engine: loads a model's weights and adds a scheduler.
 ///
 /// # Errors
 /// As [`cpu::load`] and [`cuda::load`].
 pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, LoadError> {
-    let cpu_blocks = || options.block_count(model);
-    let backend = load(model, options, cpu_blocks, || options.blocks_on_gpu(model))?;
+    let of_cpu = || options.block_count(model);
+    let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
     let config =
         EngineConfig { max_sequences: options.max_sequences, ..EngineConfig::new(context_length) };
@@ -162,10 +161,10 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     Ok(Engine::new(backend, model.clone(), eos_tokens, config))
 }
 
-/// Loads a model on each of several devices and builds an engine for each.
+/// Makes an engine on each of several devices.
 ///
 /// # Errors
-/// As [`engine`], for the first device that fails.
+/// As [`engine`], for the first device where it fails.
 pub fn engines(
     model: &Arc<Model>,
     options: &EngineOptions,

@@ -1,4 +1,4 @@
-//! The logits of one token sequence at every position, for comparing models.
+//! The logits of one token sequence at every position, to compare models with.
 
 pub use crate::backend::TokenLogit;
 use crate::{
@@ -6,15 +6,14 @@ use crate::{
     kv::{BlockId, blocks_for},
 };
 
-/// Positions of one step. It bounds the memory for logits, which is large for large vocabularies.
+/// Positions per step, few enough that their logits do not take much memory.
 const CHUNK_TOKENS: usize = 64;
 
-/// Runs `tokens` from position 0 with the KV blocks 0, 1, … of `backend`, and calls `each` with the
-/// logits of some positions at a time, in order. // (positions, vocab)
+/// Runs `tokens` from position 0 in KV blocks 0, 1, … of `backend`, and passes the logits to `each`, some
+/// positions at a time, in order. // (positions, vocab)
 ///
 /// # Errors
-/// A [`StepError`] if a token is not in the vocabulary or the backend has too few blocks; any error
-/// of `each`.
+/// If a token is not in the vocabulary, the backend has too few blocks, or `each` returns an error.
 pub fn each_position<E: From<StepError>>(
     backend: &mut dyn Backend,
     tokens: &[u32],
@@ -35,7 +34,7 @@ pub fn each_position<E: From<StepError>>(
     Ok(())
 }
 
-/// The `count` largest logits of one position, in descending order; ties by ascending id.
+/// The `count` largest logits of one position, largest first, the lower id first among equals.
 pub fn top(logits: &[f32], count: usize) -> Vec<TokenLogit> {
     let mut all: Vec<TokenLogit> =
         logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit }).collect();
@@ -49,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn top_logits_are_descending_with_ties_by_id() {
+    fn top_sorts_by_logit_then_by_token() {
         let ids = |count| -> Vec<u32> {
             top(&[0.5, 2.0, -1.0, 2.0], count).iter().map(|token| token.id).collect()
         };

@@ -1,6 +1,6 @@
-//! Transcendental functions in f64 from additions, multiplications and divisions, so that every machine
-//! computes the same bits; the platform's libm differs between systems and versions. They use no fused
-//! multiply-add, which would be slow on machines without one.
+//! Transcendental functions in f64 of additions, multiplications and divisions only, so that every machine
+//! computes the same bits; those of libm differ between systems and versions. There is no fused
+//! multiply-add, which machines without one would have to emulate slowly.
 
 /// ln 2 in two parts: `LN2_HIGH` has 32 trailing zero bits, so that `k * LN2_HIGH` is exact for
 /// every exponent `k` (the split of fdlibm's `e_exp.c` and `e_log.c`).
@@ -53,7 +53,7 @@ pub fn exp(x: f64) -> f64 {
     for term in &EXP_TERMS[1..] {
         sum = sum * r + term;
     }
-    // Two factors, because 2¹⁰²⁴ is not finite.
+    // Two factors, since 2¹⁰²⁴ is not finite.
     let half = (k as i64) >> 1;
     let value = sum * power_of_two(half) * power_of_two(k as i64 - half);
     if x < EXP_MIN { 0.0 } else { value }
@@ -79,7 +79,7 @@ pub fn ln(x: f64) -> f64 {
     if x == 0.0 || x == f64::INFINITY {
         return if x == 0.0 { f64::NEG_INFINITY } else { x };
     }
-    // Subnormal numbers have no hidden bit, so they are scaled up first.
+    // Subnormal numbers have no hidden bit: scale them up first.
     let (x, shift) = if x < f64::MIN_POSITIVE { (x * power_of_two(54), -54) } else { (x, 0) };
     let bits = x.to_bits();
     let mut k = ((bits >> 52) as i64) - 1023 + shift;
@@ -161,8 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn bits_of_some_values_are_pinned() {
-        // Equal on every machine; a change would change sampled tokens.
+    fn bits_of_some_values_are_fixed() {
+        // Equal on every machine; a change here changes sampled tokens.
         assert_eq!(exp(-1.0).to_bits(), 0x3fd7_8b56_362c_ef38);
         assert_eq!(ln(10.0).to_bits(), 0x4002_6bb1_bbb5_5516);
     }

@@ -1,40 +1,40 @@
-//! From tokens to text: whole UTF-8 characters, and stop strings.
+//! From tokens to text: UTF-8 that never breaks a character, and stop strings.
 //!
-//! The text equals [`String::from_utf8_lossy`] of all token bytes: a character that is split between
-//! tokens is held back until it is complete. So is the end of the text while it may be the beginning
-//! of a stop string.
+//! Token bytes become the same text as [`String::from_utf8_lossy`] makes of all of them together: a
+//! character split between tokens is held back until it is complete. A part of the text that can still
+//! become a stop string is held back until it cannot.
 
-/// The texts of a vocabulary's tokens.
+/// Bytes of tokens, for the engine.
 pub trait TokenText: Send + Sync {
-    /// Bytes of a token, not always whole characters; empty for unknown tokens.
+    /// Bytes of a token; not always whole characters. Empty for unknown tokens.
     fn bytes(&self, token: u32) -> &[u8];
 
-    /// Whether the token is a control token, which is not part of the text.
+    /// Whether the token is a special token, which is not part of the text.
     fn is_special(&self, token: u32) -> bool;
 }
 
-/// The text of one choice, growing token by token.
+/// The text of one choice, assembled token by token.
 #[derive(Debug, Clone, Default)]
 pub struct TextAssembler {
     stops: Vec<String>,
-    /// The first bytes of an incomplete character: at most three.
+    /// Bytes of an incomplete character: at most three.
     pending: Vec<u8>,
     text: String,
     /// Bytes of `text` that were returned.
     returned: usize,
-    /// Bytes of `text` that were searched for stop strings.
+    /// Bytes of `text` that need no further search for the end of a stop string.
     searched: usize,
     stopped: bool,
 }
 
 impl TextAssembler {
-    /// An empty text that ends before any of `stops`.
+    /// Makes an empty text that is cut before the first of `stops`.
     pub fn new(stops: &[String]) -> Self {
         Self { stops: stops.to_vec(), ..Self::default() }
     }
 
-    /// Appends a token's bytes. Returns true if that completes a stop string: the text is cut before it
-    /// and further bytes are ignored. With `may_stop` false, stop strings that end here are ignored.
+    /// Appends a token's bytes. True if that completed a stop string: the text is cut before it and takes no
+    /// more bytes. With `may_stop` false, stop strings that end here are ignored.
     pub fn push(&mut self, bytes: &[u8], may_stop: bool) -> bool {
         if self.stopped {
             return true;
@@ -44,8 +44,7 @@ impl TextAssembler {
         self.search(may_stop)
     }
 
-    /// Ends the text: an incomplete character becomes U+FFFD. Returns true if that completes a stop
-    /// string, or one was complete before.
+    /// Ends the text: an incomplete character becomes U+FFFD. True if that completed a stop string.
     pub fn finish(&mut self, may_stop: bool) -> bool {
         if !self.stopped && !self.pending.is_empty() {
             self.pending.clear();
@@ -55,17 +54,17 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Returns the new text since the last call, except the part that is held back.
+    /// Returns the text since the last call that cannot change any more.
     pub fn take_certain(&mut self) -> String {
         self.take_until(self.text.len() - self.held_back())
     }
 
-    /// Returns all new text since the last call.
+    /// Returns all text since the last call. Call it only after the end.
     pub fn take_rest(&mut self) -> String {
         self.take_until(self.text.len())
     }
 
-    /// The whole text.
+    /// Converts into the whole text.
     pub fn into_text(self) -> String {
         self.text
     }
@@ -76,7 +75,7 @@ impl TextAssembler {
         delta
     }
 
-    /// Moves all bytes except an incomplete character from `pending` to `text`.
+    /// Moves everything except an incomplete character from `pending` to `text`.
     fn decode_pending(&mut self) {
         let mut rest = self.pending.as_slice();
         loop {
@@ -100,7 +99,7 @@ impl TextAssembler {
         self.pending.drain(..self.pending.len() - incomplete);
     }
 
-    /// Finds the stop string that ends first in the new text (the longest of several that end there),
+    /// Searches the new text for the stop string that ends first (of several that end there, the longest),
     /// and cuts the text before it.
     fn search(&mut self, may_stop: bool) -> bool {
         let first = self.stops.iter().filter(|_| may_stop).filter_map(|stop| {
@@ -119,7 +118,7 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Length of the longest suffix of the text that is a prefix of a stop string.
+    /// Length of the longest suffix of the text that can still become a stop string.
     fn held_back(&self) -> usize {
         if self.stopped {
             return 0;
@@ -141,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// Feeds `pieces`; returns the deltas, the whole text and whether a stop string ended it.
+    /// Pushes `pieces`; returns the deltas, the whole text and whether a stop string ended it.
     fn assemble(stops: &[&str], pieces: &[&[u8]]) -> (Vec<String>, String, bool) {
         let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
         let mut text = TextAssembler::new(&stops);
@@ -160,21 +159,21 @@ mod tests {
     }
 
     #[test]
-    fn a_split_character_is_held_back_until_complete() {
+    fn split_character_is_held_back_until_complete() {
         let (deltas, text, _) = assemble(&[], &[b"a\xe2", b"\x82", b"\xac", b"b"]);
         assert_eq!(deltas, ["a", "", "€", "b", ""]);
         assert_eq!(text, "a€b");
     }
 
     #[test]
-    fn an_incomplete_character_becomes_a_replacement_at_the_end() {
+    fn incomplete_character_becomes_a_replacement_at_the_end() {
         let (deltas, text, _) = assemble(&[], &[b"a\xf0\x9f", b"\x98"]);
         assert_eq!(deltas, ["a", "", "\u{fffd}"]);
         assert_eq!(text, String::from_utf8_lossy(b"a\xf0\x9f\x98"));
     }
 
     #[test]
-    fn a_stop_string_across_tokens_cuts_the_text_and_is_never_returned() {
+    fn stop_string_across_tokens_cuts_the_text_and_is_never_returned() {
         let (deltas, text, stopped) = assemble(&["\n\nQ:"], &[b"one\n", b"\n", b"Q", b":two"]);
         assert_eq!(deltas, ["one", "", "", "", ""]);
         assert_eq!(text, "one");
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_of_a_stop_string_is_returned_once_it_cannot_match() {
+    fn prefix_of_a_stop_string_is_returned_if_it_does_not_complete() {
         let (deltas, text, stopped) = assemble(&["abcd"], &[b"xab", b"cab", b"ce"]);
         assert_eq!(deltas, ["x", "abc", "abce", ""]);
         assert_eq!(text, "xabcabce");
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stop_string_that_ends_first_wins_for_every_split_into_tokens() {
+    fn stop_string_that_ends_first_wins_for_any_split_into_tokens() {
         for pieces in [&[b"xabcd".as_slice()][..], &[b"xa", b"b", b"c"], &[b"xab", b"c"]] {
             assert_eq!(assemble(&["abc", "b"], pieces).1, "xa");
             assert_eq!(assemble(&["b", "ab"], pieces).1, "x");
@@ -198,28 +197,28 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_before_the_minimum_is_ignored() {
+    fn stop_string_before_min_tokens_is_ignored() {
         let mut text = TextAssembler::new(&["aa".to_owned()]);
         assert!(!text.push(b"aa", false));
         assert_eq!(text.take_certain(), "a");
-        assert!(text.push(b"a", true), "the second and third letter");
+        assert!(text.push(b"a", true), "the second and third letter match");
         assert_eq!(text.take_rest(), "");
         assert_eq!(text.into_text(), "a");
     }
 
     #[test]
-    fn a_stop_string_of_multibyte_characters_is_found() {
+    fn stop_string_of_multi_byte_characters_is_found() {
         let (_, text, stopped) = assemble(&["€€"], &["ü€".as_bytes(), b"\xe2\x82", b"\xac."]);
         assert_eq!((text.as_str(), stopped), ("ü", true));
     }
 
     #[test]
-    fn a_replacement_at_the_end_can_complete_a_stop_string() {
+    fn replacement_at_the_end_can_complete_a_stop_string() {
         let (_, text, stopped) = assemble(&["a\u{fffd}"], &[b"xa\xe2"]);
         assert_eq!((text.as_str(), stopped), ("x", true));
     }
 
-    /// The definition: letter by letter, cut where a stop string first ends.
+    /// The definition: character by character, cut where a stop string first ends.
     fn reference(stops: &[&str], bytes: &[u8]) -> String {
         let text = String::from_utf8_lossy(bytes);
         for (start, letter) in text.char_indices() {
@@ -234,7 +233,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_does_not_depend_on_the_split_into_tokens(
+        fn text_of_any_bytes_does_not_depend_on_their_split(
             pieces in prop::collection::vec(
                 prop::collection::vec(
                     prop::sample::select(vec![

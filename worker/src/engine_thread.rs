@@ -185,7 +185,7 @@ impl Loop {
                 let whole = request.sampling.n == 1 && request.sampling.logprobs.is_none();
                 let tokens = whole.then(|| request.resume.clone());
                 let told = request.resume.len();
-                match self.engine.submit(*request, Instant::now()) {
+                match self.engine.submit(*request) {
                     Ok(id) => {
                         self.held
                             .insert(id, RunningClaim { held, tokens, told, stream, began: false });

@@ -1,24 +1,23 @@
-//! Selection of the devices that run a model: one device, or several GPUs.
+//! The devices a model runs on: one, or several GPUs of a worker.
 
 use std::{fmt, str::FromStr, sync::OnceLock};
 
 use crate::backend::cuda::{self, CudaLoadError};
 
-/// A device that runs a model.
+/// A device to run a model on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// The CPU.
+    /// The processor.
     #[default]
     Cpu,
-    /// The GPU with that number; loading fails without it.
+    /// The GPU with this number; an error if it cannot be used.
     Cuda(usize),
-    /// The first GPU if it can run the kernels, else the CPU.
+    /// The first GPU if it can run the kernels, else the processor.
     Auto,
 }
 
 impl DeviceChoice {
-    /// Replaces [`Self::Auto`] by a device. Looks for a GPU once per process, and logs a warning if there
-    /// is none.
+    /// Resolves [`Self::Auto`], once per process, with a warning if no GPU can be used.
     pub fn resolved(self) -> Self {
         static FOUND: OnceLock<bool> = OnceLock::new();
         if self != Self::Auto {
@@ -45,26 +44,26 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// An invalid selection of devices.
+/// An invalid choice of devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevicesError {
-    /// A name does not name a device.
+    /// An unknown name.
     #[error(
         "unknown device '{0}' (expected cpu, auto, cuda:0, cuda:1, …, several as in cuda:0,cuda:1, or \
          cuda:all)"
     )]
     Unknown(String),
-    /// A list of several devices has one that is not a GPU.
+    /// Another device than a GPU among several devices.
     #[error(
-        "{0} is not a GPU: only GPUs can be combined, because answers of other devices may differ \
-         (another numerics class); start a worker for each"
+        "{0} is not a GPU; only GPUs can be combined, because answers of other devices may differ (another \
+         numerics class): start a worker for each"
     )]
     Mixed(DeviceChoice),
     /// A device is named twice.
     #[error("{0} is named twice")]
     Twice(DeviceChoice),
-    /// Several devices are given where one is needed.
+    /// Several devices where one is needed.
     #[error("expected one device, not {0}")]
     Several(Devices),
 }
@@ -86,20 +85,20 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// The devices of a worker. Each has its own engine, weights and KV blocks.
+/// The devices of a worker: each has an engine with its own weights and KV blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Devices {
-    /// Any one device, or several GPUs.
+    /// One device, or several GPUs.
     List(Vec<DeviceChoice>),
     /// Every GPU that can run the kernels.
     AllGpus,
 }
 
 impl Devices {
-    /// The devices, at least one. Looks for GPUs for [`DeviceChoice::Auto`] and [`Self::AllGpus`].
+    /// Resolves [`Self::AllGpus`] and [`DeviceChoice::Auto`]. Returns at least one device.
     ///
     /// # Errors
-    /// For [`Self::AllGpus`], if no GPU can run the kernels.
+    /// If all GPUs are requested and none can be used.
     pub fn resolved(&self) -> Result<Vec<DeviceChoice>, CudaLoadError> {
         let Self::List(devices) = self else {
             return usable(cuda::count()?, cuda::usable);
@@ -107,10 +106,10 @@ impl Devices {
         Ok(devices.iter().map(|device| device.resolved()).collect())
     }
 
-    /// The only device.
+    /// The device, if there is only one.
     ///
     /// # Errors
-    /// [`DevicesError::Several`] if there may be more than one.
+    /// If there are several devices.
     pub fn one(&self) -> Result<DeviceChoice, DevicesError> {
         match self {
             Self::List(devices) if devices.len() == 1 => Ok(devices[0]),
@@ -119,7 +118,7 @@ impl Devices {
     }
 }
 
-/// The GPUs among the first `count` that can run the kernels. Logs a warning for each other one.
+/// The GPUs, of `count`, that can run the kernels. Logs a warning for each that cannot.
 fn usable(
     count: usize,
     check: impl Fn(usize) -> Result<(), CudaLoadError>,
@@ -130,7 +129,7 @@ fn usable(
         match check(ordinal) {
             Ok(()) => found.push(DeviceChoice::Cuda(ordinal)),
             Err(why) => {
-                tracing::warn!(ordinal, %why, "unusable GPU");
+                tracing::warn!(ordinal, %why, "GPU cannot be used");
                 refused = why;
             }
         }
@@ -172,35 +171,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_parse_from_their_display_text() {
+    fn devices_are_parsed_as_they_are_displayed() {
         for device in [DeviceChoice::Cpu, DeviceChoice::Auto, DeviceChoice::Cuda(3)] {
             assert_eq!(device.to_string().parse(), Ok(device));
             assert_eq!(device.to_string().parse::<Devices>().expect("one").one(), Ok(device));
         }
         for several in ["cuda:0,cuda:1", "cuda:all"] {
-            let devices: Devices = several.parse().expect("several GPUs are valid");
+            let devices: Devices = several.parse().expect("a worker can have several GPUs");
             assert_eq!(devices.to_string(), several);
-            let refused = devices.one().expect_err("several devices").to_string();
+            let refused = devices.one().expect_err("there are several").to_string();
             assert_eq!(refused, format!("expected one device, not {several}"));
         }
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
         for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999", "CPU", "cuda:0,"] {
             assert!(matches!(wrong.parse::<Devices>(), Err(DevicesError::Unknown(_))), "{wrong}");
         }
-        let refused = |names: &str| names.parse::<Devices>().expect_err("invalid");
+        let refused = |names: &str| names.parse::<Devices>().expect_err("the choice is invalid");
         assert_eq!(refused("cuda:0,cpu"), DevicesError::Mixed(DeviceChoice::Cpu));
         assert_eq!(refused("auto,cuda:0"), DevicesError::Mixed(DeviceChoice::Auto));
         assert_eq!(refused("cuda,cuda:1,cuda:0"), DevicesError::Twice(DeviceChoice::Cuda(0)));
     }
 
     #[test]
-    fn unusable_gpus_are_left_out() {
+    fn all_gpus_are_those_that_can_be_used() {
         let too_old = || CudaLoadError::TooOld { name: "old".to_owned(), capability: (7, 5) };
         let second = |ordinal| if ordinal == 1 { Ok(()) } else { Err(too_old()) };
-        assert_eq!(usable(3, second).expect("one is usable"), [DeviceChoice::Cuda(1)]);
-        let none = usable(1, second).expect_err("none is usable");
+        assert_eq!(usable(3, second).expect("one can be used"), [DeviceChoice::Cuda(1)]);
+        let none = usable(1, second).expect_err("none can be used");
         assert!(matches!(none, CudaLoadError::TooOld { .. }), "{none}");
-        let none = usable(0, second).expect_err("there is none");
+        let none = usable(0, second).expect_err("there is no GPU");
         assert!(matches!(none, CudaLoadError::NoDevice { count: 0, .. }), "{none}");
     }
 }
