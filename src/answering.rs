@@ -7,7 +7,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tritmill_client::{
-    BatchFile, BatchProgress, Client, Counts, Identity, Notice, Relay, RelayProgress, Settings,
+    BatchFile, BatchProgress, Client, Identity, Notice, Relay, RelayProgress, Settings,
 };
 use tritmill_queue::{JobState, QueueName, Store, dispatch::MemoryDispatcher};
 use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
@@ -16,6 +16,8 @@ use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worke
 const DISPATCH_LIMIT: usize = 1 << 16;
 /// Lease of the jobs. The file is locked for other processes, so it need not expire.
 const LEASE: Duration = Duration::from_secs(3600);
+/// Commits whose results are not written to the output yet.
+const COMMITS_MAX: usize = 64;
 /// Time for running jobs to finish at a stop, before they are handed back.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -109,7 +111,7 @@ pub async fn answer(
     report(Update::Progress(progress));
 
     let store: Arc<dyn Store> = Arc::new(file.store().clone());
-    let (committed, mut commits) = mpsc::unbounded_channel::<Committed>();
+    let (committed, mut commits) = mpsc::channel::<Committed>(COMMITS_MAX);
     let (relayed, mut relays) = mpsc::unbounded_channel::<RelayProgress>();
     let working: JoinHandle<anyhow::Result<()>> = match answerer {
         Answerer::Local { served, devices, max_sequences } => {
@@ -154,7 +156,7 @@ fn worker(
     served: ServedModel,
     queue: QueueName,
     max_sequences: usize,
-    committed: mpsc::UnboundedSender<Committed>,
+    committed: mpsc::Sender<Committed>,
 ) -> Worker {
     let config = WorkerConfig {
         // Only shown on the pages of a service.
@@ -176,7 +178,7 @@ fn worker(
         events: None,
         served: Arc::new(served),
         config,
-        committed,
+        committed: Some(committed),
         metrics: Arc::new(Metrics::default()),
     }
 }

@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let machine = Machine::read();
     let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect();
     let chosen = arguments.isa.unwrap_or_else(Isa::detect);
-    let bandwidth = measure::memory_bandwidth(machine.cores, machine.available());
+    let bandwidth = measure::memory_bandwidth(machine.cores, machine.memory_available_bytes);
     let peak = measure::product_peak(chosen, machine.cores);
     let folder = std::env::current_dir()?;
     let disk = machine::disk_free_bytes(&folder);
@@ -149,7 +149,7 @@ fn kernels(isas: &[Isa]) -> Check {
 }
 
 fn memory(machine: &Machine) -> Check {
-    let available = machine.available();
+    let available = machine.memory_available_bytes;
     let found = match (machine.memory_bytes, available) {
         (Some(all), Some(free)) => {
             format!("{}, {} available", output::bytes(all), output::bytes(free))

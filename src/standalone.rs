@@ -11,12 +11,14 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tokio::{runtime::Runtime, sync::mpsc};
+use tokio::runtime::Runtime;
 use tritmill_admin::{App, Models};
 use tritmill_client::Client;
 use tritmill_queue::{
-    Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
-    store::SqliteStore,
+    QueueName,
+    dispatch::MemoryDispatcher,
+    events::MemoryEvents,
+    store::{NumericsClasses as _, SqliteStore},
 };
 use tritmill_worker::{Metrics, ServedModel, Worker};
 
@@ -139,8 +141,6 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let models = Models::fixed(served.collect());
     let app = App::new(client, store.clone(), models, arguments.limits.limits());
     let running = admin::start(app, arguments.api, tls).await?;
-    // Without a receiver: commits are counted by the metrics.
-    let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
         store: store.clone(),
         dispatcher,
@@ -148,7 +148,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
         events: Some(events),
         served: Arc::new(ServedModel::new(model, name, class)),
         config: arguments.worker.config(queue, isa),
-        committed,
+        committed: None,
         metrics: Arc::new(Metrics::default()),
     };
     let worker::Arguments { listen, json, .. } = arguments.worker;

@@ -7,10 +7,7 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinHandle,
-};
+use tokio::{sync::watch, task::JoinHandle};
 use tritmill_engine::{files::Model, load::EngineOptions};
 use tritmill_queue::{
     QueueName,
@@ -163,8 +160,6 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
     let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
     let metrics = Arc::new(Metrics::with_dispatcher(&dispatcher));
     let config = arguments.config(queue.clone(), isa);
-    // Without a receiver: commits are counted by the metrics.
-    let (committed, _) = mpsc::unbounded_channel();
     let worker = Worker {
         store: keeper.store(),
         events: Some(Arc::new(dispatcher.events())),
@@ -172,7 +167,7 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         operations: keeper.operations(),
         served: Arc::new(ServedModel::new(model, name, class.clone())),
         config,
-        committed,
+        committed: None,
         metrics: Arc::clone(&metrics),
     };
     runtime.block_on(async {

@@ -1,5 +1,5 @@
-//! What the store of the fast mode does beyond the suite: jobs and entries in one step, bounds,
-//! restarts of Redis, retention, strings that others wrote.
+//! The store of the fast mode, beyond the conformance suite: jobs and entries in one step, limits,
+//! restarts of Redis, retention, foreign strings.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -33,7 +33,7 @@ async fn pull(dispatcher: &RedisDispatcher, consumer: &str, max: usize) -> Vec<D
     dispatcher.pull(Pull { queue: &queue, consumer, max, wait }).await.unwrap()
 }
 
-/// Delivered, claimed, answered, acknowledged; how many.
+/// Pulls, claims, answers and acknowledges jobs; returns how many.
 async fn answer_all(dispatcher: &RedisDispatcher, store: &RedisStore, consumer: &str) -> usize {
     let mut count = 0;
     loop {
@@ -57,7 +57,7 @@ async fn command<T: redis::FromRedisValue>(redis: &Redis, words: &[&str]) -> T {
 }
 
 #[tokio::test]
-async fn accepted_jobs_are_delivered_once_however_often_they_are_submitted() {
+async fn job_submitted_repeatedly_is_delivered_once() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);
     let mut jobs: Vec<Job> = (0..1200).map(|_| job()).collect();
@@ -69,13 +69,13 @@ async fn accepted_jobs_are_delivered_once_however_often_they_are_submitted() {
     store.accept(&jobs).await.unwrap();
     let progress = store.progress(None).await.unwrap();
     assert_eq!((progress.queued, dispatcher.depth(&queue()).await.unwrap()), (1200, 1200));
-    // Nobody needs to be told of them.
+    // Accepted jobs already have their entries.
     assert!(store.queued(&queue(), None, 10).await.unwrap().is_empty());
     assert_eq!(answer_all(&dispatcher, &store, "w").await, 1200);
     let progress = store.progress(None).await.unwrap();
     assert_eq!((progress.queued, progress.completed, progress.prompt_tokens), (0, 1200, 3600));
     assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 0);
-    // A submission after the end changes nothing.
+    // Submitting a finished job again changes nothing.
     store.accept(&jobs).await.unwrap();
     assert!(pull(&dispatcher, "w", 1).await.is_empty());
     let waiting: Vec<String> = command(&redis, &["KEYS", "*:ids"]).await;
@@ -83,7 +83,7 @@ async fn accepted_jobs_are_delivered_once_however_often_they_are_submitted() {
 }
 
 #[tokio::test]
-async fn a_full_queue_refuses_a_chunk_whole_and_repeats_are_no_excess() {
+async fn full_queue_refuses_whole_chunk_and_ignores_known_jobs() {
     let redis = Redis::start().unwrap();
     let limit = BacklogLimit { entries: 10, tokens: 1 << 40 };
     let dispatcher = RedisDispatcher::new(&redis.url(), limit).unwrap();
@@ -99,7 +99,7 @@ async fn a_full_queue_refuses_a_chunk_whole_and_repeats_are_no_excess() {
 }
 
 #[tokio::test]
-async fn a_scheduled_job_is_fed_when_it_is_due_and_a_past_one_at_once() {
+async fn scheduled_job_is_enqueued_when_due_and_past_one_at_once() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -119,7 +119,7 @@ async fn a_scheduled_job_is_fed_when_it_is_due_and_a_past_one_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn workers_of_the_same_queue_share_no_job() {
+async fn workers_of_one_queue_never_run_the_same_job() {
     let redis = Redis::start().unwrap();
     let (_, store) = connect(&redis);
     let jobs: Vec<Job> = (0..2000).map(|_| job()).collect();
@@ -144,7 +144,7 @@ async fn workers_of_the_same_queue_share_no_job() {
 }
 
 #[tokio::test]
-async fn a_redis_that_syncs_every_command_loses_nothing_when_it_is_killed() {
+async fn redis_with_appendfsync_always_loses_nothing_when_killed() {
     let mut redis = Redis::start_durable().unwrap();
     let (dispatcher, store) = connect(&redis);
     let jobs: Vec<Job> = (0..700).map(|_| job()).collect();
@@ -164,7 +164,7 @@ async fn a_redis_that_syncs_every_command_loses_nothing_when_it_is_killed() {
 }
 
 #[tokio::test]
-async fn what_is_over_expires_with_its_errors_and_is_then_unknown() {
+async fn finished_job_expires_with_its_errors() {
     let redis = Redis::start().unwrap();
     let (dispatcher, _) = connect(&redis);
     let store = dispatcher.store(queue(), Duration::from_millis(50));
@@ -194,14 +194,14 @@ async fn what_is_over_expires_with_its_errors_and_is_then_unknown() {
 }
 
 #[tokio::test]
-async fn strings_of_others_hold_up_nobody() {
+async fn foreign_strings_do_not_block_jobs() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);
     let jobs: Vec<Job> = (0..4).map(|_| job()).collect();
     store.accept(&jobs).await.unwrap();
     let key = |index: usize| format!("tm:{{tiny:i2_s}}:job:{}", jobs[index].id);
     let _: String = command(&redis, &["SET", &key(0), "garbage"]).await;
-    // A head that is right, before a job that is not.
+    // A valid header before an invalid job.
     let _: i64 = command(&redis, &["SETRANGE", &key(1), "60", "garbage"]).await;
     let claims = store.claim(&ids(&jobs), by("w")).await.unwrap();
     let claimed: Vec<JobId> = claims.iter().map(|claim| claim.job.id).collect();
@@ -212,7 +212,7 @@ async fn strings_of_others_hold_up_nobody() {
 }
 
 #[tokio::test]
-async fn jobs_of_another_queue_and_a_second_class_are_refused() {
+async fn other_queue_and_second_class_are_refused() {
     let redis = Redis::start().unwrap();
     let (_, store) = connect(&redis);
     let mut other = job();
@@ -231,7 +231,7 @@ async fn jobs_of_another_queue_and_a_second_class_are_refused() {
 }
 
 #[tokio::test]
-async fn a_redis_that_evicts_is_unfit_and_a_full_one_is_busy() {
+async fn evicting_redis_is_refused_and_full_one_is_busy() {
     let redis = Redis::start().unwrap();
     let (_, store) = connect(&redis);
     store.check().await.unwrap();
@@ -256,7 +256,7 @@ async fn a_redis_that_evicts_is_unfit_and_a_full_one_is_busy() {
     store.check().await.unwrap();
     let refused = store.accept(&[job()]).await.unwrap_err();
     assert!(matches!(refused, AcceptError::Dispatch(DispatchError::Busy { .. })), "{refused}");
-    // What runs ends all the same.
+    // Running jobs still finish.
     assert_eq!(
         store.finish(&[finished(claims[0].claim_ref(), answer("x"))]).await.unwrap().len(),
         1
@@ -264,7 +264,7 @@ async fn a_redis_that_evicts_is_unfit_and_a_full_one_is_busy() {
 }
 
 #[tokio::test]
-async fn deleting_everything_leaves_no_key() {
+async fn deleting_everything_leaves_no_keys() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);
     let mut jobs: Vec<Job> = (0..6).map(|_| job()).collect();

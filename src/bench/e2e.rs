@@ -17,10 +17,9 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tritmill_client::{Client, JobBuilder};
 use tritmill_engine::{
-    Engine, Request,
+    Engine, Request, SamplingParams,
     files::Model,
     load::{self, EngineOptions},
-    sampler::SamplingParams,
 };
 use tritmill_queue::{Job, JobId, QueueName, Sampling};
 use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
@@ -209,7 +208,7 @@ fn through_engine(engine: &mut Engine, work: &Work, round: usize) -> anyhow::Res
 struct Fleet {
     client: Client,
     queue: QueueName,
-    commits: mpsc::UnboundedReceiver<Committed>,
+    commits: mpsc::Receiver<Committed>,
     stop: watch::Sender<Stop>,
     working: tokio::task::JoinHandle<Result<(), tritmill_worker::WorkerError>>,
 }
@@ -218,7 +217,7 @@ impl Fleet {
     fn start(bench: &Bench, model: &Arc<Model>, options: &EngineOptions) -> anyhow::Result<Self> {
         let engine = load::engine(model, options)?;
         let class = engine.backend().numerics_class().to_owned();
-        let (committed, commits) = mpsc::unbounded_channel();
+        let (committed, commits) = mpsc::channel(1024);
         let (stop, stopped) = watch::channel(Stop::No);
         let worker = Worker {
             store: bench.store.clone(),
@@ -237,7 +236,7 @@ impl Fleet {
                 step_limit: Duration::from_secs(600),
                 mode: Mode::Service,
             },
-            committed,
+            committed: Some(committed),
             metrics: Arc::new(Metrics::default()),
         };
         let device = Device { name: options.device.to_string(), engine };

@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let options = arguments.run.engine_on_one()?;
     let mut backend = load::backend(&model, &options, workload.block_count())?;
     let (kernels, threads) = (options.kernels(), options.threads());
-    let reads = MemoryReads::new(threads, Machine::read().available());
+    let reads = MemoryReads::new(threads, Machine::read().memory_available_bytes);
     let mut rates = vec![reads.bytes_per_s()];
     let speeds = measure::run(backend.as_mut(), &workload, |repetition| {
         eprintln!("repetition {} of {}", repetition + 1, workload.repetitions);
