@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError};
 use tritmill_queue::{
     JobEvent, JobId, JobState, Outcome, QueueName,
-    store::{JobRecord, PostgresStore, workers::Worker},
+    store::{JobRecord, PostgresStore, Workers as _, workers::Worker},
 };
 
 use crate::{

@@ -10,7 +10,7 @@ use serde_json::json;
 use tritmill_queue::{
     Dispatcher as _, Entry, Job, JobId, QueueName, Tenant,
     store::{
-        PostgresStore,
+        DeadLetters as _, NumericsClasses as _, PostgresStore, QueueSettings as _, Workers as _,
         queue_settings::{QueueOverview, QueueState},
     },
 };

@@ -9,7 +9,9 @@ use tritmill_client::Client;
 use tritmill_queue::{
     JobId, Operations, QueueName, Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{PostgresOptions, PostgresStore, RedisStore, classes::ClassError},
+    store::{
+        NumericsClasses as _, PostgresOptions, PostgresStore, RedisStore, classes::ClassError,
+    },
 };
 
 /// The servers that producers and workers share.

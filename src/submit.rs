@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError, LineReader, RawLine, parse_line};
 use tritmill_queue::{
     Job, JobId, Priority, QueueName, Tenant, Timestamp, TraceParent,
-    store::{FAST_RETENTION, PostgresStore, workers::Worker},
+    store::{FAST_RETENTION, PostgresStore, Workers as _, workers::Worker},
 };
 
 use crate::{

@@ -17,7 +17,7 @@ use tritmill_engine::{
 };
 use tritmill_queue::{
     Claimant, Completion, Job, JobId, JobState, Outcome, Prompt, Store,
-    store::{SqliteStore, classes::ClassError},
+    store::{NumericsClasses as _, SqliteStore, classes::ClassError},
     wire,
 };
 use tritmill_worker::{Device, Metrics, Mode, ServedModel, Stop, Worker};
