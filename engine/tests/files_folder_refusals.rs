@@ -1,4 +1,4 @@
-//! What a Hugging Face folder can say that must not be half-read.
+//! Hugging Face folders that must be refused as a whole.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -11,24 +11,25 @@ use tritmill_engine::{
     files::{Model, ModelError, Problem, hf_config, shard_names},
 };
 
-/// The error message for a `config.json` after an edit.
-fn config_refusal(folder: &str, edit: impl FnOnce(&mut Value)) -> String {
+/// Parses a `config.json` after an edit.
+fn parsed(folder: &str, edit: impl FnOnce(&mut Value)) -> Result<hf_config::HfConfig, ModelError> {
     let bytes = std::fs::read(golden(folder).join("config.json")).unwrap();
     let mut json = serde_json::from_slice(&bytes).unwrap();
     edit(&mut json);
-    let parsed = hf_config::parse(json.to_string().as_bytes());
-    parsed.expect_err("the configuration must be refused").to_string()
+    hf_config::parse(json.to_string().as_bytes())
+}
+
+/// The error message for a `config.json` after an edit.
+fn config_refusal(folder: &str, edit: impl FnOnce(&mut Value)) -> String {
+    parsed(folder, edit).expect_err("the configuration must be refused").to_string()
 }
 
 fn accepted(folder: &str, edit: impl FnOnce(&mut Value)) -> hf_config::HfConfig {
-    let bytes = std::fs::read(golden(folder).join("config.json")).unwrap();
-    let mut json = serde_json::from_slice(&bytes).unwrap();
-    edit(&mut json);
-    hf_config::parse(json.to_string().as_bytes()).unwrap()
+    parsed(folder, edit).unwrap()
 }
 
 #[test]
-fn keys_that_change_the_mathematics_are_refused_by_name() {
+fn keys_that_change_the_computation_are_refused_by_name() {
     for (key, value) in [
         ("model_type", json!("mistral")),
         ("hidden_act", json!("gelu")),
@@ -53,7 +54,7 @@ fn keys_that_change_the_mathematics_are_refused_by_name() {
 }
 
 #[test]
-fn quantization_details_that_are_not_understood_are_refused_by_name() {
+fn unknown_quantization_settings_are_refused_by_name() {
     for (key, value) in [
         ("quant_method", json!("gptq")),
         ("linear_class", json!("linear4bit")),
@@ -73,7 +74,7 @@ fn quantization_details_that_are_not_understood_are_refused_by_name() {
 }
 
 #[test]
-fn values_that_change_nothing_and_unknown_keys_are_accepted() {
+fn neutral_values_and_unknown_keys_are_accepted() {
     let plain = accepted("llama-tiny", |_| {});
     let decorated = accepted("llama-tiny", |config| {
         config["sliding_window"] = json!(4096);
@@ -146,7 +147,7 @@ fn weights_refusal(
 const GATE: &str = "model.layers.1.mlp.gate_proj.weight";
 
 #[test]
-fn tensors_without_a_role_are_refused_by_name() {
+fn unknown_tensors_are_refused_by_name() {
     for name in ["model.layers.0.self_attn.q_proj.bias", "model.layers.4.mlp.up_proj.weight"] {
         let error = weights_refusal("bitnet-tiny", |header, _| {
             header.insert(
@@ -196,7 +197,7 @@ fn offsets_outside_the_file_and_overlaps_are_refused() {
 }
 
 #[test]
-fn a_header_longer_than_the_file_is_refused() {
+fn header_longer_than_the_file_is_refused() {
     let folder = Folder::copy("bitnet-tiny");
     let path = folder.path().join("model.safetensors");
     for len in [u64::MAX, 1 << 60, 50_000_000] {
@@ -228,7 +229,7 @@ fn code_three_is_an_error_with_tensor_and_offset() {
 }
 
 #[test]
-fn scales_that_are_no_positive_numbers_are_refused() {
+fn scales_that_are_not_positive_numbers_are_refused() {
     for bits in [0x0000u16, 0x7fc0, 0x7f80, 0xbf80] {
         let error = weights_refusal("bitnet-tiny", |header, data| {
             let at = header[&format!("{GATE}_scale")]["data_offsets"][0].as_u64().unwrap() as usize;
@@ -298,44 +299,39 @@ fn missing_files_are_named() {
     assert!(Model::open(folder.path()).unwrap_err().to_string().contains("SentencePiece"));
 }
 
-fn tokenizer_refusal(edit: impl FnOnce(&mut Value)) -> String {
+/// Checks that an edited tokenizer is refused with an error that contains `name`.
+fn tokenizer_refused(name: &str, edit: impl FnOnce(&mut Value)) {
     let folder = Folder::copy("bitnet-tiny");
     folder.edit_json("tokenizer.json", edit);
-    Model::open(folder.path()).expect_err("the tokenizer must be refused").to_string()
+    let error = Model::open(folder.path()).expect_err("the tokenizer must be refused");
+    assert!(error.to_string().contains(name), "{error}");
 }
 
 #[test]
 fn tokenizers_that_are_not_byte_level_bpe_are_refused_by_key() {
-    let message = tokenizer_refusal(|json| json["model"]["type"] = json!("Unigram"));
-    assert!(message.contains("model.type"), "{message}");
-    let message = tokenizer_refusal(|json| json["model"]["byte_fallback"] = json!(true));
-    assert!(message.contains("byte_fallback"), "{message}");
-    let message = tokenizer_refusal(|json| json["model"]["dropout"] = json!(0.1));
-    assert!(message.contains("dropout"), "{message}");
-    let message = tokenizer_refusal(|json| json["pre_tokenizer"] = json!({ "type": "Whitespace" }));
-    assert!(message.contains("pre_tokenizer"), "{message}");
-    let message = tokenizer_refusal(|json| json["decoder"] = json!({ "type": "WordPiece" }));
-    assert!(message.contains("decoder"), "{message}");
+    tokenizer_refused("model.type", |json| json["model"]["type"] = json!("Unigram"));
+    tokenizer_refused("byte_fallback", |json| json["model"]["byte_fallback"] = json!(true));
+    tokenizer_refused("dropout", |json| json["model"]["dropout"] = json!(0.1));
+    tokenizer_refused("pre_tokenizer", |json| {
+        json["pre_tokenizer"] = json!({ "type": "Whitespace" })
+    });
+    tokenizer_refused("decoder", |json| json["decoder"] = json!({ "type": "WordPiece" }));
 }
 
 #[test]
 fn token_ids_that_do_not_fit_are_refused() {
-    let message = tokenizer_refusal(|json| {
+    tokenizer_refused("1024", |json| {
         let mut token = json["added_tokens"][4].clone();
         (token["id"], token["content"]) = (json!(1024), json!("<|one_more|>"));
         json["added_tokens"].as_array_mut().unwrap().push(token);
     });
-    assert!(message.contains("1024"), "{message}");
-    let message = tokenizer_refusal(|json| json["model"]["vocab"]["zzz"] = json!(u32::MAX));
-    assert!(message.contains("zzz"), "{message}");
-    let message = tokenizer_refusal(|json| json["model"]["vocab"]["zzz"] = json!(5));
-    assert!(message.contains("two tokens"), "{message}");
-    let message = tokenizer_refusal(|json| json["added_tokens"][4]["id"] = json!(900));
-    assert!(message.contains("900"), "{message}");
+    tokenizer_refused("zzz", |json| json["model"]["vocab"]["zzz"] = json!(u32::MAX));
+    tokenizer_refused("two tokens", |json| json["model"]["vocab"]["zzz"] = json!(5));
+    tokenizer_refused("900", |json| json["added_tokens"][4]["id"] = json!(900));
 }
 
 #[test]
-fn truncation_and_padding_of_the_file_are_switched_off() {
+fn truncation_and_padding_of_the_file_are_ignored() {
     let folder = Folder::copy("bitnet-tiny");
     folder.edit_json("tokenizer.json", |json| {
         json["truncation"] =

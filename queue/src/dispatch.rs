@@ -1,8 +1,8 @@
-//! What hands jobs to workers: the [`Dispatcher`] trait.
+//! The [`Dispatcher`] trait: delivers jobs to workers.
 //!
-//! A dispatcher orders ids: priorities weighted 16:4:1, first in first out within one. It may lose
-//! everything at any time; whoever feeds it asks the store what is unfinished. So a delivery is a
-//! hint, and only a claim in the store makes a job somebody's.
+//! A dispatcher orders job ids: priorities are weighted 16:4:1, and each is first in, first out. It may
+//! lose everything at any time; reconcilers enqueue again what the store has queued. So a delivery is
+//! only a hint: a worker owns a job once it has claimed it in the store.
 //!
 //! [`MemoryDispatcher`] serves one process, [`RedisDispatcher`] many.
 
@@ -20,18 +20,18 @@ pub use redis::{Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
 
 use crate::job::{JobId, Priority, QueueName, Tenant};
 
-/// What a dispatcher keeps of a job.
+/// A job as a dispatcher keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// The job.
     pub id: JobId,
-    /// Where it waits.
+    /// Its queue.
     pub queue: QueueName,
-    /// How urgent it is.
+    /// Its priority.
     pub priority: Priority,
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: Tenant,
-    /// Tokens it is expected to take, for fairness between tenants and for admission.
+    /// Tokens it is expected to use, for fairness between tenants and for admission.
     pub cost: u32,
 }
 
@@ -40,113 +40,96 @@ pub struct Entry {
 pub struct Delivery {
     /// The job.
     pub id: JobId,
-    /// Names this delivery to the dispatcher (a stream entry's id).
+    /// Identifies this delivery to the dispatcher (a stream key and entry id).
     pub receipt: String,
-    /// How often the entry was delivered, this time included. A poison cap, not the attempts.
+    /// How often the entry was delivered, including this time. Not the number of attempts.
     pub deliveries: u32,
 }
 
-/// A consumer's wish for work.
+/// A request for entries.
 #[derive(Debug, Clone)]
 pub struct Pull<'a> {
-    /// The queue it serves.
+    /// The queue to take from.
     pub queue: &'a QueueName,
     /// Name of the process incarnation.
     pub consumer: &'a str,
-    /// Entries it has room for.
+    /// Most entries to take.
     pub max: usize,
-    /// How long to wait for the first.
+    /// Longest wait for the first entry.
     pub wait: Duration,
 }
 
-/// A dispatcher that did not do as told.
+/// A dispatcher operation failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DispatchError {
-    /// The queue is at its bound; nothing was taken.
+    /// The queue is full; nothing was added.
     #[error("queue {queue} is full at {limit}")]
     Busy {
         /// The queue.
         queue: QueueName,
-        /// The bound that would be passed.
+        /// The limit that would be exceeded.
         limit: Limit,
         /// When to try again.
         retry_after: Duration,
     },
-    /// The dispatcher cannot be reached; the store goes on being the truth.
+    /// The dispatcher cannot be reached. The store still has all jobs.
     #[error("dispatcher unavailable: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Hands jobs to workers in order of priority. May lose everything.
+/// Delivers jobs to workers by priority. May lose everything.
 #[async_trait]
 pub trait Dispatcher: Send + Sync {
-    /// Adds entries at the ends of their queues, all of them or none; returns how many were news. An
-    /// entry that is already waiting or delivered stays as it is.
+    /// Adds entries at the ends of their queues, all or none; returns how many were new. Entries that
+    /// are already waiting or delivered stay as they are.
     ///
     /// # Errors
-    /// [`DispatchError::Busy`] over the bound.
+    /// [`DispatchError::Busy`] if a queue would exceed its limit.
     async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError>;
 
-    /// Whether there is room for so much more: within the dispatcher's bounds and the queue's
-    /// quotas. A single entry finds room where nothing of its kind waits, however large it is: else
-    /// it never would. Concurrent producers may each be told yes; a bound is passed by no more than what
-    /// they submit at once.
+    /// Checks that the demand fits the dispatcher's limits and the queue's quotas. A single entry always
+    /// fits if no other entry counts towards the limit: otherwise a large one would never be accepted.
+    /// Concurrent callers are checked separately, so they may exceed a limit by what they submit at
+    /// once.
     ///
     /// # Errors
-    /// [`DispatchError::Busy`] over a bound.
+    /// [`DispatchError::Busy`] if a limit would be exceeded.
     async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError>;
 
-    /// Takes up to `max` entries, high before normal before low by weight; waits up to `wait` for
-    /// the first, then returns what is there.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Takes up to `max` entries by weighted priority; waits up to `wait` for the first, then returns
+    /// what is available.
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError>;
 
-    /// Forgets delivered entries for good, after the store's commit. Only deliveries that are
-    /// still the consumer's count; returns how many did.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Removes delivered entries after the store's commit, if they still belong to the consumer; returns
+    /// how many did.
     async fn acknowledge(
         &self,
         consumer: &str,
         deliveries: &[Delivery],
     ) -> Result<usize, DispatchError>;
 
-    /// Gives delivered entries back to the front of their queues, for others at once.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Returns delivered entries to the front of their queues, where others can take them at once;
+    /// returns how many still belonged to the consumer.
     async fn hand_back(
         &self,
         consumer: &str,
         deliveries: &[Delivery],
     ) -> Result<usize, DispatchError>;
 
-    /// Says that the consumer still works on these, so that nobody reclaims them; returns those that
-    /// are its own no more. Only a hint about speed: the lease is in the store.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Resets the idle time of deliveries that still belong to the consumer, so that others do not
+    /// reclaim them; returns the rest. The lease that counts is in the store.
     async fn renew(
         &self,
         consumer: &str,
         deliveries: &[Delivery],
     ) -> Result<Vec<Delivery>, DispatchError>;
 
-    /// Takes up to `pull.max` entries that other consumers were delivered but have not renewed for
-    /// `idle`; does not wait. Their claims in the store may still live: the caller tries.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Takes over up to `pull.max` entries of other consumers that were not renewed for `idle`; does not
+    /// wait. Their claims in the store may still be valid; then the caller's claim is refused.
     async fn reclaim(&self, pull: Pull<'_>, idle: Duration)
     -> Result<Vec<Delivery>, DispatchError>;
 
-    /// Entries waiting in a queue, delivered ones not counted.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Number of entries waiting in a queue, without delivered ones.
     async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError>;
 }

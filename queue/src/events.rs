@@ -1,8 +1,8 @@
-//! What happens to a job, as it happens: a capped, expiring stream per job, in Redis or in memory.
+//! Events of jobs: a capped stream per job that expires, in Redis or in memory.
 //!
-//! Workers write, coalesced; a subscriber reads from the start, however late it comes, and then
-//! waits for more. It is a convenience, not a record: the stream may be cut at its cap, expire or
-//! vanish, and a subscriber then asks the store, which has the result.
+//! Workers publish merged events; a subscriber reads from the start, however late it comes, and then
+//! waits for more. Events are not a record: a stream may be cut at its cap, expire or be lost, and the
+//! subscriber then gets the result from the store.
 
 mod memory;
 
@@ -19,37 +19,37 @@ use crate::{
     wire,
 };
 
-/// Events that a job's stream holds, roughly: Redis cuts whole nodes.
+/// Approximate cap of a job's stream: Redis trims whole nodes.
 const EVENTS_MAX: usize = 16 << 10;
-/// How long a stream outlives its last event.
+/// How long a stream is kept after its last event.
 const EXPIRE: Duration = Duration::from_secs(3600);
 /// Events of one read.
 const READ_MAX: usize = 256;
 
-/// Something that happened to a job.
+/// An event of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum JobEvent {
-    /// It waits, for the first time or again.
+    /// It was queued, for the first time or again.
     Queued,
-    /// A worker took it. Deltas of an earlier attempt are void.
+    /// A worker started it. Deltas of an earlier attempt are void.
     Started,
     /// Text was generated.
     Delta {
-        /// Which of the job's choices.
+        /// Index of the job's choice.
         choice: u32,
-        /// What is added to it.
+        /// Text to append to it.
         text: String,
     },
-    /// It is over; the store has the rest.
+    /// It reached a terminal state; the store has the result.
     Finished {
-        /// How it ended.
+        /// The terminal state.
         state: JobState,
     },
 }
 
-/// Where a subscriber is in a job's events. The default is before the first.
+/// Position of a subscriber in a job's events. The default is before the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct EventId {
     ms: u64,
@@ -62,7 +62,7 @@ impl fmt::Display for EventId {
     }
 }
 
-/// Text that is no [`EventId`].
+/// Text that is not an [`EventId`].
 #[derive(Debug, thiserror::Error)]
 #[error("an event id is two numbers with a hyphen between them")]
 pub struct BadEventId;
@@ -77,19 +77,13 @@ impl FromStr for EventId {
     }
 }
 
-/// Where workers tell what happens to jobs, and subscribers hear it.
+/// Publishes and reads events of jobs.
 #[async_trait]
 pub trait Events: Send + Sync {
-    /// Appends events to a job's stream, in order.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`]. Whoever writes may go on without: events are no record.
+    /// Appends events to a job's stream, in order. Callers may ignore a failure.
     async fn publish(&self, job: JobId, events: &[JobEvent]) -> Result<(), DispatchError>;
 
     /// A job's events after `after`, oldest first; waits up to `wait` for the first.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
     async fn read_events(
         &self,
         job: JobId,
@@ -129,10 +123,7 @@ impl RedisEvents {
         Self { connections }
     }
 
-    /// Appends events to a job's stream, in order.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`]. Whoever writes may go on without: events are no record.
+    /// Appends events to a job's stream, in order. Callers may ignore a failure.
     pub async fn publish(&self, job: JobId, events: &[JobEvent]) -> Result<(), DispatchError> {
         if events.is_empty() {
             return Ok(());
@@ -161,11 +152,8 @@ impl RedisEvents {
         self.publish(job, &[JobEvent::Delta { choice, text: text.to_owned() }]).await
     }
 
-    /// A job's events after `after`, oldest first; waits up to `wait` for the first. Entries that
-    /// are no events are passed over.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// A job's events after `after`, oldest first; waits up to `wait` for the first. Entries that are
+    /// not events are skipped.
     pub async fn read_events(
         &self,
         job: JobId,
@@ -184,7 +172,7 @@ impl RedisEvents {
         }
     }
 
-    /// One read: the last id seen, and what decoded.
+    /// One read: the last id seen, and the decoded events.
     async fn read(
         &self,
         job: JobId,
@@ -210,7 +198,7 @@ impl RedisEvents {
             let bytes: Option<Vec<u8>> = entry.get("e");
             match bytes.map(|bytes| wire::decode(&bytes)) {
                 Some(Ok(event)) => events.push((id, event)),
-                _ => tracing::warn!(%job, %id, "passed over an entry that is no event"),
+                _ => tracing::warn!(%job, %id, "skipped an entry that is not an event"),
             }
         }
         Ok((last, events))
@@ -222,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn event_ids_are_read_from_their_own_text() {
+    fn event_ids_round_trip_through_text() {
         let id: EventId = "1700000000000-7".parse().expect("an id");
         assert_eq!(id.to_string(), "1700000000000-7");
         assert!(EventId::default() < id);

@@ -17,6 +17,7 @@
     reason = "the modules in store/sql are compiled for both databases"
 )]
 
+mod backoff;
 pub mod dispatch;
 pub mod events;
 pub mod job;
@@ -27,6 +28,7 @@ pub mod store;
 mod trace;
 pub mod wire;
 
+pub use backoff::Backoff;
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
 pub use events::{EventId, JobEvent};
 pub use job::{

@@ -16,9 +16,10 @@ use std::{
 use conformance::{answer, by, finished, job};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use tritmill_queue::store::Maintenance as _;
 use tritmill_queue::{
     Job, JobId, JobState, Store, Tenant, Timestamp,
-    store::{Maintained, Maintenance as _, PostgresStore, RETENTION_DEFAULT, Submission},
+    store::{Maintained, PostgresStore, RETENTION_DEFAULT, Submission},
 };
 use tritmill_servers::Postgres;
 use uuid::Uuid;

@@ -1,5 +1,5 @@
-//! What the Redis store does beyond the suite: submission with entries, limits, restarts, retention,
-//! unreadable jobs.
+//! The store of the fast mode, beyond the conformance suite: jobs and entries in one step, limits,
+//! restarts of Redis, retention, foreign strings.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -57,7 +57,7 @@ async fn command<T: redis::FromRedisValue>(redis: &Redis, words: &[&str]) -> T {
 }
 
 #[tokio::test]
-async fn repeated_submission_delivers_a_job_once() {
+async fn job_submitted_repeatedly_is_delivered_once() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);
     let mut jobs: Vec<Job> = (0..1200).map(|_| job()).collect();
@@ -69,7 +69,7 @@ async fn repeated_submission_delivers_a_job_once() {
     store.accept(&jobs).await.unwrap();
     let progress = store.progress(None).await.unwrap();
     assert_eq!((progress.queued, dispatcher.depth(&queue()).await.unwrap()), (1200, 1200));
-    // They are not delivered again.
+    // Accepted jobs already have their entries.
     assert!(store.queued(&queue(), None, 10).await.unwrap().is_empty());
     assert_eq!(answer_all(&dispatcher, &store, "w").await, 1200);
     let progress = store.progress(None).await.unwrap();
@@ -83,7 +83,7 @@ async fn repeated_submission_delivers_a_job_once() {
 }
 
 #[tokio::test]
-async fn full_queue_refuses_whole_chunks_and_ignores_repeats() {
+async fn full_queue_refuses_whole_chunk_and_ignores_known_jobs() {
     let redis = Redis::start().unwrap();
     let limit = BacklogLimit { entries: 10, tokens: 1 << 40 };
     let dispatcher = RedisDispatcher::new(&redis.url(), limit).unwrap();
@@ -99,7 +99,7 @@ async fn full_queue_refuses_whole_chunks_and_ignores_repeats() {
 }
 
 #[tokio::test]
-async fn scheduled_job_is_enqueued_when_due() {
+async fn scheduled_job_is_enqueued_when_due_and_past_one_at_once() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -119,7 +119,7 @@ async fn scheduled_job_is_enqueued_when_due() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn workers_of_a_queue_never_share_a_job() {
+async fn workers_of_one_queue_never_run_the_same_job() {
     let redis = Redis::start().unwrap();
     let (_, store) = connect(&redis);
     let jobs: Vec<Job> = (0..2000).map(|_| job()).collect();
@@ -144,7 +144,7 @@ async fn workers_of_a_queue_never_share_a_job() {
 }
 
 #[tokio::test]
-async fn redis_with_fsync_always_survives_a_kill() {
+async fn redis_with_appendfsync_always_loses_nothing_when_killed() {
     let mut redis = Redis::start_durable().unwrap();
     let (dispatcher, store) = connect(&redis);
     let jobs: Vec<Job> = (0..700).map(|_| job()).collect();
@@ -164,7 +164,7 @@ async fn redis_with_fsync_always_survives_a_kill() {
 }
 
 #[tokio::test]
-async fn finished_jobs_expire_with_their_errors() {
+async fn finished_job_expires_with_its_errors() {
     let redis = Redis::start().unwrap();
     let (dispatcher, _) = connect(&redis);
     let store = dispatcher.store(queue(), Duration::from_millis(50));
@@ -194,7 +194,7 @@ async fn finished_jobs_expire_with_their_errors() {
 }
 
 #[tokio::test]
-async fn unreadable_job_does_not_stop_its_neighbours() {
+async fn foreign_strings_do_not_block_jobs() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);
     let jobs: Vec<Job> = (0..4).map(|_| job()).collect();
@@ -231,7 +231,7 @@ async fn other_queue_and_second_class_are_refused() {
 }
 
 #[tokio::test]
-async fn evicting_redis_is_refused_and_full_redis_is_busy() {
+async fn evicting_redis_is_refused_and_full_one_is_busy() {
     let redis = Redis::start().unwrap();
     let (_, store) = connect(&redis);
     store.check().await.unwrap();
@@ -264,7 +264,7 @@ async fn evicting_redis_is_refused_and_full_redis_is_busy() {
 }
 
 #[tokio::test]
-async fn deleting_all_jobs_leaves_no_key() {
+async fn deleting_everything_leaves_no_keys() {
     let redis = Redis::start().unwrap();
     let (dispatcher, store) = connect(&redis);
     let mut jobs: Vec<Job> = (0..6).map(|_| job()).collect();

@@ -1,4 +1,4 @@
-//! `tritmill bench`: how fast this machine is.
+//! `tritmill bench`: benchmarks of this machine.
 
 mod e2e;
 mod engine;
@@ -10,22 +10,22 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-/// What can be measured.
+/// Benchmarks.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Steps of a model: prefill and decode at several batch sizes
+    /// Measure the engine: prefill and decode at several batch sizes
     Engine(engine::Arguments),
-    /// Each kernel of a GPU's steps, beside what the device can do at most
+    /// Compare each kernel of a GPU's steps with the device's maximum
     Kernels(kernels::Arguments),
-    /// Steps of a model on a GPU with other values of the constants that choose its kernels
+    /// Compare values of the constants that choose the kernels of a GPU's steps
     Tuning(tuning::Arguments),
-    /// The way of a job through Redis and Postgres, without a model
+    /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
-    /// A model through the queue, beside the same engine alone
+    /// Compare a model behind the queue with the same engine alone
     E2e(e2e::Arguments),
 }
 
-/// Runs one of them.
+/// Runs a command.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Engine(arguments) => engine::run(&arguments),

@@ -1,7 +1,9 @@
-//! The engine on its own thread: compute never runs on, and is never waited for by, the async side.
+//! The engine on its own thread, so that computing never blocks the async side.
 //!
-//! Requests go in through a channel, their ends come out through another. The thread sleeps while
-//! the engine is idle and ends when the other side is dropped.
+//! Commands go in through one bounded channel and reports come out through another. The async side
+//! never waits to send a command; the engine waits when its reports are not read. So the two cannot
+//! wait for each other. The thread sleeps while the engine is idle and ends when the other side is
+//! dropped.
 
 use std::{
     collections::HashMap,
@@ -20,181 +22,196 @@ use tritmill_queue::ClaimRef;
 
 use crate::metrics::Metrics;
 
-/// What the engine is told.
+/// Commands that the engine has not read yet. It reads them between two steps, and a claim causes
+/// two.
+const COMMANDS_MAX: usize = 4096;
+/// Reports that the worker has not read yet.
+const REPORTS_MAX: usize = 1024;
+/// New tokens of a request before its progress is reported again.
+const PROGRESS_TOKENS: usize = 32;
+
 #[derive(Debug)]
 enum Command {
     Submit(ClaimRef, Box<Request>, bool),
     Cancel(ClaimRef),
 }
 
-/// New tokens of a request before its tokens so far are told.
-const PROGRESS_TOKENS: usize = 32;
-
-/// What the engine tells.
+/// A report of the engine.
 #[derive(Debug)]
 pub enum Report {
     /// A request ended.
     Ended(ClaimRef, End),
-    /// All tokens of a request so far; told of requests that can be resumed from them.
+    /// All tokens of a request so far, if it can be resumed from them.
     Progress(ClaimRef, Vec<u32>),
-    /// The first token of a request, and when it was drawn.
+    /// When the first token of a request was drawn.
     FirstToken(ClaimRef, Instant),
-    /// More text of one choice of a request that streams.
+    /// New text of one choice of a streaming request.
     Text(ClaimRef, u32, String),
 }
 
 /// How a request ended.
 #[derive(Debug)]
 pub enum End {
-    /// Answered, or cut short by cancel or deadline (see its finish reasons).
+    /// Answered, or stopped by a cancel or its deadline (see its finish reasons).
     Finished(Output),
     /// Not accepted.
     Refused(SubmitError),
-    /// Accepted, and failed.
+    /// Failed after it was accepted.
     Failed(RequestError),
 }
 
 /// A running engine thread.
 #[derive(Debug)]
 pub struct EngineThread {
-    commands: Option<mpsc::Sender<Command>>,
-    /// Every submitted request ends here exactly once. `None` after a panic of the thread.
-    pub reports: async_mpsc::UnboundedReceiver<Report>,
+    commands: Option<mpsc::SyncSender<Command>>,
+    /// Ends every submitted request exactly once. Returns `None` after a panic of the thread.
+    pub reports: async_mpsc::Receiver<Report>,
     thread: Option<JoinHandle<()>>,
-    /// Grows when a step begins and when it ends: odd while one runs.
-    pulse: Arc<AtomicU64>,
+    /// Incremented when a step begins and when it ends: odd during a step.
+    step_count: Arc<AtomicU64>,
 }
 
 impl EngineThread {
-    /// Moves the engine to a thread of its own; `place` is its device's among the worker's.
+    /// Starts a thread for the engine of the device with this index.
     ///
     /// # Errors
-    /// If the system has no more threads.
-    pub fn start(engine: Engine, place: usize, metrics: Arc<Metrics>) -> std::io::Result<Self> {
-        let (commands, inbox) = mpsc::channel();
-        // Unbounded, but never longer than the requests the worker has room for.
-        let (outbox, reports) = async_mpsc::unbounded_channel();
-        let pulse = Arc::new(AtomicU64::new(0));
-        let beat = Arc::clone(&pulse);
+    /// If the system cannot start another thread.
+    pub fn start(engine: Engine, device: usize, metrics: Arc<Metrics>) -> std::io::Result<Self> {
+        Self::with_capacity(engine, device, metrics, COMMANDS_MAX, REPORTS_MAX)
+    }
+
+    fn with_capacity(
+        engine: Engine,
+        device: usize,
+        metrics: Arc<Metrics>,
+        commands: usize,
+        reports: usize,
+    ) -> std::io::Result<Self> {
+        let (commands, inbox) = mpsc::sync_channel(commands);
+        let (outbox, reports) = async_mpsc::channel(reports);
+        let step_count = Arc::new(AtomicU64::new(0));
+        let steps = Arc::clone(&step_count);
         let body = move || {
-            Loop { engine, place, held: HashMap::new(), inbox, outbox, pulse: beat, metrics }.run();
+            let requests = HashMap::new();
+            EngineLoop { engine, device, requests, inbox, outbox, step_count: steps, metrics }
+                .run();
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
-        Ok(Self { commands: Some(commands), reports, thread: Some(thread), pulse })
+        Ok(Self { commands: Some(commands), reports, thread: Some(thread), step_count })
     }
 
-    /// Starts a request, whose text is told while it grows if `stream` says so. A thread that died
-    /// answers nothing; `reports` says so.
-    pub fn submit(&self, held: ClaimRef, request: Request, stream: bool) {
-        self.send(Command::Submit(held, Box::new(request), stream));
+    /// Starts a request and reports its text as it grows if `stream` is set. Returns false if the
+    /// engine has too many unread commands. A dead thread is visible from `reports`.
+    #[must_use]
+    pub fn submit(&self, held: ClaimRef, request: Request, stream: bool) -> bool {
+        self.send(Command::Submit(held, Box::new(request), stream))
     }
 
-    /// Ends a request early; it still comes back.
-    pub fn cancel(&self, held: ClaimRef) {
-        self.send(Command::Cancel(held));
+    /// Ends a request early; its end is still reported. Returns false as [`Self::submit`] does.
+    #[must_use]
+    pub fn cancel(&self, held: ClaimRef) -> bool {
+        self.send(Command::Cancel(held))
     }
 
-    /// The number of the step that runs at this moment, if one does.
+    /// The number of the step that is running now, if any.
     pub fn running_step(&self) -> Option<u64> {
-        let pulse = self.pulse.load(Ordering::Relaxed);
-        (pulse % 2 == 1).then_some(pulse / 2)
+        let count = self.step_count.load(Ordering::Relaxed);
+        (count % 2 == 1).then_some(count / 2)
     }
 
-    /// Gives up a thread whose step does not end: nobody waits for it any more.
+    /// Detaches a thread that hangs in a step: dropping `self` does not wait for it.
     pub fn abandon(&mut self) {
         self.thread = None;
     }
 
-    fn send(&self, command: Command) {
-        if let Some(commands) = &self.commands {
-            // Fails only when the thread is gone, which `reports` shows.
-            let _ = commands.send(command);
-        }
+    fn send(&self, command: Command) -> bool {
+        let sent = self.commands.as_ref().map(|commands| commands.try_send(command));
+        !matches!(sent, Some(Err(mpsc::TrySendError::Full(_))))
     }
 }
 
 impl Drop for EngineThread {
     fn drop(&mut self) {
-        // Closing the channel ends the thread after the step it is in.
+        // Closing the channels ends the thread after its current step.
         self.commands = None;
+        self.reports.close();
         if let Some(thread) = self.thread.take() {
-            // A panic was reported by the closed `reports` channel already.
+            // The closed `reports` channel has reported a panic already.
             let _ = thread.join();
         }
     }
 }
 
 /// A request in the engine.
-struct RunningClaim {
+struct ActiveRequest {
     held: ClaimRef,
     /// Its tokens, if it can be resumed from them.
     tokens: Option<Vec<u32>>,
-    /// How many of them were told.
-    told: usize,
-    /// Whether its text is told.
+    /// Number of tokens in the last progress report.
+    reported: usize,
     stream: bool,
-    /// Whether it has a token.
-    began: bool,
+    has_token: bool,
 }
 
-struct Loop {
+struct EngineLoop {
     engine: Engine,
-    place: usize,
-    held: HashMap<RequestId, RunningClaim>,
+    device: usize,
+    requests: HashMap<RequestId, ActiveRequest>,
     inbox: mpsc::Receiver<Command>,
-    outbox: async_mpsc::UnboundedSender<Report>,
-    pulse: Arc<AtomicU64>,
+    outbox: async_mpsc::Sender<Report>,
+    step_count: Arc<AtomicU64>,
     metrics: Arc<Metrics>,
 }
 
-impl Loop {
+impl EngineLoop {
     fn run(mut self) {
         loop {
             if self.engine.is_idle() {
                 match self.inbox.recv() {
-                    Ok(command) => self.obey(command),
+                    Ok(command) => self.handle_command(command),
                     Err(mpsc::RecvError) => return,
                 }
             }
             loop {
                 match self.inbox.try_recv() {
-                    Ok(command) => self.obey(command),
+                    Ok(command) => self.handle_command(command),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            self.pulse.fetch_add(1, Ordering::Relaxed);
+            self.step_count.fetch_add(1, Ordering::Relaxed);
             let step = self.engine.step(Instant::now());
-            self.pulse.fetch_add(1, Ordering::Relaxed);
-            self.metrics.record_step(self.place, step.sequences, self.engine.stats());
+            self.step_count.fetch_add(1, Ordering::Relaxed);
+            self.metrics.record_step(self.device, step.sequences, self.engine.stats());
             for event in step.events {
                 match event {
                     Event::Delta { id, choice, text, tokens } => {
-                        self.grow(id, choice, text, &tokens)
+                        self.handle_delta(id, choice, text, &tokens);
                     }
-                    Event::Finished { id, output } => self.end(id, End::Finished(output)),
-                    Event::Failed { id, error, .. } => self.end(id, End::Failed(error)),
+                    Event::Finished { id, output } => self.finish(id, End::Finished(output)),
+                    Event::Failed { id, error, .. } => self.finish(id, End::Failed(error)),
                 }
             }
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::Submit(held, request, stream) => {
-                let whole = request.sampling.n == 1 && request.sampling.logprobs.is_none();
-                let tokens = whole.then(|| request.resume.clone());
-                let told = request.resume.len();
-                match self.engine.submit(*request, Instant::now()) {
+                let resumable = request.sampling.n == 1 && request.sampling.logprobs.is_none();
+                let tokens = resumable.then(|| request.resume.clone());
+                let reported = request.resume.len();
+                match self.engine.submit(*request) {
                     Ok(id) => {
-                        self.held
-                            .insert(id, RunningClaim { held, tokens, told, stream, began: false });
+                        let request =
+                            ActiveRequest { held, tokens, reported, stream, has_token: false };
+                        self.requests.insert(id, request);
                     }
                     Err(error) => self.report(Report::Ended(held, End::Refused(error))),
                 }
             }
             Command::Cancel(held) => {
-                let found = self.held.iter().find(|(_, flight)| flight.held == held);
+                let found = self.requests.iter().find(|(_, request)| request.held == held);
                 if let Some((id, _)) = found {
                     self.engine.cancel(*id);
                 }
@@ -202,35 +219,93 @@ impl Loop {
         }
     }
 
-    fn grow(&mut self, id: RequestId, choice: u32, text: String, new: &[u32]) {
-        if let Some(flight) = self.held.get_mut(&id).filter(|flight| !flight.began) {
-            flight.began = true;
-            let first = Report::FirstToken(flight.held, Instant::now());
-            self.report(first);
+    fn handle_delta(&mut self, id: RequestId, choice: u32, text: String, new: &[u32]) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let held = request.held;
+        let is_first = !std::mem::replace(&mut request.has_token, true);
+        let text = Some(text).filter(|text| request.stream && !text.is_empty());
+        let mut progress = None;
+        if let Some(tokens) = &mut request.tokens {
+            tokens.extend(new);
+            if tokens.len() >= request.reported + PROGRESS_TOKENS {
+                request.reported = tokens.len();
+                progress = Some(tokens.clone());
+            }
         }
-        if let Some(RunningClaim { held, stream: true, .. }) = self.held.get(&id)
-            && !text.is_empty()
-        {
-            self.report(Report::Text(*held, choice, text));
-        }
-        let Some(flight) = self.held.get_mut(&id) else { return };
-        let Some(tokens) = &mut flight.tokens else { return };
-        tokens.extend(new);
-        if tokens.len() >= flight.told + PROGRESS_TOKENS {
-            flight.told = tokens.len();
-            let report = Report::Progress(flight.held, tokens.clone());
-            self.report(report);
+        let first = is_first.then(|| Report::FirstToken(held, Instant::now()));
+        let text = text.map(|text| Report::Text(held, choice, text));
+        let progress = progress.map(|tokens| Report::Progress(held, tokens));
+        first.into_iter().chain(text).chain(progress).for_each(|report| self.report(report));
+    }
+
+    fn finish(&mut self, id: RequestId, end: End) {
+        if let Some(request) = self.requests.remove(&id) {
+            self.report(Report::Ended(request.held, end));
         }
     }
 
-    fn end(&mut self, id: RequestId, end: End) {
-        if let Some(flight) = self.held.remove(&id) {
-            self.report(Report::Ended(flight.held, end));
-        }
-    }
-
+    /// Waits until the worker has room for the report.
     fn report(&self, report: Report) {
-        // Nobody listens any more only while the worker is being dropped.
-        let _ = self.outbox.send(report);
+        // Fails only while the worker is being dropped.
+        let _ = self.outbox.blocking_send(report);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tritmill_engine::{
+        files::Model,
+        load::{self, EngineOptions},
+    };
+    use tritmill_queue::JobId;
+
+    use super::*;
+
+    fn thread(commands: usize, reports: usize) -> EngineThread {
+        let golden =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
+        let model = Arc::new(Model::open(&golden).expect("the golden model"));
+        let engine = load::engine(&model, &EngineOptions::default()).expect("an engine");
+        let metrics = Arc::<Metrics>::default();
+        metrics.set_devices(vec!["cpu".to_owned()]);
+        EngineThread::with_capacity(engine, 0, metrics, commands, reports).expect("a thread")
+    }
+
+    fn submit(thread: &EngineThread) -> bool {
+        let request = Request { prompt: vec![1, 2], ..Request::default() };
+        thread.submit(ClaimRef { id: JobId::generate(), epoch: 1 }, request, true)
+    }
+
+    #[test]
+    fn full_commands_are_refused_and_unread_reports_are_kept() {
+        let mut thread = thread(4, 1);
+        // The engine waits for its reports to be read, so its commands fill up.
+        let mut accepted = 0;
+        let mut refused = 0;
+        while refused < 100 {
+            match submit(&thread) {
+                true => accepted += 1,
+                false => {
+                    refused += 1;
+                    thread::sleep(std::time::Duration::from_millis(1));
+                }
+            }
+        }
+        for _ in 0..accepted {
+            while !matches!(thread.reports.blocking_recv(), Some(Report::Ended(..))) {}
+        }
+        assert!(submit(&thread), "there is room again");
+    }
+
+    #[test]
+    fn thread_that_waits_for_room_ends_when_it_is_dropped() {
+        let thread = thread(4, 1);
+        assert!(submit(&thread));
+        while thread.reports.len() < 1 {
+            thread::sleep(std::time::Duration::from_millis(1));
+        }
+        drop(thread);
     }
 }

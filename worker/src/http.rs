@@ -1,4 +1,4 @@
-//! What a worker tells the outside over HTTP: `/healthz`, `/readyz`, `/metrics`.
+//! The HTTP endpoints of a worker: `/healthz`, `/readyz`, `/metrics`.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -18,16 +18,16 @@ use tokio::{
 
 use crate::metrics::Metrics;
 
-/// The type of Prometheus' and OpenMetrics' text.
+/// The content type of the OpenMetrics text format.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// How long the listener may fail, as it does for want of file descriptors, before it counts as
-/// broken.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Wait before the listener is asked again after a failure.
+/// How long accepting may fail, for example without free file descriptors, before the listener counts
+/// as broken.
+const FAILURE_LIMIT: Duration = Duration::from_secs(30);
+/// Wait after a failed accept.
 const ACCEPT_WAIT: Duration = Duration::from_millis(100);
 
-/// Listens; the address tells the port where 0 was asked for. Answer with [`serve`].
+/// Opens a listener for [`serve`]; returns its address with the actual port for port 0.
 ///
 /// # Errors
 /// If the address is taken.
@@ -37,42 +37,41 @@ pub async fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)
     Ok((listener, address))
 }
 
-/// Answers until it is dropped.
+/// Serves until the future is dropped.
 ///
 /// # Errors
-/// If the listener takes no connection for [`PATIENCE`], though it is asked to again and again.
+/// If accepting connections has failed for 30 seconds.
 pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> io::Result<()> {
-    serve_with(listener, metrics, PATIENCE).await
+    serve_with(listener, metrics, FAILURE_LIMIT).await
 }
 
 async fn serve_with(
     listener: TcpListener,
     metrics: Arc<Metrics>,
-    patience: Duration,
+    failure_limit: Duration,
 ) -> io::Result<()> {
     let router = Router::new()
-        // The process runs and its async side is not stuck: that is all this says.
+        // Shows only that the process runs and its async side is not stuck.
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics_text))
         .with_state(metrics);
-    let (give_up, given_up) = oneshot::channel();
-    let listener = Patient { listener, patience, give_up: Some(give_up) };
+    let (broken, on_broken) = oneshot::channel();
+    let listener = LimitedListener { listener, failure_limit, broken: Some(broken) };
     tokio::select! {
         ended = axum::serve(listener, router).into_future() => ended,
-        Ok(error) = given_up => Err(error),
+        Ok(error) = on_broken => Err(error),
     }
 }
 
-/// A listener that says when it fails for good: axum's own would try without end, and nobody would
-/// know.
-struct Patient {
+/// A listener that reports permanent failure; axum's own would silently retry without end.
+struct LimitedListener {
     listener: TcpListener,
-    patience: Duration,
-    give_up: Option<oneshot::Sender<io::Error>>,
+    failure_limit: Duration,
+    broken: Option<oneshot::Sender<io::Error>>,
 }
 
-impl Listener for Patient {
+impl Listener for LimitedListener {
     type Io = TcpStream;
     type Addr = SocketAddr;
 
@@ -81,14 +80,14 @@ impl Listener for Patient {
         loop {
             let error = match self.listener.accept().await {
                 Ok(connection) => return connection,
-                // Of one connection that is gone already.
-                Err(error) if of_the_connection(&error) => continue,
+                // Only this connection failed.
+                Err(error) if is_of_connection(&error) => continue,
                 Err(error) => error,
             };
-            if failing_since.get_or_insert_with(Instant::now).elapsed() >= self.patience {
-                if let Some(give_up) = self.give_up.take() {
-                    // Unheard only by a server that is being dropped.
-                    let _ = give_up.send(error);
+            if failing_since.get_or_insert_with(Instant::now).elapsed() >= self.failure_limit {
+                if let Some(broken) = self.broken.take() {
+                    // Fails only while the server is being dropped.
+                    let _ = broken.send(error);
                 }
                 return std::future::pending().await;
             }
@@ -101,7 +100,7 @@ impl Listener for Patient {
     }
 }
 
-fn of_the_connection(error: &io::Error) -> bool {
+fn is_of_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
@@ -128,14 +127,14 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_listener_that_is_broken_is_reported() {
+    async fn broken_listener_is_reported() {
         let (listener, address) =
             listen(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a free port");
         let listener: StdListener = listener.into_std().expect("a listener");
         let again: OwnedFd = listener.try_clone().expect("the same listener").into();
         let listener = TcpListener::from_std(listener).expect("a listener");
-        let patience = ACCEPT_WAIT * 3;
-        let serving = tokio::spawn(serve_with(listener, Arc::default(), patience));
+        let failure_limit = ACCEPT_WAIT * 3;
+        let serving = tokio::spawn(serve_with(listener, Arc::default(), failure_limit));
         let answer = tokio::task::spawn_blocking(move || {
             let mut stream = StdStream::connect(address).expect("it listens");
             stream
@@ -150,6 +149,6 @@ mod tests {
         StdStream::from(again).shutdown(Shutdown::Both).expect("a socket");
         let ended = tokio::time::timeout(Duration::from_secs(20), serving).await;
         let failed = ended.expect("it gives up").expect("no panic").expect_err("it is broken");
-        assert!(!of_the_connection(&failed), "{failed}");
+        assert!(!is_of_connection(&failed), "{failed}");
     }
 }

@@ -1,15 +1,18 @@
-//! The loop that joins queue and engine: pull, lease, run, record.
+//! Runs the jobs of a queue on an inference engine.
 //!
-//! One process, an engine for each device on a thread of its own ([`engine_thread`]), and an async side
-//! that never blocks it ([`Worker`]). The worker pulls what fits, claims it in the store, turns jobs into engine
-//! requests ([`ServedModel`]) and records what comes back, several results per transaction.
+//! One process has an engine for each device, on a thread of its own, and an async
+//! side that never blocks it ([`Worker`]). The worker pulls as many jobs as fit, claims them in the store,
+//! turns them into engine requests ([`ServedModel`]) and records the results, several per transaction.
 //!
-//! Promise: delivered at least once, recorded exactly once. A result is written only under the epoch
+//! Jobs are delivered at least once and recorded exactly once: a result is written only under the epoch
 //! of its claim.
 
-pub mod engine_thread;
+#![warn(missing_docs)]
+
+mod engine_thread;
 pub mod http;
 pub mod machine;
+mod mailbox;
 mod metrics;
 mod served;
 mod translate;

@@ -1,15 +1,13 @@
-//! What a worker counts and when it last reached what it depends on, for `/metrics` and `/readyz`.
+//! Metrics and readiness of a worker, for `/metrics` and `/readyz`.
 
 mod engine;
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _, text},
@@ -27,10 +25,10 @@ pub(crate) use self::engine::Steps;
 use self::engine::{EngineSteps, Latencies};
 use crate::worker::Committed;
 
-/// A worker that has not read its queue for this long is not ready: alive, but silently idle.
+/// A worker that has not read its queue for this long is not ready.
 const READ_LIMIT: Duration = Duration::from_secs(30);
 
-/// Counters, gauges and the time of the last successful read.
+/// Counters, gauges and readiness of a worker.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -43,7 +41,7 @@ pub struct Metrics {
     leases_lost: Counter,
     leases_reclaimed: Counter,
     duplicates: Counter,
-    fed_again: Counter,
+    re_enqueued: Counter,
     dependency_failures: Counter,
     device_failures: Counter,
     device_rests: Gauge,
@@ -52,24 +50,24 @@ pub struct Metrics {
     depth: Gauge,
     steps: EngineSteps,
     latencies: Latencies,
-    /// What had to be put right, if it is one that counts.
+    /// The dispatcher, for its own counters, if it is Redis.
     dispatcher: Option<RedisDispatcher>,
     started: Instant,
-    /// Milliseconds after `started` of the last successful read; −1 before the first.
+    /// Milliseconds from `started` to the last successful read; −1 before the first.
     last_read: AtomicI64,
-    /// The same of the last renewal of leases; −1 while there are none.
+    /// Milliseconds from `started` to the last renewal of leases; −1 while there are none.
     last_renewal: AtomicI64,
-    /// Failures of store or dispatcher since either last worked.
+    /// Failures of store or dispatcher since the last successful read.
     failures_in_a_row: AtomicU64,
     draining: AtomicBool,
-    /// Why devices are left alone, if they are, by place.
-    broken: Mutex<Vec<Option<String>>>,
+    /// Why each device is suspended, if it is, by index.
+    device_failures_now: Mutex<Vec<Option<String>>>,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("tritmill");
-        let latencies = Latencies::of(&mut registry);
+        let latencies = Latencies::register(&mut registry);
         let steps = EngineSteps::default();
         registry.register_collector(Box::new(steps.clone()));
         let of_worker = registry.sub_registry_with_prefix("worker");
@@ -80,28 +78,30 @@ impl Default for Metrics {
         };
         let completed = counter("jobs_completed", "Jobs answered");
         let failed = counter("jobs_failed", "Jobs that ended without an answer");
-        let retried = counter("jobs_retried", "Attempts that ended in an error with some left");
+        let retried = counter("jobs_retried", "Failed attempts of jobs with attempts left");
         let prompt_tokens = counter("prompt_tokens", "Prompt tokens of answered jobs");
         let completion_tokens = counter("completion_tokens", "Generated tokens of answered jobs");
-        let fenced = counter("results_fenced", "Results discarded since the claim was gone");
-        let leases_lost = counter("leases_lost", "Jobs stopped since their claim was gone");
+        let fenced = counter("results_fenced", "Results discarded because the claim was lost");
+        let leases_lost = counter("leases_lost", "Jobs stopped because their lease was lost");
         let leases_reclaimed =
-            counter("leases_reclaimed", "Jobs whose lease was over, queued again or failed");
-        let duplicates =
-            counter("deliveries_suppressed", "Deliveries of jobs that were over or others'");
-        let fed_again =
-            counter("jobs_fed_again", "Queued jobs that the dispatcher was told of again");
+            counter("leases_reclaimed", "Jobs with an expired lease, queued again or failed");
+        let duplicates = counter(
+            "deliveries_suppressed",
+            "Deliveries of jobs that were finished or claimed elsewhere",
+        );
+        let re_enqueued =
+            counter("jobs_fed_again", "Queued jobs that were enqueued in the dispatcher again");
         let dependency_failures =
             counter("dependency_failures", "Failed calls of store or dispatcher");
-        let device_failures = counter("device_failures", "Failures of the device in a step");
+        let device_failures = counter("device_failures", "Steps in which the device failed");
         let mut gauge = |name: &str, help: &str| {
             let gauge = Gauge::default();
             of_worker.register(name, help, gauge.clone());
             gauge
         };
         let running = gauge("jobs_running", "Jobs in the engine");
-        let uncommitted = gauge("results_waiting", "Results that wait for their commit");
-        let device_rests = gauge("device_rests", "Devices that are left alone since they failed");
+        let uncommitted = gauge("results_waiting", "Results that are not committed yet");
+        let device_rests = gauge("device_rests", "Devices that get no jobs because they failed");
         let depth = gauge("queue_depth", "Entries waiting in the dispatcher");
         Self {
             registry,
@@ -114,7 +114,7 @@ impl Default for Metrics {
             leases_lost,
             leases_reclaimed,
             duplicates,
-            fed_again,
+            re_enqueued,
             dependency_failures,
             device_failures,
             device_rests,
@@ -129,12 +129,12 @@ impl Default for Metrics {
             last_renewal: AtomicI64::new(-1),
             failures_in_a_row: AtomicU64::new(0),
             draining: AtomicBool::new(false),
-            broken: Mutex::new(Vec::new()),
+            device_failures_now: Mutex::default(),
         }
     }
 }
 
-/// What a dispatcher put right, read when somebody asks.
+/// Counters of the dispatcher, read at each scrape.
 #[derive(Debug)]
 struct DispatcherCounters(RedisDispatcher);
 
@@ -142,16 +142,24 @@ impl Collector for DispatcherCounters {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let stats = self.0.stats();
         let counts = [
-            ("stream_entries_foreign", "Stream entries dropped: no jobs", stats.foreign_entries),
-            ("stream_entries_deleted", "Entries deleted by others", stats.deleted_entries),
-            ("stream_entries_reclaimed", "Entries taken over from the silent", stats.reclaimed),
-            ("stream_entries_recovered", "Entries of lost answers", stats.recovered),
+            (
+                "stream_entries_foreign",
+                "Stream entries dropped because they are not jobs",
+                stats.foreign_entries,
+            ),
+            (
+                "stream_entries_deleted",
+                "Pending entries that were deleted from the stream",
+                stats.deleted_entries,
+            ),
+            ("stream_entries_reclaimed", "Entries taken over from dead workers", stats.reclaimed),
+            ("stream_entries_recovered", "Entries of reads whose answer was lost", stats.recovered),
             (
                 "acknowledgements_fenced",
-                "Acknowledgements of what had passed to others",
+                "Acknowledgements refused because another worker has the entry",
                 stats.fenced_acknowledgements,
             ),
-            ("redis_losses", "Times that Redis lost data of a queue", stats.group_recreations),
+            ("redis_losses", "Times that Redis lost the data of a queue", stats.group_recreations),
         ];
         for (name, help, count) in counts {
             let counter = ConstCounter::new(count);
@@ -163,7 +171,7 @@ impl Collector for DispatcherCounters {
 }
 
 impl Metrics {
-    /// Metrics that also tell what this dispatcher had to put right.
+    /// Metrics that include the counters of this dispatcher.
     pub fn with_dispatcher(dispatcher: &RedisDispatcher) -> Self {
         let mut metrics = Self::default();
         let of_worker = metrics.registry.sub_registry_with_prefix("worker");
@@ -172,7 +180,7 @@ impl Metrics {
         metrics
     }
 
-    /// All metrics in Prometheus' text form.
+    /// All metrics in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         let mut out = String::new();
         // Writing to a string does not fail.
@@ -180,7 +188,7 @@ impl Metrics {
         out
     }
 
-    /// Why the worker is not ready for work, if it is not.
+    /// Why the worker is not ready, if it is not.
     pub fn not_ready_reason(&self) -> Option<String> {
         self.not_ready_reason_at(self.started.elapsed())
     }
@@ -189,18 +197,18 @@ impl Metrics {
         if self.draining.load(Ordering::Relaxed) {
             return Some("draining".to_owned());
         }
-        let broken: Option<Vec<String>> =
-            self.broken.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
         // One device that works is enough.
-        if let Some(broken) = broken.filter(|broken| !broken.is_empty()) {
-            return Some(broken.join("; "));
+        let failures: Option<Vec<String>> =
+            self.device_failures_now.lock().iter().cloned().collect();
+        if let Some(failures) = failures.filter(|failures| !failures.is_empty()) {
+            return Some(failures.join("; "));
         }
         let last = self.last_read.load(Ordering::Relaxed);
         let Ok(last) = u64::try_from(last) else {
             return Some("has not read its queue".to_owned());
         };
         let age = now.saturating_sub(Duration::from_millis(last));
-        // A worker that is full does not read, and need not.
+        // A worker without free slots does not read.
         if age > READ_LIMIT && self.running.get() == 0 {
             return Some(format!("last read its queue {} s ago", age.as_secs()));
         }
@@ -210,20 +218,20 @@ impl Metrics {
         }
     }
 
-    /// What was put right, or kept from going wrong.
+    /// Faults that were detected and corrected.
     pub(crate) fn integrity(&self) -> Integrity {
-        let losses = self.dispatcher.as_ref().map(|dispatcher| dispatcher.stats());
+        let stats = self.dispatcher.as_ref().map(|dispatcher| dispatcher.stats());
         Integrity {
             leases_reclaimed: self.leases_reclaimed.get(),
             leases_lost: self.leases_lost.get(),
             results_fenced: self.fenced.get(),
             duplicates_suppressed: self.duplicates.get(),
-            dispatcher_losses: losses.map_or(0, |stats| stats.group_recreations),
-            jobs_fed_again: self.fed_again.get(),
+            dispatcher_losses: stats.map_or(0, |stats| stats.group_recreations),
+            jobs_fed_again: self.re_enqueued.get(),
         }
     }
 
-    /// The engines' steps so far, together.
+    /// The steps of all engines so far, added up.
     pub(crate) fn steps(&self) -> Steps {
         self.steps.sum()
     }
@@ -247,27 +255,31 @@ impl Metrics {
         i64::try_from(self.started.elapsed().as_millis()).unwrap_or(i64::MAX)
     }
 
-    /// Names the devices, by place.
+    /// Sets the names of the devices, by index.
     pub(crate) fn set_devices(&self, names: Vec<String>) {
-        let none = vec![None; names.len()];
-        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = none;
+        *self.device_failures_now.lock() = vec![None; names.len()];
         self.steps.set_devices(names);
     }
 
-    /// The devices' names.
+    /// The names of the devices.
     pub(crate) fn devices(&self) -> Vec<String> {
         self.steps.devices()
     }
 
-    pub(crate) fn record_step(&self, place: usize, sequences: usize, stats: EngineStats) {
-        self.steps.add(place, sequences, stats);
+    pub(crate) fn record_step(&self, device: usize, sequences: usize, stats: EngineStats) {
+        self.steps.add(device, sequences, stats);
     }
 
-    pub(crate) fn answered(&self, first_token: Option<Duration>, took: Duration, tokens: u64) {
-        self.latencies.answered(first_token, took, tokens);
+    pub(crate) fn record_latency(
+        &self,
+        first_token: Option<Duration>,
+        took: Duration,
+        tokens: u64,
+    ) {
+        self.latencies.record(first_token, took, tokens);
     }
 
-    pub(crate) fn renewed(&self) {
+    pub(crate) fn leases_renewed(&self) {
         self.last_renewal.store(self.now_ms(), Ordering::Relaxed);
     }
 
@@ -275,16 +287,16 @@ impl Metrics {
         self.last_renewal.store(-1, Ordering::Relaxed);
     }
 
-    pub(crate) fn reclaimed(&self, jobs: u64) {
+    pub(crate) fn add_reclaimed(&self, jobs: u64) {
         self.leases_reclaimed.inc_by(jobs);
     }
 
-    pub(crate) fn duplicates(&self, deliveries: usize) {
+    pub(crate) fn add_duplicates(&self, deliveries: usize) {
         self.duplicates.inc_by(deliveries as u64);
     }
 
-    pub(crate) fn fed_again(&self, jobs: usize) {
-        self.fed_again.inc_by(jobs as u64);
+    pub(crate) fn add_re_enqueued(&self, jobs: usize) {
+        self.re_enqueued.inc_by(jobs as u64);
     }
 
     pub(crate) fn running(&self) -> i64 {
@@ -299,7 +311,7 @@ impl Metrics {
         self.draining.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn pulled(&self) {
+    pub(crate) fn queue_read(&self) {
         self.last_read.store(self.now_ms(), Ordering::Relaxed);
         self.failures_in_a_row.store(0, Ordering::Relaxed);
     }
@@ -313,15 +325,15 @@ impl Metrics {
         self.device_failures.inc();
     }
 
-    /// Why a device is left alone, or that it is not.
-    pub(crate) fn set_device_failure(&self, place: usize, why: Option<String>) {
-        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        broken[place] = why;
-        let resting = broken.iter().flatten().count();
-        self.device_rests.set(i64::try_from(resting).unwrap_or(i64::MAX));
+    /// Sets why a device is suspended, or that it is not.
+    pub(crate) fn set_device_failure(&self, device: usize, why: Option<String>) {
+        let mut failures = self.device_failures_now.lock();
+        failures[device] = why;
+        let suspended = failures.iter().flatten().count();
+        self.device_rests.set(i64::try_from(suspended).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn draining(&self) {
+    pub(crate) fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
@@ -329,20 +341,20 @@ impl Metrics {
         self.leases_lost.inc();
     }
 
-    pub(crate) fn fenced(&self) {
+    pub(crate) fn result_fenced(&self) {
         self.fenced.inc();
     }
 
-    pub(crate) fn queue_depth(&self, depth: usize) {
+    pub(crate) fn set_queue_depth(&self, depth: usize) {
         self.depth.set(i64::try_from(depth).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn holding(&self, running: usize, uncommitted: usize) {
+    pub(crate) fn set_in_flight(&self, running: usize, uncommitted: usize) {
         self.running.set(i64::try_from(running).unwrap_or(i64::MAX));
         self.uncommitted.set(i64::try_from(uncommitted).unwrap_or(i64::MAX));
     }
 
-    pub(crate) fn committed(&self, committed: &Committed) {
+    pub(crate) fn record_commit(&self, committed: &Committed) {
         for (_, state) in &committed.settled {
             match state {
                 JobState::Completed => self.completed.inc(),
@@ -360,21 +372,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_is_ready_while_it_reads_and_nothing_fails() {
+    fn worker_is_ready_while_it_reads_and_nothing_fails() {
         let metrics = Metrics::default();
         assert!(metrics.not_ready_reason().is_some());
-        metrics.pulled();
+        metrics.queue_read();
         assert_eq!(metrics.not_ready_reason(), None);
         metrics.dependency_failed();
         assert!(metrics.not_ready_reason().expect("not ready").contains("failed 1 times"));
-        metrics.pulled();
+        metrics.queue_read();
         let later = READ_LIMIT * 2 + Duration::from_secs(1);
         assert!(
             metrics.not_ready_reason_at(later).expect("not ready").contains("last read its queue")
         );
-        metrics.holding(3, 0);
+        metrics.set_in_flight(3, 0);
         assert_eq!(metrics.not_ready_reason_at(later), None, "a full worker does not read");
-        metrics.draining();
+        metrics.set_draining();
         assert_eq!(metrics.not_ready_reason().as_deref(), Some("draining"));
         assert!(metrics.encode().contains("tritmill_worker_dependency_failures_total 1"));
     }

@@ -1,4 +1,4 @@
-//! The model a worker serves, as far as jobs need it: its name, and how a prompt becomes tokens.
+//! The model that a worker serves: its name, and how prompts become tokens.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tritmill_engine::{
 };
 use tritmill_queue::{ErrorKind, JobError, Message, Prompt, Role};
 
-/// A model under the name jobs know it by.
+/// A model under the name that jobs use for it.
 #[derive(Debug, Clone)]
 pub struct ServedModel {
     model: Arc<Model>,
@@ -17,25 +17,25 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// Serves `model` under `name`, on a backend of this numerics class.
+    /// Serves `model` under `name` on a backend with this numerics class.
     pub fn new(model: Arc<Model>, name: String, numerics_class: String) -> Self {
         Self { model, name, numerics_class }
     }
 
-    /// The name jobs know it by.
+    /// The name that jobs use.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What a token depends on besides the job.
+    /// The numerics class: what a token depends on besides the job.
     pub fn numerics_class(&self) -> &str {
         &self.numerics_class
     }
 
-    /// The tokens the engine is to continue.
+    /// The tokens of a prompt.
     ///
     /// # Errors
-    /// What is wrong with the prompt, for its author.
+    /// If the model cannot take the prompt; the message is for the author of the request.
     pub fn tokens(&self, prompt: &Prompt) -> Result<Vec<u32>, JobError> {
         match (prompt, self.model.chat_template()) {
             (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
@@ -69,7 +69,7 @@ impl ServedModel {
             })
             .collect();
         let text = template.render(&turns, true).map_err(|error| {
-            let problem = format!("the model's chat template refuses them: {}", chain(&error));
+            let problem = format!("refused by the model's chat template: {}", chain(&error));
             refused("chat_template", field, problem)
         })?;
         // The template wrote the special tokens itself.
@@ -83,7 +83,7 @@ impl ServedModel {
     }
 }
 
-/// A request that this model can never answer.
+/// The error for a request that this model can never answer.
 pub(crate) fn refused(code: &str, param: &str, message: String) -> JobError {
     JobError {
         kind: ErrorKind::InvalidRequest,
@@ -93,7 +93,7 @@ pub(crate) fn refused(code: &str, param: &str, message: String) -> JobError {
     }
 }
 
-/// An error with its causes on one line.
+/// An error and its causes on one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! From a job to an engine request, and from its end to the job's outcome.
+//! Translates jobs into engine requests, and the ends of requests into outcomes of jobs.
 
 use std::{borrow::Cow, time::Instant};
 
@@ -17,25 +17,25 @@ use crate::{
     served::{ServedModel, chain, refused},
 };
 
-/// Stands for a log probability of minus infinity in results, as OpenAI has it.
+/// Stands for a log probability of minus infinity in results, as in the OpenAI API.
 const LOGPROB_FLOOR: f32 = -9999.0;
 
-/// What is kept of a running answer: its tokens, for whoever would have drawn the same.
+/// A running answer: its tokens, and the numerics class that drew them.
 #[derive(Debug, Serialize, Deserialize)]
 struct Checkpoint<'a> {
     numerics_class: Cow<'a, str>,
     tokens: Cow<'a, [u32]>,
 }
 
-/// A checkpoint: the tokens of a running answer.
+/// Encodes a checkpoint with the tokens of a running answer.
 pub(crate) fn checkpoint(served: &ServedModel, tokens: &[u32]) -> Vec<u8> {
     let numerics_class = Cow::Borrowed(served.numerics_class());
     wire::encode(&Checkpoint { numerics_class, tokens: Cow::Borrowed(tokens) })
 }
 
-/// The tokens that an answer goes on after. One that another numerics class began is begun anew, or
-/// its text would be neither's; so is one whose checkpoint cannot be read (or is of a release that did
-/// not say the class): that costs the time it would have saved.
+/// The tokens after which an answer continues. An answer of another numerics class restarts, since no
+/// class would produce the mixed text; so does one with an unreadable checkpoint (or an older one without
+/// a class), which costs only time.
 fn resume(served: &ServedModel, checkpoint: &[u8]) -> Vec<u32> {
     match wire::decode::<Checkpoint<'_>>(checkpoint) {
         Ok(saved) if saved.numerics_class == served.numerics_class() => saved.tokens.into_owned(),
@@ -43,7 +43,7 @@ fn resume(served: &ServedModel, checkpoint: &[u8]) -> Vec<u32> {
     }
 }
 
-/// The engine's view of a claimed job.
+/// The engine request of a claimed job.
 pub(crate) fn request(served: &ServedModel, claim: &Claim) -> Result<Request, JobError> {
     let Claim { job, expires_in, checkpoint, .. } = claim;
     let sampling = &job.sampling;
@@ -84,8 +84,8 @@ const fn size(count: u32) -> usize {
     count as usize
 }
 
-/// What to record of a request's end; `None` for one that was cancelled: whoever cancelled it has
-/// recorded that.
+/// The outcome to record for the end of a request; `None` if it was cancelled, which is recorded
+/// already.
 pub(crate) fn outcome(served: &ServedModel, prompt: &Prompt, end: End) -> Option<Outcome> {
     match end {
         End::Finished(output) => finished(served, output),
@@ -94,7 +94,7 @@ pub(crate) fn outcome(served: &ServedModel, prompt: &Prompt, end: End) -> Option
     }
 }
 
-/// The engine failed: another attempt may do better.
+/// The error of a failed engine; another attempt may succeed.
 fn failure(message: String) -> JobError {
     JobError { kind: ErrorKind::Engine, code: "engine_error".to_owned(), message, param: None }
 }
@@ -153,7 +153,7 @@ fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { LOGPROB_FLOOR }
 }
 
-/// Why the engine would not take a request, in the words of the request.
+/// The error for a request that the engine refused, with the field names of the API.
 fn refusal(prompt: &Prompt, error: &SubmitError) -> JobError {
     let prompt_field = match prompt {
         Prompt::Messages(_) => "messages",
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_did_not_end_well_is_told_apart() {
+    fn cancelled_expired_and_failed_requests_have_different_outcomes() {
         let golden =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
         let model = Arc::new(Model::open(&golden).expect("the golden model"));
@@ -216,6 +216,6 @@ mod tests {
         assert_eq!(ended(&[Stop, Cancelled]), None);
         assert_eq!(ended(&[Stop, Deadline]), Some(Outcome::Expired));
         let Some(Outcome::Error(error)) = ended(&[Failed, Stop]) else { panic!("it failed") };
-        assert_eq!(error.kind, ErrorKind::Engine, "which leaves it its other attempts");
+        assert_eq!(error.kind, ErrorKind::Engine, "which keeps its other attempts");
     }
 }

@@ -1,17 +1,17 @@
-//! Sees when a step of the engine does not end.
+//! Detects a step of the engine that does not end.
 
 use std::time::Duration;
 
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-/// Looks within the limit: a hang is seen at most a sixteenth late.
-const LOOKS: u32 = 16;
+/// Checks within the limit: a hang is detected at most a sixteenth late.
+const CHECKS: u32 = 16;
 
-/// Counts how often it has seen one and the same step running. Counting looks rather than reading a
-/// clock spares a process that was stopped and continued: nothing looked meanwhile.
+/// Counts how often it has seen the same step running. Since it counts checks instead of reading a
+/// clock, a process that was stopped and continued is not taken for hung.
 #[derive(Debug)]
 pub struct Watchdog {
-    looks: Interval,
+    checks: Interval,
     engines: Vec<Seen>,
 }
 
@@ -23,25 +23,25 @@ struct Seen {
 }
 
 impl Watchdog {
-    /// A watchdog over so many engines that lets a step run for `limit`.
+    /// A watchdog over this many engines; a step may run for `limit`.
     pub fn new(limit: Duration, engines: usize) -> Self {
-        let mut looks = interval((limit / LOOKS).max(Duration::from_millis(1)));
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { looks, engines: vec![Seen::default(); engines] }
+        let mut checks = interval((limit / CHECKS).max(Duration::from_millis(1)));
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { checks, engines: vec![Seen::default(); engines] }
     }
 
-    /// Resolves when it is time for a [`Watchdog::look`].
+    /// Waits until the next [`Watchdog::check`].
     pub async fn wait(&mut self) {
-        self.looks.tick().await;
+        self.checks.tick().await;
     }
 
-    /// Given the steps that run now, the engine whose step has run for the limit.
-    pub fn look(&mut self, running: &[Option<u64>]) -> Option<usize> {
+    /// Given the steps that run now, returns the first engine with a step that has run for the limit.
+    pub fn check(&mut self, running: &[Option<u64>]) -> Option<usize> {
         for (seen, step) in self.engines.iter_mut().zip(running) {
             let times = if step.is_some() && *step == seen.step { seen.times + 1 } else { 0 };
             *seen = Seen { step: *step, times };
         }
-        self.engines.iter().position(|seen| seen.times >= LOOKS)
+        self.engines.iter().position(|seen| seen.times >= CHECKS)
     }
 }
 
@@ -50,14 +50,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_one_step_seen_long_enough_is_a_hang() {
-        let mut dog = Watchdog::new(Duration::from_secs(1), 2);
+    async fn same_step_seen_for_the_limit_is_a_hang() {
+        let mut watchdog = Watchdog::new(Duration::from_secs(1), 2);
         for step in 0..100 {
-            assert_eq!(dog.look(&[Some(step), None]), None, "steps that end are no hang");
-            assert_eq!(dog.look(&[None, None]), None, "an idle engine is no hang");
+            assert_eq!(watchdog.check(&[Some(step), None]), None, "steps end");
+            assert_eq!(watchdog.check(&[None, None]), None, "the engines are idle");
         }
-        let hangs: Vec<_> = (0..=LOOKS).map(|n| dog.look(&[Some(n.into()), Some(7)])).collect();
+        let hangs: Vec<_> =
+            (0..=CHECKS).map(|n| watchdog.check(&[Some(n.into()), Some(7)])).collect();
         assert_eq!(hangs.iter().flatten().count(), 1);
-        assert_eq!(hangs.last(), Some(&Some(1)), "the other one's steps end");
+        assert_eq!(hangs.last(), Some(&Some(1)), "the other engine's steps end");
     }
 }

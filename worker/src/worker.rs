@@ -1,4 +1,4 @@
-//! The worker's loop.
+//! The worker: takes jobs from a queue, runs them on its devices and records the results.
 //!
 //! ```text
 //! feed ─► dispatcher ─pull─► claim ─► prepare ─► engine thread
@@ -6,29 +6,33 @@
 //!              acknowledge ◄─ commit (finish) ◄─ collect ends
 //! ```
 //!
-//! One task owns all state ([`event_loop`]); leases are renewed by another ([`renewer`]), which no work can
-//! hold up. As a service, a third ([`reconciler`]) moves what time has moved and feeds the dispatcher
-//! what it lost. Embedded, the worker is its own feeder: it fills the dispatcher from the store in
-//! order of id and ends when nothing is unfinished.
+//! One task owns all state ([`event_loop`]). Another renews the leases ([`renewer`]), so that no work
+//! can delay it. As a service, a third ([`reconciler`]) queues what has become due and feeds the
+//! dispatcher what it lost. An embedded worker fills the dispatcher itself from the store, in order of
+//! id, and ends when nothing is unfinished.
 //!
-//! | away | embedded | service |
+//! | unreachable | embedded | service |
 //! | --- | --- | --- |
-//! | dispatcher | ends with the error | goes on with what it holds, tries again without end |
-//! | store | ends with the error | results wait in memory; what runs is stopped when its lease ends |
+//! | dispatcher | ends with the error | continues with what it holds, retries without end |
+//! | store | ends with the error | results wait in memory; running work is stopped when its lease ends |
 
-mod backoff;
 mod breaker;
 mod devices;
 mod event_loop;
 mod event_publisher;
 mod heartbeat;
 mod in_flight;
+mod maintenance;
 mod reconciler;
 mod renewer;
+mod sampling;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
 use tritmill_engine::backend::StepError;
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
@@ -37,65 +41,68 @@ use tritmill_queue::{
 
 pub use self::devices::Device;
 use self::{
-    devices::Devices, event_loop::EventLoop, heartbeat::HeartbeatTask, reconciler::Reconciler,
-    renewer::Renewer,
+    devices::Devices,
+    event_loop::{EventLoop, Inputs},
+    heartbeat::HeartbeatTask,
+    reconciler::Reconciler,
+    renewer::{LostLeases, Renewer},
 };
 use crate::{metrics::Metrics, served::ServedModel};
 
-/// How long the last word may take.
-const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
+/// Limit for removing the worker from the list at its end.
+const FORGET_LIMIT: Duration = Duration::from_secs(2);
 
-/// Who fills the dispatcher, and when the worker ends by itself.
+/// How the dispatcher is filled, and whether the worker ends by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Others fill it; the worker runs until it is told to stop.
+    /// Producers fill it; the worker runs until it is stopped.
     Service,
     /// The worker fills it from the store and ends when nothing is unfinished.
     Embedded,
 }
 
-/// What a worker is told from outside.
+/// A stop request to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
-    /// Go on.
+    /// Continue.
     No,
     /// Take nothing new, finish and commit what runs, hand the rest back.
     Drain,
 }
 
-/// How a worker works.
+/// The configuration of a worker.
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
     /// The queue it serves.
     pub queue: QueueName,
     /// Name of the process incarnation.
     pub owner: String,
-    /// Choices each device holds at once: what its engine runs, and a few prepared ones.
+    /// Choices that each device holds at once: what its engine runs, and a few prepared ones.
     pub slots: usize,
-    /// Length of a claim; renewed three times as often.
+    /// Length of a lease; leases are renewed three times as often.
     pub lease: Duration,
     /// How long a drain waits for running jobs before it hands them back.
     pub drain: Duration,
-    /// How long one step may run before the worker takes the engine for hung.
+    /// How long one step may run before its engine counts as hung.
     pub step_limit: Duration,
-    /// Who fills the dispatcher.
+    /// How the dispatcher is filled.
     pub mode: Mode,
-    /// The instruction set of the kernels, if they are a processor's; for people.
+    /// The instruction set of CPU kernels, for display.
     pub isa: String,
 }
 
 /// Results that were committed together.
 #[derive(Debug, Clone, Default)]
 pub struct Committed {
-    /// Each job and its state now.
+    /// Each job and its new state.
     pub settled: Vec<(JobId, JobState)>,
-    /// Prompt tokens of the completed ones.
+    /// Prompt tokens of the completed jobs.
     pub prompt_tokens: u64,
-    /// Generated tokens of the completed ones.
+    /// Generated tokens of the completed jobs.
     pub completion_tokens: u64,
 }
 
-/// Why a worker ended before its work did. Claims that are left lapse.
+/// Why a worker ended before its work did. Leases of the claims it still holds expire.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
@@ -108,20 +115,22 @@ pub enum WorkerError {
     /// An engine's thread died.
     #[error("the engine on {0} stopped: its thread panicked")]
     EngineStopped(String),
-    /// A step did not end. Claims were handed back; the process should end, its thread never may.
+    /// A step does not end. Claims were handed back; the process should exit, since the thread may
+    /// never end.
     #[error("the engine on {device} hangs: one step has run for more than {} s", .limit.as_secs_f32())]
     EngineHangs {
-        /// Whose step it is.
+        /// The device that runs the step.
         device: String,
-        /// How long one may run.
+        /// How long a step may run.
         limit: Duration,
     },
-    /// A device works no more in this process. All claims were handed back; the process should end.
+    /// A device cannot be used any more in this process. All claims were handed back; the process
+    /// should exit.
     #[error("{device}: {error}")]
     DeviceLost {
-        /// Which.
+        /// The lost device.
         device: String,
-        /// What it said last.
+        /// Its last error.
         #[source]
         error: Arc<StepError>,
     },
@@ -132,22 +141,21 @@ pub enum WorkerError {
 
 /// A worker, ready to run.
 pub struct Worker {
-    /// The truth.
+    /// The durable state of all jobs.
     pub store: Arc<dyn Store>,
-    /// Says what is next.
+    /// Delivers the jobs to run.
     pub dispatcher: Arc<dyn Dispatcher>,
-    /// Where it says that it lives and hears what operators want; an embedded one has nobody to
-    /// tell.
+    /// Receives heartbeats and answers with directives; `None` for an embedded worker.
     pub operations: Option<Arc<dyn Operations>>,
-    /// Where subscribers listen, if anywhere.
+    /// Receives the events of streaming jobs.
     pub events: Option<Arc<dyn Events>>,
-    /// What answers.
+    /// The model that answers.
     pub served: Arc<ServedModel>,
-    /// How.
+    /// The configuration.
     pub config: WorkerConfig,
-    /// Told of every commit; the worker does not mind if nobody listens.
-    pub committed: mpsc::UnboundedSender<Committed>,
-    /// What it counts while it works.
+    /// Receives every commit. While it is full, further results wait for their commit.
+    pub committed: Option<mpsc::Sender<Committed>>,
+    /// Updated while the worker runs.
     pub metrics: Arc<Metrics>,
 }
 
@@ -158,11 +166,11 @@ impl std::fmt::Debug for Worker {
 }
 
 impl Worker {
-    /// Runs on these devices, at least one, until the work is done ([`Mode::Embedded`]) or `stop` says
-    /// so.
+    /// Runs on these devices, at least one, until the work is done ([`Mode::Embedded`]) or `stop` asks
+    /// for a drain.
     ///
     /// # Errors
-    /// [`WorkerError`].
+    /// See the variants of [`WorkerError`] for what becomes of the claims.
     pub async fn run(
         self,
         devices: Vec<Device>,
@@ -170,46 +178,39 @@ impl Worker {
     ) -> Result<(), WorkerError> {
         let devices = Devices::start(devices, self.config.slots, &self.metrics)
             .map_err(WorkerError::Thread)?;
-        let (holding, held) = watch::channel(Vec::new());
-        let (lost, lost_leases) = mpsc::unbounded_channel();
+        // Dropping the set aborts its tasks.
+        let mut tasks = JoinSet::new();
+        let (leases, leases_to_renew) = watch::channel(Vec::new());
+        let lost_leases = Arc::<LostLeases>::default();
         let renewer = Renewer {
             store: Arc::clone(&self.store),
             dispatcher: Arc::clone(&self.dispatcher),
             owner: self.config.owner.clone(),
             lease: self.config.lease,
-            held,
-            lost,
+            leases: leases_to_renew,
+            lost: Arc::clone(&lost_leases),
             metrics: Arc::clone(&self.metrics),
         };
-        // Both end by themselves: the one with the event_loop, the other when it is aborted.
-        tokio::spawn(renewer.run());
-        let reconciling = (self.config.mode == Mode::Service).then(|| {
-            let reconciler = Reconciler::of(&self);
-            tokio::spawn(reconciler.run())
-        });
-        let (directing, directive) =
-            watch::channel(heartbeat::initial_directive(self.operations.is_some()));
-        let beating = self.operations.clone().map(|operations| {
-            let (metrics, config) = (Arc::clone(&self.metrics), self.config.clone());
-            let numerics_class = self.served.numerics_class().to_owned();
-            let heartbeat =
-                HeartbeatTask { operations, metrics, config, numerics_class, directive: directing };
-            tokio::spawn(heartbeat.run())
-        });
-        let events = self.events.clone().map(|events| {
-            let (tell, told) = mpsc::unbounded_channel();
-            // Ends by itself, when the last event is out.
-            tokio::spawn(event_publisher::run(events, told));
-            tell
-        });
-        let mut event_loop =
-            EventLoop::new(&self, devices, holding, lost_leases, directive, events);
-        let result = event_loop.run(&mut stop).await;
-        reconciling.into_iter().chain(beating).for_each(|task| task.abort());
+        tasks.spawn(renewer.run());
+        if self.config.mode == Mode::Service {
+            tasks.spawn(Reconciler::new(&self).run());
+        }
+        let first = heartbeat::initial_directive(self.operations.is_some());
+        let (directive_sender, directive) = watch::channel(first);
         if let Some(operations) = &self.operations {
-            // A worker that could not say goodbye is listed as silent.
-            let goodbye = operations.forget_worker(&self.config.owner);
-            let _ = tokio::time::timeout(GOODBYE_LIMIT, goodbye).await;
+            let heartbeat = HeartbeatTask::new(&self, Arc::clone(operations), directive_sender);
+            tasks.spawn(heartbeat.run());
+            tasks.spawn(sampling::run(Arc::clone(operations)));
+            tasks.spawn(maintenance::run(Arc::clone(operations)));
+        }
+        let events = self.events.clone().map(event_publisher::start);
+        let inputs = Inputs { lost_leases, directive };
+        let result = EventLoop::new(&self, devices, leases, inputs, events).run(&mut stop).await;
+        drop(tasks);
+        if let Some(operations) = &self.operations {
+            // If this fails, the worker is listed as silent for a while.
+            let forgotten = operations.forget_worker(&self.config.owner);
+            let _ = tokio::time::timeout(FORGET_LIMIT, forgotten).await;
         }
         result
     }

@@ -1,4 +1,4 @@
-//! A device that fails again and again does not use up the attempts of a whole queue.
+//! A device that fails repeatedly does not use up the attempts of a whole queue.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -19,7 +19,7 @@ use tritmill_queue::{Job, JobState, Prompt, Store};
 use tritmill_worker::{Mode, Stop, WorkerError};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
+async fn failing_device_is_suspended_and_probed_with_one_job() {
     let mut rig = rig(Mode::Service, Duration::from_secs(60)).await;
     let broken = Arc::new(AtomicBool::new(true));
     let steps = Arc::new(AtomicU32::new(0));
@@ -31,8 +31,8 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
         }
         Ok(())
     });
-    // A step takes five along at most, and at most five are held when the third failure is heard of:
-    // half of these are never touched.
+    // A step runs at most five jobs, and at most five are held when the third failure is reported: half of
+    // these jobs are never touched.
     let jobs: Vec<Job> =
         (0..30).map(|_| Job { attempts_max: 8, ..job(Prompt::Tokens(vec![1, 2, 3]), 3) }).collect();
     rig.store.submit(&jobs).await.unwrap();
@@ -48,7 +48,7 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
         gauge(&metrics, "jobs_running") + gauge(&metrics, "results_waiting") == 0
     })
     .await;
-    // Jobs reach the engine one by one, so that a step may have one of them or all.
+    // Jobs reach the engine one by one, so a step may run one or all.
     let opened_after = steps.load(Ordering::SeqCst);
     assert!((3..=15).contains(&opened_after), "{opened_after} steps");
     assert_eq!(gauge(&metrics, "device_failures_total"), i64::from(opened_after));
@@ -60,7 +60,7 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
         attempts
     };
     assert!(attempts().await <= 15);
-    // A first probe, and the wait after it doubled.
+    // The first probe fails, which doubles the wait.
     eventually("it is tried once", || steps.load(Ordering::SeqCst) > opened_after).await;
     assert!(metrics.not_ready_reason().is_some());
     broken.store(false, Ordering::SeqCst);
@@ -73,7 +73,7 @@ async fn a_device_that_fails_is_left_alone_and_tried_with_one_job() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_whose_device_is_lost_hands_back_what_it_holds_and_ends() {
+async fn worker_with_lost_device_hands_back_its_claims_and_ends() {
     let mut rig = rig(Mode::Service, Duration::from_secs(60)).await;
     let mut steps = 0;
     rig.engine = engine_on(move || {
@@ -93,8 +93,8 @@ async fn a_worker_whose_device_is_lost_hands_back_what_it_holds_and_ends() {
     for job in &jobs {
         let record = rig.store.job(job.id).await.unwrap().unwrap();
         assert!(!record.state.is_terminal(), "{:?}", record.state);
-        assert_ne!(record.state, JobState::Running, "nothing is left to lapse");
+        assert_ne!(record.state, JobState::Running, "nothing is left to expire");
         attempts += record.attempts;
     }
-    assert!((1..=5).contains(&attempts), "those of the step, and no others: {attempts}");
+    assert!((1..=5).contains(&attempts), "only the jobs of the step: {attempts}");
 }

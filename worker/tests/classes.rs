@@ -1,4 +1,4 @@
-//! Two numerics classes on one queue: whoever ends a job has computed all of it.
+//! Two numerics classes on one queue: every answer is computed by a single class.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -15,9 +15,10 @@ use tritmill_engine::{
     kv::{BlockId, blocks_for},
     load::{self, EngineOptions},
 };
+use tritmill_queue::store::NumericsClasses as _;
 use tritmill_queue::{
     Claimant, Completion, Job, JobId, JobState, Outcome, Prompt, Store,
-    store::{NumericsClasses as _, SqliteStore, classes::ClassError},
+    store::{SqliteStore, classes::ClassError},
     wire,
 };
 use tritmill_worker::{Device, Metrics, Mode, ServedModel, Stop, Worker};
@@ -25,7 +26,7 @@ use tritmill_worker::{Device, Metrics, Mode, ServedModel, Stop, Worker};
 /// Tokens of the job: several checkpoints' worth.
 const TOKENS: u32 = 150;
 
-/// A backend that takes its time.
+/// A slow backend.
 struct Slow(Box<dyn Backend>);
 
 impl Backend for Slow {
@@ -47,7 +48,7 @@ impl Backend for Slow {
     }
 }
 
-/// A class of workers.
+/// A numerics class.
 #[derive(Clone, Copy)]
 struct Kind(KvType);
 
@@ -83,7 +84,7 @@ impl Queue {
         kind.device(&self.model).engine.backend().numerics_class().to_owned()
     }
 
-    /// Starts a worker, as the program does.
+    /// Starts a worker in the same way as the program.
     async fn worker(&self, kind: Kind) -> Result<Running, ClassError> {
         let device = kind.device(&self.model);
         let class = device.engine.backend().numerics_class().to_owned();
@@ -96,7 +97,7 @@ impl Queue {
             events: None,
             served: Arc::new(ServedModel::new(self.model.clone(), "tiny".into(), class)),
             config: self.rig.worker.config.clone(),
-            committed: tokio::sync::mpsc::unbounded_channel().0,
+            committed: None,
             metrics: metrics.clone(),
         };
         let (stop, stopped) = watch::channel(Stop::No);
@@ -111,7 +112,7 @@ struct Running {
 }
 
 impl Running {
-    /// Tokens that it has drawn.
+    /// Number of tokens it has generated.
     fn drawn(&self) -> u32 {
         let metrics = self.metrics.encode();
         let name = "tritmill_generation_tokens_total{device=\"cpu\"} ";
@@ -119,14 +120,14 @@ impl Running {
         value.map_or(0, |value| value.parse().unwrap())
     }
 
-    /// Stops it in the middle of the job; what it drew is saved.
+    /// Stops it in the middle of the job; its tokens are saved.
     async fn stop_after(self, tokens: u32) {
         eventually("some tokens are drawn", || self.drawn() >= tokens).await;
         self.stop.send(Stop::Drain).unwrap();
         self.task.await.unwrap().unwrap();
     }
 
-    /// Waits until nothing is left; returns how many tokens it drew.
+    /// Waits until it ends; returns the number of tokens it generated.
     async fn end(self) -> u32 {
         let Self { task, metrics, stop } = self;
         task.await.unwrap().unwrap();
@@ -147,7 +148,7 @@ fn long() -> Job {
     long
 }
 
-/// What a class answers undisturbed.
+/// The answer of a class without interruption.
 async fn alone(kind: Kind) -> Completion {
     let queue = Queue::open().await;
     let job = long();
@@ -157,7 +158,7 @@ async fn alone(kind: Kind) -> Completion {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_class_goes_on_with_its_own_checkpoints_and_begins_the_others_jobs_anew() {
+async fn class_continues_own_checkpoints_and_restarts_other_jobs() {
     let (f16, f32) = (Kind(KvType::F16), Kind(KvType::F32));
     let queue = Queue::open().await;
     let store = queue.store();
@@ -165,11 +166,11 @@ async fn a_class_goes_on_with_its_own_checkpoints_and_begins_the_others_jobs_ane
     // One after the other, so that each worker has one job.
     store.submit(std::slice::from_ref(&of_f16)).await.unwrap();
     queue.worker(f16).await.unwrap().stop_after(70).await;
-    let refused = queue.worker(f32).await.err().expect("the class is another");
+    let refused = queue.worker(f32).await.err().expect("another class");
     assert!(matches!(refused, ClassError::Mismatch { .. }), "{refused}");
     store.allow_class(&rig::queue(), &queue.class(f32)).await.unwrap();
 
-    // What is saved names its class.
+    // The checkpoint names its class.
     let by = || Claimant { owner: "a look", lease: Duration::from_secs(60) };
     let look = store.claim(&[of_f16.id], by()).await.unwrap().remove(0);
     let saved: serde_json::Value = wire::decode(look.checkpoint.as_ref().unwrap()).unwrap();
@@ -177,13 +178,13 @@ async fn a_class_goes_on_with_its_own_checkpoints_and_begins_the_others_jobs_ane
     assert!(saved["tokens"].as_array().unwrap().len() >= 64, "{saved}");
     store.hand_back(&[look.claim_ref()]).await.unwrap();
 
-    // The same class goes on.
+    // The same class continues.
     let drawn = queue.worker(f16).await.unwrap().end().await;
-    assert!(drawn <= TOKENS - 64, "it drew {drawn} tokens");
+    assert!(drawn <= TOKENS - 64, "it generated {drawn} tokens");
     let own = answer(&store, of_f16.id).await;
     assert_eq!(own, alone(f16).await);
 
-    // The other one begins anew.
+    // The other class restarts.
     store.submit(std::slice::from_ref(&of_f32)).await.unwrap();
     queue.worker(f16).await.unwrap().stop_after(70).await;
     assert_eq!(queue.worker(f32).await.unwrap().end().await, TOKENS);

@@ -18,7 +18,7 @@ use tritmill_engine::backend::StepError;
 use tritmill_queue::{Job, JobState, Prompt, Store};
 use tritmill_worker::{Device, Mode, Stop, WorkerError};
 
-/// A device that does as the test says, with the number of its steps.
+/// A device scripted by the test, and the number of its steps.
 fn device(
     name: &str,
     mut step: impl FnMut(u32) -> Result<(), StepError> + Send + 'static,
@@ -26,7 +26,7 @@ fn device(
     let steps = Arc::new(AtomicU32::new(0));
     let counted = steps.clone();
     let engine = engine_on(move || {
-        // Long enough that no device ends all before another has one.
+        // Slow enough that every device gets jobs.
         std::thread::sleep(Duration::from_millis(1));
         step(counted.fetch_add(1, Ordering::SeqCst) + 1)
     });
@@ -73,7 +73,7 @@ async fn devices_share_the_jobs_of_a_worker() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_embedded_worker_of_several_devices_ends_when_all_is_answered() {
+async fn embedded_worker_with_several_devices_ends_when_all_is_answered() {
     let rig = rig(Mode::Embedded, Duration::ZERO).await;
     let (a, b) = (device("a", |_| Ok(())).0, device("b", |_| Ok(())).0);
     rig.store.submit(&jobs(50, 3)).await.unwrap();
@@ -83,7 +83,7 @@ async fn an_embedded_worker_of_several_devices_ends_when_all_is_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_device_that_fails_is_left_alone_while_the_others_work() {
+async fn failing_device_is_suspended_while_others_work() {
     let rig = rig(Mode::Service, Duration::from_secs(60)).await;
     let broken = Arc::new(AtomicBool::new(true));
     let fails = broken.clone();
@@ -103,7 +103,7 @@ async fn a_device_that_fails_is_left_alone_while_the_others_work() {
     let tried_before = tried.load(Ordering::SeqCst);
     let mut more = 0;
     while gauge(&metrics, "device_rests") == 1 {
-        // Its next job comes when its wait is over, though the other has room.
+        // It gets its next job when its wait is over, although the other device has room.
         rig.store.submit(&jobs(1, 2)).await.unwrap();
         more += 1;
         assert!(more < 300, "it is not tried again");
@@ -115,7 +115,7 @@ async fn a_device_that_fails_is_left_alone_while_the_others_work() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_device_ends_the_worker_and_hands_back_the_jobs_of_all() {
+async fn lost_device_ends_worker_and_hands_back_jobs_of_all_devices() {
     let rig = rig(Mode::Service, Duration::from_secs(60)).await;
     let (good, _) = device("cuda:0", |_| Ok(()));
     let (bad, _) = device("cuda:1", |step| match step {
@@ -133,18 +133,18 @@ async fn a_lost_device_ends_the_worker_and_hands_back_the_jobs_of_all() {
     for job in &all {
         let record = rig.store.job(job.id).await.unwrap().unwrap();
         assert!(!record.state.is_terminal(), "{:?}", record.state);
-        assert_ne!(record.state, JobState::Running, "nothing is left to lapse");
+        assert_ne!(record.state, JobState::Running, "nothing is left to expire");
         attempts += record.attempts;
         let by = tritmill_queue::Claimant { owner: "next", lease: Duration::from_secs(60) };
         let claims = rig.store.claim(&[job.id], by).await.unwrap();
         saved += claims.iter().filter(|claim| claim.checkpoint.is_some()).count();
     }
-    assert!((1..=5).contains(&attempts), "those of the lost device, and no others: {attempts}");
-    assert!(saved > 0, "the other's jobs are gone on with");
+    assert!((1..=5).contains(&attempts), "only jobs of the lost device: {attempts}");
+    assert!(saved > 0, "jobs of the other device can be continued");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_hangs_on_one_device_ends_the_worker() {
+async fn hanging_step_on_one_device_ends_worker() {
     let mut rig = rig(Mode::Service, Duration::from_secs(60)).await;
     rig.worker.config.step_limit = Duration::from_millis(300);
     let (good, _) = device("good", |_| Ok(()));

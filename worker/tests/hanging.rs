@@ -1,4 +1,4 @@
-//! A store that takes calls and does not answer: the worker goes on with everything else.
+//! A store whose calls hang: the worker continues everything else.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -22,10 +22,10 @@ use tritmill_worker::{Mode, Stop, WorkerError};
 
 const LEASE: Duration = Duration::from_millis(1500);
 
-/// A store that does what another does, but for calls that are made to hang.
+/// A store that forwards to another; selected calls hang.
 struct Hanging {
     store: Arc<SqliteStore>,
-    /// Names of the calls that hang.
+    /// Names of the hanging calls.
     hung: watch::Sender<&'static [&'static str]>,
 }
 
@@ -139,14 +139,14 @@ async fn lost_work_stops_while_a_commit_hangs_and_the_results_are_committed_late
     eventually("the long one stops", || gauge(&metrics, "jobs_running") == 0).await;
     let took = cancelled_at.elapsed();
     assert!(took < LEASE, "a third of a lease and a step, not {took:?}");
-    // Longer than a call may take: by now the commit is tried again, under leases that live on.
+    // Longer than the limit of a call: the commit was tried again by now, with renewed leases.
     tokio::time::sleep(LEASE * 2).await;
     assert_eq!(store.job(short.id).await.unwrap().unwrap().state, JobState::Running);
     store.hang(&[]);
     let committed = rig.commits.recv().await.unwrap();
     assert_eq!(committed.settled, [(short.id, JobState::Completed)]);
     let record = store.job(short.id).await.unwrap().unwrap();
-    assert_eq!((record.epoch, record.attempts), (1, 0), "the claim it began with");
+    assert_eq!((record.epoch, record.attempts), (1, 0), "still the first claim");
     stop.send(Stop::Drain).unwrap();
     running.await.unwrap().unwrap();
 }
@@ -176,7 +176,7 @@ async fn work_stops_before_its_lease_ends_while_every_call_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_hangs_is_seen_while_the_store_hangs() {
+async fn hanging_step_is_detected_while_store_hangs() {
     let (mut rig, store) = service(Duration::from_secs(60)).await;
     rig.worker.config.step_limit = Duration::from_millis(300);
     rig.engine = engine_on(hang);
@@ -193,13 +193,13 @@ async fn a_step_that_hangs_is_seen_while_the_store_hangs() {
     rig.dispatcher.enqueue(&[jobs[1].entry()]).await.unwrap();
     let error = running.await.unwrap().unwrap_err();
     assert!(matches!(error, WorkerError::EngineHangs { .. }), "{error}");
-    // The last words are tried for five seconds.
+    // The shutdown tries to commit for five seconds.
     let took = hung_at.elapsed();
     assert!(took < Duration::from_secs(8), "{took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_ends_though_the_store_hangs() {
+async fn drain_ends_while_store_hangs() {
     let (rig, store) = service(Duration::from_millis(200)).await;
     let jobs = [long(), short()];
     store.submit(&jobs).await.unwrap();

@@ -1,4 +1,4 @@
-//! Log lines about a job name it, its attempt and its trace, and nothing of what it says.
+//! Log lines about a job name it, its attempt and its trace, and nothing of its prompt.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -30,7 +30,7 @@ impl io::Write for Log {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_is_logged_with_its_attempt_and_its_trace() {
+async fn job_is_logged_with_its_attempt_and_trace() {
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt()

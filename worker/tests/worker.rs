@@ -1,4 +1,4 @@
-//! The worker's loop on a real store, dispatcher and engine.
+//! A worker with a real store, dispatcher and engine.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -18,7 +18,7 @@ use tritmill_queue::{Dispatcher, ErrorKind, Job, JobState, Outcome, Prompt, Stor
 use tritmill_worker::{Mode, Stop, WorkerError};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_embedded_worker_answers_everything_and_ends() {
+async fn embedded_worker_answers_everything_and_ends() {
     let mut setup = setup(Mode::Embedded, Duration::ZERO).await;
     let mut jobs: Vec<Job> =
         (0..20).map(|i| job(Prompt::Question(format!("question {i}")), 3)).collect();
@@ -45,20 +45,20 @@ async fn an_embedded_worker_answers_everything_and_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn feeding_and_committing_share_the_one_connection_of_a_file() {
+async fn feeding_and_committing_share_one_connection() {
     let mut setup = setup(Mode::Embedded, Duration::ZERO).await;
     setup.engine = engine_on(|| Ok(()));
     let jobs: Vec<Job> = (0..3000).map(|_| job(Prompt::Tokens(vec![1, 2]), 1)).collect();
     setup.store.submit(&jobs).await.unwrap();
     let (_stop, stopped) = watch::channel(Stop::No);
-    // Whoever waited for the other would wait for the half minute that a connection may take.
+    // If one waited for the other, it would wait for the connection timeout of half a minute.
     let running = setup.worker.run(alone(setup.engine), stopped);
     tokio::time::timeout(Duration::from_secs(25), running).await.unwrap().unwrap();
     assert_eq!(setup.store.progress(None).await.unwrap().completed, 3000);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drained_worker_hands_back_what_it_cannot_finish() {
+async fn drained_worker_hands_back_unfinished_jobs() {
     let setup = setup(Mode::Embedded, Duration::ZERO).await;
     let jobs: Vec<Job> = (0..8).map(|_| job(Prompt::Question("why".into()), 100_000)).collect();
     setup.store.submit(&jobs).await.unwrap();
@@ -78,24 +78,24 @@ async fn a_drained_worker_hands_back_what_it_cannot_finish() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_skips_what_is_over_and_runs_until_told_to_stop() {
+async fn service_skips_cancelled_job_and_runs_until_stopped() {
     let mut setup = setup(Mode::Service, Duration::from_secs(60)).await;
-    let (withdrawn, wanted) = (job(Prompt::Text("a".into()), 2), job(Prompt::Text("b".into()), 2));
-    setup.store.submit(&[withdrawn.clone(), wanted.clone()]).await.unwrap();
-    setup.store.cancel(&[withdrawn.id]).await.unwrap();
+    let (cancelled, wanted) = (job(Prompt::Text("a".into()), 2), job(Prompt::Text("b".into()), 2));
+    setup.store.submit(&[cancelled.clone(), wanted.clone()]).await.unwrap();
+    setup.store.cancel(&[cancelled.id]).await.unwrap();
     let (stop, stopped) = watch::channel(Stop::No);
     let running = tokio::spawn(setup.worker.run(alone(setup.engine), stopped));
-    setup.dispatcher.enqueue(&[withdrawn.entry(), wanted.entry()]).await.unwrap();
+    setup.dispatcher.enqueue(&[cancelled.entry(), wanted.entry()]).await.unwrap();
     let committed = setup.commits.recv().await.unwrap();
     assert_eq!(committed.settled, [(wanted.id, JobState::Completed)]);
     stop.send(Stop::Drain).unwrap();
     running.await.unwrap().unwrap();
-    let record = setup.store.job(withdrawn.id).await.unwrap().unwrap();
+    let record = setup.store.job(cancelled.id).await.unwrap().unwrap();
     assert_eq!(record.state, JobState::Cancelled);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_gone_ends_the_worker_with_its_error() {
+async fn closed_store_ends_embedded_worker_with_its_error() {
     let setup = setup(Mode::Embedded, Duration::ZERO).await;
     setup.store.close().await;
     let (_stop, stopped) = watch::channel(Stop::No);
@@ -104,7 +104,7 @@ async fn a_store_that_is_gone_ends_the_worker_with_its_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_hangs_ends_the_worker_and_frees_its_jobs() {
+async fn hanging_step_ends_worker_and_hands_back_its_jobs() {
     let mut setup = setup(Mode::Embedded, Duration::ZERO).await;
     setup.worker.config.step_limit = Duration::from_millis(200);
     let engine = engine_on(hang);
@@ -121,11 +121,11 @@ async fn a_step_that_hangs_ends_the_worker_and_frees_its_jobs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_drained_worker_had_generated_is_gone_on_with() {
+async fn drained_worker_saves_tokens_of_unfinished_job() {
     let mut setup = setup(Mode::Embedded, Duration::ZERO).await;
     let steps = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&steps);
-    // Quick until there is something to save, then too slow to end by itself.
+    // Fast until there are tokens to save, then too slow to finish.
     setup.engine = engine_on(move || {
         if counted.fetch_add(1, Ordering::Relaxed) > 64 {
             std::thread::sleep(Duration::from_millis(50));
@@ -143,7 +143,7 @@ async fn what_a_drained_worker_had_generated_is_gone_on_with() {
     running.await.unwrap().unwrap();
     let by = tritmill_queue::Claimant { owner: "next", lease: Duration::from_secs(60) };
     let claims = setup.store.claim(&[long.id], by).await.unwrap();
-    let saved = claims[0].checkpoint.as_ref().expect("64 are many tokens");
+    let saved = claims[0].checkpoint.as_ref().expect("64 tokens are enough for a checkpoint");
     let saved: serde_json::Value = tritmill_queue::wire::decode(saved).unwrap();
     let tokens = saved["tokens"].as_array().unwrap();
     assert!((64..400).contains(&tokens.len()), "{} tokens", tokens.len());

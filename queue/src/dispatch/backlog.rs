@@ -1,4 +1,4 @@
-//! How much waits, and how much may.
+//! The backlog of a queue, and its limits.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,24 +9,24 @@ use std::{
 use super::{DispatchError, Entry};
 use crate::job::{QueueName, Tenant};
 
-/// Bounds of a queue's waiting entries. Delivered ones are not counted.
+/// Limits of a queue's waiting entries. Delivered ones are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BacklogLimit {
-    /// Entries that may wait; as many again may be delayed.
+    /// Most entries that wait; as many again may be delayed.
     pub entries: usize,
-    /// Tokens that they may be expected to take.
+    /// Most tokens that they are expected to use.
     pub tokens: u64,
 }
 
 impl Default for BacklogLimit {
-    /// Some 600 MB of Redis's memory.
+    /// About 600 MB of memory in Redis.
     fn default() -> Self {
         Self { entries: 2_000_000, tokens: 10_000_000_000 }
     }
 }
 
 impl BacklogLimit {
-    /// What a script's refusal means: which bound, and when to come back.
+    /// The error for a script's refusal: the limit, and when to retry.
     pub(crate) fn busy(self, queue: &QueueName, which: u8, retry_ms: u64) -> DispatchError {
         let limit = match which {
             1 => Limit::Entries(self.entries),
@@ -37,17 +37,17 @@ impl BacklogLimit {
     }
 }
 
-/// The bound that an enqueue would have passed.
+/// The limit that an enqueue would have exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {
-    /// So many entries.
+    /// Number of entries.
     Entries(usize),
-    /// Entries worth so many tokens.
+    /// Tokens of all entries.
     Tokens(u64),
-    /// Entries of one tenant worth so many tokens.
+    /// Tokens of one tenant's entries.
     Tenant(u64),
-    /// The dispatcher's memory.
+    /// Memory of the dispatcher.
     Memory,
 }
 
@@ -62,42 +62,42 @@ impl fmt::Display for Limit {
     }
 }
 
-/// What operators allow to wait in a queue, in tokens, within the dispatcher's own bounds.
+/// Quotas set by operators: tokens that may wait in a queue, within the dispatcher's own limits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Quotas {
-    /// All tenants together; none: as much as the dispatcher takes.
+    /// For all tenants together; `None`: only the limit of the dispatcher.
     pub tokens: Option<u64>,
-    /// Every tenant that has no quota of its own; none: no quota.
+    /// For each tenant without a quota of its own; `None`: no quota.
     pub each_tenant: Option<u64>,
-    /// Tenants that have.
+    /// Quotas of single tenants.
     pub tenants: HashMap<Tenant, u64>,
 }
 
 impl Quotas {
-    /// What may wait of one tenant's.
+    /// The quota of a tenant.
     pub fn of(&self, tenant: &Tenant) -> Option<u64> {
         self.tenants.get(tenant).copied().or(self.each_tenant)
     }
 }
 
-/// How much is to be put into one queue.
+/// What a submission asks of one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Demand {
     /// The queue.
     pub queue: QueueName,
-    /// Entries.
+    /// Number of entries.
     pub entries: usize,
-    /// Tokens that they are expected to take, by tenant.
+    /// Tokens that they are expected to use, by tenant.
     pub tokens: BTreeMap<Tenant, u64>,
-    /// How much of each bound may be filled, in hundredths.
+    /// Percentage of each limit that may be filled.
     pub percent: u8,
 }
 
-/// What [`Demand::leaving_room`] may fill of each bound, in hundredths.
+/// Percentage of each limit that [`Demand::leaving_room`] may fill.
 const PATIENT_PERCENT: u8 = 80;
 
 impl Demand {
-    /// What these entries ask of each of their queues.
+    /// The demands of these entries, one per queue.
     pub fn of(entries: &[Entry]) -> Vec<Self> {
         let mut demands: Vec<Self> = Vec::new();
         for entry in entries {
@@ -118,42 +118,42 @@ impl Demand {
         demands
     }
 
-    /// The same of somebody with patience, as a batch: a fifth of each bound stays free for those who
-    /// wait for their answers, who would else be refused as long as a batch is larger than its queue.
+    /// The same demand of a batch: a fifth of each limit stays free for interactive requests, which a
+    /// batch larger than the queue would otherwise block.
     #[must_use]
     pub fn leaving_room(self) -> Self {
         Self { percent: PATIENT_PERCENT, ..self }
     }
 
-    /// What of a bound counts for this demand.
+    /// The part of a limit that applies to this demand.
     pub(super) fn part_of(&self, bound: u64) -> u64 {
         (u128::from(bound) * u128::from(self.percent) / 100).try_into().unwrap_or(bound)
     }
 
-    /// The same of a bound of entries.
+    /// The part of a limit on entries.
     pub(super) fn entries_of(&self, bound: usize) -> usize {
         usize::try_from(self.part_of(bound as u64)).unwrap_or(bound)
     }
 }
 
-/// What waits in a queue.
+/// What is waiting in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Backlog {
     /// Entries ready for a consumer.
     pub entries: usize,
-    /// Tokens that they are expected to take.
+    /// Tokens that they are expected to use.
     pub tokens: u64,
-    /// For how long the oldest of them has waited.
+    /// Age of the oldest entry.
     pub oldest_ms: Option<u64>,
     /// Entries that are not due yet.
     pub delayed: usize,
-    /// Tokens that consumers acknowledged per second lately; unknown until the first, and again
-    /// after minutes without any.
+    /// Recently acknowledged tokens per second; unknown before the first acknowledgement and after
+    /// minutes without any.
     pub drain_rate: Option<f64>,
 }
 
 impl Backlog {
-    /// How long an entry that arrives now will wait at the present rate.
+    /// Estimated wait of an entry that arrives now, at the current rate.
     pub fn estimated_wait(&self) -> Option<Duration> {
         if self.entries == 0 {
             return Some(Duration::ZERO);

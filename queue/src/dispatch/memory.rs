@@ -1,40 +1,39 @@
-//! The dispatcher of the embedded default: queues in this process's memory, bounded.
+//! A dispatcher for one process: bounded queues in its memory.
 //!
 //! The weighted order is smooth weighted round robin (as in nginx): each non-empty priority earns
-//! its weight per pick, the richest one is served and pays the sum of the weights that took part.
-//! Sixteen high, four normal and one low then interleave instead of coming in bursts, and low always
-//! moves.
+//! its weight per pick, the one with the most credit is served and pays the sum of the weights that took
+//! part. So sixteen high, four normal and one low entry interleave instead of coming in bursts, and low
+//! always makes progress.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Notify, time::timeout};
 
 use super::{Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Pull, Quotas};
 use crate::job::{JobId, Priority, QueueName};
 
-/// What to tell a caller that found the queue full: about one step of an engine.
+/// When a caller that found the queue full should retry: about one step of an engine.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// Queues in memory. Loses everything with the process, as a dispatcher may.
+/// Queues in memory, which are lost with the process.
 #[derive(Debug)]
 pub struct MemoryDispatcher {
-    /// Entries a queue may hold, delivered ones not counted.
+    /// Most entries of a queue, without delivered ones.
     limit: usize,
-    /// A std mutex: no lock is held across an await.
     state: Mutex<State>,
-    /// Told on every enqueue and hand-back.
+    /// Notified of every enqueue and hand-back.
     arrived: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     queues: HashMap<QueueName, Lanes>,
-    /// Ids waiting in any lane, so that feeding twice adds once.
+    /// Ids waiting in any lane, so that enqueueing twice adds once.
     waiting: HashSet<JobId>,
     /// Delivered and not acknowledged.
     pending: HashMap<JobId, Pending>,
@@ -71,7 +70,7 @@ impl Lanes {
 
     fn pop(&mut self) -> Option<Waiting> {
         let mut total = 0;
-        let mut richest: Option<usize> = None;
+        let mut best: Option<usize> = None;
         for (lane, priority) in Priority::ALL.into_iter().enumerate() {
             if self.lanes[lane].is_empty() {
                 self.credit[lane] = 0;
@@ -80,18 +79,18 @@ impl Lanes {
             let weight = i64::from(priority.weight());
             self.credit[lane] += weight;
             total += weight;
-            if richest.is_none_or(|best| self.credit[lane] > self.credit[best]) {
-                richest = Some(lane);
+            if best.is_none_or(|best| self.credit[lane] > self.credit[best]) {
+                best = Some(lane);
             }
         }
-        let lane = richest?;
+        let lane = best?;
         self.credit[lane] -= total;
         self.lanes[lane].pop_front()
     }
 }
 
 impl State {
-    /// The ids that are new here, if their queues have room for them.
+    /// The ids that are new, if their queues have room for them.
     fn admit(&self, entries: &[Entry], limit: usize) -> Result<HashSet<JobId>, DispatchError> {
         let mut added: HashMap<&QueueName, usize> = HashMap::new();
         let mut fresh = HashSet::new();
@@ -133,7 +132,7 @@ impl State {
         taken
     }
 
-    /// Gives entries that others left alone for `idle` to the puller.
+    /// Gives the puller entries that others have not renewed for `idle`.
     fn take_over(&mut self, pull: &Pull<'_>, idle: Duration) -> Vec<Delivery> {
         let mut taken = Vec::new();
         for (id, pending) in &mut self.pending {
@@ -152,14 +151,14 @@ impl State {
         taken
     }
 
-    /// The pending entry, if this very delivery is still the consumer's.
+    /// The pending entry, if this delivery still belongs to the consumer.
     fn pending_of(&mut self, consumer: &str, delivery: &Delivery) -> Option<&mut Pending> {
         self.pending
             .get_mut(&delivery.id)
             .filter(|pending| pending.consumer == consumer && pending.receipt == delivery.receipt)
     }
 
-    /// Removes a pending entry if this very delivery is still the consumer's.
+    /// Removes a pending entry if this delivery still belongs to the consumer.
     fn release(&mut self, consumer: &str, delivery: &Delivery) -> Option<Waiting> {
         self.pending_of(consumer, delivery)?;
         self.pending.remove(&delivery.id).map(|pending| pending.waiting)
@@ -172,15 +171,14 @@ impl MemoryDispatcher {
         Self { limit, state: Mutex::default(), arrived: Notify::new() }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        // A panic cannot leave the maps half changed in a way that loses a job: the store feeds.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
     }
 
-    /// Waits without end; [`Dispatcher::pull`] bounds it.
+    /// Waits without limit; [`Dispatcher::pull`] sets one.
     async fn take_first(&self, pull: &Pull<'_>) -> Vec<Delivery> {
         loop {
-            // Subscribe before looking, or an enqueue in between is lost.
+            // Subscribe before looking, or an enqueue in between would be missed.
             let arrived = self.arrived.notified();
             let taken = self.state().take(pull);
             if !taken.is_empty() {
@@ -267,7 +265,7 @@ impl Dispatcher for MemoryDispatcher {
     ) -> Result<usize, DispatchError> {
         let mut state = self.state();
         let mut count = 0;
-        // Backwards, so that the first delivery ends up first in its lane again.
+        // Backwards, so that the first delivery is first in its lane again.
         for delivery in deliveries.iter().rev() {
             let Some(waiting) = state.release(consumer, delivery) else { continue };
             count += 1;

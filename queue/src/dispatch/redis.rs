@@ -1,19 +1,19 @@
-//! The dispatcher of many processes: Redis streams.
+//! A dispatcher for many processes: Redis streams.
 //!
 //! One stream per queue, priority and tenant, `tm:{MODEL:FORMAT}:PRIORITY:TENANT`, with the consumer
-//! group `workers`; all keys of a queue share a slot of a cluster, and every change is one script
-//! within it (`redis/*.lua`; `queue.lua` lists the keys). Entries hold an id and a cost under field
-//! names and a version; the job itself is the store's.
+//! group `workers`. All keys of a queue share one cluster slot, and every change is one script in it
+//! (`redis/*.lua`; `queue.lua` lists the keys). An entry holds a version, a job id and a cost; the job
+//! itself is in the store.
 //!
-//! Invariants: nothing is trimmed, an entry leaves its stream when it is acknowledged, and a stream
-//! leaves when it is empty; only the consumer that an entry is pending with can acknowledge, renew
-//! or hand it back; a job is in a queue once. What another program breaks (deleted entries, lost
-//! groups, garbage in a stream, an emptied Redis) is repaired where it is met, and counted.
+//! Invariants: streams are never trimmed; an entry is removed when it is acknowledged, and a stream when
+//! it is empty; only the consumer that an entry is pending with can acknowledge, renew or hand it back; a
+//! job is in its queue once. Damage by other programs (deleted entries, lost groups, garbage in a stream,
+//! an emptied Redis) is repaired when it is found, and counted.
 //!
-//! Handed-back entries stay in their stream, pending with a consumer that nobody is called, and are
-//! taken from there in their order before anything fresh: at once, and at the front of their tenant.
+//! Handed-back entries stay in their stream, pending with a reserved consumer name, and are delivered in
+//! their order before fresh entries of their tenant.
 //!
-//! See also `redis/pull.rs` for waiting and for answers that get lost.
+//! See also `redis/pull.rs` for waiting and for lost answers.
 
 mod address;
 mod connections;
@@ -26,7 +26,7 @@ mod stats;
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -34,6 +34,7 @@ pub use address::RedisUrlError;
 use async_trait::async_trait;
 pub(crate) use connections::{BLOCK_MAX, Connections};
 pub(crate) use feed::refusal;
+use parking_lot::Mutex;
 use redis::{RedisError, RedisResult};
 pub use stats::DispatchStats;
 
@@ -50,10 +51,10 @@ use crate::{
     store::RedisStore,
 };
 
-/// How often a process looks for dead consumers of a queue, at most.
+/// Least time between two searches for dead consumers of a queue.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// How long a consumer without entries has done nothing when it is taken for dead. One that lives
-/// after all is made again by its next pull.
+/// Idle time after which a consumer without entries counts as dead. The next pull of a live one creates
+/// it again.
 const CONSUMER_IDLE: Duration = Duration::from_secs(600);
 /// Deliveries of one script.
 const BATCH: usize = 512;
@@ -68,11 +69,11 @@ struct Inner {
     connections: Arc<Connections>,
     limit: BacklogLimit,
     stats: Counters,
-    /// Names of queues' data, by prefix: a new one says that Redis was emptied.
+    /// Names of the queues' data, by prefix: a new name shows that Redis was emptied.
     born: Mutex<HashMap<String, String>>,
     /// Consumers of this process, by name.
     consumers: Mutex<HashMap<String, Arc<Consumer>>>,
-    /// When dead consumers were looked for last, by queue.
+    /// Time of the last search for dead consumers, by queue.
     swept: Mutex<HashMap<QueueName, Instant>>,
 }
 
@@ -86,22 +87,22 @@ impl fmt::Debug for RedisDispatcher {
     }
 }
 
-/// An entry and when it is due, on Redis's clock.
+/// An entry and its due time, on Redis's clock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delayed {
-    /// What will wait.
+    /// The entry.
     pub entry: Entry,
-    /// From when on.
+    /// When it is due.
     pub due: Timestamp,
 }
 
-/// A Redis that wants a password where the URL has none.
+/// Redis requires a password and the URL has none.
 #[derive(Debug, thiserror::Error)]
 #[error("authentication required (NOAUTH): the Redis URL has no password")]
 struct NoPassword;
 
 fn unavailable(error: RedisError) -> DispatchError {
-    // Anything long is refused before Redis looks which command it is.
+    // Redis refuses long requests with another error before it reads the command.
     if error.code() == Some("NOAUTH") || error.to_string().contains("unauthenticated") {
         return DispatchError::Unavailable(Box::new(NoPassword));
     }
@@ -109,8 +110,8 @@ fn unavailable(error: RedisError) -> DispatchError {
 }
 
 impl RedisDispatcher {
-    /// A dispatcher in the Redis at `url`, whose queues hold up to `limit` each. It connects when it
-    /// is first used, and again whenever it must. URLs:
+    /// A dispatcher in the Redis at `url`, with this limit for each queue. It connects when it is first
+    /// used, and again when a connection breaks. URLs:
     ///
     /// ```text
     /// redis://[user:password@]host[:6379][/db]
@@ -118,11 +119,11 @@ impl RedisDispatcher {
     /// redis+cluster://[user:password@]host[:6379],…
     /// ```
     ///
-    /// with `rediss` for TLS, then with `?sslrootcert=FILE` for a private authority and
-    /// `sslcert=FILE&sslkey=FILE` for a certificate of one's own; all values are percent encoded.
+    /// with `rediss` for TLS, `?sslrootcert=FILE` for a private authority and
+    /// `sslcert=FILE&sslkey=FILE` for a client certificate; all values are percent-encoded.
     ///
     /// # Errors
-    /// [`RedisUrlError`] if the URL names no Redis; it does not repeat the URL.
+    /// If the URL is invalid. The error does not repeat the URL, which may hold a password.
     pub fn new(url: &str, limit: BacklogLimit) -> Result<Self, RedisUrlError> {
         let connections = Connections::new(Address::parse(url)?);
         let inner = Inner {
@@ -138,56 +139,44 @@ impl RedisDispatcher {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Asks Redis whether it is there, through the connection that everything uses.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Pings Redis through the shared connection.
     pub async fn ping(&self) -> Result<(), DispatchError> {
         let (command, connections) = (redis::cmd("PING"), &self.inner.connections);
         let again = match connections.query::<redis::Value>(&command).await {
-            // A connection found broken is replaced.
+            // A broken connection was dropped: try a new one.
             Err(_) => connections.query::<redis::Value>(&command).await,
             answer => answer,
         };
         again.map(drop).map_err(unavailable)
     }
 
-    /// What went wrong, and was put right, since this dispatcher was made.
+    /// Faults that were detected and repaired since this dispatcher was created.
     pub fn stats(&self) -> DispatchStats {
         self.inner.stats.read()
     }
 
-    /// Keeps entries until they are due; pulls and [`Self::promote`] let them in. A job that waits
-    /// or is delivered stays as it is, one that is delayed gets the new time, and enqueueing it ends
-    /// the delay.
+    /// Keeps entries until they are due; then pulls and [`Self::promote`] queue them. A job that waits
+    /// or is delivered stays as it is; a delayed one gets the new time; enqueueing a job ends its
+    /// delay.
     ///
     /// # Errors
-    /// [`DispatchError::Busy`] if as many are delayed as may wait.
+    /// [`DispatchError::Busy`] if more entries would be delayed than may wait.
     pub async fn delay(&self, delayed: &[Delayed]) -> Result<(), DispatchError> {
         self.inner.delay(delayed).await
     }
 
-    /// Moves delayed entries that are due to their queue; returns how many were.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Queues delayed entries that are due; returns their number.
     pub async fn promote(&self, queue: &QueueName) -> Result<usize, DispatchError> {
         self.inner.promote(queue).await
     }
 
-    /// What waits in a queue, and how fast it is drained.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// The backlog of a queue and the rate at which it is drained.
     pub async fn backlog(&self, queue: &QueueName) -> Result<Backlog, DispatchError> {
         self.inner.backlog(queue).await
     }
 
-    /// Removes consumers that hold nothing and did nothing for `idle`; returns how many.
-    /// [`Dispatcher::reclaim`] does this once a minute with ten minutes.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Removes consumers without entries that were idle for `idle`; returns their number.
+    /// [`Dispatcher::reclaim`] does this once a minute, with ten minutes.
     pub async fn remove_idle_consumers(
         &self,
         queue: &QueueName,
@@ -196,26 +185,23 @@ impl RedisDispatcher {
         self.inner.sweep(queue, idle).await.map_err(unavailable)
     }
 
-    /// Deletes all that Redis has of a queue: for one that is gone for good, or was only tried. Jobs
-    /// of it that the store has queued are fed to it again by whoever reconciles.
-    ///
-    /// # Errors
-    /// [`DispatchError::Unavailable`].
+    /// Deletes all data of a queue in Redis. If the store still has queued jobs of it, reconcilers
+    /// enqueue them again.
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<(), DispatchError> {
         let (prefix, none): (String, &[String]) = (keys::prefix(queue), &[]);
-        self.inner.born.lock().unwrap_or_else(PoisonError::into_inner).remove(&prefix);
+        self.inner.born.lock().remove(&prefix);
         let run = self.inner.connections.run_again(&scripts::FORGET, &prefix, none);
         run.await.map(|_: i64| ()).map_err(unavailable)
     }
 
-    /// A store of one queue's jobs in the same Redis, over the same connections: the fast mode, see
-    /// [`RedisStore`] for what it may lose. Jobs that are over are kept for `retention`.
+    /// A store of one queue's jobs in the same Redis, with the same connections: the fast mode; see
+    /// [`RedisStore`] for what it may lose. Finished jobs are kept for `retention`.
     pub fn store(&self, queue: QueueName, retention: Duration) -> RedisStore {
         let connections = Arc::clone(&self.inner.connections);
         RedisStore::new(connections, queue, self.inner.limit, retention)
     }
 
-    /// Events of jobs in the same Redis, over the same connections.
+    /// Events of jobs in the same Redis, with the same connections.
     pub fn events(&self) -> crate::events::RedisEvents {
         crate::events::RedisEvents::new(Arc::clone(&self.inner.connections))
     }
@@ -223,7 +209,7 @@ impl RedisDispatcher {
 
 impl Inner {
     fn consumer(&self, name: &str) -> Arc<Consumer> {
-        let mut consumers = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut consumers = self.consumers.lock();
         Arc::clone(consumers.entry(name.to_owned()).or_default())
     }
 
@@ -245,7 +231,11 @@ impl Inner {
         let fenced = deliveries.len().saturating_sub(count) as u64;
         add(&self.stats.fenced_acknowledgements, fenced);
         if fenced > 0 {
-            tracing::debug!(consumer = name, fenced, "acknowledged entries of others");
+            tracing::debug!(
+                consumer = name,
+                fenced,
+                "acknowledgement of entries that belong to others refused"
+            );
         }
         Ok(count)
     }
@@ -296,9 +286,9 @@ impl Inner {
         Ok(count)
     }
 
-    /// Whether it is time to look for dead consumers of this queue.
+    /// Whether it is time to search for dead consumers of this queue.
     fn is_sweep_due(&self, queue: &QueueName) -> bool {
-        let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut swept = self.swept.lock();
         let due = swept.get(queue).is_none_or(|last| last.elapsed() >= SWEEP_EVERY);
         if due {
             swept.insert(queue.clone(), Instant::now());
@@ -351,9 +341,9 @@ impl Dispatcher for RedisDispatcher {
         idle: Duration,
     ) -> Result<Vec<Delivery>, DispatchError> {
         if self.inner.is_sweep_due(pull.queue) {
-            // A chore: its failure is not the caller's.
+            // Its failure does not concern the caller.
             if let Err(error) = self.inner.sweep(pull.queue, CONSUMER_IDLE).await {
-                tracing::debug!(%error, "looking for dead consumers failed");
+                tracing::debug!(%error, "search for dead consumers failed");
             }
         }
         self.inner.reclaim(&pull, idle).await.map_err(unavailable)

@@ -2,28 +2,27 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::timeout};
 
 use super::{EventId, Events, JobEvent};
 use crate::{dispatch::DispatchError, job::JobId};
 
-/// Jobs whose events are kept: the latest.
+/// Jobs with events; older jobs are dropped.
 const JOBS_MAX: usize = 1024;
-/// Events of a job that are kept: the latest.
+/// Events of a job; older ones are dropped.
 const EVENTS_MAX: usize = 4096;
 
-/// The latest events of the latest jobs, bounded, and gone with the process.
+/// The latest events of the latest jobs, which are lost with the process.
 #[derive(Debug, Default)]
 pub struct MemoryEvents {
-    /// A std mutex: no lock is held across an await.
     state: Mutex<State>,
-    /// Told of every event.
-    came: Notify,
+    /// Notified of every event.
+    published: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -35,12 +34,8 @@ struct State {
 }
 
 impl MemoryEvents {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn after(&self, job: JobId, after: EventId) -> Vec<(EventId, JobEvent)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let events = state.by_job.get(&job).into_iter().flatten();
         events.filter(|(id, _)| *id > after).cloned().collect()
     }
@@ -50,7 +45,7 @@ impl MemoryEvents {
 impl Events for MemoryEvents {
     async fn publish(&self, job: JobId, events: &[JobEvent]) -> Result<(), DispatchError> {
         {
-            let mut guard = self.lock();
+            let mut guard = self.state.lock();
             let state = &mut *guard;
             let kept = state.by_job.entry(job).or_insert_with(|| {
                 state.jobs.push_back(job);
@@ -65,7 +60,7 @@ impl Events for MemoryEvents {
                 state.jobs.pop_front().and_then(|oldest| state.by_job.remove(&oldest));
             }
         }
-        self.came.notify_waiters();
+        self.published.notify_waiters();
         Ok(())
     }
 
@@ -77,13 +72,13 @@ impl Events for MemoryEvents {
     ) -> Result<Vec<(EventId, JobEvent)>, DispatchError> {
         let read = async {
             loop {
-                // Listens before it looks: what comes in between is not missed.
-                let came = self.came.notified();
+                // Subscribe before looking, or an event in between would be missed.
+                let published = self.published.notified();
                 let events = self.after(job, after);
                 if !events.is_empty() {
                     return events;
                 }
-                came.await;
+                published.await;
             }
         };
         match wait.is_zero() {
@@ -102,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_late_reader_hears_all_and_a_waiting_one_what_comes() {
+    async fn late_reader_gets_all_events_and_waiting_reader_new_ones() {
         let (events, job) = (MemoryEvents::default(), JobId::generate());
         events.publish(job, &[JobEvent::Started, delta("a")]).await.expect("memory");
         let start = EventId::default();
@@ -119,7 +114,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_latest_are_kept() {
+    async fn only_latest_events_and_jobs_are_kept() {
         let (events, first) = (MemoryEvents::default(), JobId::generate());
         let many = vec![delta("x"); EVENTS_MAX + 7];
         events.publish(first, &many).await.expect("memory");
@@ -129,6 +124,6 @@ mod tests {
             events.publish(JobId::generate(), &[delta("y")]).await.expect("memory");
         }
         assert!(events.after(first, EventId::default()).is_empty());
-        assert_eq!(events.lock().by_job.len(), JOBS_MAX);
+        assert_eq!(events.state.lock().by_job.len(), JOBS_MAX);
     }
 }

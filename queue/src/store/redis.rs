@@ -1,26 +1,27 @@
-//! The store of the fast mode: Redis alone, for one queue.
+//! The store of the fast mode: one queue in Redis alone.
 //!
-//! Jobs, leases and results lie in the Redis that dispatches them, under the same hash tag: a queue is
-//! one slot of a cluster. Every move is one script (`redis/*.lua`; `store.lua` lists the keys), and a
-//! submission is one script that records a chunk of jobs and adds their entries at once. Times are
-//! Redis's (`TIME`).
+//! Jobs, leases and results are in the same Redis as the dispatcher's entries, under the same hash tag: a
+//! queue is one cluster slot. Every state change is one script (`redis/*.lua`; `store.lua` lists the keys),
+//! and a submission is one script that records a chunk of jobs and adds their entries. Times are those of
+//! Redis (`TIME`).
 //!
 //! **What may be lost.** This store is as durable as its Redis. With `appendonly yes` and `appendfsync
 //! everysec` a crash loses about the last second: jobs accepted and results written in it. A failover
-//! loses what the replica had not got. Without an append-only file a crash loses everything since the
-//! last snapshot, or everything. What is lost is lost together: a job never comes back without its
-//! entry for longer than a reconciler's round, and a result that was lost leaves its job to be run
-//! again, or lost with it. Nothing is ever answered twice within what Redis still knows. Redis must not
-//! evict (`maxmemory-policy noeviction`, see [`RedisStore::check`]).
+//! loses what the replica had not received. Without an append-only file a crash loses everything since the
+//! last snapshot, or everything. Losses are consistent: a job is without its entry for at most one round of
+//! a reconciler, and a job whose result was lost runs again or is lost as well. No job that Redis still
+//! knows gets two results. Redis must not evict (`maxmemory-policy noeviction`, see
+//! [`RedisStore::check`]).
 //!
-//! A queue is either fast or journalled: workers of the other mode would take its entries for jobs that
-//! are over. Jobs that are over are kept for a retention and then expire by themselves. There are no
-//! [`super::Operations`] here: no second numerics class, pauses, heartbeats, replays or purges; a dead letter is a failed job
-//! with its errors until it expires.
+//! A queue is either fast or journalled: workers of the other mode would take its entries for finished
+//! jobs. Finished jobs are kept for a retention and then expire. [`super::Operations`] is not available:
+//! no second numerics class, pauses, heartbeats, replays or purges; a dead letter is a failed job with its
+//! errors until it expires.
 //!
-//! See also `redis/record.rs` for how a job lies in Redis.
+//! See also `redis/record.rs` for the encoding of a job.
 
 mod accept;
+mod manage;
 mod record;
 mod scripts;
 
@@ -28,13 +29,13 @@ use std::{fmt, sync::Arc, time::Duration};
 
 pub use accept::AcceptError;
 use async_trait::async_trait;
+pub use manage::RedisConfigError;
 use redis::{FromRedisValue, RedisError};
 
 use super::{
     Claim, ClaimRef, Claimant, Clock, FinishedAttempt, FinishedJob, JobRecord, Progress,
     Reconciled, Settled, Store, StoreError,
     attempts::{self, lease_lost},
-    classes::ClassError,
 };
 use crate::{
     dispatch::{BacklogLimit, Connections, Entry, keys, scripts::Script},
@@ -43,17 +44,17 @@ use crate::{
     wire,
 };
 
-/// How long jobs that are over are kept when nothing else is said.
+/// How long finished jobs are kept by default.
 pub const FAST_RETENTION: Duration = Duration::from_secs(86_400);
-/// Jobs of one script: some milliseconds of Redis's time.
+/// Jobs of one script: a few milliseconds of Redis's time.
 const CHUNK: usize = 512;
-/// Jobs of one kind that one script moves.
+/// Most jobs of one kind that one script moves.
 const RECONCILE_MAX: u64 = 512;
 
 /// Id, `PRIORITY:TENANT` and cost of a job.
 type Row = (String, String, u32);
 
-/// The jobs of one queue, in Redis alone. Cheap to clone.
+/// The jobs of one queue in Redis. Cheap to clone.
 #[derive(Clone)]
 pub struct RedisStore {
     connections: Arc<Connections>,
@@ -74,26 +75,11 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-/// A Redis that must not be the only place of jobs.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RedisConfigError {
-    /// It would drop jobs or results when its memory is full.
-    #[error("Redis evicts ({policy}): set maxmemory-policy noeviction")]
-    Evicts {
-        /// Its `maxmemory-policy`.
-        policy: String,
-    },
-    /// It does not answer.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
 fn unavailable(error: RedisError) -> StoreError {
     StoreError::Unavailable(Box::new(error))
 }
 
-/// Arguments of a script, the first of which is always the time.
+/// Arguments of a script. The first is always the time.
 struct Arguments(Vec<Vec<u8>>);
 
 impl Arguments {
@@ -127,93 +113,15 @@ impl RedisStore {
         Self { connections, queue, prefix, limit, retention, clock }
     }
 
-    /// The same store on another clock: for tests.
+    /// Replaces the clock, for tests.
     #[must_use]
     pub fn with_clock(self, clock: Clock) -> Self {
         Self { clock: Some(clock), ..self }
     }
 
-    /// The queue whose jobs these are.
+    /// The queue of this store.
     pub fn queue(&self) -> &QueueName {
         &self.queue
-    }
-
-    /// Whether this Redis is there, and keeps what it is given. What it does not tell is taken for
-    /// good: a managed one may hide its settings.
-    ///
-    /// # Errors
-    /// [`RedisConfigError`].
-    pub async fn check(&self) -> Result<(), RedisConfigError> {
-        let mut command = redis::cmd("INFO");
-        command.arg("memory");
-        let asked = match self.connections.query::<redis::Value>(&command).await {
-            // A connection found broken is replaced.
-            Err(_) => self.connections.query(&command).await,
-            answer => answer,
-        };
-        let info = String::from_redis_value(asked.map_err(unavailable)?).unwrap_or_default();
-        let field = |name: &str| {
-            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-        };
-        match (field("maxmemory"), field("maxmemory_policy")) {
-            (Some(bytes), Some(policy)) if bytes != "0" && policy != "noeviction" => {
-                Err(RedisConfigError::Evicts { policy: policy.to_owned() })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Whether this Redis has kept jobs of the queue in the fast mode.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub async fn is_used(&self) -> Result<bool, StoreError> {
-        let mut exists = redis::cmd("EXISTS");
-        exists.arg(format!("{}:totals", self.prefix));
-        self.connections.query(&exists).await.map_err(unavailable)
-    }
-
-    /// Gives the queue its numerics class, or confirms it.
-    ///
-    /// # Errors
-    /// [`ClassError::Mismatch`] when another class was registered first.
-    pub async fn register_class(&self, class: &str) -> Result<(), ClassError> {
-        let key = format!("{}:totals", self.prefix);
-        let mut set = redis::cmd("HSETNX");
-        set.arg(&key).arg("class").arg(class);
-        let mut get = redis::cmd("HGET");
-        get.arg(&key).arg("class");
-        self.connections.query::<redis::Value>(&set).await.map_err(unavailable)?;
-        let registered: String = self.connections.query(&get).await.map_err(unavailable)?;
-        if registered == class {
-            return Ok(());
-        }
-        let (queue, offered) = (self.queue.clone(), class.to_owned());
-        Err(ClassError::Mismatch { queue, registered, allowed: Vec::new(), offered })
-    }
-
-    /// Deletes jobs with their results and errors, whatever their state; returns how many there
-    /// were.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub async fn delete_jobs(&self, ids: &[JobId]) -> Result<u64, StoreError> {
-        let mut count = 0;
-        for chunk in ids.chunks(CHUNK) {
-            let mut arguments = self.arguments();
-            chunk.iter().for_each(|id| arguments.number(id));
-            count += self.run::<u64>(&scripts::DELETE, &arguments).await?;
-        }
-        Ok(count)
-    }
-
-    /// Forgets what counts the queue's jobs, and its numerics class: for a queue that is gone for
-    /// good, or was only tried. Jobs that are over expire as they would; others are not found again.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    pub async fn forget_queue(&self) -> Result<(), StoreError> {
-        self.run::<u64>(&scripts::DELETE, &self.arguments()).await.map(drop)
     }
 
     fn arguments(&self) -> Arguments {
@@ -221,7 +129,7 @@ impl RedisStore {
         Arguments(vec![now.into_bytes()])
     }
 
-    /// Jobs as the scripts name them, as the dispatcher does.
+    /// Converts rows of the scripts to entries.
     fn entries(&self, rows: Vec<Row>) -> Result<Vec<Entry>, StoreError> {
         let entry = |(id, place, cost): Row| {
             let id = id.parse().map_err(|error| record::damaged("job id", error))?;
@@ -238,7 +146,7 @@ impl RedisStore {
         arguments
     }
 
-    /// Runs a script; one whose connection broke is sent again, since each may run twice.
+    /// Runs a script, again if its connection broke: all scripts are idempotent.
     async fn run<T: FromRedisValue>(
         &self,
         script: &Script,
@@ -267,7 +175,7 @@ impl Store for RedisStore {
             match record::decode_job(&value) {
                 Ok(job) => Some(Claim { job, epoch, attempts, expires_in, checkpoint }),
                 Err(error) => {
-                    // Its lease runs out, and so do its attempts; its neighbours do not wait.
+                    // Its leases expire until its attempts are used up; other jobs are not delayed.
                     let job = ids.get(position).map(ToString::to_string).unwrap_or_default();
                     tracing::error!(job, %error, "a claimed job cannot be read");
                     None
@@ -301,7 +209,7 @@ impl Store for RedisStore {
         arguments.number(attempts::BACKOFF_DOUBLINGS_MAX);
         for FinishedAttempt { claim: held, outcome, .. } in finished {
             arguments.held(*held);
-            // Completed in the script, where the attempts are known.
+            // The script decides between retrying and failed, since it knows the attempts.
             let verdict = attempts::verdict(outcome, 0, u32::MAX);
             arguments.push([record::letter(verdict)]);
             arguments.push(wire::encode(outcome));
@@ -371,8 +279,8 @@ impl Store for RedisStore {
         }
     }
 
-    /// Accepted jobs are not among them: they got their entries with their records, in the same
-    /// Redis, and only somebody who deletes entries by hand can part them.
+    /// Does not return accepted jobs: their entries were added together with them, in the same Redis, and
+    /// are lost only if another program deletes them.
     async fn queued(
         &self,
         queue: &QueueName,
@@ -429,7 +337,7 @@ impl Store for RedisStore {
         Ok(progress.scheduled + progress.queued + progress.running + progress.retrying)
     }
 
-    /// Jobs that are over are counted from the queue's beginning, also those that have expired.
+    /// Counts finished jobs since the queue began, including those that are no longer kept.
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError> {
         let mut progress = Progress::default();
         if queue.is_some_and(|queue| *queue != self.queue) {

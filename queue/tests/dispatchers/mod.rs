@@ -1,4 +1,4 @@
-//! What every dispatcher must do. `dispatcher_conformance!(name, Fixture)` makes one test per rule.
+//! Rules for all dispatchers. `dispatcher_conformance!(name, Fixture)` creates a test for each.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,9 +7,9 @@ use tritmill_queue::{
     dispatch::{Demand, Limit, Quotas},
 };
 
-/// A dispatcher of a test's own.
+/// A dispatcher for one test.
 pub trait Fixture {
-    /// An empty one whose queues hold so many entries.
+    /// Creates an empty dispatcher with this limit for each queue.
     async fn create(entries_max: usize) -> Self;
     /// The dispatcher under test.
     fn dispatcher(&self) -> Arc<dyn Dispatcher>;
@@ -59,14 +59,14 @@ pub async fn priorities_are_served_sixteen_to_four_to_one_and_first_in_first_out
     assert_eq!(taken[0], all[0][0].id, "high goes first");
 }
 
-pub async fn low_alone_gets_everything<F: Fixture>() {
+pub async fn low_priority_alone_gets_everything<F: Fixture>() {
     let fixture = F::create(100).await;
     let dispatcher = fixture.dispatcher();
     dispatcher.enqueue(&entries(Priority::Low, 50)).await.unwrap();
     assert_eq!(pull(&dispatcher, "a", 100).await.len(), 50);
 }
 
-pub async fn a_full_queue_is_busy_and_takes_nothing<F: Fixture>() {
+pub async fn full_queue_is_busy_and_adds_nothing<F: Fixture>() {
     let fixture = F::create(10).await;
     let dispatcher = fixture.dispatcher();
     dispatcher.enqueue(&entries(Priority::Normal, 8)).await.unwrap();
@@ -77,7 +77,7 @@ pub async fn a_full_queue_is_busy_and_takes_nothing<F: Fixture>() {
     dispatcher.enqueue(&entries(Priority::High, 3)).await.unwrap();
 }
 
-pub async fn quotas_bound_what_waits_of_a_queue_and_of_a_tenant<F: Fixture>() {
+pub async fn quotas_limit_waiting_tokens_of_queue_and_tenant<F: Fixture>() {
     let fixture = F::create(10).await;
     let dispatcher = fixture.dispatcher();
     let of = |tenant: &str, count| {
@@ -128,7 +128,7 @@ pub async fn quotas_bound_what_waits_of_a_queue_and_of_a_tenant<F: Fixture>() {
     assert!(dispatcher.admit(&demands[0], &large).await.is_err());
 }
 
-pub async fn feeding_twice_delivers_once<F: Fixture>() {
+pub async fn entry_enqueued_twice_is_delivered_once<F: Fixture>() {
     let fixture = F::create(100).await;
     let dispatcher = fixture.dispatcher();
     let fed = entries(Priority::Normal, 3);
@@ -157,7 +157,7 @@ pub async fn only_the_holder_of_a_delivery_may_acknowledge_it<F: Fixture>() {
     assert_eq!(dispatcher.acknowledge("a", &second).await.unwrap(), 1);
 }
 
-pub async fn what_is_handed_back_comes_first_and_in_order<F: Fixture>() {
+pub async fn handed_back_entries_come_first_and_in_order<F: Fixture>() {
     let fixture = F::create(100).await;
     let dispatcher = fixture.dispatcher();
     let fed = entries(Priority::Normal, 4);
@@ -168,7 +168,7 @@ pub async fn what_is_handed_back_comes_first_and_in_order<F: Fixture>() {
     assert_eq!(ids(&pull(&dispatcher, "b", 10).await), expected);
 }
 
-pub async fn a_waiting_pull_wakes_for_a_new_entry_and_gives_up_in_time<F: Fixture>() {
+pub async fn waiting_pull_wakes_for_new_entry_and_times_out<F: Fixture>() {
     let fixture = F::create(100).await;
     let dispatcher = fixture.dispatcher();
     let waiting = {
@@ -186,7 +186,7 @@ pub async fn a_waiting_pull_wakes_for_a_new_entry_and_gives_up_in_time<F: Fixtur
     assert!(dispatcher.pull(pull).await.unwrap().is_empty());
 }
 
-pub async fn only_what_others_left_alone_is_reclaimed<F: Fixture>() {
+pub async fn only_idle_entries_of_others_are_reclaimed<F: Fixture>() {
     let fixture = F::create(10).await;
     let dispatcher = fixture.dispatcher();
     dispatcher.enqueue(&entries(Priority::Normal, 3)).await.unwrap();
@@ -208,7 +208,7 @@ pub async fn only_what_others_left_alone_is_reclaimed<F: Fixture>() {
     assert_eq!(dispatcher.acknowledge("b", &reclaimed).await.unwrap(), 2);
 }
 
-pub async fn tenants_of_one_priority_all_move<F: Fixture>() {
+pub async fn all_tenants_of_one_priority_make_progress<F: Fixture>() {
     let fixture = F::create(1000).await;
     let dispatcher = fixture.dispatcher();
     let mut all = entries(Priority::Normal, 6);
@@ -240,21 +240,21 @@ pub async fn queues_do_not_mix<F: Fixture>() {
     assert_eq!(dispatcher.acknowledge("a", &both).await.unwrap(), 4);
 }
 
-/// Makes one test per rule.
+/// Creates a test for each rule.
 #[macro_export]
 macro_rules! dispatcher_conformance {
     ($name:ident, $fixture:ty) => {
         $crate::dispatcher_conformance!(@rules $name, $fixture;
             priorities_are_served_sixteen_to_four_to_one_and_first_in_first_out
-            low_alone_gets_everything
-            a_full_queue_is_busy_and_takes_nothing
-            quotas_bound_what_waits_of_a_queue_and_of_a_tenant
-            feeding_twice_delivers_once
+            low_priority_alone_gets_everything
+            full_queue_is_busy_and_adds_nothing
+            quotas_limit_waiting_tokens_of_queue_and_tenant
+            entry_enqueued_twice_is_delivered_once
             only_the_holder_of_a_delivery_may_acknowledge_it
-            what_is_handed_back_comes_first_and_in_order
-            a_waiting_pull_wakes_for_a_new_entry_and_gives_up_in_time
-            only_what_others_left_alone_is_reclaimed
-            tenants_of_one_priority_all_move
+            handed_back_entries_come_first_and_in_order
+            waiting_pull_wakes_for_new_entry_and_times_out
+            only_idle_entries_of_others_are_reclaimed
+            all_tenants_of_one_priority_make_progress
             queues_do_not_mix
         );
     };

@@ -1,4 +1,4 @@
-//! Ways to reach Redis, and the events of jobs in it.
+//! Connections to Redis, and events of jobs.
 
 use std::{
     net::TcpStream,
@@ -54,7 +54,7 @@ impl Drop for Sentinel {
     }
 }
 
-/// Enqueues as soon as it can be done.
+/// Enqueues, retrying until it succeeds.
 async fn enqueue_soon(dispatcher: &RedisDispatcher, entries: &[Entry]) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while let Err(error) = dispatcher.enqueue(entries).await {
@@ -63,7 +63,7 @@ async fn enqueue_soon(dispatcher: &RedisDispatcher, entries: &[Entry]) {
     }
 }
 
-/// Replicas that have all that was written before. `WAIT` waits for what its own connection wrote.
+/// Number of replicas that have all earlier writes. `WAIT` covers the writes of its own connection.
 async fn copies(master: &Redis) -> usize {
     let client = redis::Client::open(master.url()).unwrap();
     let patient =
@@ -77,7 +77,7 @@ async fn copies(master: &Redis) -> usize {
 }
 
 #[tokio::test]
-async fn sentinels_name_the_master() {
+async fn sentinels_provide_the_master() {
     let mut redis = Redis::start().unwrap();
     let sentinel = Sentinel::start(&redis);
     let url = format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/main", sentinel.port.number());
@@ -94,7 +94,7 @@ async fn sentinels_name_the_master() {
 }
 
 #[tokio::test]
-async fn a_failover_is_followed() {
+async fn client_follows_a_failover() {
     let mut master = Redis::start().unwrap();
     let port = master.port().to_string();
     let options = ["--save", "", "--appendonly", "no", "--replicaof", "127.0.0.1", &port];
@@ -112,7 +112,7 @@ async fn a_failover_is_followed() {
     master.kill();
     let started = Instant::now();
     while dispatcher.acknowledge("a", &first).await.is_err() {
-        assert!(started.elapsed() < Duration::from_secs(30), "nobody became master");
+        assert!(started.elapsed() < Duration::from_secs(30), "no server became master");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     // The first pulls may meet connections that the failover has broken.
@@ -125,7 +125,7 @@ async fn a_failover_is_followed() {
 }
 
 #[tokio::test]
-async fn passwords_open_the_door_and_are_never_said() {
+async fn passwords_authenticate_and_are_never_printed() {
     let redis = Redis::start().unwrap();
     let _: String = command(&redis, &["CONFIG", "SET", "requirepass", "s3cr:t@/"]).await;
     let host = format!("127.0.0.1:{}", redis.port());
@@ -142,7 +142,7 @@ async fn passwords_open_the_door_and_are_never_said() {
 }
 
 #[tokio::test]
-async fn a_redis_that_is_not_there_is_said_soon() {
+async fn unreachable_redis_is_reported_quickly() {
     let port = Port::claim().unwrap();
     let url = format!("redis://127.0.0.1:{}", port.number());
     let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
@@ -153,7 +153,7 @@ async fn a_redis_that_is_not_there_is_said_soon() {
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_an_error_to_rediss() {
+async fn rediss_to_server_without_tls_fails() {
     let redis = Redis::start().unwrap();
     for scheme in ["rediss", "rediss+cluster"] {
         let url = format!("{scheme}://127.0.0.1:{}", redis.port());
@@ -163,7 +163,7 @@ async fn a_server_without_tls_is_an_error_to_rediss() {
 }
 
 #[tokio::test]
-async fn a_late_subscriber_sees_a_job_from_the_start() {
+async fn late_subscriber_gets_events_from_the_start() {
     let redis = Redis::start().unwrap();
     let events = dispatcher(&redis).events();
     let (job, other) = (JobId::generate(), JobId::generate());
@@ -193,7 +193,7 @@ async fn a_late_subscriber_sees_a_job_from_the_start() {
 }
 
 #[tokio::test]
-async fn a_jobs_events_are_capped() {
+async fn events_of_a_job_are_capped() {
     let redis = Redis::start().unwrap();
     let events = dispatcher(&redis).events();
     let job = JobId::generate();

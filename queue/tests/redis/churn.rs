@@ -1,4 +1,4 @@
-//! Many steps in random order: whatever consumers do, the counts stay right and nothing is lost.
+//! Random operations of several consumers: the counts stay correct and nothing is lost.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,7 +22,7 @@ impl Dice {
     }
 }
 
-/// What the dispatcher should hold.
+/// The expected content of the dispatcher.
 #[derive(Default)]
 struct Model {
     waiting: HashMap<JobId, Entry>,
@@ -109,7 +109,7 @@ async fn churn(seed: u64) {
     finish(&redis, &dispatcher, model).await;
 }
 
-/// Everything is delivered in the end, and nothing is left behind.
+/// Delivers and acknowledges everything; no keys remain.
 async fn finish(redis: &Redis, dispatcher: &dyn Dispatcher, mut model: Model) {
     for (name, held) in NAMES.into_iter().zip(std::mem::take(&mut model.held)) {
         assert!(dispatcher.renew(name, &held).await.unwrap().is_empty());
@@ -134,7 +134,7 @@ async fn finish(redis: &Redis, dispatcher: &dyn Dispatcher, mut model: Model) {
 }
 
 #[tokio::test]
-async fn counts_stay_right_whatever_consumers_do() {
+async fn counts_stay_correct_after_random_operations() {
     for seed in 1..=8 {
         churn(seed).await;
     }

@@ -1,4 +1,4 @@
-//! What goes wrong around a Redis dispatcher, on a real Redis.
+//! Faults around a Redis dispatcher, on a real Redis.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use tritmill_servers::{Redis, Signal};
 const IDLE: Duration = Duration::from_millis(30);
 
 #[tokio::test]
-async fn a_zombie_cannot_acknowledge_what_was_reclaimed() {
+async fn zombie_cannot_acknowledge_reclaimed_entry() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     dispatcher.enqueue(&entries(2)).await.unwrap();
@@ -32,7 +32,7 @@ async fn a_zombie_cannot_acknowledge_what_was_reclaimed() {
 }
 
 #[tokio::test]
-async fn a_zombie_that_renews_learns_of_its_loss_and_steals_nothing() {
+async fn renewal_by_zombie_returns_its_loss_and_takes_nothing() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     dispatcher.enqueue(&entries(2)).await.unwrap();
@@ -46,7 +46,7 @@ async fn a_zombie_that_renews_learns_of_its_loss_and_steals_nothing() {
 }
 
 #[tokio::test]
-async fn a_redis_that_comes_back_empty_stops_nobody() {
+async fn consumers_continue_after_redis_lost_all_data() {
     let mut redis = Redis::start().unwrap();
     let dispatcher = shared(&redis);
     dispatcher.enqueue(&entries(5)).await.unwrap();
@@ -87,7 +87,7 @@ async fn a_redis_that_comes_back_empty_stops_nobody() {
 }
 
 #[tokio::test]
-async fn a_durable_redis_comes_back_in_order_with_its_deliveries() {
+async fn durable_redis_keeps_order_and_deliveries() {
     let mut redis = Redis::start_durable().unwrap();
     let dispatcher = dispatcher(&redis);
     let fed = entries(20);
@@ -132,7 +132,7 @@ async fn four_consumers_share_two_thousand_entries_without_repeats() {
 }
 
 #[tokio::test]
-async fn garbage_in_a_stream_is_dropped_and_counted() {
+async fn garbage_in_stream_is_dropped_and_counted() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let fed = entries(2);
@@ -160,7 +160,7 @@ async fn garbage_in_a_stream_is_dropped_and_counted() {
 }
 
 #[tokio::test]
-async fn entries_that_others_deleted_can_come_again() {
+async fn deleted_entries_can_be_enqueued_again() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let fed = entries(3);
@@ -172,13 +172,13 @@ async fn entries_that_others_deleted_can_come_again() {
     let reclaimed = reclaim(&dispatcher, "b", 10, IDLE).await;
     assert_eq!(ids(&reclaimed), [fed[1].id]);
     assert_eq!(dispatcher.stats().deleted_entries, 1);
-    // The store feeds all of them again; one was lost.
+    // A reconciler enqueues all again; one was lost.
     dispatcher.enqueue(&fed).await.unwrap();
     assert_eq!(ids(&pull(&dispatcher, "b", 10).await), [fed[2].id, fed[0].id]);
 }
 
 #[tokio::test]
-async fn a_lost_group_is_made_again() {
+async fn lost_group_is_created_again() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let fed = entries(3);
@@ -189,7 +189,7 @@ async fn a_lost_group_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_wait_ends_within_fifty_milliseconds_of_an_enqueue() {
+async fn wait_ends_within_fifty_milliseconds_of_an_enqueue() {
     let redis = Redis::start().unwrap();
     let dispatcher = shared(&redis);
     let mut slowest = Duration::ZERO;
@@ -215,7 +215,7 @@ async fn a_wait_ends_within_fifty_milliseconds_of_an_enqueue() {
 }
 
 #[tokio::test]
-async fn a_wait_outlasts_its_blocking_reads() {
+async fn wait_is_longer_than_one_blocking_read() {
     let redis = Redis::start().unwrap();
     let dispatcher = shared(&redis);
     let waiting = {
@@ -231,7 +231,7 @@ async fn a_wait_outlasts_its_blocking_reads() {
 }
 
 #[tokio::test]
-async fn a_dropped_pull_keeps_nothing() {
+async fn dropped_pull_keeps_no_entries() {
     let redis = Redis::start().unwrap();
     let one = shared(&redis);
     for round in 0..30_u64 {
@@ -261,7 +261,7 @@ async fn a_dropped_pull_keeps_nothing() {
 }
 
 #[tokio::test]
-async fn entries_of_a_lost_answer_are_found_again() {
+async fn entries_of_lost_answer_are_recovered() {
     let redis = Redis::start().unwrap();
     let dispatcher = shared(&redis);
     let fed = entries(3);
@@ -295,7 +295,7 @@ async fn only_consumers_without_entries_are_removed() {
 }
 
 #[tokio::test]
-async fn memory_that_is_full_refuses_new_entries_and_frees_old_ones() {
+async fn full_memory_refuses_new_entries_and_frees_old_ones() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     dispatcher.enqueue(&entries(2)).await.unwrap();
@@ -307,7 +307,7 @@ async fn memory_that_is_full_refuses_new_entries_and_frees_old_ones() {
 }
 
 #[tokio::test]
-async fn a_recovery_gives_no_more_than_was_asked_for() {
+async fn recovery_returns_at_most_max_entries() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let fed = entries(4);

@@ -1,4 +1,4 @@
-//! How a Redis dispatcher shares, bounds and delays, on a real Redis.
+//! Fairness, limits and delays of a Redis dispatcher, on a real Redis.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ fn in_ms(ms: i64) -> Timestamp {
     Timestamp(i64::try_from(now).unwrap() + ms)
 }
 
-/// Tokens served to each tenant over so many pulls.
+/// Tokens served to each tenant in a number of pulls.
 async fn served(
     dispatcher: &RedisDispatcher,
     fed: &[Entry],
@@ -38,7 +38,7 @@ async fn served(
 }
 
 #[tokio::test]
-async fn a_flood_of_one_tenant_does_not_starve_another() {
+async fn flood_of_one_tenant_does_not_starve_another() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let flood: Vec<Entry> = (0..2000).map(|_| entry(Priority::Normal, "flood", 10)).collect();
@@ -53,7 +53,7 @@ async fn a_flood_of_one_tenant_does_not_starve_another() {
 }
 
 #[tokio::test]
-async fn what_costs_nothing_starves_nobody() {
+async fn entries_without_cost_starve_no_tenant() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let free: Vec<Entry> = (0..50).map(|_| entry(Priority::Normal, "free", 0)).collect();
@@ -65,7 +65,7 @@ async fn what_costs_nothing_starves_nobody() {
 }
 
 #[tokio::test]
-async fn a_tenant_that_comes_and_goes_pays_for_what_it_took() {
+async fn tenant_that_leaves_and_returns_keeps_its_debt() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let flood: Vec<Entry> = (0..500).map(|_| entry(Priority::Normal, "flood", 10)).collect();
@@ -109,7 +109,7 @@ async fn weights_hold_over_many_small_pulls() {
 }
 
 #[tokio::test]
-async fn a_backlog_is_bounded_in_tokens_and_says_when_to_come_back() {
+async fn backlog_is_limited_in_tokens_and_returns_retry_time() {
     let redis = Redis::start().unwrap();
     let limit = BacklogLimit { entries: 100, tokens: 1000 };
     let dispatcher = RedisDispatcher::new(&redis.url(), limit).unwrap();
@@ -144,7 +144,7 @@ async fn a_backlog_is_bounded_in_tokens_and_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_long_list_is_taken_whole_or_not_at_all() {
+async fn long_list_is_enqueued_all_or_nothing() {
     let redis = Redis::start().unwrap();
     let limit = BacklogLimit { entries: 2000, ..MANY };
     let dispatcher = RedisDispatcher::new(&redis.url(), limit).unwrap();
@@ -161,7 +161,7 @@ async fn a_long_list_is_taken_whole_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn delayed_entries_come_when_they_are_due() {
+async fn delayed_entries_are_delivered_when_due() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let fed = entries(3);
@@ -172,7 +172,7 @@ async fn delayed_entries_come_when_they_are_due() {
     assert!(pull(&dispatcher, "a", 10).await.is_empty());
     assert_eq!(dispatcher.promote(&queue()).await.unwrap(), 0);
     assert_eq!(dispatcher.backlog(&queue()).await.unwrap().delayed, 3);
-    // A pull that waits needs nobody to promote.
+    // A waiting pull promotes due entries itself.
     let started = Instant::now();
     let taken = pull_for(&dispatcher, "a", 10, Duration::from_secs(10)).await;
     assert_eq!(ids(&taken), ids_of(&fed[..1]));
@@ -189,7 +189,7 @@ async fn delayed_entries_come_when_they_are_due() {
 }
 
 #[tokio::test]
-async fn parked_entries_survive_the_next_drain_too() {
+async fn parked_entries_survive_another_hand_back() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let fed = entries(6);
@@ -207,7 +207,7 @@ async fn parked_entries_survive_the_next_drain_too() {
 }
 
 #[tokio::test]
-async fn a_forgotten_queue_leaves_no_key_and_can_begin_again() {
+async fn forgotten_queue_leaves_no_keys_and_can_be_reused() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);
     let fed = [

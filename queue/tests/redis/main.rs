@@ -1,4 +1,4 @@
-//! The Redis dispatcher on a real Redis: what every dispatcher must do is in `dispatcher.rs`.
+//! The Redis dispatcher on a real Redis. `dispatcher.rs` tests the rules of all dispatchers.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 

@@ -1,4 +1,4 @@
-//! A Redis, a dispatcher in it, and what tests say to both.
+//! A Redis, a dispatcher in it, and shortcuts for both.
 
 use std::{sync::Arc, time::Duration};
 
@@ -62,21 +62,21 @@ pub fn ids_of(entries: &[Entry]) -> Vec<JobId> {
     entries.iter().map(|entry| entry.id).collect()
 }
 
-/// A command beside the dispatcher.
+/// Sends a command past the dispatcher.
 pub async fn command<T: redis::FromRedisValue>(redis: &Redis, words: &[&str]) -> T {
     let client = redis::Client::open(redis.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await.unwrap()
 }
 
-/// Entries pending with anybody.
+/// Number of pending entries.
 pub async fn pending(redis: &Redis) -> usize {
     let (count, _, _, _): (usize, redis::Value, redis::Value, redis::Value) =
         command(redis, &["XPENDING", STREAM, "workers"]).await;
     count
 }
 
-/// Kills a task and waits for its end.
+/// Aborts a task and waits for its end.
 pub async fn abort<T>(task: tokio::task::JoinHandle<T>) {
     task.abort();
     let _ = task.await;

@@ -1,11 +1,9 @@
-//! How the engines serve, by device: what each holds and how long answers take, under the names that dashboards of
-//! serving engines know.
+//! Metrics of the engines by device, and latencies. The names are those of common inference servers, so
+//! that their dashboards work.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -14,7 +12,7 @@ use prometheus_client::{
 };
 use tritmill_engine::EngineStats;
 
-/// What the steps so far were.
+/// Counts of the steps so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Steps {
     /// The engine's own counts.
@@ -24,12 +22,12 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Adds another device's.
+    /// Adds the counts of another device.
     fn merge(&mut self, other: &Self) {
         let (a, b) = (&self.stats, &other.stats);
         self.stats = EngineStats {
             running: a.running + b.running,
-            waiting: a.waiting + b.waiting,
+            pending: a.pending + b.pending,
             blocks_used: a.blocks_used + b.blocks_used,
             blocks_cached: a.blocks_cached + b.blocks_cached,
             blocks_total: a.blocks_total + b.blocks_total,
@@ -48,38 +46,34 @@ impl Steps {
     }
 }
 
-/// What a metric is about.
+/// The label of a metric.
 #[derive(Debug, Clone, EncodeLabelSet)]
 struct DeviceLabel {
     device: String,
 }
 
-/// By device; shared by the engines' threads, which write, and whoever reads.
+/// Steps by device. The engine threads write them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EngineSteps(Arc<Mutex<Vec<(String, Steps)>>>);
 
 impl EngineSteps {
-    fn lock(&self) -> MutexGuard<'_, Vec<(String, Steps)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn set_devices(&self, names: Vec<String>) {
-        *self.lock() = names.into_iter().map(|name| (name, Steps::default())).collect();
+        *self.0.lock() = names.into_iter().map(|name| (name, Steps::default())).collect();
     }
 
     pub fn devices(&self) -> Vec<String> {
-        self.lock().iter().map(|(name, _)| name.clone()).collect()
+        self.0.lock().iter().map(|(name, _)| name.clone()).collect()
     }
 
-    pub fn add(&self, place: usize, sequences: usize, stats: EngineStats) {
-        let (_, steps) = &mut self.lock()[place];
+    pub fn add(&self, device: usize, sequences: usize, stats: EngineStats) {
+        let (_, steps) = &mut self.0.lock()[device];
         steps.stats = stats;
         steps.sequences += sequences as u64;
     }
 
     pub fn sum(&self) -> Steps {
         let mut sum = Steps::default();
-        self.lock().iter().for_each(|(_, steps)| sum.merge(steps));
+        self.0.lock().iter().for_each(|(_, steps)| sum.merge(steps));
         sum
     }
 }
@@ -89,7 +83,7 @@ type Row<T> = (&'static str, &'static str, fn(&EngineStats) -> T);
 
 const GAUGES: [Row<f64>; 3] = [
     ("num_requests_running", "Sequences that hold KV blocks", |stats| stats.running as f64),
-    ("num_requests_waiting", "Sequences in line for KV blocks", |stats| stats.waiting as f64),
+    ("num_requests_waiting", "Sequences that wait for KV blocks", |stats| stats.pending as f64),
     ("kv_cache_usage_ratio", "Share of the KV blocks that sequences hold", |stats| {
         stats.blocks_used as f64 / stats.blocks_total.max(1) as f64
     }),
@@ -101,14 +95,14 @@ const COUNTERS: [Row<u64>; 6] = [
         stats.prefix_hit_tokens + stats.prefix_miss_tokens
     }),
     ("prefill_tokens", "Prompt tokens computed", |stats| stats.prefill_tokens),
-    ("generation_tokens", "Tokens drawn", |stats| stats.generated_tokens),
-    ("num_preemptions", "Sequences sent back for want of KV blocks", |stats| stats.preemptions),
+    ("generation_tokens", "Tokens generated", |stats| stats.generated_tokens),
+    ("num_preemptions", "Sequences preempted because KV blocks ran out", |stats| stats.preemptions),
     ("engine_steps", "Forward passes", |stats| stats.steps),
 ];
 
 impl Collector for EngineSteps {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let devices = self.lock().clone();
+        let devices = self.0.lock().clone();
         let of = |device: &String| DeviceLabel { device: device.clone() };
         for (name, help, value) in GAUGES {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -137,10 +131,10 @@ pub(super) struct Latencies {
 }
 
 impl Latencies {
-    /// Registers them.
-    pub fn of(registry: &mut Registry) -> Self {
+    /// Registers the histograms.
+    pub fn register(registry: &mut Registry) -> Self {
         let mut histogram = |name: &str, help: &str, first: f64| {
-            // Four to the factor of ten, over five of them.
+            // Four buckets per factor of ten, over five factors.
             let bounds = (0..20).map(move |step| first * 10f64.powf(f64::from(step) / 4.0));
             let histogram = Histogram::new(bounds);
             registry.register(name, help, histogram.clone());
@@ -159,14 +153,14 @@ impl Latencies {
             ),
             per_token: histogram(
                 "time_per_output_token_seconds",
-                "From token to token of an answered job, in the mean",
+                "Mean time between two tokens of an answered job",
                 0.0001,
             ),
         }
     }
 
-    /// One answer.
-    pub fn answered(&self, first_token: Option<Duration>, took: Duration, tokens: u64) {
+    /// Records the latencies of one answer.
+    pub fn record(&self, first_token: Option<Duration>, took: Duration, tokens: u64) {
         self.request.observe(took.as_secs_f64());
         let Some(first_token) = first_token else { return };
         self.first_token.observe(first_token.as_secs_f64());

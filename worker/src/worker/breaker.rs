@@ -1,5 +1,5 @@
-//! A device that fails again and again is left alone for a while, so that it does not use up the
-//! attempts of every job of the queue.
+//! A circuit breaker: a device that fails repeatedly gets no jobs for a while, so that it does not use
+//! up the attempts of every job in the queue.
 //!
 //! ```text
 //! closed ─FAILURES_MAX in a row─► open ─its wait is over─► half open (one job)
@@ -8,14 +8,15 @@
 //!   └──────────────── it got tokens ───────────────────────────┘
 //! ```
 //!
-//! What a bad request causes does not count: it fails before a step, or by itself.
+//! Failures caused by a bad request do not count: such a request fails before a step, or alone.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 use tritmill_engine::{RequestError, SampleError, backend::StepError};
+use tritmill_queue::Backoff;
 
-/// Failures in a row that open it. A step counts once, however many sequences it took along.
+/// Failures in a row that open the breaker. A failed step counts once, for all its sequences.
 const FAILURES_MAX: u32 = 3;
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LONGEST: Duration = Duration::from_secs(60);
@@ -27,37 +28,38 @@ enum State {
     HalfOpen,
 }
 
-/// How many jobs may be taken now.
+/// How many jobs a device may take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Allowance {
     /// As many as fit.
     All,
-    /// One, if nothing else is held.
+    /// One, if the device holds no other.
     Probe,
     /// None.
     Nothing,
 }
 
-/// See the module.
+/// The state of one device's breaker.
 #[derive(Debug)]
 pub(super) struct Breaker {
     state: State,
     failures: u32,
-    /// The step that failed last, whose other sequences tell nothing new.
+    /// The step that failed last; errors of its other sequences are not counted again.
     last_step: Option<Arc<StepError>>,
-    /// The wait of the next time it opens.
-    wait: Duration,
+    /// The waits while it is open.
+    backoff: Backoff,
 }
 
 impl Default for Breaker {
     fn default() -> Self {
-        Self { state: State::Closed, failures: 0, last_step: None, wait: WAIT_FIRST }
+        let backoff = Backoff::new(WAIT_FIRST, WAIT_LONGEST);
+        Self { state: State::Closed, failures: 0, last_step: None, backoff }
     }
 }
 
 impl Breaker {
-    /// Notes why a request failed; true if this opened the breaker.
-    pub fn failed(&mut self, error: &RequestError) -> bool {
+    /// Records why a request failed; returns true if this opened the breaker.
+    pub fn record_failure(&mut self, error: &RequestError) -> bool {
         match error {
             RequestError::Step(step) => {
                 if self.last_step.as_ref().is_some_and(|last| Arc::ptr_eq(last, step)) {
@@ -75,24 +77,23 @@ impl Breaker {
             State::Open { .. } => false,
         };
         if opens {
-            self.state = State::Open { until: Instant::now() + self.wait };
-            self.wait = (self.wait * 2).min(WAIT_LONGEST);
+            self.state = State::Open { until: Instant::now() + self.backoff.record_failure() };
         }
         opens
     }
 
-    /// Notes that a request got tokens; true if this closed the breaker. Says nothing while it is
-    /// open: that was before.
-    pub fn worked(&mut self) -> bool {
+    /// Records that a request got tokens; returns true if this closed the breaker. Ignored while it
+    /// is open: the tokens are from before.
+    pub fn record_success(&mut self) -> bool {
         let closes = self.state == State::HalfOpen;
-        if !matches!(self.state, State::Open { .. }) {
+        if !self.is_open() {
             *self = Self::default();
         }
         closes
     }
 
-    /// What may be taken.
-    pub fn allows(&mut self) -> Allowance {
+    /// How many jobs the device may take. Half opens the breaker when its wait is over.
+    pub fn allowance(&mut self) -> Allowance {
         match self.state {
             State::Closed => Allowance::All,
             State::Open { until } if Instant::now() < until => Allowance::Nothing,
@@ -103,13 +104,13 @@ impl Breaker {
         }
     }
 
-    /// Whether nothing may be run.
+    /// Whether the device may run nothing.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open { .. })
     }
 
-    /// When it may be tried again, if that is not now.
-    pub fn until(&self) -> Option<Instant> {
+    /// When the device may be tried again, if that is in the future.
+    pub fn retry_at(&self) -> Option<Instant> {
         match self.state {
             State::Open { until } => Some(until).filter(|until| *until > Instant::now()),
             State::Closed | State::HalfOpen => None,
@@ -130,39 +131,49 @@ mod tests {
         RequestError::Step(Arc::new(StepError::Device("off the bus".into())))
     }
 
-    #[test]
-    fn it_opens_after_failures_in_a_row_and_closes_when_a_probe_works() {
-        let mut breaker = Breaker::default();
-        assert!(!breaker.failed(&step()) && !breaker.failed(&step()));
-        assert!(!breaker.worked(), "it was closed");
-        assert!(!breaker.failed(&step()) && !breaker.failed(&step()));
-        assert_eq!(breaker.allows(), Allowance::All);
-        assert!(breaker.failed(&step()));
-        assert_eq!(breaker.allows(), Allowance::Nothing);
-        assert!(breaker.is_open() && breaker.until().is_some());
-        assert!(!breaker.worked() && breaker.is_open(), "what ran before says nothing");
-        breaker.state = State::Open { until: Instant::now() };
-        assert_eq!(breaker.allows(), Allowance::Probe);
-        assert_eq!(breaker.wait, WAIT_FIRST * 2);
-        assert!(breaker.failed(&step()), "the probe failed");
-        breaker.state = State::HalfOpen;
-        assert!(breaker.worked());
-        assert_eq!((breaker.allows(), breaker.wait), (Allowance::All, WAIT_FIRST));
+    fn wait(breaker: &Breaker) -> Duration {
+        breaker.retry_at().expect("it is open") - Instant::now()
     }
 
     #[test]
-    fn a_step_counts_once_and_bad_requests_do_not() {
+    fn opens_after_failures_in_a_row_and_closes_when_a_probe_works() {
+        let mut breaker = Breaker::default();
+        assert!(!breaker.record_failure(&step()) && !breaker.record_failure(&step()));
+        assert!(!breaker.record_success(), "it was closed");
+        assert!(!breaker.record_failure(&step()) && !breaker.record_failure(&step()));
+        assert_eq!(breaker.allowance(), Allowance::All);
+        assert!(breaker.record_failure(&step()));
+        assert_eq!(breaker.allowance(), Allowance::Nothing);
+        assert!(breaker.is_open() && wait(&breaker) <= WAIT_FIRST);
+        assert!(!breaker.record_success() && breaker.is_open(), "tokens are from before");
+        breaker.state = State::Open { until: Instant::now() };
+        assert_eq!(breaker.allowance(), Allowance::Probe);
+        assert!(breaker.record_failure(&step()), "the probe failed");
+        let (least, slack) = (WAIT_FIRST * 2 / 2, Duration::from_millis(50));
+        assert!(wait(&breaker) + slack >= least, "the wait doubles; at most half is taken off");
+        breaker.state = State::Open { until: Instant::now() };
+        assert_eq!(breaker.allowance(), Allowance::Probe);
+        assert!(breaker.record_success());
+        assert_eq!(breaker.allowance(), Allowance::All);
+        (1..FAILURES_MAX).for_each(|_| assert!(!breaker.record_failure(&step())));
+        assert!(breaker.record_failure(&step()));
+        assert!(wait(&breaker) <= WAIT_FIRST, "waits start over");
+    }
+
+    #[test]
+    fn step_counts_once_and_bad_requests_do_not_count() {
         let mut breaker = Breaker::default();
         let one = step();
         for _ in 0..10 {
-            assert!(!breaker.failed(&one.clone()));
-            assert!(!breaker.failed(&RequestError::OutOfBlocks { needed: 2, total: 1 }));
+            assert!(!breaker.record_failure(&one.clone()));
+            let error = RequestError::OutOfBlocks { needed: 2, total: 1 };
+            assert!(!breaker.record_failure(&error));
             let source = SampleError::NothingLeft;
-            assert!(!breaker.failed(&RequestError::Sample { position: 1, source }));
+            assert!(!breaker.record_failure(&RequestError::Sample { position: 1, source }));
         }
         assert_eq!(breaker.failures(), 1);
         let source = SampleError::NotFinite { token: 1, logit: f32::NAN };
         let nan = RequestError::Sample { position: 1, source };
-        assert!(!breaker.failed(&nan) && breaker.failed(&nan));
+        assert!(!breaker.record_failure(&nan) && breaker.record_failure(&nan));
     }
 }

@@ -1,14 +1,13 @@
-//! One worker's state, and the loop over what can happen to it: the end of a request, a lost lease,
-//! an answer of store or dispatcher, the flush timer, the watchdog, or the wish to stop.
+//! The main loop of a worker. It owns all state and handles one event after another: reports of the
+//! engines, lost leases, answers of store and dispatcher, timers, the watchdog, and stop requests.
 //!
-//! The loop asks and goes on: calls of store and dispatcher are on their way beside it ([`calls`]),
-//! so that one that hangs holds up neither the watchdog nor the end of work whose lease is lost. It
-//! waits for none of them by itself: calls may share a connection, and the one that has it must go on.
-//! What is asked, and what becomes of the answer, is next door: `intake.rs` for what comes in,
-//! `results.rs` for what goes out, `shutdown.rs` for what is left at the end.
+//! The loop never waits for the store or the dispatcher: their calls run beside it ([`calls`]), so that
+//! one that hangs delays neither the watchdog nor the end of work whose lease is lost. All calls are
+//! polled together, since they may share a connection.
 //!
-//! Results are committed together: when enough have come, when the oldest has waited
-//! [`FLUSH_WAIT`], or when the engine has nothing else to do.
+//! `intake.rs` takes jobs in, `results.rs` saves and commits results, `shutdown.rs` ends the worker.
+//! Results are committed together: when there are [`FLUSH_COUNT`], when the oldest has waited
+//! [`FLUSH_WAIT`], or when the engines have nothing else to do.
 
 mod calls;
 mod device;
@@ -23,55 +22,64 @@ use std::{
 };
 
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tritmill_engine::backend::StepError;
-use tritmill_queue::{ClaimRef, Delivery, JobEvent, JobId, store::workers::Directive};
+use tritmill_queue::{Backoff, ClaimRef, Delivery, JobEvent, JobId, store::workers::Directive};
 
 use self::calls::{Answer, Calls, Feed};
 use super::{
     Mode, Stop, Worker, WorkerError,
-    backoff::Backoff,
     devices::Devices,
+    event_publisher::EventSender,
     in_flight::InFlight,
-    renewer::{Lease, LostLease},
+    renewer::{Lease, Loss, LostLeases},
 };
 use crate::{engine_thread::Report, watchdog::Watchdog};
 
-/// Results per transaction before a flush does not wait any longer.
+/// Results that are committed without waiting for more.
 const FLUSH_COUNT: usize = 64;
-/// How long a result may wait for company.
+/// Uncommitted results beyond which no new jobs are taken.
+const UNCOMMITTED_MAX: usize = 16 * FLUSH_COUNT;
+/// How long a result may wait for others to be committed with.
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
-/// How often the tokens of long generations are saved: what a crash costs at most.
+/// How often the tokens of long generations are saved: the most that a crash costs.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(3);
-/// A time that does not come.
+/// Waits after failures of store or dispatcher.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+/// Stands for a timer that is not set.
 const FOREVER: Duration = Duration::from_secs(86_400);
 
-/// A worker at work.
+/// What other tasks tell the loop.
+pub(super) struct Inputs {
+    pub lost_leases: Arc<LostLeases>,
+    /// From operators, by the heartbeat.
+    pub directive: watch::Receiver<Directive>,
+}
+
+/// The state of a running worker.
 pub(super) struct EventLoop<'a> {
     worker: &'a Worker,
     devices: Devices,
     in_flight: InFlight,
-    /// What store and dispatcher were asked and have not answered.
+    /// Calls of store and dispatcher without an answer yet.
     calls: Calls<'a>,
-    /// Deliveries that are done with, for the next acknowledgement.
+    /// Deliveries for the next acknowledgement.
     acknowledged: Vec<Delivery>,
-    /// Tells the renewer what to renew.
-    holding: watch::Sender<Vec<Lease>>,
-    lost_leases: mpsc::UnboundedReceiver<LostLease>,
-    /// What operators want.
-    directive: watch::Receiver<Directive>,
-    /// Where events of jobs that stream go.
-    events: Option<mpsc::UnboundedSender<(JobId, JobEvent)>>,
+    /// Tells the renewer which leases to renew.
+    leases: watch::Sender<Vec<Lease>>,
+    inputs: Inputs,
+    /// Publishes events of streaming jobs.
+    events: Option<EventSender>,
     /// Running jobs that stream.
     streaming: HashSet<JobId>,
-    /// Wait after a failure of store or dispatcher before anything new is taken.
+    /// Wait after a failure of store or dispatcher before new jobs are taken.
     backoff: Backoff,
-    /// The device that works no more and why, from when one does not.
+    /// The first lost device and its error, if any.
     lost_device: Option<(String, Arc<StepError>)>,
     reclaim_at: Instant,
-    /// When running jobs have had their time, once the worker drains.
+    /// When a drain stops waiting for running jobs.
     drain_until: Option<Instant>,
     /// Tokens of running answers that are in no checkpoint yet.
     unsaved: HashMap<ClaimRef, Vec<u32>>,
@@ -83,10 +91,9 @@ impl<'a> EventLoop<'a> {
     pub fn new(
         worker: &'a Worker,
         devices: Devices,
-        holding: watch::Sender<Vec<Lease>>,
-        lost_leases: mpsc::UnboundedReceiver<LostLease>,
-        directive: watch::Receiver<Directive>,
-        events: Option<mpsc::UnboundedSender<(JobId, JobEvent)>>,
+        leases: watch::Sender<Vec<Lease>>,
+        inputs: Inputs,
+        events: Option<EventSender>,
     ) -> Self {
         Self {
             worker,
@@ -94,12 +101,11 @@ impl<'a> EventLoop<'a> {
             devices,
             calls: Calls::default(),
             acknowledged: Vec::new(),
-            holding,
-            lost_leases,
-            directive,
+            leases,
+            inputs,
             events,
             streaming: HashSet::new(),
-            backoff: Backoff::default(),
+            backoff: BACKOFF,
             lost_device: None,
             reclaim_at: Instant::now(),
             drain_until: None,
@@ -110,38 +116,42 @@ impl<'a> EventLoop<'a> {
 
     pub async fn run(&mut self, stop: &mut watch::Receiver<Stop>) -> Result<(), WorkerError> {
         let mut watchdog = Watchdog::new(self.worker.config.step_limit, self.devices.count());
-        let mut saves = interval(CHECKPOINT_INTERVAL);
-        saves.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut checkpoints = interval(CHECKPOINT_INTERVAL);
+        checkpoints.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let told = *stop.borrow_and_update() == Stop::Drain;
-            let paused = self.apply_directive(told);
+            let stop_requested = *stop.borrow_and_update() == Stop::Drain;
+            let paused = self.apply_directive(stop_requested);
             if self.drain_until.is_some() && self.is_empty() {
                 return Ok(());
             }
             if !paused {
                 self.look_for_work();
             }
-            let resting = self.backoff.until();
-            let flush_at = self.in_flight.flush_at(FLUSH_WAIT).max(resting);
+            let flush_at = self.in_flight.flush_at(FLUSH_WAIT).max(self.backoff.retry_at());
             let may_flush = flush_at.is_some() && self.calls.commit.is_none();
             let forever = Instant::now() + FOREVER;
             let (drain_until, retry_at) = (self.drain_until, self.devices.retry_at());
             tokio::select! {
                 biased;
-                (place, report) = self.devices.next_report() => {
+                (device, report) = self.devices.next_report() => {
                     let Some(report) = report else {
-                        return Err(WorkerError::EngineStopped(self.devices.at(place).name.clone()));
+                        let name = self.devices.get(device).name.clone();
+                        return Err(WorkerError::EngineStopped(name));
                     };
-                    self.handle_report(place, report);
-                    while let Some((place, report)) = self.devices.waiting_report() {
-                        self.handle_report(place, report);
+                    self.handle_report(device, report);
+                    while let Some((device, report)) = self.devices.try_next_report() {
+                        self.handle_report(device, report);
                     }
                 }
-                Some(lost) = self.lost_leases.recv() => self.handle_lost_lease(lost),
-                _ = saves.tick() => self.save_checkpoints(),
+                () = self.inputs.lost_leases.changed() => {
+                    for (held, loss) in self.inputs.lost_leases.take() {
+                        self.handle_lost_lease(held, loss);
+                    }
+                }
+                _ = checkpoints.tick() => self.save_checkpoints(),
                 () = watchdog.wait() => {
-                    if let Some(place) = watchdog.look(&self.devices.running_steps()) {
-                        let hung = self.devices.at(place);
+                    if let Some(device) = watchdog.check(&self.devices.running_steps()) {
+                        let hung = self.devices.get(device);
                         hung.thread.abandon();
                         let (device, limit) = (hung.name.clone(), self.worker.config.step_limit);
                         self.shut_down().await?;
@@ -149,7 +159,7 @@ impl<'a> EventLoop<'a> {
                     }
                 }
                 Ok(()) = stop.changed(), if drain_until.is_none() => {}
-                Ok(()) = self.directive.changed() => {}
+                Ok(()) = self.inputs.directive.changed() => {}
                 () = sleep_until(flush_at.unwrap_or(forever)), if may_flush => self.commit(),
                 () = sleep_until(drain_until.unwrap_or(forever)), if drain_until.is_some() => {
                     return self.shut_down().await;
@@ -165,45 +175,42 @@ impl<'a> EventLoop<'a> {
                 self.shut_down().await?;
                 return Err(WorkerError::DeviceLost { device, error });
             }
-            self.worker
-                .metrics
-                .holding(self.in_flight.running_count(), self.in_flight.waiting_count());
-            let enough = self.in_flight.done_count() >= FLUSH_COUNT;
-            let idle = self.in_flight.running_count() == 0 && self.in_flight.done_count() > 0;
-            if (enough || idle) && self.backoff.until().is_none() {
+            let (running, ended) = (self.in_flight.running_count(), self.in_flight.ended_count());
+            self.worker.metrics.set_in_flight(running, self.in_flight.uncommitted_count());
+            let flush = ended >= FLUSH_COUNT || (running == 0 && ended > 0);
+            if flush && self.backoff.retry_at().is_none() {
                 self.commit();
             }
         }
     }
 
-    /// Takes note of what it is told to do; whether it is to take nothing for now.
-    fn apply_directive(&mut self, told_to_drain: bool) -> bool {
-        let Directive { drain, paused } = *self.directive.borrow_and_update();
+    /// Applies what operators and the process ask for; returns whether the queue is paused.
+    fn apply_directive(&mut self, stop_requested: bool) -> bool {
+        let Directive { drain, paused } = *self.inputs.directive.borrow_and_update();
         if paused {
             self.calls.pull = None;
-            // Not to read is what it was told: it is as ready as the queue lets it be.
-            self.worker.metrics.pulled();
+            // Not reading is intended: the worker counts as ready.
+            self.worker.metrics.queue_read();
         }
-        if self.drain_until.is_none() && (told_to_drain || drain) {
+        if self.drain_until.is_none() && (stop_requested || drain) {
             self.drain_until = Some(Instant::now() + self.worker.config.drain);
-            self.worker.metrics.draining();
+            self.worker.metrics.set_draining();
             self.calls.pull = None;
         }
         paused
     }
 
-    /// Whether nothing is held and nobody's answer about anything held is awaited.
+    /// Whether nothing is held and no call about claims is unanswered.
     fn is_empty(&self) -> bool {
         self.in_flight.is_empty() && self.acknowledged.is_empty() && !self.calls.involve_claims()
     }
 
-    /// Asks for work if there is room for it; an embedded worker that knows of none looks what has
-    /// become due.
+    /// Pulls jobs if there is room; an embedded worker without any checks what has become due.
     fn look_for_work(&mut self) {
-        if self.drain_until.is_some()
-            || self.backoff.until().is_some()
-            || self.calls.may_bring_work()
-        {
+        let waits = self.drain_until.is_some()
+            || self.backoff.retry_at().is_some()
+            || self.in_flight.uncommitted_count() >= UNCOMMITTED_MAX;
+        if waits || self.calls.may_bring_work() {
             return;
         }
         if !self.feed.is_dry {
@@ -213,28 +220,28 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// A failure of store or dispatcher: the end of an embedded worker, a wait for a service.
+    /// Handles a failure of store or dispatcher: an embedded worker ends, a service waits.
     fn on_dependency_error(&mut self, error: WorkerError) -> Result<(), WorkerError> {
         if self.worker.config.mode == Mode::Embedded {
             return Err(error);
         }
-        self.backoff.failed();
+        self.backoff.record_failure();
         self.worker.metrics.dependency_failed();
         tracing::warn!(%error, "trying again");
         Ok(())
     }
 
-    /// Takes an answer to where it belongs; true when an embedded run has nothing left.
-    fn handle_answer(&mut self, answer: Answer) -> Result<bool, WorkerError> {
+    /// Handles the answer to a call; returns true when an embedded worker has nothing left to do.
+    fn handle_answer(&mut self, answer: Answer<'a>) -> Result<bool, WorkerError> {
         match answer {
-            Answer::Checked(done) => return self.handle_checked(done),
+            Answer::Checked(finished) => return self.handle_checked(finished),
             Answer::Pulled(pulled) => self.claim(pulled)?,
             Answer::Claimed(claimed) => {
                 let claims = self.handle_claimed(claimed)?;
                 self.prepare(claims);
             }
             Answer::Prepared(prepared) => self.submit(prepared),
-            Answer::Committed(done, settled) => self.handle_committed(done, settled)?,
+            Answer::Committed(commit) => self.handle_committed(commit)?,
             Answer::Saved(saved, result) => self.handle_saved(saved, result),
             Answer::Acknowledged(result) => {
                 self.acknowledge(Vec::new());
@@ -244,58 +251,62 @@ impl<'a> EventLoop<'a> {
         Ok(false)
     }
 
-    /// Takes note of what a device's engine tells.
-    fn handle_report(&mut self, place: usize, report: Report) {
+    /// Handles a report of a device's engine.
+    fn handle_report(&mut self, device: usize, report: Report) {
         match report {
-            Report::Ended(held, end) => self.handle_end(place, held, end),
+            Report::Ended(held, end) => self.handle_end(device, held, end),
             Report::Progress(held, tokens) => {
-                self.record_device_success(place);
+                self.record_device_success(device);
                 self.unsaved.insert(held, tokens);
             }
-            Report::FirstToken(held, at) => self.in_flight.began(held, at.into()),
+            Report::FirstToken(held, at) => {
+                if let Some(claim) = self.in_flight.get_mut(held) {
+                    claim.first_token_at = Some(at.into());
+                }
+            }
             Report::Text(held, choice, text) => {
                 self.publish(held.id, JobEvent::Delta { choice, text });
             }
         }
     }
 
-    /// Stops work whose claim is gone, or may be.
-    fn handle_lost_lease(&mut self, lost: LostLease) {
-        let (held, why) = match lost {
-            LostLease::Taken(held) => (held, "lease lost or job cancelled, stopping it"),
-            LostLease::NotRenewed(held) => (held, "lease not renewed in time, stopping the job"),
-        };
-        let running = match lost {
-            LostLease::Taken(_) => self.in_flight.prompt(held).is_some(),
-            LostLease::NotRenewed(_) => self.in_flight.mark_for_hand_back(held),
-        };
-        if running {
-            self.in_flight.span(held).in_scope(|| tracing::warn!("{why}"));
-            self.worker.metrics.lease_lost();
-            self.stop_work(held);
+    /// Stops work whose lease is lost.
+    fn handle_lost_lease(&mut self, held: ClaimRef, loss: Loss) {
+        let Some(claim) = self.in_flight.get_mut(held) else { return };
+        claim.hand_back |= loss == Loss::NotRenewed;
+        if claim.stopping {
+            return;
         }
+        claim.span.in_scope(|| match loss {
+            Loss::Taken => tracing::warn!("lease lost or job cancelled, stopping it"),
+            Loss::NotRenewed => tracing::warn!("lease not renewed in time, stopping the job"),
+        });
+        self.worker.metrics.lease_lost();
+        self.stop_work(held);
     }
 
-    /// Stops a running claim's work.
+    /// Stops the work of a running claim. If the engine cannot take the cancel now, the renewer
+    /// reports the lost lease again.
     fn stop_work(&mut self, held: ClaimRef) {
-        match self.in_flight.device(held) {
-            Some(place) if self.in_flight.is_submitted(held) => {
-                self.devices.at(place).thread.cancel(held);
+        match self.in_flight.get_mut(held) {
+            Some(claim) if claim.submitted => {
+                if !claim.stopping {
+                    claim.stopping = self.devices.get(claim.device).thread.cancel(held);
+                }
             }
             _ => self.in_flight.end(held, None),
         }
     }
 
-    /// Tells the renewer what is held now.
+    /// Tells the renewer which leases to renew.
     fn publish_leases(&self) {
-        self.holding.send_replace(self.in_flight.leases());
+        self.leases.send_replace(self.in_flight.leases());
     }
 
-    /// Tells subscribers.
+    /// Publishes an event to subscribers.
     fn publish(&self, job: JobId, event: JobEvent) {
         if let Some(events) = &self.events {
-            // The event_publisher ends only with this side.
-            let _ = events.send((job, event));
+            events.send(job, event);
         }
     }
 }

@@ -1,45 +1,40 @@
-//! Tells subscribers what happens to jobs that stream.
+//! Publishes events of streaming jobs to their subscribers.
+//!
+//! The event loop never waits for subscribers. Events that are not published yet are merged: no text is
+//! lost, and a slow Redis causes fewer, longer events. Beyond [`JOBS_MAX`] jobs, events of further jobs
+//! are dropped; their subscribers get the result from the store.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 use tritmill_queue::{JobEvent, JobId, events::Events};
 
-/// Events of one job that come within this time travel together.
-const COALESCE: Duration = Duration::from_millis(25);
-/// Events sent after one wait.
-const TOGETHER: usize = 4096;
+use crate::mailbox::Mailbox;
 
-/// Publishes until the other side is dropped. Events are no record: what cannot be published is
-/// dropped, and subscribers find the end in the store.
-pub(super) async fn run(
-    events: Arc<dyn Events>,
-    mut told: mpsc::UnboundedReceiver<(JobId, JobEvent)>,
-) {
-    let mut batch = Vec::new();
-    while told.recv_many(&mut batch, TOGETHER).await > 0 {
-        sleep(COALESCE).await;
-        while let Ok(next) = told.try_recv() {
-            batch.push(next);
-        }
-        for (job, events_of) in by_job(batch.drain(..)) {
-            if let Err(error) = events.publish(job, &events_of).await {
-                tracing::warn!(%job, %error, "events not published");
-            }
-        }
-    }
+/// Time for events of a job to be merged before they are published.
+const COALESCE: Duration = Duration::from_millis(25);
+/// Jobs that may have events to publish.
+const JOBS_MAX: usize = 4096;
+
+/// Events that are not published yet.
+#[derive(Debug, Default)]
+struct Unpublished {
+    /// Events of each job in their order.
+    jobs: Vec<(JobId, Vec<JobEvent>)>,
+    dropped: usize,
+    closed: bool,
 }
 
-/// Events of each job in their order, text that follows text of the same choice joined to it.
-fn by_job(told: impl Iterator<Item = (JobId, JobEvent)>) -> VecDeque<(JobId, Vec<JobEvent>)> {
-    let mut jobs: VecDeque<(JobId, Vec<JobEvent>)> = VecDeque::new();
-    for (job, event) in told {
-        let place = jobs.iter().position(|(known, _)| *known == job);
-        let place = place.unwrap_or_else(|| {
-            jobs.push_back((job, Vec::new()));
-            jobs.len() - 1
-        });
-        let events = &mut jobs[place].1;
+impl Unpublished {
+    /// Adds an event; text that follows text of the same choice is appended to it.
+    fn push(&mut self, job: JobId, event: JobEvent) {
+        let Some((_, events)) = self.jobs.iter_mut().find(|(known, _)| *known == job) else {
+            match self.jobs.len() {
+                JOBS_MAX => self.dropped += 1,
+                _ => self.jobs.push((job, vec![event])),
+            }
+            return;
+        };
         match (events.last_mut(), event) {
             (
                 Some(JobEvent::Delta { choice: last, text }),
@@ -48,7 +43,47 @@ fn by_job(told: impl Iterator<Item = (JobId, JobEvent)>) -> VecDeque<(JobId, Vec
             (_, event) => events.push(event),
         }
     }
-    jobs
+}
+
+/// Sends events to the publisher; dropping it ends the publisher after the last event.
+pub(super) struct EventSender(Arc<Mailbox<Unpublished>>);
+
+impl EventSender {
+    pub fn send(&self, job: JobId, event: JobEvent) {
+        self.0.update(|unpublished| unpublished.push(job, event));
+    }
+}
+
+impl Drop for EventSender {
+    fn drop(&mut self) {
+        self.0.update(|unpublished| unpublished.closed = true);
+    }
+}
+
+/// Starts the publisher's task. Events that cannot be published are dropped: subscribers get the
+/// result from the store.
+pub(super) fn start(events: Arc<dyn Events>) -> EventSender {
+    let mailbox = Arc::<Mailbox<Unpublished>>::default();
+    let sender = EventSender(Arc::clone(&mailbox));
+    tokio::spawn(async move {
+        loop {
+            mailbox.changed().await;
+            sleep(COALESCE).await;
+            let Unpublished { jobs, dropped, closed } = mailbox.take();
+            if dropped > 0 {
+                tracing::warn!(dropped, "events dropped: too many jobs have unpublished events");
+            }
+            for (job, events_of_job) in jobs {
+                if let Err(error) = events.publish(job, &events_of_job).await {
+                    tracing::warn!(%job, %error, "events not published");
+                }
+            }
+            if closed {
+                return;
+            }
+        }
+    });
+    sender
 }
 
 #[cfg(test)]
@@ -57,22 +92,36 @@ mod tests {
 
     use super::*;
 
+    fn delta(choice: u32, text: &str) -> JobEvent {
+        JobEvent::Delta { choice, text: text.to_owned() }
+    }
+
     #[test]
-    fn text_of_one_choice_is_joined_and_order_is_kept() {
+    fn text_of_one_choice_is_joined_in_order() {
         let (one, two) = (JobId::generate(), JobId::generate());
-        let delta = |choice, text: &str| JobEvent::Delta { choice, text: text.to_owned() };
-        let done = JobEvent::Finished { state: JobState::Completed };
-        let told = [
+        let finished = JobEvent::Finished { state: JobState::Completed };
+        let sent = [
             (one, JobEvent::Started),
             (one, delta(0, "a")),
             (two, delta(0, "x")),
             (one, delta(0, "b")),
             (one, delta(1, "c")),
-            (one, done.clone()),
+            (one, finished.clone()),
         ];
-        let jobs = by_job(told.into_iter());
-        let expected = vec![JobEvent::Started, delta(0, "ab"), delta(1, "c"), done];
-        assert_eq!(jobs[0], (one, expected));
-        assert_eq!(jobs[1], (two, vec![delta(0, "x")]));
+        let mut unpublished = Unpublished::default();
+        sent.into_iter().for_each(|(job, event)| unpublished.push(job, event));
+        let expected = vec![JobEvent::Started, delta(0, "ab"), delta(1, "c"), finished];
+        assert_eq!(unpublished.jobs, [(one, expected), (two, vec![delta(0, "x")])]);
+    }
+
+    #[test]
+    fn full_buffer_keeps_all_text_of_known_jobs_and_drops_further_jobs() {
+        let mut unpublished = Unpublished::default();
+        let jobs: Vec<JobId> = (0..=JOBS_MAX).map(|_| JobId::generate()).collect();
+        for round in ["a", "b", "c"] {
+            jobs.iter().for_each(|job| unpublished.push(*job, delta(0, round)));
+        }
+        assert_eq!((unpublished.jobs.len(), unpublished.dropped), (JOBS_MAX, 3));
+        assert!(unpublished.jobs.iter().all(|(_, events)| *events == [delta(0, "abc")]));
     }
 }

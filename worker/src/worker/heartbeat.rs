@@ -1,4 +1,4 @@
-//! Says every few seconds that the worker lives, and hears what operators want of it.
+//! Reports the state of the worker to operators and receives their directives.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use tritmill_queue::{
     store::workers::{Directive, Heartbeat, WorkerMetrics},
 };
 
-use super::WorkerConfig;
+use super::{Worker, WorkerConfig};
 use crate::{
     machine,
     metrics::{Metrics, Steps},
@@ -19,51 +19,59 @@ use crate::{
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// How often the store is kept in order; every worker does it, and most find nothing to do.
-const MAINTAIN_INTERVAL: Duration = Duration::from_secs(3600);
-
-/// What a worker does before it has heard anything: one that nobody directs goes on, one that may
-/// have been told to pause waits to hear it.
-pub(super) fn initial_directive(directed: bool) -> Directive {
-    Directive { drain: false, paused: directed }
+/// The directive before the first answer: a worker with operators waits for it, since its queue may be
+/// paused; others go on.
+pub(super) fn initial_directive(has_operations: bool) -> Directive {
+    Directive { drain: false, paused: has_operations }
 }
 
 /// The task's state.
 pub(super) struct HeartbeatTask {
-    pub operations: Arc<dyn Operations>,
-    pub metrics: Arc<Metrics>,
-    pub config: WorkerConfig,
-    pub numerics_class: String,
-    pub directive: watch::Sender<Directive>,
+    operations: Arc<dyn Operations>,
+    metrics: Arc<Metrics>,
+    config: WorkerConfig,
+    numerics_class: String,
+    directive: watch::Sender<Directive>,
 }
 
 impl HeartbeatTask {
-    /// Beats until it is aborted.
+    pub fn new(
+        worker: &Worker,
+        operations: Arc<dyn Operations>,
+        directive: watch::Sender<Directive>,
+    ) -> Self {
+        Self {
+            operations,
+            metrics: Arc::clone(&worker.metrics),
+            config: worker.config.clone(),
+            numerics_class: worker.served.numerics_class().to_owned(),
+            directive,
+        }
+    }
+
+    /// Runs until it is aborted.
     pub async fn run(self) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut maintain_at = Instant::now();
         let (mut then, mut tokens) = (Instant::now(), self.metrics.completion_tokens());
         let mut steps = self.metrics.steps();
         loop {
             ticks.tick().await;
             let (now, total) = (Instant::now(), self.metrics.completion_tokens());
             let seconds = now.duration_since(then).as_secs_f64().max(0.001);
-            #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+            #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
             let tokens_per_s = (total - tokens) as f64 / seconds;
             let before = std::mem::replace(&mut steps, self.metrics.steps());
             let measured = self.measured(before, steps, seconds);
             (then, tokens) = (now, total);
+            let slots = self.config.slots.saturating_mul(self.metrics.devices().len());
             let heartbeat = Heartbeat {
                 owner: self.config.owner.clone(),
                 queue: self.config.queue.clone(),
                 host: machine::host_name(),
                 pid: std::process::id(),
                 running: u32::try_from(self.metrics.running()).unwrap_or(u32::MAX),
-                slots: u32::try_from(
-                    self.config.slots.saturating_mul(self.metrics.devices().len()),
-                )
-                .unwrap_or(u32::MAX),
+                slots: u32::try_from(slots).unwrap_or(u32::MAX),
                 draining: self.metrics.is_draining(),
                 tokens_per_s,
                 metrics: measured,
@@ -75,24 +83,11 @@ impl HeartbeatTask {
                 }
                 Err(error) => tracing::warn!(%error, "heartbeat not recorded"),
             }
-            if let Err(error) = self.operations.sample().await {
-                tracing::warn!(%error, "queues not sampled");
-            }
-            if Instant::now() >= maintain_at {
-                maintain_at = Instant::now() + MAINTAIN_INTERVAL;
-                let operations = self.operations.clone();
-                // Beside the beats: dropping a day of jobs may take a while.
-                tokio::spawn(async move {
-                    if let Err(error) = operations.maintain().await {
-                        tracing::warn!(%error, "store not kept in order, trying again in an hour");
-                    }
-                });
-            }
         }
     }
 
-    /// What happened since the last beat, and what there is now.
-    #[expect(clippy::cast_precision_loss, reason = "rates for people")]
+    /// Rates since the last heartbeat and current values.
+    #[expect(clippy::cast_precision_loss, reason = "rates for display")]
     fn measured(&self, before: Steps, now: Steps, seconds: f64) -> WorkerMetrics {
         let since = |count: fn(&Steps) -> u64| count(&now).saturating_sub(count(&before)) as f64;
         let steps = since(|steps| steps.stats.steps);

@@ -1,4 +1,4 @@
-//! What a worker holds: claims in the engine, and results that wait for their commit.
+//! What a worker holds: claims in the engine, and ended claims that are not committed yet.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,70 +8,63 @@ use tritmill_queue::{Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt
 
 use super::renewer::Lease;
 
+/// A claim in the engine, or about to be.
 #[derive(Debug)]
-struct RunningClaim {
-    /// The device that runs it, by its place.
-    device: usize,
-    delivery: Delivery,
-    prompt: Prompt,
-    /// Choices it asked for: slots it takes.
+pub(super) struct RunningClaim {
+    lease: Lease,
+    /// Index of the device that runs it.
+    pub device: usize,
+    pub prompt: Prompt,
+    /// Choices it asked for: the slots it takes.
     choices: usize,
-    claimed_at: Instant,
-    /// From the claim to its first token, once it has one.
-    first_token: Option<Duration>,
-    /// Where log lines about it belong: its id, queue, attempt and trace.
-    span: Span,
-    /// The engine has its request.
-    submitted: bool,
-    /// It is stopped for no fault of its own: the claim is to be given back, if it still is one.
-    hand_back: bool,
+    pub first_token_at: Option<Instant>,
+    /// Span of its log lines: job, queue, attempt and trace.
+    pub span: Span,
+    /// Whether the engine has its request.
+    pub submitted: bool,
+    /// Whether the engine was told to stop it.
+    pub stopping: bool,
+    /// Whether to hand the claim back when its work has stopped.
+    pub hand_back: bool,
 }
 
-/// A claim that ended, and what to record of it.
+/// An ended claim and what to record of it.
 #[derive(Debug)]
 pub(super) struct EndedClaim {
-    pub held: ClaimRef,
-    pub delivery: Delivery,
-    pub end: Disposition,
-    /// As of its flight.
+    pub lease: Lease,
+    pub disposition: Disposition,
     pub span: Span,
-    /// From the claim to its first token, if it got so far.
+    /// From the claim to its first token, if it has one.
     pub first_token: Option<Duration>,
-    claimed_at: Instant,
     ended_at: Instant,
 }
 
 impl EndedClaim {
-    /// From the claim to the end.
-    pub(super) fn took(&self) -> Duration {
-        self.ended_at.duration_since(self.claimed_at)
+    /// Time from the claim to its end.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.ended_at.duration_since(self.lease.claimed_at)
     }
 
-    /// Whether the claim is given back rather than recorded.
+    /// Whether the claim is handed back rather than recorded.
     pub(super) fn is_hand_back(&self) -> bool {
-        matches!(self.end, Disposition::HandBack)
-    }
-
-    fn holding(&self) -> Lease {
-        let Self { held, delivery, claimed_at, .. } = self;
-        Lease { held: *held, delivery: delivery.clone(), claimed_at: *claimed_at }
+        matches!(self.disposition, Disposition::HandBack)
     }
 }
 
 /// What to do about an ended claim.
 #[derive(Debug)]
 pub(super) enum Disposition {
-    /// Record this.
+    /// Record this outcome.
     Record(Outcome),
-    /// Nothing: whoever ended it has recorded that.
+    /// Nothing: the store has recorded its end already.
     Forget,
-    /// Give the claim back.
+    /// Hand the claim back.
     HandBack,
 }
 
 impl Disposition {
-    /// What happened, without what was said: prompts and answers stay out of logs.
-    fn word(&self) -> &'static str {
+    /// The kind of end, for logs. Prompts and answers are not logged.
+    fn label(&self) -> &'static str {
         match self {
             Self::Record(Outcome::Completed(_)) => "completed",
             Self::Record(Outcome::Error(_)) => "error",
@@ -91,33 +84,33 @@ pub(super) struct Load {
     pub choices: usize,
 }
 
-/// Claims by what happens to them.
+/// Claims by their stage.
 #[derive(Debug)]
 pub(super) struct InFlight {
     running: HashMap<ClaimRef, RunningClaim>,
-    /// Ended, not committed.
-    done: Vec<EndedClaim>,
-    /// On their way to the store; their leases must live on.
+    /// Ended and not committed.
+    ended: Vec<EndedClaim>,
+    /// Leases of claims in the current commit; they are renewed until it succeeds.
     committing: Vec<Lease>,
-    /// When the oldest of `done` ended.
-    waiting_since: Option<Instant>,
+    /// When the oldest of `ended` ended.
+    oldest_end: Option<Instant>,
     /// By device.
     loads: Vec<Load>,
 }
 
 impl InFlight {
-    /// None yet, on so many devices.
+    /// Nothing in flight on this many devices.
     pub(super) fn new(devices: usize) -> Self {
         Self {
             running: HashMap::new(),
-            done: Vec::new(),
+            ended: Vec::new(),
             committing: Vec::new(),
-            waiting_since: None,
+            oldest_end: None,
             loads: vec![Load::default(); devices],
         }
     }
 
-    /// Notes a claim that is about to run on a device.
+    /// Adds a claim that is about to run on a device.
     pub(super) fn start(
         &mut self,
         claim: &Claim,
@@ -128,151 +121,118 @@ impl InFlight {
         let choices = claim.job.sampling.n as usize;
         self.loads[device].claims += 1;
         self.loads[device].choices += choices;
-        let prompt = claim.job.prompt.clone();
         let span = span(claim);
         span.in_scope(|| tracing::debug!("claimed"));
-        let flight = RunningClaim {
+        let running = RunningClaim {
+            lease: Lease { held: claim.claim_ref(), delivery, claimed_at },
             device,
-            delivery,
-            prompt,
+            prompt: claim.job.prompt.clone(),
             choices,
-            claimed_at,
-            first_token: None,
+            first_token_at: None,
             submitted: false,
+            stopping: false,
             hand_back: false,
             span,
         };
-        self.running.insert(claim.claim_ref(), flight);
+        self.running.insert(claim.claim_ref(), running);
     }
 
-    /// Where log lines about a running claim belong.
-    pub(super) fn span(&self, held: ClaimRef) -> Span {
-        self.running.get(&held).map_or_else(Span::none, |flight| flight.span.clone())
+    /// A running claim.
+    pub(super) fn get(&self, held: ClaimRef) -> Option<&RunningClaim> {
+        self.running.get(&held)
     }
 
-    /// The prompt of a running claim.
-    pub(super) fn prompt(&self, held: ClaimRef) -> Option<&Prompt> {
-        self.running.get(&held).map(|flight| &flight.prompt)
+    /// A running claim.
+    pub(super) fn get_mut(&mut self, held: ClaimRef) -> Option<&mut RunningClaim> {
+        self.running.get_mut(&held)
     }
 
-    /// The device that a running claim was given to.
-    pub(super) fn device(&self, held: ClaimRef) -> Option<usize> {
-        self.running.get(&held).map(|flight| flight.device)
-    }
-
-    /// Notes that the engine gets a claim's request.
-    pub(super) fn submitted(&mut self, held: ClaimRef) {
-        if let Some(flight) = self.running.get_mut(&held) {
-            flight.submitted = true;
-        }
-    }
-
-    /// Notes when a running claim got its first token.
-    pub(super) fn began(&mut self, held: ClaimRef, at: Instant) {
-        if let Some(flight) = self.running.get_mut(&held) {
-            flight.first_token = Some(at.duration_since(flight.claimed_at));
-        }
-    }
-
-    /// Whether the engine has a claim's request.
-    pub(super) fn is_submitted(&self, held: ClaimRef) -> bool {
-        self.running.get(&held).is_some_and(|flight| flight.submitted)
-    }
-
-    /// Notes that a running claim is to be given back when its work has stopped; false if it does not
-    /// run.
-    pub(super) fn mark_for_hand_back(&mut self, held: ClaimRef) -> bool {
-        self.running.get_mut(&held).map(|flight| flight.hand_back = true).is_some()
-    }
-
-    /// Moves a claim from running to done.
+    /// Moves a claim from running to ended.
     pub(super) fn end(&mut self, held: ClaimRef, outcome: Option<Outcome>) {
-        let Some(flight) = self.running.remove(&held) else { return };
-        self.loads[flight.device].claims -= 1;
-        self.loads[flight.device].choices -= flight.choices;
-        let end = match outcome {
+        let Some(claim) = self.running.remove(&held) else { return };
+        let RunningClaim { lease, device, choices, first_token_at, span, .. } = claim;
+        self.loads[device].claims -= 1;
+        self.loads[device].choices -= choices;
+        let disposition = match outcome {
             Some(outcome) => Disposition::Record(outcome),
-            None if flight.hand_back => Disposition::HandBack,
+            None if claim.hand_back => Disposition::HandBack,
             None => Disposition::Forget,
         };
-        let RunningClaim { delivery, span, claimed_at, first_token, .. } = flight;
-        span.in_scope(|| tracing::debug!(how = end.word(), "ended"));
+        span.in_scope(|| tracing::debug!(how = disposition.label(), "ended"));
+        let first_token = first_token_at.map(|at| at.duration_since(lease.claimed_at));
         let ended_at = Instant::now();
-        self.done.push(EndedClaim { held, delivery, end, span, first_token, claimed_at, ended_at });
-        self.waiting_since.get_or_insert_with(Instant::now);
+        self.ended.push(EndedClaim { lease, disposition, span, first_token, ended_at });
+        self.oldest_end.get_or_insert(ended_at);
     }
 
-    /// Everything that is done, for one commit; it is held until that is [`Self::committed`] or
-    /// [`Self::put_back`].
-    pub(super) fn take_done(&mut self) -> Vec<EndedClaim> {
-        self.waiting_since = None;
-        let done = std::mem::take(&mut self.done);
-        self.committing = done.iter().map(EndedClaim::holding).collect();
-        done
+    /// Takes all ended claims for one commit, which must end with [`Self::committed`] or
+    /// [`Self::restore`]; until then their leases are kept.
+    pub(super) fn take_ended(&mut self) -> Vec<EndedClaim> {
+        self.oldest_end = None;
+        let ended = std::mem::take(&mut self.ended);
+        self.committing = ended.iter().map(|ended| ended.lease.clone()).collect();
+        ended
     }
 
-    /// The commit is over: what it was about is held no more.
+    /// Drops the leases of the commit, which succeeded.
     pub(super) fn committed(&mut self) {
         self.committing.clear();
     }
 
-    /// What could not be committed; it comes before what has ended since.
-    pub(super) fn put_back(&mut self, mut done: Vec<EndedClaim>) {
+    /// Returns claims whose commit failed, before those that have ended since.
+    pub(super) fn restore(&mut self, mut ended: Vec<EndedClaim>) {
         self.committing.clear();
-        done.append(&mut self.done);
-        self.waiting_since = (!done.is_empty()).then(Instant::now);
-        self.done = done;
+        ended.append(&mut self.ended);
+        self.oldest_end = (!ended.is_empty()).then(Instant::now);
+        self.ended = ended;
     }
 
-    /// When what is done must be committed.
+    /// When the ended claims must be committed.
     pub(super) fn flush_at(&self, wait: Duration) -> Option<Instant> {
-        self.waiting_since.map(|since| since + wait)
+        self.oldest_end.map(|oldest| oldest + wait)
     }
 
-    /// Results that wait for a commit to begin.
-    pub(super) fn done_count(&self) -> usize {
-        self.done.len()
+    /// Number of ended claims that are in no commit yet.
+    pub(super) fn ended_count(&self) -> usize {
+        self.ended.len()
     }
 
-    /// Every running claim of a device.
+    /// Running claims of a device.
     pub(super) fn running_on(&self, device: usize) -> Vec<ClaimRef> {
-        let of_device = self.running.iter().filter(|(_, flight)| flight.device == device);
-        of_device.map(|(held, _)| *held).collect()
+        let on_device = self.running.iter().filter(|(_, claim)| claim.device == device);
+        on_device.map(|(held, _)| *held).collect()
     }
 
-    /// Results that no commit has recorded yet.
-    pub(super) fn waiting_count(&self) -> usize {
-        self.done.len() + self.committing.len()
+    /// Number of results that are not committed yet.
+    pub(super) fn uncommitted_count(&self) -> usize {
+        self.ended.len() + self.committing.len()
     }
 
-    /// Claims in the engine, or about to be.
+    /// Number of claims in the engine, or about to be.
     pub(super) fn running_count(&self) -> usize {
         self.running.len()
     }
 
+    /// Whether nothing is in flight.
     pub(super) fn is_empty(&self) -> bool {
-        self.running.is_empty() && self.done.is_empty() && self.committing.is_empty()
+        self.running.is_empty() && self.uncommitted_count() == 0
     }
 
-    /// What a device holds.
+    /// The load of a device.
     pub(super) fn load(&self, device: usize) -> Load {
         self.loads[device]
     }
 
-    /// Every claim whose lease must live on.
+    /// Every lease to renew.
     pub(super) fn leases(&self) -> Vec<Lease> {
-        let running = self.running.iter().map(|(held, flight)| Lease {
-            held: *held,
-            delivery: flight.delivery.clone(),
-            claimed_at: flight.claimed_at,
-        });
-        let done = self.done.iter().map(EndedClaim::holding);
-        running.chain(done).chain(self.committing.iter().cloned()).collect()
+        let running = self.running.values().map(|claim| &claim.lease);
+        let ended = self.ended.iter().map(|ended| &ended.lease);
+        running.chain(ended).chain(&self.committing).cloned().collect()
     }
 }
 
-/// A span of its own for each attempt: nobody's child here, since its parent is in the trace. At the
-/// level of warnings, so that they name it whatever else is logged.
+/// A root span for each attempt: its parent is in the job's trace. Its level is "warn", so that log
+/// lines carry it at every log level.
 fn span(claim: &Claim) -> Span {
     let Claim { job, epoch, attempts, .. } = claim;
     let span = tracing::warn_span!(
@@ -292,21 +252,20 @@ fn span(claim: &Claim) -> Span {
     span
 }
 
-/// What to record, of those that have something.
-pub(super) fn finished(done: &[EndedClaim]) -> Vec<FinishedAttempt> {
-    let record = |done: &EndedClaim| match &done.end {
+/// The results to record.
+pub(super) fn finished(ended: &[EndedClaim]) -> Vec<FinishedAttempt> {
+    let record = |ended: &EndedClaim| match &ended.disposition {
         Disposition::Record(outcome) => Some(FinishedAttempt {
-            claim: done.held,
+            claim: ended.lease.held,
             outcome: outcome.clone(),
-            first_token: done.first_token,
+            first_token: ended.first_token,
         }),
         Disposition::Forget | Disposition::HandBack => None,
     };
-    done.iter().filter_map(record).collect()
+    ended.iter().filter_map(record).collect()
 }
 
-/// Claims to give back.
-pub(super) fn handed_back(done: &[EndedClaim]) -> Vec<ClaimRef> {
-    let given = done.iter().filter(|done| done.is_hand_back());
-    given.map(|done| done.held).collect()
+/// The claims to hand back.
+pub(super) fn handed_back(ended: &[EndedClaim]) -> Vec<ClaimRef> {
+    ended.iter().filter(|ended| ended.is_hand_back()).map(|ended| ended.lease.held).collect()
 }

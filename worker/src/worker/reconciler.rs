@@ -1,11 +1,11 @@
-//! Brings the dispatcher back to the store's truth: what became due, what a lost lease left behind,
-//! and what a dispatcher that came back empty no longer knows.
+//! Keeps the dispatcher consistent with the store: enqueues jobs that became due or lost their lease, and
+//! jobs that a restarted dispatcher no longer knows.
 //!
-//! What has just been queued is fed at once, by name. For everything else there is a slow round over
-//! all queued jobs, which feeds them again and so finds those that got lost; when the depth says that
-//! most of a page was news, the dispatcher has lost much, and the next page follows without a wait.
+//! Jobs that were just queued are enqueued at once. All others are covered by a slow scan over all queued
+//! jobs, which enqueues them again and so finds those that got lost. When the depth shows that most of a
+//! page was new, the dispatcher has lost much, and the next page follows at once.
 //!
-//! Every worker runs one; all of it may happen twice.
+//! Every worker runs a reconciler; all its work may be done twice.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -16,9 +16,9 @@ use super::{Worker, WorkerError};
 use crate::metrics::Metrics;
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Entries looked at in a tick while the dispatcher has enough: a slow round over everything queued.
+/// Entries scanned per tick while the dispatcher has enough.
 const SCAN_COUNT: u32 = 512;
-/// Entries fed at a time to a dispatcher that has run low or lost much.
+/// Entries enqueued at a time when the dispatcher has run low or lost much.
 const FEED_COUNT: u32 = 4096;
 
 /// The task's state.
@@ -27,16 +27,16 @@ pub(super) struct Reconciler {
     dispatcher: Arc<dyn Dispatcher>,
     metrics: Arc<Metrics>,
     queue: QueueName,
-    /// Fewer waiting entries than this are few.
+    /// A dispatcher with fewer entries than this has run low.
     low: usize,
-    /// How far the round over the queued jobs has come.
+    /// Position of the scan over the queued jobs.
     cursor: Option<JobId>,
-    /// Queued by time and not fed yet, by queue.
+    /// Jobs that became due and are not enqueued yet, by queue.
     due: HashMap<QueueName, Vec<Entry>>,
 }
 
 impl Reconciler {
-    pub fn of(worker: &Worker) -> Self {
+    pub fn new(worker: &Worker) -> Self {
         Self {
             store: Arc::clone(&worker.store),
             dispatcher: Arc::clone(&worker.dispatcher),
@@ -48,7 +48,7 @@ impl Reconciler {
         }
     }
 
-    /// Never ends.
+    /// Runs until it is aborted.
     pub async fn run(mut self) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -62,47 +62,47 @@ impl Reconciler {
 
     async fn round(&mut self) -> Result<(), WorkerError> {
         let moved = self.store.reconcile().await?;
-        self.metrics.reclaimed(moved.lapsed);
+        self.metrics.add_reclaimed(moved.lapsed);
         for entry in moved.queued {
             let due = self.due.entry(entry.queue.clone()).or_default();
-            // What a dispatcher does not take for long is left to the round over everything.
+            // If the dispatcher is full for long, the rest is left to the scan.
             if due.len() < RECONCILED_MAX {
                 due.push(entry);
             }
         }
-        self.feed_due().await;
+        self.enqueue_due().await;
         let mut depth = self.dispatcher.depth(&self.queue).await?;
         let mut count = if depth < self.low { FEED_COUNT } else { SCAN_COUNT };
         loop {
-            self.metrics.queue_depth(depth);
-            let fed = self.feed_page(count).await?;
+            self.metrics.set_queue_depth(depth);
+            let scanned = self.enqueue_page(count).await?;
             let before = std::mem::replace(&mut depth, self.dispatcher.depth(&self.queue).await?);
-            let news = depth.saturating_sub(before);
-            if fed < count as usize || news < fed / 2 {
+            let new = depth.saturating_sub(before);
+            if scanned < count as usize || new < scanned / 2 {
                 return Ok(());
             }
             count = FEED_COUNT;
         }
     }
 
-    /// Feeds what time has queued, each queue by itself: one may be full. What is not taken is
-    /// tried again with the next tick.
-    async fn feed_due(&mut self) {
+    /// Enqueues due jobs, each queue by itself since one may be full. Failures are retried in the next
+    /// tick.
+    async fn enqueue_due(&mut self) {
         for (queue, entries) in std::mem::take(&mut self.due) {
             if let Err(error) = self.dispatcher.enqueue(&entries).await {
-                tracing::warn!(%queue, %error, "due jobs not fed, trying again");
+                tracing::warn!(%queue, %error, "due jobs not enqueued, trying again");
                 self.due.insert(queue, entries);
             }
         }
     }
 
-    /// Feeds the next page of the round; how many that were.
-    async fn feed_page(&mut self, count: u32) -> Result<usize, WorkerError> {
+    /// Enqueues the next page of the scan; returns its length.
+    async fn enqueue_page(&mut self, count: u32) -> Result<usize, WorkerError> {
         let entries = self.store.queued(&self.queue, self.cursor, count).await?;
         if !entries.is_empty() {
-            self.metrics.fed_again(self.dispatcher.enqueue(&entries).await?);
+            self.metrics.add_re_enqueued(self.dispatcher.enqueue(&entries).await?);
         }
-        // Only now: what could not be fed is tried again.
+        // Only after success, so that a failed page is tried again.
         self.cursor = match entries.last() {
             Some(last) if entries.len() == count as usize => Some(last.id),
             _ => None,
@@ -139,7 +139,10 @@ mod tests {
         }
     }
 
-    async fn over(store: Arc<SqliteStore>, bound: usize) -> (Reconciler, Arc<MemoryDispatcher>) {
+    async fn reconciler(
+        store: Arc<SqliteStore>,
+        bound: usize,
+    ) -> (Reconciler, Arc<MemoryDispatcher>) {
         let dispatcher = Arc::new(MemoryDispatcher::new(bound));
         let reconciler = Reconciler {
             store,
@@ -160,28 +163,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dispatcher_that_is_empty_is_fed_everything_in_one_round() {
+    async fn empty_dispatcher_gets_everything_in_one_round() {
         let folder = tempfile::tempdir().expect("a folder");
         let jobs: Vec<Job> = (0..3 * FEED_COUNT).map(|_| job()).collect();
         let store = store(&folder, &jobs).await;
-        let (mut reconciler, dispatcher) = over(store, 1_000_000).await;
-        // Some others may be there, so that it is not low.
+        let (mut reconciler, dispatcher) = reconciler(store, 1_000_000).await;
+        // Enough other entries that it has not run low.
         let others: Vec<Entry> = (0..100).map(|_| job().entry()).collect();
         dispatcher.enqueue(&others).await.expect("room");
         reconciler.round().await.expect("a round");
         let depth = dispatcher.depth(&reconciler.queue).await.expect("a depth");
         assert_eq!(depth, jobs.len() + others.len());
-        // Now that nothing is news, the round is slow again.
+        // Now nothing is new, so the scan is slow again.
         reconciler.round().await.expect("a round");
         assert_eq!(reconciler.cursor, Some(jobs[SCAN_COUNT as usize - 1].id));
     }
 
     #[tokio::test]
-    async fn a_lost_lease_is_fed_at_once_though_the_round_is_elsewhere() {
+    async fn job_with_lost_lease_is_enqueued_at_once_wherever_the_scan_is() {
         let folder = tempfile::tempdir().expect("a folder");
         let jobs: Vec<Job> = (0..2000).map(|_| job()).collect();
         let store = store(&folder, &jobs).await;
-        let (mut reconciler, dispatcher) = over(store.clone(), 2000).await;
+        let (mut reconciler, dispatcher) = reconciler(store.clone(), 2000).await;
         let queue = reconciler.queue.clone();
         reconciler.round().await.expect("a round");
         let pull = || Pull { queue: &queue, consumer: "w", max: 1, wait: Duration::ZERO };
@@ -190,7 +193,7 @@ mod tests {
         let claims = store.claim(&[taken[0].id], by).await.expect("claims");
         assert_eq!(claims[0].claim_ref(), ClaimRef { id: jobs[0].id, epoch: 1 });
         dispatcher.acknowledge("w", &taken).await.expect("acknowledges");
-        // Far behind it, and at the bound: not taken, and not forgotten.
+        // The scan is past it and the dispatcher is full: not enqueued, and not forgotten.
         reconciler.cursor = Some(jobs[600].id);
         dispatcher.enqueue(&[job().entry()]).await.expect("room for one");
         reconciler.round().await.expect("a round");

@@ -1,4 +1,4 @@
-//! A worker on a real store, dispatcher and engine, and devices that misbehave.
+//! A worker with a real store, dispatcher and engine, and scripted devices.
 
 use std::{
     path::Path,
@@ -20,12 +20,12 @@ use tritmill_queue::{
 };
 use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Worker, WorkerConfig};
 
-/// A worker with all it needs, not yet running.
+/// A worker that is not running yet, and what it needs.
 #[allow(dead_code, reason = "not every test looks at everything")]
 pub struct Rig {
     pub store: Arc<SqliteStore>,
     pub dispatcher: Arc<MemoryDispatcher>,
-    pub commits: mpsc::UnboundedReceiver<Committed>,
+    pub commits: mpsc::Receiver<Committed>,
     pub worker: Worker,
     pub engine: Engine,
     _folder: tempfile::TempDir,
@@ -63,7 +63,7 @@ pub async fn rig(mode: Mode, drain: Duration) -> Rig {
     let class = engine.backend().numerics_class().to_owned();
     let store = Arc::new(SqliteStore::open(&folder.path().join("jobs")).await.unwrap());
     let dispatcher = Arc::new(MemoryDispatcher::new(1000));
-    let (committed, commits) = mpsc::unbounded_channel();
+    let (committed, commits) = mpsc::channel(4096);
     let config = WorkerConfig {
         isa: "scalar".to_owned(),
         queue: queue(),
@@ -81,13 +81,13 @@ pub async fn rig(mode: Mode, drain: Duration) -> Rig {
         events: None,
         served: Arc::new(ServedModel::new(model, "tiny".into(), class)),
         config,
-        committed,
+        committed: Some(committed),
         metrics: Arc::default(),
     };
     Rig { store, dispatcher, commits, worker, engine, _folder: folder }
 }
 
-/// A device whose steps do as the test says, and then draw token 0 for everyone.
+/// A device that runs a function of the test in each step; every sequence gets token 0.
 pub struct Scripted<F>(F);
 
 impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Scripted<F> {
@@ -147,7 +147,7 @@ impl TokenText for NoText {
     }
 }
 
-/// The value of one of a worker's metrics; zero before it is there.
+/// The value of a metric of the worker; zero if it is not exported yet.
 #[allow(dead_code, reason = "not every test looks at metrics")]
 pub fn gauge(metrics: &Metrics, name: &str) -> i64 {
     let (metrics, name) = (metrics.encode(), format!("tritmill_worker_{name} "));
@@ -155,7 +155,7 @@ pub fn gauge(metrics: &Metrics, name: &str) -> i64 {
     value.map_or(0, |value| value.parse().unwrap())
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 #[allow(dead_code, reason = "not every test waits")]
 pub async fn eventually(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();

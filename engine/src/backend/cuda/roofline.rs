@@ -14,7 +14,7 @@ use super::{
     step::CudaBackend,
 };
 use crate::{
-    backend::{Backend as _, Chunk, Logits, Position, StepError},
+    backend::{Backend as _, Chunk, Logits, PositionLogits, StepError},
     files::Model,
     measure::{PREFILL_ROWS, Phase, Sequences, Workload},
 };
@@ -170,8 +170,8 @@ fn load(backend: &CudaBackend, chunks: &[Chunk<'_>], logits: &mut Logits) -> Loa
     let (mut whole, mut screened, mut found) = (0, 0, 0);
     for position in 0..logits.len() {
         match logits.position(position) {
-            Position::All(_) => whole += 1,
-            Position::Largest(some) => {
+            PositionLogits::All(_) => whole += 1,
+            PositionLogits::Largest(some) => {
                 screened += 1;
                 found += some.len();
             }

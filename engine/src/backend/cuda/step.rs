@@ -13,7 +13,9 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{Backend, Chunk, Logits, StepError, TokenLogit, cpu::screen::SHARE, positions},
+    backend::{
+        Backend, Chunk, Logits, StepError, TokenLogit, cpu::screen::SCREEN_SHARE, positions,
+    },
     config::ModelConfig,
     kv::BlockId,
 };
@@ -75,7 +77,7 @@ impl CudaBackend {
     fn screens(&self, count: usize) -> bool {
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
         self.weights.head.screen.is_some()
-            && count.saturating_mul(SHARE) <= self.shape.vocab
+            && count.saturating_mul(SCREEN_SHARE) <= self.shape.vocab
             && count <= room
     }
 

@@ -12,7 +12,7 @@ use crate::{
         cpu::{
             HeadMode,
             head::quantize_row,
-            screen::{self, is_worth},
+            screen::{self, can_screen},
         },
         positions,
     },
@@ -143,7 +143,7 @@ impl Weights {
             _ if tied => (embedding, embedding_dtype, 0),
             _ => (matrix(&dense, arena), Dtype::of(&dense), 0),
         };
-        let screened = mode == HeadMode::Exact && is_worth(dense);
+        let screened = mode == HeadMode::Exact && can_screen(dense);
         let screen = screened.then(|| {
             let padded = shape.groups() * layout::TILE_ROWS;
             ScreenRows {
@@ -328,7 +328,7 @@ fn write_screen(
     for first in (0..groups).step_by(together) {
         let count = together.min(groups - first);
         let mut bytes = vec![0u8; count * of_group];
-        let of_rows: Vec<Vec<screen::OfRow>> = bytes
+        let of_rows: Vec<Vec<screen::RowStats>> = bytes
             .par_chunks_exact_mut(of_group)
             .enumerate()
             .map(|(group, out)| quantize_group(dense, first + group, out))
@@ -349,7 +349,7 @@ fn write_screen(
 }
 
 /// Quantizes the rows of a group; the last group may have fewer.
-fn quantize_group(dense: Dense<'_>, group: usize, out: &mut [u8]) -> Vec<screen::OfRow> {
+fn quantize_group(dense: Dense<'_>, group: usize, out: &mut [u8]) -> Vec<screen::RowStats> {
     let (mut wide, mut int8) = (vec![0f32; dense.cols], vec![0u8; dense.cols]);
     let first = group * layout::TILE_ROWS;
     (0..layout::TILE_ROWS.min(dense.rows - first))

@@ -1,5 +1,5 @@
--- Forgets entries that are still the consumer's.
--- ARGV: consumer, then per entry: id place entry deliveries. Returns {how many were, foreign entries
+-- Removes entries that still belong to the consumer.
+-- ARGV: consumer, then per entry: id place entry deliveries. Returns {number removed, foreign entries
 -- dropped}.
 local mine, total = fenced(ARGV[1])
 local tokens, foreign = 0, 0

@@ -1,4 +1,4 @@
-//! Where Redis is: URLs of the three ways to run it.
+//! Redis URLs for a single server, sentinels and a cluster.
 //!
 //! ```text
 //! redis://[user:password@]host[:6379][/db]                        one server
@@ -6,13 +6,13 @@
 //! redis+cluster://[user:password@]host[:6379],…                   a cluster
 //! ```
 //!
-//! `rediss` in place of `redis` speaks TLS, to the sentinels as well. User and password are percent
-//! encoded and belong to the data servers; `?sentinel_password=` is the sentinels'. Nothing here
-//! prints either: an error names the part of the URL that is wrong, and [`Address`] prints hosts.
+//! `rediss` instead of `redis` uses TLS, also for the sentinels. User and password are percent-encoded
+//! and belong to the data servers; `?sentinel_password=` is for the sentinels. Neither is ever printed:
+//! an error names the wrong part of the URL, and [`Address`] prints only hosts.
 //!
-//! Certificates are the system's (or those of `SSL_CERT_FILE`); `?sslrootcert=FILE` names a private
-//! authority, `sslcert=FILE&sslkey=FILE` what a server that wants one is shown: the names that Postgres
-//! URLs have, PEM files both.
+//! Certificate authorities are the system's (or those of `SSL_CERT_FILE`). `?sslrootcert=FILE` names a
+//! private authority, `sslcert=FILE&sslkey=FILE` a client certificate. All are PEM files; the names are
+//! those of Postgres URLs.
 
 use std::{fmt, io};
 
@@ -27,55 +27,55 @@ const PORT: u16 = 6379;
 /// Port of a sentinel.
 const SENTINEL_PORT: u16 = 26379;
 
-/// A URL that names no Redis. It never repeats the URL, which may hold a password.
+/// An invalid Redis URL. The error never repeats the URL, which may hold a password.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisUrlError {
-    /// Another scheme, or none.
+    /// Unknown or missing scheme.
     #[error(
         "a Redis URL begins with redis://, redis+sentinel:// or redis+cluster:// (rediss for TLS)"
     )]
     Scheme,
-    /// No host, or one that cannot be.
+    /// Missing or invalid host, with its number.
     #[error("host {0} of the Redis URL is not HOST or HOST:PORT")]
     Host(usize),
-    /// More than one host for one server.
+    /// More than one host for a single server.
     #[error("redis:// names one server; lists of hosts are for redis+sentinel and redis+cluster")]
     Hosts,
-    /// Text after the host that is no database.
+    /// The path is not a database number.
     #[error("the Redis URL's path is not a database number")]
     Database,
-    /// A sentinel URL without a service.
-    #[error("a redis+sentinel:// URL names its service after the hosts: …/SERVICE or …/SERVICE/DB")]
+    /// A sentinel URL without a service name.
+    #[error("a redis+sentinel:// URL needs a service after the hosts: …/SERVICE or …/SERVICE/DB")]
     Service,
-    /// User or password that do not decode.
-    #[error("user or password of the Redis URL are not percent encoded UTF-8")]
+    /// User or password cannot be decoded.
+    #[error("user or password of the Redis URL are not percent-encoded UTF-8")]
     Credentials,
-    /// A parameter that does not exist.
+    /// An unknown parameter.
     #[error(
         "the Redis URL has an unknown parameter (known: sslrootcert, sslcert and sslkey with \
          rediss://, sentinel_password with redis+sentinel://)"
     )]
     Parameter,
-    /// A certificate without its key, or the other way round.
-    #[error("sslcert and sslkey of the Redis URL need one another")]
+    /// A certificate without its key, or a key without its certificate.
+    #[error("sslcert and sslkey of the Redis URL must be given together")]
     HalfCertificate,
-    /// A file of certificates that cannot be read.
+    /// A certificate file cannot be read.
     #[error("cannot read {parameter} {path} of the Redis URL: {error}")]
     File {
-        /// Which one.
+        /// The parameter.
         parameter: &'static str,
-        /// As the URL has it.
+        /// The path in the URL.
         path: String,
-        /// Why not.
+        /// The cause.
         error: io::Error,
     },
-    /// Files that hold no certificates or no key.
+    /// A file holds no certificate or no key.
     #[error("the certificates of the Redis URL cannot be used: {0}")]
     Certificates(String),
 }
 
-/// Which way Redis is run.
+/// How Redis is deployed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Server,
@@ -130,7 +130,7 @@ impl Address {
             _ => return Err(RedisUrlError::Scheme),
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        // A password with a raw slash is still the user's part: that ends at the last @.
+        // Credentials end at the last @, so that a password may hold a raw slash.
         let (credentials, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (username, password) = credentials.split_once(':').unwrap_or((credentials, ""));
@@ -171,12 +171,12 @@ impl Address {
         })
     }
 
-    /// Whether it speaks TLS.
+    /// Whether to use TLS.
     pub(super) fn is_tls(&self) -> bool {
         self.tls
     }
 
-    /// Certificates in place of the system's.
+    /// Certificates instead of the system's.
     pub(super) fn certificates(&self) -> Option<TlsCertificates> {
         self.certificates.clone()
     }
@@ -199,7 +199,7 @@ impl Address {
         login
     }
 
-    /// A client of the one server.
+    /// A client of the single server.
     pub(super) fn client(&self) -> Result<Client, RedisError> {
         let address = self.addresses().next();
         let address =
@@ -238,7 +238,7 @@ impl Address {
         builder.build()
     }
 
-    /// The nodes from which a cluster is discovered.
+    /// The seed nodes of a cluster.
     pub(super) fn nodes(&self) -> Result<Vec<redis::ConnectionInfo>, RedisError> {
         let login = self.login();
         let node = |address: ConnectionAddr| {
@@ -248,7 +248,7 @@ impl Address {
     }
 }
 
-/// What stands behind the `?`, decoded.
+/// The decoded query parameters.
 #[derive(Default)]
 struct Parameters {
     sentinel_password: Option<String>,
@@ -273,7 +273,7 @@ fn parameters(query: &str) -> Result<Parameters, RedisUrlError> {
     Ok(found)
 }
 
-/// Reads the files; nothing if there are none.
+/// Reads the certificate files, if any.
 fn certificates(
     root: Option<String>,
     certificate: Option<String>,
@@ -313,7 +313,7 @@ fn host(text: &str, default: u16) -> Option<(String, u16)> {
     (!host.is_empty() && host.chars().all(legal)).then(|| (host.to_owned(), port))
 }
 
-/// A percent encoded part of a URL; nothing if it is empty.
+/// Decodes a percent-encoded part of a URL; `None` if it is empty.
 fn secret(text: &str) -> Result<Option<String>, RedisUrlError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -340,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_to_run_redis_has_a_url() {
+    fn every_deployment_has_a_url() {
         let check = |url: &str, expect: &str| match Address::parse(url) {
             Ok(address) => assert_eq!(address.to_string(), expect),
             Err(error) => panic!("{url}: {error}"),
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_url_is_refused_without_repeating_it() {
+    fn invalid_url_is_refused_without_repeating_it() {
         let wrong = [
             "http://:s3cret@h",
             "s3cret",

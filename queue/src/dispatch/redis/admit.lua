@@ -1,9 +1,9 @@
--- Whether there is room.
+-- Checks whether there is room.
 -- ARGV: entries_max tokens_max entries tokens, then per tenant with a quota: tenant tokens quota.
--- Returns {0, 0}, or {which bound is hit (1 entries, 2 tokens, 2 + n the nth tenant's), retry_after
--- in ms}.
+-- Returns {0, 0}, or {limit that would be exceeded (1 entries, 2 tokens, 2 + n the nth tenant's),
+-- retry_after in ms}.
 local entries, tokens = tonumber(ARGV[3]), tonumber(ARGV[4])
--- A single entry may be as large as it likes where it waits alone: else it would wait for ever.
+-- A single entry always fits an empty queue: otherwise a large one would never be accepted.
 if entries == 0 then return { 0, 0 } end
 if entries == 1 and tonumber(redis.call('HGET', META, 'n') or 0) == 0 then return { 0, 0 } end
 local which, after = excess(entries, tokens, tonumber(ARGV[1]), tonumber(ARGV[2]))

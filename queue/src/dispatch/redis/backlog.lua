@@ -1,6 +1,6 @@
--- What waits: returns {entries, tokens, age of the oldest in ms or -1, tokens drained per second or
--- -1 (as text), delayed entries}. The age is taken over the ARGV[1] tenants of each priority that
--- were served least, where the longest waits are.
+-- Returns the backlog: {entries, tokens, age of the oldest in ms or -1, tokens drained per second or -1
+-- (as text), delayed entries}. The age is computed over the ARGV[1] least served tenants of each
+-- priority, which have the longest waits.
 local now, oldest = now_ms(), nil
 
 local function look(entry)

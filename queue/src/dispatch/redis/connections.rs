@@ -1,20 +1,21 @@
-//! Connections to Redis, whichever way it is run.
+//! Connections to one Redis server, a master behind sentinels, or a cluster.
 //!
-//! Commands that answer at once share one multiplexed connection. Blocking reads have connections of
-//! their own: one at a time uses each, its response timeout is longer than any wait, and whatever
-//! ends a read early (an error, a dropped future) closes it. A broken shared connection is dropped
-//! and the next command makes another, which asks the sentinels again; a cluster's connection
-//! follows the cluster by itself.
+//! Commands that answer at once share one multiplexed connection. Each blocking read has a pooled
+//! connection to itself, with a response timeout longer than any wait; a read that ends early (an
+//! error or a dropped future) closes its connection instead of returning it to the pool. A broken
+//! shared connection is dropped and the next command opens another, which asks the sentinels again; a
+//! cluster connection follows the cluster by itself.
 
 use std::{
-    fmt,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    fmt, io,
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
+use deadpool::{
+    Runtime,
+    managed::{Manager, Metrics, Object, Pool, PoolError, RecycleResult},
+};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, RedisFuture,
     RedisResult, ToRedisArgs, Value,
@@ -29,24 +30,26 @@ use super::{
     scripts::Script,
 };
 
-/// How long a connection may take to come about.
+/// Limit for one connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long it may take to find out where to connect, and to connect.
+/// Limit for finding the server and connecting to it.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a command that does not block may take.
+/// Limit for a command that does not block.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait of one blocking read.
 pub(crate) const BLOCK_MAX: Duration = Duration::from_secs(5);
-/// How long a blocking read may take, with its wait.
+/// Limit for a blocking read, including its wait.
 const BLOCKING_TIMEOUT: Duration = Duration::from_secs(8);
 const _: () = assert!(
     BLOCKING_TIMEOUT.as_millis() >= BLOCK_MAX.as_millis() + RESPONSE_TIMEOUT.as_millis(),
     "a read that waits its full time is not late"
 );
-/// Connections for blocking reads that are kept for the next one.
+/// Concurrent blocking reads; further ones wait for a connection. More than the streams of an API server.
+const BLOCKING_MAX: usize = 1 << 14;
+/// Idle connections for blocking reads that are kept.
 const IDLE_MAX: usize = 16;
 
-/// How to get a connection.
+/// The clients that open connections.
 enum Source {
     Server(Client),
     Sentinel(tokio::sync::Mutex<SentinelClient>),
@@ -90,26 +93,29 @@ impl ConnectionLike for Link {
     }
 }
 
-/// The connections of one process to one Redis.
-pub(crate) struct Connections {
+/// Opens connections; manages the pool of those for blocking reads. The managers of deadpool-redis
+/// take neither response timeouts nor certificates for sentinels and clusters.
+struct Connector {
     address: Address,
     source: Source,
-    /// The shared connection and its number. Async, so that one caller connects while others wait.
-    shared: tokio::sync::Mutex<Option<(u64, Link)>>,
-    opened: AtomicU64,
-    /// Connections for blocking reads between two reads.
-    idle: Mutex<Vec<Link>>,
 }
 
-impl fmt::Debug for Connections {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connections").field("address", &self.address).finish_non_exhaustive()
+impl Manager for Connector {
+    type Type = Link;
+    type Error = RedisError;
+
+    async fn create(&self) -> RedisResult<Link> {
+        self.open(true).await
+    }
+
+    async fn recycle(&self, _: &mut Link, _: &Metrics) -> RecycleResult<RedisError> {
+        // The next read finds out whether the connection still works.
+        Ok(())
     }
 }
 
-impl Connections {
-    /// Connects to nothing yet.
-    pub(super) fn new(address: Address) -> RedisResult<Self> {
+impl Connector {
+    fn new(address: Address) -> RedisResult<Self> {
         let source = match address.kind {
             Kind::Server => Source::Server(address.client()?),
             Kind::Sentinel => Source::Sentinel(tokio::sync::Mutex::new(address.sentinel()?)),
@@ -130,41 +136,39 @@ impl Connections {
                 Source::Cluster { shared, blocking }
             }
         };
-        let (opened, idle) = (AtomicU64::new(0), Mutex::default());
-        Ok(Self { address, source, shared: tokio::sync::Mutex::new(None), opened, idle })
+        Ok(Self { address, source })
     }
 
-    /// A new connection. Sentinels and nodes are asked one by one, each within its own timeout, so
-    /// there is one for all of them too.
+    /// Opens a connection. Sentinels and nodes are tried one by one, each with its own timeout, so
+    /// a total timeout applies as well.
     async fn open(&self, blocking: bool) -> RedisResult<Link> {
-        match tokio::time::timeout(OPEN_TIMEOUT, self.open_at_last(blocking)).await {
-            Ok(opened) => opened.map_err(|error| self.unopened(&error)),
-            Err(_) => Err(RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut))),
+        match tokio::time::timeout(OPEN_TIMEOUT, self.connect(blocking)).await {
+            Ok(opened) => opened.map_err(|error| self.with_hint(&error)),
+            Err(_) => Err(RedisError::from(io::Error::from(io::ErrorKind::TimedOut))),
         }
     }
 
-    /// Says where there was no connection, and what to look at when the other side speaks TLS and
-    /// this one does not, or the other way round.
-    fn unopened(&self, error: &RedisError) -> RedisError {
+    /// Adds the address, and a hint when one side seems to speak TLS and the other does not.
+    fn with_hint(&self, error: &RedisError) -> RedisError {
         let is_refusal = error.is_connection_refusal();
         let is_mute = error.is_timeout()
             || error.is_connection_dropped()
             || error.kind() == redis::ErrorKind::Parse;
         let hint = match (self.address.is_tls(), is_mute && !is_refusal) {
             (_, false) => "",
-            (true, true) => " (does it speak TLS? redis:// does without)",
-            (false, true) => " (does it want TLS? that is rediss://)",
+            (true, true) => " (the server may not use TLS: try redis://)",
+            (false, true) => " (the server may require TLS: try rediss://)",
         };
         let kind = match (is_refusal, error.is_timeout()) {
-            (true, _) => std::io::ErrorKind::ConnectionRefused,
-            (false, true) => std::io::ErrorKind::TimedOut,
-            (false, false) => std::io::ErrorKind::Other,
+            (true, _) => io::ErrorKind::ConnectionRefused,
+            (false, true) => io::ErrorKind::TimedOut,
+            (false, false) => io::ErrorKind::Other,
         };
         let text = format!("cannot connect to {}: {error}{hint}", self.address);
-        RedisError::from(std::io::Error::new(kind, text))
+        RedisError::from(io::Error::new(kind, text))
     }
 
-    async fn open_at_last(&self, blocking: bool) -> RedisResult<Link> {
+    async fn connect(&self, blocking: bool) -> RedisResult<Link> {
         let timeout = if blocking { BLOCKING_TIMEOUT } else { RESPONSE_TIMEOUT };
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
@@ -184,19 +188,57 @@ impl Connections {
             }
         }
     }
+}
+
+/// A pooled connection during a read; dropping it closes the connection.
+struct Reading(Option<Object<Connector>>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.take().map(Object::take);
+    }
+}
+
+/// The connections of one process to one Redis.
+pub(crate) struct Connections {
+    /// Connections for blocking reads.
+    pool: Pool<Connector>,
+    /// The shared connection and its number. Async, so that one caller connects while others wait.
+    shared: tokio::sync::Mutex<Option<(u64, Link)>>,
+    opened: AtomicU64,
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = &self.pool.manager().address;
+        f.debug_struct("Connections").field("address", address).finish_non_exhaustive()
+    }
+}
+
+impl Connections {
+    /// Prepares the clients; connects on first use.
+    pub(super) fn new(address: Address) -> RedisResult<Self> {
+        let pool = Pool::builder(Connector::new(address)?)
+            .max_size(BLOCKING_MAX)
+            .wait_timeout(Some(OPEN_TIMEOUT))
+            .runtime(Runtime::Tokio1)
+            .build()
+            .expect("the pool has a runtime for its timeout");
+        Ok(Self { pool, shared: tokio::sync::Mutex::new(None), opened: AtomicU64::new(0) })
+    }
 
     async fn shared(&self) -> RedisResult<(u64, Link)> {
         let mut shared = self.shared.lock().await;
         if let Some((number, link)) = shared.as_ref() {
             return Ok((*number, link.clone()));
         }
-        let link = self.open(false).await?;
+        let link = self.pool.manager().open(false).await?;
         let number = self.opened.fetch_add(1, Ordering::Relaxed);
         *shared = Some((number, link.clone()));
         Ok((number, link))
     }
 
-    /// Forgets the shared connection with this number, unless another took its place.
+    /// Drops the shared connection with this number, unless another has replaced it.
     async fn drop_shared(&self, number: u64) {
         let mut shared = self.shared.lock().await;
         if shared.as_ref().is_some_and(|(current, _)| *current == number) {
@@ -204,7 +246,7 @@ impl Connections {
         }
     }
 
-    /// Sends a command once. A connection that breaks over it is not used again.
+    /// Sends a command once. A connection that breaks is not used again.
     pub(crate) async fn query<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
         let (number, mut link) = self.shared().await?;
         let result = command.query_async(&mut link).await;
@@ -224,7 +266,7 @@ impl Connections {
         result
     }
 
-    /// Runs a script once; a server that does not know it is given its text.
+    /// Runs a script once; sends its text if the server does not know its hash.
     pub(crate) async fn run<T: FromRedisValue, A: ToRedisArgs + Sync>(
         &self,
         script: &Script,
@@ -239,8 +281,8 @@ impl Connections {
         }
     }
 
-    /// Runs a script that may run twice; a connection found broken is replaced and it is sent again,
-    /// so that a Redis that came back is no error.
+    /// Runs an idempotent script; sends it again on a new connection if the connection is broken, so
+    /// that a restarted Redis causes no error.
     pub(crate) async fn run_again<T: FromRedisValue, A: ToRedisArgs + Sync>(
         &self,
         script: &Script,
@@ -255,26 +297,39 @@ impl Connections {
         }
     }
 
-    /// Sends a command that blocks for up to [`BLOCK_MAX`] on a connection that nobody else uses.
-    /// Dropping the future closes the connection, and with it the wait in Redis.
+    /// Sends a command that blocks for up to [`BLOCK_MAX`] on a connection of its own. Dropping the
+    /// future closes the connection, and with it the wait in Redis.
     pub(crate) async fn block<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let (fresh, mut link) = match idle {
-            Some(link) => (false, link),
-            None => (true, self.open(true).await?),
-        };
-        let mut result = command.query_async(&mut link).await;
-        if !fresh && result.as_ref().is_err_and(|error| breaks(error) && !error.is_timeout()) {
-            // It broke while it was idle, as all its kind did.
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
-            link = self.open(true).await?;
-            result = command.query_async(&mut link).await;
-        }
-        if !result.as_ref().is_err_and(breaks) {
-            let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            if idle.len() < IDLE_MAX {
-                idle.push(link);
+        let link = self.pooled().await?;
+        let was_idle = Object::metrics(&link).recycle_count > 0;
+        match self.read(link, command).await {
+            Err(error) if was_idle && breaks(&error) && !error.is_timeout() => {
+                // It broke while it was idle, as did the other idle ones.
+                self.pool.retain(|_, _| false);
+                self.read(self.pooled().await?, command).await
             }
+            result => result,
+        }
+    }
+
+    async fn pooled(&self) -> RedisResult<Object<Connector>> {
+        self.pool.get().await.map_err(|error| match error {
+            PoolError::Backend(error) => error,
+            other => RedisError::from(io::Error::new(io::ErrorKind::TimedOut, other.to_string())),
+        })
+    }
+
+    async fn read<T: FromRedisValue>(
+        &self,
+        link: Object<Connector>,
+        command: &Cmd,
+    ) -> RedisResult<T> {
+        let mut reading = Reading(Some(link));
+        let link = reading.0.as_deref_mut().expect("put there above");
+        let result = command.query_async(link).await;
+        if !result.as_ref().is_err_and(breaks) && self.pool.status().available < IDLE_MAX {
+            // Back to the pool.
+            drop(reading.0.take());
         }
         result
     }
@@ -284,8 +339,8 @@ fn is_no_script(error: &RedisError) -> bool {
     error.kind() == redis::ErrorKind::Server(redis::ServerErrorKind::NoScript)
 }
 
-/// Whether a connection is of no more use after this error. A server that turned into a replica is
-/// as good as gone: the sentinels know another.
+/// Whether a connection is unusable after this error. This includes a server that became a replica:
+/// the sentinels know the new master.
 pub(super) fn breaks(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_connection_dropped()

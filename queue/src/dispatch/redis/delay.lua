@@ -1,7 +1,7 @@
 -- Keeps entries until they are due.
 -- ARGV: entries_max, then per entry: id place cost due_ms.
--- Returns how many are kept, or -1 if that would be more than entries_max. A job that waits or is
--- pending stays as it is; one that is delayed already gets the new time.
+-- Returns how many are kept, or -1 if more than entries_max would be delayed. A job that waits or is
+-- pending stays as it is; one that is already delayed gets the new time.
 local fresh = 0
 for i = 2, #ARGV, 4 do
   if redis.call('HEXISTS', IDS, ARGV[i]) == 0 then fresh = fresh + 1 end

@@ -1,11 +1,11 @@
--- Adds entries, all of them or none.
+-- Adds entries, all or none.
 -- ARGV: entries_max tokens_max entries_after tokens_after forced, then per entry: id place cost.
--- entries_after and tokens_after come in later calls and must fit too; forced: room was found.
--- Returns {added, 0, 0}, or {-1, which bound is hit (1 entries, 2 tokens), retry_after in ms}.
+-- entries_after and tokens_after come in later calls and must fit too; forced: already checked.
+-- Returns {added, 0, 0}, or {-1, exceeded limit (1 entries, 2 tokens), retry_after in ms}.
 local FIRST = 6
 
--- An entry that is fresh or pending where IDS says so. What somebody else deleted, or acknowledged
--- without deleting, is not live: adding it again heals it.
+-- Whether the job's entry is fresh or pending at its place in IDS. An entry that another program deleted,
+-- or acknowledged without deleting, is not live: adding it again repairs it.
 local function is_live(id)
   local where = located(id)
   if not where then return false end

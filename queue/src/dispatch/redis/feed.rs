@@ -1,4 +1,4 @@
-//! Putting entries in, now or later, and saying how much there is.
+//! Adds entries, now or later, and reports the backlog.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -10,20 +10,20 @@ use crate::{
     job::{QueueName, Tenant},
 };
 
-/// Entries of one script: some milliseconds of Redis's time.
+/// Entries of one script: a few milliseconds of Redis's time.
 const CHUNK: usize = 512;
-/// When to try again if nothing says so.
+/// When to try again if the time is not known.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Tenants of each priority among which the oldest entry is looked for.
+/// Tenants of each priority that are searched for the oldest entry.
 const TENANTS_LOOKED_AT: usize = 128;
 
-/// What of a chunk the script is told besides its entries.
+/// Arguments of the enqueue script besides the entries of a chunk.
 #[derive(Default)]
 struct Admission {
-    /// Entries and tokens of later chunks that must fit as well.
+    /// Entries and tokens of later chunks, which must fit as well.
     entries_after: usize,
     tokens_after: u64,
-    /// Room was found before.
+    /// Whether the limits were checked before.
     forced: bool,
 }
 
@@ -31,7 +31,7 @@ fn tokens(entries: &[&Entry]) -> u64 {
     entries.iter().map(|entry| u64::from(entry.cost)).sum()
 }
 
-/// A Redis whose memory is full refuses a script that grows, before its first command.
+/// The error for a failed script. A Redis with full memory refuses scripts that add data as a whole.
 pub(crate) fn refusal(queue: &QueueName, error: RedisError) -> DispatchError {
     if error.code() == Some("OOM") {
         let (queue, limit) = (queue.clone(), Limit::Memory);
@@ -41,10 +41,9 @@ pub(crate) fn refusal(queue: &QueueName, error: RedisError) -> DispatchError {
 }
 
 impl Inner {
-    /// One script if it is one queue and one chunk. Else every queue is first asked for room for
-    /// all of its part, and then takes it: all or nothing but for producers that ask at the same
-    /// moment, who may pass the bound together by a chunk. What an error in between left is found
-    /// by the caller's next try, which adds nothing twice.
+    /// Enqueues a single chunk of one queue with one script. Otherwise checks all queues first and then
+    /// adds: all or nothing, except that concurrent producers may together exceed a limit by a chunk.
+    /// After an error in between, the caller can retry: nothing is added twice.
     pub(super) async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
         let mut added = 0;
         let mut queues: Vec<(&QueueName, Vec<&Entry>)> = Vec::new();
@@ -62,7 +61,7 @@ impl Inner {
             return self.add(queue, entries, Admission::default()).await;
         }
         for (queue, entries) in &queues {
-            // The first chunk of a single queue asks for all, so that repeats of it are no excess.
+            // The first chunk of a single queue is checked for all, so that known entries do not count.
             let (first, rest) = entries.split_at(if queues.len() == 1 { CHUNK } else { 0 });
             let (entries_after, tokens_after) = (rest.len(), tokens(rest));
             let admission = Admission { entries_after, tokens_after, forced: false };
@@ -78,7 +77,7 @@ impl Inner {
         Ok(added)
     }
 
-    /// Asks a queue for room, without adding anything.
+    /// Checks the limits of a queue without adding anything.
     pub(super) async fn admit(
         &self,
         demand: &Demand,

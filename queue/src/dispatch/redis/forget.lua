@@ -1,4 +1,4 @@
--- Deletes all that there is of the queue: streams first, then what counts them.
+-- Deletes all data of the queue: the streams first, then the counters.
 for _, place in ipairs(redis.call('SMEMBERS', STREAMS)) do redis.call('DEL', stream_of(place)) end
 for _, priority in ipairs(PRIORITIES) do
   redis.call('DEL', P .. ':active:' .. priority, P .. ':owed:' .. priority)

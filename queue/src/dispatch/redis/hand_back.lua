@@ -1,8 +1,8 @@
--- Parks entries that are still the consumer's, for whoever pulls next.
--- ARGV: consumer, then per entry: id place entry deliveries. Returns how many were.
+-- Parks entries that still belong to the consumer, for the next pull.
+-- ARGV: consumer, then per entry: id place entry deliveries. Returns their number.
 local mine, total = fenced(ARGV[1])
 for place, found in pairs(mine) do
-  -- The count of deliveries stays: the next pull raises it.
+  -- Keeps the number of deliveries; the next pull increments it.
   claim(place, found.entries, RETURNED)
   redis.call('HINCRBY', PARKED, place, #found.entries)
   count(place, #found.entries, found.tokens)

@@ -1,8 +1,7 @@
-//! Names in Redis: `tm:{MODEL:FORMAT}:PRIORITY:TENANT`, and receipts, which are such a name and an
-//! entry's id.
+//! Keys in Redis: `tm:{MODEL:FORMAT}:PRIORITY:TENANT`, and receipts: such a key and an entry id.
 //!
-//! The braces are the hash tag of Redis Cluster: all keys of a queue share a slot. Models, formats
-//! and tenants are free text, so what has a meaning in a key is percent encoded.
+//! The braces are the hash tag of Redis Cluster: all keys of a queue share a slot. Models, formats and
+//! tenants are free text, so characters with a meaning in a key are percent-encoded.
 
 use std::fmt::Write as _;
 
@@ -11,7 +10,7 @@ use crate::{
     job::{Priority, QueueName, Tenant},
 };
 
-/// Free text as a part of a key.
+/// Encodes free text as a part of a key.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -27,7 +26,7 @@ pub(crate) fn escape(text: &str) -> String {
     escaped
 }
 
-/// The text that [`escape`] was given. What it never made is an error.
+/// Decodes the result of [`escape`]; `None` for other text.
 pub(crate) fn unescape(escaped: &str) -> Option<String> {
     let mut parts = escaped.split('%');
     let mut bytes = parts.next()?.as_bytes().to_vec();
@@ -39,28 +38,29 @@ pub(crate) fn unescape(escaped: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// What the keys of a queue begin with.
+/// The prefix of all keys of a queue.
 pub(crate) fn prefix(queue: &QueueName) -> String {
     format!("tm:{{{}:{}}}", escape(&queue.model), escape(&queue.format))
 }
 
-/// Where an entry waits within its queue: `PRIORITY:TENANT`.
+/// The place of an entry in its queue: `PRIORITY:TENANT`.
 pub(crate) fn place(priority: Priority, tenant: &Tenant) -> String {
     format!("{}:{}", priority.as_str(), escape(&tenant.0))
 }
 
-/// A place's priority and tenant.
+/// Parses a place.
 pub(crate) fn parse_place(place: &str) -> Option<(Priority, String)> {
     let (priority, tenant) = place.split_once(':')?;
     Some((priority.parse().ok()?, unescape(tenant)?))
 }
 
-/// A delivery's receipt: the key of its stream, and the entry's id in it.
+/// The receipt of a delivery: the key of its stream and the entry id.
 pub(super) fn receipt(prefix: &str, here: &str) -> String {
     format!("{prefix}:{here}")
 }
 
-/// A receipt's queue and, within it, `PRIORITY:TENANT:ENTRY`. Nothing if it is another dispatcher's.
+/// Splits a receipt into the prefix of its queue and `PRIORITY:TENANT:ENTRY`; `None` for receipts of
+/// other dispatchers.
 pub(super) fn split(receipt: &str) -> Option<(&str, &str)> {
     let end = receipt.strip_prefix("tm:{")?.find("}:")? + "tm:{}".len();
     let (prefix, rest) = (receipt.get(..end)?, receipt.get(end + 1..)?);
@@ -75,12 +75,12 @@ pub(super) fn split(receipt: &str) -> Option<(&str, &str)> {
 pub(super) struct Group<'a> {
     pub prefix: &'a str,
     pub arguments: Vec<String>,
-    /// Where in the caller's list each came from.
+    /// Positions in the caller's list.
     pub positions: Vec<usize>,
 }
 
-/// Deliveries by queue, and the positions of those that were never this dispatcher's. The arguments
-/// begin with the consumer.
+/// Groups deliveries by queue; returns also the positions of deliveries of other dispatchers. The
+/// arguments begin with the consumer.
 pub(super) fn group<'a>(
     consumer: &str,
     deliveries: &'a [Delivery],
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_text_cannot_leave_its_part_of_a_key() {
+    fn escaped_text_has_no_separators_and_is_decoded_again() {
         let queue = QueueName { model: "a}:{b\n%".into(), format: "i2_s".into() };
         assert_eq!(prefix(&queue), "tm:{a%7D%3A%7Bb%0A%25:i2_s}");
         assert_eq!(escape("größe/7B"), "größe/7B");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn receipts_come_apart_again_and_others_are_told_apart() {
+    fn receipts_are_split_and_foreign_ones_rejected() {
         let made = receipt("tm:{m:i2_s}", "high:t:12-3");
         assert_eq!(split(&made), Some(("tm:{m:i2_s}", "high:t:12-3")));
         assert_eq!(split("tm:{m:f}:low::1-0"), Some(("tm:{m:f}", "low::1-0")));

@@ -1,4 +1,4 @@
--- Moves up to ARGV[1] due entries to their streams; returns how many it looked at.
+-- Moves up to ARGV[1] due entries to their streams; returns how many it checked.
 local ids = redis.call('ZRANGEBYSCORE', DUE, '-inf', now_ms(), 'LIMIT', 0, tonumber(ARGV[1]))
 local moved = 0
 for _, id in ipairs(ids) do

@@ -1,16 +1,16 @@
--- Delivers up to ARGV[2] entries to the consumer ARGV[1]. ARGV[3] names the queue's data if nothing
--- does yet: who sees another name than before knows that Redis came back empty.
--- Returns {name, groups made again, foreign entries dropped, ms until the next delayed entry is due
+-- Delivers up to ARGV[2] entries to the consumer ARGV[1]. ARGV[3] becomes the name of the queue's data if
+-- it has none: a consumer that sees a new name knows that Redis has lost the data.
+-- Returns {name, groups created again, foreign entries dropped, ms until the next delayed entry is due
 -- or -1, last id of the bell, {{id, place:entry, deliveries}, …}}.
 --
--- Priorities share by smooth weighted round robin over what waits (see memory.rs). Tenants of one
--- priority are served in order of tokens served so far: a deficit round robin without a quantum,
--- fair to within one entry. A tenant that is alone is read in one command.
+-- Priorities share by smooth weighted round robin over the waiting entries (see memory.rs). Tenants of one
+-- priority are served in order of tokens served so far: a deficit round robin without a quantum, fair to
+-- within one entry. A single tenant is read with one command.
 local WEIGHTS = { high = 16, normal = 4, low = 1 }
 local me, max = ARGV[1], tonumber(ARGV[2])
 local taken, made_again, foreign = {}, 0, 0
 
--- Entries handed back, in their old order, before anything fresh.
+-- Takes handed-back entries in their old order, before fresh ones.
 local function take_parked(place, want)
   local parked = tonumber(redis.call('HGET', PARKED, place) or 0)
   if parked <= 0 then return 0, 0 end
@@ -42,7 +42,7 @@ local function read(place, want)
   if reply and reply.err and reply.err:match('NOGROUP') then
     redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
     made_again = made_again + 1
-    -- All that the stream holds is fresh again.
+    -- All entries of the stream are fresh again.
     local known = tonumber(redis.call('HGET', COUNTS, place) or 0)
     count(place, redis.call('XLEN', stream) - known, 0)
     redis.call('HDEL', PARKED, place)
@@ -50,15 +50,15 @@ local function read(place, want)
   end
   if not reply then return {} end
   if reply.err then
-    -- Not a stream: nothing can come of it.
+    -- Not a stream: delete it.
     redis.call('DEL', stream)
     return {}
   end
   return reply[1][2]
 end
 
--- Fresh entries. What another program added is dropped if it means nothing, or if its job waits
--- elsewhere; a job that nobody knows is taken in.
+-- Takes fresh entries. An entry that another program added is dropped if it is invalid or if its job has
+-- another entry; an unknown job is accepted.
 local function take_fresh(place, want)
   local entries, tokens = 0, 0
   while entries < want do
@@ -73,11 +73,11 @@ local function take_fresh(place, want)
     for n, item in ipairs(reply) do
       local id, cost, here = ids[n], costs[n], place .. ':' .. item[1]
       local expected = cost and cost .. ':' .. here
-      -- Twice in one reply: the first is taken in.
+      -- Of two entries of an unknown job in one reply, the first is accepted.
       local is_new = cost and not known[n] and not new[id]
       if is_new then
         new[id], words[#words + 1], words[#words + 2] = true, id, expected
-        -- An accepted job was counted when its entry was added.
+        -- A job of the fast mode was counted when its entry was added.
         if not accepted[n] then count(place, 1, cost) end
       end
       if cost and (is_new or known[n] == expected) then
@@ -94,7 +94,7 @@ local function take_fresh(place, want)
   return entries, tokens, false
 end
 
--- Takes from one tenant; returns how many.
+-- Takes entries of one tenant; returns their number.
 local function take(priority, tenant, want)
   local place = priority .. ':' .. tenant
   local entries, tokens = take_parked(place, want)
@@ -105,7 +105,7 @@ local function take(priority, tenant, want)
     entries, tokens = entries + more, tokens + cost
   end
   if entries > 0 then
-    -- At least one token each, or what costs nothing would be served for ever.
+    -- At least one token each, or entries without cost would always be served first.
     redis.call('ZINCRBY', P .. ':active:' .. priority, math.max(tokens, entries), tenant)
   end
   if (entries > 0 and count(place, -entries, -tokens) <= 0) or dry then
@@ -115,13 +115,13 @@ local function take(priority, tenant, want)
   return entries
 end
 
--- How many of each priority come next, of those that wait.
+-- How many waiting entries of each priority come next.
 local function plan(want)
   local left, credit, share, total_left = {}, {}, {}, 0
   for _, priority in ipairs(PRIORITIES) do
     local waiting = tonumber(redis.call('HGET', META, 'n:' .. priority) or 0)
     local active = redis.call('EXISTS', P .. ':active:' .. priority) == 1
-    -- Whoever is active is looked at, whatever the counts say.
+    -- An active priority is checked even if the count is zero.
     left[priority] = active and math.max(1, waiting) or 0
     credit[priority] = tonumber(redis.call('HGET', META, 'credit:' .. priority) or 0)
     share[priority] = 0
@@ -163,7 +163,7 @@ if not name then
   name = ARGV[3]
   redis.call('HSET', META, 'name', name)
 end
--- More than one round only if counts were off, because somebody else deleted entries.
+-- More than one round only if counts were wrong because another program deleted entries.
 while #taken < max do
   local before, share = #taken, plan(max - #taken)
   for _, priority in ipairs(PRIORITIES) do serve(priority, share[priority]) end

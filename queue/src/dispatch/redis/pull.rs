@@ -1,25 +1,25 @@
-//! Taking work: one script looks, a doorbell wakes.
+//! Pulls entries: a script takes them, and a doorbell stream wakes waiting consumers.
 //!
-//! A look never blocks, so it can be one atomic script. When it finds nothing it says which ring of
-//! the doorbell was the last it saw, and the wait is a blocking read of the bell from there: a ring
-//! in between ends the wait at once, and a wait that is dropped leaves no pending entry behind. Every
-//! waiter hears every ring and looks, which idle consumers can afford; a ring that one of them took
-//! away would be lost if that one died before its look.
+//! The script (a "look") never blocks, so it is atomic. If it finds nothing it returns the id of the last
+//! ring of the doorbell, and the consumer waits with a blocking read of the doorbell after that id: a ring
+//! in between ends the wait at once, and a dropped wait leaves no pending entry. Every waiting consumer
+//! sees every ring and looks again. Idle consumers can afford that, whereas a ring delivered to only one
+//! of them would be lost if it died before its look.
 //!
-//! Nor does a look whose caller went away: it runs in a task of its own, which hands back what
-//! nobody took. And if the answer itself was lost (a timeout, a broken connection), the consumer may
-//! own entries that it does not know; it is marked unsure, and its next look first reads its pending
-//! entries and takes those it never saw.
+//! A look runs in a task of its own, which hands its entries back if the caller is gone. If the answer is
+//! lost (a timeout, a broken connection), the consumer may own entries that it does not know; it is marked
+//! unsure, and its next look first reads its pending entries and takes the unknown ones.
 
 use std::{
     collections::HashSet,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use redis::{RedisResult, Value};
 use tokio::sync::oneshot;
 use uuid::Uuid;
@@ -30,53 +30,53 @@ use crate::{
     job::QueueName,
 };
 
-/// Most entries of one look: what a script may do before others want their turn.
+/// Most entries of one look, so that a script does not block Redis for long.
 const LOOK_MAX: usize = 1024;
-/// What a script delivers: job, `PRIORITY:TENANT:ENTRY`, how often it was delivered.
+/// Entries delivered by a script: job, `PRIORITY:TENANT:ENTRY`, number of deliveries.
 type Delivered = Vec<(String, String, u32)>;
 
-/// What this process knows of one of its consumers.
+/// The state of one consumer of this process.
 #[derive(Debug, Default)]
 pub(super) struct Consumer {
-    /// One look or reclaim at a time, or the one would take the other's entries for lost ones.
+    /// Allows one look or reclaim at a time: each would take the other's entries for lost ones.
     gate: tokio::sync::Mutex<()>,
-    /// Set before either is sent, cleared when its answer is here.
+    /// Set before a look or reclaim is sent, cleared when its answer has arrived.
     unsure: AtomicBool,
-    /// Receipts of entries it was given and has not acknowledged, handed back or lost.
+    /// Receipts of entries that it has not acknowledged, handed back or lost.
     held: Mutex<HashSet<String>>,
 }
 
 impl Consumer {
     fn hold(&self, deliveries: &[Delivery]) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         held.extend(deliveries.iter().map(|delivery| delivery.receipt.clone()));
     }
 
     pub(super) fn release<'a>(&self, deliveries: impl IntoIterator<Item = &'a Delivery>) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         for delivery in deliveries {
             held.remove(&delivery.receipt);
         }
     }
 
     fn held_of(&self, prefix: &str) -> Vec<String> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.lock();
         let here = held.iter().filter_map(|receipt| keys::split(receipt));
         here.filter(|(of, _)| *of == prefix).map(|(_, here)| here.to_owned()).collect()
     }
 }
 
-/// What a look found.
+/// The result of a look.
 #[derive(Debug)]
 struct Look {
     deliveries: Vec<Delivery>,
-    /// Until a delayed entry is due.
+    /// Time until a delayed entry is due.
     due: Option<Duration>,
-    /// The last ring of the bell.
+    /// Id of the last ring of the doorbell.
     bell: String,
 }
 
-/// A look under way. Whatever it finds after its caller has gone is handed back.
+/// A running look. Entries that it finds after its caller has gone are handed back.
 struct Handover {
     inner: Arc<Inner>,
     consumer: String,
@@ -89,7 +89,8 @@ impl Drop for Handover {
         let Ok(Ok(look)) = self.answer.try_recv() else { return };
         let (inner, consumer) = (Arc::clone(&self.inner), std::mem::take(&mut self.consumer));
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { inner.unwanted(&consumer, look.deliveries).await });
+            runtime
+                .spawn(async move { inner.hand_back_unclaimed(&consumer, look.deliveries).await });
         }
     }
 }
@@ -118,8 +119,8 @@ impl Inner {
         }
     }
 
-    /// Waits for a ring after `bell`. A failure is no more than a short wait: the look that follows
-    /// says whether Redis is there.
+    /// Waits for a ring after `bell`. A failure only shortens the wait: the next look reports whether
+    /// Redis is reachable.
     async fn wait_for_bell(&self, queue: &QueueName, bell: &str, wait: Duration) {
         let ms = wait.min(super::connections::BLOCK_MAX).as_millis().max(1);
         let mut command = redis::cmd("XREAD");
@@ -132,7 +133,7 @@ impl Inner {
         }
     }
 
-    /// A look in a task of its own.
+    /// Runs a look in a task of its own.
     async fn look_apart(
         self: &Arc<Self>,
         queue: &QueueName,
@@ -146,7 +147,7 @@ impl Inner {
         tokio::spawn(async move {
             let look = inner.look(&queue, &name, max).await;
             if let Err(Ok(look)) = tell.send(look) {
-                inner.unwanted(&name, look.deliveries).await;
+                inner.hand_back_unclaimed(&name, look.deliveries).await;
             }
         });
         match (&mut handover.answer).await {
@@ -155,10 +156,10 @@ impl Inner {
         }
     }
 
-    /// Gives back what a caller did not stay for.
-    async fn unwanted(&self, consumer: &str, deliveries: Vec<Delivery>) {
+    /// Hands back entries whose caller is gone.
+    async fn hand_back_unclaimed(&self, consumer: &str, deliveries: Vec<Delivery>) {
         if !deliveries.is_empty() && self.hand_back(consumer, &deliveries).await.is_err() {
-            // Not held, so that the consumer's next look finds them.
+            // Forget them here, so that the consumer's next look finds them.
             let known = self.consumer(consumer);
             known.release(&deliveries);
             known.unsure.store(true, Ordering::SeqCst);
@@ -169,7 +170,7 @@ impl Inner {
         let consumer = self.consumer(name);
         let _gate = consumer.gate.lock().await;
         let found = match self.look_once(queue, name, &consumer, max).await {
-            // A connection found broken: what was sent may have arrived, so the next look recovers.
+            // The connection is broken: the look may have been executed, so the next one recovers.
             Err(error) if super::connections::breaks(&error) && !error.is_timeout() => {
                 self.look_once(queue, name, &consumer, max).await?
             }
@@ -215,9 +216,9 @@ impl Inner {
         Ok(Look { deliveries, due, bell })
     }
 
-    /// Counts groups made again, and a Redis that came back empty.
+    /// Counts groups that were created again, and losses of all data.
     fn note_birth(&self, prefix: &str, born: String, again: u64) {
-        let mut names = self.born.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.born.lock();
         let emptied = names.get(prefix).is_some_and(|known| *known != born);
         if emptied || !names.contains_key(prefix) {
             names.insert(prefix.to_owned(), born);
@@ -244,7 +245,7 @@ impl Inner {
             let answer = self.connections.run(&scripts::RECOVER, prefix, &arguments).await?;
             let (next, found): (String, Delivered) = answer;
             for delivery in self.deliveries(prefix, found) {
-                // A scan may show a stream twice.
+                // A scan may return a stream twice.
                 if !deliveries.contains(&delivery) {
                     deliveries.push(delivery);
                 }
@@ -266,7 +267,7 @@ impl Inner {
         let (prefix, idle) = (keys::prefix(pull.queue), idle.as_millis().to_string());
         let consumer = self.consumer(pull.consumer);
         let _gate = consumer.gate.lock().await;
-        // Until all is in hand: what a dropped or broken reclaim took, the next look finds.
+        // Until everything has arrived: the next look finds what a dropped or failed reclaim took.
         let was_unsure = consumer.unsure.swap(true, Ordering::SeqCst);
         let (mut taken, mut cursor) = (Vec::new(), "0".to_owned());
         while taken.len() < pull.max {
@@ -288,7 +289,7 @@ impl Inner {
         Ok(taken)
     }
 
-    /// A script's answer as deliveries. Scripts deliver nothing whose id does not parse.
+    /// Parses a script's answer. Scripts deliver only entries with valid ids.
     fn deliveries(&self, prefix: &str, found: Delivered) -> Vec<Delivery> {
         let parsed = found.into_iter().filter_map(|(id, here, deliveries)| {
             let receipt = keys::receipt(prefix, &here);

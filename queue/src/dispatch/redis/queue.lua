@@ -1,9 +1,9 @@
--- What the scripts of one queue share; each is this file and then its own.
+-- Shared functions of the scripts of one queue; each script begins with this file.
 --
--- KEYS[1] is the queue's prefix `tm:{MODEL:FORMAT}`. Every other key is made from it and so carries
--- the same hash tag: one slot of a cluster. A place is `PRIORITY:TENANT`; its stream is
--- `PREFIX:PLACE`. Fresh entries of a stream are those its group has not delivered; parked ones were
--- handed back and are pending with the consumer RETURNED, whom nobody can be called.
+-- KEYS[1] is the queue's prefix `tm:{MODEL:FORMAT}`. Every other key is derived from it and so has the
+-- same hash tag: one cluster slot. A place is `PRIORITY:TENANT`; its stream is `PREFIX:PLACE`. Fresh
+-- entries of a stream were not delivered by its group; parked ones were handed back and are pending with
+-- the reserved consumer RETURNED.
 local P = KEYS[1]
 local GROUP, RETURNED = 'workers', ':returned'
 local PRIORITIES = { 'high', 'normal', 'low' }
@@ -14,12 +14,12 @@ local COUNTS = P .. ':counts'   -- hash: place -> waiting entries
 local COSTS = P .. ':costs'     -- hash: place -> waiting tokens
 local PARKED = P .. ':parked'   -- hash: place -> handed-back entries among the waiting
 local DUE = P .. ':due'         -- sorted set: delayed jobs by due time in ms
-local BELL = P .. ':bell'       -- stream of one entry, renewed whenever something arrives
-local RATE_MS = 30000           -- the drain rate forgets with this time constant
-local RATE_WARM_MS = 1000       -- the shortest time it is taken over
+local BELL = P .. ':bell'       -- stream of one entry, replaced when an entry arrives
+local RATE_MS = 30000           -- time constant of the drain rate
+local RATE_WARM_MS = 1000       -- shortest time that it is computed over
 local UUID = '^[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+$'
--- A field of IDS that is no job's, too long for a list that is searched from its beginning, as
--- Redis keeps small hashes.
+-- A value in IDS that is too long for the linear encoding of small hashes, so that Redis uses a hash
+-- table.
 local LONG = ('-'):rep(65)
 
 local function now_ms()
@@ -29,7 +29,7 @@ end
 
 local function stream_of(place) return P .. ':' .. place end
 
--- Where a job's entry lies, as PLACE:ENTRY; nil if it is delayed or unknown.
+-- The position of a job's entry, as PLACE:ENTRY; nil if it is delayed or unknown.
 local function located(id)
   local value = redis.call('HGET', IDS, id)
   if not value then return nil end
@@ -42,9 +42,8 @@ local function is_uuid(id)
   return #id == 36 and one == 45 and two == 45 and three == 45 and four == 45 and id:find(UUID)
 end
 
--- Job and cost of a stream's entry, and whether IDS has the job only from its first delivery on
--- (version 2 is `v2 ID:COST`, added with the job's record in the fast mode); nil if it is none of
--- ours.
+-- Job and cost of a stream's entry, and whether IDS has the job only after its first delivery (version 2
+-- is `v2 ID:COST`, added with the job's record in the fast mode); nil if the entry is foreign.
 local function decode(fields)
   if not fields then return nil end
   local accepted, id, cost = fields[1] == 'v2', nil, nil
@@ -62,7 +61,7 @@ local function decode(fields)
 end
 
 local function is_before(one, other)
-  -- The same digits before and after the hyphen, as nearly always: the texts are in order too.
+  -- With equally many digits, as nearly always, the order of the texts is the same.
   if #one == #other and one:byte(14) == 45 and other:byte(14) == 45 then return one < other end
   local ms, seq = one:match('^(%d+)%-(%d+)$')
   local other_ms, other_seq = other:match('^(%d+)%-(%d+)$')
@@ -70,8 +69,8 @@ local function is_before(one, other)
   return tonumber(seq) < tonumber(other_seq)
 end
 
--- Entries of a place from first to last that are pending with the consumer, and how often they were
--- delivered.
+-- Entries of a place from first to last that are pending with the consumer, with their numbers of
+-- deliveries.
 local function held_by(consumer, place, first, last)
   local held, page, start = {}, 256, first
   while start do
@@ -83,9 +82,9 @@ local function held_by(consumer, place, first, last)
   return held
 end
 
--- The fence. Of ARGV from 2 on, `id place entry deliveries` each, the entries that are pending with
--- the consumer by this very delivery (an earlier one may have been handed back or reclaimed since)
--- and still are that job's. Returns them as place -> {ids, entries, tokens}; then how many; then the
+-- The fence. Of ARGV from 2 on, `id place entry deliveries` each, selects the entries that are pending
+-- with the consumer by this delivery (an earlier one may have been handed back or reclaimed since) and
+-- still belong to that job. Returns them as place -> {ids, entries, tokens}; then their number; then the
 -- positions of the others.
 local function fenced(consumer)
   local wanted, mine, total, others = {}, {}, 0, {}
@@ -99,7 +98,7 @@ local function fenced(consumer)
     if not at.seen[entry] then
       local count = at.count + 1
       at.seen[entry], at.count, at.ids[count], at.from[count] = true, count, ARGV[i], i
-      -- Nearly always they come in order.
+      -- Nearly always they are in order.
       if is_before(at.last, entry) then
         at.last = entry
       elseif is_before(entry, at.first) then
@@ -127,7 +126,7 @@ local function fenced(consumer)
   return mine, total, others
 end
 
--- Makes entries a consumer's as if just delivered, but for the count of deliveries.
+-- Assigns entries to a consumer as if just delivered, without counting a delivery.
 local function claim(place, entries, consumer)
   local words = { 'XCLAIM', stream_of(place), GROUP, consumer, 0 }
   for _, entry in ipairs(entries) do words[#words + 1] = entry end
@@ -135,9 +134,9 @@ local function claim(place, entries, consumer)
   redis.call(unpack(words))
 end
 
--- Counts entries that began (or, negative, ceased) to wait; returns how many are left there.
+-- Adds to (or, negative, subtracts from) the waiting entries; returns how many wait at the place.
 local function count(place, entries, tokens)
-  -- Lua has a negative zero, which Redis does not take for an integer.
+  -- Lua has a negative zero, which Redis does not accept as an integer.
   entries, tokens = entries + 0, tokens + 0
   redis.call('HINCRBY', META, 'n', entries)
   redis.call('HINCRBY', META, 'n:' .. place:match('^%a+'), entries)
@@ -146,7 +145,7 @@ local function count(place, entries, tokens)
   return redis.call('HINCRBY', COUNTS, place, entries)
 end
 
--- Lets a tenant take part. It starts level with the one served least, or with what it owes.
+-- Makes a tenant active. It starts level with the least served tenant, or with its debt.
 local function activate(place)
   local priority, tenant = place:match('^(%a+):(.*)$')
   local active = P .. ':active:' .. priority
@@ -156,7 +155,8 @@ local function activate(place)
   redis.call('ZADD', active, math.max(tonumber(least[2] or 0), tonumber(owed or 0)), tenant)
 end
 
--- Ends a tenant's part. What it was served beyond the others is remembered while others are active.
+-- Makes a tenant inactive. What it was served beyond the others is kept as its debt while others are
+-- active.
 local function deactivate(place)
   local priority, tenant = place:match('^(%a+):(.*)$')
   local active, owed = P .. ':active:' .. priority, P .. ':owed:' .. priority
@@ -177,7 +177,7 @@ local function deactivate(place)
   end
 end
 
--- Makes a place's stream and group if they are not there.
+-- Creates the stream and group of a place if they do not exist.
 local function open(place)
   if redis.call('SADD', STREAMS, place) == 1 then
     redis.call('HSETNX', IDS, 'long', LONG)
@@ -185,8 +185,7 @@ local function open(place)
   end
 end
 
--- Removes a stream in which nothing waits and nothing is pending; returns the foreign entries that
--- went with it.
+-- Removes a stream without waiting and pending entries; returns the number of foreign entries in it.
 local function close(place)
   if redis.call('HEXISTS', COUNTS, place) == 1 then return 0 end
   local stream = stream_of(place)
@@ -197,7 +196,7 @@ local function close(place)
   end
   redis.call('DEL', stream)
   redis.call('SREM', STREAMS, place)
-  -- With the last stream goes what nobody needs: a queue in which nothing is has no index.
+  -- An empty queue has no index.
   if redis.call('EXISTS', STREAMS) == 0 then redis.call('HDEL', IDS, 'long') end
   return type(left) == 'number' and left or 0
 end
@@ -208,10 +207,10 @@ local function append(id, place, cost)
   redis.call('HSET', IDS, id, string.format('%d:%s:%s', cost, place, entry))
 end
 
--- Wakes whoever waits for the queue.
+-- Wakes all consumers that wait for the queue.
 local function ring() redis.call('XADD', BELL, 'MAXLEN', 1, '*', 'r', '1') end
 
--- Tokens acknowledged per ms, or nil while unknown; then the sum that decays, and its beginning.
+-- Tokens acknowledged per ms, or nil while unknown; then the decaying sum and its start.
 local function drain_rate(now)
   local kept = redis.call('HMGET', META, 'rate', 'rate_at', 'rate_from')
   if not kept[1] or now - tonumber(kept[2]) > 10 * RATE_MS then return nil, 0, now end
@@ -229,14 +228,14 @@ local function drained(tokens)
     'rate_from', from)
 end
 
--- How long until so many tokens have drained, in ms; some guess while no rate is known.
+-- Time until this many tokens have drained, in ms; a guess while the rate is unknown.
 local function wait_for(tokens)
   local rate = drain_rate(now_ms())
   local after = rate and rate > 0 and tokens / rate or 1000
   return math.floor(math.max(100, math.min(60000, after)))
 end
 
--- Which bound these would pass (1 entries, 2 tokens), and in how many ms to try again; nil if none.
+-- The limit that these would exceed (1 entries, 2 tokens), and when to retry in ms; nil if none.
 local function excess(entries, tokens, entries_max, tokens_max)
   if entries == 0 then return nil end
   local waiting = redis.call('HMGET', META, 'n', 't')
@@ -244,12 +243,12 @@ local function excess(entries, tokens, entries_max, tokens_max)
   local tokens_left = tokens_max - tonumber(waiting[2] or 0)
   local which = entries > entries_left and 1 or tokens > tokens_left and 2
   if not which then return nil end
-  -- Entries in excess are taken to cost what these cost.
+  -- Excess entries are assumed to cost as much as these.
   local share = math.min(1, (entries - entries_left) / entries)
   return which, wait_for(which == 2 and tokens - tokens_left or tokens * share)
 end
 
--- Drops an entry that is none of ours.
+-- Drops a foreign entry.
 local function drop(place, entry)
   redis.call('XACK', stream_of(place), GROUP, entry)
   redis.call('XDEL', stream_of(place), entry)

@@ -1,10 +1,10 @@
--- Gives entries that others left alone to the consumer.
--- ARGV: consumer max idle_ms cursor. Returns {next cursor over the streams, entries whose data
--- somebody deleted, foreign entries dropped, {{id, place:entry, deliveries}, …}}.
+-- Takes over entries that other consumers have not renewed.
+-- ARGV: consumer max idle_ms cursor. Returns {next cursor over the streams, entries deleted by other
+-- programs, foreign entries dropped, {{id, place:entry, deliveries}, …}}.
 --
--- XAUTOCLAIM would do but for two things: it takes one's own entries too, and those handed back. So
--- this is what it does inside, by XPENDING IDLE and XCLAIM, page by page. Parked entries are taken
--- only where nothing says that they are parked, so that no slip can strand them.
+-- XAUTOCLAIM would also take the consumer's own entries and those handed back. So this does the same with
+-- XPENDING IDLE and XCLAIM, page by page. Entries of RETURNED are taken only where PARKED has no count
+-- for them, so that a wrong count cannot strand them.
 local PAGE = 64
 local me, max, idle = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local taken, deleted, foreign = {}, 0, 0
@@ -13,7 +13,7 @@ local function take(place, item)
   local stream = stream_of(place)
   local claimed = redis.call('XCLAIM', stream, GROUP, me, 0, item[1])
   if #claimed == 0 or not claimed[1] then
-    -- Redis 7 drops a pending entry whose data is gone; the store feeds the job again.
+    -- Redis 7 drops a pending entry without data; a reconciler enqueues the job again.
     deleted = deleted + 1
     return
   end

@@ -1,5 +1,5 @@
--- Own entries that the consumer does not know of: delivered by a pull whose answer was lost.
--- ARGV: consumer cursor, then what it knows, as place:entry. Returns {next cursor over the streams,
+-- Finds entries of the consumer that it does not know: delivered by a pull whose answer was lost.
+-- ARGV: consumer cursor, then the known entries, as place:entry. Returns {next cursor over the streams,
 -- {{id, place:entry, deliveries}, …}}.
 local PAGE = 64
 local me, known, found = ARGV[1], {}, {}

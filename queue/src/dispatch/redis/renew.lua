@@ -1,6 +1,6 @@
--- Says that the consumer still works on entries, if they are its own.
--- ARGV: consumer, then per entry: id place entry deliveries. Returns the positions (from 0) of those
--- lost.
+-- Resets the idle time of entries that still belong to the consumer.
+-- ARGV: consumer, then per entry: id place entry deliveries. Returns the positions (from 0) of the
+-- others.
 local mine, _, lost = fenced(ARGV[1])
 for place, found in pairs(mine) do claim(place, found.entries, ARGV[1]) end
 table.sort(lost)

@@ -1,27 +1,27 @@
-//! The Lua scripts: everything that reads and then writes, each atomic within one queue.
+//! The Lua scripts: all operations that read and then write, each atomic within one queue.
 
 use std::sync::LazyLock;
 
 use redis::{Cmd, ToRedisArgs};
 
-/// What Redis is told first. Scripts that only move or remove run even when its memory is full; the
-/// others are refused whole, before their first command.
+/// Flags of a script. Scripts that only move or remove data run even when Redis's memory is full; the
+/// others are then refused before their first command.
 pub(crate) const FREEING: &str = "#!lua flags=allow-oom\n";
 pub(crate) const GROWING: &str = "#!lua\n";
 
-/// A script and the name by which a server knows it.
+/// A script and its hash.
 pub(crate) struct Script {
     hash: String,
     text: String,
 }
 
 impl Script {
-    /// A script that may use what the scripts of a queue share.
+    /// A script that can use the shared functions in `queue.lua`.
     pub(crate) fn new(flags: &str, body: &str) -> Self {
         Self::of(&[flags, include_str!("queue.lua"), body])
     }
 
-    /// A script of these parts, the first of which are its flags.
+    /// A script made of these parts, beginning with the flags.
     pub(crate) fn of(parts: &[&str]) -> Self {
         let text = parts.concat();
         let hash = redis::Script::new(&text).get_hash().to_owned();
@@ -34,7 +34,7 @@ impl Script {
         command
     }
 
-    /// The text itself, which the server keeps: one round trip, and to the right node of a cluster.
+    /// Sends the text, which the server caches: one round trip, to the right node of a cluster.
     pub(super) fn by_text<A: ToRedisArgs>(&self, prefix: &str, arguments: &[A]) -> Cmd {
         let mut command = redis::cmd("EVAL");
         command.arg(&self.text).arg(1).arg(prefix).arg(arguments);

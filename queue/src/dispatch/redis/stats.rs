@@ -1,28 +1,28 @@
-//! What happened that should not happen often.
+//! Counters of rare events.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts since the dispatcher was made.
+/// Counts since the dispatcher was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DispatchStats {
-    /// Consumer groups that were gone and were made again, and times that a queue was found empty
-    /// where it was not: Redis lost data, and the store should feed it.
+    /// Consumer groups that had to be created again, and times that the data of a queue was gone: Redis
+    /// lost data, which reconcilers restore from the store.
     pub group_recreations: u64,
-    /// Acknowledgements refused because the entry was no longer the consumer's.
+    /// Acknowledgements refused because the entry no longer belonged to the consumer.
     pub fenced_acknowledgements: u64,
-    /// Entries that were none of ours and were dropped.
+    /// Entries of other programs that were dropped.
     pub foreign_entries: u64,
-    /// Entries taken over from consumers that left them alone.
+    /// Entries taken over from consumers that did not renew them.
     pub reclaimed: u64,
-    /// Pending entries whose data somebody had deleted.
+    /// Pending entries that another program had deleted from the stream.
     pub deleted_entries: u64,
-    /// Entries of a pull whose answer was lost, found again.
+    /// Entries recovered after the answer of a pull was lost.
     pub recovered: u64,
     /// Consumers without entries that were removed.
     pub consumers_removed: u64,
 }
 
-/// The same, while they are counted. Relaxed: nothing is ordered by them.
+/// The live counters. Relaxed ordering: no other data depends on them.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub group_recreations: AtomicU64,
@@ -52,11 +52,11 @@ impl Counters {
         }
     }
 
-    /// Foreign entries are said where they are found, without what was in them.
+    /// Counts and logs foreign entries, without their content.
     pub(super) fn foreign(&self, queue: &str, count: u64) {
         if count > 0 {
             add(&self.foreign_entries, count);
-            tracing::warn!(queue, count, "dropped stream entries that are no jobs");
+            tracing::warn!(queue, count, "dropped stream entries that are not jobs");
         }
     }
 }

@@ -1,5 +1,5 @@
--- Removes consumers that hold nothing and have been idle for ARGV[2] ms, from a page of streams.
--- ARGV: cursor idle_ms. Returns {next cursor, how many}. Looking and deleting in one script, so that
+-- Removes consumers without entries that have been idle for ARGV[2] ms, from a page of streams.
+-- ARGV: cursor idle_ms. Returns {next cursor, number removed}. Check and removal are one script, so that
 -- no entry can be delivered in between and be orphaned.
 local page, removed = redis.call('SSCAN', STREAMS, ARGV[1], 'COUNT', 64), 0
 for _, place in ipairs(page[2]) do

@@ -1,4 +1,4 @@
-//! Jobs and their entries in one step, and how a submission is spelled for its script.
+//! Submits jobs together with their entries, and encodes a submission for its script.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,28 +11,29 @@ use crate::{
     store::StoreError,
 };
 
-/// Chunks on their way at a time: the next is encoded while Redis takes one.
+/// Chunks sent at a time: the next is encoded while Redis handles one.
 const CHUNKS_AHEAD: usize = 2;
-/// Jobs that were not accepted.
+
+/// Jobs were not accepted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcceptError {
     /// The queue is full, or Redis cannot be reached.
     #[error(transparent)]
     Dispatch(#[from] DispatchError),
-    /// They cannot be kept here.
+    /// The store cannot keep them.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl RedisStore {
-    /// Submits jobs and adds their entries to the dispatcher, one script for each chunk of some
-    /// hundreds. Known ids stay as they are. Jobs that are scheduled get their entry when they are
-    /// due, from a reconciler.
+    /// Submits jobs and adds their entries to the dispatcher, with one script per chunk of some hundred
+    /// jobs. Known ids stay as they are. A reconciler adds the entries of scheduled jobs when they are
+    /// due.
     ///
     /// # Errors
-    /// [`AcceptError`], with [`DispatchError::Busy`] over the queue's bound. Of several chunks some
-    /// may be accepted, and the call may be repeated.
+    /// [`DispatchError::Busy`] if the queue is full. Some of several chunks may be accepted; the call can
+    /// be repeated.
     pub async fn accept(&self, jobs: &[Job]) -> Result<(), AcceptError> {
         let chunks: Vec<BoxFuture<'_, _>> =
             jobs.chunks(CHUNK).map(|chunk| self.accept_chunk(chunk).boxed()).collect();
@@ -50,7 +51,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// The arguments of `submit.lua`; without bounds it adds no entries.
+    /// The arguments of `submit.lua`; without limits it adds no entries.
     pub(super) fn submission(
         &self,
         jobs: &[Job],
@@ -82,7 +83,7 @@ impl RedisStore {
         Ok(arguments)
     }
 
-    /// Jobs by where they wait, each id once.
+    /// Groups jobs by place, each id once.
     fn by_place<'a>(&self, jobs: &'a [Job]) -> Result<Vec<Group<'a>>, StoreError> {
         let (mut groups, mut known): (Vec<Group<'a>>, HashMap<_, usize>) = Default::default();
         let mut seen = HashSet::with_capacity(jobs.len());
@@ -101,7 +102,7 @@ impl RedisStore {
     }
 }
 
-/// Jobs that wait at one place.
+/// Jobs of one place.
 struct Group<'a> {
     place: String,
     jobs: Vec<&'a Job>,

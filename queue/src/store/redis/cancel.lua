@@ -1,6 +1,6 @@
--- Withdraws jobs that are not over. ARGV: now, retention in ms, then ids. Returns the positions (from
--- 0) of those it withdrew.
-local now, retention, withdrawn = clock(), ARGV[2], {}
+-- Cancels unfinished jobs. ARGV: now, retention in ms, then ids. Returns the positions (from 0) of the
+-- cancelled ones.
+local now, retention, cancelled = clock(), ARGV[2], {}
 for i = 3, #ARGV do
   local id = ARGV[i]
   local value = redis.call('GET', JOB .. id)
@@ -10,8 +10,8 @@ for i = 3, #ARGV do
     if head.expires_at > 0 then redis.call('ZREM', DEADLINES, id) end
     head.epoch = head.epoch + 1
     over(id, head, value, 'x', '', now, retention)
-    withdrawn[#withdrawn + 1] = i - 3
+    cancelled[#cancelled + 1] = i - 3
   end
 end
-total({ cancelled = #withdrawn })
-return withdrawn
+total({ cancelled = #cancelled })
+return cancelled

@@ -1,5 +1,5 @@
--- Keeps what running attempts have saved. ARGV: now, then claim (`ID:EPOCH`) and bytes of each. Returns
--- the positions (from 0) of the claims that hold no more.
+-- Saves checkpoints of running attempts. ARGV: now, then claim (`ID:EPOCH`) and bytes of each. Returns the
+-- positions (from 0) of the claims that are lost.
 local mine, lost = held(2, 2)
 for _, i in ipairs(mine) do
   local id = id_of(ARGV[i])

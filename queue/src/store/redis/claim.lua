@@ -1,4 +1,4 @@
--- Claims those jobs that are queued or whose lease is over.
+-- Claims the jobs that are queued or have an expired lease.
 -- ARGV: now, lease in ms, error of a lost lease, then ids. Returns {position from 0, epoch, attempts,
 -- ms to the deadline or -1, the job's string, checkpoint or nil} of each.
 local now = clock()

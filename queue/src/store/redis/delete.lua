@@ -1,5 +1,5 @@
--- Deletes jobs, whatever their state, and with no ids all that counts them. ARGV: now, then ids.
--- Returns how many there were.
+-- Deletes jobs in any state; without ids, all sets and counters. ARGV: now, then ids. Returns how many
+-- jobs existed.
 local count = 0
 for i = 2, #ARGV do
   local id = ARGV[i]

@@ -1,4 +1,4 @@
--- Those jobs that are over. ARGV: now, then ids. Returns {position from 0, state, outcome} of each.
+-- Returns the finished jobs. ARGV: now, then ids. Returns {position from 0, state, outcome} of each.
 local ended = {}
 for i = 2, #ARGV do
   local head = head_of(ARGV[i])

@@ -1,8 +1,8 @@
--- Records how attempts ended. ARGV: now, retention in ms, then the wait before a second attempt, the
--- longest wait and the doublings that count, then of each attempt: claim (`ID:EPOCH`), verdict (a
--- state's letter), outcome; then, of a completed one, prompt and generated tokens, of others the error
--- or nothing and the jitter. A verdict of retrying becomes failed when no attempt is left. Returns a
--- letter for each: its state now, or `-`.
+-- Records the ends of attempts. ARGV: now, retention in ms, then the wait before a second attempt, the
+-- longest wait and the most doublings, then for each attempt: claim (`ID:EPOCH`), verdict (a state's
+-- letter), outcome; then, if completed, prompt and generated tokens, otherwise the error or nothing and
+-- the jitter. A verdict of retrying becomes failed when no attempt is left. Returns a letter for each:
+-- its new state, or `-` if the claim is lost.
 local FIRST, STEP = 6, 5
 local now, retention = clock(), ARGV[2]
 local base, longest, doublings = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])

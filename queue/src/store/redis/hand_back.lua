@@ -1,5 +1,5 @@
--- Gives claims back, at no cost. ARGV: now, then each (`ID:EPOCH`). Returns the positions (from 0)
--- of those that held.
+-- Hands claims back without counting an attempt. ARGV: now, then each (`ID:EPOCH`). Returns the positions
+-- (from 0) of those that were valid.
 local back, leases, queued, done = {}, {}, {}, {}
 for _, i in ipairs((held(2, 1))) do
   local id = id_of(ARGV[i])

@@ -1,4 +1,4 @@
--- A page of queued jobs in order of id. ARGV: now, the id it begins behind or nothing, how many.
+-- A page of queued jobs in order of id. ARGV: now, the id before the page or nothing, page size.
 -- Returns {id, place, cost} of each.
 local PLACE_BYTES = 128 -- read with the head; a longer place is read again
 local from = ARGV[2] == '' and '-' or '(' .. ARGV[2]

@@ -1,11 +1,11 @@
--- Moves what time has moved, up to a number of jobs of each kind.
+-- Moves jobs that are due or expired, up to a number of each kind.
 -- ARGV: now, retention in ms, that number, error of a lost lease, outcome of a job that failed by one,
--- outcome of an expired job. Returns {how many were moved, whether there may be more, {id, place, cost}
--- of each that is queued now}.
+-- outcome of an expired job. Returns {number moved, whether there may be more, {id, place, cost} of each
+-- job that is queued now}.
 local now, retention, limit = clock(), ARGV[2], tonumber(ARGV[3])
 local moved, more, queued = 0, 0, {}
 
--- The members of a set whose time has come, with their strings; what has none leaves the set.
+-- Visits the due members of a set with their strings; members without a string leave the set.
 local function due(set, visit)
   local members, ids = redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', 0, limit), {}
   if #members == limit then more = 1 end

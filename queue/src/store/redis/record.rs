@@ -1,9 +1,9 @@
-//! A job as Redis holds it: one string. See `store.lua`, which reads and writes the same head.
+//! The encoding of a job in Redis: one string. `store.lua` reads and writes the same head.
 //!
 //! ```text
 //! version 1, state 1, flags 1, epoch 8, attempts 4, attempts_max 4, expires_at 8 (0: never),
 //! finished_at 8, cost 4, bytes of place 2, bytes of job 4          (big endian, 45 bytes)
-//! place, encoded job, encoded outcome (none before the end, nor of a cancelled job)
+//! place, encoded job, encoded outcome (empty for unfinished and cancelled jobs)
 //! ```
 
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 
 const VERSION: u8 = 1;
 const HEAD_BYTES: usize = 45;
-/// Times and counts pass through Lua, whose numbers are exact up to here.
+/// Largest integer that is exact in Lua, which handles times and counts.
 const EXACT_MAX: i64 = 1 << 53;
 
 /// The letter of a state.
@@ -32,7 +32,7 @@ pub(super) fn letter(state: JobState) -> u8 {
     }
 }
 
-/// The letter of a queued job that got its entry with its record.
+/// The letter of a queued job that was recorded together with its entry.
 pub(super) const ACCEPTED: u8 = b'a';
 
 /// The state of a letter.
@@ -47,17 +47,17 @@ pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> Sto
     StoreError::Damaged { what, detail: detail.to_string() }
 }
 
-/// A time that is exact in Lua.
+/// Limits a time to what is exact in Lua.
 pub(super) fn exact(time: Timestamp) -> i64 {
     time.0.clamp(1, EXACT_MAX)
 }
 
-/// A job that is queued, as it is written first.
+/// Encodes a new job, which is queued.
 pub(super) fn encode(job: &Job, place: &str, accepted: bool) -> Result<Vec<u8>, StoreError> {
     let body = wire::encode(job);
     let place_bytes = u16::try_from(place.len());
-    let place_bytes = place_bytes.map_err(|_| damaged("tenant", "its name is too long"))?;
-    let job_bytes = u32::try_from(body.len()).map_err(|_| damaged("job", "it is too long"))?;
+    let place_bytes = place_bytes.map_err(|_| damaged("tenant", "the name is too long"))?;
+    let job_bytes = u32::try_from(body.len()).map_err(|_| damaged("job", "too long"))?;
     let mut value = Vec::with_capacity(HEAD_BYTES + place.len() + body.len());
     let state = if accepted { ACCEPTED } else { letter(JobState::Queued) };
     value.extend([VERSION, state, 0]);
@@ -77,7 +77,7 @@ pub(super) fn encode(job: &Job, place: &str, accepted: bool) -> Result<Vec<u8>, 
 /// Takes bytes from the front.
 fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], StoreError> {
     let (front, rest) =
-        bytes.split_first_chunk().ok_or_else(|| damaged("job's head", "it is cut off"))?;
+        bytes.split_first_chunk().ok_or_else(|| damaged("job's head", "truncated"))?;
     *bytes = rest;
     Ok(*front)
 }
@@ -96,7 +96,7 @@ fn parts(value: &[u8]) -> Result<Parts<'_>, StoreError> {
     let mut rest = value;
     let [version, state_letter, _flags] = take::<3>(&mut rest)?;
     if version != VERSION {
-        return Err(damaged("job's head", format_args!("version {version} is not known here")));
+        return Err(damaged("job's head", format_args!("unknown version {version}")));
     }
     let state = state(state_letter).ok_or_else(|| damaged("state", state_letter.escape_ascii()))?;
     let epoch = i64::from_be_bytes(take(&mut rest)?);
@@ -107,7 +107,7 @@ fn parts(value: &[u8]) -> Result<Parts<'_>, StoreError> {
     let _cost = take::<4>(&mut rest)?;
     let place_bytes = usize::from(u16::from_be_bytes(take(&mut rest)?));
     let job_bytes = u32::from_be_bytes(take(&mut rest)?) as usize;
-    let cut = || damaged("job", "it is cut off");
+    let cut = || damaged("job", "truncated");
     let (_, rest) = rest.split_at_checked(place_bytes).ok_or_else(cut)?;
     let (job, outcome) = rest.split_at_checked(job_bytes).ok_or_else(cut)?;
     Ok(Parts { state, epoch, attempts, finished_at, job, outcome })
@@ -118,7 +118,7 @@ pub(super) fn decode_job(value: &[u8]) -> Result<Job, StoreError> {
     wire::decode(parts(value)?.job).map_err(|error| damaged("job", error))
 }
 
-/// A job's story, but for its errors.
+/// A job's record, without its errors.
 pub(super) fn decode(value: &[u8]) -> Result<JobRecord, StoreError> {
     let Parts { state, epoch, attempts, finished_at, job, outcome } = parts(value)?;
     Ok(JobRecord {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_read_as_it_was_written() {
+    fn job_round_trips() {
         let job = job();
         let value = encode(&job, "low:default", false).expect("it is short");
         let read = decode(&value).expect("just written");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_has_a_letter_of_its_own() {
+    fn every_state_has_its_own_letter() {
         for one in JobState::ALL {
             assert_eq!(state(letter(one)), Some(one));
         }
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_is_an_error() {
+    fn damaged_record_is_an_error() {
         let value = encode(&job(), "low:default", true).expect("it is short");
         for end in 0..value.len() {
             assert!(decode(&value[..end]).is_err(), "{end} bytes");
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_too_long_to_count_is_refused() {
+    fn too_long_place_is_refused() {
         assert!(encode(&job(), &"x".repeat(1 << 16), false).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The store's Lua scripts: `store.lua` and then each one's own.
+//! The store's Lua scripts. Each begins with `store.lua`.
 
 use std::sync::LazyLock;
 
@@ -8,13 +8,13 @@ const SHARED: &str = include_str!("store.lua");
 
 macro_rules! scripts {
     ($($name:ident = $file:literal;)*) => {
-        // What is in goes on, and makes room by ending, even when Redis's memory is full.
+        // Accepted jobs are finished, which frees memory, even when Redis's memory is full.
         $(pub(super) static $name: LazyLock<Script> =
             LazyLock::new(|| Script::of(&[FREEING, SHARED, include_str!($file)]));)*
     };
 }
 
-/// With what the dispatcher's scripts share: it adds entries too.
+/// Includes `queue.lua` as well, since it adds entries.
 pub(super) static SUBMIT: LazyLock<Script> =
     LazyLock::new(|| Script::new(GROWING, &[SHARED, include_str!("submit.lua")].concat()));
 

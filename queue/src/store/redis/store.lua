@@ -1,22 +1,22 @@
--- What the scripts of the Redis store share.
+-- Shared functions of the scripts of the Redis store; each script begins with this file.
 --
--- KEYS[1] is the queue's prefix `tm:{MODEL:FORMAT}`, as for the dispatcher; all keys of a queue share
--- a slot. ARGV[1] is the time in ms of a test's clock; empty for Redis's own.
+-- KEYS[1] is the queue's prefix `tm:{MODEL:FORMAT}`, as for the dispatcher; all keys of a queue share a
+-- cluster slot. ARGV[1] is the time in ms of a test's clock; empty for Redis's clock.
 --
--- A job is one string: a head of HEAD_BYTES, then its place (`PRIORITY:TENANT`, as in the name of its
--- stream), the encoded job, and the encoded outcome once it has one. Where it is in its life is in the head, and in which of the sets it is
--- a member: so counting is cheap, and finding what is due. An accepted job (state `a`) is queued and
--- in no set: it got its entry with its record, and nobody has to be told of it.
+-- A job is one string: a head of HEAD_BYTES, then its place (`PRIORITY:TENANT`, as in the key of its
+-- stream), the encoded job, and the encoded outcome if it has one. Its state is in the head, and an
+-- unfinished job is a member of the set of its state, so that counting jobs and finding due ones is cheap.
+-- An accepted job (state `a`) is queued and in no set: its entry was added together with its record.
 local S = KEYS[1]
 local JOB = S .. ':job:'           -- string: the job
-local SAVED = S .. ':saved:'       -- string: the checkpoint of an attempt that runs or will go on
+local SAVED = S .. ':saved:'       -- string: the checkpoint of an unfinished job
 local ERRORS = S .. ':errors:'     -- list: encoded errors of attempts, oldest first
 local QUEUED = S .. ':queued'      -- sorted set, all scores 0: in order of id
-local LEASES = S .. ':leases'      -- sorted set: running jobs, as ID:EPOCH, by their lease's end
+local LEASES = S .. ':leases'      -- sorted set: running jobs, as ID:EPOCH, by the end of their lease
 local SCHEDULED = S .. ':scheduled' -- sorted set: by when they are due
 local RETRYING = S .. ':retrying'  -- sorted set: by when they are due
-local DEADLINES = S .. ':deadlines' -- sorted set: waiting jobs that have a deadline, by it
-local TOTALS = S .. ':totals'      -- hash: accepted jobs, jobs over by state, tokens, class
+local DEADLINES = S .. ':deadlines' -- sorted set: waiting jobs by their deadline
+local TOTALS = S .. ':totals'      -- hash: accepted jobs, finished jobs by state, tokens, class
 -- version, state, flags, epoch, attempts, attempts_max, expires_at (0: never), finished_at, cost,
 -- bytes of place, bytes of job. As `Head` in record.rs.
 local HEAD, HEAD_BYTES, VERSION = '>Bc1BI8I4I4I8I8I4I2I4', 45, 1
@@ -31,7 +31,7 @@ local function clock()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
--- One command on a key with any number of arguments.
+-- Runs a command on a key with any number of arguments.
 local function many(command, key, arguments)
   for from = 1, #arguments, PAGE do
     local to = math.min(from + PAGE - 1, #arguments)
@@ -39,7 +39,7 @@ local function many(command, key, arguments)
   end
 end
 
--- The heads of jobs with the bytes after them; false for those that are not there.
+-- The strings of jobs; false for missing ones.
 local function values(ids)
   local found = {}
   for from = 1, #ids, PAGE do
@@ -50,12 +50,12 @@ local function values(ids)
   return found
 end
 
--- The head of a value; nil if it is none of ours.
+-- The head of a value; nil if it is foreign.
 local function parse(value)
   if not value or #value < HEAD_BYTES or value:byte() ~= VERSION then return nil end
   local _, state, flags, epoch, attempts, attempts_max, expires_at, finished_at, cost, place_bytes,
     job_bytes = struct.unpack(HEAD, value)
-  -- Made at its full size: a table that grows field by field takes much longer.
+  -- Created at its full size: a table that grows field by field takes much longer.
   return { state = state, flags = flags, epoch = epoch, attempts = attempts,
     attempts_max = attempts_max, expires_at = expires_at, finished_at = finished_at, cost = cost,
     place_bytes = place_bytes, job_bytes = job_bytes }
@@ -67,7 +67,7 @@ local function packed(head)
     head.job_bytes)
 end
 
--- A number as text: Redis spells numbers of Lua with seventeen digits, which takes long.
+-- A number as text: Redis would format it with seventeen digits, which is slow.
 local function text(number) return string.format('%d', number) end
 
 local function head_of(id) return parse(redis.call('GETRANGE', JOB .. id, 0, HEAD_BYTES - 1)) end
@@ -76,13 +76,13 @@ local function write(id, head) redis.call('SETRANGE', JOB .. id, 0, packed(head)
 
 local function has(head, flag) return math.floor(head.flags / flag) % 2 == 1 end
 
--- A claim, as LEASES knows it. A job is running, under this epoch, if and only if it is there.
+-- A claim, as in LEASES. A job is running under this epoch if and only if LEASES has the claim.
 local function claim_of(id, epoch) return id .. ':' .. epoch end
 
 local function id_of(claim) return claim:sub(1, 36) end
 
--- Positions (from 1) of ARGV, a claim and more at each step, whose claims hold; then, from 0, the
--- numbers of the others.
+-- ARGV has a claim, and more, at each step. Returns the positions (from 1) of the valid claims; then the
+-- indices (from 0) of the others.
 local function held(first, step)
   local claims, mine, lost = {}, {}, {}
   for i = first, #ARGV, step do claims[#claims + 1] = ARGV[i] end
@@ -96,8 +96,8 @@ local function held(first, step)
   return mine, lost
 end
 
--- Ends a job: what it was is kept for `retention` ms, with its outcome. The caller takes it out of
--- its sets and counts it.
+-- Finishes a job: it is kept with its outcome for `retention` ms. The caller removes it from its sets and
+-- counts it.
 local function over(id, head, value, state, outcome, now, retention)
   head.state, head.finished_at = state, now
   if has(head, HAS_SAVED) then
@@ -108,12 +108,12 @@ local function over(id, head, value, state, outcome, now, retention)
   redis.call('SET', JOB .. id, packed(head) .. value:sub(HEAD_BYTES + 1) .. outcome, 'PX', retention)
 end
 
--- Counts jobs that were accepted, or (negative) are so no more.
+-- Adds to (or, negative, subtracts from) the number of accepted jobs.
 local function count_accepted(jobs)
   if jobs ~= 0 then redis.call('HINCRBY', TOTALS, 'accepted', jobs) end
 end
 
--- Takes a job out of the set of its state.
+-- Removes a job from the set of its state.
 local function leave(id, head)
   local set = SETS[head.state]
   if set then
@@ -123,14 +123,14 @@ local function leave(id, head)
   end
 end
 
--- Keeps an attempt's error; the caller writes the head.
+-- Records an attempt's error; the caller writes the head.
 local function note(id, head, error)
   head.attempts = head.attempts + 1
   if not has(head, HAS_ERRORS) then head.flags = head.flags + HAS_ERRORS end
   redis.call('RPUSH', ERRORS .. id, error)
 end
 
--- Counts jobs that are over.
+-- Counts finished jobs.
 local function total(counts)
   for name, count in pairs(counts) do
     if count > 0 then redis.call('HINCRBY', TOTALS, name, count) end

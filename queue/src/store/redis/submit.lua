@@ -1,9 +1,9 @@
--- Records jobs, and adds their entries if it is to; all of them or none.
--- ARGV: now, entries_max tokens_max (empty: no entries are added), how many jobs have times, then of
--- each of these: its number (from 1), run_at, expires_at (empty: none); then of each place: place, how
--- many jobs, their costs in all, and of each job `ID:COST` and its value, whose state is accepted if
--- entries are added, else queued. No id twice, no place twice, and no more jobs than one command takes.
--- Returns {recorded, 0, 0}, or {-1, which bound is hit (1 entries, 2 tokens), retry_after in ms}.
+-- Records jobs and optionally adds their entries; all or none.
+-- ARGV: now, entries_max tokens_max (empty: add no entries), number of jobs with times, then for each of
+-- these: its number (from 1), run_at, expires_at (empty: none); then for each place: place, number of jobs,
+-- their total cost, and for each job `ID:COST` and its value, in state accepted if entries are added, else
+-- queued. Ids and places are unique, and all jobs fit one command.
+-- Returns {recorded, 0, 0}, or {-1, exceeded limit (1 entries, 2 tokens), retry_after in ms}.
 local now, entries_max, tokens_max = clock(), tonumber(ARGV[2]), tonumber(ARGV[3])
 local times, groups, total_jobs = {}, {}, 0
 
@@ -19,8 +19,8 @@ while at <= #ARGV do
   total_jobs, at = total_jobs + group.count, group.first + 2 * group.count
 end
 
--- The jobs that are not known: what is recorded under which key, who is in which set, and the entries
--- of each place. Counters, since Lua searches for the length of a table.
+-- Collects the unknown jobs: strings to record, members of sets, and the entries of each place. Keeps
+-- counters, since Lua searches for the length of a table.
 local function gather(known)
   local all = { strings = {}, count = 0, queued = {}, timed = {}, places = {}, entries = 0,
     tokens = 0 }
@@ -61,7 +61,7 @@ local function over_the_bound(jobs)
 end
 
 local jobs = gather({})
--- Nearly always there is room and none is known. Else those that are known do not count.
+-- Nearly always there is room and no job is known. Otherwise known jobs do not count.
 local new = jobs.count > 0 and not over_the_bound(jobs)
   and redis.call('MSETNX', unpack(jobs.strings)) == 1
 if not new then

@@ -1,15 +1,18 @@
-//! Calls of store and dispatcher on their way, one of a kind at a time: two commits could swap, and
-//! two pulls would share the same free slots.
+//! Calls of store and dispatcher that have no answer yet. There is one of each kind at a time: two
+//! commits could be reordered, and two pulls would count the same free slots.
 
 use std::{collections::HashMap, future::Future, pin::Pin, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::mpsc::Permit,
+    time::{Instant, timeout},
+};
 use tritmill_engine::Request;
 use tritmill_queue::{Claim, ClaimRef, Delivery, JobError, JobId, Settled, StoreError};
 
-use crate::worker::{WorkerError, in_flight::EndedClaim};
+use crate::worker::{Committed, WorkerError, in_flight::EndedClaim};
 
-/// A call on its way, if there is one.
+/// A call without an answer, if any.
 type Call<'a, T> = Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
 /// How far an embedded worker has fed its dispatcher.
@@ -17,78 +20,85 @@ type Call<'a, T> = Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 pub(super) struct Feed {
     /// Last job fed.
     pub cursor: Option<JobId>,
-    /// The store had nothing queued beyond the cursor.
+    /// Whether the store had nothing queued after the cursor.
     pub fed_all: bool,
-    /// And the dispatcher nothing left.
+    /// Whether the dispatcher has nothing left either.
     pub is_dry: bool,
 }
 
-/// What a pull brought, and the feeding before it.
+/// The result of a pull and of the feeding before it.
 pub(super) struct Pulled {
     pub feed: Feed,
     pub deliveries: Result<Vec<Delivery>, WorkerError>,
 }
 
-/// What a claim brought.
+/// The result of a claim.
 pub(super) struct Claimed {
-    /// What was to be claimed.
+    /// The deliveries to claim.
     pub deliveries: Vec<Delivery>,
-    /// Before the store was asked: leases run at least from here.
+    /// Before the store was asked: leases end no earlier than counted from here.
     pub claimed_at: Instant,
-    /// What was.
+    /// The claims that succeeded.
     pub claims: Result<Vec<Claim>, WorkerError>,
 }
 
-/// A claim, whether it streams, and its request or why it can have none.
+/// A claim, whether it streams, and its request or why there is none.
 pub(super) struct Prepared {
     pub held: ClaimRef,
     pub stream: bool,
     pub request: Result<Request, JobError>,
 }
 
+/// The result of a commit.
+pub(super) struct Commit<'a> {
+    pub ended: Vec<EndedClaim>,
+    pub settled: Result<Vec<Settled>, WorkerError>,
+    /// Room for its report, if there is a listener.
+    pub permit: Option<Permit<'a, Committed>>,
+}
+
 /// Tokens of running answers by claim.
 pub(super) type Tokens = HashMap<ClaimRef, Vec<u32>>;
-type Settling = Result<Vec<Settled>, WorkerError>;
 
 /// The answer to one of [`Calls`].
-pub(super) enum Answer {
+pub(super) enum Answer<'a> {
     Checked(Result<bool, WorkerError>),
     Pulled(Pulled),
     Claimed(Claimed),
     Prepared(Vec<Prepared>),
-    Committed(Vec<EndedClaim>, Settling),
+    Committed(Commit<'a>),
     Saved(Tokens, Result<(), WorkerError>),
     Acknowledged(Result<usize, WorkerError>),
 }
 
-/// See the module.
+/// One call of each kind.
 #[derive(Default)]
 pub(super) struct Calls<'a> {
-    /// Whether an embedded run has nothing left.
+    /// Whether an embedded worker has nothing left.
     pub check: Call<'a, Result<bool, WorkerError>>,
     pub pull: Call<'a, Pulled>,
     pub claim: Call<'a, Claimed>,
     pub prepare: Call<'a, Vec<Prepared>>,
-    pub commit: Call<'a, (Vec<EndedClaim>, Settling)>,
+    pub commit: Call<'a, Commit<'a>>,
     pub save: Call<'a, (Tokens, Result<(), WorkerError>)>,
     pub acknowledge: Call<'a, Result<usize, WorkerError>>,
 }
 
-impl Calls<'_> {
-    /// The next answer; none ever comes while nothing was asked. May be dropped at any time.
-    pub async fn next(&mut self) -> Answer {
+impl<'a> Calls<'a> {
+    /// The next answer; pending while there are no calls. Dropping the future loses nothing.
+    pub async fn next(&mut self) -> Answer<'a> {
         tokio::select! {
-            (done, settled) = answer(&mut self.commit) => Answer::Committed(done, settled),
+            commit = answer(&mut self.commit) => Answer::Committed(commit),
             claimed = answer(&mut self.claim) => Answer::Claimed(claimed),
             prepared = answer(&mut self.prepare) => Answer::Prepared(prepared),
             acknowledged = answer(&mut self.acknowledge) => Answer::Acknowledged(acknowledged),
             (saved, result) = answer(&mut self.save) => Answer::Saved(saved, result),
             pulled = answer(&mut self.pull) => Answer::Pulled(pulled),
-            done = answer(&mut self.check) => Answer::Checked(done),
+            finished = answer(&mut self.check) => Answer::Checked(finished),
         }
     }
 
-    /// Whether an answer may bring work: the free slots are spoken for.
+    /// Whether a call may bring work: the free slots are reserved for it.
     pub fn may_bring_work(&self) -> bool {
         self.check.is_some()
             || self.pull.is_some()
@@ -96,7 +106,7 @@ impl Calls<'_> {
             || self.prepare.is_some()
     }
 
-    /// Whether an answer about claims or entries of this worker is awaited.
+    /// Whether a call about claims or deliveries of this worker has no answer yet.
     pub fn involve_claims(&self) -> bool {
         self.claim.is_some()
             || self.prepare.is_some()
@@ -106,8 +116,8 @@ impl Calls<'_> {
 }
 
 async fn answer<T>(call: &mut Call<'_, T>) -> T {
-    let Some(on_its_way) = call else { return std::future::pending().await };
-    let answer = on_its_way.await;
+    let Some(pending) = call else { return std::future::pending().await };
+    let answer = pending.await;
     *call = None;
     answer
 }
@@ -117,7 +127,7 @@ async fn answer<T>(call: &mut Call<'_, T>) -> T {
 #[error("no answer within {0:?}")]
 struct NoAnswer(Duration);
 
-/// A call's result, or an error when it takes too long, whatever becomes of it at the server.
+/// The result of a call, or an error after `limit`; the server may still execute the call.
 pub(super) async fn within<T, E>(
     limit: Duration,
     call: impl Future<Output = Result<T, E>>,

@@ -8,9 +8,9 @@ use super::EventLoop;
 use crate::{engine_thread::End, served::chain, worker::Mode};
 
 impl EventLoop<'_> {
-    /// Takes note of what a request's end says about its device. An embedded worker has nobody to
-    /// leave its jobs to, and fails them as they come.
-    pub(super) fn record_device_result(&mut self, place: usize, end: &End) {
+    /// Records what the end of a request says about its device. An embedded worker fails jobs as
+    /// they come, since no other worker could take them.
+    pub(super) fn record_device_result(&mut self, device: usize, end: &End) {
         if self.worker.config.mode == Mode::Embedded {
             return;
         }
@@ -20,55 +20,58 @@ impl EventLoop<'_> {
                     && matches!(**step, StepError::DeviceLost(_))
                 {
                     tracing::error!(why = chain(error), "the device is lost: this worker ends");
-                    let device = self.devices.at(place).name.clone();
-                    self.lost_device = Some((device, Arc::clone(step)));
+                    let name = self.devices.get(device).name.clone();
+                    self.lost_device = Some((name, Arc::clone(step)));
                 }
-                let breaker = &mut self.devices.at(place).breaker;
+                let breaker = &mut self.devices.get(device).breaker;
                 let before = breaker.failures();
-                let opened = breaker.failed(error);
+                let opened = breaker.record_failure(error);
                 if breaker.failures() > before {
                     self.worker.metrics.device_failed();
                 }
                 if opened {
-                    self.suspend_device(place, &chain(error));
+                    self.suspend_device(device, &chain(error));
                 }
             }
-            End::Finished(output) if answers(output) => self.record_device_success(place),
+            End::Finished(output) if is_answer(output) => self.record_device_success(device),
             End::Finished(_) | End::Refused(_) => {}
         }
     }
 
-    /// Notes that a request got tokens.
-    pub(super) fn record_device_success(&mut self, place: usize) {
-        let device = self.devices.at(place);
-        if device.breaker.worked() {
-            tracing::warn!(device = device.name, "the device works again");
-            self.worker.metrics.set_device_failure(place, None);
+    /// Records that a request on the device got tokens.
+    pub(super) fn record_device_success(&mut self, device: usize) {
+        let running = self.devices.get(device);
+        if running.breaker.record_success() {
+            tracing::warn!(device = running.name, "the device works again");
+            self.worker.metrics.set_device_failure(device, None);
         }
     }
 
-    /// Leaves a device alone: takes nothing for it, and gives back what it holds.
-    fn suspend_device(&mut self, place: usize, why: &str) {
-        let device = self.devices.at(place);
-        let (failures, name) = (device.breaker.failures(), device.name.clone());
+    /// Takes no jobs for a device for a while, and hands back what it holds.
+    fn suspend_device(&mut self, device: usize, why: &str) {
+        let running = self.devices.get(device);
+        let (failures, name) = (running.breaker.failures(), running.name.clone());
         tracing::error!(
             device = name,
             failures,
             why,
-            "the device fails again and again: nothing is taken for it for now"
+            "the device fails repeatedly: it gets no jobs for now"
         );
         let why = format!("{name} failed {failures} times in a row, the last time: {why}");
-        self.worker.metrics.set_device_failure(place, Some(why));
-        // It was asked for more than there is room for now.
+        self.worker.metrics.set_device_failure(device, Some(why));
+        // The current pull asks for more than there is room for now.
         self.calls.pull = None;
-        for held in self.in_flight.running_on(place) {
-            self.in_flight.mark_for_hand_back(held);
+        for held in self.in_flight.running_on(device) {
+            if let Some(claim) = self.in_flight.get_mut(held) {
+                claim.hand_back = true;
+            }
             self.stop_work(held);
         }
     }
 }
 
-fn answers(output: &Output) -> bool {
-    let ended = |reason| matches!(reason, FinishReason::Stop | FinishReason::Length);
-    output.completion_tokens > 0 && output.choices.iter().all(|choice| ended(choice.finish_reason))
+fn is_answer(output: &Output) -> bool {
+    let complete = |reason| matches!(reason, FinishReason::Stop | FinishReason::Length);
+    output.completion_tokens > 0
+        && output.choices.iter().all(|choice| complete(choice.finish_reason))
 }

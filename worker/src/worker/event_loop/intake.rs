@@ -1,4 +1,4 @@
-//! What comes in: entries are pulled, claimed, turned into requests and given to the engine.
+//! Takes jobs in: deliveries are pulled, claimed, turned into requests and given to the engines.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,19 +16,20 @@ use crate::{
 
 /// Jobs fed to the dispatcher at a time when it runs low.
 const FEED_COUNT: u32 = 256;
-/// Longest wait for the first entry of a pull; a stop does not wait for it.
+/// Longest wait for the first delivery of a pull; a stop request does not wait for it.
 const PULL_WAIT: Duration = Duration::from_secs(5);
-/// Wait before looking again whether a retrying job is due.
+/// Wait before checking again whether a retrying job is due.
 const IDLE_WAIT: Duration = Duration::from_millis(50);
 
 impl EventLoop<'_> {
-    /// Asks the dispatcher for what fits, if there is room.
+    /// Pulls as many jobs as there is room for.
     pub(super) fn pull(&mut self) {
-        let (worker, feed, max) = (self.worker, self.feed, self.devices.room(&self.in_flight));
+        let (worker, feed) = (self.worker, self.feed);
+        let max = self.devices.free_slots(&self.in_flight);
         if max == 0 {
             return;
         }
-        // Entries of workers that are gone are taken at most this much later than they could be.
+        // Deliveries of dead workers are taken over at most this much later than possible.
         let reclaim_interval = worker.config.lease / 3;
         let pull = Pull {
             queue: &worker.config.queue,
@@ -53,7 +54,7 @@ impl EventLoop<'_> {
         }));
     }
 
-    /// Asks whether an embedded run has nothing left, and moves what has become due.
+    /// Checks whether an embedded worker has nothing left, and queues jobs that have become due.
     pub(super) fn check_finished(&mut self) {
         let Worker { store, config, .. } = self.worker;
         self.calls.check = Some(Box::pin(async move {
@@ -70,10 +71,10 @@ impl EventLoop<'_> {
 
     pub(super) fn handle_checked(
         &mut self,
-        done: Result<bool, WorkerError>,
+        finished: Result<bool, WorkerError>,
     ) -> Result<bool, WorkerError> {
         self.feed = Feed::default();
-        done.or_else(|error| self.on_dependency_error(error).map(|()| false))
+        finished.or_else(|error| self.on_dependency_error(error).map(|()| false))
     }
 
     /// Claims what was delivered.
@@ -83,16 +84,15 @@ impl EventLoop<'_> {
             Ok(deliveries) => deliveries,
             Err(error) => return self.on_dependency_error(error),
         };
-        self.worker.metrics.pulled();
+        self.worker.metrics.queue_read();
         if !deliveries.is_empty() {
             self.calls.claim = Some(Box::pin(claim(self.worker, self.call_limit(), deliveries)));
         }
         Ok(())
     }
 
-    /// Longest a call may take. A service's claims live for a lease: later answers are worth
-    /// nothing, and whoever waits longer does not try again. An embedded worker has nobody to wait
-    /// for.
+    /// Longest duration of a call. A service's claims last for a lease, so a later answer is useless,
+    /// and waiting longer would only delay the next attempt. An embedded worker waits without limit.
     pub(super) fn call_limit(&self) -> Duration {
         match self.worker.config.mode {
             Mode::Service => self.worker.config.lease,
@@ -100,23 +100,23 @@ impl EventLoop<'_> {
         }
     }
 
-    /// Takes note of what was claimed: from here on its leases are renewed.
+    /// Adds new claims; from now on their leases are renewed.
     pub(super) fn handle_claimed(&mut self, claimed: Claimed) -> Result<Vec<Claim>, WorkerError> {
         let Claimed { deliveries, claimed_at, claims } = claimed;
         let claims = match claims {
             Ok(claims) => claims,
             Err(error) => return self.on_dependency_error(error).map(|()| Vec::new()),
         };
-        self.backoff.worked();
-        let (held, over): (Vec<Delivery>, Vec<Delivery>) = deliveries
+        self.backoff.reset();
+        let (held, rest): (Vec<Delivery>, Vec<Delivery>) = deliveries
             .into_iter()
             .partition(|delivery| claims.iter().any(|claim| claim.job.id == delivery.id));
-        // Final, withdrawn, or under somebody's live lease: nothing to do here.
-        self.worker.metrics.duplicates(over.len());
-        self.acknowledge(over);
+        // Finished, cancelled, or under the live lease of another worker: nothing to do here.
+        self.worker.metrics.add_duplicates(rest.len());
+        self.acknowledge(rest);
         for claim in &claims {
             if let Some(delivery) = held.iter().find(|delivery| delivery.id == claim.job.id) {
-                let device = self.devices.place(&self.in_flight);
+                let device = self.devices.choose(&self.in_flight);
                 self.in_flight.start(claim, delivery.clone(), claimed_at, device);
             }
         }
@@ -124,7 +124,7 @@ impl EventLoop<'_> {
         Ok(claims)
     }
 
-    /// Tokenizes on a thread where that may take its time.
+    /// Tokenizes prompts on a thread for blocking work.
     pub(super) fn prepare(&mut self, claims: Vec<Claim>) {
         if claims.is_empty() {
             return;
@@ -141,31 +141,41 @@ impl EventLoop<'_> {
         }));
     }
 
-    /// Gives requests to the engine, but for those whose claim was lost meanwhile.
+    /// Gives requests to the engines, except for claims that were lost in the meantime.
     pub(super) fn submit(&mut self, prepared: Vec<Prepared>) {
         for Prepared { held, stream, request } in prepared {
-            let Some(place) = self.in_flight.device(held) else { continue };
-            if self.devices.at(place).breaker.is_open() {
-                self.in_flight.mark_for_hand_back(held);
+            let Some(claim) = self.in_flight.get_mut(held) else { continue };
+            let device = self.devices.get(claim.device);
+            if device.breaker.is_open() {
+                claim.hand_back = true;
                 self.in_flight.end(held, None);
                 continue;
             }
-            self.in_flight.submitted(held);
             let stream = stream && self.events.is_some();
-            if stream {
+            let accepted = match request {
+                Ok(request) => {
+                    claim.submitted = device.thread.submit(held, request, stream);
+                    claim.hand_back = !claim.submitted;
+                    claim.submitted
+                }
+                Err(error) => {
+                    self.in_flight.end(held, Some(Outcome::Error(error)));
+                    true
+                }
+            };
+            if !accepted {
+                // The engine has too many unread commands.
+                self.in_flight.end(held, None);
+            } else if stream {
                 self.streaming.insert(held.id);
                 self.publish(held.id, JobEvent::Started);
-            }
-            match request {
-                Ok(request) => self.devices.at(place).thread.submit(held, request, stream),
-                Err(error) => self.in_flight.end(held, Some(Outcome::Error(error))),
             }
         }
         self.publish_leases();
     }
 }
 
-/// Keeps an embedded worker's dispatcher from running dry, and takes from it.
+/// Keeps the dispatcher of an embedded worker filled, and pulls from it.
 async fn feed_and_pull(worker: &Worker, mut feed: Feed, pull: Pull<'_>) -> Pulled {
     let deliveries = async {
         let Worker { store, dispatcher, config, .. } = worker;
@@ -191,7 +201,7 @@ async fn claim(worker: &Worker, limit: Duration, deliveries: Vec<Delivery>) -> C
     let claimed_at = Instant::now();
     let claims = within(limit, store.claim(&ids, by)).await;
     if claims.is_err() {
-        // Left pending if this fails too: idle entries are reclaimed.
+        // If this fails too, the deliveries stay pending until they are reclaimed.
         let _ = within(limit, dispatcher.hand_back(&config.owner, &deliveries)).await;
     }
     Claimed { deliveries, claimed_at, claims }

@@ -1,4 +1,4 @@
-//! What goes out: checkpoints, commits, and the acknowledgements that follow them.
+//! Writes results: checkpoints, commits, and the acknowledgements that follow them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use tritmill_queue::{ClaimRef, Delivery, JobEvent, Outcome, Settled};
 
 use super::{
     EventLoop,
-    calls::{Tokens, within},
+    calls::{Commit, Tokens, within},
 };
 use crate::{
     engine_thread::End,
@@ -18,27 +18,27 @@ use crate::{
 };
 
 impl EventLoop<'_> {
-    pub(super) fn handle_end(&mut self, place: usize, held: ClaimRef, end: End) {
-        self.record_device_result(place, &end);
-        let Some(prompt) = self.in_flight.prompt(held) else { return };
-        let outcome = translate::outcome(&self.worker.served, prompt, end);
+    pub(super) fn handle_end(&mut self, device: usize, held: ClaimRef, end: End) {
+        self.record_device_result(device, &end);
+        let Some(claim) = self.in_flight.get(held) else { return };
+        let outcome = translate::outcome(&self.worker.served, &claim.prompt, end);
         self.in_flight.end(held, outcome);
     }
 
-    /// Saves what long generations have so far, for whoever may have to go on with them.
+    /// Saves the tokens of long generations, so that another worker can continue them.
     pub(super) fn save_checkpoints(&mut self) {
-        self.unsaved.retain(|held, _| self.in_flight.prompt(*held).is_some());
+        self.unsaved.retain(|held, _| self.in_flight.get(*held).is_some());
         if self.calls.save.is_some() || self.unsaved.is_empty() {
             return;
         }
         let (worker, limit) = (self.worker, self.call_limit());
         let tokens = std::mem::take(&mut self.unsaved);
         self.calls.save = Some(Box::pin(async move {
-            let save = |(held, tokens): (&ClaimRef, &Vec<u32>)| {
+            let encode = |(held, tokens): (&ClaimRef, &Vec<u32>)| {
                 (*held, translate::checkpoint(&worker.served, tokens))
             };
-            let checkpoints: Vec<(ClaimRef, Vec<u8>)> = tokens.iter().map(save).collect();
-            // LostLease claims are the renewer's business.
+            let checkpoints: Vec<(ClaimRef, Vec<u8>)> = tokens.iter().map(encode).collect();
+            // The renewer finds the claims that are lost.
             let result = within(limit, worker.store.checkpoint(&checkpoints)).await.map(|_| ());
             (tokens, result)
         }));
@@ -48,63 +48,66 @@ impl EventLoop<'_> {
         let Err(error) = result else { return };
         tracing::warn!(%error, "checkpoints not saved, trying again");
         for (held, tokens) in saved {
-            // Unless there are more by now.
+            // Unless there are newer tokens.
             self.unsaved.entry(held).or_insert(tokens);
         }
     }
 
-    /// Commits every result that waits, unless a commit is on its way: then they wait for the next.
+    /// Commits all ended claims. During a commit they wait for the next one.
     pub(super) fn commit(&mut self) {
         if self.calls.commit.is_some() {
             return;
         }
-        let done = self.in_flight.take_done();
-        if !done.is_empty() {
+        let ended = self.in_flight.take_ended();
+        if !ended.is_empty() {
             let (worker, limit) = (self.worker, self.call_limit());
             self.calls.commit = Some(Box::pin(async move {
-                let settled = commit(worker, limit, &done).await;
-                (done, settled)
+                let permit = match &worker.committed {
+                    // The receiver may be gone.
+                    Some(committed) => committed.reserve().await.ok(),
+                    None => None,
+                };
+                let settled = commit(worker, limit, &ended).await;
+                Commit { ended, settled, permit }
             }));
         }
     }
 
-    /// Acknowledges what was committed; what a service could not commit waits on.
-    pub(super) fn handle_committed(
-        &mut self,
-        done: Vec<EndedClaim>,
-        settled: Result<Vec<Settled>, WorkerError>,
-    ) -> Result<(), WorkerError> {
+    /// Acknowledges what was committed; results of a service's failed commit wait for the next one.
+    pub(super) fn handle_committed(&mut self, commit: Commit<'_>) -> Result<(), WorkerError> {
+        let Commit { ended, settled, permit } = commit;
         let settled = match settled {
             Ok(settled) => settled,
             Err(error) => {
-                self.in_flight.put_back(done);
+                self.in_flight.restore(ended);
                 return self.on_dependency_error(error);
             }
         };
         self.in_flight.committed();
-        self.backoff.worked();
-        let report = self.report(&done, &settled);
+        self.backoff.reset();
+        let report = self.report(&ended, &settled);
         for Settled { id, state } in &settled {
             if self.streaming.contains(id) {
-                let over = JobEvent::Finished { state: *state };
-                self.publish(*id, if state.is_terminal() { over } else { JobEvent::Queued });
+                let finished = JobEvent::Finished { state: *state };
+                self.publish(*id, if state.is_terminal() { finished } else { JobEvent::Queued });
             }
         }
-        for done in &done {
-            self.streaming.remove(&done.held.id);
+        for ended in &ended {
+            self.streaming.remove(&ended.lease.held.id);
         }
-        let (back, over): (Vec<EndedClaim>, Vec<EndedClaim>) =
-            done.into_iter().partition(EndedClaim::is_hand_back);
-        self.acknowledge(over.into_iter().map(|done| done.delivery).collect());
-        self.release_deliveries(back.into_iter().map(|done| done.delivery).collect());
+        let (back, finished): (Vec<EndedClaim>, Vec<EndedClaim>) =
+            ended.into_iter().partition(EndedClaim::is_hand_back);
+        self.acknowledge(finished.into_iter().map(|ended| ended.lease.delivery).collect());
+        self.release_deliveries(back.into_iter().map(|ended| ended.lease.delivery).collect());
         self.publish_leases();
-        // Nobody may be listening, which is their choice.
-        let _ = self.worker.committed.send(report);
+        if let Some(permit) = permit {
+            permit.send(report);
+        }
         Ok(())
     }
 
-    /// Forgets deliveries for good, these and those that waited for an earlier acknowledgement. What
-    /// cannot be acknowledged comes back and is refused a claim.
+    /// Acknowledges these deliveries and those that waited for an earlier acknowledgement. A delivery
+    /// whose acknowledgement fails comes back, and its claim is refused.
     pub(super) fn acknowledge(&mut self, deliveries: Vec<Delivery>) {
         self.acknowledged.extend(deliveries);
         if self.calls.acknowledge.is_some() || self.acknowledged.is_empty() {
@@ -118,8 +121,8 @@ impl EventLoop<'_> {
         }));
     }
 
-    /// Leaves entries of claims that were given back to others. Nobody waits for it: an entry that
-    /// stays is idle soon, and taken then.
+    /// Releases the deliveries of claims that were handed back, in the background. If that fails,
+    /// other workers take them over when they are idle.
     fn release_deliveries(&self, deliveries: Vec<Delivery>) {
         if deliveries.is_empty() {
             return;
@@ -128,48 +131,45 @@ impl EventLoop<'_> {
         let owner = self.worker.config.owner.clone();
         tokio::spawn(async move {
             if let Err(error) = within(limit, dispatcher.hand_back(&owner, &deliveries)).await {
-                tracing::warn!(%error, "entries not given back: others take them when they are idle");
+                tracing::warn!(%error, "deliveries not released: other workers reclaim them");
             }
         });
     }
 
-    fn report(&self, done: &[EndedClaim], settled: &[Settled]) -> Committed {
+    /// Counts what was committed.
+    fn report(&self, ended: &[EndedClaim], settled: &[Settled]) -> Committed {
+        let metrics = &self.worker.metrics;
         let mut report = Committed::default();
         report.settled.extend(settled.iter().map(|settled| (settled.id, settled.state)));
-        for done in done {
-            let Disposition::Record(outcome) = &done.end else { continue };
-            let written = settled.iter().any(|settled| settled.id == done.held.id);
-            match outcome {
-                Outcome::Completed(completion) if written => {
-                    report.prompt_tokens += completion.usage.prompt_tokens;
-                    report.completion_tokens += completion.usage.completion_tokens;
-                    let tokens = completion.usage.completion_tokens;
-                    self.worker.metrics.answered(done.first_token, done.took(), tokens);
-                }
-                _ if written => {}
-                _ => {
-                    done.span.in_scope(|| tracing::warn!("result fenced out"));
-                    self.worker.metrics.fenced();
-                }
+        for ended in ended {
+            let Disposition::Record(outcome) = &ended.disposition else { continue };
+            if !settled.iter().any(|settled| settled.id == ended.lease.held.id) {
+                ended.span.in_scope(|| tracing::warn!("result fenced out"));
+                metrics.result_fenced();
+            } else if let Outcome::Completed(completion) = outcome {
+                let tokens = completion.usage.completion_tokens;
+                report.prompt_tokens += completion.usage.prompt_tokens;
+                report.completion_tokens += tokens;
+                metrics.record_latency(ended.first_token, ended.elapsed(), tokens);
             }
         }
-        self.worker.metrics.committed(&report);
+        metrics.record_commit(&report);
         report
     }
 }
 
-/// One commit: claims given back, results recorded.
+/// Hands claims back and records results.
 async fn commit(
     worker: &Worker,
     limit: Duration,
-    done: &[EndedClaim],
+    ended: &[EndedClaim],
 ) -> Result<Vec<Settled>, WorkerError> {
     let store = &worker.store;
-    let back = in_flight::handed_back(done);
+    let back = in_flight::handed_back(ended);
     if !back.is_empty() {
         within(limit, store.hand_back(&back)).await?;
     }
-    let finished = in_flight::finished(done);
+    let finished = in_flight::finished(ended);
     if finished.is_empty() {
         return Ok(Vec::new());
     }

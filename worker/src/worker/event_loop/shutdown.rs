@@ -1,4 +1,4 @@
-//! What is left at the end: results to commit, work to save and to hand back.
+//! The end of a worker: commits results, saves running work and hands it back.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use tritmill_queue::{ClaimRef, Delivery};
 use super::{EventLoop, calls::Answer};
 use crate::worker::{Mode, Worker, WorkerError};
 
-/// How long all of it may take: a store that is away must not hold up an exit.
+/// Limit for all of it: a store that is unreachable must not delay the exit.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 impl EventLoop<'_> {
-    /// Commits what is done, saves and hands back what runs, if store and dispatcher answer in
-    /// time. What is left lapses.
+    /// Commits what has ended, saves and hands back what runs, if store and dispatcher answer in
+    /// time. Leases of the rest expire.
     ///
     /// # Errors
-    /// Only of an embedded worker, which has nobody to wait for.
+    /// Only for an embedded worker, which waits without limit.
     pub(super) async fn shut_down(&mut self) -> Result<(), WorkerError> {
         let limit = match self.worker.config.mode {
             Mode::Service => SHUTDOWN_LIMIT,
@@ -25,7 +25,7 @@ impl EventLoop<'_> {
         match timeout(limit, self.finish_calls()).await {
             Ok(result) => result,
             Err(_) => {
-                tracing::warn!("claims are left to lapse: no answer in time");
+                tracing::warn!("no answer in time: leases of the remaining claims will expire");
                 Ok(())
             }
         }
@@ -33,7 +33,7 @@ impl EventLoop<'_> {
 
     async fn finish_calls(&mut self) -> Result<(), WorkerError> {
         (self.calls.check, self.calls.pull, self.calls.prepare) = (None, None, None);
-        // What is on its way comes first: a claim may be held, and commits keep their order.
+        // Current calls come first: one may bring a claim, and commits keep their order.
         self.handle_all_answers().await?;
         self.commit();
         self.save_checkpoints();
@@ -42,7 +42,7 @@ impl EventLoop<'_> {
         self.handle_all_answers().await
     }
 
-    /// Waits for every answer; what was claimed meanwhile is held, and not begun.
+    /// Waits for every answer; new claims are held and not started.
     async fn handle_all_answers(&mut self) -> Result<(), WorkerError> {
         while self.calls.involve_claims() || self.calls.save.is_some() {
             match self.calls.next().await {
@@ -56,14 +56,14 @@ impl EventLoop<'_> {
     async fn hand_back(&mut self) {
         let Worker { store, dispatcher, config, .. } = self.worker;
         let (held, deliveries): (Vec<ClaimRef>, Vec<Delivery>) =
-            self.in_flight.leases().into_iter().map(|one| (one.held, one.delivery)).unzip();
-        let back = async {
+            self.in_flight.leases().into_iter().map(|lease| (lease.held, lease.delivery)).unzip();
+        let result = async {
             store.hand_back(&held).await?;
             dispatcher.hand_back(&config.owner, &deliveries).await?;
             Ok::<(), WorkerError>(())
         };
-        if let Err(error) = back.await {
-            tracing::warn!(%error, "claims are left to lapse");
+        if let Err(error) = result.await {
+            tracing::warn!(%error, "claims not handed back: their leases will expire");
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Backend, Position,
+        Backend, PositionLogits,
         cpu::{self, CpuOptions},
     },
     files::{self, Model},
@@ -52,10 +52,10 @@ pub fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &
 }
 
 /// Returns tokens and the bits of their logits.
-pub fn pairs(position: Position<'_>) -> Vec<(u32, u32)> {
+pub fn pairs(position: PositionLogits<'_>) -> Vec<(u32, u32)> {
     match position {
-        Position::All(all) => all.iter().zip(0..).map(|(l, id)| (id, l.to_bits())).collect(),
-        Position::Largest(some) => some.iter().map(|t| (t.id, t.logit.to_bits())).collect(),
+        PositionLogits::All(all) => all.iter().zip(0..).map(|(l, id)| (id, l.to_bits())).collect(),
+        PositionLogits::Largest(some) => some.iter().map(|t| (t.id, t.logit.to_bits())).collect(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a caller asks of a batch, field by field.
+//! [`NewBatch`]: parses and validates a request to create a batch.
 
 use std::time::Duration;
 
@@ -14,23 +14,25 @@ use tritmill_queue::{
 
 use crate::{
     error::ApiError,
-    openai::files::{EXPIRES_S, bad_expiry},
+    openai::files::{EXPIRES_S, invalid_expiry},
     webhooks::signature,
 };
 
-/// Pairs of metadata, and characters of a key and a value.
+/// Most pairs of metadata, and characters of a name and a value.
 const PAIRS_MAX: usize = 16;
 const KEY_MAX: usize = 64;
 const VALUE_MAX: usize = 512;
-/// Longest window.
+/// Longest completion window.
 const WINDOW_MAX: Duration = Duration::from_secs(365 * 86_400);
-/// Bytes of a webhook's address.
+/// Most bytes of a webhook's URL.
 const URL_BYTES_MAX: usize = 2048;
 
-/// What a caller asks for.
-pub(super) struct Asked {
+/// A validated request to create a batch.
+pub(super) struct NewBatch {
+    /// Input file, which may not exist.
     pub input: String,
     pub endpoint: String,
+    /// Completion window as text, and as a duration.
     pub window: String,
     pub within: Duration,
     pub priority: Priority,
@@ -39,34 +41,32 @@ pub(super) struct Asked {
     pub webhook: Option<Webhook>,
 }
 
-impl Asked {
-    /// Reads a body; `allowed` limits the addresses of webhooks.
+impl NewBatch {
+    /// Parses a body. `allowed` says which addresses webhooks may call.
     ///
     /// # Errors
-    /// The first field that cannot be used.
-    pub fn read(map: Map<String, Value>, allowed: AddressPolicy) -> Result<Self, ApiError> {
+    /// Names the first invalid field.
+    pub fn parse(map: Map<String, Value>, allowed: AddressPolicy) -> Result<Self, ApiError> {
         let mut fields = Fields::new(map, "");
-        let mut needed = |name: &str| {
-            let missing =
-                || ApiError::invalid("missing_field", format!("{name} is missing")).at(name);
-            fields.text(name)?.ok_or_else(missing)
-        };
-        let (input, endpoint) = (needed("input_file_id")?, needed("endpoint")?);
-        let window = needed("completion_window")?;
+        let mut required =
+            |name: &str| fields.text(name)?.ok_or_else(|| ApiError::missing_field(name));
+        let (input, endpoint) = (required("input_file_id")?, required("endpoint")?);
+        let window = required("completion_window")?;
         if ![Endpoint::Chat, Endpoint::Completions].map(Endpoint::as_str).contains(&&*endpoint) {
             let message = "endpoint must be '/v1/chat/completions' or '/v1/completions'";
-            return Err(ApiError::invalid("invalid_value", message).at("endpoint"));
+            return Err(ApiError::invalid_value("endpoint", message));
         }
         let within = duration(&window).ok_or_else(|| {
             let message = "completion_window must be a number and one of s, m, h, d, at most 365d";
-            ApiError::invalid("invalid_value", message).at("completion_window")
+            ApiError::invalid_value("completion_window", message)
         })?;
         let priority = match fields.text("priority")?.as_deref().map(str::parse) {
             None => Priority::Normal,
             Some(Ok(priority @ (Priority::Normal | Priority::Low))) => priority,
             Some(_) => {
-                let message = "priority must be 'normal' or 'low': high is for who waits";
-                return Err(ApiError::invalid("invalid_value", message).at("priority"));
+                let message =
+                    "priority must be 'normal' or 'low'; 'high' is for completion requests";
+                return Err(ApiError::invalid_value("priority", message));
             }
         };
         let metadata = fields.take("metadata").map(metadata).transpose()?;
@@ -77,7 +77,7 @@ impl Asked {
     }
 }
 
-/// `24h`, `90s`, `7d`.
+/// Parses a duration such as `24h`, `90s` or `7d`.
 fn duration(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let seconds = match unit {
@@ -94,61 +94,58 @@ fn duration(text: &str) -> Option<Duration> {
 }
 
 fn metadata(value: Value) -> Result<Map<String, Value>, ApiError> {
-    let refuse = |message: String| ApiError::invalid("invalid_value", message).at("metadata");
+    let invalid = |message: String| ApiError::invalid_value("metadata", message);
     let Value::Object(map) = value else {
-        return Err(refuse("metadata must be an object".to_owned()));
+        return Err(invalid("metadata must be an object".to_owned()));
     };
     if map.len() > PAIRS_MAX {
-        return Err(refuse(format!("metadata has {} pairs, at most {PAIRS_MAX}", map.len())));
+        return Err(invalid(format!(
+            "metadata has {} pairs; at most {PAIRS_MAX} are allowed",
+            map.len()
+        )));
     }
     for (key, value) in &map {
         let fits = value.as_str().is_some_and(|value| value.chars().count() <= VALUE_MAX);
         if key.chars().count() > KEY_MAX || !fits || key.contains('\0') {
-            return Err(refuse(format!(
-                "metadata must be strings of at most {VALUE_MAX} characters under names of at most \
-                 {KEY_MAX}"
+            return Err(invalid(format!(
+                "metadata values must be strings of at most {VALUE_MAX} characters, with names of at \
+                 most {KEY_MAX}"
             )));
         }
         if value.as_str().is_some_and(|value| value.contains('\0')) {
-            return Err(refuse("metadata must not have NUL characters".to_owned()));
+            return Err(invalid("metadata must not contain NUL characters".to_owned()));
         }
     }
     Ok(map)
 }
 
 fn expiry(value: Value) -> Result<u64, ApiError> {
-    let bad = || bad_expiry("output_expires_after");
-    let Value::Object(map) = value else { return Err(bad()) };
+    let invalid = || invalid_expiry("output_expires_after");
+    let Value::Object(map) = value else { return Err(invalid()) };
     let mut fields = Fields::new(map, "output_expires_after.");
     let is_known = fields.text("anchor")?.as_deref() == Some("created_at");
     let seconds = fields.count("seconds")?.map(u64::from);
     fields.finish()?;
-    seconds.filter(|seconds| is_known && EXPIRES_S.contains(seconds)).ok_or_else(bad)
+    seconds.filter(|seconds| is_known && EXPIRES_S.contains(seconds)).ok_or_else(invalid)
 }
 
-/// Whom to tell. Without a secret of the caller's there is one of ours.
+/// Validates a webhook; generates a secret if none is given.
 fn webhook(value: Value, allowed: AddressPolicy) -> Result<Webhook, ApiError> {
-    let refuse = |field: &str, message: &str| {
-        ApiError::invalid("invalid_value", format!("{field} {message}")).at(field)
-    };
+    let invalid =
+        |param: &str, problem: &str| ApiError::invalid_value(param, format!("{param} {problem}"));
     let Value::Object(map) = value else {
-        return Err(refuse("webhook", "must be an object"));
+        return Err(invalid("webhook", "must be an object"));
     };
     let mut fields = Fields::new(map, "webhook.");
-    let url = fields.text("url")?.ok_or_else(|| {
-        ApiError::invalid("missing_field", "webhook.url is missing").at("webhook.url")
-    })?;
+    let url = fields.text("url")?.ok_or_else(|| ApiError::missing_field("webhook.url"))?;
     if url.len() > URL_BYTES_MAX {
-        return Err(refuse("webhook.url", &format!("is longer than {URL_BYTES_MAX} bytes")));
+        return Err(invalid("webhook.url", &format!("is longer than {URL_BYTES_MAX} bytes")));
     }
     check_target(&url, allowed)
-        .map_err(|error| refuse("webhook.url", &format!("cannot be called: {error}")))?;
-    let secret = match fields.text("secret")? {
-        None => signature::generate(),
-        Some(text) => WebhookSecret(text),
-    };
+        .map_err(|error| invalid("webhook.url", &format!("cannot be called: {error}")))?;
+    let secret = fields.text("secret")?.map_or_else(signature::generate, WebhookSecret);
     if signature::key(&secret).is_none() {
-        return Err(refuse("webhook.secret", "must be whsec_ and the base64 of 24 to 64 bytes"));
+        return Err(invalid("webhook.secret", "must be whsec_ and the base64 of 24 to 64 bytes"));
     }
     fields.finish()?;
     Ok(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None })
@@ -161,46 +158,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_is_any_duration() {
+    fn window_is_a_number_with_a_unit() {
         let check = |text: &str, seconds: Option<u64>| {
             assert_eq!(duration(text), seconds.map(Duration::from_secs), "{text}");
         };
         check("24h", Some(86_400));
         check("90s", Some(90));
         check("7d", Some(604_800));
-        for wrong in [
-            "",
-            "h",
-            "0h",
-            "24",
-            "-1h",
-            "+1h",
-            "1.5h",
-            "24 h",
-            "366d",
-            "1é",
-            "99999999999999999999d",
-        ] {
+        let too_long = "99999999999999999999d";
+        for wrong in ["", "h", "0h", "24", "-1h", "+1h", "1.5h", "24 h", "366d", "1é", too_long] {
             check(wrong, None);
         }
     }
 
     #[test]
-    fn what_is_asked_is_refused_by_the_name_of_the_field() {
-        let fault = |change: Value| {
-            let mut map = Map::new();
-            map.insert("input_file_id".to_owned(), json!("file-0"));
-            map.insert("endpoint".to_owned(), json!("/v1/completions"));
-            map.insert("completion_window".to_owned(), json!("24h"));
-            let Value::Object(change) = change else { panic!("an object") };
+    fn errors_name_the_invalid_field() {
+        let invalid = |change: Value| {
+            let valid = json!({
+                "input_file_id": "file-0",
+                "endpoint": "/v1/completions",
+                "completion_window": "24h",
+            });
+            let (Value::Object(mut map), Value::Object(change)) = (valid, change) else {
+                panic!("objects")
+            };
             map.extend(change);
-            Asked::read(map, AddressPolicy::PublicOnly)
-                .map(|_| ())
-                .map_err(|error| error.body()["error"]["param"].clone())
+            let error = NewBatch::parse(map, AddressPolicy::PublicOnly).err()?;
+            Some(error.param().expect("a field").to_owned())
         };
-        assert_eq!(fault(json!({ "metadata": { "a": "b" }, "priority": "low" })), Ok(()));
+        assert_eq!(invalid(json!({ "metadata": { "a": "b" }, "priority": "low" })), None);
         let hook = |url: &str| json!({ "webhook": { "url": url } });
-        assert_eq!(fault(hook("https://hooks.example/x")), Ok(()));
+        assert_eq!(invalid(hook("https://hooks.example/x")), None);
         let many: Map<String, Value> = (0..17).map(|n| (n.to_string(), json!("x"))).collect();
         for (wrong, param) in [
             (json!({ "endpoint": "/v1/embeddings" }), "endpoint"),
@@ -226,7 +214,7 @@ mod tests {
             ),
             (json!({ "color": "red" }), "color"),
         ] {
-            assert_eq!(fault(wrong.clone()), Err(json!(param)), "{wrong}");
+            assert_eq!(invalid(wrong.clone()).as_deref(), Some(param), "{wrong}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! One job from its submission to its end.
+//! One job, with its attempts and results.
 
 use axum::{
-    Extension, Json,
+    Json,
     extract::{Path, State},
 };
 use serde::Serialize;
@@ -12,16 +12,16 @@ use tritmill_queue::{
 };
 use utoipa::ToSchema;
 
-use super::request;
-use crate::{access::Caller, app::App, error::ApiError, openapi::Refused};
+use super::params;
+use crate::{access::Caller, app::App, error::ApiError};
 
-/// A claim that ended, or runs.
+/// An attempt to run the job.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct AttemptView {
     epoch: i64,
     worker: Option<String>,
     claimed_at_ms: Option<i64>,
-    /// From the claim to the first token.
+    /// Time from the claim to the first token.
     first_token_ms: Option<u64>,
     ended_at_ms: Option<i64>,
     /// `running`, `completed`, `error` or `expired`.
@@ -51,9 +51,9 @@ impl From<Attempt> for AttemptView {
     }
 }
 
-/// All that is known of a job.
+/// A job with its attempts and results.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct StoryView {
+pub(crate) struct JobHistoryView {
     id: String,
     tenant: String,
     queue: String,
@@ -62,7 +62,7 @@ pub(crate) struct StoryView {
     custom_id: Option<String>,
     epoch: i64,
     attempts_max: u32,
-    /// The dead letter that it repeats.
+    /// The dead letter that this job replays.
     replay_of: Option<String>,
     submitted_at_ms: i64,
     started_at_ms: Option<i64>,
@@ -73,18 +73,18 @@ pub(crate) struct StoryView {
     attempts: Vec<AttemptView>,
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
-    /// Of the worker that answered it.
+    /// Numerics class of the worker that completed it.
     numerics_class: Option<String>,
-    /// What it asks.
+    /// Prompt, sampling parameters and seed.
     #[schema(value_type = Object)]
     request: Value,
-    /// Its answers' texts.
+    /// Text of each choice.
     texts: Vec<String>,
     error_code: Option<String>,
     error_message: Option<String>,
 }
 
-impl From<JobHistory> for StoryView {
+impl From<JobHistory> for JobHistoryView {
     fn from(story: JobHistory) -> Self {
         let ms = |at: Option<Timestamp>| at.map(|at| at.0);
         let record = story.record;
@@ -128,23 +128,21 @@ impl From<JobHistory> for StoryView {
     }
 }
 
-/// A job that the caller may see: its tenant's own, or any, for operators.
+/// Finds a job of the caller's tenant; for operators, of any tenant.
 pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<JobHistory, ApiError> {
-    let story = app.store().job_history(request::job(id)?).await?;
+    let story = app.store.job_history(params::job(id)?).await?;
     story
-        .filter(|story| caller.operates() || story.record.job.tenant == caller.tenant)
+        .filter(|story| caller.may_operate() || story.record.job.tenant == caller.tenant)
         .ok_or_else(|| ApiError::not_found("job", id))
 }
 
-/// A job's whole story.
+/// Returns a job with its attempts and results.
 #[utoipa::path(get, path = "/admin/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)),
-    responses((status = 200, description = "All that is known of it", body = StoryView),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "The job", body = JobHistoryView)))]
 pub(crate) async fn one(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<StoryView>, ApiError> {
+) -> Result<Json<JobHistoryView>, ApiError> {
     Ok(Json(find(&app, &caller, &id).await?.into()))
 }
