@@ -1,15 +1,15 @@
-//! One thread's kernels on the matrices of a model of 2 billion weights, and on its attention:
+//! Kernels on one thread: the matrices of a model with 2 billion weights, and its attention.
 //!
 //! ```text
-//! cargo bench --bench kernels                      (all of them)
-//! cargo bench --bench kernels -- i2_s/32           (one, by its name)
-//! cargo bench --bench kernels -- attention         (a decode's, for each KV type)
+//! cargo bench --bench kernels                      (all)
+//! cargo bench --bench kernels -- i2_s/32           (one, by name)
+//! cargo bench --bench kernels -- attention         (of a decode, for each KV type)
 //! TRITMILL_ISA=avx2 cargo bench --bench kernels
 //! ```
 //!
-//! First it says what the machine can do at best: products a second with everything in registers, and
-//! bytes a second from memory. After each product follows its share of the nearer of these limits,
-//! by the median of passes over enough matrices to leave no weight in a cache.
+//! It first prints the limits of the machine: products per second in registers, and bytes per second from
+//! memory. Each result is followed by its share of the nearer limit, from the median of passes over so
+//! many matrices that no weight stays in a cache.
 
 #![allow(missing_docs, reason = "macros of the harness make public functions")]
 
@@ -33,7 +33,7 @@ use tritmill_engine::{
 /// Outputs and inputs of a feed-forward linear of the 2B shape.
 const OUTPUTS: usize = 6912;
 const INPUTS: usize = 2560;
-/// So many matrices are more than a cache.
+/// Enough matrices to exceed the caches.
 const MATRICES: usize = 24;
 const ROWS: [usize; 6] = [1, 4, 8, 16, 32, 512];
 const PASSES: usize = 5;
@@ -46,7 +46,7 @@ fn isa() -> Isa {
 fn matrix(format: Format, seed: usize) -> PackedMatrix {
     let trit = |i: usize| ((i + seed).wrapping_mul(2_654_435_761) >> 7) % 3;
     let trits: Vec<i8> = (0..OUTPUTS * INPUTS).map(|i| trit(i) as i8 - 1).collect();
-    PackedMatrix::pack(format, OUTPUTS, INPUTS, &trits).expect("the shape is a good one")
+    PackedMatrix::pack(format, OUTPUTS, INPUTS, &trits).expect("the shape can be packed")
 }
 
 fn activations(format: Format, rows: usize) -> Activations {
@@ -84,13 +84,13 @@ fn products(c: &mut Criterion) {
             group.throughput(Throughput::Elements(count as u64));
             let mut next = matrices.iter().cycle();
             group.bench_function(rows.to_string(), |b| {
-                b.iter(|| one(next.next().expect("cycles have no end")));
+                b.iter(|| one(next.next().expect("a cycle never ends")));
             });
             let mut passes: Vec<f64> = (0..PASSES)
                 .map(|_| {
-                    let (started, of_pass) = (Instant::now(), if rows > 32 { 3 } else { MATRICES });
-                    matrices[..of_pass].iter().for_each(&mut one);
-                    started.elapsed().as_secs_f64() / of_pass as f64
+                    let (started, count) = (Instant::now(), if rows > 32 { 3 } else { MATRICES });
+                    matrices[..count].iter().for_each(&mut one);
+                    started.elapsed().as_secs_f64() / count as f64
                 })
                 .collect();
             passes.sort_by(f64::total_cmp);
@@ -110,14 +110,14 @@ fn products(c: &mut Criterion) {
 
 /// Positions that a decode attends to.
 const CONTEXTS: [usize; 3] = [128, 1000, 4000];
-/// Query heads of a KV head, and elements of a head.
+/// Query heads per KV head, and elements per head.
 const GROUP: usize = 4;
 const HEAD_DIM: usize = 128;
-/// KV heads: with so many pools of keys and values no cache holds those of the longest context.
+/// KV heads and layers: enough keys and values that no cache holds those of the longest context.
 const KV_HEADS: usize = 5;
 const LAYERS: usize = 12;
 
-/// Keys and values of a type, and a decode over them: a KV head's queries at the last position.
+/// Keys and values of one type, and the queries of a KV head at the last position.
 struct Attention<E> {
     layers: Vec<[Vec<E>; 2]>, // keys, values; each (block, kv_head, 16 * HEAD_DIM)
     scales: Vec<f32>,         // (block, kv_head, 16)
@@ -138,7 +138,7 @@ impl<E: KvElement> Attention<E> {
             E::narrow(kernels, &x, 1.0, &mut out);
             out
         };
-        // Blocks of a sequence lie anywhere.
+        // Blocks of a sequence are not contiguous.
         let block = |i: usize| BlockId((i * 7919 % count) as u32);
         Self {
             layers: (0..LAYERS).map(|layer| [stored(layer), stored(layer + 100)]).collect(),
@@ -151,7 +151,7 @@ impl<E: KvElement> Attention<E> {
         }
     }
 
-    /// One token's attention in all layers.
+    /// Attention of one token in all layers.
     fn run(&mut self, kernels: &FloatKernels) {
         for [keys, values] in &self.layers {
             for kv_head in 0..KV_HEADS {
@@ -181,7 +181,7 @@ impl<E: KvElement> Attention<E> {
     }
 }
 
-/// A decode's attention: f16 and q8 in turns, so that the machine's other work falls on both alike.
+/// Attention of a decode: f16 and q8 in turns, so that the machine's other work affects both alike.
 fn attention(c: &mut Criterion) {
     let isa = isa();
     let kernels = FloatKernels::of(isa).expect("this machine has the ISA");
@@ -211,7 +211,7 @@ fn attention(c: &mut Criterion) {
             times[times.len() / 2] * 1e6 / LAYERS as f64
         });
         println!(
-            "{isa}, context {context}: {half:.1} µs a layer in f16, {int8:.1} in q8: {:.2} times as fast",
+            "{isa}, context {context}: {half:.1} µs per layer in f16, {int8:.1} in q8: {:.2} times as fast",
             half / int8
         );
     }

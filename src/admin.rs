@@ -1,4 +1,4 @@
-//! `tritmill admin`: the HTTP side.
+//! `tritmill admin`: the HTTP API and the dashboard.
 
 use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf, process::ExitCode};
 
@@ -22,12 +22,12 @@ use crate::{
 const CONNECTIONS: u32 = 16;
 const MIB: u64 = 1 << 20;
 /// Open files besides the connections of callers.
-const FILES_BESIDE: u64 = 256;
+const OTHER_FILES: u64 = 256;
 
 /// Serve the OpenAI-compatible API (chat completions, files, batches) and the dashboard.
 ///
-/// Any number may run side by side. Callers need a key; the first one, an operator's, is printed when
-/// the first admin of a database starts, and more are made by `tritmill keys create`.
+/// Any number of admins may run. Callers need a key. The first key, with the role operate, is printed
+/// when the first admin of a database starts; `tritmill keys create` creates more.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -40,18 +40,18 @@ Exit codes:
 pub struct Arguments {
     #[command(flatten)]
     options: Options,
-    /// Print the address, and the first key if it was made now, as JSON
+    /// Print the address, and the first key if it was created now, as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     servers: Servers,
 }
 
-/// What is served, and where.
+/// Address and settings of the API.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "HTTP API")]
 pub struct Options {
-    /// Where the API is served
+    /// Address to serve the API at
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
     #[command(flatten)]
@@ -60,20 +60,20 @@ pub struct Options {
     limits: LimitOptions,
 }
 
-/// What secures connections, if anything does.
+/// TLS settings.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "HTTP API")]
 pub struct TlsOptions {
-    /// Serve HTTPS with this certificate, a PEM file that may hold those that vouch for it; read at start
+    /// Serve HTTPS with this certificate: a PEM file, which may contain the chain; read at start
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The certificate's private key, a PEM file
+    /// Private key of the certificate, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 }
 
 impl TlsOptions {
-    /// What they say.
+    /// Reads the certificate, if one is given.
     pub fn tls(&self) -> anyhow::Result<Option<Tls>> {
         let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
         let tls = Tls::from_files(cert, key);
@@ -82,23 +82,23 @@ impl TlsOptions {
     }
 }
 
-/// What callers may ask for.
+/// Limits of requests.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "HTTP API")]
 pub struct LimitOptions {
-    /// Largest file that may be uploaded, in MiB
+    /// Maximum size of an uploaded file, in MiB
     #[arg(long, value_name = "MIB", default_value = "200", value_parser = options::up_to::<1_048_576>)]
     max_file_mib: NonZeroUsize,
-    /// Most lines of a batch
+    /// Maximum number of lines of a batch
     #[arg(long, value_name = "N", default_value = "50000", value_parser = options::up_to::<100_000_000>)]
     max_batch_lines: NonZeroUsize,
-    /// Let webhooks call this machine and private networks too
+    /// Allow webhooks to call this machine and private networks
     #[arg(long)]
     webhook_allow_private: bool,
 }
 
 impl LimitOptions {
-    /// The limits of a service.
+    /// Returns the limits of a service.
     pub fn limits(&self) -> Limits {
         Limits {
             file_bytes_max: self.max_file_mib.get() as u64 * MIB,
@@ -112,23 +112,23 @@ impl LimitOptions {
     }
 }
 
-/// A service that runs.
+/// A running service.
 pub struct Running {
-    /// Where.
+    /// The address it listens at.
     pub address: SocketAddr,
-    /// `http`, or `https`.
+    /// `http` or `https`.
     scheme: &'static str,
-    /// If it was made now.
+    /// The first key, if it was created now.
     pub first_key: Option<Secret>,
     stop: watch::Sender<bool>,
     tasks: [JoinHandle<()>; 4],
 }
 
 impl Running {
-    /// Says where it is, and the first key, which is shown this once.
+    /// Prints the URL, and the first key if it was created now.
     pub fn announce(&self) -> std::io::Result<()> {
         if let Some(secret) = &self.first_key {
-            eprintln!("the first key, an operator's; it is shown this once:");
+            eprintln!("the first key, with the role operate; it is not shown again:");
             output::line(secret.reveal())?;
         }
         let Self { scheme, address, .. } = self;
@@ -136,14 +136,14 @@ impl Running {
         Ok(())
     }
 
-    /// The same for programs.
+    /// Returns the first key, if it was created now.
     pub fn first_key(&self) -> Option<&str> {
         self.first_key.as_ref().map(Secret::reveal)
     }
 
-    /// Lets requests finish, lets go of batches, and ends.
+    /// Lets requests finish, releases batches, and ends.
     pub async fn stop(self) {
-        // They may have ended.
+        // The tasks may have ended.
         let _ = self.stop.send(true);
         for task in self.tasks {
             let _ = task.await;
@@ -151,40 +151,40 @@ impl Running {
     }
 }
 
-/// The service over both servers.
-pub async fn of_servers(servers: Given<'_>, limits: Limits) -> anyhow::Result<App> {
+/// Returns the service over Postgres and Redis.
+pub async fn with_servers(servers: Given<'_>, limits: Limits) -> anyhow::Result<App> {
     let store = servers.store_with(CONNECTIONS).await?;
-    let client = Client::of_servers(store.clone(), servers.dispatcher()?);
+    let client = Client::from_servers(store.clone(), servers.dispatcher()?);
     let models = Models::registered(store.clone());
     Ok(App::new(client, store, models, limits))
 }
 
-/// Lets this process have as many connections as the service may hold, as far as the system does.
+/// Raises the limit of open files to the connections of the service, as far as the system allows.
 fn raise_limit() {
-    let wanted = CONNECTIONS_MAX as u64 + FILES_BESIDE;
+    let wanted = CONNECTIONS_MAX as u64 + OTHER_FILES;
     match rlimit::increase_nofile_limit(wanted) {
         Ok(given) if given < wanted => tracing::warn!(
-            "this process may have {given} open files, and so fewer than {CONNECTIONS_MAX} \
+            "this process may open {given} files, so fewer than {CONNECTIONS_MAX} \
              connections: raise the hard limit (ulimit -Hn) to {wanted}"
         ),
         Ok(_) => {}
-        Err(error) => tracing::warn!(%error, "the limit of open files is left as it is"),
+        Err(error) => tracing::warn!(%error, "cannot raise the limit of open files"),
     }
 }
 
-/// Starts a service, and makes its first key if it has none yet.
+/// Starts a service and creates its first key, if it has none.
 pub async fn start(app: App, listen: SocketAddr, tls: Option<Tls>) -> anyhow::Result<Running> {
     raise_limit();
     let listener = TcpListener::bind(listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {listen}"))?;
     let address = listener.local_addr().context("the listener has no address")?;
-    let first_key = app.first_key().await.context("cannot make the first key")?;
+    let first_key = app.first_key().await.context("cannot create the first key")?;
     let (stop, stopped) = watch::channel(false);
-    let mut told = stopped.clone();
+    let mut stop_server = stopped.clone();
     let stopping = app.clone();
     let until = async move {
-        // Nobody who could say so is left: that is a stop too.
-        let _ = told.wait_for(|stop| *stop).await;
+        // A dropped sender is a stop, too.
+        let _ = stop_server.wait_for(|stop| *stop).await;
         stopping.stop();
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
@@ -208,7 +208,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
         let Options { listen, tls, limits } = &arguments.options;
         let tls = tls.tls()?;
-        let app = of_servers(servers, limits.limits()).await?;
+        let app = with_servers(servers, limits.limits()).await?;
         let running = start(app, *listen, tls).await?;
         if arguments.json {
             let listen = running.address.to_string();
@@ -217,7 +217,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             running.announce()?;
         }
         signals.next().await;
-        eprintln!("stopping: requests that run finish first; once more to stop at once");
+        eprintln!("stopping: running requests finish first; signal again to stop at once");
         tokio::select! {
             () = running.stop() => {}
             () = signals.next() => {}

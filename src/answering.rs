@@ -1,5 +1,4 @@
-//! A batch file answered: by a worker joined to its store inside this process, or by the workers of
-//! a queue elsewhere.
+//! Answers a batch file, with a worker in this process or through a remote queue.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -13,83 +12,83 @@ use tritmill_client::{
 use tritmill_queue::{JobState, QueueName, Store, dispatch::MemoryDispatcher};
 use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
 
-/// Entries the dispatcher holds at most; the store holds the rest.
+/// Maximum entries in the dispatcher; the store has the others.
 const DISPATCH_LIMIT: usize = 1 << 16;
-/// Nobody else can claim while the file is locked, so a lease only has to outlive the process.
+/// Lease of the jobs. The file is locked for other processes, so it need not expire.
 const LEASE: Duration = Duration::from_secs(3600);
 /// Commits whose results are not written to the output yet.
 const COMMITS_MAX: usize = 64;
-/// How long a clean stop waits for running jobs before it hands them back.
+/// Time for running jobs to finish at a stop, before they are handed back.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Far longer than any step takes; one that runs on has hung.
+/// Time after which a step counts as hung, far longer than any step takes.
 const STEP_LIMIT: Duration = Duration::from_secs(600);
 
-/// Which files, and whose jobs they become.
+/// Files of a run, and the queue of their jobs.
 #[derive(Debug)]
 pub struct Work {
     /// Batch lines; `-` is standard input.
     pub input: PathBuf,
     /// Answers.
     pub output: PathBuf,
-    /// Answers in the order of the input.
+    /// Whether answers are in the order of the input.
     pub ordered: bool,
-    /// Forget every earlier answer.
+    /// Whether to delete all earlier answers.
     pub restart: bool,
-    /// Run lines again that failed though nothing was wrong with them.
+    /// Whether to run lines again that failed with status 500.
     pub retry_failed: bool,
-    /// The model and its format, by name.
+    /// Name of the model and its format.
     pub queue: QueueName,
 }
 
-/// Who answers.
+/// The worker or queue that answers.
 pub enum Answerer {
     /// A worker in this process.
-    Here {
+    Local {
         /// The model.
         served: ServedModel,
-        /// What runs it.
+        /// Devices with their engines.
         devices: Vec<Device>,
-        /// Sequences that each of them runs at once.
+        /// Concurrent sequences of each device.
         max_sequences: usize,
     },
-    /// The workers of a queue, wherever they are.
-    There {
-        /// The way to them.
+    /// The workers of a queue.
+    Remote {
+        /// Client of the queue.
         client: Client,
-        /// Attempts that each line has.
+        /// Maximum attempts of each line.
         attempts_max: u32,
     },
 }
 
 impl Answerer {
-    /// What answers depend on besides the line. Of a queue elsewhere only its name is known; its operator
-    /// says of which classes its workers are.
+    /// Returns what answers depend on besides the line. Of a remote queue only the name is known; its
+    /// operator decides on the classes of its workers.
     fn numerics_class(&self, queue: &QueueName) -> String {
         match self {
-            Self::Here { served, .. } => served.numerics_class().to_owned(),
-            Self::There { .. } => format!("queue {queue}"),
+            Self::Local { served, .. } => served.numerics_class().to_owned(),
+            Self::Remote { .. } => format!("queue {queue}"),
         }
     }
 }
 
-/// What a run says while it runs.
+/// An update of a run.
 #[derive(Debug)]
 pub enum Update {
     /// Lines and bytes of the input read so far.
     Reading(u64, u64),
-    /// Something to tell.
+    /// A message for the user.
     Notice(Notice),
-    /// The input is read, or results were committed.
+    /// Progress, after the input is read and after every commit.
     Progress(BatchProgress),
 }
 
-/// Answers the file. Ends early, with what was done, when `stop` says so.
+/// Answers the file. Ends early if `stop` changes, and keeps the answers so far.
 pub async fn answer(
     work: Work,
     answerer: Answerer,
     stop: watch::Receiver<Stop>,
-    mut tell: impl FnMut(Update),
+    mut report: impl FnMut(Update),
 ) -> anyhow::Result<BatchProgress> {
     let Work { input, output, ordered, restart, retry_failed, queue } = work;
     let numerics_class = answerer.numerics_class(&queue);
@@ -98,32 +97,32 @@ pub async fn answer(
     let settings =
         Settings { input, output, ordered, restart, retry_failed, identity, queue: queue_of_lines };
     let mut file = BatchFile::open(settings).await?;
-    file.take_notices().into_iter().for_each(|notice| tell(Update::Notice(notice)));
+    file.take_notices().into_iter().for_each(|notice| report(Update::Notice(notice)));
     let read = file
         .read(|lines, bytes| {
-            tell(Update::Reading(lines, bytes));
+            report(Update::Reading(lines, bytes));
             *stop.borrow() == Stop::No
         })
         .await?;
     let Some(counts) = read else { return Ok(BatchProgress::default()) };
     file.catch_up().await?;
-    file.take_notices().into_iter().for_each(|notice| tell(Update::Notice(notice)));
+    file.take_notices().into_iter().for_each(|notice| report(Update::Notice(notice)));
     let mut progress = BatchProgress::from(counts);
-    tell(Update::Progress(progress));
+    report(Update::Progress(progress));
 
     let store: Arc<dyn Store> = Arc::new(file.store().clone());
     let (committed, mut commits) = mpsc::channel::<Committed>(COMMITS_MAX);
     let (relayed, mut relays) = mpsc::unbounded_channel::<RelayProgress>();
     let working: JoinHandle<anyhow::Result<()>> = match answerer {
-        Answerer::Here { served, devices, max_sequences } => {
+        Answerer::Local { served, devices, max_sequences } => {
             drop(relayed);
             let worker = worker(store, served, queue, max_sequences, committed);
             tokio::spawn(async move { Ok(worker.run(devices, stop).await?) })
         }
-        Answerer::There { client, attempts_max } => {
+        Answerer::Remote { client, attempts_max } => {
             drop(committed);
             let relay = Relay::new(store, client, queue, attempts_max, relayed);
-            tokio::spawn(async move { Ok(relay.run(told_to(stop)).await?) })
+            tokio::spawn(async move { Ok(relay.run(stopped(stop)).await?) })
         }
     };
     loop {
@@ -138,15 +137,15 @@ pub async fn answer(
         };
         progress.add(settled, tokens);
         file.follow().await?;
-        tell(Update::Progress(progress));
+        report(Update::Progress(progress));
     }
     working.await??;
-    file.close().await?.into_iter().for_each(|notice| tell(Update::Notice(notice)));
+    file.close().await?.into_iter().for_each(|notice| report(Update::Notice(notice)));
     Ok(progress)
 }
 
-/// Resolves when the run is to stop; never, if nobody can say so any more.
-async fn told_to(mut stop: watch::Receiver<Stop>) {
+/// Resolves when the run is to stop; never, if the sender is dropped.
+async fn stopped(mut stop: watch::Receiver<Stop>) {
     if stop.wait_for(|stop| *stop != Stop::No).await.is_err() {
         std::future::pending::<()>().await;
     }
@@ -160,16 +159,16 @@ fn worker(
     committed: mpsc::Sender<Committed>,
 ) -> Worker {
     let config = WorkerConfig {
-        // Nobody asks an embedded worker.
+        // Only shown on the pages of a service.
         isa: String::new(),
         queue,
         owner: format!("embedded-{}", std::process::id()),
-        // A few beyond what runs, so that a freed slot is filled before the commit.
+        // More than the running sequences, so that a free slot is filled before the commit.
         slots: max_sequences + max_sequences.div_ceil(4),
         lease: LEASE,
         drain: DRAIN,
         step_limit: STEP_LIMIT,
-        // Its store has no days to drop.
+        // Its store has no retention.
         mode: Mode::Embedded,
     };
     Worker {

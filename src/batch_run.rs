@@ -1,4 +1,4 @@
-//! `tritmill batch run`: a file of requests becomes a file of answers.
+//! `tritmill batch run`: answers a file of requests.
 
 mod display;
 mod server;
@@ -29,21 +29,21 @@ use crate::{
     signals::{EXIT_INTERRUPTED, Signals},
 };
 
-/// Some lines could not be answered.
+/// Exit code: some lines have errors.
 const EXIT_ERROR_LINES: u8 = 2;
 
 /// Answer a file of requests.
 ///
 /// Each line of IN is an OpenAI batch request ({"custom_id", "method", "url", "body"} for
-/// /v1/chat/completions or /v1/completions) or just {"prompt": "…"}: a question for the model's
-/// chat template. Each gets one line in OUT: an answer, or an error that names field and line.
+/// /v1/chat/completions or /v1/completions) or just {"prompt": "…"}: a question for the model's chat
+/// template. Each line has one line in OUT: an answer, or an error that names field and line.
 ///
-/// What is done is kept in OUT.tritmill: stop at any time, run the same command again and it goes
-/// on where it was. Lines may be added, changed or removed in between.
+/// Answers are also kept in OUT.tritmill. Stop the run at any time and continue it with the same command.
+/// Lines may be added, changed or removed in between.
 ///
-/// With --server, lines become batches of a Tritmill server and OUT is written when all of them are
-/// over, in the order of IN. What was sent is kept in OUT.tritmill-server: run the same command again
-/// after any interruption, with IN as it was.
+/// With --server, lines become batches of a Tritmill server, and OUT is written when all of them are
+/// finished, in the order of IN. The state is kept in OUT.tritmill-server: after an interruption, run the
+/// same command again with an unchanged IN.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
@@ -58,26 +58,25 @@ Examples:
 Exit codes:
   0 all lines answered, 2 finished with error lines, 1 could not run, 130 interrupted")]
 pub struct BatchRunArgs {
-    /// Batch lines; - reads standard input
+    /// File of batch lines; - reads standard input
     #[arg(value_name = "IN")]
     pub input: PathBuf,
-    /// Where the answers go
+    /// File of answers
     #[arg(short, long, value_name = "OUT")]
     pub output: PathBuf,
-    /// Model to run: a Hugging Face folder, a .gguf file, or `demo`; with servers, the name of one
-    /// that workers serve
+    /// Model: a Hugging Face folder, a .gguf file, or `demo`; with servers, the name of a served model
     #[arg(long, value_name = "PATH", default_value = "demo")]
     pub model: String,
-    /// Name of the model in answers [default: the folder's or file's]
+    /// Name of the model in answers [default: name of the folder or file]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Write answers in the order of the input rather than as they come
+    /// Write answers in the order of the input instead of completion
     #[arg(long)]
     pub ordered: bool,
-    /// Drop earlier answers and start over
+    /// Delete earlier answers and start over
     #[arg(long)]
     pub restart: bool,
-    /// Run lines again that failed though nothing was wrong with them (status 500)
+    /// Run lines again that failed with a server error (status 500)
     #[arg(long)]
     pub retry_failed: bool,
     /// Print a summary as JSON: {"lines","completed","failed","resumed","tokens","seconds"}
@@ -87,7 +86,7 @@ pub struct BatchRunArgs {
     pub run: RunOptions,
     #[command(flatten)]
     pub capacity: CapacityOptions,
-    /// With servers: how often a line is tried; a worker that dies with it counts as once
+    /// With servers: maximum attempts of a line; the death of its worker counts as one
     #[arg(long, value_name = "N", default_value = "5")]
     pub attempts: NonZeroU32,
     #[command(flatten)]
@@ -106,11 +105,11 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
         return server::run(&args, server, Display::new(input_bytes), &runtime);
     }
     let (queue, answerer) = match args.servers.given()? {
-        None => here(&args)?,
+        None => local(&args)?,
         Some(servers) => {
             let queue = queue_of(args.name.as_ref().unwrap_or(&args.model), &args.run);
             let client = runtime.block_on(servers.client())?;
-            (queue, Answerer::There { client, attempts_max: args.attempts.get() })
+            (queue, Answerer::Remote { client, attempts_max: args.attempts.get() })
         }
     };
     let work = Work {
@@ -141,11 +140,11 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Length of the input, if it is a file's.
+/// Returns the size of the input, if it is a file.
 fn input_bytes(input: &Path) -> anyhow::Result<Option<u64>> {
     if input.as_os_str() == "-" {
         if std::io::stdin().is_terminal() {
-            eprintln!("reading lines from the terminal, up to Ctrl-D");
+            eprintln!("reading lines from the terminal until Ctrl-D");
         }
         return Ok(None);
     }
@@ -158,8 +157,8 @@ fn queue_of(model: &str, run: &RunOptions) -> QueueName {
     QueueName { model: model.to_owned(), format: run.format.to_string() }
 }
 
-/// A worker in this process, with the model that the arguments name.
-fn here(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
+/// Loads the model for a worker in this process.
+fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let model = options::open(&args.model)?;
     let options = args.capacity.apply(args.run.engine());
     let Engines { devices, numerics_class, .. } = Engines::load(&model, &options, &args.run.device)
@@ -168,7 +167,7 @@ fn here(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let queue = queue_of(&name, &args.run);
     let served = ServedModel::new(model, name, numerics_class);
     let max_sequences = options.max_sequences;
-    Ok((queue, Answerer::Here { served, devices, max_sequences }))
+    Ok((queue, Answerer::Local { served, devices, max_sequences }))
 }
 
 fn summarize(progress: &BatchProgress, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! `tritmill demo`: the whole embedded path on the built-in model, from batch lines over store,
-//! dispatcher, worker and engine to answers, which are then compared with the truth.
+//! `tritmill demo`: the whole embedded path with the built-in model, from batch lines through store,
+//! dispatcher, worker and engine to answers, which are compared with the correct ones.
 
 use std::{
     collections::HashMap,
@@ -33,20 +33,20 @@ Examples:
   tritmill demo --format tl2 --threads 1
   tritmill demo --json | tail -1
 
-Exit code 1 if a line is not answered, or if fewer answers are right than the model is known for.";
+Exit code 1 if a line has no answer, or if fewer answers are correct than expected of the model.";
 
-/// Share of right answers below which something is wrong with the program or the machine.
+/// Minimum share of correct answers; a lower one means a faulty program or machine.
 const ACCURACY_MIN: f64 = 0.995;
-/// Answers shown.
+/// Number of answers to print.
 const SAMPLES: usize = 10;
-/// A date and the end of the answer; nothing longer is right.
+/// Enough for a date and the end of the answer.
 const MAX_TOKENS: u32 = 12;
 
 /// Arguments of `demo`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// Print the figures as JSON, in the last line
+    /// Print the results as JSON in the last line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -62,7 +62,7 @@ struct Question {
     date: String,
 }
 
-/// Runs and prints.
+/// Runs the demo and prints answers and speed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let questions = questions()?;
     let folder = tempfile::Builder::new().prefix("tritmill-demo-").tempdir();
@@ -71,21 +71,21 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     fs::write(&input, batch_lines(&questions)).context("cannot write the batch lines")?;
     let count = questions.len();
     eprintln!(
-        "The built-in model finds the date in a line of text. {count} lines it never saw, as"
+        "The built-in model finds the date in a line of text. {count} lines from outside its"
     );
-    eprintln!("jobs through the whole path: batch file → SQLite → dispatcher → worker → engine.\n");
+    eprintln!("training data run as jobs: batch file → SQLite → dispatcher → worker → engine.\n");
     let (progress, elapsed) = answer(arguments, &input, &output)?;
     ensure!(progress.failed == 0, "{} of {count} lines have no answer", progress.failed);
     let answers = answers(&output)?;
     ensure!(answers.len() == count, "{} answers to {count} lines", answers.len());
-    let right = |(index, question): (usize, &Question)| {
+    let is_correct = |(index, question): (usize, &Question)| {
         answers.get(&custom_id(index)).is_some_and(|answer| *answer == question.date)
     };
-    let correct = questions.iter().enumerate().filter(|pair| right(*pair)).count();
+    let correct = questions.iter().enumerate().filter(|pair| is_correct(*pair)).count();
     print_samples(&questions, &answers)?;
     print_figures(arguments, count, correct, &progress, elapsed)?;
     let enough = correct as f64 >= ACCURACY_MIN * count as f64;
-    ensure!(enough, "only {correct} of {count} answers are right: run tritmill doctor");
+    ensure!(enough, "only {correct} of {count} answers are correct: run tritmill doctor");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -98,7 +98,7 @@ fn custom_id(index: usize) -> String {
     format!("line-{:04}", index + 1)
 }
 
-/// What a person would write into IN.jsonl for `batch run`.
+/// Returns the lines as an input of `batch run`.
 fn batch_lines(questions: &[Question]) -> String {
     let line = |(index, question): (usize, &Question)| {
         let line = json!({
@@ -117,7 +117,7 @@ fn batch_lines(questions: &[Question]) -> String {
     questions.iter().enumerate().map(line).collect()
 }
 
-/// Runs the batch file; how far it came and how long it took, without loading the model.
+/// Runs the batch file. Returns its progress and its time, without loading the model.
 fn answer(
     arguments: &Arguments,
     input: &Path,
@@ -136,7 +136,7 @@ fn answer(
         retry_failed: false,
         queue: QueueName { model: name.clone(), format: options.format.to_string() },
     };
-    let answerer = Answerer::Here {
+    let answerer = Answerer::Local {
         served: ServedModel::new(model, name, numerics_class),
         devices,
         max_sequences: options.max_sequences,
@@ -144,7 +144,7 @@ fn answer(
     let bar = ProgressBar::new(0);
     bar.set_style(ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}")?);
     let started = Instant::now();
-    // Nobody stops the demo but a signal, whose default ends the process.
+    // Only a signal stops the demo: it ends the process.
     let (_running, stop) = watch::channel(Stop::No);
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let progress = runtime.block_on(answering::answer(work, answerer, stop, |update| {
@@ -160,7 +160,7 @@ fn answer(
     Ok((progress, elapsed))
 }
 
-/// The text of every answer, by `custom_id`.
+/// Reads the text of every answer, by `custom_id`.
 fn answers(output: &Path) -> anyhow::Result<HashMap<String, String>> {
     let text = fs::read_to_string(output).context("cannot read the answers")?;
     let mut answers = HashMap::new();
@@ -179,7 +179,7 @@ fn print_samples(questions: &[Question], answers: &HashMap<String, String>) -> a
     for index in (0..SAMPLES).map(|sample| sample * questions.len() / SAMPLES) {
         let Question { text, date } = &questions[index];
         let answer = answers.get(&custom_id(index)).map_or("", String::as_str);
-        let verdict = if answer == date { String::new() } else { format!("  (it is {date})") };
+        let verdict = if answer == date { String::new() } else { format!("  (correct: {date})") };
         output::line(format_args!("  {text}\n    → {answer}{verdict}"))?;
     }
     Ok(())
@@ -196,11 +196,11 @@ fn print_figures(
     let accuracy = correct as f64 / jobs as f64;
     let (jobs_per_s, tokens_per_s) = (jobs as f64 / seconds, progress.tokens as f64 / seconds);
     let percent = 100.0 * accuracy;
-    output::line(format_args!("\n{correct} of {jobs} dates are right ({percent:.1} %)"))?;
+    output::line(format_args!("\n{correct} of {jobs} dates are correct ({percent:.1} %)"))?;
     output::line(format_args!(
         "{seconds:.1} s: {jobs_per_s:.0} jobs/s, {tokens_per_s:.0} generated tokens/s"
     ))?;
-    output::line("\nNow with a file of your own, one {\"prompt\": \"…\"} in each line:")?;
+    output::line("\nNext, try your own file, with one {\"prompt\": \"…\"} per line:")?;
     output::line("  echo '{\"prompt\": \"Paid on the 3rd of March, 2024\"}' > in.jsonl")?;
     let program = std::env::args().next().unwrap_or_else(|| "tritmill".to_owned());
     output::line(format_args!("  {program} batch run in.jsonl -o out.jsonl"))?;
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_built_in_lines_are_a_thousand_questions_with_dates() {
+    fn built_in_lines_are_a_thousand_questions_with_dates() {
         let questions = questions().expect("they are JSON");
         assert_eq!(questions.len(), 1000);
         assert!(questions.iter().all(|question| question.date.len() == 10));

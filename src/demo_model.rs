@@ -1,11 +1,11 @@
-//! The model that is part of the program: `src/demo_model`, under the name `demo`.
+//! The built-in model `demo`, from `src/demo_model`.
 
 use tritmill_engine::files::{EmbeddedFolder, Model, ModelError};
 
-/// Its name, wherever a model is asked for.
+/// Name of the built-in model.
 pub const NAME: &str = "demo";
 
-/// Lines that the model was not trained on, as JSON lines of `text` and `date`.
+/// Lines that are not in the training data, as JSON lines of `text` and `date`.
 pub const HELD_OUT_LINES: &str = include_str!("demo_model/eval.jsonl");
 
 const FOLDER: EmbeddedFolder = EmbeddedFolder {
@@ -16,7 +16,7 @@ const FOLDER: EmbeddedFolder = EmbeddedFolder {
     weights: include_bytes!("demo_model/model/model.safetensors"),
 };
 
-/// Opens it.
+/// Opens the built-in model.
 pub fn open() -> Result<Model, ModelError> {
     Model::open_embedded(NAME, FOLDER)
 }

@@ -1,4 +1,4 @@
-//! `tritmill doctor`: what this machine has, what is missing and how to get it.
+//! `tritmill doctor`: checks what this machine has and what is missing.
 
 use std::{fmt::Write as _, process::ExitCode};
 
@@ -18,7 +18,7 @@ Examples:
   tritmill doctor
   tritmill doctor --json
 
-Exit code 1 if something that every command needs does not work.";
+Exit code 1 if something that all commands need does not work.";
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
@@ -27,22 +27,22 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Kernels to use [default: the fastest this machine has]
+    /// Instruction set of the kernels [default: the fastest of this machine]
     #[arg(long, env = "TRITMILL_ISA")]
     isa: Option<Isa>,
 }
 
-/// One line of the report.
+/// A line of the report.
 struct Check {
     name: &'static str,
     ok: bool,
-    /// What was found.
+    /// Result of the check.
     found: String,
-    /// What to do about it; empty if nothing.
+    /// Advice; empty if nothing is to be done.
     advice: String,
 }
 
-/// Looks around and prints.
+/// Runs the checks and prints the report.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let machine = Machine::read();
     let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect();
@@ -113,9 +113,7 @@ fn print(
             output::line(format_args!("         {:<12} → {}", "", check.advice))?;
         }
     }
-    output::line(
-        "\nEverything here runs without a server: Redis, Postgres and a GPU are not needed.",
-    )?;
+    output::line("\nTritmill runs without servers: Redis, Postgres and a GPU are optional.")?;
     output::line("Next: tritmill demo")?;
     Ok(())
 }
@@ -126,7 +124,7 @@ fn processor(isas: &[Isa], chosen: Isa) -> Check {
     let advice = match (ok, Isa::detect()) {
         (false, _) => format!("this machine has no {chosen}: unset TRITMILL_ISA"),
         (true, best) if chosen < best => {
-            format!("{best} is there and faster: unset TRITMILL_ISA")
+            format!("{best} is available and faster: unset TRITMILL_ISA")
         }
         (true, Isa::Scalar) => {
             "an x86-64 processor with AVX2 or AVX-512 is many times faster".to_owned()
@@ -141,7 +139,7 @@ fn kernels(isas: &[Isa]) -> Check {
         isas.iter().filter(|isa| !self_check(**isa)).map(Isa::to_string).collect();
     let ok = wrong.is_empty();
     let (found, advice) = if ok {
-        ("every kernel agrees with its scalar definition".to_owned(), String::new())
+        ("all kernels agree with the scalar definition".to_owned(), String::new())
     } else {
         let mut text = String::new();
         let _ = write!(text, "{} disagree with the scalar definition", wrong.join(", "));
@@ -160,7 +158,8 @@ fn memory(machine: &Machine) -> Check {
     };
     let advice = match available {
         Some(free) if free < 2 << 30 => {
-            "a 2 B model takes about 1.5 GiB: free some, or lower --kv-memory".to_owned()
+            "a model of 2 B weights takes about 1.5 GiB: free memory, or lower --kv-memory"
+                .to_owned()
         }
         _ => String::new(),
     };
@@ -170,7 +169,7 @@ fn memory(machine: &Machine) -> Check {
 fn huge_pages(machine: &Machine) -> Check {
     let found = machine.huge_pages.clone().unwrap_or_else(|| "unknown".to_owned());
     let advice = if found == "never" {
-        "weights read faster with: echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+        "for faster reads of the weights: echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
     } else {
         ""
     };
@@ -181,15 +180,15 @@ fn disk_space(free: Option<u64>) -> Check {
     let found =
         free.map_or_else(|| "unknown".to_owned(), |free| output::bytes(free) + " free here");
     let ok = free.is_none_or(|free| free > 64 << 20);
-    let advice = if ok { "" } else { "a run keeps its state next to its output: free some space" };
+    let advice = if ok { "" } else { "runs keep their state beside their output: free some space" };
     Check { name: "disk", ok, found, advice: advice.to_owned() }
 }
 
-/// A GPU is not needed: what is missing is said, and is no failure.
+/// Checks the GPU, which is optional: its absence is not a failure.
 fn gpu(gpus: &Result<Devices, CudaLoadError>) -> Check {
     let (found, advice) = match gpus {
         Ok(Devices { driver, devices }) if devices.is_empty() => {
-            (format!("none; the CUDA driver is there, of version {driver}"), String::new())
+            (format!("none; CUDA driver {driver} is installed"), String::new())
         }
         Ok(Devices { driver, devices }) => {
             let mut text = format!("CUDA driver {driver}");
@@ -205,13 +204,13 @@ fn gpu(gpus: &Result<Devices, CudaLoadError>) -> Check {
                 );
             }
             let advice = match cuda::usable(0) {
-                Ok(()) => "run on it with --device cuda:0, or TRITMILL_DEVICE=auto".to_owned(),
+                Ok(()) => "use it with --device cuda:0, or TRITMILL_DEVICE=auto".to_owned(),
                 Err(error) => error.to_string(),
             };
             (text, advice)
         }
         Err(CudaLoadError::NoDriver) => ("none: no CUDA driver".to_owned(), String::new()),
-        Err(error) => ("none that can be used".to_owned(), error.to_string()),
+        Err(error) => ("none usable".to_owned(), error.to_string()),
     };
     Check { name: "gpu", ok: true, found, advice }
 }

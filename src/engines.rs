@@ -1,4 +1,4 @@
-//! The engines of a command that answers jobs: one for each device.
+//! The engines of a command that answers jobs: one per device.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use tritmill_worker::Device;
 /// Engines of one numerics class.
 pub struct Engines {
     pub devices: Vec<Device>,
-    /// What all of them have.
+    /// Numerics class of all engines.
     pub numerics_class: String,
-    /// The instruction set of their kernels, if they run on the processor.
+    /// Instruction set of their kernels, empty on GPUs.
     pub isa: String,
 }
 

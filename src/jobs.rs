@@ -1,4 +1,4 @@
-//! `tritmill watch | results | cancel`: jobs by hand and from scripts.
+//! `tritmill watch | results | cancel`: the state and results of single jobs.
 
 use std::{collections::BTreeMap, io::IsTerminal as _, process::ExitCode, time::Duration};
 
@@ -19,21 +19,33 @@ use crate::{
     servers::{Mode, ModeOptions},
 };
 
-/// Some jobs or lines had no answer.
+/// Help after the arguments of `results` and `cancel`.
+pub const RESULTS_HELP: &str = "\
+Examples:
+  tritmill results 0199f3c2-…
+  tritmill results 0199f3c2-… --redis redis://localhost --fast --queue demo@i2_s
+
+Exit codes:
+  0 done, 2 some jobs are unknown, 1 could not run";
+pub const CANCEL_HELP: &str = "\
+Examples:
+  tritmill cancel 0199f3c2-… 0199f3c2-…
+
+Exit codes:
+  0 done, 2 some jobs are unknown, 1 could not run";
+
+/// Exit code: some jobs have no answer or are unknown.
 const EXIT_INCOMPLETE: u8 = 2;
 
-/// Which jobs.
+/// Jobs, and where they are.
 #[derive(Debug, Args)]
-#[command(after_help = "\
-Exit codes:
-  0 done, 2 some are unknown, 1 could not run")]
 pub struct JobArguments {
-    /// Ids, as `submit` prints them
+    /// Job ids, as printed by `tritmill submit`
     #[arg(value_name = "ID", required = true)]
     ids: Vec<JobId>,
     #[command(flatten)]
     servers: ModeOptions,
-    /// The jobs' queue, which the fast mode must know
+    /// Queue of the jobs; needed with --fast
     #[arg(
         long,
         value_name = "MODEL@FORMAT",
@@ -61,32 +73,33 @@ impl JobArguments {
     }
 }
 
-/// Wait until jobs are over, with progress, and print them.
+/// Wait until jobs are finished, show progress, and print the jobs.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tritmill watch 0199f3c2-… --timeout 60
+  tritmill watch 0199f3c2-… --follow
 
 Exit codes:
-  0 all completed, 2 some failed, are not over or are unknown, 1 could not run")]
+  0 all completed, 2 some failed, are unfinished or unknown, 1 could not run")]
 pub struct WatchArguments {
     #[command(flatten)]
     jobs: JobArguments,
-    /// Show the text of jobs that stream while it is generated, one job after the other
+    /// Show the text of streaming jobs while it is generated, one job after the other
     #[arg(long)]
     follow: bool,
-    /// Seconds to wait at most
+    /// Maximum seconds to wait
     #[arg(long, value_name = "SECONDS", default_value_t = 86_400,
           value_parser = clap::value_parser!(u64).range(..=31_536_000))]
     timeout: u64,
 }
 
-/// Shows a job's text on standard error as it comes; standard output has the results.
+/// Shows a job's text on standard error while it is generated; results go to standard output.
 async fn follow(client: &Client, id: JobId) {
     let mut events = std::pin::pin!(client.subscribe(id));
     while let Some(event) = events.next().await {
         match event {
-            Ok(JobEvent::Started) => eprintln!("{id} runs"),
+            Ok(JobEvent::Started) => eprintln!("{id} is running"),
             Ok(JobEvent::Delta { text, .. }) => eprint!("{text}"),
             Ok(JobEvent::Finished { state }) => eprintln!("\n{id} is {}", state.as_str()),
             Ok(_) => {}
@@ -95,7 +108,7 @@ async fn follow(client: &Client, id: JobId) {
     }
 }
 
-/// Those of `ids` that there are; says of waiting ones whose queue nobody serves.
+/// Returns the known ids. Warns about unfinished jobs with a queue that has no workers.
 async fn known(
     client: &Client,
     store: Option<&PostgresStore>,
@@ -115,7 +128,7 @@ async fn known(
             Err(error) => return Err(error.into()),
         }
     }
-    // Without a database nobody lists the workers.
+    // Without a database there is no list of workers.
     let Some(store) = store.filter(|_| !queues.is_empty()) else { return Ok(known) };
     let workers = store.workers().await?;
     for (queue, count) in queues {
@@ -131,7 +144,7 @@ async fn known(
 pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
     let jobs = &arguments.jobs;
     jobs.with_client(async |client| {
-        // What is unknown now will not be known later: it is not waited for.
+        // Unknown jobs stay unknown: do not wait for them.
         let store = jobs.servers.mode()?.database().await?;
         let known = known(&client, store.as_deref(), &jobs.ids).await?;
         let bar = ProgressBar::new(jobs.ids.len() as u64);
@@ -144,14 +157,19 @@ pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
                     follow(&client, *id).await;
                 }
             };
-            // What is not over by then is said below.
+            // Unfinished jobs are reported below.
             let _ = tokio::time::timeout(limit, all).await;
         }
         let waited = client.wait_all(&known, limit, |waited| {
-            bar.set_position(waited.done() as u64);
+            bar.set_position(waited.finished() as u64);
             bar.set_message(format!("{} failed", waited.failed));
             if !terminal {
-                eprintln!("{}/{} over, {} failed", waited.done(), waited.total, waited.failed);
+                eprintln!(
+                    "{}/{} finished, {} failed",
+                    waited.finished(),
+                    waited.total,
+                    waited.failed
+                );
             }
         });
         let waited = waited.await;
@@ -186,10 +204,10 @@ pub fn cancel(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
             output::line(line)?;
             match state {
                 Some(_) if is_cancelled => eprintln!("{id}: cancelled"),
-                Some(state) => eprintln!("{id}: over already, {state}"),
+                Some(state) => eprintln!("{id}: already finished, {state}"),
                 None => {
                     unknown += 1;
-                    say_unknown(*id);
+                    report_unknown(*id);
                 }
             }
         }
@@ -197,20 +215,20 @@ pub fn cancel(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn say_unknown(id: JobId) {
-    eprintln!("no job {id}: never submitted here, or deleted");
+fn report_unknown(id: JobId) {
+    eprintln!("no job {id}: it was never submitted to these servers, or was deleted");
 }
 
-/// Prints them; returns how many are unknown.
+/// Prints jobs and returns the number of unknown ones.
 async fn print_all(client: &Client, ids: &[JobId]) -> anyhow::Result<usize> {
     let mut unknown = 0;
     for id in ids {
         match client.result(*id).await {
-            Ok(record) => output::line(story(&record))?,
+            Ok(record) => output::line(as_json(&record))?,
             Err(ClientError::Unknown(id)) => {
                 output::line(json!({ "id": id.to_string(), "state": Value::Null }))?;
                 unknown += 1;
-                say_unknown(id);
+                report_unknown(id);
             }
             Err(error) => return Err(error.into()),
         }
@@ -218,9 +236,9 @@ async fn print_all(client: &Client, ids: &[JobId]) -> anyhow::Result<usize> {
     Ok(unknown)
 }
 
-/// A job as JSON for people and scripts: without its prompt, which may be nobody's business.
-pub fn story(record: &JobRecord) -> Value {
-    let mut story = json!({
+/// Returns a job as JSON, without its prompt, which may be confidential.
+pub fn as_json(record: &JobRecord) -> Value {
+    let mut job = json!({
         "id": record.job.id.to_string(),
         "queue": record.job.queue.to_string(),
         "priority": record.job.priority.as_str(),
@@ -230,15 +248,15 @@ pub fn story(record: &JobRecord) -> Value {
     });
     match &record.outcome {
         Some(Outcome::Completed(completion)) => {
-            story["choices"] = json!(completion.choices);
-            story["usage"] = json!(completion.usage);
-            story["numerics_class"] = json!(completion.fingerprint);
+            job["choices"] = json!(completion.choices);
+            job["usage"] = json!(completion.usage);
+            job["numerics_class"] = json!(completion.fingerprint);
         }
-        Some(Outcome::Error(error)) => story["error"] = json!(error),
+        Some(Outcome::Error(error)) => job["error"] = json!(error),
         Some(Outcome::Expired) | None => {}
     }
     if record.state == JobState::Expired {
-        story["error"] = json!({ "code": "expired", "message": "the deadline passed" });
+        job["error"] = json!({ "code": "expired", "message": "the deadline passed" });
     }
-    story
+    job
 }

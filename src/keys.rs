@@ -1,4 +1,4 @@
-//! `tritmill keys`: who may use the API.
+//! `tritmill keys`: API keys.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -14,34 +14,34 @@ use uuid::Uuid;
 
 use crate::{output, servers::Servers};
 
-/// Make, list and revoke API keys.
+/// Create, list and revoke API keys.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make a key and print its secret, which is shown this once
+    /// Create a key and print its secret, which is not shown again
     Create(Create),
     /// List keys, without their secrets
     List(List),
-    /// Revoke keys: they open nothing from now on
+    /// Revoke keys at once
     Revoke(Revoke),
 }
 
-/// Make a key.
+/// Create a key and print its secret, which is not shown again.
 ///
-/// Each role includes the one before it: read sees what is the tenant's, submit asks for work,
-/// operate runs the service.
+/// Each role includes the one before it: read reads the tenant's data, submit submits jobs, operate
+/// runs the service.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tritmill keys create --tenant acme --role submit --name 'nightly reports'
   export OPENAI_API_KEY=$(tritmill keys create)")]
 pub struct Create {
-    /// Whose requests it makes
+    /// Tenant of the key
     #[arg(long, value_name = "NAME", default_value = "default")]
     tenant: String,
-    /// What it allows
+    /// Role of the key
     #[arg(long, default_value = "submit", value_parser = ["read", "submit", "operate"])]
     role: String,
-    /// What people call it
+    /// Name of the key, for people
     #[arg(long, value_name = "TEXT", default_value = "")]
     name: String,
     /// Print id, tenant, role and secret as JSON
@@ -69,32 +69,32 @@ Examples:
   tritmill keys list
   tritmill keys revoke 019aa0de-3f5c-7d61-b8f7-2c7f1d9b7c11")]
 pub struct Revoke {
-    /// Ids, as `keys list` prints them
+    /// Key ids, as printed by `tritmill keys list`
     #[arg(required = true, value_name = "ID")]
     ids: Vec<Uuid>,
     #[command(flatten)]
     keeper: Keeper,
 }
 
-/// Where the keys, and what is set for queues, are kept.
+/// The store of keys and queue settings.
 #[derive(Debug, Args)]
 pub struct Keeper {
     #[command(flatten)]
     servers: Servers,
-    /// The file of a standalone service without servers
+    /// Store file of a standalone service without servers
     #[arg(long, value_name = "FILE", help_heading = "Servers")]
     store: Option<PathBuf>,
 }
 
 impl Keeper {
-    /// Opens it.
+    /// Opens the store.
     pub async fn open(&self) -> anyhow::Result<Box<dyn FrontStore>> {
         let Some(file) = &self.store else {
             let store = PostgresStore::connect(self.servers.database()?).await;
             return Ok(Box::new(store.context("cannot use the database")?));
         };
         if !file.exists() {
-            bail!("there is no {}", file.display());
+            bail!("{} does not exist", file.display());
         }
         let store = SqliteStore::open(file).await;
         Ok(Box::new(store.with_context(|| format!("cannot use {}", file.display()))?))
@@ -155,7 +155,7 @@ async fn revoke(arguments: &Revoke) -> anyhow::Result<ExitCode> {
         match store.revoke_key(*id).await.context("cannot revoke")? {
             true => eprintln!("{id} is revoked"),
             false => {
-                eprintln!("{id} is no key that opens anything");
+                eprintln!("{id} is not a valid key");
                 code = ExitCode::from(2);
             }
         }

@@ -1,8 +1,8 @@
 //! The `tritmill` command line: one file per command, which parses its arguments, calls the crates
-//! that do the work and prints what they return.
+//! that do the work and prints the results.
 //!
-//! Results go to standard output, everything else to standard error. Exit codes: 0 it worked,
-//! 1 it could not (one line says why), and those that a command's help names.
+//! Results go to standard output, everything else to standard error. Exit codes: 0 success, 1 failure
+//! (with one line of error message), and others that the help of a command names.
 
 mod admin;
 mod answering;
@@ -40,46 +40,48 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Answer 1000 lines with the built-in model: shows that everything works, and how fast
+    /// Answer 1000 lines with the built-in model, to check and time the installation
     Demo(demo::Arguments),
     /// Answer files of requests
     #[command(subcommand)]
     Batch(Batch),
-    /// Answer the jobs of a queue
+    /// Run a worker that answers the jobs of a queue
     Worker(Box<worker::Arguments>),
     /// Serve the OpenAI-compatible API
     Admin(Box<admin::Arguments>),
-    /// Make, list and revoke API keys
+    /// Create, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::Command),
-    /// Serve the API and answer its requests, in one process, with servers or without
+    /// Run API and worker in one process, with Redis and Postgres or without
     Standalone(Box<standalone::Arguments>),
-    /// Bring the database's tables up to date
+    /// Create or update the tables of the database
     Migrate(migrate::Arguments),
-    /// Put jobs into a queue
+    /// Submit jobs to a queue
     Submit(submit::Arguments),
     /// Wait for jobs and print them
     Watch(jobs::WatchArguments),
-    /// Print jobs as they are now
+    /// Print the states and results of jobs
+    #[command(after_help = jobs::RESULTS_HELP)]
     Results(jobs::JobArguments),
-    /// Withdraw jobs
+    /// Cancel jobs
+    #[command(after_help = jobs::CANCEL_HELP)]
     Cancel(jobs::JobArguments),
-    /// List, pause, resume and bound queues
+    /// List, pause, resume and limit queues
     #[command(subcommand)]
     Queue(operate::QueueCommand),
-    /// List workers, ask them to drain
+    /// List workers and drain them
     #[command(subcommand)]
     Workers(operate::WorkersCommand),
-    /// Look at jobs that failed for good, replay or delete them
+    /// List dead letters (jobs that failed permanently), replay or delete them
     #[command(subcommand)]
     Dlq(operate::DlqCommand),
-    /// Look into models, run them once, make and convert them
+    /// Inspect, run, create and convert models
     #[command(subcommand)]
     Model(model::Command),
-    /// Measure speed on this machine
+    /// Benchmark this machine
     #[command(subcommand)]
     Bench(bench::Command),
-    /// Say what this machine has, what is missing and how to get it
+    /// Check what this machine has and what is missing
     Doctor(doctor::Arguments),
 }
 
@@ -103,7 +105,7 @@ fn main() -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
-            // Printing fails only when nobody listens.
+            // Printing fails only if the output is closed.
             let _ = error.print();
             return ExitCode::from(u8::from(error.use_stderr()));
         }
@@ -144,6 +146,30 @@ mod tests {
 
     #[test]
     fn every_command_is_well_formed() {
-        settings::apply(Cli::command()).expect("no file is here").debug_assert();
+        settings::apply(Cli::command()).expect("no settings file is here").debug_assert();
+    }
+
+    /// Adds what the help of a command and its subcommands lacks to `missing`.
+    fn check_help(command: &clap::Command, path: &str, missing: &mut Vec<String>) {
+        if command.get_about().is_none() {
+            missing.push(format!("{path}: description"));
+        }
+        for argument in command.get_arguments().filter(|argument| argument.get_help().is_none()) {
+            missing.push(format!("{path}: help of {}", argument.get_id()));
+        }
+        let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        if !command.has_subcommands() && !(after.contains("Examples:") && after.contains(path)) {
+            missing.push(format!("{path}: an example"));
+        }
+        for sub in command.get_subcommands() {
+            check_help(sub, &format!("{path} {}", sub.get_name()), missing);
+        }
+    }
+
+    #[test]
+    fn every_command_has_a_description_examples_and_help_for_its_arguments() {
+        let mut missing = Vec::new();
+        check_help(&Cli::command(), "tritmill", &mut missing);
+        assert!(missing.is_empty(), "{missing:#?}");
     }
 }

@@ -1,4 +1,4 @@
-//! `tritmill migrate`: brings the database's schema up to date.
+//! `tritmill migrate`: updates the schema of the database.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -10,9 +10,9 @@ use crate::servers::Servers;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Create the database's tables, or bring them up to date.
+/// Create or update the tables of the database.
 ///
-/// Safe to run from several places at once, and while workers of the last release run.
+/// Several processes may run it at once, also while workers of the previous release run.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -21,9 +21,8 @@ Examples:
 pub struct Arguments {
     #[command(flatten)]
     servers: Servers,
-    /// Days that jobs and results are kept after they are over. Holds for the whole database, all
-    /// queues and workers, until it is set again; at first it is 365. Jobs go by whole days, a day
-    /// when the last of its jobs is that long over
+    /// Days to keep finished jobs and results, for the whole database, until it is set again; initially
+    /// 365. Jobs are deleted by whole days, when the last job of a day is old enough
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
     retention: Option<u32>,
 }
@@ -34,7 +33,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Brings a database up to date; it keeps jobs for `retention` days from now on, or as before.
+/// Updates a database and sets its retention in days, if given.
 pub fn up(url: &str, retention: Option<u32>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     runtime.block_on(PostgresStore::migrate(url)).context("cannot migrate the database")?;
@@ -46,6 +45,6 @@ pub fn up(url: &str, retention: Option<u32>) -> anyhow::Result<()> {
         store.retention().await
     });
     let days = kept.context("cannot use the database")?.as_secs() / DAY.as_secs();
-    eprintln!("the database is up to date; it keeps jobs for {days} days after they are over");
+    eprintln!("the database is up to date; it keeps finished jobs for {days} days");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `tritmill queue | workers | dlq`: what operators see and set.
+//! `tritmill queue | workers | dlq`: commands of operators.
 
 mod classes;
 
@@ -16,75 +16,86 @@ use tritmill_queue::{
 };
 
 use self::classes::{ClassArguments, ShowArguments};
-use crate::{jobs::story, output, servers::Servers};
+use crate::{jobs, output, servers::Servers};
 
-/// Some of what was named was not there.
+/// Exit code: some of the named jobs were not found.
 const EXIT_INCOMPLETE: u8 = 2;
 
-/// Queues: list them, pause and resume them, bound them, say who may serve them.
+/// List, pause, resume and limit queues, and manage their numerics classes.
 #[derive(Debug, Subcommand)]
 pub enum QueueCommand {
-    /// Every queue with its jobs by state
+    /// List queues with their jobs by state
+    #[command(after_help = "Examples:\n  tritmill queue list --json")]
     List(ListArguments),
-    /// What is set for one, and the numerics classes that serve it
+    /// Show the settings of a queue and the numerics classes of its workers
     Show(ShowArguments),
-    /// Let workers take nothing new
+    /// Pause a queue: workers finish running jobs and take no new ones
+    #[command(after_help = "Examples:\n  tritmill queue pause demo@i2_s")]
     Pause(QueueArguments),
-    /// Let them go on
+    /// Resume a paused queue
+    #[command(after_help = "Examples:\n  tritmill queue resume demo@i2_s")]
     Resume(QueueArguments),
-    /// Bound the backlog
+    /// Limit the backlog of a queue
     Limit(LimitArguments),
-    /// Let workers of another numerics class serve it as well
+    /// Allow workers of another numerics class to serve a queue, too
     AllowClass(ClassArguments),
-    /// Take that back: they drain
+    /// Withdraw an allowed numerics class: its workers drain
     WithdrawClass(ClassArguments),
-    /// Forget the numerics classes, for another model or other settings; refused while it is served
+    /// Delete the numerics classes of a queue, to serve another model or other settings; refused while
+    /// workers serve the queue
+    #[command(after_help = "Examples:\n  tritmill queue reset-class demo@i2_s")]
     ResetClass(QueueArguments),
 }
 
-/// Workers: list them, ask them to drain.
+/// List workers and drain them.
 #[derive(Debug, Subcommand)]
 pub enum WorkersCommand {
-    /// Every worker that was heard of lately
+    /// List workers with a recent heartbeat
+    #[command(after_help = "Examples:\n  tritmill workers list --json")]
     List(ListArguments),
-    /// Ask a worker to finish what runs and exit
+    /// Ask a worker to finish its running jobs and exit
+    #[command(after_help = "Examples:\n  tritmill workers drain host-1-4242-19a2b3c4d5")]
     Drain(DrainArguments),
 }
 
-/// Dead letters: jobs that failed for good.
+/// Look at dead letters (jobs that failed permanently), replay or delete them.
 #[derive(Debug, Subcommand)]
 pub enum DlqCommand {
-    /// Dead letters of a queue
+    /// List the dead letters of a queue
+    #[command(after_help = "Examples:\n  tritmill dlq list demo@i2_s --limit 10")]
     List(DlqListArguments),
-    /// Everything about some
+    /// Print dead letters with their prompts and errors
+    #[command(after_help = "Examples:\n  tritmill dlq show 0199f3c2-…")]
     Show(DlqArguments),
-    /// Submit them again as new jobs
+    /// Submit dead letters again as new jobs
+    #[command(after_help = "Examples:\n  tritmill dlq replay 0199f3c2-… 0199f3c2-…")]
     Replay(DlqArguments),
-    /// Delete them
+    /// Delete dead letters
+    #[command(after_help = "Examples:\n  tritmill dlq purge 0199f3c2-…")]
     Purge(DlqArguments),
 }
 
-/// Only where the servers are.
+/// Arguments of the lists.
 #[derive(Debug, Args)]
 pub struct ListArguments {
-    /// Print one line of JSON for each
+    /// Print one line of JSON for each item
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     servers: Servers,
 }
 
-/// Which queue.
+/// A queue.
 #[derive(Debug, Args)]
 pub struct QueueArguments {
-    /// MODEL@FORMAT
+    /// Queue, as MODEL@FORMAT
     #[arg(value_parser = queue_name)]
     queue: QueueName,
     #[command(flatten)]
     servers: Servers,
 }
 
-/// Which queue, and its bound.
+/// A queue and its limit.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -93,53 +104,54 @@ Examples:
   tritmill queue limit demo@i2_s 9000000 --tenant big-customer
   tritmill queue limit demo@i2_s
 
-Producers heed it within seconds: what would pass the bound is refused with a time to try again.")]
+Producers apply it within seconds: jobs beyond the limit are refused with a time to try again.")]
 pub struct LimitArguments {
     #[command(flatten)]
     queue: QueueArguments,
-    /// Tokens that may wait; none lifts the bound
+    /// Maximum tokens of queued jobs; without it the limit is removed
     #[arg(value_name = "TOKENS")]
     tokens: Option<u64>,
-    /// Bound what waits of this tenant's only
+    /// Limit the jobs of this tenant only
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Bound what waits of each tenant that has no bound of its own
+    /// Limit the jobs of each tenant without a limit of its own
     #[arg(long, conflicts_with = "tenant")]
     each_tenant: bool,
 }
 
-/// Which worker.
+/// A worker.
 #[derive(Debug, Args)]
 pub struct DrainArguments {
-    /// Its name, as `workers list` prints it
+    /// Name of the worker, as printed by `tritmill workers list`
     owner: String,
     #[command(flatten)]
     servers: Servers,
 }
 
-/// Which queue's dead letters.
+/// A queue and a page of its dead letters.
 #[derive(Debug, Args)]
 pub struct DlqListArguments {
     #[command(flatten)]
     queue: QueueArguments,
-    /// How many
+    /// Maximum number of dead letters
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: u32,
-    /// Only those after this one
+    /// List those after this id
     #[arg(long, value_name = "ID")]
     after: Option<JobId>,
 }
 
-/// Which dead letters.
+/// Dead letters.
 #[derive(Debug, Args)]
 pub struct DlqArguments {
-    /// Ids, as `dlq list` prints them
+    /// Ids, as printed by `tritmill dlq list`
     #[arg(value_name = "ID", required = true)]
     ids: Vec<JobId>,
     #[command(flatten)]
     servers: Servers,
 }
 
+/// Parses MODEL@FORMAT.
 pub fn queue_name(text: &str) -> Result<QueueName, String> {
     match text.rsplit_once('@') {
         Some((model, format)) if !model.is_empty() && !format.is_empty() => {
@@ -152,7 +164,7 @@ pub fn queue_name(text: &str) -> Result<QueueName, String> {
     }
 }
 
-/// Runs something on the store.
+/// Connects to the store and runs `work`.
 fn with_store<T>(
     servers: &Servers,
     work: impl AsyncFnOnce(Arc<PostgresStore>) -> anyhow::Result<T>,
@@ -164,7 +176,7 @@ fn with_store<T>(
     })
 }
 
-/// Runs what asks a store of either kind.
+/// Runs a future on a new runtime.
 fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Runtime::new().context("cannot start the async runtime")?.block_on(work)
 }
@@ -177,11 +189,11 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
         }
         QueueCommand::Pause(QueueArguments { queue, servers }) => {
             with_store(&servers, async |store| Ok(store.set_paused(&queue, true).await?))?;
-            eprintln!("{queue} is paused: workers finish what runs and take nothing new");
+            eprintln!("{queue} is paused: workers finish running jobs and take no new ones");
         }
         QueueCommand::Resume(QueueArguments { queue, servers }) => {
             with_store(&servers, async |store| Ok(store.set_paused(&queue, false).await?))?;
-            eprintln!("{queue} goes on");
+            eprintln!("{queue} is resumed");
         }
         QueueCommand::Limit(arguments) => limit(arguments)?,
         QueueCommand::Show(arguments) => block_on(classes::show(&arguments))?,
@@ -190,8 +202,10 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
         QueueCommand::ResetClass(QueueArguments { queue, servers }) => {
             let had = with_store(&servers, async |store| Ok(store.reset_class(&queue).await?))?;
             match had {
-                Some(class) => eprintln!("{queue} was of class '{class}'; the next worker sets it"),
-                None => eprintln!("{queue} has no class: the next worker sets it"),
+                Some(class) => {
+                    eprintln!("{queue} had class '{class}'; the next worker sets a new one")
+                }
+                None => eprintln!("{queue} has no class; the next worker sets one"),
             }
         }
     }
@@ -209,14 +223,14 @@ fn limit(arguments: LimitArguments) -> anyhow::Result<()> {
         }
         Ok(())
     })?;
-    let whose = match tenant {
+    let scope = match tenant {
         Some(Tenant(name)) => format!("{queue}: tenant {name}"),
         None if each_tenant => format!("{queue}: each tenant"),
         None => queue.to_string(),
     };
     match tokens {
-        Some(tokens) => eprintln!("{whose} is bounded at {tokens} tokens"),
-        None => eprintln!("{whose} is not bounded any more"),
+        Some(tokens) => eprintln!("{scope} is limited to {tokens} tokens"),
+        None => eprintln!("{scope} has no limit now"),
     }
     Ok(())
 }
@@ -245,20 +259,20 @@ fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {
             }))?;
             continue;
         }
-        let waiting = progress.queued + progress.scheduled + progress.retrying;
+        let pending = progress.queued + progress.scheduled + progress.retrying;
         output::line(format_args!(
-            "{name:<32} {workers:>7} {waiting:>9} {:>9} {:>10} {:>7} {:>9}  {}",
+            "{name:<32} {workers:>7} {pending:>9} {:>9} {:>10} {:>7} {:>9}  {}",
             progress.running,
             progress.completed,
             progress.failed,
             oldest_queued.map_or("-".to_owned(), |age| age.as_secs().to_string()),
-            condition(settings, waiting > 0 && *workers == 0, *overdue)
+            condition(settings, pending > 0 && *workers == 0, *overdue)
         ))?;
     }
     Ok(())
 }
 
-/// What an operator should know of a queue, in words.
+/// Describes the state of a queue.
 fn condition(settings: &QueueState, is_unserved: bool, overdue: u64) -> String {
     let mut text = if settings.paused { "paused" } else { "open" }.to_owned();
     if !settings.allowed_classes.is_empty() {
@@ -296,7 +310,7 @@ pub fn workers(command: WorkersCommand) -> anyhow::Result<ExitCode> {
                             (true, false) => "serves",
                         };
                         output::line(format_args!(
-                            "{}  {state} {}  {}/{} running  {:.0} tokens/s  heard {silent:.0} s ago",
+                            "{}  {state} {}  {}/{} running  {:.0} tokens/s  last heartbeat {silent:.0} s ago",
                             beat.owner, beat.queue, beat.running, beat.slots, beat.tokens_per_s
                         ))?;
                     }
@@ -324,9 +338,9 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
         }) => {
             with_store(&servers, async |store| {
                 for letter in store.dead_letters(&queue, limit, after).await? {
-                    let mut story = story(&letter.record);
-                    story["replay_of"] = json!(letter.replay_of.map(|id| id.to_string()));
-                    output::line(story)?;
+                    let mut job = jobs::as_json(&letter.record);
+                    job["replay_of"] = json!(letter.replay_of.map(|id| id.to_string()));
+                    output::line(job)?;
                 }
                 Ok(())
             })?;
@@ -335,9 +349,9 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
             use tritmill_queue::Store as _;
             for id in &ids {
                 let record = store.job(*id).await?.with_context(|| format!("no job {id}"))?;
-                let mut story = story(&record);
-                story["job"] = json!(record.job);
-                output::line(story)?;
+                let mut job = jobs::as_json(&record);
+                job["job"] = json!(record.job);
+                output::line(job)?;
             }
             Ok(())
         })?,
@@ -347,7 +361,7 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
                 let (id, of) = (replay.job.id.to_string(), replay.replay_of.to_string());
                 output::line(json!({ "id": id, "replay_of": of }))?;
             }
-            // Workers find them in the store as well; this is only sooner.
+            // Workers would find them in the store, only later.
             if let Ok(Some(given)) = servers.given() {
                 let entries: Vec<Entry> =
                     replays.iter().map(|replay| Job::entry(&replay.job)).collect();
@@ -357,7 +371,7 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
             let of = |id: &&JobId| !replays.iter().any(|replay| replay.replay_of == **id);
             let others: Vec<&JobId> = ids.iter().filter(of).collect();
             for id in &others {
-                eprintln!("{id}: not replayed: no dead letter, or one that cannot be read");
+                eprintln!("{id}: not replayed: not a dead letter, or it cannot be read");
             }
             if !others.is_empty() {
                 return Ok(ExitCode::from(EXIT_INCOMPLETE));
@@ -368,7 +382,7 @@ pub fn dlq(command: DlqCommand) -> anyhow::Result<ExitCode> {
             eprintln!("{count} dead letters deleted");
             let wanted: HashSet<&JobId> = ids.iter().collect();
             if usize::try_from(count) != Ok(wanted.len()) {
-                eprintln!("the others are no dead letters");
+                eprintln!("the other ids are not dead letters");
                 return Ok(ExitCode::from(EXIT_INCOMPLETE));
             }
         }

@@ -1,4 +1,4 @@
-//! Options that several commands share: which model, and how to run it.
+//! Options of several commands: the model, and how to run it.
 
 use std::{num::NonZeroUsize, path::Path, str::FromStr, sync::Arc};
 
@@ -19,10 +19,10 @@ use tritmill_queue::QueueName;
 
 use crate::demo_model;
 
-/// Which model to run.
+/// The model to run.
 #[derive(Debug, Clone, Args)]
 pub struct ModelOption {
-    /// Model to run: a Hugging Face folder, a .gguf file, or `demo`, which is built in
+    /// Model: a Hugging Face folder, a .gguf file, or `demo`, which is built in
     #[arg(long, value_name = "PATH", default_value = demo_model::NAME)]
     pub model: String,
 }
@@ -47,29 +47,29 @@ pub fn open(model: &str) -> anyhow::Result<Arc<Model>> {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct RunOptions {
-    /// Where to run: cpu, cuda:0 (or another GPU's number), several GPUs as in cuda:0,cuda:1, cuda:all,
-    /// or auto: the first GPU if there is one that will do, else the CPU
+    /// Device: cpu, cuda:0 (or another GPU), several GPUs as in cuda:0,cuda:1, cuda:all, or auto: the
+    /// first usable GPU, else the CPU
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Devices,
-    /// Packing of the ternary weights; the answers are the same for each
+    /// Packing of the ternary weights; all give the same answers
     #[arg(long, default_value = "i2_s", value_parser = one_of::<Format>(&["i2_s", "tl1", "tl2"]))]
     pub format: Format,
-    /// Threads of a step [default: one for each core]
+    /// Threads of a step [default: one per core]
     #[arg(long, value_name = "N", value_parser = up_to::<1024>)]
     pub threads: Option<NonZeroUsize>,
-    /// Kernels to use [default: the fastest this machine has]
+    /// Instruction set of the kernels [default: the fastest of this machine]
     #[arg(
         long,
         env = "TRITMILL_ISA",
         value_parser = one_of::<Isa>(&["scalar", "avx2", "avx512", "amx"])
     )]
     pub isa: Option<Isa>,
-    /// Element type of the KV cache: f16; q8, in 8 bits (about half the memory, changes answers); f32 to
-    /// compare with references
+    /// Element type of the KV cache: f16; q8, in 8 bits (about half the memory, changes answers); f32, for
+    /// comparison with references
     #[arg(long, default_value = "f16", value_parser = one_of::<KvType>(&["f16", "f32", "q8"]))]
     pub kv: KvType,
-    /// Head: exact as in the file; full, the same without a copy that says which rows may matter
-    /// (slower, a third less memory); q8, in 8 bits (changes answers)
+    /// Head: exact, as in the file; full, the same without the 8-bit copy that preselects rows (slower, a
+    /// third less memory); q8, in 8 bits (changes answers)
     #[arg(
         long,
         default_value = "exact",
@@ -79,13 +79,13 @@ pub struct RunOptions {
 }
 
 impl RunOptions {
-    /// As [`Self::engine`], on the one device that is asked for.
+    /// As [`Self::engine`], on the one chosen device.
     pub fn engine_on_one(&self) -> anyhow::Result<EngineOptions> {
         let device = self.device.one().context("--device")?;
         Ok(EngineOptions { device, ..self.engine() })
     }
 
-    /// The options of an engine on any of the devices, with its own defaults for the rest.
+    /// Returns the options of an engine, with defaults for the rest.
     pub fn engine(&self) -> EngineOptions {
         EngineOptions {
             format: self.format,
@@ -97,7 +97,7 @@ impl RunOptions {
         }
     }
 
-    /// The same options as words of a command line.
+    /// Returns the options as words of a command line.
     pub fn words(&self) -> Vec<String> {
         let Self { device, format, threads, isa, kv, head } = self;
         let mut words = vec![
@@ -112,21 +112,21 @@ impl RunOptions {
     }
 }
 
-/// How many sequences to run at once, and the memory for them.
+/// Number of concurrent sequences and their memory.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct CapacityOptions {
-    /// Sequences that run at once, on each device
+    /// Concurrent sequences per device
     #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<65536>)]
     pub max_sequences: NonZeroUsize,
-    /// Memory of the KV cache in MiB, on each device [default: what the sequences need, at most 1024; on
-    /// a GPU at most nine tenths of what is free beside the weights]
+    /// Memory of the KV cache per device, in MiB [default: as much as the sequences need, up to 1024; on a
+    /// GPU up to nine tenths of the memory that the weights leave free]
     #[arg(long, value_name = "MIB")]
     pub kv_memory: Option<u64>,
 }
 
 impl CapacityOptions {
-    /// `options` with this capacity.
+    /// Returns `options` with this capacity.
     pub fn apply(&self, options: EngineOptions) -> EngineOptions {
         EngineOptions {
             max_sequences: self.max_sequences.get(),
@@ -136,13 +136,13 @@ impl CapacityOptions {
     }
 }
 
-/// A count from 1 to `MAX`.
+/// Parses a count from 1 to `MAX`.
 pub fn up_to<const MAX: usize>(text: &str) -> Result<NonZeroUsize, String> {
     let count = text.parse::<usize>().ok().filter(|count| *count <= MAX);
     count.and_then(NonZeroUsize::new).ok_or_else(|| format!("expected a number from 1 to {MAX}"))
 }
 
-/// The name of a model, as queues bear it.
+/// Parses the name of a model, as part of a queue name.
 pub fn model_name(text: &str) -> Result<String, String> {
     match QueueName::check_part(text) {
         Ok(()) => Ok(text.to_owned()),
@@ -150,7 +150,7 @@ pub fn model_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A parser of names that lists them in help and errors.
+/// Returns a parser of names that lists them in help and errors.
 fn one_of<T>(names: &'static [&'static str]) -> impl TypedValueParser<Value = T>
 where
     T: FromStr + Clone + Send + Sync + 'static,

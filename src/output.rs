@@ -1,10 +1,10 @@
-//! How the program speaks: log lines, results and errors.
+//! Output of the program: log, results and errors.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
 use tracing_subscriber::EnvFilter;
 
-/// Sends log lines to standard error; `RUST_LOG` chooses them, warnings by default.
+/// Starts the log on standard error; `RUST_LOG` filters it, the default is warnings.
 pub fn start_log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     let is_terminal = io::stderr().is_terminal();
@@ -17,14 +17,14 @@ pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
     writeln!(io::stdout().lock(), "{text}")
 }
 
-/// Whether the reader of standard output went away, which is no failure.
+/// Returns whether the reader of standard output closed it, which is not a failure.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io_error = error.downcast_ref::<io::Error>();
     io_error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// An error with its causes on one line. A cause that the message before it already ends with is
-/// not repeated.
+/// Returns an error with its causes on one line. A cause is left out if the text before it ends with
+/// it.
 pub fn one_line(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
@@ -38,7 +38,7 @@ pub fn one_line(error: &anyhow::Error) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Bytes for people: `1.18 GiB`.
+/// Formats bytes as `1.18 GiB`.
 pub fn bytes(count: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_said_once_and_on_one_line() {
+    fn causes_are_on_one_line_without_repetition() {
         let cause = || Err::<(), _>(anyhow::anyhow!("no such\nfile"));
         let check = |error: anyhow::Error, expect: &str| assert_eq!(one_line(&error), expect);
         check(cause().expect_err("made above"), "no such file");
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_readable() {
+    fn bytes_have_a_binary_unit() {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.50 KiB");

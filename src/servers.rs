@@ -1,4 +1,4 @@
-//! Where Redis and Postgres are, and connecting to them.
+//! Connections to Redis and Postgres.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,42 +12,42 @@ use tritmill_queue::{
     store::{PostgresOptions, PostgresStore, RedisStore, classes::ClassError},
 };
 
-/// The servers that producers and workers share.
+/// URLs of the servers that producers and workers share.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Servers")]
 pub struct Servers {
-    /// Redis: redis://, rediss://, redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST
+    /// URL of Redis: redis://, rediss://, redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST
     #[arg(long, value_name = "URL", env = "REDIS_URL", hide_env_values = true)]
     pub redis: Option<String>,
-    /// Postgres: postgres://USER:PASSWORD@HOST/DATABASE
+    /// URL of Postgres: postgres://USER:PASSWORD@HOST/DATABASE
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
     pub database: Option<String>,
 }
 
-/// How long to wait for Redis to say whether a queue is a fast one.
+/// Time limit for asking Redis whether a queue is fast.
 const LOOK_LIMIT: Duration = Duration::from_secs(1);
 /// Jobs deleted in one call.
 const DELETE_CHUNK: usize = 1000;
 
-/// The servers of a command that knows both modes.
+/// Servers of a command that supports both modes.
 #[derive(Debug, Clone, Args)]
 pub struct ModeOptions {
     #[command(flatten)]
     pub servers: Servers,
-    /// Fast mode, without a database: Redis alone keeps the jobs, for a day after they are over. A
-    /// crash of Redis loses about its last second, or everything if it writes no append-only file
+    /// Fast mode, without a database: Redis alone keeps the jobs, finished ones for a day. A crash of
+    /// Redis loses about the last second, or everything without an append-only file
     #[arg(long, help_heading = "Servers")]
     pub fast: bool,
 }
 
 impl ModeOptions {
-    /// What the command needs for its mode.
+    /// Returns the servers of the chosen mode.
     pub fn mode(&self) -> anyhow::Result<Mode<'_>> {
         if !self.fast {
             return self.servers.needed().map(Mode::Journalled);
         }
         if self.servers.database.is_some() {
-            bail!("--fast keeps nothing in a database: leave out --database (and DATABASE_URL)");
+            bail!("--fast uses no database: leave out --database (and DATABASE_URL)");
         }
         let redis = self.servers.redis.as_deref();
         redis.map(Mode::Fast).context("--fast needs --redis (or REDIS_URL)")
@@ -57,20 +57,20 @@ impl ModeOptions {
 /// The servers of one mode.
 #[derive(Clone, Copy)]
 pub enum Mode<'a> {
-    /// Both.
+    /// Redis and Postgres.
     Journalled(Given<'a>),
-    /// The address of Redis.
+    /// The URL of Redis.
     Fast(&'a str),
 }
 
 impl Mode<'_> {
-    /// The dispatcher, which connects when it is used: Redis may be away for now.
+    /// Returns the dispatcher, which connects when it is used: Redis may be down now.
     pub fn dispatcher(self) -> anyhow::Result<RedisDispatcher> {
         let (Self::Journalled(Given { redis, .. }) | Self::Fast(redis)) = self;
         RedisDispatcher::new(redis, BacklogLimit::default()).context("--redis")
     }
 
-    /// The database, if there is one.
+    /// Connects to the database, if there is one.
     pub async fn database(self) -> anyhow::Result<Option<Arc<PostgresStore>>> {
         match self {
             Self::Journalled(given) => given.store().await.map(Some),
@@ -79,17 +79,17 @@ impl Mode<'_> {
     }
 }
 
-/// Where jobs are kept.
+/// The store of jobs.
 #[derive(Clone)]
 pub enum Keeper {
-    /// In the database.
+    /// Postgres.
     Journal(Arc<PostgresStore>),
-    /// In Redis alone.
+    /// Redis alone.
     Fast(RedisStore),
 }
 
 impl Keeper {
-    /// In the database if there is one, else in the dispatcher's Redis, if that is fit.
+    /// Uses the database if there is one, else the dispatcher's Redis, if it can keep jobs safely.
     pub async fn of(
         database: Option<Arc<PostgresStore>>,
         dispatcher: &RedisDispatcher,
@@ -101,15 +101,15 @@ impl Keeper {
             store.check().await.context("cannot keep jobs in Redis alone")?;
             return Ok(Self::Fast(store));
         };
-        // Its workers would take entries of the one mode for jobs of the other that are over. A
-        // Redis that does not answer is no reason not to begin.
+        // Workers would mistake entries of one mode for finished jobs of the other. A Redis that does
+        // not answer does not prevent the start.
         if let Ok(Ok(true)) = timeout(LOOK_LIMIT, store.is_used()).await {
             bail!("{queue} is a fast queue in this Redis: use --fast, or another Redis database");
         }
         Ok(Self::Journal(database))
     }
 
-    /// The store.
+    /// Returns the store.
     pub fn store(&self) -> Arc<dyn Store> {
         match self {
             Self::Journal(store) => store.clone(),
@@ -117,7 +117,7 @@ impl Keeper {
         }
     }
 
-    /// What operators use, if it is there.
+    /// Returns the operations of Postgres.
     pub fn operations(&self) -> Option<Arc<dyn Operations>> {
         match self {
             Self::Journal(store) => Some(store.clone()),
@@ -125,7 +125,7 @@ impl Keeper {
         }
     }
 
-    /// Gives a queue its numerics class, or confirms that workers of this class may serve it.
+    /// Sets the numerics class of a queue, or checks that workers of this class may serve it.
     pub async fn register_class(&self, queue: &QueueName, class: &str) -> anyhow::Result<()> {
         match self {
             Self::Journal(store) => {
@@ -139,15 +139,15 @@ impl Keeper {
         }
     }
 
-    /// A producer's connection.
+    /// Returns a client.
     pub fn client(&self, dispatcher: RedisDispatcher) -> Client {
         match self {
-            Self::Journal(store) => Client::of_servers(store.clone(), Arc::new(dispatcher)),
-            Self::Fast(store) => Client::within(dispatcher, store.clone()),
+            Self::Journal(store) => Client::from_servers(store.clone(), Arc::new(dispatcher)),
+            Self::Fast(store) => Client::from_redis(dispatcher, store.clone()),
         }
     }
 
-    /// Deletes jobs, whatever their state, and what the store knows of their queue.
+    /// Deletes jobs in any state and, in the fast mode, the data of their queue.
     pub async fn delete(&self, jobs: &[JobId]) -> Result<(), StoreError> {
         for chunk in jobs.chunks(DELETE_CHUNK) {
             match self {
@@ -162,18 +162,18 @@ impl Keeper {
     }
 }
 
-/// Why a worker does not serve a queue, and what an operator may do about it; `place` says where the
-/// queue's settings are, as options.
+/// Returns the error of a worker that may not serve a queue, with advice for the operator. `place` has
+/// the options that name the queue's store.
 pub fn refusal(error: ClassError, place: &str) -> anyhow::Error {
     let ClassError::Mismatch { queue, offered, .. } = &error else { return error.into() };
     anyhow!(
-        "{error}: its answers would depend on who gives them; to have both classes serve it: tritmill \
-         queue allow-class {queue} {offered}{place} (or POST /admin/v1/queues/allow-class), else give \
-         the model another --name"
+        "{error}: answers would depend on the worker; to allow both classes: tritmill queue allow-class \
+         {queue} {offered}{place} (or POST /admin/v1/queues/allow-class); else give the model another \
+         --name"
     )
 }
 
-/// Both addresses.
+/// URLs of both servers.
 #[derive(Clone, Copy)]
 pub struct Given<'a> {
     redis: &'a str,
@@ -181,7 +181,7 @@ pub struct Given<'a> {
 }
 
 impl Servers {
-    /// Both addresses, or none; one alone is a mistake.
+    /// Returns both URLs, or none; one alone is an error.
     pub fn given(&self) -> anyhow::Result<Option<Given<'_>>> {
         match (&self.redis, &self.database) {
             (Some(redis), Some(database)) => Ok(Some(Given { redis, database })),
@@ -191,19 +191,19 @@ impl Servers {
         }
     }
 
-    /// Both addresses, which the command needs.
+    /// Returns both URLs, which the command needs.
     pub fn needed(&self) -> anyhow::Result<Given<'_>> {
         self.given()?.context("give --redis and --database (or REDIS_URL and DATABASE_URL)")
     }
 
-    /// The database's address alone.
+    /// Returns the URL of the database.
     pub fn database(&self) -> anyhow::Result<&str> {
         self.database.as_deref().context("give --database (or DATABASE_URL)")
     }
 }
 
 impl<'a> Given<'a> {
-    /// Postgres's address.
+    /// Returns the URL of Postgres.
     pub fn database_url(self) -> &'a str {
         self.database
     }
@@ -214,20 +214,20 @@ impl<'a> Given<'a> {
         Ok(Arc::new(store.context("cannot use the database")?))
     }
 
-    /// Connects to Postgres with so many connections.
+    /// Connects to Postgres with up to `connections_max` connections.
     pub async fn store_with(self, connections_max: u32) -> anyhow::Result<Arc<PostgresStore>> {
         let options = PostgresOptions { connections_max, ..PostgresOptions::default() };
         let store = PostgresStore::connect_with(self.database, options).await;
         Ok(Arc::new(store.context("cannot use the database")?))
     }
 
-    /// The dispatcher, which connects when it is used: Redis may be away for now.
+    /// Returns the dispatcher, which connects when it is used: Redis may be down now.
     pub fn dispatcher(self) -> anyhow::Result<Arc<RedisDispatcher>> {
         Mode::Journalled(self).dispatcher().map(Arc::new)
     }
 
-    /// A producer's connection.
+    /// Connects a client.
     pub async fn client(self) -> anyhow::Result<Client> {
-        Ok(Client::of_servers(self.store().await?, self.dispatcher()?))
+        Ok(Client::from_servers(self.store().await?, self.dispatcher()?))
     }
 }

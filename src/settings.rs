@@ -1,14 +1,14 @@
-//! Settings that are no flags: the environment, and `tritmill.toml` below it.
+//! Settings from the environment and from `tritmill.toml`.
 //!
 //! ```toml
-//! redis = "redis://queue.internal"          # an option of every command that has it
+//! redis = "redis://queue.internal"          # for every command with this option
 //! database = "postgres://tritmill@db.internal/tritmill"
 //!
-//! [worker]                                  # of one command
+//! [worker]                                  # for one command
 //! model = "/models/bitnet-2b"
 //! slots = 32
 //!
-//! [bench.engine]                            # of a command's command
+//! [bench.engine]                            # for a subcommand
 //! batch = [1, 16]
 //! ```
 //!
@@ -25,7 +25,7 @@ use toml::{Table, Value};
 const FILE: &str = "tritmill.toml";
 const FILE_VARIABLE: &str = "TRITMILL_CONFIG";
 
-/// The command with settings of the environment and of the file as defaults.
+/// Returns the command with the settings of the environment and the file as defaults.
 pub fn apply(command: Command) -> anyhow::Result<Command> {
     let command = with_variables(command);
     let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
@@ -38,7 +38,7 @@ pub fn apply(command: Command) -> anyhow::Result<Command> {
     with_file(command, &text).with_context(|| path.display().to_string())
 }
 
-/// Gives every option a variable that has none.
+/// Gives an environment variable to every option without one.
 fn with_variables(command: Command) -> Command {
     let command = command.mut_args(|arg| match arg.get_long() {
         Some(long) if arg.get_env().is_none() && !matches!(long, "help" | "version") => {
@@ -50,7 +50,7 @@ fn with_variables(command: Command) -> Command {
     command.mut_subcommands(with_variables)
 }
 
-/// Makes what the file says the defaults of the options it names.
+/// Makes the settings of the file defaults of their options.
 fn with_file(command: Command, text: &str) -> anyhow::Result<Command> {
     let table: Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
@@ -59,23 +59,23 @@ fn with_file(command: Command, text: &str) -> anyhow::Result<Command> {
     section(command, table, "")
 }
 
-/// Applies a section: its own keys first, so that those of a command's section weigh more.
+/// Applies a section: its own keys first, so that the section of a subcommand overrides them.
 fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Command> {
-    let place = if name.is_empty() { "at the top".to_owned() } else { format!("in [{name}]") };
+    let place = if name.is_empty() { "at top level".to_owned() } else { format!("in [{name}]") };
     let (sections, keys): (Vec<_>, Vec<_>) = table.into_iter().partition(|(_, v)| v.is_table());
     for (key, value) in keys {
-        let values = texts(&value).with_context(|| format!("'{key}' {place}"))?;
+        let values = texts(&value).with_context(|| format!("option `{key}` {place}"))?;
         let found;
         (command, found) = with_default(command, &key, &values);
         if !found {
-            bail!("'{key}' {place} is no option there");
+            bail!("unknown option `{key}` {place}");
         }
     }
     for (key, value) in sections {
         let Value::Table(table) = value else { continue };
         let inner = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
         let Some(sub) = command.find_subcommand(&key).cloned() else {
-            bail!("[{inner}] is no command");
+            bail!("unknown command [{inner}]");
         };
         let sub = section(sub, table, &inner)?;
         command = command.mut_subcommand(&key, |_| sub);
@@ -83,7 +83,7 @@ fn section(mut command: Command, table: Table, name: &str) -> anyhow::Result<Com
     Ok(command)
 }
 
-/// Sets an option's default in the command and in those below it; false if none has it.
+/// Sets an option's default in the command and its subcommands. Returns false if none has the option.
 fn with_default(mut command: Command, long: &str, values: &[String]) -> (Command, bool) {
     let id = command.get_arguments().find(|arg| arg.get_long() == Some(long)).map(Arg::get_id);
     let mut found = false;
@@ -91,7 +91,7 @@ fn with_default(mut command: Command, long: &str, values: &[String]) -> (Command
         found = true;
         command = command.mut_arg(id.as_str(), |arg| {
             let arg = arg.default_values(values.to_vec()).required(false);
-            // Not shown in help: addresses hold passwords.
+            // Not shown in help: URLs contain passwords.
             let is_flag = !arg.get_action().takes_values();
             if is_flag { arg } else { arg.hide_default_value(true) }
         });
@@ -108,7 +108,7 @@ fn with_default(mut command: Command, long: &str, values: &[String]) -> (Command
     (command, found)
 }
 
-/// A value as it would stand behind its flag; a list as several.
+/// Returns a value as on the command line; a list as several values.
 fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
     Ok(match value {
         Value::String(text) => vec![text.clone()],
@@ -119,7 +119,7 @@ fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
             let all: Vec<_> = values.iter().map(texts).collect::<Result<_, _>>()?;
             all.concat()
         }
-        Value::Datetime(_) | Value::Table(_) => bail!("is neither text, number, flag nor list"),
+        Value::Datetime(_) | Value::Table(_) => bail!("expected a string, number, boolean or list"),
     })
 }
 
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_come_before_the_file_and_the_file_before_defaults() {
+    fn flags_override_the_file_and_the_file_overrides_defaults() {
         assert_eq!(slots("", &[]), 4);
         assert_eq!(slots("slots = 5", &[]), 5);
         assert_eq!(slots("slots = 5\n[run]\nslots = 6", &[]), 6);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_value_reaches_its_option() {
+    fn every_kind_of_value_sets_its_option() {
         let text = "redis = 'redis://:secret@r'\n[run]\nbatch = [1, 16]\nfast = true\n[group.deep]\ndepth = 3";
         let mut command = with_file(command(), text).expect("a good file");
         let run = command.clone().get_matches_from(["test", "run"]);
@@ -177,12 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn what_means_nothing_is_named() {
+    fn unknown_options_and_commands_are_named() {
         let fault = |text| format!("{:#}", with_file(command(), text).expect_err("a bad file"));
-        assert_eq!(fault("slotz = 3"), "'slotz' at the top is no option there");
-        assert_eq!(fault("[run]\ndepth = 3"), "'depth' in [run] is no option there");
-        assert_eq!(fault("[runn]\nslots = 3"), "[runn] is no command");
-        assert!(fault("redis = 2020-01-01").starts_with("'redis' at the top: is neither"));
+        assert_eq!(fault("slotz = 3"), "unknown option `slotz` at top level");
+        assert_eq!(fault("[run]\ndepth = 3"), "unknown option `depth` in [run]");
+        assert_eq!(fault("[runn]\nslots = 3"), "unknown command [runn]");
+        assert!(fault("redis = 2020-01-01").starts_with("option `redis` at top level: expected"));
         assert!(
             fault("[run]\nslots = = 3").starts_with("line 2: "),
             "{}",

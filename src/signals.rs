@@ -1,15 +1,15 @@
-//! SIGTERM and Ctrl-C: the wish to stop.
+//! SIGTERM and Ctrl-C.
 
 use std::{io, process};
 
 use tokio::sync::watch;
 use tritmill_worker::Stop;
 
-/// Stopped by a signal.
+/// Exit code: stopped by a signal.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// Both signals, from the moment this is made. A process without it ends by them, unless it is the
-/// first of its container: then the system ignores them.
+/// Receives both signals from its creation on. Without it they end the process, except the first
+/// process of a container, for which the system ignores them.
 #[derive(Debug)]
 pub struct Signals {
     #[cfg(unix)]
@@ -19,7 +19,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Listens, within a runtime.
+    /// Starts to receive signals; needs a runtime.
     #[cfg(unix)]
     pub fn listen() -> io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
@@ -29,13 +29,13 @@ impl Signals {
         })
     }
 
-    /// Listens, within a runtime.
+    /// Starts to receive signals; needs a runtime.
     #[cfg(not(unix))]
     pub fn listen() -> io::Result<Self> {
         Ok(Self {})
     }
 
-    /// The next of either.
+    /// Waits for the next signal.
     pub async fn next(&mut self) {
         #[cfg(unix)]
         tokio::select! {
@@ -45,16 +45,16 @@ impl Signals {
         }
         #[cfg(not(unix))]
         if tokio::signal::ctrl_c().await.is_err() {
-            // Without a handler the system's own ends the process.
+            // Without a handler the default one ends the process.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Says so with the first signal; the second ends the process.
+    /// Sends `Drain` at the first signal and ends the process at the second.
     pub async fn stop(mut self, stop: watch::Sender<Stop>) {
         self.next().await;
-        eprintln!("stopping: running jobs finish first; once more to stop at once");
-        // The run may just have ended.
+        eprintln!("stopping: running jobs finish first; signal again to stop at once");
+        // Fails if the run has ended.
         let _ = stop.send(Stop::Drain);
         self.next().await;
         process::exit(i32::from(EXIT_INTERRUPTED));

@@ -1,4 +1,4 @@
-//! `tritmill standalone`: a whole service in one process, beside Redis and Postgres or without.
+//! `tritmill standalone`: API and worker in one process, with Redis and Postgres or without.
 
 use std::{
     fs::{File, TryLockError},
@@ -29,13 +29,13 @@ use crate::{
     worker::{self, Ready},
 };
 
-/// Entries the dispatcher holds at most; the store holds the rest.
+/// Maximum entries in the dispatcher; the store has the others.
 const DISPATCH_LIMIT: usize = 1 << 16;
 
-/// Serve the OpenAI-compatible API, and answer its requests: `admin` and `worker` in one process.
+/// Run `admin` and `worker` in one process: serve the OpenAI-compatible API and answer its requests.
 ///
-/// With Redis and Postgres, which it migrates, it is the first of many: more workers and admins may
-/// join at any time. Without, a file keeps jobs, batches and keys, and this process is all there is.
+/// With Redis and Postgres, it migrates the database, and more workers and admins may join at any time.
+/// Without them, it keeps jobs, batches and keys in a file that no other process may use.
 #[derive(Debug, Args)]
 #[group(id = "standalone")]
 #[command(after_help = "\
@@ -48,7 +48,7 @@ Examples:
 Exit codes:
   0 drained, 1 could not start, or the engine failed")]
 pub struct Arguments {
-    /// Where the API is served
+    /// Address to serve the API at
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     #[arg(help_heading = "HTTP API")]
     api: SocketAddr,
@@ -56,7 +56,7 @@ pub struct Arguments {
     tls: TlsOptions,
     #[command(flatten)]
     limits: LimitOptions,
-    /// Without servers: the file that keeps jobs, batches and keys
+    /// Without servers: file for jobs, batches and keys
     #[arg(long, value_name = "FILE", default_value = "tritmill.sqlite")]
     #[arg(help_heading = "Servers")]
     store: PathBuf,
@@ -87,34 +87,34 @@ async fn with_servers(
 ) -> anyhow::Result<Running> {
     let tls = arguments.tls.tls()?;
     let url = servers.database_url().to_owned();
-    // It has a runtime of its own.
+    // `migrate::up` creates its own runtime.
     let migrated = runtime.spawn_blocking(move || migrate::up(&url, None));
     migrated.await.context("migrating failed")??;
-    let app = admin::of_servers(servers, arguments.limits.limits()).await?;
+    let app = admin::with_servers(servers, arguments.limits.limits()).await?;
     admin::start(app, arguments.api, tls).await
 }
 
-/// What the worker's JSON says of the API; without JSON it is said here.
+/// Returns the fields of the API for the worker's JSON; without JSON, prints them instead.
 fn api_fields(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Value>> {
     if !as_json {
         running.announce()?;
         return Ok(Map::new());
     }
-    let said = [
+    let fields = [
         ("api".to_owned(), json!(running.address.to_string())),
         ("first_key".to_owned(), json!(running.first_key())),
     ];
-    Ok(said.into_iter().collect())
+    Ok(fields.into_iter().collect())
 }
 
-/// Everything in this process and one file.
+/// Runs everything in this process, over one file.
 async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::listen().context("cannot listen for signals")?;
     let tls = arguments.tls.tls()?;
     let _lock = lock(&arguments.store)?;
     let opened = SqliteStore::open(&arguments.store).await;
     let store = opened.with_context(|| format!("cannot use {}", arguments.store.display()))?;
-    // The lock is ours, so whoever held anything is gone.
+    // This process has the lock, so earlier claimants are gone.
     store.hand_back_all().await.context("cannot take over the store")?;
     let options = arguments.worker.capacity.apply(arguments.worker.run.engine());
     let format = options.format.to_string();
@@ -132,9 +132,9 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     registered.map_err(|error| refusal(error, &place))?;
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
-    let client = Client::new(store.clone(), dispatcher.clone()).with_events(events.clone());
+    let client = Client::embedded(store.clone(), dispatcher.clone(), events.clone());
     let registered = store.registered_queues().await.context("cannot read the store")?;
-    // The file may know more queues, which nobody serves now.
+    // The file may have other queues, without a worker.
     let served = registered.into_iter().filter(|known| known.queue == queue);
     let models = Models::fixed(served.collect());
     let app = App::new(client, store.clone(), models, arguments.limits.limits());
@@ -157,7 +157,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     ended
 }
 
-/// One process at a time.
+/// Locks the store for this process.
 fn lock(store: &Path) -> anyhow::Result<File> {
     let mut path = store.as_os_str().to_owned();
     path.push("-lock");
@@ -167,7 +167,10 @@ fn lock(store: &Path) -> anyhow::Result<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            bail!("{} is another process's: stop that, or give another --store", store.display())
+            bail!(
+                "{} is in use by another process: stop that, or choose another --store",
+                store.display()
+            )
         }
         Err(TryLockError::Error(error)) => {
             Err(error).with_context(|| format!("cannot lock {}", path.display()))

@@ -1,4 +1,4 @@
-//! `tritmill submit`: batch lines into a queue.
+//! `tritmill submit`: submits batch lines to a queue.
 
 use std::{
     fs::File,
@@ -26,16 +26,16 @@ use crate::{
 
 /// Jobs submitted in one call.
 const CHUNK: usize = 1000;
-/// Some lines were refused.
+/// Exit code: some lines were refused.
 const EXIT_INCOMPLETE: u8 = 2;
-/// How often a call is repeated that the database did not answer, and the wait in between.
+/// Tries of a call that the database does not answer, and the time between them.
 const TRIES: u32 = 5;
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Put jobs into a queue and return at once.
+/// Submit jobs to a queue and return at once.
 ///
-/// IN has batch lines, as for `batch run`; `-` reads them from standard input. Prints one line for
-/// each job, its id and custom_id. For a file in and a file out use `batch run`.
+/// IN has batch lines, as for `batch run`; `-` reads standard input. Prints one line for each job, with
+/// its id and custom_id. To turn a file of requests into a file of answers, use `batch run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -46,29 +46,29 @@ Examples:
 Exit codes:
   0 all submitted, 2 some lines were refused, 1 could not run")]
 pub struct Arguments {
-    /// Batch lines
+    /// File of batch lines
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// Name of a model that workers serve
     #[arg(long, value_name = "NAME", default_value = demo_model::NAME,
           value_parser = options::model_name)]
     model: String,
-    /// Before or behind other jobs of the queue
+    /// Priority among the jobs of the queue
     #[arg(long, default_value = "normal", value_parser = ["high", "normal", "low"])]
     priority: String,
-    /// Whose jobs they are: tenants share a queue fairly
+    /// Tenant that owns the jobs; tenants share a queue fairly
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// Seconds after which a job that is not answered expires
+    /// Seconds after which an unfinished job expires
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     deadline: Option<u64>,
-    /// Submitting the same lines under the same key again returns the first jobs
+    /// Idempotency key: submitting the same lines with the same key again returns the first jobs
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Let `watch --follow` show the text while it is generated
+    /// Publish the text while it is generated, for `watch --follow`
     #[arg(long)]
     stream: bool,
-    /// The trace the jobs belong to, for the workers' logs: a W3C traceparent
+    /// Trace of the jobs for the workers' logs, a W3C traceparent
     #[arg(long, value_name = "TRACEPARENT")]
     traceparent: Option<TraceParent>,
     #[command(flatten)]
@@ -119,12 +119,12 @@ async fn warn_without_workers(store: &PostgresStore, queue: &QueueName) -> anyho
     let serving = workers.iter().filter(serves).count();
     eprintln!("workers: {serving}");
     if serving == 0 {
-        eprintln!("no worker serves {queue}: jobs wait until one does");
+        eprintln!("no worker serves {queue}: jobs wait for one");
     }
     Ok(())
 }
 
-/// Lines on their way into the queue.
+/// Lines that are being submitted.
 struct Submission<'a> {
     client: &'a Client,
     queue: QueueName,
@@ -134,8 +134,8 @@ struct Submission<'a> {
     stream: bool,
     traceparent: Option<TraceParent>,
     key: Option<&'a str>,
-    /// What this chunk's lines ask, for the key.
-    asked: Vec<u8>,
+    /// Keys of this chunk's lines: the request for the idempotency key.
+    request: Vec<u8>,
     chunks: usize,
     jobs: Vec<Job>,
     custom_ids: Vec<Option<String>>,
@@ -161,7 +161,7 @@ impl<'a> Submission<'a> {
             stream: arguments.stream,
             traceparent: arguments.traceparent.clone(),
             key: arguments.idempotency_key.as_deref(),
-            asked: Vec::new(),
+            request: Vec::new(),
             chunks: 0,
             jobs: Vec::new(),
             custom_ids: Vec::new(),
@@ -169,12 +169,12 @@ impl<'a> Submission<'a> {
         })
     }
 
-    /// Takes a line into the chunk, or says why not.
+    /// Adds a line to the chunk, or prints its refusal.
     fn add(&mut self, line: &RawLine) {
         let parsed = parse_line(line, &self.queue);
         match parsed.content {
             Ok(job) => {
-                self.asked.extend(parsed.key);
+                self.request.extend(parsed.key);
                 self.custom_ids.push(parsed.custom_id);
                 self.jobs.push(Job {
                     priority: self.priority,
@@ -197,7 +197,7 @@ impl<'a> Submission<'a> {
     async fn send(&mut self) -> anyhow::Result<()> {
         let jobs = std::mem::take(&mut self.jobs);
         let custom_ids = std::mem::take(&mut self.custom_ids);
-        let asked = std::mem::take(&mut self.asked);
+        let request = std::mem::take(&mut self.request);
         let ids: Vec<JobId> = match self.key {
             None => {
                 self.submit(&jobs).await?;
@@ -205,10 +205,10 @@ impl<'a> Submission<'a> {
             }
             Some(_) if jobs.is_empty() => Vec::new(),
             Some(key) => {
-                // A key for each chunk: the same file falls into the same ones.
+                // Each chunk has its own key: the same file has the same chunks.
                 let key = format!("{key}/{}", self.chunks);
                 self.chunks += 1;
-                self.submit_once(&key, &asked, &jobs).await?
+                self.submit_once(&key, &request, &jobs).await?
             }
         };
         for (id, custom_id) in ids.iter().zip(custom_ids) {
@@ -223,7 +223,10 @@ impl<'a> Submission<'a> {
             match self.client.submit_many(left).await {
                 Ok(()) => return Ok(()),
                 Err(ClientError::Busy { limit, accepted, retry_after }) => {
-                    eprintln!("full at {limit}, waiting {:.1} s", retry_after.as_secs_f32());
+                    eprintln!(
+                        "queue is full at {limit}, waiting {:.1} s",
+                        retry_after.as_secs_f32()
+                    );
                     left = left.get(accepted..).unwrap_or_default();
                     tokio::time::sleep(retry_after).await;
                 }
@@ -235,15 +238,18 @@ impl<'a> Submission<'a> {
     async fn submit_once(
         &self,
         key: &str,
-        asked: &[u8],
+        request: &[u8],
         jobs: &[Job],
     ) -> anyhow::Result<Vec<JobId>> {
         let mut failures = 0;
         loop {
-            match self.client.submit_once(key, asked, jobs).await {
+            match self.client.submit_once(key, request, jobs).await {
                 Ok(ids) => return Ok(ids),
                 Err(ClientError::Busy { limit, retry_after, .. }) => {
-                    eprintln!("full at {limit}, waiting {:.1} s", retry_after.as_secs_f32());
+                    eprintln!(
+                        "queue is full at {limit}, waiting {:.1} s",
+                        retry_after.as_secs_f32()
+                    );
                     tokio::time::sleep(retry_after).await;
                 }
                 Err(error) => retry(error, &mut failures).await?,
@@ -252,12 +258,12 @@ impl<'a> Submission<'a> {
     }
 }
 
-/// Waits before the same jobs are submitted again, which adds none twice; after the last try the
-/// error.
+/// Waits before the same jobs are submitted again, which adds no job twice. Returns the error after the
+/// last try.
 async fn retry(error: ClientError, failures: &mut u32) -> anyhow::Result<()> {
     *failures += 1;
     if *failures >= TRIES || !matches!(error, ClientError::Store(_)) {
-        return Err(error).context("not submitted, or at least not known to be");
+        return Err(error).context("not submitted, or submitted without an answer");
     }
     eprintln!("{error}: trying again");
     tokio::time::sleep(RETRY).await;

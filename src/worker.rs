@@ -1,4 +1,4 @@
-//! `tritmill worker`: answers the jobs of one queue until it is told to stop.
+//! `tritmill worker`: answers the jobs of one queue until it is stopped.
 
 use std::{
     io, net::SocketAddr, num::NonZeroUsize, pin::pin, process::ExitCode, sync::Arc, time::Duration,
@@ -35,12 +35,12 @@ const LEASE_S_MIN: f64 = 0.5;
 
 /// Answer the jobs of a queue.
 ///
-/// The queue is the model's name and the format. Any number of workers may serve one queue; they
-/// must be of one numerics class (same weights, KV type, head, CPU or CUDA), which the first one sets,
-/// or of one that an operator has allowed beside it (`tritmill queue allow-class`). With several GPUs
-/// each has the weights and runs jobs of its own. When one is lost, all jobs are handed back and the
-/// worker ends: started again with cuda:all, it goes on with those that are left.
-/// SIGTERM drains: nothing new is taken, what runs is finished or handed back.
+/// The queue is the model's name and the format. Any number of workers may serve one queue. They must
+/// have the same numerics class (weights, KV type, head, CPU or CUDA), which the first worker sets, or one
+/// that an operator has also allowed (`tritmill queue allow-class`). With several GPUs, each holds the
+/// weights and runs its own jobs. If one is lost, all jobs are handed back and the worker ends; restarted
+/// with cuda:all, it uses the remaining ones. SIGTERM drains the worker: it takes no new jobs and finishes
+/// the running jobs or hands them back.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -58,26 +58,26 @@ pub struct Arguments {
     /// Name of the model's queue [default: the folder's or file's]
     #[arg(long, value_name = "NAME", value_parser = options::model_name)]
     pub name: Option<String>,
-    /// Jobs held at once, for each device [default: the sequences that run at once, and a quarter more]
+    /// Jobs held at once, per device [default: --max-sequences and a quarter more]
     #[arg(long, value_name = "N", value_parser = options::up_to::<131_072>)]
     pub slots: Option<NonZeroUsize>,
-    /// Seconds a job stays this worker's without a sign of life
+    /// Seconds until the jobs of a silent worker are given to others
     #[arg(long, value_name = "SECONDS", default_value_t = 15.0, value_parser = lease)]
     pub lease: f64,
-    /// Seconds that running jobs get to finish after SIGTERM
+    /// Seconds for running jobs to finish after SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds)]
     pub drain: f64,
     /// Seconds a single step may take before the engine counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     pub step_limit: f64,
-    /// With --fast: days that jobs and results are kept after they are over [default: 1]; a database
-    /// has one setting for all, see `tritmill migrate --retention`
+    /// With --fast: days to keep finished jobs and results [default: 1]; for a database see
+    /// `tritmill migrate --retention`
     #[arg(long, value_name = "DAYS", requires = "fast")]
     retention: Option<u32>,
-    /// Where /healthz, /readyz and /metrics are served
+    /// Address to serve /healthz, /readyz and /metrics at
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// Print the worker's name and address as JSON when it is ready
+    /// Print name and address of the worker as JSON when it is ready
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -89,13 +89,13 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Where Redis and Postgres are, if they are given; the fast mode has but one.
+    /// Returns the URLs of Redis and Postgres, if given; the fast mode has only one.
     pub fn servers_given(&self) -> anyhow::Result<Option<Given<'_>>> {
         let ModeOptions { servers, fast } = &self.servers;
         if *fast { servers.needed().map(Some) } else { servers.given() }
     }
 
-    /// What the worker of a queue is told.
+    /// Returns the configuration of the worker of a queue.
     pub fn config(&self, queue: QueueName, isa: String) -> WorkerConfig {
         let sequences = self.capacity.max_sequences.get();
         WorkerConfig {
@@ -118,7 +118,7 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A lease must outlast some round trips to the store.
+/// Parses a lease, which must outlast some round trips to the store.
 fn lease(text: &str) -> Result<f64, String> {
     seconds(text)
         .ok()
@@ -131,7 +131,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     run_with(arguments, Map::new())
 }
 
-/// Runs the command; its JSON also says what else runs in the process.
+/// Runs the command; `extra` is added to its JSON.
 pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Result<ExitCode> {
     let servers = arguments.servers.mode()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
@@ -150,8 +150,8 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         }
     });
     let Some(started) = started else {
-        eprintln!("stopped before it held anything");
-        // What loads goes on until the process ends, in a moment.
+        eprintln!("stopped before it claimed any jobs");
+        // The loading thread ends with the process.
         runtime.shutdown_background();
         return Ok(ExitCode::SUCCESS);
     };
@@ -180,20 +180,20 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
     })
 }
 
-/// A worker that can begin.
+/// A worker that is ready to start.
 pub struct Ready {
     pub worker: Worker,
     pub devices: Vec<Device>,
-    /// Where its pages are served.
+    /// Address of its health and metrics pages.
     pub listen: SocketAddr,
-    /// Say what is served where as JSON.
+    /// Whether to print name and address as JSON.
     pub json: bool,
-    /// What else runs in the process.
+    /// Fields to add to the JSON.
     pub extra: Map<String, Value>,
 }
 
 impl Ready {
-    /// Works until a signal says stop.
+    /// Runs until a signal arrives.
     pub async fn serve(self, signals: Signals) -> anyhow::Result<ExitCode> {
         let Self { worker, devices, listen, json: as_json, extra } = self;
         let (owner, queue) = (worker.config.owner.clone(), worker.config.queue.to_string());
@@ -202,20 +202,21 @@ impl Ready {
         tokio::spawn(signals.stop(stop.clone()));
         let serving = tokio::spawn(http::serve(listener, Arc::clone(&worker.metrics)));
         if as_json {
-            let mut said = json!({ "owner": owner, "queue": queue, "listen": address.to_string() });
-            said.as_object_mut().expect("made above").extend(extra);
-            output::line(said)?;
+            let mut ready =
+                json!({ "owner": owner, "queue": queue, "listen": address.to_string() });
+            ready.as_object_mut().expect("made above").extend(extra);
+            output::line(ready)?;
         }
         eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");
-        while_served(worker.run(devices, stopped), serving, stop).await?;
+        run_while_served(worker.run(devices, stopped), serving, stop).await?;
         eprintln!("worker {owner} is drained");
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Runs a worker while its pages are served. One that nobody can ask how it is drains, and ends with
-/// an error: whoever started it starts it again.
-async fn while_served(
+/// Runs a worker while its pages are served. If the pages fail, the worker drains and ends with an error,
+/// so that its supervisor restarts it.
+async fn run_while_served(
     work: impl Future<Output = Result<(), WorkerError>>,
     serving: JoinHandle<io::Result<()>>,
     stop: watch::Sender<Stop>,
@@ -225,16 +226,16 @@ async fn while_served(
         done = &mut work => return Ok(done?),
         ended = serving => ended,
     };
-    let why = match ended {
+    let error = match ended {
         Ok(Ok(())) => anyhow!("it stopped"),
         Ok(Err(error)) => error.into(),
         Err(panic) => panic.into(),
     };
-    tracing::error!(error = %why, "health and metrics are served no more: draining");
-    // It may just have ended.
+    tracing::error!(%error, "health and metrics are not served any more: draining");
+    // Fails if the worker has ended.
     let _ = stop.send(Stop::Drain);
     work.await?;
-    Err(why.context("health and metrics were served no more"))
+    Err(error.context("health and metrics failed"))
 }
 
 /// Connects to the database, if there is one, then loads the model.
@@ -263,7 +264,7 @@ pub async fn open(
     tokio::task::spawn_blocking(load).await.context("loading failed")?
 }
 
-/// A name for this incarnation of the process.
+/// Returns a name for this incarnation of the process.
 pub fn owner() -> String {
     let host = machine::host_name();
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -275,22 +276,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_worker_without_its_pages_drains_and_ends_with_an_error() {
+    async fn worker_drains_and_fails_if_its_pages_fail() {
         let (stop, mut stopped) = watch::channel(Stop::No);
         let work = async {
             stopped.wait_for(|stop| *stop == Stop::Drain).await.expect("told to drain");
             Ok(())
         };
         let broken = tokio::spawn(async { Err(io::Error::other("no more files")) });
-        let error = while_served(work, broken, stop).await.expect_err("it is no success");
-        let said = format!("{error:#}");
-        assert!(said.contains("health and metrics") && said.contains("no more files"), "{said}");
+        let error = run_while_served(work, broken, stop).await.expect_err("the pages failed");
+        let text = format!("{error:#}");
+        assert!(text.contains("health and metrics") && text.contains("no more files"), "{text}");
     }
 
     #[tokio::test]
-    async fn a_worker_that_drains_by_itself_is_a_success() {
+    async fn drained_worker_succeeds() {
         let (stop, _stopped) = watch::channel(Stop::No);
         let serving = tokio::spawn(std::future::pending());
-        while_served(async { Ok(()) }, serving, stop).await.expect("a success");
+        run_while_served(async { Ok(()) }, serving, stop).await.expect("a success");
     }
 }

@@ -196,12 +196,12 @@ fn deleted_files_and_torn_lines_are_restored() {
     longer.extend_from_slice(b"{\"custom_id\":\"torn");
     fs::write(scratch.output(), longer).unwrap();
     let run = scratch.run(&[]);
-    assert!(run.stderr.contains("torn line"), "{}", run.stderr);
+    assert!(run.stderr.contains("incomplete line"), "{}", run.stderr);
     assert_eq!(fs::read(scratch.output()).unwrap(), whole);
 
     fs::write(scratch.output(), &whole[..whole.len() - 5]).unwrap();
     let run = scratch.run(&["--json"]);
-    assert!(run.stderr.contains("torn line"), "{}", run.stderr);
+    assert!(run.stderr.contains("incomplete line"), "{}", run.stderr);
     assert_eq!(fs::read(scratch.output()).unwrap(), whole);
 
     fs::remove_file(scratch.output()).unwrap();

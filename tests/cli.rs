@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 26] = [
+const COMMANDS: [&str; 27] = [
     "",
     "admin",
     "standalone",
@@ -28,6 +28,7 @@ const COMMANDS: [&str; 26] = [
     "bench e2e",
     "bench kernels",
     "bench queue",
+    "bench tuning",
     "queue show",
     "queue allow-class",
     "queue withdraw-class",

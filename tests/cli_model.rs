@@ -112,7 +112,7 @@ fn chat_answers_have_log_probabilities() {
 
 #[test]
 fn inspect_shows_shape_tensors_and_fingerprint() {
-    let answer = json(&["model", "inspect", &golden("llama-tiny"), "--json"]);
+    let answer = json(&["model", "inspect", "--model", &golden("llama-tiny"), "--json"]);
     assert_eq!(answer["name"], "llama-tiny");
     assert_eq!(answer["config"]["layer_count"], 4);
     let fingerprint = answer["fingerprint"].as_str().expect("a fingerprint");
@@ -120,7 +120,7 @@ fn inspect_shows_shape_tensors_and_fingerprint() {
     let tensors = answer["tensors"].as_array().expect("tensors");
     let head = tensors.iter().find(|tensor| tensor["name"] == "lm_head.weight");
     assert_eq!(head.expect("an untied head")["shape"].to_string(), "[1024,256]");
-    let text = run(&["model", "inspect", &golden("llama-tiny")]);
+    let text = run(&["model", "inspect", "--model", &golden("llama-tiny")]);
     assert!(text.stdout.contains("lm_head.weight") && text.stdout.contains(fingerprint));
 }
 
@@ -130,18 +130,18 @@ fn converted_models_keep_their_fingerprint() {
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
     let model = golden("bitnet-tiny");
     let fingerprint = |model: &str| {
-        let mut answer = json(&["model", "inspect", model, "--json"]);
+        let mut answer = json(&["model", "inspect", "--model", model, "--json"]);
         answer["fingerprint"].take()
     };
     let (gguf, back) = (path("tiny.gguf"), path("back"));
     let convert = |from: &str, to: &str, out: &str| {
-        json(&["model", "convert", from, "--to", to, "--out", out, "--json"])
+        json(&["model", "convert", "--model", from, "--to", to, "-o", out, "--json"])
     };
     assert_eq!(convert(&model, "gguf-i2_s", &gguf)["inexact_scales"], 0);
     assert_eq!(fingerprint(&gguf), fingerprint(&model));
     convert(&gguf, "hf", &back);
     assert_eq!(fingerprint(&back), fingerprint(&model));
-    let arguments = ["model", "convert", &model, "--to", "onnx", "--out", &back];
+    let arguments = ["model", "convert", "--model", &model, "--to", "onnx", "-o", &back];
     fails(&arguments, "possible values: gguf-i2_s, gguf-tq2_0, hf");
 }
 
@@ -204,7 +204,8 @@ fn invalid_models_are_refused_in_one_line() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = |name: &str| folder.path().join(name);
     let inspect = |name: &str, message: &str| {
-        let output = fails(&["model", "inspect", path(name).to_str().expect("UTF-8")], message);
+        let output =
+            fails(&["model", "inspect", "--model", path(name).to_str().expect("UTF-8")], message);
         assert_eq!(output.stderr.trim_end().lines().count(), 1, "{}", output.stderr);
     };
     inspect("missing", "missing");

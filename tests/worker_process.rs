@@ -46,5 +46,5 @@ fn worker_that_loads_its_model_stops_at_once() {
     let output = worker.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{said}");
-    assert!(said.contains("before it held anything"), "{said}");
+    assert!(said.contains("before it claimed any jobs"), "{said}");
 }

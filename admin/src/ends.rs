@@ -70,7 +70,7 @@ async fn ask(client: Client, waiting: Weak<Waiting>) {
             continue;
         }
         let asked = Instant::now();
-        let wait = match client.ended(&ids).await {
+        let wait = match client.finished(&ids).await {
             Ok(ended) => {
                 let mut by_job = all.lock();
                 for end in ended {

@@ -8,15 +8,9 @@ pub(crate) mod signature;
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::Full;
-use hyper::{Request, header::CONTENT_TYPE};
+use reqwest::{Method, header::CONTENT_TYPE};
 use serde_json::json;
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tritmill_client::http::{BadCertificates, HttpClient, HttpError};
 use tritmill_queue::{
     StoreError, Timestamp,
@@ -47,12 +41,8 @@ const WAITS_S: [u64; 9] = [1, 5, 30, 120, 600, 3600, 10_800, 36_000, 86_400];
 enum Missed {
     #[error(transparent)]
     Http(#[from] HttpError),
-    #[error("no answer within {} s", CALL_WITHIN.as_secs())]
-    Slow,
     #[error("answered {0}")]
     Status(u16),
-    #[error("cannot be called: {0}")]
-    Request(#[from] hyper::http::Error),
     #[error("has a secret that is none")]
     Secret,
 }
@@ -121,8 +111,7 @@ async fn tell_once(
 ) -> Result<(), StoreError> {
     let Some(webhook) = held.batch.webhook.clone() else { return Ok(()) };
     let called_at = app.store().now().await?;
-    let called = timeout(CALL_WITHIN, call(client, &held.batch, &webhook, called_at)).await;
-    let called = called.unwrap_or(Err(Missed::Slow));
+    let called = call(client, &held.batch, &webhook, called_at).await;
     let now = app.store().now().await?;
     held.batch.webhook = Some(noted(webhook, &called, now));
     let batch = held.batch.id;
@@ -166,12 +155,13 @@ async fn call(
     });
     let body = body.to_string();
     let signature = signature::sign(&key, &id, now.seconds(), &body);
-    let request = Request::post(&webhook.url)
+    let request = client
+        .request(Method::POST, &webhook.url)?
         .header(CONTENT_TYPE, "application/json")
         .header("webhook-id", id)
         .header("webhook-timestamp", now.seconds())
         .header("webhook-signature", signature)
-        .body(Full::new(Bytes::from(body)))?;
+        .body(body);
     let answer = client.send(request, CALL_WITHIN).await?;
     match answer.status() {
         status if status.is_success() => Ok(()),
@@ -201,7 +191,7 @@ mod tests {
         let gone = noted(webhook.clone(), &Err(Missed::Status(410)), now);
         assert!(gone.ended_at.is_some() && gone.error.is_some());
         for wait in WAITS_S {
-            webhook = noted(webhook, &Err(Missed::Slow), now);
+            webhook = noted(webhook, &Err(HttpError::Timeout(CALL_WITHIN).into()), now);
             assert_eq!(webhook.next_at, Some(now.after(Duration::from_secs(wait))));
             assert_eq!(webhook.ended_at, None);
         }

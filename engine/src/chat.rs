@@ -1,10 +1,9 @@
-//! Chat templates: how messages become a prompt, as the model's own Jinja template says.
+//! Chat templates: from messages to a prompt, by the model's own Jinja template.
 //!
-//! Rendered by `minijinja` set up like transformers' `apply_chat_template`: `trim_blocks` and
-//! `lstrip_blocks`, Python string methods, `raise_exception`, a `tojson` that does not escape HTML.
-//! There is no clock (`strftime_now` is undefined): the same messages give the same prompt.
-//! A template comes with a model file and is not trusted: its instructions are counted, and a
-//! template that runs past [`FUEL`] is an error.
+//! `minijinja` is set up like transformers' `apply_chat_template`: `trim_blocks` and `lstrip_blocks`,
+//! Python string methods, `raise_exception`, a `tojson` that does not escape HTML. There is no clock
+//! (`strftime_now` is undefined): the same messages give the same prompt. A template comes with a model
+//! file and is not trusted: its instructions are limited to [`FUEL`].
 
 use minijinja::{
     Environment, Error, ErrorKind, Value, context,
@@ -13,7 +12,7 @@ use minijinja::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Instructions a template may execute in one rendering; real ones need some 50 per message.
+/// Most instructions of one rendering; real templates need about 50 per message.
 const FUEL: u64 = 2_000_000;
 /// Deepest nesting of macros and blocks.
 const RECURSION: usize = 64;
@@ -22,20 +21,20 @@ const NAME: &str = "chat_template";
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template knows.
     pub role: String,
-    /// Its text.
+    /// Text of the message.
     pub content: String,
 }
 
-/// A template that does not parse, or messages that it refuses.
+/// A template cannot be parsed or rendered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// The template's syntax is not understood.
+    /// The template has a syntax error.
     #[error("chat template does not parse: {0}")]
     Syntax(#[source] Error),
-    /// The template raised an error for these messages.
+    /// The template raised an error for the messages, or exceeded its limits.
     #[error("chat template refuses the messages: {0}")]
     Render(#[source] Error),
 }
@@ -50,10 +49,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Parses a template; `bos_token` and `eos_token` are the texts it may use.
-    ///
-    /// # Errors
-    /// [`TemplateError::Syntax`].
+    /// Parses a template. `bos_token` and `eos_token` are the texts of its variables.
     pub fn parse(
         source: String,
         bos_token: Option<String>,
@@ -72,11 +68,11 @@ impl ChatTemplate {
         Ok(Self { environment, source, bos_token, eos_token })
     }
 
-    /// Renders a conversation. With `add_generation_prompt` the text ends where the assistant's
-    /// answer begins. Encode the result without adding special tokens: the template writes them.
+    /// Renders a conversation. With `add_generation_prompt` the text ends where the assistant's answer
+    /// begins. Encode the result without adding special tokens: the template writes them.
     ///
     /// # Errors
-    /// [`TemplateError::Render`] if the template raises an exception, fails or does not end.
+    /// If the template raises an exception, fails or exceeds its limits.
     pub fn render(
         &self,
         messages: &[Message],

@@ -1,12 +1,11 @@
-//! The loop that joins scheduler, backend and sampler.
+//! The engine: scheduler, backend and sampler together.
 //!
-//! [`Engine::step`] is one turn: end what was cancelled or is late, plan, copy blocks, run the
-//! backend, commit, draw a token for every sequence that has all its positions computed. The engine
-//! has no thread and no clock: the caller calls `step` until [`Engine::is_idle`] and says what
-//! time it is.
+//! [`Engine::step`] finishes cancelled and expired requests, plans, copies blocks, runs the backend,
+//! commits, and draws a token for every sequence with all its positions computed. The engine has no
+//! thread and no clock: the caller passes the time and calls `step` until [`Engine::is_idle`].
 //!
-//! Invariant: a request is in `active` exactly as long as one of its sequences is in the scheduler,
-//! and leaves with one `Finished` or `Failed`.
+//! Invariant: a request is in `active` exactly as long as one of its sequences is in the scheduler, and
+//! leaves with one `Finished` or `Failed` event.
 
 mod active;
 mod draw;
@@ -24,7 +23,7 @@ use std::{
     time::Instant,
 };
 
-use active::Active;
+use active::ActiveRequest;
 pub use report::{EngineConfig, EngineStats, StepReport};
 
 use crate::{
@@ -32,7 +31,7 @@ use crate::{
     kv::{BLOCK_TOKENS, BlockHash},
     request::{Event, FinishReason, Request, RequestError, RequestId, SubmitError},
     sampler::Scratch,
-    scheduler::{Limits, Plan, Planned, Refusal, Scheduler, SequenceId},
+    scheduler::{Limits, Plan, PlannedChunk, Refusal, Scheduler, SequenceId},
     text::TokenText,
 };
 
@@ -43,18 +42,18 @@ pub struct Engine {
     eos_tokens: Vec<u32>,
     config: EngineConfig,
     scheduler: Scheduler,
-    active: BTreeMap<RequestId, Active>,
+    active: BTreeMap<RequestId, ActiveRequest>,
     next_request: u64,
-    /// Text of resumed answers, told with the next step.
+    /// Text of resumed choices, reported with the next step.
     resumed: Vec<Event>,
-    /// Requests to end with the next step.
+    /// Requests to finish with the next step.
     cancelled: BTreeSet<RequestId>,
     /// Requests with a deadline, the earliest first.
     deadlines: BTreeSet<(Instant, RequestId)>,
     /// Logits of the step. // (position, vocab)
     logits: Logits,
     scratch: Scratch,
-    /// Counters only; the gauges are filled in by [`Engine::stats`].
+    /// Counters. [`Engine::stats`] adds the gauges.
     counters: EngineStats,
 }
 
@@ -69,7 +68,7 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// An engine without requests over all KV blocks of `backend`.
+    /// Makes an engine without requests over all KV blocks of `backend`.
     pub fn new(
         backend: Box<dyn Backend>,
         vocabulary: Arc<dyn TokenText>,
@@ -100,12 +99,12 @@ impl Engine {
         }
     }
 
-    /// Accepts a request; it starts with one of the next steps. A deadline before `now` is
-    /// accepted and ends it with the next step.
+    /// Accepts a request; it starts with one of the next steps. A request with a deadline in the past is
+    /// accepted and finishes with the next step.
     ///
     /// # Errors
-    /// The field at fault, or that the engine is full. Nothing of the request is kept then.
-    pub fn submit(&mut self, request: Request, _now: Instant) -> Result<RequestId, SubmitError> {
+    /// If a field is invalid ([`SubmitError::field`]) or the engine is full. The engine is unchanged then.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
         self.check(&request)?;
         let id = RequestId(self.next_request);
         self.next_request += 1;
@@ -113,19 +112,20 @@ impl Engine {
         if let Some(deadline) = request.deadline {
             self.deadlines.insert((deadline, id));
         }
-        let fresh = || Active::new(id, &request, self.config.context_length, &self.eos_tokens);
-        let mut active = fresh();
+        let new_active =
+            || ActiveRequest::new(id, &request, self.config.context_length, &self.eos_tokens);
+        let mut active = new_active();
         let mut tokens = request.prompt.clone();
         let vocab_size = self.backend.vocab_size();
-        let readable = known("resume", request.resume.iter(), vocab_size).is_ok();
-        let resume = readable && !request.resume.is_empty();
+        let in_vocabulary = check_tokens("resume", request.resume.iter(), vocab_size).is_ok();
+        let resume = in_vocabulary && !request.resume.is_empty();
         match resume.then(|| active.resume(&request.resume, self.vocabulary.as_ref())).flatten() {
             Some(text) => {
                 tokens.extend(&request.resume);
-                // Whoever listens has not heard it from this engine; the tokens are known to them.
+                // The caller knows the tokens, but has not received the text from this engine.
                 self.resumed.push(Event::Delta { id, choice: 0, text, tokens: Vec::new() });
             }
-            None => active = fresh(),
+            None => active = new_active(),
         }
         self.scheduler.add(active.sequence(0), tokens, root);
         self.active.insert(id, active);
@@ -147,24 +147,24 @@ impl Engine {
         }
         sampling.validate()?;
         let vocab_size = self.backend.vocab_size();
-        known("prompt", prompt.iter(), vocab_size)?;
-        known("logit_bias", sampling.logit_bias.keys(), vocab_size)?;
-        known("stop_tokens", sampling.stop_tokens.iter(), vocab_size)?;
+        check_tokens("prompt", prompt.iter(), vocab_size)?;
+        check_tokens("logit_bias", sampling.logit_bias.keys(), vocab_size)?;
+        check_tokens("stop_tokens", sampling.stop_tokens.iter(), vocab_size)?;
         if self.active.len() >= self.config.max_requests {
             return Err(SubmitError::Full { requests: self.active.len() });
         }
         Ok(())
     }
 
-    /// Ends a request with the next step; what it has generated is returned. No effect on one that
-    /// has ended.
+    /// Finishes a request with the next step, which returns what it has generated. No effect on a finished
+    /// request.
     pub fn cancel(&mut self, id: RequestId) {
         if self.active.contains_key(&id) {
             self.cancelled.insert(id);
         }
     }
 
-    /// Whether no request is in the engine.
+    /// Whether the engine has no requests.
     pub fn is_idle(&self) -> bool {
         self.active.is_empty()
     }
@@ -175,7 +175,7 @@ impl Engine {
         let cache = self.scheduler.cache();
         EngineStats {
             running: self.scheduler.running(),
-            waiting: self.scheduler.waiting(),
+            pending: self.scheduler.pending(),
             blocks_used: cache.held(),
             blocks_cached: cache.cached(),
             blocks_total: cache.total(),
@@ -191,13 +191,13 @@ impl Engine {
         self.backend.as_ref()
     }
 
-    /// One turn of the loop. Runs nothing when no request is left.
+    /// Runs one step. `now` is compared with deadlines. Without requests it does nothing.
     pub fn step(&mut self, now: Instant) -> StepReport {
         let events = std::mem::take(&mut self.resumed);
         let mut report = StepReport { events, ..StepReport::default() };
-        self.end_cancelled_and_late(now, &mut report);
+        self.finish_cancelled_and_expired(now, &mut report);
         let mut plan = self.scheduler.plan();
-        self.note_plan(&mut plan, &mut report);
+        self.apply_plan(&mut plan, &mut report);
         if plan.chunks.is_empty() {
             return report;
         }
@@ -212,23 +212,23 @@ impl Engine {
         report
     }
 
-    fn end_cancelled_and_late(&mut self, now: Instant, report: &mut StepReport) {
+    fn finish_cancelled_and_expired(&mut self, now: Instant, report: &mut StepReport) {
         for id in std::mem::take(&mut self.cancelled) {
-            self.end(id, FinishReason::Cancelled, None, report);
+            self.finish(id, FinishReason::Cancelled, None, report);
         }
         while let Some((deadline, id)) = self.deadlines.first().copied()
             && deadline <= now
         {
-            self.end(id, FinishReason::Deadline, None, report);
+            self.finish(id, FinishReason::Deadline, None, report);
         }
     }
 
-    /// Notes what the plan decided about requests, and drops chunks of those that fail by it.
-    fn note_plan(&mut self, plan: &mut Plan, report: &mut StepReport) {
+    /// Applies the plan's decisions to requests, and drops chunks of requests that it refuses.
+    fn apply_plan(&mut self, plan: &mut Plan, report: &mut StepReport) {
         report.preempted = plan.preempted.len();
-        for (id, spared) in &plan.admitted {
+        for (id, cached_tokens) in &plan.admitted {
             if let Some(active) = self.active.get_mut(&RequestId(id.request)) {
-                active.note_cached(*spared);
+                active.record_cached(*cached_tokens);
             }
         }
         for (id, refusal) in std::mem::take(&mut plan.refused) {
@@ -238,7 +238,7 @@ impl Engine {
                 }
                 Refusal::NoProgress { stalls } => RequestError::NoProgress { stalls },
             };
-            self.end(RequestId(id.request), FinishReason::Failed, Some(error), report);
+            self.finish(RequestId(id.request), FinishReason::Failed, Some(error), report);
         }
         plan.chunks.retain(|planned| self.scheduler.contains(planned.id));
     }
@@ -255,9 +255,10 @@ impl Engine {
             .zip(wanted)
             .map(|(planned, logits)| self.scheduler.chunk(planned, logits))
             .collect();
-        let (decodes, prefills): (Vec<&Planned>, Vec<&Planned>) =
+        let (decodes, prefills): (Vec<&PlannedChunk>, Vec<&PlannedChunk>) =
             plan.chunks.iter().partition(|planned| planned.decodes);
-        let tokens = |chunks: &[&Planned]| chunks.iter().map(|c| c.end - c.start).sum::<usize>();
+        let tokens =
+            |chunks: &[&PlannedChunk]| chunks.iter().map(|c| c.end - c.start).sum::<usize>();
         report.sequences = plan.chunks.len();
         report.prefill_tokens = tokens(&prefills);
         report.decode_tokens = tokens(&decodes);
@@ -268,27 +269,26 @@ impl Engine {
         self.backend.step(&chunks, &mut self.logits)
     }
 
-    /// The logits that the next draw of a sequence looks at.
+    /// The logits that the next draw of a sequence needs.
     fn logits_for(&self, id: SequenceId) -> LogitsFor {
         let active = self.active.get(&RequestId(id.request));
-        let count = active.and_then(|active| active.deciding(id.choice));
+        let count = active.and_then(|active| active.logits_needed(id.choice));
         count.map_or(LogitsFor::Last, LogitsFor::Largest)
     }
 
     fn fail_step(&mut self, plan: &Plan, error: StepError, report: &mut StepReport) {
         report.failed = true;
         self.counters.failed_steps += 1;
-        self.scheduler.distrust(plan);
+        self.scheduler.invalidate(plan);
         let error = Arc::new(error);
         for planned in &plan.chunks {
             let error = RequestError::Step(error.clone());
-            self.end(RequestId(planned.id.request), FinishReason::Failed, Some(error), report);
+            self.finish(RequestId(planned.id.request), FinishReason::Failed, Some(error), report);
         }
     }
 
-    /// Takes a request out of the engine, whatever its state. Choices that have not ended get
-    /// `reason`.
-    fn end(
+    /// Removes a request in any state from the engine. Unfinished choices get `reason`.
+    fn finish(
         &mut self,
         id: RequestId,
         reason: FinishReason,
@@ -303,7 +303,7 @@ impl Engine {
         if let Some(deadline) = active.deadline {
             self.deadlines.remove(&(deadline, id));
         }
-        active.end_choices(reason, &mut report.events);
+        active.finish_choices(reason, &mut report.events);
         let output = active.into_output();
         report.events.push(match error {
             None => {
@@ -318,8 +318,8 @@ impl Engine {
     }
 }
 
-/// Checks that the model has every one of a field's tokens.
-fn known<'a>(
+/// Checks that every token of a field is in the vocabulary.
+fn check_tokens<'a>(
     field: &'static str,
     mut tokens: impl Iterator<Item = &'a u32>,
     vocab_size: usize,

@@ -1,10 +1,10 @@
-//! One request on an engine that has no other: the simplest way to an answer.
+//! A single request on an engine without other requests.
 
 use std::time::Instant;
 
 use crate::{Engine, Event, Output, Request, RequestError, SubmitError};
 
-/// Why there is no answer.
+/// A request was not accepted or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
@@ -16,19 +16,20 @@ pub enum GenerateError {
     Request(#[from] RequestError),
 }
 
-/// Runs `request` to its end; `on_text` hears the text of every choice as it becomes certain.
+/// Runs `request` until it finishes. `on_text` gets the index and the new text of a choice, as soon as
+/// the text cannot change any more.
 ///
 /// # Errors
-/// [`GenerateError`]; text that was already heard is then all there is.
+/// If the request is not accepted, or fails; `on_text` may have received text by then.
 ///
 /// # Panics
-/// If the engine goes idle without reporting the request's end, which is a bug in it.
+/// If the engine becomes idle without an event that ends the request, which is a bug.
 pub fn run(
     engine: &mut Engine,
     request: Request,
     mut on_text: impl FnMut(u32, &str),
 ) -> Result<Output, GenerateError> {
-    let submitted = engine.submit(request, Instant::now())?;
+    let submitted = engine.submit(request)?;
     while !engine.is_idle() {
         for event in engine.step(Instant::now()).events {
             match event {

@@ -1,5 +1,4 @@
-//! From an opened model to a running engine: the options a person may set, the defaults for those
-//! they did not, and the sizes that follow from them.
+//! From an opened model to an engine: its options, their defaults, and the sizes that follow from them.
 
 mod devices;
 
@@ -21,41 +20,41 @@ use crate::{
     text::TokenText,
 };
 
-/// KV memory when none is asked for, unless the sequences need less.
+/// Default limit of KV memory on the processor, in bytes.
 const KV_BYTES_DEFAULT: u64 = 1 << 30;
 
-/// Why a model does not run.
+/// A model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// On the processor.
+    /// Loading on the processor failed.
     #[error(transparent)]
     Cpu(#[from] cpu::LoadError),
-    /// On a GPU.
+    /// Loading on a GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaLoadError),
 }
 
-/// How a model is run. Nothing but `kv` and `head` changes a token; `device` may, between numerics
-/// classes.
+/// Options of an engine. Only `kv`, `head` and `device` can change a token; each combination has its own
+/// numerics class.
 #[derive(Debug, Clone, Copy)]
 pub struct EngineOptions {
-    /// Where.
+    /// Device that runs the steps.
     pub device: DeviceChoice,
     /// Packing of the ternary matrices.
     pub format: Format,
-    /// Kernels; `None` takes the fastest this machine has.
+    /// Instruction set of the kernels; `None` selects the fastest of this machine.
     pub isa: Option<Isa>,
-    /// Threads of a step; `None` takes every core this process may use.
+    /// Threads of a step; `None` uses every core that the process may use.
     pub threads: Option<NonZeroUsize>,
     /// Element type of the KV cache.
     pub kv: KvType,
     /// Precision of the head.
     pub head: HeadMode,
-    /// Memory of the KV cache; `None` takes what `max_sequences` full contexts need, up to 1 GiB, or on
-    /// a GPU up to nine tenths of what is free beside the weights.
+    /// Memory of the KV cache in bytes. `None` takes as much as `max_sequences` full contexts need, up to
+    /// 1 GiB, or on a GPU up to nine tenths of the memory that the weights leave free.
     pub kv_bytes: Option<u64>,
-    /// Sequences that run at once.
+    /// Most sequences that hold KV blocks at once.
     pub max_sequences: usize,
 }
 
@@ -75,18 +74,18 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// The ISA that will be used.
+    /// The instruction set, with the default resolved.
     pub fn isa(&self) -> Isa {
         self.isa.unwrap_or_else(Isa::detect)
     }
 
-    /// The threads that will be used.
+    /// The number of threads, with the default resolved.
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         self.threads.map_or_else(available, NonZeroUsize::get)
     }
 
-    /// What the kernels are for: an ISA of the processor, or a GPU.
+    /// Name of the kernels' target: an ISA of the processor, or a GPU.
     pub fn kernels(&self) -> String {
         match self.device.resolved() {
             DeviceChoice::Cuda(ordinal) => format!("cuda:{ordinal}"),
@@ -94,13 +93,13 @@ impl EngineOptions {
         }
     }
 
-    /// KV blocks for a model on the processor under these options; at least one.
+    /// Number of KV blocks for a model on the processor; at least one.
     pub fn block_count(&self, model: &Model) -> usize {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
         self.blocks_within(model, self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT), block_bytes)
     }
 
-    /// KV blocks for a model on a GPU: what the sequences can use, as far as memory reaches.
+    /// KV blocks for a model on a GPU: as many as the sequences can use, limited by memory.
     fn blocks_on_gpu(&self, model: &Model) -> KvBlocks {
         let block_bytes = cuda::kv_block_bytes(model, self.kv);
         match self.kv_bytes {
@@ -118,7 +117,7 @@ impl EngineOptions {
     }
 }
 
-/// Loads a model's weights where the options say, with so many KV blocks.
+/// Loads a model's weights on the device of the options; only the closure of that device is called.
 fn load(
     model: &Arc<Model>,
     options: &EngineOptions,
@@ -148,7 +147,7 @@ pub fn backend(
     load(model, options, || block_count, || KvBlocks::Exactly(block_count))
 }
 
-/// Loads a model's weights and joins them with a scheduler.
+/// Makes an engine: loads a model's weights and adds a scheduler.
 ///
 /// # Errors
 /// As [`cpu::load`] and [`cuda::load`].
@@ -162,10 +161,10 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     Ok(Engine::new(backend, model.clone(), eos_tokens, config))
 }
 
-/// Loads a model's weights on each of several devices, and joins each with a scheduler.
+/// Makes an engine on each of several devices.
 ///
 /// # Errors
-/// As [`engine`], of the first device where it fails.
+/// As [`engine`], for the first device where it fails.
 pub fn engines(
     model: &Arc<Model>,
     options: &EngineOptions,

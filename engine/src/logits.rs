@@ -1,4 +1,4 @@
-//! The logits of one token sequence at every position: what one compares models with.
+//! The logits of one token sequence at every position, to compare models with.
 
 pub use crate::backend::TokenLogit;
 use crate::{
@@ -6,14 +6,14 @@ use crate::{
     kv::{BlockId, blocks_for},
 };
 
-/// Positions of one step. A larger vocabulary makes their logits large, not their computation slow.
+/// Positions per step, few enough that their logits do not take much memory.
 const CHUNK_TOKENS: usize = 64;
 
-/// Runs `tokens` from position 0 through KV blocks 0, 1, … of `backend`, and gives the logits to
-/// `each`, some positions at a time, in order. // (positions, vocab)
+/// Runs `tokens` from position 0 in KV blocks 0, 1, … of `backend`, and passes the logits to `each`, some
+/// positions at a time, in order. // (positions, vocab)
 ///
 /// # Errors
-/// The step's, if a token is not in the vocabulary or the backend has too few blocks; else `each`'s.
+/// If a token is not in the vocabulary, the backend has too few blocks, or `each` returns an error.
 pub fn each_position<E: From<StepError>>(
     backend: &mut dyn Backend,
     tokens: &[u32],
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_logits_come_first_and_the_lower_id_wins_ties() {
+    fn top_sorts_by_logit_then_by_token() {
         let ids = |count| -> Vec<u32> {
             top(&[0.5, 2.0, -1.0, 2.0], count).iter().map(|token| token.id).collect()
         };

@@ -1,6 +1,6 @@
-//! Transcendental functions in f64 from additions, multiplications and divisions alone, so that every machine computes
-//! the same bits: the ones of the platform's libm differ between systems and versions. No fused
-//! multiply-add is used here, so a machine without one needs no slow emulation.
+//! Transcendental functions in f64 of additions, multiplications and divisions only, so that every machine
+//! computes the same bits; those of libm differ between systems and versions. There is no fused
+//! multiply-add, which machines without one would have to emulate slowly.
 
 /// ln 2 in two parts: `LN2_HIGH` has 32 trailing zero bits, so that `k * LN2_HIGH` is exact for
 /// every exponent `k` (the split of fdlibm's `e_exp.c` and `e_log.c`).
@@ -53,7 +53,7 @@ pub fn exp(x: f64) -> f64 {
     for term in &EXP_TERMS[1..] {
         sum = sum * r + term;
     }
-    // Two factors, since 2¹⁰²⁴ itself is not a number.
+    // Two factors, since 2¹⁰²⁴ is not finite.
     let half = (k as i64) >> 1;
     let value = sum * power_of_two(half) * power_of_two(k as i64 - half);
     if x < EXP_MIN { 0.0 } else { value }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_of_some_values_are_fixed() {
+    fn bits_of_some_values_are_fixed() {
         // Equal on every machine; a change here changes sampled tokens.
         assert_eq!(exp(-1.0).to_bits(), 0x3fd7_8b56_362c_ef38);
         assert_eq!(ln(10.0).to_bits(), 0x4002_6bb1_bbb5_5516);

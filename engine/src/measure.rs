@@ -1,8 +1,8 @@
-//! How fast a backend runs steps: real steps over real KV blocks, without scheduler and sampler.
+//! Measures how fast a backend runs steps: real steps over real KV blocks, without scheduler and sampler.
 //!
-//! One repetition takes every batch size in turn, prefill and then decode, so that a change of the
-//! machine's clock or of its other work falls on all of them alike. The median of the repetitions
-//! is what is reported. Token ids are arbitrary: no time depends on them.
+//! One repetition takes every batch size in turn, prefill and then decode, so that changes of the clock
+//! or of the machine's other work affect all alike. The median of the repetitions is reported. Token ids
+//! are arbitrary: no time depends on them.
 
 use std::{hint::black_box, ops::Range, time::Instant};
 
@@ -13,32 +13,31 @@ use crate::{
     kv::{BlockId, blocks_for},
 };
 
-/// Rows of a prefill step, as many as the scheduler puts into one.
+/// Rows of a prefill step; equal to the scheduler's default token budget.
 pub const PREFILL_ROWS: usize = 512;
 
-/// Bytes that a bandwidth measurement reads in each pass where there is room: caches of servers hold
-/// half as many.
+/// Bytes that a bandwidth measurement reads per pass if memory allows; twice the caches of large servers.
 const BANDWIDTH_BYTES: usize = 1 << 30;
-/// Passes; the fastest counts.
+/// Passes of a bandwidth measurement; the fastest counts.
 const BANDWIDTH_PASSES: usize = 4;
 
-/// What to measure.
+/// Steps to measure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workload {
-    /// Sequences of a step, one measurement each; at least 1.
+    /// Batch sizes in sequences per step, each at least 1; one measurement for each.
     pub batches: Vec<usize>,
     /// Tokens of each prompt, at least 1.
     pub prompt_tokens: usize,
-    /// Decode steps.
+    /// Decode steps of each sequence.
     pub generate_tokens: usize,
-    /// The logits a step asks for: all as a draw from the whole distribution does, or the largest.
+    /// Logits that a step requests: all, as a draw from the whole distribution does, or the largest.
     pub logits: LogitsFor,
-    /// How often, at least 1.
+    /// Repetitions, at least 1.
     pub repetitions: usize,
 }
 
 impl Workload {
-    /// KV blocks that the largest batch takes.
+    /// KV blocks that the largest batch needs.
     pub fn block_count(&self) -> usize {
         self.batches.iter().max().copied().unwrap_or(0).saturating_mul(self.sequence_blocks())
     }
@@ -82,18 +81,18 @@ pub struct Speed {
     pub highest: f64,
 }
 
-/// Runs the workload; `progress` hears of each repetition before it starts. Needs
-/// [`Workload::block_count`] KV blocks.
+/// Runs the workload; calls `progress` with the number of each repetition before it starts. The backend
+/// needs [`Workload::block_count`] KV blocks.
 ///
 /// # Errors
-/// The first step that fails.
+/// If a step fails.
 pub fn run(
     backend: &mut dyn Backend,
     workload: &Workload,
     mut progress: impl FnMut(usize),
 ) -> Result<Vec<Speed>, StepError> {
     let mut steps = Steps::new(backend, workload);
-    // The first touch of weights and KV blocks is no part of a step's time.
+    // Warm-up: the first access to weights and KV blocks must not count.
     steps.prefill(1)?;
     let cases = workload.batches.len();
     let mut samples = vec![Vec::with_capacity(workload.repetitions); 2 * cases];
@@ -112,7 +111,7 @@ pub fn run(
         .collect())
 }
 
-/// `None` without samples: no decode steps were asked for.
+/// Median and range of the samples; `None` without samples, if the workload has no decode steps.
 fn speed(phase: Phase, batch: usize, rates: Vec<Option<f64>>) -> Option<Speed> {
     let mut rates: Vec<f64> = rates.into_iter().flatten().collect();
     rates.sort_by(f64::total_cmp);
@@ -130,7 +129,7 @@ fn speed(phase: Phase, batch: usize, rates: Vec<Option<f64>>) -> Option<Speed> {
 pub(crate) struct Sequences {
     prompt_tokens: usize,
     logits: LogitsFor,
-    /// One for each sequence of the largest batch.
+    /// A block table for each sequence of the largest batch.
     tables: Vec<Vec<BlockId>>,
     /// Tokens of any sequence, by position.
     tokens: Vec<u32>,
@@ -152,7 +151,7 @@ impl Sequences {
         }
     }
 
-    /// The chunks of one prefill step: `rows` of all prompts laid end to end.
+    /// The chunks of one prefill step: `rows` of the concatenated prompts.
     pub(crate) fn prefill(&self, rows: Range<usize>) -> Vec<Chunk<'_>> {
         let length = self.prompt_tokens;
         let chunk = |sequence: usize| {
@@ -222,38 +221,38 @@ fn rate(tokens: usize, start: Instant) -> Option<f64> {
     (tokens > 0).then(|| tokens as f64 / start.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Bytes per second that `threads` threads together read from memory: [`MemoryReads`], the best of a few
-/// looks.
+/// Bytes per second that `threads` threads together read from memory: the best of a few passes of
+/// [`MemoryReads`].
 pub fn memory_bandwidth(threads: usize, available: Option<u64>) -> f64 {
     let reads = MemoryReads::new(threads, available);
     (0..BANDWIDTH_PASSES).map(|_| reads.bytes_per_s()).fold(0.0, f64::max)
 }
 
-/// How fast threads together read from memory, from pages as weights have them: the ceiling of decode,
-/// which reads every weight once for each token. On a shared machine it changes from minute to minute,
-/// so what is compared with it is measured in turns with it.
+/// Measures the memory bandwidth of several threads, over huge pages like those of weights. It limits
+/// decode, which reads every weight once per token. On a shared machine it changes from minute to
+/// minute, so measure it in turns with the value that is compared with it.
 pub struct MemoryReads {
     bytes: AlignedBytes,
     threads: usize,
 }
 
 impl MemoryReads {
-    /// Takes 1 GiB, or a quarter of what is said to be available.
+    /// Allocates 1 GiB, or a quarter of `available` bytes if that is less.
     pub fn new(threads: usize, available: Option<u64>) -> Self {
         let quarter = available.and_then(|bytes| usize::try_from(bytes / 4).ok());
         let len = quarter.map_or(BANDWIDTH_BYTES, |bytes| bytes.clamp(1 << 20, BANDWIDTH_BYTES));
         let mut bytes = AlignedBytes::zeroed(len & !63);
-        // Pages that were never written are all one page of zeros.
+        // Pages that were never written all map to one page of zeros.
         bytes.fill(1);
         Self { bytes, threads: threads.max(1) }
     }
 
-    /// Bytes it holds.
+    /// Memory in bytes.
     pub fn size_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Reads them once.
+    /// Reads the memory once and returns the bandwidth in bytes per second.
     pub fn bytes_per_s(&self) -> f64 {
         let words: &[u64] = bytemuck::cast_slice(&self.bytes);
         let part = words.len().div_ceil(self.threads);
@@ -267,8 +266,8 @@ impl MemoryReads {
     }
 }
 
-/// Products a second of `threads` threads at once that do nothing but multiply in registers, if the ISA
-/// has an instruction for it: the ceiling of prefill, which does one for each weight and token.
+/// Products per second of `threads` threads that only multiply in registers, if the ISA has an
+/// instruction for it. It limits prefill, which does one product per weight and token.
 pub fn product_peak(isa: Isa, threads: usize) -> Option<f64> {
     let peaks = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads.max(1))
@@ -279,26 +278,26 @@ pub fn product_peak(isa: Isa, threads: usize) -> Option<f64> {
     peaks.into_iter().sum()
 }
 
-/// How far ahead of the line in hand others are asked for.
+/// Prefetch distance in bytes.
 const AHEAD_BYTES: usize = 64 * 160;
 
-/// Reads four stretches at once, a cache line of each in turn, and asks for others ahead: one alone,
-/// and what the processor asks for by itself, leave requests unmade.
+/// Reads four parts of memory at once, a cache line of each in turn, and prefetches. A single part, or the
+/// processor's own prefetching alone, does not reach the full bandwidth.
 fn sum(words: &[u64]) -> u64 {
     let (near, far) = words.split_at(words.len() / 2);
     let ((a, b), (c, d)) = (near.split_at(near.len() / 2), far.split_at(far.len() / 2));
     let count = a.len().min(b.len()).min(c.len()).min(d.len()) / 8;
     let mut sums = [0u64; 8];
     for line in 0..count {
-        for stretch in [a, b, c, d] {
-            let words = &stretch[8 * line..8 * line + 8];
+        for part in [a, b, c, d] {
+            let words = &part[8 * line..8 * line + 8];
             kernels::prefetch(words.as_ptr().cast::<u8>().wrapping_add(AHEAD_BYTES));
             for (sum, word) in sums.iter_mut().zip(words) {
                 *sum = sum.wrapping_add(*word);
             }
         }
     }
-    let rest = [a, b, c, d].into_iter().flat_map(|stretch| &stretch[8 * count..]);
+    let rest = [a, b, c, d].into_iter().flat_map(|part| &part[8 * count..]);
     sums.iter().chain(rest).fold(0, |a, b| a.wrapping_add(*b))
 }
 
@@ -306,7 +305,7 @@ fn sum(words: &[u64]) -> u64 {
 mod tests {
     use super::*;
 
-    /// Notes what it is asked to do.
+    /// A backend that records its steps.
     #[derive(Default)]
     struct Recorder {
         steps: Vec<Vec<(usize, usize, LogitsFor)>>, // (position, tokens, logits) of each chunk
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_cut_at_the_rows_of_a_step() {
+    fn prompts_are_divided_at_the_rows_of_a_step() {
         let mut recorder = Recorder::default();
         run(&mut recorder, &workload(&[2], 300, 1), |_| {}).expect("never fails");
         // The warm-up is one prompt; then two repetitions of two steps of prompts and one decode.
@@ -365,20 +364,20 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_batch_decides_the_blocks() {
+    fn block_count_is_that_of_the_largest_batch() {
         assert_eq!(workload(&[1, 32, 4], 128, 64).block_count(), 32 * 12);
         assert_eq!(workload(&[3], 1, 0).block_count(), 3);
     }
 
     #[test]
-    fn every_word_is_summed_whatever_the_length() {
+    fn every_word_is_summed_for_any_length() {
         for length in [0, 8, 64, 800] {
             assert_eq!(sum(&vec![3; length]), 3 * length as u64);
         }
     }
 
     #[test]
-    fn the_median_of_an_even_count_lies_between() {
+    fn median_of_an_even_count_is_the_mean_of_the_middle() {
         let all = speed(Phase::Decode, 1, vec![Some(4.0), Some(1.0), Some(2.0), Some(3.0)]);
         let all = all.expect("has samples");
         assert_eq!((all.lowest, all.median, all.highest), (1.0, 2.5, 4.0));

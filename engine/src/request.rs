@@ -1,4 +1,4 @@
-//! What goes into the engine and what comes out.
+//! Requests, their outputs, and the events between.
 
 use std::{sync::Arc, time::Instant};
 
@@ -8,45 +8,45 @@ use crate::{
     scheduler::Priority,
 };
 
-/// Number of a request inside one engine; grows with arrival.
+/// Number of a request in one engine, in order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
 /// One generation request.
 #[derive(Debug, Clone, Default)]
 pub struct Request {
-    /// Tokens to continue; at least one, and at least one fewer than the context holds.
+    /// Tokens to continue; at least one, and fewer than the context holds.
     pub prompt: Vec<u32>,
-    /// How to continue them.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Who goes first.
+    /// Order of service between requests.
     pub priority: Priority,
-    /// When to give up and return what there is.
+    /// Time at which the request finishes with what it has generated.
     pub deadline: Option<Instant>,
-    /// Requests share cached prefixes only with the same salt (a tenant's name, say).
+    /// Requests share cached prefixes only if their salts are equal (a tenant's name, for example).
     pub salt: Vec<u8>,
-    /// Tokens that an earlier attempt generated: the answer goes on behind them and ends as it would
-    /// have. Ignored where they cannot stand for all that was lost: more than one choice, or
-    /// log-probabilities.
+    /// Tokens that an earlier attempt generated. The choice continues after them, with the same result as
+    /// without the interruption. Ignored with more than one choice or with log-probabilities, which the
+    /// tokens alone cannot restore.
     pub resume: Vec<u32>,
 }
 
-/// Why a request was not accepted.
+/// A request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// There is nothing to continue.
+    /// The prompt has no tokens.
     #[error("prompt is empty")]
     EmptyPrompt,
-    /// Not even one token could follow.
+    /// The prompt leaves no room for a token in the context.
     #[error("prompt has {tokens} tokens, the context holds {context_length} with the answer")]
     PromptTooLong {
         /// Length of the prompt.
         tokens: usize,
-        /// Longest sequence.
+        /// Longest sequence, in tokens.
         context_length: usize,
     },
-    /// The KV cache could not hold the prompt even alone.
+    /// The prompt is larger than the whole KV cache.
     #[error("prompt has {tokens} tokens, the KV cache holds {capacity}")]
     PromptExceedsCache {
         /// Length of the prompt.
@@ -54,10 +54,10 @@ pub enum SubmitError {
         /// Positions in all KV blocks.
         capacity: usize,
     },
-    /// A token id the model does not have.
+    /// A token id outside the vocabulary.
     #[error("{field} has token {token}, the vocabulary has {vocab_size}")]
     TokenOutOfRange {
-        /// `prompt`, `logit_bias` or `stop_tokens`.
+        /// Field with the token: `prompt`, `logit_bias` or `stop_tokens`.
         field: &'static str,
         /// The offending id.
         token: u32,
@@ -67,7 +67,7 @@ pub enum SubmitError {
     /// A sampling parameter outside its range.
     #[error(transparent)]
     InvalidParam(#[from] InvalidParam),
-    /// The engine holds as many requests as it may. Try again when one has ended.
+    /// The engine is full. Try again when a request has finished.
     #[error("engine already holds {requests} requests")]
     Full {
         /// Requests in the engine.
@@ -76,7 +76,7 @@ pub enum SubmitError {
 }
 
 impl SubmitError {
-    /// The field of the request that is at fault, unless the engine is full.
+    /// The invalid field of the request; `None` if the engine is full.
     pub fn field(&self) -> Option<&'static str> {
         match self {
             Self::EmptyPrompt | Self::PromptTooLong { .. } | Self::PromptExceedsCache { .. } => {
@@ -89,30 +89,30 @@ impl SubmitError {
     }
 }
 
-/// Why an accepted request failed.
+/// An accepted request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The step it took part in did not run.
+    /// A step with the request failed.
     #[error("step failed")]
     Step(#[source] Arc<StepError>),
-    /// No token can be drawn from its logits.
+    /// No token can be drawn from the logits.
     #[error("no token can be drawn at position {position}")]
     Sample {
         /// Position of the token, from the start of the prompt.
         position: usize,
-        /// What is wrong with the logits.
+        /// The error in the logits.
         source: SampleError,
     },
-    /// It outgrew the whole KV cache.
+    /// The sequence needs more than the whole KV cache.
     #[error("sequence needs {needed} KV blocks, there are {total}")]
     OutOfBlocks {
-        /// Blocks its tokens take.
+        /// Blocks that its tokens take.
         needed: usize,
         /// Blocks in the cache.
         total: usize,
     },
-    /// It got no new token for too long.
+    /// The sequence got no new token within the stall limit.
     #[error("no new token after {stalls} steps without work or preemptions")]
     NoProgress {
         /// Steps without work, and preemptions, since the newest token.
@@ -120,16 +120,16 @@ pub enum RequestError {
     },
 }
 
-/// Why a choice ended.
+/// The reason a choice finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FinishReason {
-    /// An end-of-sequence token, a stop token or a stop string.
+    /// An end-of-sequence token, a stop token or a stop string was generated.
     Stop,
-    /// `max_tokens`, or the end of the context.
+    /// `max_tokens` or the end of the context was reached.
     Length,
-    /// [`Engine::cancel`](crate::Engine::cancel).
+    /// The request was cancelled ([`Engine::cancel`](crate::Engine::cancel)).
     Cancelled,
-    /// The request's deadline.
+    /// The request's deadline has passed.
     Deadline,
     /// The request failed; see its error.
     Failed,
@@ -140,71 +140,71 @@ pub enum FinishReason {
 pub struct TokenLogprob {
     /// The token.
     pub token: u32,
-    /// Bytes it stands for.
+    /// Bytes of the token.
     pub bytes: Vec<u8>,
-    /// Its log-probability; −∞ if the model gave it no chance.
+    /// Its log-probability; −∞ if its probability is zero.
     pub logprob: f32,
-    /// The most probable tokens at its place, in descending order. Empty in these themselves.
+    /// The most probable tokens at its position, in descending order; `top` is empty in these.
     pub top: Vec<TokenLogprob>,
 }
 
-/// One answer.
+/// One generated answer to a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// Number of the answer, from 0.
+    /// Index of the choice, from 0.
     pub index: u32,
-    /// Every generated token, including the one that ended the answer.
+    /// Every generated token, including the last one that ended the choice.
     pub tokens: Vec<u32>,
     /// Text of the tokens without special tokens, cut before the stop string or stop token.
     pub text: String,
-    /// Why it ended.
+    /// The reason it finished.
     pub finish_reason: FinishReason,
-    /// One for each token, if asked for.
+    /// Log-probabilities of each token, if requested.
     pub logprobs: Option<Vec<TokenLogprob>>,
 }
 
-/// All answers to a request.
+/// All choices of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Output {
-    /// `n` answers, in order.
+    /// The `n` choices, in order.
     pub choices: Vec<Choice>,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Tokens of all answers.
+    /// Tokens of all choices.
     pub completion_tokens: usize,
-    /// Tokens of the prompt that the prefix cache spared. Depends on what ran before.
+    /// Tokens of the prompt that were found in the prefix cache. Depends on earlier requests.
     pub cached_tokens: usize,
 }
 
-/// What a step did for a request. Every accepted request ends with exactly one `Finished` or
-/// `Failed`; the deltas of a choice add up to its tokens and its text.
+/// An event of a request in a step. Every accepted request ends with exactly one `Finished` or `Failed`;
+/// the deltas of a choice add up to its tokens and its text.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A choice has grown.
+    /// A choice has new tokens or text.
     Delta {
         /// The request.
         id: RequestId,
-        /// Number of the choice.
+        /// Index of the choice.
         choice: u32,
-        /// New certain text; may be empty.
+        /// New text that cannot change any more; may be empty.
         text: String,
         /// New tokens; may be empty.
         tokens: Vec<u32>,
     },
-    /// All choices have ended, or the request was cancelled or ran into its deadline.
+    /// All choices have finished, or the request was cancelled or reached its deadline.
     Finished {
         /// The request.
         id: RequestId,
-        /// The answers.
+        /// The choices.
         output: Output,
     },
-    /// The request cannot be answered.
+    /// The request failed.
     Failed {
         /// The request.
         id: RequestId,
-        /// Why.
+        /// The reason.
         error: RequestError,
-        /// The answers as far as they got.
+        /// The choices as far as they were generated.
         output: Output,
     },
 }

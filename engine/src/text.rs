@@ -1,45 +1,45 @@
 //! From tokens to text: UTF-8 that never breaks a character, and stop strings.
 //!
-//! Token bytes are collected into text as [`String::from_utf8_lossy`] would read all of them at
-//! once: a character split between tokens waits for its rest. A part of the text that may become a
-//! stop string is not revealed until it cannot.
+//! Token bytes become the same text as [`String::from_utf8_lossy`] makes of all of them together: a
+//! character split between tokens is held back until it is complete. A part of the text that can still
+//! become a stop string is held back until it cannot.
 
-/// What the engine needs to know of a vocabulary.
+/// Bytes of tokens, for the engine.
 pub trait TokenText: Send + Sync {
-    /// Bytes a token stands for; not always whole characters. Empty for unknown tokens.
+    /// Bytes of a token; not always whole characters. Empty for unknown tokens.
     fn bytes(&self, token: u32) -> &[u8];
 
-    /// Whether the token is a control token, which is no part of the text.
+    /// Whether the token is a special token, which is not part of the text.
     fn is_special(&self, token: u32) -> bool;
 }
 
-/// The text of one choice, growing token by token.
+/// The text of one choice, assembled token by token.
 #[derive(Debug, Clone, Default)]
 pub struct TextAssembler {
     stops: Vec<String>,
-    /// Bytes of a character whose rest is missing: at most three.
+    /// Bytes of an incomplete character: at most three.
     pending: Vec<u8>,
     text: String,
-    /// Bytes of `text` that were handed out.
+    /// Bytes of `text` that were returned.
     revealed: usize,
-    /// Bytes of `text` in which no stop string ends that counts.
+    /// Bytes of `text` that need no further search for the end of a stop string.
     searched: usize,
     stopped: bool,
 }
 
 impl TextAssembler {
-    /// An empty text that ends before any of `stops`.
+    /// Makes an empty text that is cut before the first of `stops`.
     pub fn new(stops: &[String]) -> Self {
         Self { stops: stops.to_vec(), ..Self::default() }
     }
 
-    /// The text so far, including what is not revealed yet.
+    /// The text so far, including text that is still held back.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Appends a token's bytes. True when that completed a stop string: the text is cut before it
-    /// and takes no more. With `may_stop` false, stop strings that end here do not count.
+    /// Appends a token's bytes. True if that completed a stop string: the text is cut before it and takes no
+    /// more bytes. With `may_stop` false, stop strings that end here are ignored.
     pub fn push(&mut self, bytes: &[u8], may_stop: bool) -> bool {
         if self.stopped {
             return true;
@@ -49,8 +49,7 @@ impl TextAssembler {
         self.search(may_stop)
     }
 
-    /// No more bytes will come: an unfinished character becomes U+FFFD. True when that completed a
-    /// stop string.
+    /// Ends the text: an incomplete character becomes U+FFFD. True if that completed a stop string.
     pub fn finish(&mut self, may_stop: bool) -> bool {
         if !self.stopped && !self.pending.is_empty() {
             self.pending.clear();
@@ -60,17 +59,17 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Text that has become certain since the last call.
+    /// Returns the text since the last call that cannot change any more.
     pub fn take_certain(&mut self) -> String {
         self.take_until(self.text.len() - self.held_back())
     }
 
-    /// All text since the last call, after the end.
+    /// Returns all text since the last call. Call it only after the end.
     pub fn take_rest(&mut self) -> String {
         self.take_until(self.text.len())
     }
 
-    /// The whole text.
+    /// Converts into the whole text.
     pub fn into_text(self) -> String {
         self.text
     }
@@ -81,7 +80,7 @@ impl TextAssembler {
         delta
     }
 
-    /// Moves everything but an unfinished character from `pending` to `text`.
+    /// Moves everything except an incomplete character from `pending` to `text`.
     fn decode_pending(&mut self) {
         let mut rest = self.pending.as_slice();
         loop {
@@ -101,12 +100,12 @@ impl TextAssembler {
                 }
             }
         }
-        let unfinished = rest.len();
-        self.pending.drain(..self.pending.len() - unfinished);
+        let incomplete = rest.len();
+        self.pending.drain(..self.pending.len() - incomplete);
     }
 
-    /// Looks for the stop string that ends first in the text not searched yet (of several that end
-    /// there, the longest), and cuts the text before it.
+    /// Searches the new text for the stop string that ends first (of several that end there, the longest),
+    /// and cuts the text before it.
     fn search(&mut self, may_stop: bool) -> bool {
         let first = self.stops.iter().filter(|_| may_stop).filter_map(|stop| {
             let mut start = (self.searched + 1).saturating_sub(stop.len());
@@ -124,7 +123,7 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Length of the longest end of the text that may be the beginning of a stop string.
+    /// Length of the longest suffix of the text that can still become a stop string.
     fn held_back(&self) -> usize {
         if self.stopped {
             return 0;
@@ -146,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// Feeds `pieces`; returns the deltas, the whole text and whether a stop string ended it.
+    /// Pushes `pieces`; returns the deltas, the whole text and whether a stop string ended it.
     fn assemble(stops: &[&str], pieces: &[&[u8]]) -> (Vec<String>, String, bool) {
         let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
         let mut text = TextAssembler::new(&stops);
@@ -165,21 +164,21 @@ mod tests {
     }
 
     #[test]
-    fn a_split_character_waits_for_its_rest() {
+    fn split_character_is_held_back_until_complete() {
         let (deltas, text, _) = assemble(&[], &[b"a\xe2", b"\x82", b"\xac", b"b"]);
         assert_eq!(deltas, ["a", "", "€", "b", ""]);
         assert_eq!(text, "a€b");
     }
 
     #[test]
-    fn an_unfinished_character_becomes_a_replacement_at_the_end() {
+    fn incomplete_character_becomes_a_replacement_at_the_end() {
         let (deltas, text, _) = assemble(&[], &[b"a\xf0\x9f", b"\x98"]);
         assert_eq!(deltas, ["a", "", "\u{fffd}"]);
         assert_eq!(text, String::from_utf8_lossy(b"a\xf0\x9f\x98"));
     }
 
     #[test]
-    fn a_stop_string_across_tokens_cuts_the_text_and_is_never_revealed() {
+    fn stop_string_across_tokens_cuts_the_text_and_is_never_revealed() {
         let (deltas, text, stopped) = assemble(&["\n\nQ:"], &[b"one\n", b"\n", b"Q", b":two"]);
         assert_eq!(deltas, ["one", "", "", "", ""]);
         assert_eq!(text, "one");
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_that_turns_out_otherwise_is_revealed() {
+    fn prefix_of_a_stop_string_is_revealed_if_it_does_not_complete() {
         let (deltas, text, stopped) = assemble(&["abcd"], &[b"xab", b"cab", b"ce"]);
         assert_eq!(deltas, ["x", "abc", "abce", ""]);
         assert_eq!(text, "xabcabce");
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stop_string_that_ends_first_wins_however_tokens_are_cut() {
+    fn stop_string_that_ends_first_wins_for_any_split_into_tokens() {
         for pieces in [&[b"xabcd".as_slice()][..], &[b"xa", b"b", b"c"], &[b"xab", b"c"]] {
             assert_eq!(assemble(&["abc", "b"], pieces).1, "xa");
             assert_eq!(assemble(&["b", "ab"], pieces).1, "x");
@@ -203,28 +202,28 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_string_that_ends_too_early_does_not_count() {
+    fn stop_string_before_min_tokens_is_ignored() {
         let mut text = TextAssembler::new(&["aa".to_owned()]);
         assert!(!text.push(b"aa", false));
         assert_eq!(text.take_certain(), "a");
-        assert!(text.push(b"a", true), "the second and third letter");
+        assert!(text.push(b"a", true), "the second and third letter match");
         assert_eq!(text.take_rest(), "");
         assert_eq!(text.into_text(), "a");
     }
 
     #[test]
-    fn a_stop_string_of_more_than_one_byte_characters_is_found() {
+    fn stop_string_of_multi_byte_characters_is_found() {
         let (_, text, stopped) = assemble(&["€€"], &["ü€".as_bytes(), b"\xe2\x82", b"\xac."]);
         assert_eq!((text.as_str(), stopped), ("ü", true));
     }
 
     #[test]
-    fn a_replacement_at_the_end_can_complete_a_stop_string() {
+    fn replacement_at_the_end_can_complete_a_stop_string() {
         let (_, text, stopped) = assemble(&["a\u{fffd}"], &[b"xa\xe2"]);
         assert_eq!((text.as_str(), stopped), ("x", true));
     }
 
-    /// The definition: letter by letter, cut where a stop string first ends.
+    /// The definition: character by character, cut where a stop string first ends.
     fn reference(stops: &[&str], bytes: &[u8]) -> String {
         let text = String::from_utf8_lossy(bytes);
         for (start, letter) in text.char_indices() {
@@ -239,7 +238,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_read_as_if_they_came_at_once(
+        fn text_of_any_bytes_does_not_depend_on_their_split(
             pieces in prop::collection::vec(
                 prop::collection::vec(
                     prop::sample::select(vec![

@@ -1,20 +1,16 @@
-//! Chat templates behave as under transformers' `apply_chat_template`, and cannot run away.
+//! Chat templates render as with transformers' `apply_chat_template`, and always terminate.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod support;
 
 use serde_json::json;
-use support::Folder;
+use support::{Folder, messages};
 use tritmill_engine::{
-    chat::{ChatTemplate, Message, TemplateError},
+    chat::{ChatTemplate, TemplateError},
     files::Model,
     tokenizer::TokenizerConfig,
 };
-
-fn messages(content: &str) -> Vec<Message> {
-    vec![Message { role: "user".to_owned(), content: content.to_owned() }]
-}
 
 fn render(template: &str, content: &str) -> Result<String, TemplateError> {
     ChatTemplate::parse(template.to_owned(), Some("<s>".to_owned()), None)?
@@ -26,7 +22,7 @@ fn check(template: &str, content: &str, expected: &str) {
 }
 
 #[test]
-fn blocks_are_trimmed_as_transformers_does() {
+fn blocks_are_trimmed_as_in_transformers() {
     let template = "{% for m in messages %}\n    {% if true %}\n{{ m.role }}\n    {% endif %}\n{% endfor %}\nend";
     check(template, "hi", "user\nend");
 }
@@ -45,14 +41,14 @@ fn python_methods_and_filters_work() {
 }
 
 #[test]
-fn tojson_writes_what_python_writes() {
+fn tojson_formats_like_python() {
     let text = "<a> & 'é'\n";
     check("{{ messages | tojson }}", text, "[{\"role\": \"user\", \"content\": \"<a> & 'é'\\n\"}]");
     check("{{ messages[0].content | tojson(indent=2) }}", "x", "\"x\"");
 }
 
 #[test]
-fn special_tokens_are_known_and_tools_are_none() {
+fn special_tokens_are_defined_and_tools_is_none() {
     check(
         "{{ bos_token }}{% if tools is none %}-{% endif %}{% if eos_token %}x{% endif %}",
         "",
@@ -61,21 +57,21 @@ fn special_tokens_are_known_and_tools_are_none() {
 }
 
 #[test]
-fn there_is_no_clock() {
+fn strftime_now_is_undefined() {
     let template = "{% if strftime_now is defined %}now{% else %}26 Jul 2024{% endif %}";
     check(template, "", "26 Jul 2024");
     assert!(render("{{ strftime_now('%Y') }}", "").is_err());
 }
 
 #[test]
-fn exceptions_of_the_template_carry_their_text() {
+fn exception_of_a_template_is_in_the_error_message() {
     let error = render("{{ raise_exception('roles must alternate') }}", "").unwrap_err();
     assert!(matches!(error, TemplateError::Render(_)));
     assert!(error.to_string().contains("roles must alternate"), "{error}");
 }
 
 #[test]
-fn a_template_that_does_not_end_is_stopped() {
+fn endless_template_is_stopped() {
     let nested = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
     assert!(matches!(render(nested, ""), Err(TemplateError::Render(_))));
     let recursive = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}";
@@ -83,14 +79,14 @@ fn a_template_that_does_not_end_is_stopped() {
 }
 
 #[test]
-fn broken_syntax_is_refused_when_the_model_is_opened() {
+fn invalid_syntax_is_refused_when_the_model_is_opened() {
     let folder = Folder::copy("bitnet-tiny");
     folder.edit_json("tokenizer_config.json", |json| json["chat_template"] = json!("{% for %}"));
     assert!(Model::open(folder.path()).unwrap_err().to_string().contains("chat template"));
 }
 
 #[test]
-fn the_default_of_several_templates_is_taken() {
+fn default_of_several_templates_is_used() {
     let parse =
         |json: serde_json::Value| TokenizerConfig::parse(json.to_string().as_bytes()).unwrap();
     let named = parse(json!({
@@ -102,7 +98,7 @@ fn the_default_of_several_templates_is_taken() {
 }
 
 #[test]
-fn a_template_file_wins_over_the_configuration() {
+fn template_file_overrides_the_configuration() {
     let folder = Folder::copy("bitnet-tiny");
     std::fs::write(folder.path().join("chat_template.jinja"), "from the file").unwrap();
     let model = Model::open(folder.path()).unwrap();

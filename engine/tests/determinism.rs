@@ -1,14 +1,17 @@
-//! Same tokens in, same logits out, to the bit: whatever the batch, the chunking, the threads, the
-//! packing or the ISA.
+//! The same tokens give the same logits, to the bit, for any batch, chunking, thread count, packing and
+//! ISA.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{path::PathBuf, sync::Arc};
+mod support;
+
+use std::sync::Arc;
 
 use proptest::prelude::*;
+use support::MODELS;
 use tritmill_engine::{
     backend::{
-        Backend, Chunk, Logits, LogitsFor, Position,
+        Backend, Chunk, Logits, LogitsFor, PositionLogits,
         cpu::{self, CpuOptions, HeadMode, KvType},
     },
     files::Model,
@@ -17,14 +20,12 @@ use tritmill_engine::{
     kv::BlockId,
 };
 
-const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
 const BLOCKS: usize = 400;
-/// KV types that answers are given with; f32 is for references.
+/// KV types for serving; f32 is for comparison with references.
 const KV_TYPES: [KvType; 2] = [KvType::F16, KvType::Q8];
 
 fn model(name: &str) -> Arc<Model> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
-    Arc::new(Model::open(&path).unwrap())
+    Arc::new(support::open(name))
 }
 
 fn load(model: &Arc<Model>, options: CpuOptions) -> Box<dyn Backend> {
@@ -40,7 +41,8 @@ fn tokens(count: usize, seed: u32) -> Vec<u32> {
     (0..count as u32).map(|i| (i * 7919 + seed * 104_729 + i * i * 31) % 1000).collect()
 }
 
-/// One sequence cut into chunks of the given sizes, in a block table that starts at `first`.
+/// Runs one sequence in chunks of the given sizes, with a block table that starts at `first`. Returns the
+/// logits. // (position, vocab)
 fn run(backend: &mut dyn Backend, tokens: &[u32], sizes: &[usize], first: u32) -> Vec<f32> {
     let blocks: Vec<BlockId> = (0..20).map(|i| BlockId(first + i)).collect();
     let mut sizes = sizes.iter().copied().cycle();
@@ -143,7 +145,7 @@ fn batch_mates_do_not_change_a_bit() {
 }
 
 #[test]
-fn the_largest_logits_are_those_of_the_whole_head() {
+fn largest_logits_equal_those_of_the_whole_head() {
     for (name, isa) in MODELS.iter().flat_map(|name| Isa::ALL.map(|isa| (name, isa))) {
         if !isa.is_available() {
             continue;
@@ -151,11 +153,11 @@ fn the_largest_logits_are_those_of_the_whole_head() {
         let mut backend = load(&model(name), options(Format::I2S, isa, 2));
         let vocab = backend.vocab_size();
         let sequences: Vec<Vec<u32>> = (0..7).map(|i| tokens(3 + i, i as u32)).collect();
-        let mut step = |count: usize, asked: &dyn Fn(usize) -> LogitsFor| {
+        let mut step = |count: usize, requested: &dyn Fn(usize) -> LogitsFor| {
             let tables: Vec<[BlockId; 1]> = (0..7).map(|i| [BlockId(i)]).collect();
             let chunk = |i: usize| {
                 let (tokens, blocks) = (&sequences[i][..], &tables[i][..]);
-                Chunk { tokens, position: 0, blocks, logits: asked(i) }
+                Chunk { tokens, position: 0, blocks, logits: requested(i) }
             };
             let chunks: Vec<Chunk<'_>> = (0..count).map(chunk).collect();
             let mut logits = Logits::default();
@@ -164,25 +166,25 @@ fn the_largest_logits_are_those_of_the_whole_head() {
         };
         let whole = step(7, &|_| LogitsFor::Last);
         for count in [1, 7] {
-            // All of every third row, one or a few of the largest of the others.
-            let wanted =
+            // All logits of every third row, one or a few of the largest of the others.
+            let requested =
                 |i: usize| [LogitsFor::Largest(1), LogitsFor::Largest(5), LogitsFor::Last][i % 3];
-            let mut some = step(count, &wanted);
+            let mut some = step(count, &requested);
             assert_eq!(some.len(), count);
             let mut left_out = 0;
             for (i, whole) in whole.all().chunks(vocab).take(count).enumerate() {
                 let mut sorted = whole.to_vec();
                 sorted.sort_by(|a, b| b.total_cmp(a));
-                let least = match wanted(i) {
+                let least = match requested(i) {
                     LogitsFor::Largest(count) => sorted[count - 1],
                     _ => f32::NEG_INFINITY,
                 };
                 let some = match some.position(i) {
-                    Position::All(logits) => {
-                        assert!(logits == whole && wanted(i) == LogitsFor::Last);
+                    PositionLogits::All(logits) => {
+                        assert!(logits == whole && requested(i) == LogitsFor::Last);
                         continue;
                     }
-                    Position::Largest(some) => some,
+                    PositionLogits::Largest(some) => some,
                 };
                 assert!(some.is_sorted_by(|a, b| a.id < b.id));
                 let found = |id| some.iter().find(|choice| choice.id == id);
@@ -200,7 +202,7 @@ fn the_largest_logits_are_those_of_the_whole_head() {
 }
 
 #[test]
-fn a_copied_block_goes_on_like_its_original() {
+fn copied_block_gives_the_same_logits_as_its_original() {
     let model = model("bitnet-tiny");
     for kv in KV_TYPES {
         let of_kv = CpuOptions { kv, ..options(Format::I2S, Isa::detect(), 2) };
@@ -222,7 +224,7 @@ fn a_copied_block_goes_on_like_its_original() {
 }
 
 #[test]
-fn a_step_that_does_not_fit_is_refused_and_the_backend_goes_on() {
+fn invalid_step_is_refused_and_the_backend_stays_usable() {
     let model = model("bitnet-tiny");
     let mut backend = load(&model, options(Format::I2S, Isa::detect(), 2));
     let step = |backend: &mut dyn Backend, tokens: &[u32], position, blocks: &[BlockId]| {
@@ -240,11 +242,11 @@ fn a_step_that_does_not_fit_is_refused_and_the_backend_goes_on() {
 }
 
 #[test]
-fn an_int8_head_or_cache_stays_close_and_is_its_own_numerics_class() {
+fn int8_head_or_cache_is_close_to_exact_and_has_its_own_numerics_class() {
     let model = model("bitnet-tiny");
     let exact = options(Format::I2S, Isa::detect(), 1);
     let tokens = tokens(9, 4);
-    // The cache's rounding turns into flips of int8 activations, as f16's does (golden/README.md).
+    // The cache's rounding causes flips of int8 activations, as f16's does (golden/README.md).
     for (options, bound) in [
         (CpuOptions { head: HeadMode::Q8, ..exact }, 0.02),
         (CpuOptions { kv: KvType::Q8, ..exact }, 0.06),

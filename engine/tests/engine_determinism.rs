@@ -1,23 +1,25 @@
-//! The whole engine on a real model: company, preemption, prefix reuse and chunking change no token
-//! and no bit of a log probability.
+//! The whole engine on a real model: other requests, preemption, prefix reuse and chunking change no token
+//! and no bit of a log-probability.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Instant};
+mod support;
+
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use tritmill_engine::{
     Engine, EngineConfig, Event, Output, Request, RequestId, SamplingParams,
     backend::cpu::{self, CpuOptions, HeadMode, KvType},
     files::Model,
     formats::Format,
+    generate,
     kernels::Isa,
 };
 
 const REQUESTS: usize = 24;
 
 fn model() -> Arc<Model> {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/bitnet-tiny");
-    Arc::new(Model::open(&path).unwrap())
+    Arc::new(support::open("bitnet-tiny"))
 }
 
 fn engine(model: &Arc<Model>, kv: KvType, block_count: usize, config: EngineConfig) -> Engine {
@@ -28,7 +30,7 @@ fn engine(model: &Arc<Model>, kv: KvType, block_count: usize, config: EngineConf
     Engine::new(backend, vocabulary, model.config().eos_tokens.clone(), config)
 }
 
-/// Greedy and sampled requests; every third starts with the same 40 tokens as its neighbours.
+/// Greedy and sampled requests; every third one starts with the same 40 tokens.
 fn request(index: usize) -> Request {
     let seed = index as u32;
     let shared = (0..40).map(|i| (i * 37 + 5) % 1000);
@@ -50,7 +52,7 @@ fn request(index: usize) -> Request {
 fn run(engine: &mut Engine, indices: impl IntoIterator<Item = usize>) -> BTreeMap<usize, Output> {
     let now = Instant::now();
     let ids: BTreeMap<RequestId, usize> =
-        indices.into_iter().map(|i| (engine.submit(request(i), now).unwrap(), i)).collect();
+        indices.into_iter().map(|i| (engine.submit(request(i)).unwrap(), i)).collect();
     let mut outputs = BTreeMap::new();
     while !engine.is_idle() {
         for event in engine.step(now).events {
@@ -66,32 +68,32 @@ fn run(engine: &mut Engine, indices: impl IntoIterator<Item = usize>) -> BTreeMa
     outputs
 }
 
-/// Tokens and the bits of their log probabilities.
-fn essence(output: &Output) -> Vec<(Vec<u32>, Vec<u64>)> {
+/// Tokens and the bits of their log-probabilities.
+fn bits(output: &Output) -> Vec<(Vec<u32>, Vec<u64>)> {
     output
         .choices
         .iter()
         .map(|choice| {
-            let bits = choice.logprobs.iter().flatten().map(|l| f64::from(l.logprob).to_bits());
-            (choice.tokens.clone(), bits.collect())
+            let logprobs = choice.logprobs.iter().flatten().map(|l| f64::from(l.logprob).to_bits());
+            (choice.tokens.clone(), logprobs.collect())
         })
         .collect()
 }
 
 #[test]
-fn company_preemption_and_prefix_reuse_change_no_bit() {
+fn other_requests_preemption_and_prefix_reuse_change_no_bit() {
     for kv in [KvType::F16, KvType::Q8] {
-        check_company(kv);
+        check_together(kv);
     }
 }
 
-fn check_company(kv: KvType) {
+fn check_together(kv: KvType) {
     let model = model();
     let context = model.config().context_length;
     let plain = EngineConfig { prefix_cache: false, ..EngineConfig::new(context) };
     let mut alone = engine(&model, kv, 64, plain);
     let want: BTreeMap<usize, _> =
-        (0..REQUESTS).map(|i| (i, essence(&run(&mut alone, [i])[&i]))).collect();
+        (0..REQUESTS).map(|i| (i, bits(&run(&mut alone, [i])[&i]))).collect();
     assert!(want.values().all(|choices| choices.iter().all(|c| c.0.len() >= 20)));
     assert_eq!(alone.stats().preemptions, 0);
 
@@ -103,36 +105,27 @@ fn check_company(kv: KvType) {
         (20, EngineConfig { max_sequences: 7, ..plain }),
     ] {
         let mut engine = engine(&model, kv, blocks, config);
-        // Twice, in another order: the second time finds prefixes of the first.
+        // Twice, in different orders: the second run finds prefixes of the first.
         for order in [(0..REQUESTS).collect::<Vec<_>>(), (0..REQUESTS).rev().collect()] {
             let got = run(&mut engine, order);
             for (index, want) in &want {
-                assert!(essence(&got[index]) == *want, "request {index}, {kv:?}, {blocks} blocks");
+                assert!(bits(&got[index]) == *want, "request {index}, {kv:?}, {blocks} blocks");
             }
         }
         let stats = engine.stats();
-        assert_eq!(stats.blocks_used, 0, "blocks are leaked");
+        assert_eq!(stats.blocks_used, 0, "blocks leaked");
         assert_eq!(stats.preemptions > 0, blocks == 20, "{} preemptions", stats.preemptions);
         assert_eq!(stats.prefix_hit_tokens > 0, config.prefix_cache);
     }
 }
 
 #[test]
-fn an_answer_resumed_from_any_of_its_tokens_ends_as_it_would_have() {
+fn resumed_request_finishes_as_without_the_interruption() {
     let model = model();
     let answer = |request: Request| {
         let mut engine = engine(&model, KvType::F16, 64, EngineConfig::new(512));
-        let now = Instant::now();
-        engine.submit(request, now).unwrap();
-        let mut finished = None;
-        while !engine.is_idle() {
-            for event in engine.step(now).events {
-                if let Event::Finished { output, .. } = event {
-                    finished = Some(output);
-                }
-            }
-        }
-        (finished.unwrap(), engine.stats().generated_tokens)
+        let output = generate::run(&mut engine, request, |_, _| {}).unwrap();
+        (output, engine.stats().generated_tokens)
     };
     for index in [0, 1, 5] {
         let mut request = request(index);
@@ -142,7 +135,7 @@ fn an_answer_resumed_from_any_of_its_tokens_ends_as_it_would_have() {
         request.sampling.frequency_penalty = 0.5;
         let (whole, generated) = answer(request.clone());
         let tokens = whole.choices[0].tokens.clone();
-        // A stop string that the text has in the middle, so that its state must be right as well.
+        // A stop string from the middle of the text, so that the text's state must be restored too.
         let text: Vec<char> = whole.choices[0].text.chars().collect();
         let stop: String = text[text.len() / 2..].iter().take(3).collect();
         let mut stopping = request.clone();
@@ -161,6 +154,6 @@ fn an_answer_resumed_from_any_of_its_tokens_ends_as_it_would_have() {
             assert_eq!(answer(stopping.clone()).0.choices, stopped.choices, "{index}, {cut}");
         }
         request.resume = vec![u32::MAX];
-        assert_eq!(answer(request).0.choices, whole.choices, "what is no checkpoint is ignored");
+        assert_eq!(answer(request).0.choices, whole.choices, "an invalid checkpoint is ignored");
     }
 }

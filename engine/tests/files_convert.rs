@@ -2,51 +2,35 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use std::path::{Path, PathBuf};
+mod support;
 
+use std::path::Path;
+
+use support::{check_same_weights, messages, open};
 use tempfile::TempDir;
 use tritmill_engine::{
-    chat::Message,
     config::{Linear, ModelConfig},
     files::{Model, ModelError, Target, convert, inspect, shape, shape_names, synth},
     formats::Scale,
 };
 
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
-}
-
+/// Checks that weights, configuration, tokenizer and chat template are equal.
 fn check_same(a: &Model, b: &Model) {
-    for layer in 0..a.config().layer_count {
-        for linear in Linear::ALL {
-            let (a, b) = (a.ternary(layer, linear).unwrap(), b.ternary(layer, linear).unwrap());
-            assert!(a.trits == b.trits, "{layer} {linear:?}");
-        }
-    }
-    for norm in a.norms() {
-        assert_eq!(a.norm(norm).unwrap(), b.norm(norm).unwrap(), "{norm:?}");
-    }
-    let plain = |model: &Model| {
-        let mut config = model.config().clone();
-        config.architecture.clear();
-        config
-    };
-    assert_eq!(plain(a), plain(b));
+    check_same_weights(a, b);
     let text = "It's 12345 naïve <|eot_id|> lighthouses\n\n  日本";
     assert_eq!(
         a.tokenizer().encode(text, true).unwrap(),
         b.tokenizer().encode(text, true).unwrap()
     );
-    let messages = [Message { role: "user".to_owned(), content: "hi".to_owned() }];
     let rendered =
-        |model: &Model| model.chat_template().map(|t| t.render(&messages, true).unwrap());
+        |model: &Model| model.chat_template().map(|t| t.render(&messages("hi"), true).unwrap());
     assert_eq!(rendered(a), rendered(b));
 }
 
 #[test]
-fn i2_s_keeps_the_fingerprint_of_a_folder_that_multiplies() {
+fn i2_s_keeps_the_fingerprint_of_a_folder_with_multiplied_scales() {
     let dir = TempDir::new().unwrap();
-    let model = Model::open(&golden("bitnet-tiny")).unwrap();
+    let model = open("bitnet-tiny");
     let out = dir.path().join("converted.gguf");
     let report = convert(&model, Target::GgufI2S, &out).unwrap();
     assert_eq!(report.inexact_scale_count, 0);
@@ -79,7 +63,7 @@ fn dividing_scales_become_reciprocals_and_are_counted() {
         let report = convert(&model, target, &out).unwrap();
         assert_eq!(report.inexact_scale_count, config.layer_count * 7);
         let converted = Model::open(&out).unwrap();
-        check_same(&model, &converted); // and Q and K rows came back unpermuted
+        check_same(&model, &converted); // also checks that Q and K rows are not permuted
         let (a, b) =
             (model.ternary(0, Linear::Q).unwrap(), converted.ternary(0, Linear::Q).unwrap());
         let (Scale::Divide(a), Scale::Multiply(b)) = (a.scale, b.scale) else { panic!("scales") };
@@ -91,7 +75,7 @@ fn dividing_scales_become_reciprocals_and_are_counted() {
 #[test]
 fn tq2_0_keeps_the_fingerprint_when_scales_fit_f16() {
     let dir = TempDir::new().unwrap();
-    let model = Model::open(&golden("gguf/synth-TQ1_0.gguf")).unwrap();
+    let model = open("gguf/synth-TQ1_0.gguf");
     let out = dir.path().join("converted.gguf");
     assert_eq!(convert(&model, Target::GgufTq2_0, &out).unwrap().inexact_scale_count, 0);
     let converted = Model::open(&out).unwrap();
@@ -102,7 +86,7 @@ fn tq2_0_keeps_the_fingerprint_when_scales_fit_f16() {
 #[test]
 fn online_folders_become_packed_ones() {
     let dir = TempDir::new().unwrap();
-    let model = Model::open(&golden("bitnet-online-tiny")).unwrap();
+    let model = open("bitnet-online-tiny");
     convert(&model, Target::Folder, dir.path()).unwrap();
     let packed = Model::open(dir.path()).unwrap();
     check_same(&model, &packed);
@@ -110,20 +94,20 @@ fn online_folders_become_packed_ones() {
 }
 
 #[test]
-fn rows_that_do_not_fill_blocks_are_refused_by_tensor_name() {
+fn rows_of_incomplete_blocks_are_refused_with_the_tensor_name() {
     let dir = TempDir::new().unwrap();
-    let model = Model::open(&golden("llama-tiny")).unwrap(); // down: 704 = 5.5 * 128
+    let model = open("llama-tiny"); // down: 704 = 5.5 * 128
     let out = dir.path().join("out.gguf");
     let error = convert(&model, Target::GgufI2S, &out).unwrap_err();
     let ModelError::Unconvertible { tensor, .. } = error else { panic!("{error}") };
     assert_eq!(tensor, "model.layers.0.mlp.down_proj.weight");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left behind");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "no file remains");
 }
 
 #[test]
-fn norms_in_front_of_linears_are_refused_by_tensor_name() {
+fn norms_before_linears_are_refused_with_the_tensor_name() {
     let dir = TempDir::new().unwrap();
-    let model = Model::open(&golden("llama-norm-tiny")).unwrap();
+    let model = open("llama-norm-tiny");
     let error = convert(&model, Target::GgufI2S, &dir.path().join("out.gguf")).unwrap_err();
     assert!(error.to_string().contains("self_attn.q_proj.rms_norm.weight"), "{error}");
     convert(&model, Target::Folder, &dir.path().join("folder")).unwrap();
@@ -167,7 +151,7 @@ fn synthetic_models_of_every_family_open_and_depend_on_the_seed() {
 
 #[test]
 fn inspection_lists_every_tensor_and_counts_parameters() {
-    let model = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
+    let model = open("gguf/bitnet-tiny-i2_s.gguf");
     let inspection = inspect(&model).unwrap();
     assert_eq!(inspection.tensors.len(), 46);
     assert_eq!(inspection.tensors[4].name, "blk.0.ffn_sub_norm.weight");
@@ -184,7 +168,7 @@ fn inspection_lists_every_tensor_and_counts_parameters() {
 }
 
 #[test]
-fn a_vocabulary_of_bytes_is_one_tokenizer_whatever_splits_the_text() {
+fn vocabulary_of_bytes_is_the_same_tokenizer_with_any_pre_tokenizer() {
     let dir = TempDir::new().unwrap();
     let mut config = shape("bitnet-2b").unwrap();
     shrink(&mut config);
@@ -210,7 +194,7 @@ fn a_vocabulary_of_bytes_is_one_tokenizer_whatever_splits_the_text() {
 }
 
 #[test]
-fn the_demo_model_keeps_its_fingerprint_in_every_container() {
+fn demo_model_keeps_its_fingerprint_in_every_container() {
     let dir = TempDir::new().unwrap();
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/demo_model/model");
     let demo = Model::open(&demo).unwrap();

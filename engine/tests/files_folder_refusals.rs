@@ -1,4 +1,4 @@
-//! What a Hugging Face folder can say that must not be half-read.
+//! Hugging Face folders that must be refused as a whole.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -11,24 +11,25 @@ use tritmill_engine::{
     files::{Model, ModelError, Problem, hf_config, shard_names},
 };
 
-/// The error message for a `config.json` after an edit.
-fn config_refusal(folder: &str, edit: impl FnOnce(&mut Value)) -> String {
+/// Parses a `config.json` after an edit.
+fn parsed(folder: &str, edit: impl FnOnce(&mut Value)) -> Result<hf_config::HfConfig, ModelError> {
     let bytes = std::fs::read(golden(folder).join("config.json")).unwrap();
     let mut json = serde_json::from_slice(&bytes).unwrap();
     edit(&mut json);
-    let parsed = hf_config::parse(json.to_string().as_bytes());
-    parsed.expect_err("the configuration must be refused").to_string()
+    hf_config::parse(json.to_string().as_bytes())
+}
+
+/// The error message for a `config.json` after an edit.
+fn config_refusal(folder: &str, edit: impl FnOnce(&mut Value)) -> String {
+    parsed(folder, edit).expect_err("the configuration must be refused").to_string()
 }
 
 fn accepted(folder: &str, edit: impl FnOnce(&mut Value)) -> hf_config::HfConfig {
-    let bytes = std::fs::read(golden(folder).join("config.json")).unwrap();
-    let mut json = serde_json::from_slice(&bytes).unwrap();
-    edit(&mut json);
-    hf_config::parse(json.to_string().as_bytes()).unwrap()
+    parsed(folder, edit).unwrap()
 }
 
 #[test]
-fn keys_that_change_the_mathematics_are_refused_by_name() {
+fn keys_that_change_the_computation_are_refused_by_name() {
     for (key, value) in [
         ("model_type", json!("mistral")),
         ("hidden_act", json!("gelu")),
@@ -53,7 +54,7 @@ fn keys_that_change_the_mathematics_are_refused_by_name() {
 }
 
 #[test]
-fn quantization_details_that_are_not_understood_are_refused_by_name() {
+fn unknown_quantization_settings_are_refused_by_name() {
     for (key, value) in [
         ("quant_method", json!("gptq")),
         ("linear_class", json!("linear4bit")),
@@ -73,7 +74,7 @@ fn quantization_details_that_are_not_understood_are_refused_by_name() {
 }
 
 #[test]
-fn values_that_change_nothing_and_unknown_keys_are_accepted() {
+fn neutral_values_and_unknown_keys_are_accepted() {
     let plain = accepted("llama-tiny", |_| {});
     let decorated = accepted("llama-tiny", |config| {
         config["sliding_window"] = json!(4096);
@@ -146,7 +147,7 @@ fn weights_refusal(
 const GATE: &str = "model.layers.1.mlp.gate_proj.weight";
 
 #[test]
-fn tensors_without_a_role_are_refused_by_name() {
+fn unknown_tensors_are_refused_by_name() {
     for name in ["model.layers.0.self_attn.q_proj.bias", "model.layers.4.mlp.up_proj.weight"] {
         let error = weights_refusal("bitnet-tiny", |header, _| {
             header.insert(
@@ -196,7 +197,7 @@ fn offsets_outside_the_file_and_overlaps_are_refused() {
 }
 
 #[test]
-fn a_header_longer_than_the_file_is_refused() {
+fn header_longer_than_the_file_is_refused() {
     let folder = Folder::copy("bitnet-tiny");
     let path = folder.path().join("model.safetensors");
     for len in [u64::MAX, 1 << 60, 50_000_000] {
@@ -228,7 +229,7 @@ fn code_three_is_an_error_with_tensor_and_offset() {
 }
 
 #[test]
-fn scales_that_are_no_positive_numbers_are_refused() {
+fn scales_that_are_not_positive_numbers_are_refused() {
     for bits in [0x0000u16, 0x7fc0, 0x7f80, 0xbf80] {
         let error = weights_refusal("bitnet-tiny", |header, data| {
             let at = header[&format!("{GATE}_scale")]["data_offsets"][0].as_u64().unwrap() as usize;
@@ -335,7 +336,7 @@ fn token_ids_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn truncation_and_padding_of_the_file_are_switched_off() {
+fn truncation_and_padding_of_the_file_are_ignored() {
     let folder = Folder::copy("bitnet-tiny");
     folder.edit_json("tokenizer.json", |json| {
         json["truncation"] =

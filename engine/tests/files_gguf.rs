@@ -1,63 +1,43 @@
-//! GGUF files that bitnet.cpp's and llama.cpp's own encoders wrote.
+//! GGUF files written by the encoders of bitnet.cpp and llama.cpp.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod support;
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use sha2::{Digest, Sha256};
+use support::{cases, check_same_weights, golden, open, sha256, sha256_of};
 use tritmill_engine::{
     config::{Activation, Linear, Norm},
     files::{DenseType, Model},
-    formats::{Scale, TernaryMatrix},
+    formats::Scale,
 };
 
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
-}
-
-fn sha256(matrix: &TernaryMatrix) -> String {
-    let bytes: Vec<u8> = matrix.trits.iter().map(|&trit| trit as u8).collect();
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+#[test]
+fn i2_s_file_has_the_weights_of_its_source_folder() {
+    let folder = open("bitnet-tiny");
+    let gguf = open("gguf/bitnet-tiny-i2_s.gguf");
+    check_same_weights(&folder, &gguf);
+    for (layer, linear) in (0..4).flat_map(|layer| Linear::ALL.map(|linear| (layer, linear))) {
+        let scale = |model: &Model| model.ternary(layer, linear).unwrap().scale;
+        assert_eq!(scale(&folder), scale(&gguf), "{layer} {linear:?}");
+    }
 }
 
 #[test]
-fn i2_s_file_holds_the_weights_of_the_folder_it_was_made_of() {
-    let folder = Model::open(&golden("bitnet-tiny")).unwrap();
-    let gguf = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
-    for layer in 0..4 {
-        for linear in Linear::ALL {
-            let (a, b) =
-                (folder.ternary(layer, linear).unwrap(), gguf.ternary(layer, linear).unwrap());
-            assert_eq!(a.trits, b.trits, "{layer} {linear:?}");
-            assert_eq!(a.scale, b.scale, "{layer} {linear:?}");
-        }
-    }
-    for norm in folder.norms() {
-        assert_eq!(folder.norm(norm).unwrap(), gguf.norm(norm).unwrap(), "{norm:?}");
-    }
-    let config = |model: &Model| {
-        let mut config = model.config().clone();
-        config.architecture.clear();
-        config
-    };
-    assert_eq!(config(&folder), config(&gguf));
-}
-
-#[test]
-fn fingerprint_is_equal_whatever_the_container() {
-    let folder = Model::open(&golden("bitnet-tiny")).unwrap();
-    let gguf = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
+fn fingerprint_does_not_depend_on_the_container() {
+    let folder = open("bitnet-tiny");
+    let gguf = open("gguf/bitnet-tiny-i2_s.gguf");
     assert_eq!(folder.fingerprint().unwrap(), gguf.fingerprint().unwrap());
-    let other = Model::open(&golden("llama-tiny")).unwrap();
+    let other = open("llama-tiny");
     assert_ne!(folder.fingerprint().unwrap(), other.fingerprint().unwrap());
 }
 
 #[test]
 fn tokenizer_rebuilt_from_metadata_encodes_like_the_folders() {
-    let gguf = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
-    let cases = std::fs::read(golden("bitnet-tiny").join("cases.json")).unwrap();
-    let cases: Value = serde_json::from_slice(&cases).unwrap();
+    let gguf = open("gguf/bitnet-tiny-i2_s.gguf");
+    let cases = cases("bitnet-tiny");
     for case in cases["tokenizer"].as_array().unwrap() {
         let text = case["text"].as_str().unwrap();
         let ids = |key: &str| -> Vec<u32> { serde_json::from_value(case[key].clone()).unwrap() };
@@ -77,7 +57,7 @@ fn tokenizer_rebuilt_from_metadata_encodes_like_the_folders() {
     }
 }
 
-/// The four packings of one set of random weights.
+/// Four packings of the same random weights.
 const SYNTHETIC: [&str; 4] =
     ["synth-TQ1_0.gguf", "synth-TQ2_0.gguf", "synth-i2_s.gguf", "synth-i2_s-q6k.gguf"];
 
@@ -103,16 +83,15 @@ fn every_packing_decodes_to_the_same_trits_and_scale() {
 }
 
 #[test]
-fn architecture_decides_the_gate() {
+fn architecture_selects_the_gate() {
     let gate = |file| Model::open(&golden("gguf").join(file)).unwrap().config().activation;
     assert_eq!(gate("synth-TQ1_0.gguf"), Activation::Silu); // arch bitnet
     assert_eq!(gate("synth-i2_s.gguf"), Activation::SquaredRelu); // arch bitnet-b1.58
 }
 
 #[test]
-fn q6_k_embedding_is_close_to_the_f16_one_it_was_made_of() {
-    let open = |file| Model::open(&golden("gguf").join(file)).unwrap();
-    let (exact, quantized) = (open("synth-i2_s.gguf"), open("synth-i2_s-q6k.gguf"));
+fn q6_k_embedding_is_close_to_its_f16_source() {
+    let (exact, quantized) = (open("gguf/synth-i2_s.gguf"), open("gguf/synth-i2_s-q6k.gguf"));
     let (exact, quantized) = (exact.embedding(), quantized.embedding());
     assert_eq!((exact.dtype, quantized.dtype), (DenseType::F16, DenseType::Q6K));
     let (mut a, mut b) = (vec![0.0; exact.cols], vec![0.0; exact.cols]);
@@ -130,7 +109,7 @@ fn q6_k_embedding_is_close_to_the_f16_one_it_was_made_of() {
 
 #[test]
 fn sub_norms_and_final_norm_are_found() {
-    let model = Model::open(&golden("gguf/synth-TQ2_0.gguf")).unwrap();
+    let model = open("gguf/synth-TQ2_0.gguf");
     assert_eq!(model.norm(Norm::AttentionSub(1)).unwrap().len(), 256);
     assert_eq!(model.norm(Norm::FeedForwardSub(0)).unwrap().len(), 768);
     assert_eq!(model.norm(Norm::Final).unwrap().len(), 256);
@@ -143,8 +122,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 fn f32_sha256(values: &[f32]) -> String {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256_of(values.iter().flat_map(|value| value.to_le_bytes()).collect())
 }
 
 fn widened(matrix: tritmill_engine::files::Dense<'_>) -> Vec<f32> {
@@ -177,7 +155,7 @@ fn check_independent(file: &str, dtype: DenseType) {
 }
 
 #[test]
-fn llama_query_and_key_rows_come_back_in_half_split_order() {
+fn llama_query_and_key_rows_are_in_half_split_order() {
     check_independent("llama-tq2_0-q8_0.gguf", DenseType::Q8_0);
 }
 
@@ -188,14 +166,14 @@ fn tq1_0_and_bf16_of_an_independent_encoder_decode_exactly() {
 
 #[test]
 fn q6_k_dequantizes_as_the_independent_decoder_does() {
-    let model = Model::open(&golden("gguf/synth-TQ1_0.gguf")).unwrap();
+    let model = open("gguf/synth-TQ1_0.gguf");
     assert_eq!(model.embedding().dtype, DenseType::Q6K);
     let expected = &expected()["golden/synth-TQ1_0.gguf"];
     assert_eq!(expected["sha256_of_f32"], f32_sha256(&widened(model.embedding())));
 }
 
 #[test]
-fn token_types_decide_what_is_special_and_what_is_padding() {
+fn token_types_mark_special_and_padding_tokens() {
     let model = Model::open(&data("llama-tq2_0-q8_0.gguf")).unwrap();
     let tokenizer = model.tokenizer();
     assert_eq!(tokenizer.encode("é<tag>", true).unwrap(), [256, 0xc3, 0xa9, 258]);

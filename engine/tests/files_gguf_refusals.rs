@@ -1,4 +1,4 @@
-//! What a GGUF file can say that must not be half-read, and the traps of the format's variants.
+//! GGUF files that must be refused as a whole, and the pitfalls of the format's variants.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -27,14 +27,14 @@ fn refusal(edit: impl FnOnce(&mut RawGguf)) -> String {
 }
 
 #[test]
-fn an_edited_file_without_edits_is_the_same_model() {
+fn file_rewritten_without_edits_is_the_same_model() {
     let original = Model::open(&golden("gguf/bitnet-tiny-i2_s.gguf")).unwrap();
     let edited = open(&i2_s()).unwrap();
     assert_eq!(original.fingerprint().unwrap(), edited.fingerprint().unwrap());
 }
 
 #[test]
-fn trap_type_id_39_is_tl2_in_bitnet_files_and_mxfp4_in_others() {
+fn type_id_39_is_tl2_in_bitnet_files_and_mxfp4_in_others() {
     let tl2 = refusal(|file| {
         file.set_u32("general.file_type", 39);
         file.tensor("blk.2.attn_v.weight").type_id = 39;
@@ -48,7 +48,7 @@ fn trap_type_id_39_is_tl2_in_bitnet_files_and_mxfp4_in_others() {
 }
 
 #[test]
-fn trap_type_id_36_is_i2_s_and_its_neighbours_are_refused_by_name() {
+fn type_id_36_is_i2_s_and_its_neighbours_are_refused_by_name() {
     assert!(open(&i2_s()).is_ok());
     for (type_id, name) in [(37, "I8_S"), (38, "TL1"), (42, "Q2_0"), (2, "Q4_0"), (99, "unknown")] {
         let message = refusal(|file| file.tensor("blk.0.attn_q.weight").type_id = type_id);
@@ -57,7 +57,7 @@ fn trap_type_id_36_is_i2_s_and_its_neighbours_are_refused_by_name() {
 }
 
 #[test]
-fn trap_arm_layout_has_no_marker_so_the_x86_layout_is_what_is_read() {
+fn arm_layout_has_no_marker_and_is_read_as_x86_layout() {
     // The same codes in 64-weight blocks of 16 bytes, as ARM builds write them under the same id.
     let x86 = open(&i2_s()).unwrap().ternary(0, Linear::Q).unwrap().trits;
     let mut file = i2_s();
@@ -70,11 +70,11 @@ fn trap_arm_layout_has_no_marker_so_the_x86_layout_is_what_is_read() {
     let arm = open(&file).unwrap().ternary(0, Linear::Q).unwrap().trits;
     assert_ne!(arm, x86);
     let sum = |trits: &[i8]| trits.iter().map(|&trit| i32::from(trit)).sum::<i32>();
-    assert_eq!(sum(&arm), sum(&x86), "the same trits at other places: nothing to notice");
+    assert_eq!(sum(&arm), sum(&x86), "the same trits in another order, which cannot be detected");
 }
 
 #[test]
-fn trap_garbage_after_the_i2_s_scale_is_never_read() {
+fn bytes_after_the_i2_s_scale_are_never_read() {
     let mut file = i2_s();
     let fingerprint = open(&file).unwrap().fingerprint().unwrap();
     for tensor in file.tensors.iter_mut().filter(|tensor| tensor.type_id == 36) {
@@ -85,7 +85,7 @@ fn trap_garbage_after_the_i2_s_scale_is_never_read() {
 }
 
 #[test]
-fn trap_missing_pre_tokenizer_key_means_the_one_of_llama_3() {
+fn missing_pre_tokenizer_key_means_that_of_llama_3() {
     let mut file = i2_s();
     let named = open(&file).unwrap();
     file.remove("tokenizer.ggml.pre");
@@ -97,7 +97,7 @@ fn trap_missing_pre_tokenizer_key_means_the_one_of_llama_3() {
 }
 
 #[test]
-fn trap_scales_of_gguf_files_multiply() {
+fn scales_of_gguf_files_are_multiplied() {
     let model = open(&i2_s()).unwrap();
     let folder = Model::open(&golden("bitnet-tiny")).unwrap();
     let scale = model.ternary(3, Linear::Up).unwrap().scale;
@@ -106,7 +106,7 @@ fn trap_scales_of_gguf_files_multiply() {
 }
 
 #[test]
-fn keys_that_change_the_mathematics_are_refused_by_name() {
+fn keys_that_change_the_computation_are_refused_by_name() {
     for key in [
         "rope.scaling.original_context_length",
         "rope.scaling.attn_factor",
@@ -138,7 +138,7 @@ fn keys_that_change_the_mathematics_are_refused_by_name() {
 }
 
 #[test]
-fn a_linear_rope_scaling_by_one_is_none() {
+fn linear_rope_scaling_by_one_is_accepted() {
     let mut file = i2_s();
     file.set_text("bitnet-b1.58.rope.scaling.type", "linear");
     file.set_f32("bitnet-b1.58.rope.scaling.factor", 1.0);
@@ -148,7 +148,7 @@ fn a_linear_rope_scaling_by_one_is_none() {
 }
 
 #[test]
-fn tensors_without_a_role_are_refused_by_name() {
+fn unknown_tensors_are_refused_by_name() {
     for name in
         ["blk.0.attn_q.bias", "blk.0.ffn_up.scale", "rope_freqs.weight", "blk.9.attn_q.weight"]
     {
@@ -162,7 +162,7 @@ fn tensors_without_a_role_are_refused_by_name() {
 }
 
 #[test]
-fn an_output_matrix_of_a_tied_architecture_is_ignored() {
+fn output_matrix_of_a_tied_architecture_is_ignored() {
     let mut file = i2_s();
     let mut head = file.tensor("token_embd.weight").clone();
     head.name = "output.weight".to_owned();
@@ -193,7 +193,7 @@ fn versions_2_and_3_are_read_and_others_refused() {
 }
 
 #[test]
-fn alignment_is_honoured() {
+fn alignment_key_is_used() {
     let mut file = i2_s();
     let fingerprint = open(&file).unwrap().fingerprint().unwrap();
     file.set_u32("general.alignment", 256);
@@ -221,7 +221,7 @@ fn code_three_is_an_error_with_tensor_and_offset() {
 }
 
 #[test]
-fn scales_that_are_no_positive_numbers_are_refused() {
+fn scales_that_are_not_positive_numbers_are_refused() {
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         let message = refusal(|file| {
             let tensor = file.tensor("blk.0.attn_q.weight");
@@ -232,10 +232,10 @@ fn scales_that_are_no_positive_numbers_are_refused() {
 }
 
 #[test]
-fn blocks_with_different_scales_are_refused_and_empty_blocks_may_have_none() {
+fn blocks_with_different_scales_are_refused_except_for_blocks_of_zeros() {
     let name = "blk.0.ffn_up.weight";
     let mut file = RawGguf::read(&golden("../data/llama-tq2_0-q8_0.gguf"));
-    // The first row is zeros; its block carries 0.
+    // The first row is zeros, with a scale of 0.
     assert_eq!(file.tensor(name).bytes[64..66], [0, 0]);
     let scale: [u8; 2] = file.tensor(name).bytes[130..132].try_into().unwrap();
     assert_ne!(scale, [0, 0]);
@@ -247,7 +247,7 @@ fn blocks_with_different_scales_are_refused_and_empty_blocks_may_have_none() {
 }
 
 #[test]
-fn counts_beyond_the_file_are_refused_before_anything_is_allocated() {
+fn counts_larger_than_the_file_are_refused_before_allocation() {
     let bytes = i2_s().bytes(32);
     for at in [8, 16] {
         let mut bytes = bytes.clone();
@@ -264,7 +264,7 @@ fn counts_beyond_the_file_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn a_missing_tensor_and_a_wrong_shape_are_named() {
+fn missing_and_misshapen_tensors_are_named() {
     let message = refusal(|file| file.tensors.retain(|t| t.name != "blk.3.ffn_sub_norm.weight"));
     assert!(message.contains("blk.3.ffn_sub_norm.weight"), "{message}");
     let message = refusal(|file| file.tensor("blk.0.attn_k.weight").dims = vec![256, 65]);

@@ -1,33 +1,18 @@
-//! The four golden folders: weights, configuration, tokenizer and chat template, against what the
-//! reference implementation recorded (`tests/golden/README.md`).
+//! The four golden folders: weights, configuration, tokenizer and chat template, compared with the
+//! records of the reference implementation (`tests/golden/README.md`).
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use std::path::{Path, PathBuf};
+mod support;
 
 use serde_json::Value;
-use sha2::{Digest, Sha256};
+use support::{MODELS, cases, hf_module, open, sha256};
 use tritmill_engine::{
     chat::Message,
     config::{Activation, Linear},
     files::Model,
-    formats::{Scale, TernaryMatrix},
+    formats::Scale,
 };
-
-const FOLDERS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
-
-fn golden(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
-}
-
-fn cases(name: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(golden(name).join("cases.json")).unwrap()).unwrap()
-}
-
-fn sha256(matrix: &TernaryMatrix) -> String {
-    let bytes: Vec<u8> = matrix.trits.iter().map(|&trit| trit as u8).collect();
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 fn check_weights(model: &Model, cases: &Value, expected_name: impl Fn(usize, Linear) -> String) {
     let unpacked = cases["unpacked_weights"].as_object().unwrap();
@@ -44,7 +29,7 @@ fn check_weights(model: &Model, cases: &Value, expected_name: impl Fn(usize, Lin
             let (Scale::Multiply(scale) | Scale::Divide(scale)) = matrix.scale;
             let expected_scale = expected["weight_scale"].as_f64().unwrap() as f32;
             let ulps = expected_scale.to_bits().abs_diff(scale.to_bits());
-            // The reference sums an online model's mean in f32, in an order of its own.
+            // The reference sums the mean of an online model in f32, in another order.
             let tolerance = if model.name() == "bitnet-online-tiny" { 4 } else { 0 };
             assert!(ulps <= tolerance, "{name}: {scale} is not {expected_scale}");
         }
@@ -52,30 +37,21 @@ fn check_weights(model: &Model, cases: &Value, expected_name: impl Fn(usize, Lin
 }
 
 fn hf_name(layer: usize, linear: Linear) -> String {
-    let module = match linear {
-        Linear::Q => "self_attn.q_proj",
-        Linear::K => "self_attn.k_proj",
-        Linear::V => "self_attn.v_proj",
-        Linear::O => "self_attn.o_proj",
-        Linear::Gate => "mlp.gate_proj",
-        Linear::Up => "mlp.up_proj",
-        Linear::Down => "mlp.down_proj",
-    };
-    format!("model.layers.{layer}.{module}.weight")
+    format!("model.layers.{layer}.{}.weight", hf_module(linear))
 }
 
 #[test]
 fn unpacked_weights_of_every_folder_equal_the_reference() {
-    for name in FOLDERS {
-        let model = Model::open(&golden(name)).unwrap();
+    for name in MODELS {
+        let model = open(name);
         check_weights(&model, &cases(name), hf_name);
     }
 }
 
 #[test]
 fn scale_is_multiplied_for_autobitlinear_and_divided_for_bitlinear() {
-    for name in FOLDERS {
-        let model = Model::open(&golden(name)).unwrap();
+    for name in MODELS {
+        let model = open(name);
         let divides = matches!(model.ternary(0, Linear::Q).unwrap().scale, Scale::Divide(_));
         assert_eq!(divides, name == "llama-tiny", "{name}");
     }
@@ -83,7 +59,7 @@ fn scale_is_multiplied_for_autobitlinear_and_divided_for_bitlinear() {
 
 #[test]
 fn configuration_follows_the_conventions_of_each_family() {
-    let config = |name| Model::open(&golden(name)).unwrap().config().clone();
+    let config = |name| open(name).config().clone();
     let bitnet = config("bitnet-tiny");
     assert_eq!((bitnet.hidden_size, bitnet.head_dim, bitnet.vocab_size), (256, 32, 1024));
     assert_eq!((bitnet.activation, bitnet.sub_norms), (Activation::SquaredRelu, true));
@@ -99,8 +75,8 @@ fn configuration_follows_the_conventions_of_each_family() {
 
 #[test]
 fn tokenizer_encodes_and_decodes_every_case() {
-    for name in FOLDERS {
-        let model = Model::open(&golden(name)).unwrap();
+    for name in MODELS {
+        let model = open(name);
         for case in cases(name)["tokenizer"].as_array().unwrap() {
             let text = case["text"].as_str().unwrap();
             let ids =
@@ -120,8 +96,8 @@ fn tokenizer_encodes_and_decodes_every_case() {
 
 #[test]
 fn prompts_encode_to_the_recorded_ids() {
-    for name in FOLDERS {
-        let model = Model::open(&golden(name)).unwrap();
+    for name in MODELS {
+        let model = open(name);
         for prompt in cases(name)["prompts"].as_array().unwrap() {
             let ids: Vec<u32> = serde_json::from_value(prompt["ids"].clone()).unwrap();
             let text = prompt["text"].as_str().unwrap();
@@ -133,8 +109,8 @@ fn prompts_encode_to_the_recorded_ids() {
 #[test]
 fn chat_template_renders_every_case() {
     let mut count = 0;
-    for name in FOLDERS {
-        let model = Model::open(&golden(name)).unwrap();
+    for name in MODELS {
+        let model = open(name);
         for case in cases(name)["chat"].as_array().unwrap() {
             let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).unwrap();
             let prompt = case["add_generation_prompt"].as_bool().unwrap();
@@ -149,6 +125,6 @@ fn chat_template_renders_every_case() {
 }
 
 #[test]
-fn models_without_a_template_say_so() {
-    assert!(Model::open(&golden("llama-norm-tiny")).unwrap().chat_template().is_none());
+fn model_without_a_template_has_none() {
+    assert!(open("llama-norm-tiny").chat_template().is_none());
 }

@@ -1,20 +1,20 @@
-//! Damaged files: an error or a model, never a panic, and never more memory than the file accounts
-//! for (a header that asks for more is refused before it is allocated; see the refusal tests).
+//! Damaged files: an error or a model, never a panic, and never more memory than the file justifies (a
+//! header with larger counts is refused before the allocation; see the refusal tests).
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod support;
 
-use support::{Folder, Random, golden};
+use support::{Folder, Random, golden, messages, open};
 use tempfile::TempDir;
 use tritmill_engine::{
-    chat::{ChatTemplate, Message},
+    chat::ChatTemplate,
     config::Linear,
     files::{Model, Target, convert, gguf, hf_config, safetensors, shape, shard_names, synth},
     tokenizer::{Tokenizer, TokenizerConfig},
 };
 
-/// A model of some 100 KB, as a folder and as GGUF files.
+/// A model of about 100 KB, in a folder.
 fn small(dir: &TempDir) -> Model {
     let mut config = shape("bitnet-2b").unwrap();
     config.hidden_size = 256;
@@ -58,7 +58,7 @@ fn damaged_gguf_files_are_refused_or_read() {
         let mut random = Random(seed);
         for round in 0..200 {
             let mut damaged = bytes.clone();
-            // Every fourth round anywhere, else in the header.
+            // Every fourth round mutates any byte, the others mutate the header.
             let within = if round % 4 == 0 { bytes.len() } else { header };
             random.mutate(&mut damaged, within);
             if let Ok(model) = Model::open_gguf_bytes("damaged", damaged) {
@@ -72,7 +72,7 @@ fn damaged_gguf_files_are_refused_or_read() {
 
 #[test]
 fn damaged_gguf_directories_and_metadata_are_refused_or_read() {
-    // The part between the vocabulary and the data, where counts, types and offsets are dense.
+    // The part between the vocabulary and the data has most counts, types and offsets.
     let bytes = std::fs::read(golden("gguf/synth-TQ1_0.gguf")).unwrap();
     let header = gguf::parse("synth", &bytes).unwrap().data_start as usize;
     let mut random = Random(3);
@@ -155,7 +155,7 @@ fn damaged_json_is_refused_or_parsed() {
 }
 
 #[test]
-fn damaged_tokenizers_are_refused_or_work() {
+fn damaged_tokenizers_are_refused_or_usable() {
     let bytes = std::fs::read(golden("bitnet-tiny/tokenizer.json")).unwrap();
     let mut random = Random(8);
     for _ in 0..200 {
@@ -170,16 +170,15 @@ fn damaged_tokenizers_are_refused_or_work() {
 
 #[test]
 fn damaged_templates_are_refused_or_render() {
-    let model = Model::open(&golden("llama-tiny")).unwrap();
+    let model = open("llama-tiny");
     let source = model.chat_template().unwrap().source().as_bytes().to_vec();
-    let messages = [Message { role: "user".to_owned(), content: "hi".to_owned() }];
     let mut random = Random(9);
     for _ in 0..400 {
         let mut damaged = source.clone();
         random.mutate(&mut damaged, source.len());
         let damaged = String::from_utf8_lossy(&damaged).into_owned();
         if let Ok(template) = ChatTemplate::parse(damaged, None, None) {
-            let _ = template.render(&messages, true);
+            let _ = template.render(&messages("hi"), true);
         }
     }
 }

@@ -1,12 +1,15 @@
-//! The forward pass against `transformers`' f32 outputs (golden/README.md says what may differ and
-//! why), in every format and on every ISA of this machine.
+//! The forward pass compared with the f32 outputs of `transformers`, in every format and on every ISA of
+//! this machine. golden/README.md explains the permitted differences.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::{collections::HashMap, fs, path::PathBuf, sync::Arc};
+mod support;
+
+use std::{collections::HashMap, fs, sync::Arc};
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use support::{MODELS, cases, golden, hf_module, open};
 use tritmill_engine::{
     backend::{
         Backend, Chunk, Logits, LogitsFor,
@@ -22,22 +25,12 @@ use tritmill_engine::{
     kv::BlockId,
 };
 
-const MODELS: [&str; 4] = ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
-
-fn golden(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(path)
-}
-
-fn cases(model: &str) -> Value {
-    serde_json::from_slice(&fs::read(golden(&format!("{model}/cases.json"))).unwrap()).unwrap()
-}
-
 fn isas() -> Vec<Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
 }
 
 fn backend(path: &str, format: Format, isa: Isa, kv: KvType) -> Box<dyn Backend> {
-    let model = Arc::new(Model::open(&golden(path)).unwrap());
+    let model = Arc::new(open(path));
     let head = HeadMode::Exact;
     cpu::load(model, CpuOptions { format, isa, threads: 2, kv, head, block_count: 40 }).unwrap()
 }
@@ -117,8 +110,8 @@ fn differences(got: &[f32], want: &[f32]) -> (f64, f64) {
     (largest, (error / power).sqrt())
 }
 
-/// Limits of golden/README.md's looser checks: relative RMS, absolute, argmax margin and, but for f16
-/// KV, mean NLL.
+/// Limits of the looser checks in golden/README.md: relative RMS, absolute difference, argmax margin and,
+/// except for f16 KV, mean NLL.
 struct Bounds {
     rms: f64,
     absolute: f64,
@@ -128,9 +121,9 @@ struct Bounds {
 
 const F32_KV: Bounds = Bounds { rms: 0.04, absolute: 1.0, margin: 0.5, nll: Some(0.02) };
 const F16_KV: Bounds = Bounds { rms: 0.06, absolute: 1.5, margin: 0.8, nll: None };
-/// One and a half times the largest that was measured (0.034, 0.51, 0.43, 0.032). With f16 KV those are
-/// 0.032, 0.51, 0.34, 0.051: flips of int8 activations make most of either, however small the rounding
-/// that starts them.
+/// One and a half times the largest measured values (0.034, 0.51, 0.43, 0.032). With f16 KV these are
+/// 0.032, 0.51, 0.34, 0.051: most of either comes from flips of int8 activations, which the smallest
+/// rounding can start.
 const Q8_KV: Bounds = Bounds { rms: 0.05, absolute: 0.8, margin: 0.65, nll: Some(0.05) };
 
 fn check_prompt(model: &str, prompt: &Prompt, logits: &[Vec<f32>], bounds: &Bounds) {
@@ -151,7 +144,7 @@ fn check_prompt(model: &str, prompt: &Prompt, logits: &[Vec<f32>], bounds: &Boun
     }
 }
 
-/// Prompts p0–p2 have no rounding flips: here every mistake of the arithmetic shows.
+/// Prompts p0–p2 have no rounding flips, so any arithmetic error shows.
 fn check_short_prompt(model: &str, prompt: &Prompt, logits: &[Vec<f32>]) {
     let what = format!("{model} {}", prompt.name);
     let (absolute, _) = differences(logits.last().unwrap(), &prompt.last_logits);
@@ -214,7 +207,8 @@ fn rounded_kv_stays_within_its_bounds() {
     }
 }
 
-/// Teacher-forced: after each golden token, ours is the same wherever the golden margin is clear.
+/// Teacher-forced: after each golden token, the next token is the same wherever the golden margin is
+/// clear.
 #[test]
 fn greedy_continuations_follow_the_golden_ones() {
     for (kv, bounds) in [(KvType::F32, &F32_KV), (KvType::Q8, &Q8_KV)] {
@@ -236,7 +230,7 @@ fn greedy_continuations_follow_the_golden_ones() {
 }
 
 #[test]
-fn the_i2_s_file_of_bitnet_cpp_computes_what_the_packed_folder_does() {
+fn i2_s_file_of_bitnet_cpp_computes_the_same_as_its_source_folder() {
     let mut folder = backend("bitnet-tiny", Format::I2S, Isa::detect(), KvType::F32);
     let mut gguf = backend("gguf/bitnet-tiny-i2_s.gguf", Format::I2S, Isa::detect(), KvType::F32);
     for prompt in prompts("bitnet-tiny") {
@@ -248,23 +242,13 @@ fn the_i2_s_file_of_bitnet_cpp_computes_what_the_packed_folder_does() {
 
 #[test]
 fn single_linears_of_layer_0_match() {
-    const NAMES: [(Linear, &str); 7] = [
-        (Linear::Q, "self_attn.q_proj"),
-        (Linear::K, "self_attn.k_proj"),
-        (Linear::V, "self_attn.v_proj"),
-        (Linear::O, "self_attn.o_proj"),
-        (Linear::Gate, "mlp.gate_proj"),
-        (Linear::Up, "mlp.up_proj"),
-        (Linear::Down, "mlp.down_proj"),
-    ];
     for name in MODELS {
-        let model = Model::open(&golden(name)).unwrap();
+        let model = open(name);
         let bytes = fs::read(golden(&format!("{name}/logits.safetensors"))).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        for isa in isas() {
-            for (linear, module) in NAMES {
-                check_linear(&model, isa, linear, &tensors, &format!("debug.layer0.{module}"));
-            }
+        for (isa, linear) in isas().into_iter().flat_map(|isa| Linear::ALL.map(|l| (isa, l))) {
+            let name = format!("debug.layer0.{}", hf_module(linear));
+            check_linear(&model, isa, linear, &tensors, &name);
         }
     }
 }

@@ -1,5 +1,6 @@
-//! Output lines. Everything in them but `created` is a function of the input line and the model:
-//! ids are hashes, keys come in one order, and nothing says when or beside whom a job ran.
+//! Output lines. Everything in them except `created` is a function of the input line and the model:
+//! ids are hashes, keys have a fixed order, and nothing depends on when or with which other jobs a job
+//! ran.
 
 use serde_json::{Value, json};
 use tritmill_queue::{
@@ -11,10 +12,10 @@ use crate::{
     request::Refusal,
 };
 
-/// Stands for a log probability of minus infinity, which JSON cannot write; as OpenAI does.
+/// Log probability of minus infinity, which JSON cannot write; the same value as OpenAI's.
 const LOGPROB_FLOOR: f32 = -9999.0;
 
-/// The output line of a finished job, without a line end.
+/// Returns the output line of a finished job, without a line end.
 pub fn line(answer: &AnsweredLine) -> String {
     let request_id = request_id(&answer.key);
     let response = match &answer.outcome {
@@ -39,7 +40,7 @@ pub fn line(answer: &AnsweredLine) -> String {
     .to_string()
 }
 
-/// The output line of a refused line, without a line end.
+/// Returns the output line of a refused line, without a line end.
 pub fn refusal_line(key: &[u8], custom_id: Option<&str>, refusal: &Refusal) -> String {
     let (response, error) = match refusal.status {
         None => {
@@ -93,7 +94,7 @@ fn ended(code: &str, message: &str) -> JobError {
     }
 }
 
-/// Status and type of a job's error.
+/// Returns the HTTP status and the type of a job's error.
 pub const fn status(error: &JobError) -> (u16, &'static str) {
     match error.kind {
         ErrorKind::InvalidRequest => (400, "invalid_request_error"),
@@ -101,8 +102,8 @@ pub const fn status(error: &JobError) -> (u16, &'static str) {
     }
 }
 
-/// The output line of a request that was never answered (`batch_expired`, `batch_cancelled`), without
-/// a line end.
+/// Returns the output line of a request without an answer (`batch_expired`, `batch_cancelled`),
+/// without a line end.
 pub fn unanswered_line(key: &[u8], custom_id: &str, code: &str, message: &str) -> String {
     json!({
         "id": line_id(key),
@@ -113,7 +114,7 @@ pub fn unanswered_line(key: &[u8], custom_id: &str, code: &str, message: &str) -
     .to_string()
 }
 
-/// The response of a job that failed for good.
+/// Returns the response of a failed job.
 fn failed(line: u64, request_id: &str, error: &JobError) -> Value {
     let (status, kind) = status(error);
     let field = error.param.as_ref().map_or(String::new(), |param| format!("body.{param}: "));
@@ -132,7 +133,7 @@ fn failed(line: u64, request_id: &str, error: &JobError) -> Value {
     })
 }
 
-/// The body of an answer. `key` names it; `shape` is `chat` or `completion`.
+/// Returns the body of an answer. Its id is derived from `key`; `shape` is `chat` or `completion`.
 pub fn body(key: &[u8], shape: &str, created: Timestamp, completion: &Completion) -> Value {
     let chat = shape == "chat";
     let object = if chat { "chat.completion" } else { "text_completion" };
@@ -152,19 +153,19 @@ pub fn body(key: &[u8], shape: &str, created: Timestamp, completion: &Completion
     })
 }
 
-/// The id of an answer.
+/// Returns the id of an answer.
 pub fn id(key: &[u8], shape: &str) -> String {
     let prefix = if shape == "chat" { "chatcmpl" } else { "cmpl" };
     format!("{prefix}-{}", short_hex(key))
 }
 
-/// What the tokens depended on besides the request, for people to compare.
+/// Returns a hash of what the tokens depend on besides the request.
 fn system_fingerprint(completion: &Completion) -> String {
     let fingerprint = hash(Purpose::Fingerprint, &[completion.fingerprint.as_bytes()]);
     format!("fp_{}", &short_hex(&fingerprint)[..12])
 }
 
-/// Tokens of an answer.
+/// Returns the token counts of an answer.
 pub fn usage(completion: &Completion) -> Value {
     let usage = completion.usage;
     json!({
@@ -174,7 +175,7 @@ pub fn usage(completion: &Completion) -> Value {
     })
 }
 
-/// Log probabilities of a choice's tokens, if they were asked for; `shape` as for [`body`].
+/// Returns the log probabilities of a choice's tokens, if requested; `shape` as for [`body`].
 pub fn logprobs(shape: &str, choice: &Choice) -> Option<Value> {
     let tokens = choice.logprobs.as_deref()?;
     Some(if shape == "chat" { chat_logprobs(tokens) } else { text_logprobs(tokens) })
@@ -218,7 +219,7 @@ fn text_choice(choice: &Choice) -> Value {
     })
 }
 
-/// The older form: parallel arrays, alternatives keyed by text.
+/// Returns the older form: parallel arrays, alternatives keyed by text.
 fn text_logprobs(tokens: &[TokenLogprob]) -> Value {
     let mut offset = 0;
     let mut offsets = Vec::with_capacity(tokens.len());
@@ -245,7 +246,7 @@ fn text_logprobs(tokens: &[TokenLogprob]) -> Value {
     })
 }
 
-/// A token's text, or `bytes:\xe2\x82` for one that is part of a character.
+/// Returns a token's text, or `bytes:\xe2\x82` for a token that is part of a character.
 fn token_name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),

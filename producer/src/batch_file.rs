@@ -1,17 +1,16 @@
-//! The batch file of an embedded run: `IN.jsonl` is read into the store, `OUT.jsonl` follows it.
+//! [`BatchFile`]: `IN.jsonl` is read into the store, `OUT.jsonl` follows the store.
 //!
-//! The store (`OUT.jsonl.tritmill`) is the truth; the output file is a view of it and can be made
+//! The store (`OUT.jsonl.tritmill`) is the truth; the output file is a view of it and can be written
 //! again at any time. Every start
 //!
 //! 1. takes the lock, so that one run at a time owns the files;
-//! 2. reads the whole input: known lines keep their answers, new and changed ones become jobs, lines
-//!    that are gone lose their rows;
-//! 3. compares the output file with what the store says it should be, byte for byte: what follows
-//!    the last equal line is cut off when it is a torn line, the whole file is written again (to a
-//!    temporary file, then renamed) when it says anything else;
-//! 4. appends what is committed and missing, then every answer as it is committed.
+//! 2. reads the whole input: known lines keep their answers, new and changed lines become jobs, the
+//!    rows of removed lines are deleted;
+//! 3. compares the output file with the store, byte for byte: an incomplete last line is cut off; a
+//!    file that differs otherwise is written again (to a temporary file, then renamed);
+//! 4. appends the committed answers that are missing, then every answer as it is committed.
 //!
-//! Memory is bounded by a chunk of lines, whatever the length of the files.
+//! Memory is bounded by a chunk of lines, for files of any length.
 
 mod notice;
 mod output;
@@ -42,35 +41,35 @@ const CHUNK_LINES: usize = 1000;
 /// Bytes of lines recorded per transaction, give or take one line.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Which model answers: answers of another one must not be mixed in.
+/// The model that answers. Answers of different models are never mixed in one output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Its name.
+    /// Name of the model.
     pub model: String,
-    /// What its tokens depend on besides the job.
+    /// What its tokens depend on besides the job: weights, KV type, device class.
     pub numerics_class: String,
 }
 
-/// Which files, and how.
+/// Files of a run, and how to answer them.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Batch lines; `-` is standard input.
     pub input: PathBuf,
-    /// Answers; the store lies beside it.
+    /// Answers; the store is a file beside it.
     pub output: PathBuf,
-    /// Answers in the order of the input rather than of their completion.
+    /// Whether answers are in the order of the input instead of completion.
     pub ordered: bool,
-    /// Forget every answer there is.
+    /// Whether to delete all earlier answers.
     pub restart: bool,
-    /// Run lines again that failed though nothing was wrong with them.
+    /// Whether to run lines again that failed with a server error (status 500).
     pub retry_failed: bool,
-    /// Who answers.
+    /// The model that answers.
     pub identity: Identity,
-    /// Where the jobs wait.
+    /// The queue of the jobs.
     pub queue: QueueName,
 }
 
-/// What the input holds and what of it is answered.
+/// Lines of the input, and how many are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
     /// Lines that are not blank.
@@ -79,7 +78,7 @@ pub struct Counts {
     pub refused: u64,
     /// Lines answered by earlier runs, answers that are errors included.
     pub resumed: u64,
-    /// Of those, the errors.
+    /// Those of `resumed` that are errors.
     pub resumed_failed: u64,
 }
 
@@ -87,11 +86,11 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct BatchFile {
     settings: Settings,
-    /// Until it is read. A pipe can be opened only once.
+    /// Taken when it is read: a pipe can be opened only once.
     input: Option<Input>,
     store: SqliteStore,
     store_path: PathBuf,
-    /// Held until the run ends; the system lets go when the process dies.
+    /// Held until the run ends. The system releases it when the process dies.
     _lock: File,
     output: Output,
     notices: Vec<Notice>,
@@ -101,7 +100,7 @@ impl BatchFile {
     /// Locks the output and opens the store beside it.
     ///
     /// # Errors
-    /// [`BatchFileError`]; nothing was changed.
+    /// [`BatchFileError`]; then nothing is changed.
     pub async fn open(settings: Settings) -> Result<Self, BatchFileError> {
         let (input, lock) = open_and_lock(&settings.input, &settings.output)?;
         let store_path = with_suffix(&settings.output, ".tritmill");
@@ -110,13 +109,13 @@ impl BatchFile {
         let output = Output::new(settings.output.clone(), settings.ordered);
         let input = Some(input);
         let file = Self { settings, input, store, store_path, _lock: lock, output, notices };
-        // The lock is ours, so whoever claimed jobs is dead; and its format may have been another.
+        // This run holds the lock, so the process that claimed jobs is dead. Its format may differ.
         file.store.hand_back_all().await.map_err(|e| file.store_failed(e))?;
         file.adopt_queue().await.map_err(|e| file.store_failed(e))?;
         Ok(file)
     }
 
-    /// Moves unfinished jobs of a run in another format to this run's queue.
+    /// Moves the unfinished jobs of a run with another format to this run's queue.
     async fn adopt_queue(&self) -> Result<(), StoreError> {
         let queue = self.settings.queue.to_string();
         if self.store.fact("queue").await?.as_ref() != Some(&queue) {
@@ -126,12 +125,12 @@ impl BatchFile {
         Ok(())
     }
 
-    /// The store beside the output.
+    /// Returns the store beside the output.
     pub fn store(&self) -> &SqliteStore {
         &self.store
     }
 
-    /// What happened so far that the person should know.
+    /// Returns the notices since the last call.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }
@@ -140,12 +139,9 @@ impl BatchFile {
         BatchFileError::Store { path: self.store_path.clone(), source }
     }
 
-    /// Reads the input into the store. `each` is told the lines and bytes read after every chunk
-    /// and may stop the reading by returning false; then `None` comes back and nothing that was
-    /// known before is lost.
-    ///
-    /// # Errors
-    /// [`BatchFileError`].
+    /// Reads the input into the store. `each` gets the lines and bytes read after every chunk and
+    /// stops the reading by returning false. Then this returns `None`, and the lines known before are
+    /// still known.
     pub async fn read(
         &mut self,
         mut each: impl FnMut(u64, u64) -> bool,
@@ -189,7 +185,7 @@ impl BatchFile {
         Ok(Some(counts))
     }
 
-    /// Parses a chunk; the later of two lines with one `custom_id` is refused.
+    /// Parses a chunk. The later of two lines with the same `custom_id` is refused.
     async fn parse_chunk(
         &self,
         run: i64,
@@ -212,32 +208,23 @@ impl BatchFile {
         Ok(lines)
     }
 
-    /// Brings the output file to what the store says, before anything runs.
-    ///
-    /// # Errors
-    /// [`BatchFileError`].
+    /// Makes the output file equal to the store, before jobs run.
     pub async fn catch_up(&mut self) -> Result<(), BatchFileError> {
         let notice = self.output.catch_up(&self.store).await;
         self.notices.extend(notice.map_err(|error| error.at(&self.settings, &self.store_path))?);
         Ok(())
     }
 
-    /// Appends what was committed since.
-    ///
-    /// # Errors
-    /// [`BatchFileError`].
+    /// Appends the answers that were committed since the last call.
     pub async fn follow(&mut self) -> Result<(), BatchFileError> {
         let done = self.output.follow(&self.store).await;
         done.map_err(|error| error.at(&self.settings, &self.store_path))
     }
 
     /// Appends the rest, makes the output file durable and closes the store.
-    ///
-    /// # Errors
-    /// [`BatchFileError`].
     pub async fn close(mut self) -> Result<Vec<Notice>, BatchFileError> {
         if !self.settings.output.exists() {
-            // Somebody deleted it under our hands.
+            // It was deleted during the run.
             self.catch_up().await?;
         }
         self.follow().await?;
@@ -248,7 +235,7 @@ impl BatchFile {
     }
 }
 
-/// Opens the store and sees to it that its answers are this model's and the output its view.
+/// Opens the store, checks that its answers are of this model, and handles an output without store.
 async fn open_store(
     settings: &Settings,
     path: &Path,
@@ -294,7 +281,7 @@ async fn open_store(
     Ok(store)
 }
 
-/// Up to [`CHUNK_LINES`] lines and about [`CHUNK_BYTES`]; empty at the end.
+/// Reads up to [`CHUNK_LINES`] lines and about [`CHUNK_BYTES`]; returns none at the end.
 fn next_chunk<R: io::BufRead>(reader: &mut LineReader<R>) -> io::Result<Vec<RawLine>> {
     let mut chunk = Vec::new();
     let mut bytes = 0;

@@ -1,6 +1,6 @@
-//! The body of a request: prompt and sampling parameters by OpenAI's names and vLLM's for what
-//! OpenAI lacks. What would change the answer and is not supported is refused by name; what would
-//! not (`user`, `metadata`, `store`, `service_tier`, …) is accepted and ignored.
+//! Parses the body of a request: prompt and sampling parameters, by OpenAI's names and by vLLM's for
+//! what OpenAI lacks. An unsupported parameter that would change the answer is refused by its name;
+//! one that would not (`user`, `metadata`, `store`, `service_tier`, …) is ignored.
 
 use serde_json::{Map, Value};
 use tritmill_queue::{
@@ -8,23 +8,23 @@ use tritmill_queue::{
 };
 
 use crate::{
-    canonical::{Purpose, hash},
+    canonical::derived_seed,
     fields::{FieldError, Fields, brief},
 };
 
-/// Which endpoint a body is for.
+/// The endpoint of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// `/v1/chat/completions`
     Chat,
     /// `/v1/completions`
     Completions,
-    /// A line that is a body of its own: `{"prompt": …}`.
+    /// A line with a body only: `{"prompt": …}`.
     Plain,
 }
 
 impl Endpoint {
-    /// Its path, as batch lines name it.
+    /// Returns its path, as in the `url` of a batch line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
@@ -33,7 +33,7 @@ impl Endpoint {
         }
     }
 
-    /// Form of its answers.
+    /// Returns the form of its answers: `chat` or `completion`.
     pub const fn shape(self) -> &'static str {
         match self {
             Self::Chat => "chat",
@@ -42,8 +42,8 @@ impl Endpoint {
     }
 }
 
-/// Parameters that say nothing about the answer.
-const HARMLESS: [&str; 8] = [
+/// Parameters that do not change the answer.
+const IGNORED: [&str; 8] = [
     "user",
     "metadata",
     "store",
@@ -54,26 +54,22 @@ const HARMLESS: [&str; 8] = [
     "parallel_tool_calls",
 ];
 
-/// A body, understood.
+/// A parsed body.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Body {
-    /// `name` or `name@format`, if it says so.
+    /// `name` or `name@format`, if given.
     pub model: Option<String>,
-    /// What the model is given.
+    /// Input of the model.
     pub prompt: Prompt,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// The caller's seed.
+    /// Seed, if given.
     pub seed: Option<u64>,
 }
 
 impl Body {
-    /// The job that answers it. Without a seed of the caller's it has one derived from its id.
+    /// Returns the job that answers it. Without a seed, one is derived from its id.
     pub fn job(self, id: JobId, queue: QueueName) -> Job {
-        let derived = || {
-            let [a, b, c, d, e, f, g, h, ..] = hash(Purpose::Seed, &[id.as_bytes()]);
-            u64::from_le_bytes([a, b, c, d, e, f, g, h])
-        };
         Job {
             id,
             tenant: Tenant::default(),
@@ -81,7 +77,7 @@ impl Body {
             priority: Priority::default(),
             prompt: self.prompt,
             sampling: self.sampling,
-            seed: self.seed.unwrap_or_else(derived),
+            seed: self.seed.unwrap_or_else(|| derived_seed(&[id.as_bytes()])),
             attempts_max: ATTEMPTS_DEFAULT,
             run_at: None,
             expires_at: None,
@@ -92,14 +88,13 @@ impl Body {
     }
 }
 
-/// Reads a body; the first problem is its error. Whoever can stream takes `stream` and
-/// `stream_options` out first.
+/// Parses a body. A caller that can stream takes `stream` and `stream_options` out first.
 ///
 /// # Errors
 /// The first field that cannot be used.
 pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, FieldError> {
     let mut fields = Fields::new(map, "");
-    for name in HARMLESS {
+    for name in IGNORED {
         fields.take(name);
     }
     let model = fields.text("model")?;
@@ -124,7 +119,7 @@ pub fn parse_body(endpoint: Endpoint, map: Map<String, Value>) -> Result<Body, F
     Ok(Body { model, prompt, sampling, seed })
 }
 
-/// Parameters that both endpoints have.
+/// Parses the parameters of both endpoints.
 fn sampling(fields: &mut Fields) -> Result<Sampling, FieldError> {
     let default = Sampling::default();
     Ok(Sampling {
@@ -151,18 +146,18 @@ fn sampling(fields: &mut Fields) -> Result<Sampling, FieldError> {
 /// `max_completion_tokens` is the newer name of `max_tokens`.
 fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
     let old = fields.count("max_tokens")?;
-    let renamed = fields.count("max_completion_tokens")?;
-    match (old, renamed) {
-        (Some(old), Some(renamed)) if old != renamed => Err(FieldError::new(
+    let new = fields.count("max_completion_tokens")?;
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => Err(FieldError::new(
             "max_completion_tokens",
             "invalid_value",
-            format!("must equal max_tokens ({old}), got {renamed}"),
+            format!("must equal max_tokens ({old}), got {new}"),
         )),
-        (old, renamed) => Ok(renamed.or(old)),
+        (old, new) => Ok(new.or(old)),
     }
 }
 
-/// −1 is another word for off.
+/// Parses `top_k`, where −1 also means off.
 fn top_k(fields: &mut Fields) -> Result<Option<u32>, FieldError> {
     match fields.take("top_k") {
         None => Ok(None),
@@ -226,14 +221,14 @@ fn tokens(path: &str, items: &[Value]) -> Result<Vec<u32>, FieldError> {
     items.iter().enumerate().map(each).collect()
 }
 
-/// Parameters of `/v1/chat/completions` alone.
+/// Parses the parameters of `/v1/chat/completions` only.
 fn chat_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldError> {
-    let asked = fields.boolean("logprobs")?.unwrap_or(false);
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.count("top_logprobs")?;
-    if top.is_some() && !asked {
+    if top.is_some() && !wanted {
         return Err(FieldError::new("top_logprobs", "invalid_value", "needs logprobs to be true"));
     }
-    sampling.logprobs = asked.then_some(top.unwrap_or(0));
+    sampling.logprobs = wanted.then_some(top.unwrap_or(0));
     let accepted = [
         ("response_format", serde_json::json!({ "type": "text" })),
         ("modalities", serde_json::json!(["text"])),
@@ -243,7 +238,7 @@ fn chat_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldEr
     only(fields, accepted)
 }
 
-/// Parameters of `/v1/completions` alone.
+/// Parses the parameters of `/v1/completions` only.
 fn completions_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), FieldError> {
     sampling.logprobs = fields.count("logprobs")?;
     let accepted = [
@@ -254,7 +249,7 @@ fn completions_only(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), 
     only(fields, accepted)
 }
 
-/// Parameters that are accepted with the one value that asks for nothing.
+/// Checks parameters that may only have the value that changes nothing.
 fn only<const N: usize>(
     fields: &mut Fields,
     accepted: [(&str, Value); N],
@@ -284,7 +279,7 @@ fn prompt(endpoint: Endpoint, fields: &mut Fields) -> Result<Prompt, FieldError>
             [Value::String(_) | Value::Array(_), ..] => Err(FieldError::new(
                 "prompt",
                 "unsupported_value",
-                "has several prompts; ask for each by itself",
+                "has several prompts; send one request for each",
             )),
             tokens_given => Ok(Prompt::Tokens(tokens("prompt", tokens_given)?)),
         },
@@ -327,7 +322,7 @@ fn message(index: usize, item: Value) -> Result<Message, FieldError> {
     Ok(Message { role, content, name })
 }
 
-/// A string, or text parts to be joined.
+/// Parses a string, or text parts that are joined.
 fn content(fields: &mut Fields) -> Result<String, FieldError> {
     let path = fields.path("content");
     let parts = match fields.take("content") {

@@ -1,20 +1,21 @@
-//! One spelling for equal JSON, and the hashes that keys, seeds and ids are made of.
+//! Canonical JSON, and the hashes for keys, seeds and ids.
 //!
-//! Canonical means: object keys sorted by their bytes, no spaces, numbers and strings as
-//! `serde_json` writes them. Two requests that differ in key order or spacing are the same request.
+//! In canonical JSON, object keys are sorted by their bytes, there are no spaces, and numbers and
+//! strings are as `serde_json` writes them. Two requests that differ in key order or spacing only are
+//! the same request.
 
 use serde_json::Value;
 
-/// What a hash is for; each has a domain of its own, so that no two can be confused.
+/// What a hash is for. Each purpose has its own domain, so hashes of two purposes never collide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Finds a line again.
+    /// Key of a line: equal in every run over the same line.
     Key,
-    /// Finds a refused line again.
+    /// Key of a refused line.
     RefusedKey,
-    /// Seed of a job that brought none.
+    /// Seed of a job without one.
     Seed,
-    /// Tells a repeated submission from another one under the same idempotency key.
+    /// Tells a repeated submission from another request with the same idempotency key.
     Submission,
     /// `request_id` of a response.
     RequestId,
@@ -35,7 +36,7 @@ impl Purpose {
     }
 }
 
-/// Hash of the parts, each preceded by its length.
+/// Returns the hash of the parts, each preceded by its length.
 pub fn hash(purpose: Purpose, parts: &[&[u8]]) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key(purpose.context());
     for part in parts {
@@ -45,12 +46,18 @@ pub fn hash(purpose: Purpose, parts: &[&[u8]]) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-/// Lower-case hex of the first sixteen bytes.
+/// Returns the seed of a job that does not set one, from what identifies the job.
+pub fn derived_seed(parts: &[&[u8]]) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = hash(Purpose::Seed, parts);
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// Returns lower-case hex of the first sixteen bytes.
 pub fn short_hex(hash: &[u8]) -> String {
     hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The canonical spelling of a value. Depth is bounded by the parser's own limit.
+/// Returns the canonical JSON of a value. The JSON parser limits its depth.
 pub fn canonical(value: &Value) -> String {
     let mut text = String::new();
     write(value, &mut text);
@@ -95,12 +102,12 @@ mod tests {
     use super::*;
 
     fn check(text: &str, expected: &str) {
-        let value: Value = serde_json::from_str(text).expect("JSON");
+        let value: Value = serde_json::from_str(text).expect("valid JSON");
         assert_eq!(canonical(&value), expected);
     }
 
     #[test]
-    fn keys_are_sorted_and_spaces_dropped_at_every_depth() {
+    fn keys_are_sorted_and_spaces_removed_at_every_depth() {
         check(
             r#" {"b": [1, {"z":null, "a":true}], "a": "x\"" } "#,
             r#"{"a":"x\"","b":[1,{"a":true,"z":null}]}"#,

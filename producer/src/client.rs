@@ -1,7 +1,7 @@
-//! [`Client`]: jobs in, answers out, over any store and dispatcher.
+//! [`Client`]: submits jobs to a queue and reads their results, over any store and dispatcher.
 //!
-//! A job is accepted when the store has it. The dispatcher is told next; if it cannot be reached the
-//! job is accepted all the same, since workers feed a dispatcher from the store.
+//! A job is accepted once the store has recorded it. The dispatcher is told next; if it cannot be
+//! reached, the job is accepted all the same, because workers feed the dispatcher from the store.
 
 mod fast;
 mod waiting;
@@ -20,75 +20,80 @@ use tritmill_queue::{
 
 pub use self::waiting::Waited;
 use crate::{
+    BuildError,
     canonical::{Purpose, hash},
-    quotas::KnownQuotas,
+    quotas::QuotaCache,
 };
 
 /// Jobs recorded per transaction.
 const SUBMIT_CHUNK: usize = 1000;
-/// Jobs asked about in one call.
+/// Jobs looked up in one call.
 const POLL_CHUNK: usize = 1000;
-/// What went wrong, and so what to do about it.
+
+/// A call of a [`Client`] failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The queue is full. Submit those beyond the first `accepted` again after `retry_after`.
+    /// The queue is full. Submit the jobs after the first `accepted` again after `retry_after`.
     #[error("queue is full at {limit}: try again in {:.1} s", retry_after.as_secs_f32())]
     Busy {
-        /// The bound that would be passed.
+        /// The limit that the jobs would exceed.
         limit: Limit,
-        /// How many jobs of the call were accepted, from its first on.
+        /// Number of jobs of the call that were accepted, from the first on.
         accepted: usize,
-        /// When to try again.
+        /// Time to wait before the next try.
         retry_after: Duration,
     },
-    /// The store cannot be reached or refused: the call may be repeated as it is, a job that was
-    /// accepted is not accepted twice.
+    /// The store failed. The call may be repeated: an accepted job is not accepted twice.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No such job: it was never accepted, or is past its retention.
+    /// The job was never accepted, or its retention is over.
     #[error("no job {0}")]
     Unknown(JobId),
-    /// The idempotency key was used for another request: choose another key.
+    /// The idempotency key was used for another request.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// The store of this client keeps no idempotency keys.
+    /// The client's store has no idempotency keys.
     #[error("idempotency keys need Postgres")]
     NoKeys,
+    /// A [`JobBuilder`](crate::JobBuilder) has a field out of range.
+    #[error(transparent)]
+    Build(#[from] BuildError),
 }
 
-/// Why a client could not be made.
+/// A client could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The database cannot be used.
     #[error("cannot use the database: {0}")]
     Store(#[from] StoreError),
-    /// The address of Redis is none.
+    /// The Redis URL is invalid.
     #[error("cannot use Redis: {0}")]
     Redis(#[from] RedisUrlError),
-    /// Redis cannot be the only place of jobs.
+    /// This Redis cannot be the only place of jobs.
     #[error("cannot keep jobs in Redis alone: {0}")]
     Unfit(#[from] RedisConfigError),
 }
 
-/// A producer's connection.
+/// Connection of a producer to its queues. Clones share it.
 #[derive(Clone)]
 pub struct Client {
     store: Arc<dyn Store>,
     dispatcher: Arc<dyn Dispatcher>,
-    events: Option<Arc<dyn Events>>,
-    /// Accepts jobs and adds their entries in one step, if the store is the dispatcher's Redis.
-    fast: Option<RedisStore>,
-    /// Of a client of Postgres and Redis.
-    servers: Option<Servers>,
+    events: Arc<dyn Events>,
+    mode: Mode,
 }
 
-/// What a client of Postgres and Redis has beyond the traits.
+/// Where a client keeps jobs, and what it can do beyond the traits.
 #[derive(Clone)]
-struct Servers {
-    store: Arc<PostgresStore>,
-    quotas: Arc<KnownQuotas>,
+enum Mode {
+    /// A store and a dispatcher in this process.
+    Embedded,
+    /// Postgres and Redis: idempotency keys and the quotas of operators.
+    Servers { store: Arc<PostgresStore>, quotas: Arc<QuotaCache> },
+    /// Redis alone: one script accepts jobs and adds them to the queue.
+    Fast(RedisStore),
 }
 
 impl std::fmt::Debug for Client {
@@ -98,21 +103,19 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of this store and this dispatcher.
-    pub fn new(store: Arc<dyn Store>, dispatcher: Arc<dyn Dispatcher>) -> Self {
-        Self { store, dispatcher, events: None, fast: None, servers: None }
+    /// A client of a store, a dispatcher and a source of events in this process.
+    pub fn embedded(
+        store: Arc<dyn Store>,
+        dispatcher: Arc<dyn Dispatcher>,
+        events: Arc<dyn Events>,
+    ) -> Self {
+        Self { store, dispatcher, events, mode: Mode::Embedded }
     }
 
-    /// The same client, which also hears what happens to jobs that stream.
-    #[must_use]
-    pub fn with_events(self, events: Arc<dyn Events>) -> Self {
-        Self { events: Some(events), ..self }
-    }
-
-    /// A client of the Postgres and the Redis at these addresses, which also hears events.
+    /// Connects to Postgres; Redis is connected to when it is used first.
     ///
     /// # Errors
-    /// [`ConnectError`] names the address at fault, without its password.
+    /// [`ConnectError`] names the URL at fault, without its password.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -128,46 +131,45 @@ impl Client {
     pub async fn connect(redis: &str, database: &str) -> Result<Self, ConnectError> {
         let store = Arc::new(PostgresStore::connect(database).await?);
         let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
-        Ok(Self::of_servers(store, Arc::new(dispatcher)))
+        Ok(Self::from_servers(store, Arc::new(dispatcher)))
     }
 
-    /// A client of this Postgres and this Redis, which also heeds quotas and hears events.
-    pub fn of_servers(store: Arc<PostgresStore>, dispatcher: Arc<RedisDispatcher>) -> Self {
-        let quotas = Arc::new(KnownQuotas::new(store.clone()));
-        let servers = Servers { store: store.clone(), quotas };
+    /// A client of a Postgres store and a Redis dispatcher.
+    pub fn from_servers(store: Arc<PostgresStore>, dispatcher: Arc<RedisDispatcher>) -> Self {
+        let quotas = Arc::new(QuotaCache::new(store.clone()));
         Self {
-            events: Some(Arc::new(dispatcher.events())),
-            servers: Some(servers),
-            ..Self::new(store, dispatcher)
+            store: store.clone(),
+            events: Arc::new(dispatcher.events()),
+            dispatcher,
+            mode: Mode::Servers { store, quotas },
         }
     }
 
     /// Submits one job.
     ///
     /// # Errors
-    /// [`ClientError`]; then it may or may not be accepted, and the same job (the same id) may be
-    /// submitted again.
+    /// [`ClientError`]. The job may or may not be accepted then; submit the same job (the same id)
+    /// again.
     pub async fn submit(&self, job: Job) -> Result<JobId, ClientError> {
         let id = job.id;
         self.submit_many(std::slice::from_ref(&job)).await?;
         Ok(id)
     }
 
-    /// Submits jobs in bulk, a thousand a transaction, or as few as there is room for; in the fast
-    /// mode, some hundreds a script. Jobs whose id is known already stay as they are.
+    /// Submits jobs in bulk: a thousand per transaction, or as few as there is room for; in the fast
+    /// mode, some hundreds per script. Jobs with an id that is already known stay as they are.
     ///
     /// # Errors
-    /// [`ClientError`]; some may be accepted, and the same call may be repeated.
+    /// [`ClientError`]. Some jobs may be accepted then; repeat the same call.
     pub async fn submit_many(&self, jobs: &[Job]) -> Result<(), ClientError> {
-        if let Some(fast) = &self.fast {
-            // Those that it has already do not count again.
-            return Ok(fast.accept(jobs).await?);
+        if let Mode::Fast(store) = &self.mode {
+            // Jobs that the store already has do not count again.
+            return Ok(store.accept(jobs).await?);
         }
         let (mut accepted, mut size) = (0, SUBMIT_CHUNK);
         while accepted < jobs.len() {
             let chunk = &jobs[accepted..jobs.len().min(accepted + size)];
-            let entries: Vec<Entry> =
-                chunk.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
+            let entries = entries_to_run(chunk);
             if let Some((limit, retry_after)) = self.refusal(Demand::of(&entries)).await {
                 if chunk.len() == 1 {
                     return Err(ClientError::Busy { limit, accepted, retry_after });
@@ -177,44 +179,37 @@ impl Client {
             }
             self.store.submit(chunk).await?;
             accepted += chunk.len();
-            match self.dispatcher.enqueue(&entries).await {
-                Ok(_) => {}
-                // Accepted by the store: workers feed the dispatcher from there.
-                Err(error) => crate::outage::log_dispatch_failure(&error),
-            }
+            self.enqueue(&entries).await;
         }
         Ok(())
     }
 
-    /// Submits jobs of one tenant under an idempotency key: doing so twice submits them once. Returns
-    /// the ids of the jobs, which are those of the first call. `request` is what the caller was
-    /// asked, in any bytes: it tells a repetition from another request under the same key. A key
-    /// stands for all of the jobs or none, so a queue with room for the first takes all.
+    /// Submits jobs of one tenant under an idempotency key and returns their ids. A second call with
+    /// the same key submits nothing and returns the ids of the first. `request` identifies what was
+    /// asked for, in any bytes: it tells a repetition from another request under the same key. A key
+    /// covers all of the jobs, so a queue with room for the first job takes all.
     ///
     /// # Errors
-    /// [`ClientError::Conflict`] when the key stands for another request, [`ClientError::NoKeys`]
-    /// without Postgres; else as [`submit`](Self::submit), and the same call may be repeated.
+    /// [`ClientError::Conflict`] if the key was used for another request, [`ClientError::NoKeys`]
+    /// without Postgres. After any other error the same call may be repeated.
     pub async fn submit_once(
         &self,
         key: &str,
         request: &[u8],
         jobs: &[Job],
     ) -> Result<Vec<JobId>, ClientError> {
-        let servers = self.servers.as_ref().ok_or(ClientError::NoKeys)?;
-        let entries: Vec<Entry> =
-            jobs.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect();
+        let Mode::Servers { store, .. } = &self.mode else { return Err(ClientError::NoKeys) };
+        let entries = entries_to_run(jobs);
         let first = entries.get(..1).unwrap_or_default();
         if let Some((limit, retry_after)) = self.refusal(Demand::of(first)).await {
             return Err(ClientError::Busy { limit, accepted: 0, retry_after });
         }
         let tenant = jobs.first().map(|job| job.tenant.clone()).unwrap_or_default();
         let request = hash(Purpose::Submission, &[request]);
-        match servers.store.submit_idempotent(&tenant, key, &request, jobs).await {
+        match store.submit_idempotent(&tenant, key, &request, jobs).await {
             Ok(Submission::Known(ids)) => Ok(ids),
             Ok(Submission::New) => {
-                if let Err(error) = self.dispatcher.enqueue(&entries).await {
-                    crate::outage::log_dispatch_failure(&error);
-                }
+                self.enqueue(&entries).await;
                 Ok(jobs.iter().map(|job| job.id).collect())
             }
             Err(SubmitError::Conflict(conflict)) => Err(conflict.into()),
@@ -223,21 +218,18 @@ impl Client {
         }
     }
 
-    /// The time on the clock that deadlines go by, for
+    /// Returns the time on the store's clock, for
     /// [`JobBuilder::expires_after`](crate::JobBuilder::expires_after).
-    ///
-    /// # Errors
-    /// [`ClientError::Store`].
     pub async fn now(&self) -> Result<Timestamp, ClientError> {
         Ok(self.store.now().await?)
     }
 
-    /// Whether there is room for these jobs of a batch now, beside a fifth of each bound that is left
-    /// for those who wait for answers. Whoever records jobs in the store by itself asks first and
+    /// Checks whether there is room for these jobs of a batch. A fifth of each limit stays free for
+    /// interactive requests. A caller that records jobs in the store itself checks first and
     /// [`announce`](Self::announce)s afterwards.
     ///
     /// # Errors
-    /// [`ClientError::Busy`].
+    /// [`ClientError::Busy`] if there is no room.
     pub async fn admit(&self, jobs: &[Job]) -> Result<(), ClientError> {
         let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
         let demands = Demand::of(&entries).into_iter().map(Demand::leaving_room).collect();
@@ -249,23 +241,27 @@ impl Client {
         }
     }
 
-    /// Tells the dispatcher of jobs that the store has. Workers find those that it was not told of.
+    /// Tells the dispatcher about jobs that are in the store. If it cannot be reached, workers find
+    /// them in the store.
     pub async fn announce(&self, jobs: &[Job]) {
-        let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
-        if let Err(error) = self.dispatcher.enqueue(&entries).await {
+        self.enqueue(&jobs.iter().map(Job::entry).collect::<Vec<_>>()).await;
+    }
+
+    async fn enqueue(&self, entries: &[Entry]) {
+        if let Err(error) = self.dispatcher.enqueue(entries).await {
             crate::outage::log_dispatch_failure(&error);
         }
     }
 
-    /// The bound that these would pass, and when to try again.
+    /// Returns the first limit that these would exceed, and the time to wait.
     async fn refusal(&self, demands: Vec<Demand>) -> Option<(Limit, Duration)> {
         for demand in demands {
-            let quotas = match &self.servers {
-                Some(servers) => servers.quotas.of(&demand.queue).await,
-                None => Quotas::default(),
+            let quotas = match &self.mode {
+                Mode::Servers { quotas, .. } => quotas.of(&demand.queue).await,
+                Mode::Embedded | Mode::Fast(_) => Quotas::default(),
             };
             let room = self.dispatcher.admit(&demand, &quotas).await;
-            // Of another error nobody can say how full the queue is: the store decides.
+            // After another error the length of the queue is unknown: the store decides.
             if let Err(DispatchError::Busy { limit, retry_after, .. }) = room {
                 return Some((limit, retry_after));
             }
@@ -273,7 +269,7 @@ impl Client {
         None
     }
 
-    /// Where a job is.
+    /// Returns a job's state, without its prompt and result.
     ///
     /// # Errors
     /// [`ClientError::Unknown`] or [`ClientError::Store`].
@@ -281,7 +277,7 @@ impl Client {
         Ok(self.result(id).await?.state)
     }
 
-    /// A job's whole story, its outcome included once it is over.
+    /// Returns a job with its errors and, once it is finished, its outcome.
     ///
     /// # Errors
     /// [`ClientError::Unknown`] or [`ClientError::Store`].
@@ -289,24 +285,23 @@ impl Client {
         self.store.job(id).await?.ok_or(ClientError::Unknown(id))
     }
 
-    /// Withdraws jobs that are not over; returns those it withdrew. Running ones stop within a
-    /// third of a lease.
-    ///
-    /// # Errors
-    /// [`ClientError::Store`].
+    /// Cancels unfinished jobs and returns the ids of those. Running jobs stop within a third of a
+    /// lease.
     pub async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, ClientError> {
         Ok(self.store.cancel(ids).await?)
     }
 
-    /// Those of `ids` that are over.
-    ///
-    /// # Errors
-    /// [`ClientError::Store`].
-    pub async fn ended(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, ClientError> {
-        let mut ended = Vec::new();
+    /// Returns those of `ids` that are in a terminal state, with their outcomes.
+    pub async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, ClientError> {
+        let mut finished = Vec::new();
         for chunk in ids.chunks(POLL_CHUNK) {
-            ended.extend(self.store.finished(chunk).await?);
+            finished.extend(self.store.finished(chunk).await?);
         }
-        Ok(ended)
+        Ok(finished)
     }
+}
+
+/// Entries of the jobs that may run now, not at a later time.
+fn entries_to_run(jobs: &[Job]) -> Vec<Entry> {
+    jobs.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect()
 }

@@ -1,32 +1,32 @@
-//! Reads the fields of a foreign JSON object by name and type; every error names the field.
+//! Reads the fields of an untrusted JSON object by name and type. Every error names the field.
 
 use serde_json::{Map, Value};
 
-/// A field that cannot be used. The path starts inside `body`.
+/// A bad field. The path starts inside `body`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}")]
 pub struct FieldError {
-    /// `messages[0].content`, say.
+    /// Path of the field, as `messages[0].content`.
     pub path: String,
-    /// What is wrong with it.
+    /// The problem, after the path.
     pub problem: String,
-    /// A word for programs.
+    /// Error code for programs.
     pub code: &'static str,
 }
 
 impl FieldError {
-    /// What is wrong with which field, and a word for it.
+    /// An error of the field at `path`.
     pub fn new(path: impl Into<String>, code: &'static str, problem: impl Into<String>) -> Self {
         Self { path: path.into(), problem: problem.into(), code }
     }
 
-    /// The value has another type.
+    /// An error of a field with another type than `expected`.
     pub fn wrong_type(path: impl Into<String>, expected: &str, found: &Value) -> Self {
         Self::new(path, "invalid_type", format!("must be {expected}, got {}", brief(found)))
     }
 }
 
-/// A foreign value, short enough for a message.
+/// Describes an untrusted value, short enough for a message.
 pub fn brief(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
@@ -38,7 +38,7 @@ pub fn brief(value: &Value) -> String {
     }
 }
 
-/// Foreign text, short enough for a message and on one line.
+/// Shortens untrusted text for a message, on one line.
 pub fn shorten(text: &str) -> String {
     const LONGEST: usize = 48;
     let mut short: String = text
@@ -52,11 +52,11 @@ pub fn shorten(text: &str) -> String {
     short
 }
 
-/// An object whose fields are taken out one by one; what is left at the end is unknown.
+/// An object with fields that are taken out one by one; a field left at the end is unknown.
 #[derive(Debug)]
 pub struct Fields {
     map: Map<String, Value>,
-    /// In front of every path: empty, or ending in a dot.
+    /// Prefix of every path: empty, or ending in a dot.
     prefix: String,
 }
 
@@ -66,21 +66,21 @@ impl Fields {
         Self { map, prefix: prefix.into() }
     }
 
-    /// How errors name a field.
+    /// Returns the path of a field, as errors name it.
     pub fn path(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    /// The field's value; null counts as absent.
+    /// Takes a field's value; null counts as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
         // Swapping changes the order of the rest, which only decides which unknown field is named.
         self.map.swap_remove(name).filter(|value| !value.is_null())
     }
 
-    /// True or false.
+    /// Takes a boolean.
     ///
     /// # Errors
-    /// The field, if it is something else.
+    /// The field, if it has another type.
     pub fn boolean(&mut self, name: &str) -> Result<Option<bool>, FieldError> {
         match self.take(name) {
             None => Ok(None),
@@ -89,10 +89,10 @@ impl Fields {
         }
     }
 
-    /// A string.
+    /// Takes a string.
     ///
     /// # Errors
-    /// The field, if it is something else.
+    /// The field, if it has another type.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, FieldError> {
         match self.take(name) {
             None => Ok(None),
@@ -101,10 +101,10 @@ impl Fields {
         }
     }
 
-    /// A number.
+    /// Takes a number.
     ///
     /// # Errors
-    /// The field, if it is something else.
+    /// The field, if it has another type.
     pub fn number(&mut self, name: &str) -> Result<Option<f32>, FieldError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_f64() {
@@ -114,10 +114,10 @@ impl Fields {
         }
     }
 
-    /// An integer of 32 bits that is not negative.
+    /// Takes an integer from 0 to 2³² − 1.
     ///
     /// # Errors
-    /// The field, if it is something else.
+    /// The field, if it is another value.
     pub fn count(&mut self, name: &str) -> Result<Option<u32>, FieldError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match value.as_u64().map(u32::try_from) {
@@ -131,10 +131,10 @@ impl Fields {
         }
     }
 
-    /// Any integer of 64 bits; negative ones by their two's complement.
+    /// Takes an integer of 64 bits, negative ones as their two's complement.
     ///
     /// # Errors
-    /// The field, if it is something else.
+    /// The field, if it is another value.
     pub fn bits(&mut self, name: &str) -> Result<Option<u64>, FieldError> {
         let Some(value) = self.take(name) else { return Ok(None) };
         match (value.as_u64(), value.as_i64()) {
@@ -146,10 +146,10 @@ impl Fields {
         }
     }
 
-    /// An array.
+    /// Takes an array.
     ///
     /// # Errors
-    /// The field, if it is something else.
+    /// The field, if it has another type.
     pub fn list(&mut self, name: &str) -> Result<Option<Vec<Value>>, FieldError> {
         match self.take(name) {
             None => Ok(None),
@@ -158,10 +158,10 @@ impl Fields {
         }
     }
 
-    /// Refuses the first field nobody took.
+    /// Checks that no field is left.
     ///
     /// # Errors
-    /// That field.
+    /// The first field that is left.
     pub fn finish(mut self) -> Result<(), FieldError> {
         self.map.retain(|_, value| !value.is_null());
         match self.map.keys().next() {

@@ -1,112 +1,132 @@
-//! [`HttpClient`]: one request, one connection, over hyper and rustls.
+//! [`HttpClient`]: requests over reqwest and rustls, without redirects, cookies, proxies or a pool.
 //!
-//! No redirects, no cookies, no proxy, no pool: whoever calls knows where it goes, and how often. A
-//! target that somebody else named is called with [`AddressPolicy::PublicOnly`]: every address that its name
-//! resolves to is checked, and the connection is made to those very addresses, so that a name cannot
-//! mean another machine a moment later.
+//! A URL that a user chose (a webhook) is called with [`AddressPolicy::PublicOnly`]. A literal address
+//! in the URL is checked before the request; a name is checked by the resolver that the connection
+//! itself uses, so it cannot point to another machine between the check and the connection.
 
 mod address;
 
 use std::{
     error::Error,
-    io,
+    io, iter,
     net::{IpAddr, SocketAddr},
     path::Path,
     sync::Arc,
     time::Duration,
 };
 
-use bytes::Bytes;
-use hyper::{
-    Request, Response, Uri,
-    body::{Body, Incoming},
-    client::conn::http1::{self, SendRequest},
-    header::{HOST, HeaderValue},
-    http::uri::{PathAndQuery, Scheme},
+use reqwest::{
+    Method, RequestBuilder, Response, Url,
+    dns::{Addrs, Name, Resolve, Resolving},
+    redirect, retry,
 };
-use hyper_util::rt::TokioIo;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, lookup_host},
-    time::timeout,
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, pem::PemObject as _},
 };
-use tokio_rustls::{
-    TlsConnector,
-    rustls::{
-        ClientConfig, RootCertStore,
-        crypto::ring,
-        pki_types::{CertificateDer, ServerName, pem::PemObject as _},
-    },
-};
+use tokio::{net::lookup_host, time::timeout};
+use url::Host;
 
-/// How long a connection may take, of each address.
+/// Time limit for a connection, its name lookup and TLS handshake included.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where a client may go.
+/// Addresses that a client may connect to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressPolicy {
-    /// Anywhere.
+    /// Any address.
     Any,
-    /// To addresses of the public internet alone: not to this machine, nor to its networks.
+    /// Addresses of the public internet only: not this machine, not its networks.
     PublicOnly,
 }
 
-/// Why there is no answer.
+/// Why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
-    /// The address is none that this client can call.
-    #[error("'{0}' is no http:// or https:// address")]
-    Address(String),
-    /// Its name is nobody's.
-    #[error("cannot resolve {host}: {source}")]
-    Unresolved {
-        /// The name.
+    /// The URL cannot be called.
+    #[error("'{0}' is not an http:// or https:// URL")]
+    Url(String),
+    /// [`AddressPolicy::PublicOnly`] forbids the address.
+    #[error(transparent)]
+    NotPublic(#[from] NotPublic),
+    /// The name could not be resolved.
+    #[error("cannot resolve {host}: {}", root_cause(.source))]
+    Resolve {
+        /// Host and port.
         host: String,
-        /// Why.
-        source: io::Error,
+        /// The cause.
+        source: reqwest::Error,
     },
-    /// Its name is that of a machine that this client must not call.
-    #[error("{host} is {address}, which is not public")]
-    NotPublic {
-        /// The name.
-        host: String,
-        /// What it resolves to.
-        address: IpAddr,
-    },
-    /// Nobody answers there.
-    #[error("cannot connect to {host}: {source}")]
+    /// The server did not accept a connection.
+    #[error("cannot connect to {host}: {}", root_cause(.source))]
     Connect {
-        /// The name.
+        /// Host and port.
         host: String,
-        /// Why.
-        source: io::Error,
+        /// The cause.
+        source: reqwest::Error,
     },
-    /// It is not who it should be, or speaks no TLS.
-    #[error("no secure connection to {host}: {source}")]
+    /// The server speaks no TLS, or its certificate is not trusted.
+    #[error("no secure connection to {host}: {}", root_cause(.source))]
     Tls {
-        /// The name.
+        /// Host and port.
         host: String,
-        /// Why.
-        source: io::Error,
+        /// The cause.
+        source: reqwest::Error,
     },
-    /// The connection broke, or what came is no HTTP.
-    #[error("{}", spelled(.0))]
-    Broken(#[from] hyper::Error),
-    /// Nothing came for so long.
+    /// The connection broke, or the answer is not HTTP.
+    #[error("{}", root_cause(.0))]
+    Broken(#[source] reqwest::Error),
+    /// Nothing arrived for this long.
     #[error("no answer within {} s", .0.as_secs())]
-    Silent(Duration),
+    Timeout(Duration),
 }
 
-/// hyper's errors keep their cause to themselves.
-fn spelled(error: &hyper::Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
+/// A host with an address that [`AddressPolicy::PublicOnly`] forbids.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{host} has the address {address}, which is not public")]
+pub struct NotPublic {
+    host: String,
+    address: IpAddr,
+}
+
+impl From<reqwest::Error> for HttpError {
+    fn from(source: reqwest::Error) -> Self {
+        if let Some(found) = causes(&source).find_map(|cause| cause.downcast_ref::<NotPublic>()) {
+            return Self::NotPublic(found.clone());
+        }
+        let host = source.url().map_or(String::new(), |url| {
+            let port = url.port_or_known_default().unwrap_or_default();
+            format!("{}:{port}", url.host_str().unwrap_or_default())
+        });
+        if causes(&source).any(|cause| cause.is::<rustls::Error>()) {
+            Self::Tls { host, source }
+        } else if source.is_dns() {
+            Self::Resolve { host, source }
+        } else if source.is_connect() {
+            Self::Connect { host, source }
+        } else {
+            Self::Broken(source)
+        }
     }
 }
 
-/// Which certificates cannot be trusted.
+/// An error and its causes. `io::Error` leaves the error inside it out of `source`.
+fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    let first: &(dyn Error + 'static) = error;
+    iter::successors(Some(first), |&error| {
+        match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(inner) => Some(inner as &(dyn Error + 'static)),
+            None => error.source(),
+        }
+    })
+}
+
+fn root_cause(error: &reqwest::Error) -> String {
+    causes(error).last().map_or(String::new(), ToString::to_string)
+}
+
+/// A file of certificates that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use the certificates of {path}: {problem}")]
 pub struct BadCertificates {
@@ -114,27 +134,21 @@ pub struct BadCertificates {
     problem: String,
 }
 
-/// Makes requests.
-#[derive(Clone)]
+/// Sends requests to the addresses that its policy allows.
+#[derive(Debug, Clone)]
 pub struct HttpClient {
-    tls: TlsConnector,
+    client: reqwest::Client,
     allowed: AddressPolicy,
 }
 
-impl std::fmt::Debug for HttpClient {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HttpClient").field("allowed", &self.allowed).finish_non_exhaustive()
-    }
-}
-
 impl HttpClient {
-    /// One that trusts whom this system trusts, and the certificates of `ca`, a PEM file.
+    /// A client that trusts the system's certificate authorities and those of `ca`, a PEM file.
     ///
     /// # Errors
     /// [`BadCertificates`] if that file cannot be used.
     pub fn new(allowed: AddressPolicy, ca: Option<&Path>) -> Result<Self, BadCertificates> {
         let mut roots = RootCertStore::empty();
-        // A system without any can still call http:// addresses, and those of `ca`.
+        // Without any system certificates, http:// URLs and the servers of `ca` still work.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if let Some(path) = ca {
             let bad =
@@ -143,154 +157,95 @@ impl HttpClient {
                 .and_then(|found| found.collect::<Result<Vec<_>, _>>())
                 .map_err(|error| bad(error.to_string()))?;
             if certificates.is_empty() {
-                return Err(bad("there are none".to_owned()));
+                return Err(bad("it has no certificate".to_owned()));
             }
             for certificate in certificates {
                 roots.add(certificate).map_err(|error| bad(error.to_string()))?;
             }
         }
-        let provider = Arc::new(ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
+        let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .expect("the provider has the default protocols")
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)), allowed })
+        let mut builder = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .redirect(redirect::Policy::none())
+            .retry(retry::never())
+            .no_proxy()
+            .http1_only()
+            .connect_timeout(CONNECT_WITHIN)
+            // One connection per request: the address is checked each time.
+            .pool_max_idle_per_host(0);
+        if allowed == AddressPolicy::PublicOnly {
+            builder = builder.dns_resolver(Arc::new(PublicResolver));
+        }
+        let client = builder.build().expect("TLS is configured and no other option can fail");
+        Ok(Self { client, allowed })
     }
 
-    /// Sends a request to the absolute address that it names, and waits up to `within` for the head of
-    /// the answer once the connection stands.
+    /// A request to an absolute URL, for [`send`](Self::send).
     ///
     /// # Errors
-    /// [`HttpError`].
-    pub async fn send<B>(
+    /// As [`check_target`].
+    pub fn request(&self, method: Method, url: &str) -> Result<RequestBuilder, HttpError> {
+        Ok(self.client.request(method, check_target(url, self.allowed)?))
+    }
+
+    /// Sends a request and waits up to `within` for the head of the answer.
+    ///
+    /// # Errors
+    /// [`HttpError`] if none arrives.
+    pub async fn send(
         &self,
-        mut request: Request<B>,
+        request: RequestBuilder,
         within: Duration,
-    ) -> Result<Response<Incoming>, HttpError>
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
-    {
-        let target = Target::of(request.uri())?;
-        let mut sender = self.open(&target).await?;
-        if !request.headers().contains_key(HOST) {
-            request.headers_mut().insert(HOST, target.host_header);
-        }
-        let path = request.uri().path_and_query().cloned();
-        *request.uri_mut() = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
-        match timeout(within, sender.send_request(request)).await {
-            Ok(answer) => Ok(answer?),
-            Err(_) => Err(HttpError::Silent(within)),
-        }
+    ) -> Result<Response, HttpError> {
+        let answer = timeout(within, request.send()).await;
+        Ok(answer.map_err(|_| HttpError::Timeout(within))??)
     }
+}
 
-    /// A connection that carries one request. It ends with the answer's body, or when that is dropped.
-    async fn open<B>(&self, target: &Target) -> Result<SendRequest<B>, HttpError>
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<Box<dyn Error + Send + Sync>>,
-    {
-        let host = || target.host.clone();
-        let stream = self.connect(target).await?;
-        // Small requests are not to wait for more. Fails for a connection that is gone already.
-        let _ = stream.set_nodelay(true);
-        if !target.is_secure {
-            return speak(stream).await;
-        }
-        let name = ServerName::try_from(target.host.clone());
-        let name = name.map_err(|_| HttpError::Address(target.host.clone()))?;
-        match timeout(CONNECT_WITHIN, self.tls.connect(name, stream)).await {
-            Ok(Ok(stream)) => speak(stream).await,
-            Ok(Err(source)) => Err(HttpError::Tls { host: host(), source }),
-            Err(_) => Err(HttpError::Tls { host: host(), source: io::ErrorKind::TimedOut.into() }),
-        }
-    }
+/// Resolves names whose addresses are all public.
+struct PublicResolver;
 
-    async fn connect(&self, target: &Target) -> Result<TcpStream, HttpError> {
-        let host = || target.host.clone();
-        let found: Vec<SocketAddr> = lookup_host((target.host.as_str(), target.port))
-            .await
-            .map_err(|source| HttpError::Unresolved { host: host(), source })?
-            .collect();
-        if self.allowed == AddressPolicy::PublicOnly
-            && let Some(private) = found.iter().find(|found| !address::is_public(found.ip()))
-        {
-            return Err(HttpError::NotPublic { host: host(), address: private.ip() });
-        }
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        for address in found {
-            match timeout(CONNECT_WITHIN, TcpStream::connect(address)).await {
-                Ok(Ok(stream)) => return Ok(stream),
-                Ok(Err(error)) => last = error,
-                Err(_) => last = io::ErrorKind::TimedOut.into(),
+impl Resolve for PublicResolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let host = name.as_str().to_owned();
+            // The connector puts the URL's port in place of 0.
+            let found: Vec<SocketAddr> = lookup_host((host.as_str(), 0)).await?.collect();
+            match found.iter().find(|found| !address::is_public(found.ip())) {
+                Some(private) => Err(NotPublic { host, address: private.ip() }.into()),
+                None => Ok(Box::new(found.into_iter()) as Addrs),
             }
-        }
-        Err(HttpError::Connect { host: format!("{}:{}", target.host, target.port), source: last })
-    }
-}
-
-/// Speaks HTTP over a connection, driven by a task of its own.
-async fn speak<S, B>(stream: S) -> Result<SendRequest<B>, HttpError>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<Box<dyn Error + Send + Sync>>,
-{
-    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    tokio::spawn(async move {
-        // Whoever reads the answer is told too.
-        if let Err(error) = connection.await {
-            tracing::debug!(error = spelled(&error), "a connection ended");
-        }
-    });
-    Ok(sender)
-}
-
-/// Who is called.
-struct Target {
-    host: String,
-    port: u16,
-    is_secure: bool,
-    host_header: HeaderValue,
-}
-
-impl Target {
-    fn of(uri: &Uri) -> Result<Self, HttpError> {
-        let bad = || HttpError::Address(uri.to_string());
-        let is_secure = match uri.scheme() {
-            Some(scheme) if *scheme == Scheme::HTTP => false,
-            Some(scheme) if *scheme == Scheme::HTTPS => true,
-            _ => return Err(bad()),
-        };
-        let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
-        let authority = authority.ok_or_else(bad)?;
-        let bare = authority.host().trim_start_matches('[').trim_end_matches(']');
-        if bare.is_empty() {
-            return Err(bad());
-        }
-        Ok(Self {
-            host: bare.to_owned(),
-            port: authority.port_u16().unwrap_or(if is_secure { 443 } else { 80 }),
-            is_secure,
-            host_header: HeaderValue::from_str(authority.as_str()).map_err(|_| bad())?,
         })
     }
 }
 
-/// Whether an address is one that somebody else may name: `http://` or `https://`, without a user,
-/// and if it names a machine by number, a public one.
+/// Checks a URL that a user chose: `http://` or `https://`, without a user name or password, and not
+/// a literal address that the policy forbids. Returns it parsed.
 ///
 /// # Errors
-/// [`HttpError::Address`] or [`HttpError::NotPublic`].
-pub fn check_target(uri: &str, allowed: AddressPolicy) -> Result<(), HttpError> {
-    let parsed: Uri = uri.parse().map_err(|_| HttpError::Address(uri.to_owned()))?;
-    let target = Target::of(&parsed)?;
-    match target.host.parse::<IpAddr>() {
-        Ok(address) if allowed == AddressPolicy::PublicOnly && !address::is_public(address) => {
-            Err(HttpError::NotPublic { host: target.host, address })
+/// [`HttpError::Url`] or [`HttpError::NotPublic`].
+pub fn check_target(url: &str, allowed: AddressPolicy) -> Result<Url, HttpError> {
+    let bad = || HttpError::Url(url.to_owned());
+    let parsed = Url::parse(url).map_err(|_| bad())?;
+    let has_user = !parsed.username().is_empty() || parsed.password().is_some();
+    if !matches!(parsed.scheme(), "http" | "https") || has_user {
+        return Err(bad());
+    }
+    // The connector takes a literal address as it is, without asking the resolver.
+    let address = match parsed.host() {
+        Some(Host::Ipv4(address)) => IpAddr::from(address),
+        Some(Host::Ipv6(address)) => IpAddr::from(address),
+        _ => return Ok(parsed),
+    };
+    match allowed {
+        AddressPolicy::PublicOnly if !address::is_public(address) => {
+            Err(NotPublic { host: address.to_string(), address }.into())
         }
-        _ => Ok(()),
+        _ => Ok(parsed),
     }
 }
 
@@ -299,9 +254,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_http_or_https_without_a_user() {
-        let check = |uri: &str| {
-            check_target(uri, AddressPolicy::PublicOnly).map_err(|error| error.to_string())
+    fn target_is_http_or_https_without_user() {
+        let check = |url: &str| {
+            check_target(url, AddressPolicy::PublicOnly)
+                .map(drop)
+                .map_err(|error| error.to_string())
         };
         for good in ["http://a.example", "https://a.example:8443/x?y=z", "https://93.184.215.14/"] {
             assert_eq!(check(good), Ok(()), "{good}");
@@ -309,9 +266,31 @@ mod tests {
         for bad in ["", "a.example", "ftp://a.example", "http://u:p@a.example", "file:///etc/x"] {
             assert!(check(bad).is_err(), "{bad}");
         }
-        for private in ["http://127.0.0.1/", "http://[::1]:80/", "http://[::ffff:10.0.0.1]/"] {
-            assert!(check(private).is_err_and(|said| said.contains("not public")), "{private}");
+        for private in [
+            "http://127.0.0.1/",
+            "http://[::1]:80/",
+            "http://[::ffff:10.0.0.1]/",
+            // Other spellings of 127.0.0.1, which the URL parser turns into an address.
+            "http://0x7f000001/",
+            "http://2130706433/",
+            "http://127.1/",
+        ] {
+            assert!(check(private).is_err_and(|error| error.contains("not public")), "{private}");
             assert!(check_target(private, AddressPolicy::Any).is_ok(), "{private}");
         }
+    }
+
+    #[tokio::test]
+    async fn name_of_a_private_address_is_not_called() {
+        let call = async |allowed| {
+            let client = HttpClient::new(allowed, None).expect("no file to read");
+            let request = client.request(Method::GET, "http://localhost:1/").expect("a URL");
+            client.send(request, CONNECT_WITHIN).await.expect_err("nothing listens there")
+        };
+        let refused = call(AddressPolicy::PublicOnly).await;
+        assert!(matches!(refused, HttpError::NotPublic(_)), "{refused}");
+        let refused = call(AddressPolicy::Any).await;
+        assert!(matches!(refused, HttpError::Connect { .. }), "{refused}");
+        assert!(refused.to_string().starts_with("cannot connect to localhost:1: "), "{refused}");
     }
 }

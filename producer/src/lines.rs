@@ -1,21 +1,21 @@
-//! Reads lines of foreign bytes without buffering more than one line may have.
+//! [`LineReader`]: reads lines of untrusted bytes with a bounded buffer.
 
 use std::io::{self, BufRead};
 
-/// Longest line that is parsed.
+/// Length of the longest line that is parsed, in bytes.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// A line as it lies in the file.
+/// A line of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawLine {
-    /// From 1; blank lines count but are not returned.
+    /// Its number, from 1; blank lines count but are not returned.
     pub number: u64,
     /// Its bytes without the line end, or the length and hash of a line above
     /// [`LINE_BYTES_MAX`].
     pub content: Result<Vec<u8>, TooLong>,
 }
 
-/// A line that was skipped unread.
+/// A line that is too long to be parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TooLong {
     /// Its length.
@@ -33,25 +33,22 @@ pub struct LineReader<R> {
 }
 
 impl<R: BufRead> LineReader<R> {
-    /// Starts at line 1.
+    /// A reader that starts at line 1.
     pub fn new(reader: R) -> Self {
         Self { reader, number: 0, bytes_read: 0 }
     }
 
-    /// Goes on after line `number`, whose end is `bytes_read` bytes into the file.
+    /// A reader that continues after line `number`, which ends `bytes_read` bytes into the file.
     pub fn after(reader: R, number: u64, bytes_read: u64) -> Self {
         Self { reader, number, bytes_read }
     }
 
-    /// Bytes consumed so far.
+    /// Returns the number of bytes read so far.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read
     }
 
-    /// The next line that is not blank. A byte order mark in front of the first one is dropped.
-    ///
-    /// # Errors
-    /// The reader's.
+    /// Returns the next line that is not blank. Removes a byte order mark before the first line.
     pub fn next_line(&mut self) -> io::Result<Option<RawLine>> {
         loop {
             let Some(mut content) = self.take_line()? else { return Ok(None) };
@@ -71,7 +68,7 @@ impl<R: BufRead> LineReader<R> {
         }
     }
 
-    /// Everything up to the next line feed or the end.
+    /// Reads up to the next line feed or the end.
     fn take_line(&mut self) -> io::Result<Option<Result<Vec<u8>, TooLong>>> {
         let mut line = Vec::new();
         let mut overflow: Option<(blake3::Hasher, u64)> = None;
@@ -139,12 +136,12 @@ mod tests {
     }
 
     #[test]
-    fn line_ends_and_the_byte_order_mark_are_dropped() {
+    fn line_ends_and_byte_order_mark_are_removed() {
         assert_eq!(lines(b"\xEF\xBB\xBFa\r\nb\n"), [(1, "a".to_owned()), (2, "b".to_owned())]);
     }
 
     #[test]
-    fn a_line_over_the_limit_is_skipped_and_named_by_its_hash() {
+    fn line_over_the_limit_is_skipped_and_hashed() {
         let mut bytes = vec![b'x'; LINE_BYTES_MAX + 1];
         bytes.extend_from_slice(b"\nnext\n");
         let mut reader = LineReader::new(io::BufReader::new(bytes.as_slice()));
@@ -157,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_at_the_limit_is_read() {
+    fn line_at_the_limit_is_read() {
         let bytes = vec![b'x'; LINE_BYTES_MAX];
         let mut reader = LineReader::new(io::BufReader::new(bytes.as_slice()));
         let line = reader.next_line().expect("memory").expect("a line");

@@ -1,4 +1,4 @@
-//! Saying that the dispatcher was not told, without saying it for every thousand jobs.
+//! Logs failures of the dispatcher, but not one line for every thousand jobs.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -7,17 +7,17 @@ use std::{
 
 use tritmill_queue::DispatchError;
 
-/// Between two lines about the same outage.
-const SAY_EVERY: Duration = Duration::from_secs(30);
+/// Time between two log lines about the same outage.
+const LOG_EVERY: Duration = Duration::from_secs(30);
 
-/// When it was said last, in this process.
-static SAID: Mutex<Option<Instant>> = Mutex::new(None);
+/// Time of the last log line of this process.
+static LOGGED_AT: Mutex<Option<Instant>> = Mutex::new(None);
 
-/// Jobs were accepted by the store, the dispatcher could not be told: workers find them there.
+/// Logs that the store accepted jobs and the dispatcher could not be told.
 pub(crate) fn log_dispatch_failure(error: &DispatchError) {
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if said.is_none_or(|at| at.elapsed() >= SAY_EVERY) {
-        *said = Some(Instant::now());
+    let mut logged_at = LOGGED_AT.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged_at.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+        *logged_at = Some(Instant::now());
         tracing::warn!(%error, "jobs are recorded but not announced: workers find them in the database");
     }
 }

@@ -1,4 +1,4 @@
-//! What operators allow to wait, as this process knows it.
+//! [`QuotaCache`]: the queue limits that operators set, as this process knows them.
 
 use std::{
     collections::HashMap,
@@ -9,26 +9,26 @@ use std::{
 use tokio::time::Instant;
 use tritmill_queue::{Operations, QueueName, dispatch::Quotas};
 
-/// How late a producer may learn of a change.
-const KNOWN_FOR: Duration = Duration::from_secs(5);
+/// Time until a producer sees a change.
+const FRESH_FOR: Duration = Duration::from_secs(5);
 
-/// Quotas of queues, asked for now and then.
-pub(crate) struct KnownQuotas {
+/// Quotas of queues, read from the store at most every [`FRESH_FOR`].
+pub(crate) struct QuotaCache {
     operations: Arc<dyn Operations>,
     known: Mutex<HashMap<QueueName, (Instant, Quotas)>>,
 }
 
-impl KnownQuotas {
+impl QuotaCache {
     pub fn new(operations: Arc<dyn Operations>) -> Self {
         Self { operations, known: Mutex::default() }
     }
 
-    /// A queue's quotas, at most some seconds old. Of a store that does not answer the last ones
-    /// go on being true; it will refuse the submission itself.
+    /// Returns a queue's quotas. If the store does not answer, the last known ones still count; the
+    /// store will refuse the submission itself.
     pub async fn of(&self, queue: &QueueName) -> Quotas {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(queue).cloned();
         if let Some((at, quotas)) = &known
-            && at.elapsed() < KNOWN_FOR
+            && at.elapsed() < FRESH_FOR
         {
             return quotas.clone();
         }

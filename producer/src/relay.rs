@@ -1,9 +1,9 @@
-//! [`Relay`]: carries the jobs of a local store to a remote queue and their outcomes back.
+//! [`Relay`]: moves the jobs of a local store to a remote queue and their outcomes back.
 //!
-//! A batch file's lines are jobs of the SQLite store beside its output. The relay claims them
-//! there, submits them under the same ids and finishes them with what comes back, so a batch that
-//! runs elsewhere is as durable as one that runs here: a job that was submitted already is not
-//! submitted twice, and an outcome that was recorded is not asked for again.
+//! The lines of a batch file are jobs of the SQLite store beside its output. The relay claims them
+//! there, submits them under the same ids and finishes them with the remote outcomes. So a batch that
+//! runs elsewhere is as durable as a local one: no job is submitted twice, and no recorded outcome is
+//! read again.
 
 use std::{collections::BTreeMap, ops::Bound, pin::pin, sync::Arc, time::Duration};
 
@@ -18,31 +18,31 @@ use tritmill_queue::{
 
 use crate::client::{Client, ClientError};
 
-/// Jobs that wait for their answers at most.
+/// Maximum number of jobs that wait for their answers.
 const IN_FLIGHT: usize = 20_000;
 /// Jobs claimed and submitted at a time.
 const CHUNK: u32 = 1000;
-/// Nobody else has the local store open.
+/// Lease of local claims. No other process has the local store open, so it need not expire.
 const LEASE: Duration = Duration::from_secs(365 * 86_400);
+/// Time between two reads of outcomes: grows from the first to the last while no job finishes.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
 const WAIT_LAST: Duration = Duration::from_millis(500);
-/// Wait after a failure of the remote store.
+/// Time to wait after a failure of the remote store.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often jobs that have not ended are looked for, and how many of them: somebody may have
-/// deleted them there.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
-const LOOK_COUNT: usize = 64;
+/// How often unfinished jobs are looked up, and how many at a time: they may have been deleted.
+const CHECK_EVERY: Duration = Duration::from_secs(10);
+const CHECK_COUNT: usize = 64;
 
-/// Outcomes that were recorded together.
+/// Outcomes that were recorded in one commit.
 #[derive(Debug, Clone, Default)]
 pub struct RelayProgress {
-    /// States of the local jobs.
+    /// New states of the local jobs.
     pub settled: Vec<JobState>,
-    /// Generated tokens of the completed ones.
+    /// Generated tokens of the completed jobs.
     pub completion_tokens: u64,
 }
 
-/// Carries jobs out and outcomes home.
+/// Moves jobs to a remote queue and their outcomes back.
 pub struct Relay {
     local: Arc<dyn Store>,
     remote: Client,
@@ -50,11 +50,12 @@ pub struct Relay {
     progress: mpsc::UnboundedSender<RelayProgress>,
     attempts_max: u32,
     in_flight: BTreeMap<JobId, ClaimRef>,
+    /// The last local job that was submitted.
     cursor: Option<JobId>,
     sent_all: bool,
-    /// When to look for jobs that have not ended, and after which one.
-    look_at: Instant,
-    looked: Option<JobId>,
+    /// Time of the next check of unfinished jobs, and the last job that was checked.
+    check_at: Instant,
+    checked: Option<JobId>,
 }
 
 impl std::fmt::Debug for Relay {
@@ -64,8 +65,8 @@ impl std::fmt::Debug for Relay {
 }
 
 impl Relay {
-    /// Between `local` and `remote`, for the jobs of one queue; `progress` is told of every commit.
-    /// Elsewhere a job has `attempts_max` attempts.
+    /// A relay from `local` to `remote` for the jobs of one queue. It sends every commit to
+    /// `progress`. Remote jobs have `attempts_max` attempts.
     pub fn new(
         local: Arc<dyn Store>,
         remote: Client,
@@ -82,13 +83,13 @@ impl Relay {
             in_flight: BTreeMap::new(),
             cursor: None,
             sent_all: false,
-            look_at: Instant::now() + LOOK_EVERY,
-            looked: None,
+            check_at: Instant::now() + CHECK_EVERY,
+            checked: None,
         }
     }
 
-    /// Runs until every local job is over, or `stop` resolves; then what is under way goes on
-    /// elsewhere and is asked for at the next start. Failures of the remote are waited out.
+    /// Runs until every local job is finished or `stop` resolves. Jobs in flight then continue
+    /// remotely; the next start reads their outcomes. Retries while the remote store is down.
     ///
     /// # Errors
     /// Failures of the local store.
@@ -110,9 +111,9 @@ impl Relay {
                     return Ok(());
                 }
             }
-            if Instant::now() >= self.look_at {
-                self.look().await?;
-                self.look_at = Instant::now() + LOOK_EVERY;
+            if Instant::now() >= self.check_at {
+                self.resubmit_unknown().await?;
+                self.check_at = Instant::now() + CHECK_EVERY;
             }
             wait = if self.collect().await? { WAIT_FIRST } else { (wait * 2).min(WAIT_LAST) };
             tokio::select! {
@@ -122,7 +123,7 @@ impl Relay {
         }
     }
 
-    /// Claims the next jobs and submits them, if there is room.
+    /// Claims the next jobs and submits them, while there is room.
     async fn send(&mut self) -> Result<(), StoreError> {
         while self.in_flight.len() < IN_FLIGHT && !self.sent_all {
             let entries = self.local.queued(&self.queue, self.cursor, CHUNK).await?;
@@ -134,73 +135,65 @@ impl Relay {
             let attempts_max = self.attempts_max;
             let jobs: Vec<Job> =
                 claims.into_iter().map(|claim| Job { attempts_max, ..claim.job }).collect();
-            match self.remote.submit_many(&jobs).await {
-                Ok(()) => {
-                    self.in_flight.extend(held.into_iter().map(|held| (held.id, held)));
-                    self.cursor = ids.last().copied().or(self.cursor);
+            let Err(error) = self.remote.submit_many(&jobs).await else {
+                self.in_flight.extend(held.into_iter().map(|held| (held.id, held)));
+                self.cursor = ids.last().copied().or(self.cursor);
+                continue;
+            };
+            let (accepted, pause) = match error {
+                ClientError::Busy { accepted, retry_after, .. } => (accepted, retry_after),
+                error => {
+                    tracing::warn!(%error, "jobs not submitted, trying again");
+                    (0, RETRY)
                 }
-                Err(error) => {
-                    let accepted = match error {
-                        ClientError::Busy { accepted, .. } => accepted,
-                        _ => 0,
-                    };
-                    let (sent, unsent) = held.split_at(accepted);
-                    self.in_flight.extend(sent.iter().map(|held| (held.id, *held)));
-                    self.cursor = sent.last().map(|held| held.id).or(self.cursor);
-                    self.local.hand_back(unsent).await?;
-                    let pause = match error {
-                        ClientError::Busy { retry_after, .. } => retry_after,
-                        _ => {
-                            tracing::warn!(%error, "jobs not submitted, trying again");
-                            RETRY
-                        }
-                    };
-                    // Answers go on coming in meanwhile, a little later.
-                    sleep(pause.min(RETRY)).await;
-                    return Ok(());
-                }
-            }
+            };
+            let (sent, unsent) = held.split_at(accepted);
+            self.in_flight.extend(sent.iter().map(|held| (held.id, *held)));
+            self.cursor = sent.last().map(|held| held.id).or(self.cursor);
+            self.local.hand_back(unsent).await?;
+            // Outcomes are read afterwards, so the pause is short.
+            sleep(pause.min(RETRY)).await;
+            return Ok(());
         }
         Ok(())
     }
 
-    /// Looks for some of the jobs that have not ended; those that are not known any more are
-    /// submitted again.
-    async fn look(&mut self) -> Result<(), StoreError> {
-        let after = self.looked.map_or(Bound::Unbounded, Bound::Excluded);
+    /// Looks up some of the unfinished jobs and submits those again that the remote store lost.
+    async fn resubmit_unknown(&mut self) -> Result<(), StoreError> {
+        let after = self.checked.map_or(Bound::Unbounded, Bound::Excluded);
         let range = self.in_flight.range((after, Bound::Unbounded));
         let some: Vec<(JobId, ClaimRef)> =
-            range.take(LOOK_COUNT).map(|(id, h)| (*id, *h)).collect();
-        self.looked = some.last().map(|(id, _)| *id);
+            range.take(CHECK_COUNT).map(|(id, h)| (*id, *h)).collect();
+        self.checked = some.last().map(|(id, _)| *id);
         for (id, held) in some {
-            if let Err(ClientError::Unknown(_)) = self.remote.result(id).await {
-                tracing::warn!(%id, "job is not known any more, submitting it again");
+            if let Err(ClientError::Unknown(_)) = self.remote.poll(id).await {
+                tracing::warn!(%id, "job is unknown to the queue, submitting it again");
                 self.in_flight.remove(&id);
                 self.local.hand_back(&[held]).await?;
-                // From the start: it may lie before the cursor.
+                // Start over: the job may be before the cursor.
                 (self.cursor, self.sent_all) = (None, false);
             }
         }
         Ok(())
     }
 
-    /// Records what has ended; whether anything had.
+    /// Records the outcomes of finished jobs. Returns whether there were any.
     async fn collect(&mut self) -> Result<bool, StoreError> {
         let ids: Vec<JobId> = self.in_flight.keys().copied().collect();
-        let ended = match self.remote.ended(&ids).await {
-            Ok(ended) => ended,
+        let jobs = match self.remote.finished(&ids).await {
+            Ok(jobs) => jobs,
             Err(error) => {
                 tracing::warn!(%error, "results not read, trying again");
                 sleep(RETRY).await;
                 return Ok(false);
             }
         };
-        if ended.is_empty() {
+        if jobs.is_empty() {
             return Ok(false);
         }
         let mut progress = RelayProgress::default();
-        let (mut finished, mut withdrawn) = (Vec::new(), Vec::new());
-        for FinishedJob { id, outcome, .. } in ended {
+        let (mut finished, mut cancelled) = (Vec::new(), Vec::new());
+        for FinishedJob { id, outcome, .. } in jobs {
             let Some(held) = self.in_flight.remove(&id) else { continue };
             match outcome {
                 Some(outcome) => {
@@ -209,14 +202,14 @@ impl Relay {
                     }
                     finished.push(FinishedAttempt { claim: held, outcome, first_token: None });
                 }
-                None => withdrawn.push(id),
+                None => cancelled.push(id),
             }
         }
         let settled = self.local.finish(&finished).await?;
         progress.settled.extend(settled.iter().map(|settled| settled.state));
-        let withdrawn = self.local.cancel(&withdrawn).await?;
-        progress.settled.extend(withdrawn.iter().map(|_| JobState::Cancelled));
-        // Nobody may be listening.
+        let cancelled = self.local.cancel(&cancelled).await?;
+        progress.settled.extend(cancelled.iter().map(|_| JobState::Cancelled));
+        // Fails if the receiver is gone, which is no error.
         let _ = self.progress.send(progress);
         Ok(true)
     }

@@ -1,8 +1,8 @@
-//! A batch line becomes a job or a refusal.
+//! Parses a batch line into a job or a refusal.
 //!
-//! Two kinds of refusal, as OpenAI's batches have them: a line that is no request (not JSON, no
-//! `custom_id`, unknown `url`) gets a top-level `error`; a request whose body cannot be served gets
-//! a `response` with status 400.
+//! There are two kinds of refusal, as in OpenAI's batches: a line that is not a request (not JSON, no
+//! `custom_id`, unknown `url`) gets a top-level `error`; a request with a bad body gets a `response`
+//! with status 400.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use tritmill_queue::{Job, JobId, QueueName, store::IngestedLine};
 
 use crate::{
     body::{Body, Endpoint, parse_body},
-    canonical::{Purpose, canonical, hash},
+    canonical::{Purpose, canonical, derived_seed, hash},
     fields::{FieldError, brief, shorten},
     lines::{LINE_BYTES_MAX, RawLine},
 };
@@ -18,65 +18,65 @@ use crate::{
 /// Longest `custom_id` in bytes.
 pub const CUSTOM_ID_BYTES_MAX: usize = 512;
 
-/// Why a line did not become a job.
+/// The error of a line that did not become a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// Status of the response; `None` for a line that is no request.
+    /// HTTP status of the response; `None` for a line that is not a request.
     pub status: Option<u16>,
-    /// A word for programs.
+    /// Error code for programs.
     pub code: String,
-    /// A sentence for people, with line number and field.
+    /// Error message for people, with line number and field.
     pub message: String,
-    /// The field at fault.
+    /// Name of the bad field.
     pub param: Option<String>,
     /// Line in the input, from 1.
     pub line: u64,
 }
 
-/// A line that was read as a request.
+/// A line parsed into a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// Line in the input, from 1.
     pub number: u64,
     /// The caller's name for it.
     pub custom_id: String,
-    /// What it asks, as a hash: the same key means the same answer.
+    /// Hash of the request: the same key means the same answer.
     pub key: [u8; 32],
-    /// Which endpoint it is for.
+    /// The endpoint it is for.
     pub endpoint: Endpoint,
-    /// What it asks for, its seed derived where it brought none.
+    /// The parsed body, with a derived seed if it has none.
     pub body: Body,
 }
 
 impl Request {
-    /// The job that answers it.
+    /// Returns the job that answers it.
     pub fn job(self, id: JobId, queue: QueueName) -> Job {
         Job { custom_id: Some(self.custom_id), ..self.body.job(id, queue) }
     }
 }
 
-/// A line that was not.
+/// A line that is not a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedLine {
-    /// Finds the line again: a hash of its place and its bytes.
+    /// Hash of its number and its bytes.
     pub key: [u8; 32],
-    /// The caller's name for it, if it has a readable one.
+    /// The caller's name for it, if it is readable.
     pub custom_id: Option<String>,
-    /// Why.
+    /// The error.
     pub refusal: Refusal,
 }
 
-/// Reads one line into a request, or a refusal, whatever the bytes.
+/// Parses one line of any bytes into a request or a refusal.
 ///
 /// # Errors
-/// The refusal, which is as good an answer.
+/// The refusal, which is the line's answer.
 pub fn parse_request(line: &RawLine) -> Result<Request, Box<RefusedLine>> {
     let number = line.number;
     let bytes = match &line.content {
         Ok(bytes) => bytes,
         Err(long) => {
             let problem = format!("is {} bytes long, the limit is {LINE_BYTES_MAX}", long.bytes);
-            let refusal = no_request(number, None, "line_too_long", &problem);
+            let refusal = not_a_request(number, None, "line_too_long", &problem);
             let key = refused_key(number, &long.hash);
             return Err(Box::new(RefusedLine { key, custom_id: None, refusal }));
         }
@@ -88,7 +88,7 @@ pub fn parse_request(line: &RawLine) -> Result<Request, Box<RefusedLine>> {
     })
 }
 
-/// Reads one line into a job for `queue`, or a refusal. Never fails, whatever the bytes.
+/// Parses one line of any bytes into a job for `queue` or a refusal.
 pub fn parse_line(line: &RawLine, queue: &QueueName) -> IngestedLine {
     match parse_request(line) {
         Ok(request) => {
@@ -102,15 +102,15 @@ pub fn parse_line(line: &RawLine, queue: &QueueName) -> IngestedLine {
     }
 }
 
-/// The refusal of a line whose `custom_id` an earlier line bears, for the store.
+/// Returns the refusal of a line with the `custom_id` of an earlier line, for the store.
 pub fn duplicate(line: &RawLine, custom_id: &str, first: u64) -> IngestedLine {
     refused(duplicate_line(line, custom_id, first))
 }
 
-/// The refusal of a line whose `custom_id` an earlier line bears.
+/// Returns the refusal of a line with the `custom_id` of an earlier line.
 pub fn duplicate_line(line: &RawLine, custom_id: &str, first: u64) -> RefusedLine {
     let problem = format!("'{}' is already the custom_id of line {first}", shorten(custom_id));
-    let refusal = no_request(line.number, Some("custom_id"), "duplicate_custom_id", &problem);
+    let refusal = not_a_request(line.number, Some("custom_id"), "duplicate_custom_id", &problem);
     let hash = match &line.content {
         Ok(bytes) => *blake3::hash(bytes).as_bytes(),
         Err(long) => long.hash,
@@ -119,7 +119,7 @@ pub fn duplicate_line(line: &RawLine, custom_id: &str, first: u64) -> RefusedLin
     RefusedLine { key, custom_id: Some(custom_id.to_owned()), refusal }
 }
 
-/// A refused line is found again by its place and its bytes.
+/// Returns the key of a refused line: a hash of its number and its bytes.
 fn refused_key(number: u64, content: &[u8; 32]) -> [u8; 32] {
     hash(Purpose::RefusedKey, &[&number.to_le_bytes(), content])
 }
@@ -130,8 +130,8 @@ fn refused(line: RefusedLine) -> IngestedLine {
     IngestedLine { key, number: refusal.line, custom_id, shape: "refusal", content }
 }
 
-/// The line cannot be read as a request.
-fn no_request(line: u64, param: Option<&str>, code: &str, problem: &str) -> Refusal {
+/// Returns the refusal of a line that is not a request.
+fn not_a_request(line: u64, param: Option<&str>, code: &str, problem: &str) -> Refusal {
     let message = match param {
         Some(param) => format!("line {line}: {param} {problem}"),
         None => format!("line {line} {problem}"),
@@ -139,7 +139,7 @@ fn no_request(line: u64, param: Option<&str>, code: &str, problem: &str) -> Refu
     Refusal { status: None, code: code.to_owned(), message, param: param.map(str::to_owned), line }
 }
 
-/// The request's body cannot be served.
+/// Returns the refusal of a request with a bad body.
 fn bad_body(line: u64, error: &FieldError) -> Refusal {
     Refusal {
         status: Some(400),
@@ -153,15 +153,15 @@ fn bad_body(line: u64, error: &FieldError) -> Refusal {
 fn parse(number: u64, bytes: &[u8], known_id: &mut Option<String>) -> Result<Request, Refusal> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let problem = format!("is not UTF-8 at byte {}", error.valid_up_to());
-        no_request(number, None, "invalid_utf8", &problem)
+        not_a_request(number, None, "invalid_utf8", &problem)
     })?;
     let value: Value = serde_json::from_str(text).map_err(|error| {
         let problem = format!("is not JSON: {}", json_problem(&error));
-        no_request(number, None, "invalid_json", &problem)
+        not_a_request(number, None, "invalid_json", &problem)
     })?;
     let Value::Object(mut map) = value else {
         let problem = format!("must be a JSON object, got {}", brief(&value));
-        return Err(no_request(number, None, "invalid_type", &problem));
+        return Err(not_a_request(number, None, "invalid_type", &problem));
     };
     let plain = map.contains_key("prompt") && !map.contains_key("body");
     let custom_id = custom_id(number, &mut map, plain)?;
@@ -179,21 +179,16 @@ fn parse(number: u64, bytes: &[u8], known_id: &mut Option<String>) -> Result<Req
     Ok(Request { number, custom_id, key, endpoint, body })
 }
 
-/// `serde_json`'s complaint, with the column alone: the text is always one line.
+/// Returns the message of `serde_json` with the column only: the text is always one line.
 fn json_problem(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let cause = text.split(" at line ").next().unwrap_or(&text);
     format!("{} at column {}", shorten(cause), error.column())
 }
 
-fn derived_seed(parts: &[&[u8]]) -> u64 {
-    let hash = hash(Purpose::Seed, parts);
-    u64::from_le_bytes([hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7]])
-}
-
-/// The caller's name for the line; a plain line without one is `line-N`.
+/// Returns the caller's name for the line; a plain line without one is `line-N`.
 fn custom_id(number: u64, map: &mut Map<String, Value>, plain: bool) -> Result<String, Refusal> {
-    let refuse = |code, problem: &str| Err(no_request(number, Some("custom_id"), code, problem));
+    let refuse = |code, problem: &str| Err(not_a_request(number, Some("custom_id"), code, problem));
     match map.swap_remove("custom_id") {
         None | Some(Value::Null) if plain => Ok(format!("line-{number}")),
         None | Some(Value::Null) => refuse("missing_field", "is missing"),
@@ -210,12 +205,13 @@ fn custom_id(number: u64, map: &mut Map<String, Value>, plain: bool) -> Result<S
     }
 }
 
-/// Checks `method` and `url` and takes the body out.
+/// Checks `method` and `url` and returns the endpoint and the body.
 fn envelope(
     number: u64,
     mut map: Map<String, Value>,
 ) -> Result<(Endpoint, Map<String, Value>), Refusal> {
-    let refuse = |field, code, problem: &str| Err(no_request(number, Some(field), code, problem));
+    let refuse =
+        |field, code, problem: &str| Err(not_a_request(number, Some(field), code, problem));
     match map.swap_remove("method") {
         Some(Value::String(method)) if method == "POST" => {}
         None => return refuse("method", "missing_field", "is missing"),

@@ -1,4 +1,4 @@
-//! The output file as a view of the store, on lines that need no model.
+//! The output file as a view of the store, with lines that need no model.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -32,7 +32,7 @@ async fn run(folder: &Path, ordered: bool) -> Vec<Notice> {
 }
 
 #[tokio::test]
-async fn a_whole_output_is_left_alone_and_a_torn_one_is_mended() {
+async fn complete_output_is_kept_and_a_torn_one_is_repaired() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("out.jsonl");
     fs::write(folder.path().join("in.jsonl"), "oops\n".repeat(200)).unwrap();
@@ -59,7 +59,7 @@ async fn a_whole_output_is_left_alone_and_a_torn_one_is_mended() {
 }
 
 #[tokio::test]
-async fn only_failures_that_are_not_the_lines_own_run_again() {
+async fn only_server_failures_run_again() {
     let folder = tempfile::tempdir().unwrap();
     let lines = "{\"prompt\": \"cancelled\"}\n{\"prompt\": \"refused\"}\noops\n";
     fs::write(folder.path().join("in.jsonl"), lines).unwrap();
@@ -96,5 +96,5 @@ async fn only_failures_that_are_not_the_lines_own_run_again() {
     assert_eq!((counts.lines, counts.refused, counts.resumed), (3, 1, 1));
     let queued = file.store().queued(&settings.queue, None, 9).await.unwrap();
     assert_eq!(queued.len(), 1);
-    assert_ne!(queued[0].id, first, "a job that is over stays over");
+    assert_ne!(queued[0].id, first, "a finished job stays finished");
 }

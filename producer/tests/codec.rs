@@ -1,4 +1,4 @@
-//! The batch-line codec: what becomes a job, what is refused and how, and what an answer looks like.
+//! The batch-line codec: parsed lines, refused lines and answers.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -36,16 +36,16 @@ fn with(name: &str, value: Value) -> Value {
     chat(&body)
 }
 
-/// The body is refused with status 400, naming the field and the line.
-fn bad_body(line: &Value, param: &str) {
+/// Checks that the body is refused with status 400 and the message names field and line.
+fn check_bad_body(line: &Value, param: &str) {
     let refusal = refusal(line.to_string().as_bytes());
     assert_eq!((refusal.status, refusal.param.as_deref()), (Some(400), Some(param)), "{line}");
     let start = format!("line {LINE}: body.{param} ");
     assert!(refusal.message.starts_with(&start), "{}", refusal.message);
 }
 
-/// The line is no request.
-fn no_request(line: &str, param: Option<&str>, code: &str) {
+/// Checks that the line is refused because it is not a request.
+fn check_not_a_request(line: &str, param: Option<&str>, code: &str) {
     let refusal = refusal(line.as_bytes());
     assert_eq!((refusal.status, refusal.param.as_deref()), (None, param), "{line}");
     assert_eq!((refusal.code.as_str(), refusal.line), (code, LINE), "{line}");
@@ -53,7 +53,7 @@ fn no_request(line: &str, param: Option<&str>, code: &str) {
 }
 
 #[test]
-fn a_chat_request_becomes_a_job() {
+fn chat_request_becomes_a_job() {
     let body = json!({
         "model": "whatever", "temperature": 0.5, "top_p": 0.9, "max_completion_tokens": 7, "n": 2,
         "stop": ["x", "y"], "seed": -1, "logprobs": true, "top_logprobs": 3,
@@ -93,7 +93,7 @@ fn plain_lines_and_completions_become_jobs() {
 }
 
 #[test]
-fn key_and_seed_follow_what_is_asked_and_not_how_it_is_spelled() {
+fn key_and_seed_depend_on_the_request_and_not_on_its_formatting() {
     let line = |text: &str| parse(text.as_bytes());
     let a = line(r#"{"custom_id":"a","prompt":"x","max_tokens":5}"#);
     let b = line(r#" { "max_tokens": 5, "prompt": "\u0078", "custom_id": "a" } "#);
@@ -110,27 +110,27 @@ fn key_and_seed_follow_what_is_asked_and_not_how_it_is_spelled() {
 }
 
 #[test]
-fn what_is_no_request_is_an_error_with_line_and_field() {
-    no_request("hello", None, "invalid_json");
-    no_request("{\"custom_id\":\"a\"", None, "invalid_json");
-    no_request("[1]", None, "invalid_type");
-    no_request("null", None, "invalid_type");
-    no_request("{}", Some("custom_id"), "missing_field");
-    no_request(r#"{"custom_id":7}"#, Some("custom_id"), "invalid_type");
-    no_request(r#"{"custom_id":""}"#, Some("custom_id"), "invalid_value");
-    no_request(r#"{"custom_id":"a\u0000"}"#, Some("custom_id"), "invalid_value");
-    no_request(r#"{"custom_id":"a"}"#, Some("method"), "missing_field");
-    no_request(r#"{"custom_id":"a","method":"GET"}"#, Some("method"), "invalid_method");
-    no_request(r#"{"custom_id":"a","method":"POST"}"#, Some("url"), "missing_field");
+fn line_that_is_not_a_request_is_an_error_with_line_and_field() {
+    check_not_a_request("hello", None, "invalid_json");
+    check_not_a_request("{\"custom_id\":\"a\"", None, "invalid_json");
+    check_not_a_request("[1]", None, "invalid_type");
+    check_not_a_request("null", None, "invalid_type");
+    check_not_a_request("{}", Some("custom_id"), "missing_field");
+    check_not_a_request(r#"{"custom_id":7}"#, Some("custom_id"), "invalid_type");
+    check_not_a_request(r#"{"custom_id":""}"#, Some("custom_id"), "invalid_value");
+    check_not_a_request(r#"{"custom_id":"a\u0000"}"#, Some("custom_id"), "invalid_value");
+    check_not_a_request(r#"{"custom_id":"a"}"#, Some("method"), "missing_field");
+    check_not_a_request(r#"{"custom_id":"a","method":"GET"}"#, Some("method"), "invalid_method");
+    check_not_a_request(r#"{"custom_id":"a","method":"POST"}"#, Some("url"), "missing_field");
     let embeddings = r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":{}}"#;
-    no_request(embeddings, Some("url"), "invalid_url");
+    check_not_a_request(embeddings, Some("url"), "invalid_url");
     let start = r#"{"custom_id":"a","method":"POST","url":"/v1/completions""#;
-    no_request(&format!("{start}}}"), Some("body"), "missing_field");
-    no_request(&format!("{start},\"body\":[]}}"), Some("body"), "invalid_type");
-    no_request(&format!("{start},\"body\":{{}},\"x\":1}}"), Some("x"), "unknown_field");
-    no_request(&"[".repeat(100_000), None, "invalid_json");
+    check_not_a_request(&format!("{start}}}"), Some("body"), "missing_field");
+    check_not_a_request(&format!("{start},\"body\":[]}}"), Some("body"), "invalid_type");
+    check_not_a_request(&format!("{start},\"body\":{{}},\"x\":1}}"), Some("x"), "unknown_field");
+    check_not_a_request(&"[".repeat(100_000), None, "invalid_json");
     let long = format!(r#"{{"custom_id":"{}"}}"#, "x".repeat(600));
-    no_request(&long, Some("custom_id"), "invalid_value");
+    check_not_a_request(&long, Some("custom_id"), "invalid_value");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn invalid_utf8_names_the_byte() {
 }
 
 #[test]
-fn a_bad_body_is_a_400_that_names_the_parameter() {
+fn bad_body_is_a_400_that_names_the_parameter() {
     for (name, value) in [
         ("temperature", json!(3.5)),
         ("temperature", json!("hot")),
@@ -176,16 +176,16 @@ fn a_bad_body_is_a_400_that_names_the_parameter() {
         ("messages[0].tool_calls", json!([{ "role": "user", "content": "", "tool_calls": [] }])),
     ] {
         let field = name.split(['[', '.']).next().unwrap();
-        bad_body(&with(field, value), name);
+        check_bad_body(&with(field, value), name);
     }
-    bad_body(&chat(&json!({})), "messages");
-    bad_body(&json!({ "prompt": ["a", "b"] }), "prompt");
-    bad_body(&json!({ "prompt": "" }), "prompt");
-    bad_body(&json!({ "prompt": { "text": "x" } }), "prompt");
+    check_bad_body(&chat(&json!({})), "messages");
+    check_bad_body(&json!({ "prompt": ["a", "b"] }), "prompt");
+    check_bad_body(&json!({ "prompt": "" }), "prompt");
+    check_bad_body(&json!({ "prompt": { "text": "x" } }), "prompt");
 }
 
 #[test]
-fn a_refusal_keeps_the_readable_custom_id() {
+fn refusal_keeps_a_readable_custom_id() {
     let line = parse(with("temperature", json!(9)).to_string().as_bytes());
     assert_eq!(line.custom_id.as_deref(), Some("a"));
     assert_eq!(parse(b"{").custom_id, None);
@@ -224,7 +224,7 @@ fn completion() -> Outcome {
 }
 
 #[test]
-fn a_chat_answer_has_openais_shape() {
+fn chat_answer_has_openais_shape() {
     let line = finished("chat", completion());
     assert_eq!((&line["custom_id"], &line["error"]), (&json!("a"), &Value::Null));
     assert_eq!(line["response"]["status_code"], 200);
@@ -246,7 +246,7 @@ fn a_chat_answer_has_openais_shape() {
 }
 
 #[test]
-fn a_text_answer_has_openais_shape() {
+fn text_answer_has_openais_shape() {
     let body = finished("completion", completion())["response"]["body"].take();
     assert_eq!(body["object"], "text_completion");
     let choice = &body["choices"][0];
@@ -256,7 +256,7 @@ fn a_text_answer_has_openais_shape() {
 }
 
 #[test]
-fn a_refusal_line_says_which_kind_it_is() {
+fn refusal_line_shows_its_kind() {
     let none: Value =
         serde_json::from_str(&answer::refusal_line(&[1; 32], None, &refusal(b"{"))).unwrap();
     assert_eq!((&none["response"], &none["error"]["line"]), (&Value::Null, &json!(LINE)));
@@ -285,7 +285,7 @@ proptest! {
     }
 
     #[test]
-    fn a_request_cut_or_bent_anywhere_is_never_an_accident(at in 0_usize..170, byte in any::<u8>()) {
+    fn truncated_or_modified_request_never_panics(at in 0_usize..170, byte in any::<u8>()) {
         let body = json!({ "messages": [{ "role": "user", "content": "hi" }], "temperature": 0.5 });
         let mut bytes = chat(&body).to_string().into_bytes();
         let at = at % bytes.len();

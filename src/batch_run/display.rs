@@ -1,4 +1,4 @@
-//! Progress on standard error: a bar on a terminal, a line now and then elsewhere.
+//! Progress on standard error: a bar on a terminal, else a line at intervals.
 
 use std::{
     io::IsTerminal as _,
@@ -10,22 +10,22 @@ use tritmill_client::{BatchProgress, remote::RemoteUpdate};
 
 use crate::answering::Update;
 
-/// Between two lines of progress where no bar can be drawn.
+/// Time between two lines of progress without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is shown.
+/// The progress display.
 pub struct Display {
     bar: ProgressBar,
     terminal: bool,
     /// Unknown for a pipe.
     input_bytes: Option<u64>,
-    /// When the first job could start, and what was done then.
-    began: Option<(Instant, u64)>,
+    /// Time of the first progress, and the lines finished then.
+    started: Option<(Instant, u64)>,
     last_line: Instant,
 }
 
 impl Display {
-    /// Of an input of this length, if it is known.
+    /// A display for an input of this size, if known.
     pub fn new(input_bytes: Option<u64>) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let target = match terminal {
@@ -35,23 +35,23 @@ impl Display {
         let bar = ProgressBar::with_draw_target(None, target);
         let template = "{bar:32} {pos}/{len} {msg}";
         bar.set_style(ProgressStyle::with_template(template).expect("a template with known keys"));
-        Self { bar, terminal, input_bytes, began: None, last_line: Instant::now() }
+        Self { bar, terminal, input_bytes, started: None, last_line: Instant::now() }
     }
 
-    /// Of a run that answers here, or by a queue.
+    /// Shows an update of a local run or a run through a queue.
     pub fn show(&mut self, update: Update) {
         match update {
             Update::Notice(notice) => self.notice(&notice.to_string()),
             Update::Reading(lines, bytes) => self.reading(lines, bytes),
-            Update::Progress(progress) => self.progress(&progress, |done| {
+            Update::Progress(progress) => self.progress(&progress, |work| {
                 #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-                let rate = progress.tokens as f64 / done.seconds;
+                let rate = progress.tokens as f64 / work.seconds;
                 format!("{rate:.0} tokens/s")
             }),
         }
     }
 
-    /// Of a run that a server answers.
+    /// Shows an update of a run through a server.
     pub fn show_remote(&mut self, update: RemoteUpdate) {
         match update {
             RemoteUpdate::Notice(notice) => self.notice(&notice),
@@ -62,9 +62,9 @@ impl Display {
                 self.bar.set_message("bytes uploaded");
                 self.line(|| format!("uploading: {} of {}", HumanBytes(sent), HumanBytes(size)));
             }
-            RemoteUpdate::Progress(progress) => self.progress(&progress, |done| {
+            RemoteUpdate::Progress(progress) => self.progress(&progress, |work| {
                 #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-                let rate = done.lines as f64 / done.seconds;
+                let rate = work.lines as f64 / work.seconds;
                 format!("{rate:.1} lines/s")
             }),
             _ => {}
@@ -88,10 +88,11 @@ impl Display {
         });
     }
 
-    fn progress(&mut self, progress: &BatchProgress, rate: impl FnOnce(Done) -> String) {
-        let (began, done_before) = *self.began.get_or_insert((Instant::now(), progress.finished()));
-        let seconds = began.elapsed().as_secs_f64().max(1e-3);
-        let lines = progress.finished().saturating_sub(done_before);
+    fn progress(&mut self, progress: &BatchProgress, rate: impl FnOnce(Work) -> String) {
+        let (started, finished_before) =
+            *self.started.get_or_insert((Instant::now(), progress.finished()));
+        let seconds = started.elapsed().as_secs_f64().max(1e-3);
+        let lines = progress.finished().saturating_sub(finished_before);
         let left = progress.lines.saturating_sub(progress.finished());
         #[expect(clippy::cast_precision_loss, reason = "rates for people")]
         let eta = seconds * left as f64 / lines.max(1) as f64;
@@ -99,7 +100,7 @@ impl Display {
             0 => "unknown".to_owned(),
             _ => indicatif::HumanDuration(Duration::from_secs_f64(eta)).to_string(),
         };
-        let rate = rate(Done { lines, seconds });
+        let rate = rate(Work { lines, seconds });
         let message = format!("{rate}, {} failed, {eta} left", progress.failed);
         self.bar.set_length(progress.lines);
         self.bar.set_position(progress.finished());
@@ -107,7 +108,7 @@ impl Display {
         self.line(|| format!("{}/{} lines, {message}", progress.finished(), progress.lines));
     }
 
-    /// A line of progress, if it is time for one and no bar is drawn.
+    /// Prints a line of progress, if it is due and there is no terminal.
     fn line(&mut self, text: impl FnOnce() -> String) {
         if !self.terminal && self.last_line.elapsed() >= LINE_INTERVAL {
             self.last_line = Instant::now();
@@ -115,14 +116,14 @@ impl Display {
         }
     }
 
-    /// Leaves nothing of it on the terminal.
+    /// Clears the bar.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// What was done since the first progress.
-struct Done {
+/// Work since the first progress.
+struct Work {
     lines: u64,
     seconds: f64,
 }

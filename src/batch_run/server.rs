@@ -1,4 +1,4 @@
-//! `tritmill batch run --server`: the same, answered by a server's HTTP API.
+//! `tritmill batch run --server`: answers a file through a server's HTTP API.
 
 use std::{path::PathBuf, process::ExitCode, time::Instant};
 
@@ -13,28 +13,28 @@ use tritmill_client::{
 use super::{BatchRunArgs, EXIT_ERROR_LINES, display::Display, summarize};
 use crate::signals::{EXIT_INTERRUPTED, Signals};
 
-/// A server, and how it is to answer.
+/// A server and the parameters of its batches.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct ServerOptions {
-    /// Have the lines answered by the Tritmill server at this address; leaves other servers aside
+    /// URL of a Tritmill server to answer the lines; --redis and --database are ignored
     #[arg(long, value_name = "URL")]
     server: Option<String>,
-    /// API key for --server, best given as TRITMILL_KEY
+    /// API key for --server; set TRITMILL_KEY instead to keep it out of the process list
     #[arg(long, value_name = "KEY", env = "TRITMILL_KEY", hide_env_values = true)]
     key: Option<String>,
-    /// With --server: PEM file of certificates to trust besides the system's
+    /// With --server: PEM file of more trusted certificates, besides the system's
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// With --server: how long each batch may take
+    /// With --server: time limit of each batch
     #[arg(long, value_name = "TIME", default_value = "30d")]
     window: String,
-    /// With --server: how urgent the lines are
+    /// With --server: priority of the lines
     #[arg(long, default_value = "normal", value_parser = ["normal", "low"])]
     priority: String,
 }
 
-/// What is needed to reach a server.
+/// A server with its key.
 pub struct Given<'a> {
     url: &'a str,
     key: &'a str,
@@ -42,7 +42,7 @@ pub struct Given<'a> {
 }
 
 impl ServerOptions {
-    /// The server, if one is given.
+    /// Returns the server, if one is given.
     pub fn given(&self) -> anyhow::Result<Option<Given<'_>>> {
         let Some(url) = self.server.as_deref() else { return Ok(None) };
         let key = self.key.as_deref().filter(|key| !key.is_empty());
@@ -59,9 +59,7 @@ pub fn run(
     runtime: &Runtime,
 ) -> anyhow::Result<ExitCode> {
     if args.retry_failed {
-        bail!(
-            "--retry-failed is not for --server: its workers try failed lines again by themselves"
-        );
+        bail!("--retry-failed does not work with --server: the server retries failed lines itself");
     }
     let started = Instant::now();
     let ServerOptions { ca, window, priority, .. } = server.options.clone();
@@ -85,8 +83,10 @@ pub fn run(
     })?;
     display.finish();
     let Some(ended) = ended else {
-        eprintln!("stopped: what was sent goes on at the server; run the same command to fetch it");
-        // Not by returning, which would wait for a thread that reads from a terminal.
+        eprintln!(
+            "stopped: the server continues its batches; run the same command to get the answers"
+        );
+        // Returning would wait for a thread that may be reading from a terminal.
         std::process::exit(i32::from(EXIT_INTERRUPTED));
     };
     let progress = ended?;

@@ -1,6 +1,6 @@
-//! `tritmill bench e2e`: what the queue costs. The same requests through the engine alone and
-//! through Redis, Postgres and a worker around an engine of the same size, in turn. With `--http`: how
-//! long those wait who ask over HTTP, beside a batch.
+//! `tritmill bench e2e`: the cost of the queue. Runs the same requests through the engine alone and
+//! through Redis, Postgres and a worker with an engine of the same size, alternately. With `--http`: the
+//! latency of HTTP requests during a batch.
 
 mod http;
 
@@ -39,12 +39,12 @@ Examples:
   tritmill bench e2e --http
   tritmill bench e2e --http --batch-lines 0 --batch 128 --kv-memory 2048 --model /tmp/bitnet-2b --device cuda:0
 
-Prints tokens per second, generated, of the engine alone and of the same requests through the queue,
-and their ratio: the median of the repetitions, which take both in turn.
+Prints generated tokens per second of the engine alone and of the same requests through the queue, and
+their ratio: the median of the repetitions, which alternate.
 
-With --http, it starts a service of its own, without servers: bursts of requests are answered beside a
-batch at priority low, or alone. Prints how long they took, how many failed, how far the batch came, and
-the memory that the service took: of the GPU with --device cuda:N, else of the machine.";
+With --http, it starts its own service without servers and sends bursts of requests during a batch at
+priority low, or alone. It prints latencies, failures, the progress of the batch and the memory of the
+service: GPU memory with --device cuda:N, else main memory.";
 
 /// Arguments of `bench e2e`.
 #[derive(Debug, Args)]
@@ -52,31 +52,31 @@ the memory that the service took: of the GPU with --device cuda:N, else of the m
 pub struct Arguments {
     #[command(flatten)]
     model: ModelOption,
-    /// Measure the HTTP API: callers who wait, beside a batch
+    /// Measure the HTTP API: interactive requests during a batch
     #[arg(long)]
     http: bool,
-    /// With --http: requests at once
+    /// With --http: concurrent requests
     #[arg(long, value_name = "N", default_value = "100")]
     callers: NonZeroUsize,
     /// With --http: lines of the batch; 0 for no batch
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     batch_lines: usize,
-    /// Sequences that run at once [default: 16, with --http 64]
+    /// Concurrent sequences [default: 16, with --http 64]
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
     /// Memory of the KV cache in MiB [default: as `tritmill worker`]
     #[arg(long, value_name = "MIB")]
     kv_memory: Option<u64>,
-    /// Requests [default: four times the batch]
+    /// Number of requests [default: four times --batch]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
-    /// Tokens of each prompt; no two are alike
+    /// Tokens of each prompt; all prompts differ
     #[arg(long, value_name = "N", default_value = "64")]
     prompt: NonZeroUsize,
-    /// Tokens to generate for each [default: 64, with --http 100]
+    /// Tokens to generate per request [default: 64, with --http 100]
     #[arg(long, value_name = "N")]
     generate: Option<NonZeroUsize>,
-    /// How often to measure both
+    /// Repetitions of both measurements
     #[arg(long, value_name = "N", default_value = "3")]
     repetitions: NonZeroUsize,
     /// Print JSON
@@ -102,7 +102,7 @@ impl Arguments {
     }
 }
 
-/// Measures and prints.
+/// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.http {
         return http::run(arguments);
@@ -151,8 +151,8 @@ struct Work {
 }
 
 impl Work {
-    /// Tokens of prompt `index` of repetition `round`: unlike any other's from its first block on,
-    /// so that nothing is found in a prefix cache.
+    /// Returns the tokens of prompt `index` of repetition `round`. All prompts differ from their first
+    /// block on, so that the prefix cache never hits.
     fn prompt(&self, round: usize, index: usize) -> Vec<u32> {
         let first = (round * self.jobs + index) as u64;
         let token = |position: u64| {
@@ -188,13 +188,13 @@ async fn measure(
     Ok((engine_rates, queue_rates))
 }
 
-/// All requests into the engine at once, until it is idle.
+/// Runs all requests through the engine.
 fn through_engine(engine: &mut Engine, work: &Work, round: usize) -> anyhow::Result<Duration> {
     let started = Instant::now();
     for index in 0..work.jobs {
         let sampling = SamplingParams { ignore_eos: true, ..SamplingParams::greedy(work.generate) };
         let prompt = work.prompt(2 * round, index);
-        engine.submit(Request { prompt, sampling, ..Request::default() }, started)?;
+        engine.submit(Request { prompt, sampling, ..Request::default() })?;
     }
     let before = engine.stats().finished;
     while !engine.is_idle() {
@@ -205,7 +205,7 @@ fn through_engine(engine: &mut Engine, work: &Work, round: usize) -> anyhow::Res
     Ok(started.elapsed())
 }
 
-/// A worker on the queue of this run, and a producer.
+/// A worker and a producer on the queue of this run.
 struct Fleet {
     client: Client,
     queue: QueueName,
@@ -230,7 +230,7 @@ impl Fleet {
                 isa: String::new(),
                 queue: bench.queue.clone(),
                 owner: format!("bench-{}", std::process::id()),
-                // As `tritmill worker`: a few beyond what runs.
+                // As in `tritmill worker`: more than the concurrent sequences.
                 slots: options.max_sequences + options.max_sequences.div_ceil(4),
                 lease: Duration::from_secs(15),
                 drain: Duration::from_secs(1),
@@ -283,13 +283,13 @@ impl Fleet {
     }
 
     async fn stop(self) -> anyhow::Result<()> {
-        // It may have ended by itself, which its result tells.
+        // Fails if the worker has ended; its result tells why.
         let _ = self.stop.send(Stop::Drain);
         Ok(self.working.await.context("the worker panicked")??)
     }
 }
 
-/// The rate in the middle; zero of none.
+/// Returns the median rate; zero without rates.
 fn median(mut rates: Vec<f64>) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied().unwrap_or(0.0)

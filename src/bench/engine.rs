@@ -19,11 +19,11 @@ use crate::{
 
 const EXAMPLES: &str = "\
 Examples:
-  tritmill model synth --shape bitnet-2b --out /tmp/bitnet-2b
+  tritmill model synth --shape bitnet-2b -o /tmp/bitnet-2b
   tritmill bench engine --model /tmp/bitnet-2b --threads 2 --batch 1,4,16
   tritmill bench engine --model /tmp/bitnet-2b --format tl2 --prompt 512 --generate 0 --json
 
-Prints the median of the repetitions; tokens per second are of all sequences together.";
+Prints the median of the repetitions. Tokens per second count all sequences together.";
 
 /// Arguments of `bench engine`.
 #[derive(Debug, Args)]
@@ -40,11 +40,11 @@ pub struct Arguments {
     /// Tokens to decode after it
     #[arg(long, value_name = "N", default_value_t = 64)]
     generate: usize,
-    /// Compute all logits, as a draw from the whole distribution needs, and not just the largest, as
-    /// greedy decoding does
+    /// Compute all logits, as for sampling from the whole distribution, instead of the largest only, as
+    /// for greedy decoding
     #[arg(long)]
     all_logits: bool,
-    /// How often to measure everything
+    /// Repetitions of each measurement
     #[arg(long, value_name = "N", default_value = "3")]
     repetitions: NonZeroUsize,
     /// Print JSON
@@ -54,7 +54,7 @@ pub struct Arguments {
     run: RunOptions,
 }
 
-/// Measures and prints.
+/// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = arguments.model.open()?;
     let workload = Workload {

@@ -1,4 +1,4 @@
-//! `tritmill bench kernels`: how close each kernel of a GPU's steps comes to what the device can do.
+//! `tritmill bench kernels`: the speed of each kernel of a GPU's steps, compared with the device's maximum.
 
 use std::{num::NonZeroUsize, process::ExitCode};
 
@@ -27,10 +27,10 @@ Examples:
   tritmill bench kernels --model /tmp/bitnet-2b --device cuda:0
   tritmill bench kernels --model /tmp/bitnet-2b --device cuda:0 --batch 16 --prompt 512 --json
 
-Launches every kernel of a decode step at each batch, and of a prefill step, by itself: the launches of all layers,
-many times over between two waits. Prints how long one takes, the bytes it must move and the operations it
-must do, and which share of the device's own rate for what bounds it that is. Those rates are measured in the same
-run: reads and copies of memory, int8 products of tensor cores by mma.sync, multiply-adds of f32.";
+Runs each kernel of a decode step at each batch size, and of a prefill step, separately: the launches of all layers,
+repeated many times between two synchronizations. Prints the time of a launch, the bytes it must move, the operations
+it must do, and its share of the device's rate for the bounding resource. These rates are measured in the same run:
+reads and copies of memory, int8 products of tensor cores by mma.sync, multiply-adds of f32.";
 
 /// Arguments of `bench kernels`.
 #[derive(Debug, Args)]
@@ -44,6 +44,9 @@ pub struct Arguments {
     /// Tokens of each sequence before the step
     #[arg(long, value_name = "N", default_value = "512")]
     prompt: NonZeroUsize,
+    /// Run every kernel once, on little data: to see that it works, not to compare
+    #[arg(long)]
+    quick: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -51,10 +54,10 @@ pub struct Arguments {
     run: RunOptions,
 }
 
-/// Measures and prints.
+/// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let DeviceChoice::Cuda(ordinal) = arguments.run.engine_on_one()?.device.resolved() else {
-        bail!("kernels are measured by themselves on a GPU: --device cuda:0");
+        bail!("single kernels are measured on a GPU: --device cuda:0");
     };
     let model = arguments.model.open()?;
     let context = model.config().context_length;
@@ -68,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let RunOptions { kv, head, .. } = arguments.run;
     let options = CudaOptions { ordinal, kv, head, blocks: KvBlocks::UpTo(1) };
-    let found = roofline::measure(&model, options, &workload)?;
+    let found = roofline::measure(&model, options, &workload, arguments.quick)?;
     if arguments.json {
         output::line(as_json(model.name(), arguments, &found))?;
         return Ok(ExitCode::SUCCESS);

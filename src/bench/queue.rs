@@ -1,8 +1,8 @@
 //! `tritmill bench queue`: jobs per second through Redis and Postgres, or Redis alone, without a model.
 //!
-//! Every run has a queue of its own, `bench-ID@none`, and deletes its jobs and keys when it ends,
-//! also after an error or ctrl-c. A run that is killed leaves them, and one that is interrupted what
-//! the database was just recording; nobody serves such a queue.
+//! Every run has its own queue, `bench-ID@none`, and deletes its jobs and keys at the end, also after an
+//! error or Ctrl-C. A killed run leaves them, and an interrupted run leaves what the database was
+//! recording at that moment. No worker serves such a queue.
 
 mod flow;
 mod processor_time;
@@ -29,9 +29,9 @@ Examples:
   tritmill bench queue --jobs 100000 --micro-batch 64 --consumers 8 --json
   tritmill bench queue --redis-pid $(pidof redis-server) --postgres-pid $(head -1 DATA/postmaster.pid)
 
-submit: jobs recorded in Postgres and told to Redis; with --fast, recorded and told in Redis alone. consume: jobs pulled, claimed, renewed once,
-their result written, acknowledged. start: from submitting one job to an idle queue until its claim
-is there. CPU time is by process. The database must be migrated; the run deletes what it added.";
+submit: jobs recorded in Postgres and added to Redis; with --fast, both in Redis. consume: jobs pulled,
+claimed, renewed once, results written, acknowledged. start: time from submitting one job to an idle
+queue to its claim. CPU time is per process. The database must be migrated. The run deletes what it added.";
 
 /// Arguments of `bench queue`.
 #[derive(Debug, Args)]
@@ -40,19 +40,19 @@ pub struct Arguments {
     /// Jobs to submit and consume
     #[arg(long, value_name = "N", default_value = "20000")]
     jobs: NonZeroUsize,
-    /// Jobs a consumer takes, claims and finishes at once; a worker commits 64
+    /// Jobs that a consumer takes, claims and finishes at once; a worker commits 64
     #[arg(long, value_name = "N", default_value = "64")]
     micro_batch: NonZeroUsize,
-    /// Consumers at work at the same time
+    /// Concurrent consumers
     #[arg(long, value_name = "N", default_value = "4")]
     consumers: NonZeroUsize,
-    /// Producers that submit at the same time
+    /// Concurrent producers
     #[arg(long, value_name = "N", default_value = "2")]
     producers: NonZeroUsize,
-    /// How often to submit and consume; the median counts
+    /// Repetitions of submit and consume; the median is printed
     #[arg(long, value_name = "N", default_value = "3")]
     repetitions: NonZeroUsize,
-    /// Jobs that are timed one by one on the idle queue
+    /// Jobs that are timed one at a time on the idle queue
     #[arg(long, value_name = "N", default_value_t = 100)]
     starts: usize,
     /// Process of redis-server on this machine, to report its CPU time
@@ -68,7 +68,7 @@ pub struct Arguments {
     servers: ModeOptions,
 }
 
-/// One phase, once.
+/// One run of a phase.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     jobs: usize,
@@ -76,16 +76,16 @@ struct Run {
     used: Used,
 }
 
-/// Everything that was measured.
+/// Measurements.
 #[derive(Debug, Default)]
 struct Figures {
     submit: Vec<Run>,
     consume: Vec<Run>,
-    /// Ascending.
+    /// Start times, ascending.
     starts: Vec<Duration>,
 }
 
-/// Measures and prints.
+/// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let servers = arguments.servers.mode()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
@@ -98,7 +98,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         };
         let cleaned = bench.clean_up(&submitted).await;
         if let (Err(error), Err(_)) = (&cleaned, &measured) {
-            eprintln!("{} is left: {}", bench.queue, output::one_line(error));
+            eprintln!("cannot delete {}: {}", bench.queue, output::one_line(error));
         }
         let figures = measured?;
         cleaned.map(|()| figures)
@@ -107,7 +107,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs every phase; notes each job before it is submitted.
+/// Runs every phase. Records each job before it is submitted.
 async fn measure(
     bench: &Bench,
     arguments: &Arguments,
@@ -118,7 +118,7 @@ async fn measure(
     if (pids.redis.is_some() && used.redis.is_none())
         || (pids.postgres.is_some() && used.postgres.is_none())
     {
-        bail!("no such process: --redis-pid and --postgres-pid are of this machine");
+        bail!("no such process on this machine: check --redis-pid and --postgres-pid");
     }
     let mut note = |jobs: Vec<Job>| {
         submitted.extend(jobs.iter().map(|job| job.id));
@@ -157,13 +157,13 @@ impl Run {
         self.jobs as f64 / self.wall.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    /// Processor time of a job.
+    /// Returns the processor time per job.
     fn us_per_job(&self, used: Option<Duration>) -> Option<f64> {
         used.map(|used| used.as_secs_f64() * 1e6 / self.jobs as f64)
     }
 }
 
-/// The run in the middle, and the slowest and fastest rate; nothing of no runs.
+/// Returns the median run with the slowest and the fastest rate; `None` without runs.
 fn median(runs: &[Run]) -> Option<(Run, f64, f64)> {
     let mut sorted = runs.to_vec();
     sorted.sort_by(|a, b| a.jobs_per_s().total_cmp(&b.jobs_per_s()));
@@ -171,7 +171,7 @@ fn median(runs: &[Run]) -> Option<(Run, f64, f64)> {
     Some((sorted[sorted.len() / 2], slowest, fastest))
 }
 
-/// The smallest time that `percent` of all do not exceed.
+/// Returns a percentile of ascending times.
 fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied()

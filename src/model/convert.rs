@@ -1,4 +1,4 @@
-//! `tritmill model convert`: the same weights in another container.
+//! `tritmill model convert`: writes a model in another container.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -10,28 +10,28 @@ use clap::{
 use serde_json::json;
 use tritmill_engine::files::{self, Target};
 
-use crate::{options, output};
+use crate::{options::ModelOption, output};
 
 const EXAMPLES: &str = "\
 Examples:
-  tritmill model convert ./bitnet-2b --to gguf-i2_s --out bitnet-2b.gguf
-  tritmill model convert bitnet-2b.gguf --to hf --out ./bitnet-2b
+  tritmill model convert --model ./bitnet-2b --to gguf-i2_s -o bitnet-2b.gguf
+  tritmill model convert --model bitnet-2b.gguf --to hf -o ./bitnet-2b
 
-A tensor that the target cannot hold is refused by its name.";
+Fails, with the name of the tensor, if the target cannot hold a tensor.";
 
 /// Arguments of `model convert`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// A Hugging Face folder, or a .gguf file
-    #[arg(value_name = "IN")]
-    model: String,
-    /// What to write: a GGUF file of bitnet.cpp's or llama.cpp's type, or a Hugging Face folder
+    #[command(flatten)]
+    model: ModelOption,
+    /// Container to write: a GGUF file with types of bitnet.cpp (I2_S) or llama.cpp (TQ2_0), or a
+    /// Hugging Face folder
     #[arg(long, value_name = "CONTAINER", value_parser = target())]
     to: Target,
     /// File or folder to write
-    #[arg(long, value_name = "PATH")]
-    out: PathBuf,
+    #[arg(short, long, alias = "out", value_name = "PATH")]
+    output: PathBuf,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -46,16 +46,16 @@ fn target() -> impl TypedValueParser<Value = Target> {
     })
 }
 
-/// Converts and prints.
+/// Converts a model and prints a summary.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let model = options::open(&arguments.model)?;
-    let out = arguments.out.display();
-    let report = files::convert(&model, arguments.to, &arguments.out)
-        .with_context(|| format!("cannot convert {} to {out}", arguments.model))?;
+    let model = arguments.model.open()?;
+    let out = arguments.output.display();
+    let report = files::convert(&model, arguments.to, &arguments.output)
+        .with_context(|| format!("cannot convert {} to {out}", arguments.model.model))?;
     let (tensors, inexact) = (report.tensor_count, report.inexact_scale_count);
     if arguments.json {
         output::line(json!({
-            "path": arguments.out,
+            "path": arguments.output,
             "tensors": tensors,
             "inexact_scales": inexact,
         }))?;
@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     output::line(format_args!("wrote {out}: {tensors} tensors"))?;
     if inexact > 0 {
         output::line(format_args!(
-            "{inexact} scales are rounded to what the target holds: answers may differ slightly"
+            "{inexact} scales were rounded to the precision of the target: answers may differ slightly"
         ))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -24,7 +24,7 @@ Examples:
   tritmill model generate --model ./bitnet-2b --chat --prompt 'Name three rivers.' --temperature 0.7 --seed 1
   tritmill model generate --model model.gguf --tokens 128000,791,6864 --max-tokens 8 --json
 
-Without --temperature the most probable token is taken each time.";
+The default temperature 0 takes the most probable token at each step.";
 
 /// Arguments of `model generate`.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub struct Arguments {
     model: ModelOption,
     #[command(flatten)]
     prompt: Prompt,
-    /// Take the text as a user's message and let the model's chat template make the prompt
+    /// Treat the text as a user message in the model's chat template
     #[arg(long, requires = "prompt")]
     chat: bool,
     /// Print JSON: tokens, text, finish_reason
@@ -60,25 +60,25 @@ struct Prompt {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling")]
 struct Sampling {
-    /// Tokens to generate at most
+    /// Maximum number of generated tokens
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_tokens: usize,
-    /// Tokens to generate before anything may end the answer
+    /// Number of tokens before which nothing ends the answer
     #[arg(long, value_name = "N", default_value_t = 0)]
     min_tokens: usize,
-    /// Divides the logits; 0 takes the most probable token
+    /// Divisor of the logits; 0 takes the most probable token
     #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f32,
     /// Keep the K most probable tokens; 0 keeps all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
-    /// Keep the most probable tokens that reach this sum
+    /// Keep the smallest set of tokens with this probability
     #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f32,
-    /// Drop tokens below this share of the most probable one
+    /// Drop tokens below this share of the highest probability
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
-    /// Divides the logits of tokens that occurred
+    /// Divisor of the logits of tokens in prompt and answer
     #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f32,
     /// Subtracted from the logits of tokens in the answer
@@ -90,7 +90,7 @@ struct Sampling {
     /// Added to a token's logit; may be given several times
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
     logit_bias: Vec<(u32, f32)>,
-    /// Key of the random numbers
+    /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Text that ends the answer; may be given several times
@@ -99,10 +99,10 @@ struct Sampling {
     /// Token that ends the answer; may be given several times
     #[arg(long, value_name = "ID")]
     stop_token: Vec<u32>,
-    /// Go on after an end-of-sequence token
+    /// Continue after an end-of-sequence token
     #[arg(long)]
     ignore_eos: bool,
-    /// Report log-probabilities, with the N most probable tokens at each place
+    /// Print log probabilities, with the N most probable tokens at each position
     #[arg(long, value_name = "N")]
     logprobs: Option<usize>,
 }
@@ -137,7 +137,7 @@ fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     Ok((id, bias))
 }
 
-/// Generates and prints.
+/// Generates and prints an answer.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let model = arguments.model.open()?;
     let prompt = arguments.prompt.tokens(&model, arguments.chat)?;
@@ -148,7 +148,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let json = arguments.json;
     let output = generate::run(&mut engine, request, |_, text| {
         if !json {
-            // A reader that went away is noticed when the last line is printed.
+            // A closed pipe is noticed when the last line is printed.
             let _ = write!(io::stdout(), "{text}").and_then(|()| io::stdout().flush());
         }
     })?;

@@ -1,32 +1,31 @@
-//! `tritmill model inspect`: what is in a model file.
+//! `tritmill model inspect`: the contents of a model file.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use tritmill_engine::files::{self, Inspection};
 
-use crate::{options, output};
+use crate::{options::ModelOption, output};
 
 const EXAMPLES: &str = "\
 Examples:
-  tritmill model inspect ./bitnet-2b
-  tritmill model inspect model.gguf --json | jq '.tensors[] | select(.type == \"I2_S\")'";
+  tritmill model inspect --model ./bitnet-2b
+  tritmill model inspect --model model.gguf --json | jq '.tensors[] | select(.type == \"I2_S\")'";
 
 /// Arguments of `model inspect`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// A Hugging Face folder, a .gguf file, or `demo`
-    #[arg(value_name = "PATH")]
-    model: String,
+    #[command(flatten)]
+    model: ModelOption,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Opens, reads and prints.
+/// Opens a model and prints its contents.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let model = options::open(&arguments.model)?;
+    let model = arguments.model.open()?;
     let inspection = files::inspect(&model)?;
     if arguments.json {
         output::line(serde_json::to_string(&inspection)?)?;
@@ -48,7 +47,7 @@ fn print(model: &Inspection) -> anyhow::Result<()> {
     let (heads, kv_heads, head_dim) = (config.head_count, config.kv_head_count, config.head_dim);
     field("heads", format!("{heads} of {head_dim}, {kv_heads} for keys and values"))?;
     field("intermediate", format!("{}, {}", config.intermediate_size, config.activation))?;
-    let head = if config.tied_head { "the embedding" } else { "its own" };
+    let head = if config.tied_head { "tied to the embedding" } else { "separate" };
     field("vocabulary", format!("{}, head: {head}", config.vocab_size))?;
     field("context", format!("{} tokens", config.context_length))?;
     let chat = if model.has_chat_template { "yes" } else { "no" };

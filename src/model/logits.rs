@@ -1,4 +1,4 @@
-//! `tritmill model logits`: what one compares with another implementation.
+//! `tritmill model logits`: logits, for comparison with another implementation.
 
 use std::{
     fs::File,
@@ -20,9 +20,9 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   tritmill model logits --model ./bitnet-2b --tokens 128000,791,6864 --top 5
-  tritmill model logits --model model.gguf --tokens 1,2,3 --kv f32 --out logits.f32 --json
+  tritmill model logits --model model.gguf --tokens 1,2,3 --kv f32 -o logits.f32 --json
 
-FILE holds little-endian f32, one row of the vocabulary for each position.";
+FILE has little-endian f32 values, one row of the vocabulary for each position.";
 
 /// Arguments of `model logits`.
 #[derive(Debug, Args)]
@@ -33,12 +33,12 @@ pub struct Arguments {
     /// Token ids, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
     tokens: Vec<u32>,
-    /// How many of the last position's largest logits to print
+    /// Number of largest logits of the last position to print
     #[arg(long, value_name = "K", default_value_t = 10)]
     top: usize,
     /// File for the logits of every position
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    #[arg(short, long, alias = "out", value_name = "FILE")]
+    output: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -46,7 +46,7 @@ pub struct Arguments {
     run: RunOptions,
 }
 
-/// Computes and prints.
+/// Computes and prints logits.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = arguments.model.open()?;
     let (positions, limit) = (arguments.tokens.len(), model.config().context_length);
@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut backend =
         load::backend(&model, &arguments.run.engine_on_one()?, blocks_for(positions))?;
     let vocab = backend.vocab_size();
-    let mut file = match &arguments.out {
+    let mut file = match &arguments.output {
         Some(path) => Some(BufWriter::new(File::create(path).with_context(|| unwritable(path))?)),
         None => None,
     };

@@ -1,4 +1,4 @@
-//! `tritmill model`: everything about one model file.
+//! `tritmill model`: commands on one model file.
 
 mod convert;
 mod generate;
@@ -10,22 +10,22 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-/// The commands about models.
+/// Commands on models.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show what is in a model: shape, tensors, fingerprint
+    /// Show the shape, tensors and fingerprint of a model
     Inspect(inspect::Arguments),
     /// Compute the logits of a token sequence
     Logits(logits::Arguments),
-    /// Continue one prompt
+    /// Generate an answer to one prompt
     Generate(generate::Arguments),
-    /// Make a model with random weights in a real model's shape, for measuring
+    /// Write a model with random weights in the shape of a real model, for benchmarks
     Synth(synth::Arguments),
     /// Write a model in another container
     Convert(convert::Arguments),
 }
 
-/// Runs one of them.
+/// Runs a command.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Inspect(arguments) => inspect::run(&arguments),

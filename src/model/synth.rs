@@ -1,4 +1,4 @@
-//! `tritmill model synth`: a model that knows nothing but costs what a real one costs.
+//! `tritmill model synth`: a model with random weights and the costs of a real one.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -11,7 +11,7 @@ use crate::output;
 
 const EXAMPLES: &str = "\
 Examples:
-  tritmill model synth --shape bitnet-2b --out /tmp/bitnet-2b
+  tritmill model synth --shape bitnet-2b -o /tmp/bitnet-2b
   tritmill bench engine --model /tmp/bitnet-2b
 
 The same shape and seed always give the same weights.";
@@ -20,16 +20,16 @@ The same shape and seed always give the same weights.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// Model whose shapes to take
+    /// Real model to copy the shapes of
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(files::shape_names()))]
     shape: String,
-    /// Folder to make
-    #[arg(long, value_name = "PATH")]
-    out: PathBuf,
+    /// Folder to write
+    #[arg(short, long, alias = "out", value_name = "PATH")]
+    output: PathBuf,
     /// Transformer layers [default: as many as the real model has]
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Key of the random weights
+    /// Seed of the random weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Print JSON
@@ -37,16 +37,16 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Makes and prints.
+/// Writes a model and prints a summary.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut shape = files::shape(&arguments.shape).context("the parser allows known names only")?;
     shape.layer_count = arguments.layers.unwrap_or(shape.layer_count);
-    let out = arguments.out.display();
-    files::synth(&shape, &arguments.out, arguments.seed)
-        .with_context(|| format!("cannot make {out}"))?;
+    let out = arguments.output.display();
+    files::synth(&shape, &arguments.output, arguments.seed)
+        .with_context(|| format!("cannot write {out}"))?;
     if arguments.json {
         output::line(json!({
-            "path": arguments.out,
+            "path": arguments.output,
             "shape": arguments.shape,
             "layer_count": shape.layer_count,
             "seed": arguments.seed,

@@ -11,14 +11,14 @@ use tritmill_queue::{
 use super::queue_name;
 use crate::{keys::Keeper, output};
 
-/// Which queue, at servers or in a file.
+/// A queue, on servers or in a file.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tritmill queue show bitnet-2b@i2_s
   tritmill queue show demo@i2_s --store tritmill.sqlite --json")]
 pub struct ShowArguments {
-    /// MODEL@FORMAT
+    /// Queue, as MODEL@FORMAT
     #[arg(value_parser = queue_name)]
     queue: QueueName,
     /// Print one line of JSON
@@ -28,7 +28,7 @@ pub struct ShowArguments {
     keeper: Keeper,
 }
 
-/// Which class of which queue.
+/// A queue and a numerics class.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -36,48 +36,48 @@ Examples:
   tritmill queue allow-class bitnet-2b@i2_s 9c0f…/kv-f16/head-exact/cuda
   tritmill queue withdraw-class bitnet-2b@i2_s 9c0f…/kv-f16/head-exact/cuda
 
-The class is what a worker's refusal names. While two serve, an answer is of the one or the other: each
-says which (`tritmill results`: numerics_class), a retry may change it, and a job that a worker of one
-class began is begun anew by the other. Workers of a withdrawn class drain with their next heartbeats.")]
+A worker that is refused prints its class. While two classes serve a queue, each answer is of one of
+them (`tritmill results`: numerics_class). A retry may change the class; a job that a worker of one class
+started is restarted by a worker of the other. Workers of a withdrawn class drain at their next heartbeat.")]
 pub struct ClassArguments {
-    /// MODEL@FORMAT
+    /// Queue, as MODEL@FORMAT
     #[arg(value_parser = queue_name)]
     queue: QueueName,
-    /// The numerics class
+    /// Numerics class
     class: String,
     #[command(flatten)]
     keeper: Keeper,
 }
 
 impl ClassArguments {
-    async fn noted(&self, action: &str) -> anyhow::Result<Box<dyn FrontStore>> {
+    async fn record(&self, action: &str) -> anyhow::Result<Box<dyn FrontStore>> {
         let store = self.keeper.open().await?;
-        let how = json!({ "numerics_class": self.class });
-        let line = AuditEntry::from_command_line(action, &self.queue.to_string(), how);
-        store.record_audit(&line).await.context("cannot note it in the log of acts")?;
+        let details = json!({ "numerics_class": self.class });
+        let line = AuditEntry::from_command_line(action, &self.queue.to_string(), details);
+        store.record_audit(&line).await.context("cannot write the audit log")?;
         Ok(store)
     }
 
-    /// Lets workers of the class serve the queue.
+    /// Allows workers of the class to serve the queue.
     pub async fn allow(&self) -> anyhow::Result<()> {
         let Self { queue, class, .. } = self;
-        let is_new = self.noted("queue.allow_class").await?.allow_class(queue, class).await?;
+        let is_new = self.record("queue.allow_class").await?.allow_class(queue, class).await?;
         let already = if is_new { "" } else { " already" };
         eprintln!("workers of class '{class}' may{already} serve {queue}");
         Ok(())
     }
 
-    /// Lets them do so no more.
+    /// Withdraws an allowed class.
     pub async fn withdraw(&self) -> anyhow::Result<()> {
         let Self { queue, class, .. } = self;
-        let was = self.noted("queue.withdraw_class").await?.withdraw_class(queue, class).await?;
-        ensure!(was, "'{class}' is no class that {queue} was allowed: see tritmill queue show");
-        eprintln!("workers of class '{class}' drain with their next heartbeats");
+        let was = self.record("queue.withdraw_class").await?.withdraw_class(queue, class).await?;
+        ensure!(was, "class '{class}' is not allowed for {queue}: see tritmill queue show");
+        eprintln!("workers of class '{class}' drain at their next heartbeat");
         Ok(())
     }
 }
 
-/// Prints what is set for a queue, and who serves it.
+/// Prints the settings and workers of a queue.
 pub async fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
     let store = arguments.keeper.open().await?;
     let state = store.queue_state(&arguments.queue).await?;
@@ -100,7 +100,7 @@ pub async fn show(arguments: &ShowArguments) -> anyhow::Result<()> {
     let paused = if state.paused { "paused" } else { "open" };
     let limit = state.limit_tokens.map_or(String::new(), |tokens| format!(", {tokens} tokens"));
     output::line(format_args!("{queue}: {paused}{limit}"))?;
-    let class = state.class.as_deref().unwrap_or("none yet: the first worker's");
+    let class = state.class.as_deref().unwrap_or("none yet: the first worker sets it");
     output::line(format_args!("numerics class  {class}"))?;
     for class in &state.allowed_classes {
         output::line(format_args!("allowed as well {class}"))?;

@@ -118,7 +118,7 @@ fn unknown_and_purged_jobs_are_reported() {
     assert_eq!((code, stdout.lines().count()), (Some(2), 2));
     let (code, stdout, stderr) = fleet.run(&["cancel", &ids[0]]);
     assert_eq!(code, Some(0));
-    assert!(stderr.contains("over already, cancelled"), "{stderr}");
+    assert!(stderr.contains("already finished, cancelled"), "{stderr}");
     assert_eq!(rig::json(stdout.trim())["cancelled"], false);
     let (code, _, stderr) = fleet.run(&["workers", "drain", "unknown"]);
     assert_eq!(code, Some(1));

@@ -106,7 +106,7 @@ fn leases_and_deadlines_do_not_depend_on_worker_clocks() {
     let mut words = vec!["watch", "--timeout", "120"];
     words.extend(ids.iter().chain(&dated).map(String::as_str));
     let (_, _, stderr) = fleet.run(&words);
-    assert!(stderr.contains("23/23 over, 1 failed"), "{stderr}");
+    assert!(stderr.contains("23/23 finished, 1 failed"), "{stderr}");
     assert_eq!(rig::states(&fleet, &dated), ["expired", "completed"]);
     let lasted = "SELECT max(finished_at) - (SELECT min(started_at) FROM workers) FROM results";
     let lasted: u64 = rig::sql(&fleet, lasted).parse().unwrap();

@@ -45,7 +45,7 @@ fn unreadable_entries_are_counted_and_other_jobs_are_answered() {
     rig::sql(&fleet, &format!("{outcome} '{}'", ids[1]));
     let (code, _, stderr) = fleet.run(&["watch", "--timeout", "1", &ids[1], &ids[2]]);
     assert_eq!(code, Some(2), "{stderr}");
-    assert!(stderr.contains("1/2 over") && stderr.contains("wire version 9"), "{stderr}");
+    assert!(stderr.contains("1/2 finished") && stderr.contains("wire version 9"), "{stderr}");
 }
 
 #[test]

@@ -217,11 +217,11 @@ fn errors_are_one_line_without_the_key() {
         command
     };
     refused(keyed("tm-0"), "401 invalid_api_key");
-    refused(keyed("two\nlines"), "characters that no key has");
+    refused(keyed("two\nlines"), "not allowed in an HTTP header");
     refused(keyed(""), "--key");
     let to = |server: &str| service.command_to(server, &input, &output);
     refused(to("http://127.0.0.1:1"), "cannot connect to 127.0.0.1:1");
-    refused(to("here"), "no http:// or https:// address");
+    refused(to("here"), "not an http:// or https:// URL");
     refused(to(&format!("https://{}", service.listen)), "no secure connection");
     refused(to(&format!("http://{}/other", service.listen)), "404 unknown_url");
     let mut other = service.command(&input, &output);

@@ -200,7 +200,7 @@ impl EngineLoop {
                 let resumable = request.sampling.n == 1 && request.sampling.logprobs.is_none();
                 let tokens = resumable.then(|| request.resume.clone());
                 let reported = request.resume.len();
-                match self.engine.submit(*request, Instant::now()) {
+                match self.engine.submit(*request) {
                     Ok(id) => {
                         let request =
                             ActiveRequest { held, tokens, reported, stream, has_token: false };

@@ -1,17 +1,31 @@
-//! `cargo xtask gpu [PART] [cuda:N]`: everything that takes a GPU, each part a command of its own for
-//! machines that are lent by the minute. Each prints its tables for `benches/RESULTS.md` when it has them.
+//! `cargo xtask gpu [PART] [cuda:N]`: checks and measures the CUDA backend on a machine with a GPU, as one chain of
+//! at most 45 minutes for machines that are rented by the minute.
+//!
+//! Every part has a time limit below ten minutes and writes its report to `target/gpu-results` as soon as it ends:
+//! a machine that is lost loses one part. A part that fails does not stop the others. Missing programs
+//! (compute-sanitizer, ncu, PyTorch) are reported, and their parts skipped.
 //!
 //! `cargo xtask gpu pack` makes a folder of programs for a machine that has a GPU and no Rust: there, in
-//! a copy of the repository, `target/gpu/xtask gpu` does the same.
+//! a copy of the repository, `target/gpu/xtask gpu` does the same. `cargo xtask gpu rehearse` runs the chain on the
+//! emulated driver, with a tiny model and small workloads, to see that every part works.
 
 mod kernels;
 mod latency;
+mod measure;
 mod pack;
+mod profile;
 mod programs;
 mod pytorch;
-mod sweep;
+mod rehearsal;
+mod sanitize;
+mod tuning;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
@@ -19,19 +33,31 @@ use serde_json::Value;
 use super::{bench, process};
 use programs::Programs;
 
-/// Where parts run, and by which programs.
+/// A device, the programs that use it, and the sizes of what they run.
 struct Place {
     device: String,
     programs: Programs,
+    /// A model of a few kilobytes and workloads of a few rows, for the emulated driver.
+    is_rehearsal: bool,
+    /// Folder of reports.
+    results: PathBuf,
 }
 
 impl Place {
-    /// The 2B shape with random weights, made once.
+    /// Returns the model to measure: the 2B shape with random weights, made once.
     fn model(&self) -> anyhow::Result<PathBuf> {
-        bench::synthetic_by(&self.programs.tritmill, bench::SHAPE_DEFAULT)
+        if self.is_rehearsal {
+            return Ok(process::root().join("engine/tests/golden/bitnet-tiny"));
+        }
+        bench::synthetic_by(self.programs.tritmill_path(), bench::SHAPE_DEFAULT)
     }
 
-    /// What `tritmill WORDS… --json --device … --model …` says.
+    /// Returns the sizes of a workload: of a measurement, or of its rehearsal.
+    fn sizes<T>(&self, measured: T, rehearsed: T) -> T {
+        if self.is_rehearsal { rehearsed } else { measured }
+    }
+
+    /// Runs `tritmill WORDS… --json --device … --model …` and returns what it prints.
     fn measure(&self, words: &[&str], model: &Path) -> anyhow::Result<Value> {
         let mut command = self.programs.tritmill();
         command.args(words).args(["--json", "--device", &self.device, "--model"]).arg(model);
@@ -39,59 +65,119 @@ impl Place {
     }
 }
 
-/// A part's name, and what it does.
-type Part = (&'static str, fn(&Place) -> anyhow::Result<()>);
+/// A part of the chain.
+#[derive(Clone, Copy)]
+struct Part {
+    name: &'static str,
+    /// Its programs are ended after this time.
+    limit: Duration,
+    /// Returns the report, in Markdown.
+    run: fn(&Place) -> anyhow::Result<String>,
+}
 
-/// In the order in which all are done: each of some minutes at the most.
-const PARTS: [Part; 5] = [
-    ("check", check),
-    ("measure", sweep::run),
-    ("kernels", kernels::run),
-    ("latency", latency::run),
-    ("pytorch", pytorch::run),
+const fn part(name: &'static str, minutes: u64, run: fn(&Place) -> anyhow::Result<String>) -> Part {
+    Part { name, limit: Duration::from_secs(60 * minutes), run }
+}
+
+/// The parts, in the order in which they run: what the rest depends on comes first.
+const PARTS: [Part; 9] = [
+    part("check", 8, check),
+    part("sanitize", 6, sanitize::run),
+    part("measure", 6, measure::run),
+    part("kernels", 3, kernels::run),
+    part("profile", 4, profile::run),
+    part("tuning", 5, tuning::run),
+    part("latency", 3, latency::run),
+    part("pytorch", 4, pytorch::run),
+    part("final", 6, measure::run),
 ];
 
-/// What was to be reached: a name, what was asked, the figure.
+/// Time on a rented device.
+const CHAIN_SECONDS: u64 = 45 * 60;
+const _: () = {
+    let (mut sum, mut i) = (0, 0);
+    while i < PARTS.len() {
+        assert!(PARTS[i].limit.as_secs() < 600, "a command on a rented device has ten minutes");
+        sum += PARTS[i].limit.as_secs();
+        i += 1;
+    }
+    assert!(sum <= CHAIN_SECONDS);
+};
+
+/// A target: its name, what was asked for, what was measured.
 type Target = (&'static str, String, Option<f64>);
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
-    if arguments == ["pack"] {
-        return pack::run();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["pack"] => return pack::run(),
+        ["rehearse"] => return rehearsal::run(),
+        _ => {}
     }
     let is_device = |word: &&String| word.starts_with("cuda:");
-    let device = arguments.iter().find(is_device).map_or("cuda:0", String::as_str).to_owned();
-    let mut parts = PARTS.to_vec();
-    if let Some(named) = arguments.iter().find(|word| !is_device(word)) {
-        parts.retain(|(name, _)| name == named);
+    let (devices, names): (Vec<_>, Vec<_>) = arguments.iter().partition(is_device);
+    let parts: Vec<Part> = match names[..] {
+        [] => PARTS.to_vec(),
+        [name] => PARTS.into_iter().filter(|part| part.name == name).collect(),
+        _ => Vec::new(),
+    };
+    if parts.is_empty() || devices.len() > 1 {
+        let names = PARTS.map(|part| part.name).join(", ");
+        bail!(
+            "expected one of {names}, pack, rehearse, or nothing for all parts, and a device as cuda:0"
+        );
     }
-    let understood = usize::from(arguments.iter().any(|word| word.starts_with("cuda:")))
-        + usize::from(parts.len() < PARTS.len());
-    if parts.is_empty() || understood != arguments.len() {
-        let names = PARTS.map(|(name, _)| name).join(", ");
-        bail!("expected one of {names}, pack, or nothing for all, and a device as cuda:0");
+    let has_driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
+    ensure!(has_driver, "this machine has no GPU with a driver: nothing was checked or measured");
+    let place = Place {
+        device: devices.first().map_or("cuda:0", |device| device).to_owned(),
+        programs: Programs::find()?,
+        is_rehearsal: false,
+        results: process::root().join("target/gpu-results"),
+    };
+    run_parts(place, &parts)
+}
+
+/// Runs parts one after another, and writes each report when it is there.
+fn run_parts(mut place: Place, parts: &[Part]) -> anyhow::Result<()> {
+    fs::create_dir_all(&place.results).context("cannot write to target")?;
+    let mut failed = Vec::new();
+    for part in parts {
+        place.programs.limit(part.limit);
+        let start = Instant::now();
+        let result = place.found().and_then(|device| Ok((device, (part.run)(&place)?)));
+        let seconds = start.elapsed().as_secs_f64();
+        let text = match result {
+            Ok((device, report)) => {
+                format!("## {}\n\n{device}, {seconds:.0} s\n\n{report}\n", part.name)
+            }
+            Err(error) => {
+                failed.push(part.name);
+                format!("## {}\n\n**Failed** after {seconds:.0} s: {error:#}\n", part.name)
+            }
+        };
+        println!("{text}");
+        let file = place.results.join(format!("{}.md", part.name));
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
-    let driver = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists());
-    ensure!(driver, "this machine has no GPU with a driver: nothing was checked or measured");
-    let place = Place { device, programs: Programs::find()? };
-    println!("{}\n", place.found()?);
-    for (name, part) in parts {
-        part(&place).with_context(|| format!("cargo xtask gpu {name}"))?;
-    }
+    println!("Reports: {}", place.results.display());
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
     Ok(())
 }
 
-/// The CUDA backend against the CPU's, to the bit, on the device.
-fn check(place: &Place) -> anyhow::Result<()> {
+/// Compares the CUDA backend with the CPU's on the device, bit by bit.
+fn check(place: &Place) -> anyhow::Result<String> {
     let mut tests = place.programs.engine_tests()?;
-    tests.args(["backend::cuda", "--test-threads=1"]).env("TRITMILL_TEST_DEVICE", &place.device);
-    process::run(&mut tests).context("the CUDA backend differs from the CPU's")
+    let filter = place.sizes("backend::cuda", "backend::cuda::tests::checks");
+    tests.args([filter, "--test-threads=1"]).env("TRITMILL_TEST_DEVICE", &place.device);
+    process::run(&mut tests).context("the CUDA backend differs from the CPU's")?;
+    Ok("The CUDA backend and the CPU's give the same bits.".to_owned())
 }
 
 impl Place {
-    /// The device's line of `tritmill doctor`.
+    /// Describes the device, from what `tritmill doctor` prints.
     fn found(&self) -> anyhow::Result<String> {
-        let said = programs::json(self.programs.tritmill().args(["doctor", "--json"]))?;
-        let cuda = &said["cuda"];
+        let doctor = programs::json(self.programs.tritmill().args(["doctor", "--json"]))?;
+        let cuda = &doctor["cuda"];
         let ordinal: usize = self.device.trim_start_matches("cuda:").parse().context("cuda:N")?;
         let gpu = &cuda["devices"][ordinal];
         let Some(name) = gpu["name"].as_str() else {
@@ -102,22 +188,22 @@ impl Place {
     }
 }
 
-/// What was asked and what was measured, as a table.
-fn print_targets(targets: &[Target]) {
-    println!("\n| target | asked | measured |\n| --- | --- | --- |");
+/// A table of targets and measurements.
+fn targets_table(targets: &[Target]) -> String {
+    let mut text = "\n| target | asked | measured |\n| --- | --- | --- |\n".to_owned();
     for (name, asked, measured) in targets {
         let measured = measured.map_or_else(|| "none".to_owned(), |figure| format!("{figure:.2}"));
-        println!("| {name} | {asked} | {measured} |");
+        let _ = writeln!(text, "| {name} | {asked} | {measured} |");
     }
-    println!();
+    text
 }
 
-/// A number of some JSON; none where there is none.
+/// Returns a number of a JSON object; not a number if it is missing.
 fn number(of: &Value, name: &str) -> f64 {
     of[name].as_f64().unwrap_or(f64::NAN)
 }
 
-/// A list of some JSON.
+/// Returns a list of a JSON object.
 fn list<'a>(of: &'a Value, name: &str) -> anyhow::Result<&'a Vec<Value>> {
-    of[name].as_array().with_context(|| format!("measurements have {name}"))
+    of[name].as_array().with_context(|| format!("measurements have no list `{name}`"))
 }

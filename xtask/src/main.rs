@@ -7,6 +7,7 @@ mod dist;
 mod fuzz;
 mod gpu;
 mod lines;
+mod package;
 mod process;
 mod ptx;
 mod test;
@@ -59,6 +60,12 @@ const TASKS: &[Task] = &[
         run: dist::run,
     },
     Task {
+        name: "package",
+        arguments: "",
+        summary: "pack the published crates and build a project outside the workspace against the client",
+        run: package::run,
+    },
+    Task {
         name: "ptx",
         arguments: "",
         summary: "compile the CUDA kernels after a change; needs no GPU",
@@ -67,7 +74,7 @@ const TASKS: &[Task] = &[
     Task {
         name: "gpu",
         arguments: "[PART] [cuda:N]",
-        summary: "on a machine with a GPU: check, measure, kernels, latency, pytorch; or pack for one without Rust",
+        summary: "on a machine with a GPU: check and measure; `pack` for one without Rust; `rehearse` without a GPU",
         run: gpu::run,
     },
 ];

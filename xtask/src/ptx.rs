@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: compiles the CUDA kernels to the PTX that the program carries, with NVRTC from
+//! `cargo xtask ptx`: compiles the CUDA kernels to what the program carries, PTX and cubins, with NVRTC from
 //! PyPI, which needs no GPU.
 
 use std::{
@@ -10,23 +10,24 @@ use anyhow::{Context as _, ensure};
 
 use super::{process, test};
 
-/// One version: another one would write other PTX for the same sources. Its PTX asks for a driver of
-/// CUDA 12.1.
+/// Folder below `target` and package. Another version would compile the same sources differently. PTX of this one
+/// needs a driver of CUDA 12.1.
 const NVRTC: (&str, &str) = ("nvrtc", "nvidia-cuda-nvrtc-cu12==12.1.105");
-/// Oldest devices that the PTX is for.
-const ARCHITECTURE: &str = "compute_80";
-/// Devices that the kernels are compiled to the end for, as a test.
+/// Architectures that the program carries, with their folders. PTX of compute_90 differs from that of compute_80
+/// in its header only, so it is not carried.
+const CARRIED: [(&str, &str); 2] = [("compute_80", "ptx"), ("sm_90", "sm_90")];
+/// Architectures that the kernels are compiled for as a test.
 const TESTED: [&str; 2] = ["sm_80", "sm_90"];
-/// What makes the arithmetic the same as the CPU's.
+/// Options that make the arithmetic the same as the CPU's.
 const FLAGS: [&str; 5] =
     ["--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true", "--std=c++17"];
 
-/// Installs NVRTC for the tests that compile the kernels, unless it is there.
+/// Installs NVRTC for the tests that compile the kernels, unless it is installed.
 pub fn install_for_tests() -> anyhow::Result<()> {
     test::install_python(NVRTC.0, NVRTC.1)
 }
 
-/// Compiles every kernel for real devices, or says that there is no NVRTC.
+/// Compiles every kernel for the tested architectures, or prints that NVRTC is missing.
 pub fn check() -> anyhow::Result<()> {
     let Some(library) = library() else {
         eprintln!("warning: CUDA kernels are not compiled: NVRTC is not installed");
@@ -40,19 +41,22 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     ensure!(arguments.is_empty(), "this task takes no arguments");
     install_for_tests()?;
     let library = library().context("NVRTC is not installed")?;
-    let out = sources().join("ptx");
-    if out.exists() {
-        std::fs::remove_dir_all(&out).context("cannot remove the old PTX")?;
+    for (architecture, folder) in CARRIED {
+        let out = sources().join(folder);
+        if out.exists() {
+            std::fs::remove_dir_all(&out).context("cannot remove the old files")?;
+        }
+        compile(&library, architecture, &out)?;
     }
-    compile(&library, ARCHITECTURE, &out)
+    process::run(compiler(&library).args(["--", "SOURCES"]))
 }
 
-/// Where the kernels are.
+/// The folder of the kernels.
 fn sources() -> PathBuf {
     process::root().join("engine/src/kernels/cuda")
 }
 
-/// The library in the Python environment that has it.
+/// NVRTC's library in its Python environment, if installed.
 fn library() -> Option<PathBuf> {
     let packages = process::root().join("target").join(NVRTC.0).join("lib");
     let python = std::fs::read_dir(packages).ok()?.next()?.ok()?.path();
@@ -73,9 +77,13 @@ fn files() -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn compile(library: &Path, architecture: &str, out: &Path) -> anyhow::Result<()> {
+/// The command that compiles, up to its flags.
+fn compiler(library: &Path) -> Command {
     let mut command = Command::new("python3");
     command.arg(sources().join("compile_ptx.py")).arg(library).args(FLAGS);
-    command.args(["--", architecture]).arg(out).args(files()?);
-    process::run(&mut command)
+    command
+}
+
+fn compile(library: &Path, architecture: &str, out: &Path) -> anyhow::Result<()> {
+    process::run(compiler(library).args(["--", architecture]).arg(out).args(files()?))
 }

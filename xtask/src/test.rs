@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context as _, ensure};
 
 use super::{
-    chaos,
+    chaos, package,
     process::{self, cargo, has_cargo_subcommand},
     ptx,
 };
@@ -82,11 +82,13 @@ pub fn run(filters: &[String]) -> anyhow::Result<()> {
             cargo().args(["nextest", "run", "--workspace", "--no-fail-fast"]).args(filters),
         )?;
     } else {
-        let tests = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests"];
+        let tests =
+            ["test", "--workspace", "--no-fail-fast", "--lib", "--bins", "--tests", "--examples"];
         process::run(cargo().args(tests).arg("--").args(filters))?;
     }
     process::run(cargo().args(["test", "--doc", "--workspace", "--"]).args(filters))?;
     if filters.is_empty() {
+        package::run(&[])?;
         ptx::check()?;
         let short = ["--minutes", "0.3", "--seed", "1"].map(str::to_owned);
         chaos::run(&short)?;

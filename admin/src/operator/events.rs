@@ -149,7 +149,7 @@ impl Following {
     /// Events are no record: the store knows whether the job is over.
     async fn ask(&mut self) {
         self.asked = Instant::now();
-        match self.app.client().ended(&[self.id]).await {
+        match self.app.client().finished(&[self.id]).await {
             Ok(ended) => {
                 if let Some(ended) = ended.first() {
                     self.is_over = true;

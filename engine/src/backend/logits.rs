@@ -1,4 +1,4 @@
-//! What a step computes: logits of the positions that were asked for.
+//! The result of a step: logits of the requested positions.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ pub struct TokenLogit {
     pub logit: f32,
 }
 
-/// Logits of some positions, in the order in which they were asked for. Kept from step to step: it
-/// allocates only when a step is larger than any before.
+/// Logits of the requested positions, in order. Reused from step to step: it allocates only when a step
+/// is larger than all before.
 #[derive(Debug, Clone, Default)]
 pub struct Logits {
     vocab_size: usize,
@@ -21,7 +21,7 @@ pub struct Logits {
     largest: Vec<TokenLogit>,
 }
 
-/// Where a position's logits lie.
+/// Location of a position's logits.
 #[derive(Debug, Clone)]
 enum Place {
     /// A row of `all`.
@@ -32,15 +32,15 @@ enum Place {
 
 /// Logits of one position.
 #[derive(Debug, PartialEq)]
-pub enum Position<'a> {
-    /// Every token's. // (vocab,)
+pub enum PositionLogits<'a> {
+    /// Logits of every token. // (vocab,)
     All(&'a mut [f32]),
-    /// Those that may be among the largest, by ascending token.
+    /// Logits that can be among the largest, by ascending token.
     Largest(&'a mut [TokenLogit]),
 }
 
 impl Logits {
-    /// Forgets all positions.
+    /// Removes all positions.
     pub fn clear(&mut self, vocab_size: usize) {
         self.vocab_size = vocab_size;
         self.positions.clear();
@@ -51,7 +51,7 @@ impl Logits {
     /// Adds positions with all logits, `(positions, vocab)`.
     ///
     /// # Panics
-    /// If they are no whole positions.
+    /// If the length is not a multiple of the vocabulary size.
     pub fn extend(&mut self, all: impl IntoIterator<Item = f32>) {
         let first = self.all.len() / self.vocab_size.max(1);
         self.all.extend(all);
@@ -60,8 +60,8 @@ impl Logits {
         self.positions.extend((first..end).map(Place::All));
     }
 
-    /// Says which positions come with all logits. Their logits are unspecified until they are written to
-    /// [`Self::all_mut`]; those of the others come by [`Self::set_largest`].
+    /// Adds positions, each with all logits or with the largest. The caller writes the former to
+    /// [`Self::all_mut`] (unspecified until then), and sets the latter with [`Self::set_largest`].
     pub(crate) fn lay_out(&mut self, with_all: impl IntoIterator<Item = bool>) {
         let mut rows = 0;
         self.positions.extend(with_all.into_iter().map(|all| {
@@ -71,13 +71,13 @@ impl Logits {
         self.all.resize(rows * self.vocab_size, 0.0);
     }
 
-    /// The positions with all logits. // (positions with all, vocab)
+    /// Logits of the positions with all logits, to write. // (positions with all, vocab)
     pub(crate) fn all_mut(&mut self) -> &mut [f32] {
         &mut self.all
     }
 
-    /// Gives the positions without all logits their largest: lists by ascending token, in the order of
-    /// the positions.
+    /// Sets the logits of the positions with the largest only: lists by ascending token, in the order of the
+    /// positions.
     pub(crate) fn set_largest<'a>(&mut self, lists: impl IntoIterator<Item = &'a [TokenLogit]>) {
         let places = self.positions.iter_mut().filter_map(|place| match place {
             Place::All(_) => None,
@@ -90,17 +90,17 @@ impl Logits {
         }
     }
 
-    /// Positions.
+    /// Number of positions.
     pub fn len(&self) -> usize {
         self.positions.len()
     }
 
-    /// Whether no position was asked for.
+    /// Whether there are no positions.
     pub fn is_empty(&self) -> bool {
         self.positions.is_empty()
     }
 
-    /// All logits of those positions that have all. // (positions with all, vocab)
+    /// Logits of the positions with all logits. // (positions with all, vocab)
     pub fn all(&self) -> &[f32] {
         &self.all
     }
@@ -108,19 +108,19 @@ impl Logits {
     /// The logits of a position.
     ///
     /// # Panics
-    /// If there are not so many.
-    pub fn position(&mut self, index: usize) -> Position<'_> {
+    /// If `index` is not below [`Self::len`].
+    pub fn position(&mut self, index: usize) -> PositionLogits<'_> {
         match self.positions[index].clone() {
-            Place::All(row) => {
-                Position::All(&mut self.all[row * self.vocab_size..(row + 1) * self.vocab_size])
-            }
-            Place::Largest(range) => Position::Largest(&mut self.largest[range]),
+            Place::All(row) => PositionLogits::All(
+                &mut self.all[row * self.vocab_size..(row + 1) * self.vocab_size],
+            ),
+            Place::Largest(range) => PositionLogits::Largest(&mut self.largest[range]),
         }
     }
 }
 
 #[cfg(test)]
-/// The largest logits and their equals, and what is no number, by ascending token.
+/// The `count` largest logits with all that equal the smallest of these, and NaNs, by ascending token.
 pub(crate) fn largest(logits: &[f32], count: usize) -> Vec<TokenLogit> {
     let mut sorted = logits.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_keep_their_order_whatever_they_have() {
+    fn positions_with_all_and_with_largest_logits_keep_their_order() {
         let mut logits = Logits::default();
         for _ in 0..2 {
             logits.clear(2);
@@ -143,13 +143,13 @@ mod tests {
             let entry = |id| TokenLogit { id, logit: id as f32 };
             logits.set_largest([&[entry(7)][..], &[entry(3), entry(5)][..]]);
             assert_eq!(logits.len(), 3);
-            assert_eq!(logits.position(0), Position::Largest(&mut [entry(7)]));
-            assert_eq!(logits.position(1), Position::All(&mut [1.0, 2.0]));
-            assert_eq!(logits.position(2), Position::Largest(&mut [entry(3), entry(5)]));
+            assert_eq!(logits.position(0), PositionLogits::Largest(&mut [entry(7)]));
+            assert_eq!(logits.position(1), PositionLogits::All(&mut [1.0, 2.0]));
+            assert_eq!(logits.position(2), PositionLogits::Largest(&mut [entry(3), entry(5)]));
         }
         logits.clear(2);
         assert!(logits.is_empty());
         logits.extend([4.0, 5.0, 6.0, 7.0]);
-        assert_eq!(logits.position(1), Position::All(&mut [6.0, 7.0]));
+        assert_eq!(logits.position(1), PositionLogits::All(&mut [6.0, 7.0]));
     }
 }

@@ -1,4 +1,4 @@
-//! What runs a step: a [`Backend`] holds the weights and the KV storage of one device and has no
+//! Backends: a [`Backend`] runs steps on one device. It holds the weights and the KV storage, and has no
 //! other state between steps.
 
 pub mod cpu;
@@ -6,38 +6,38 @@ pub mod cuda;
 pub(crate) mod logits;
 mod positions;
 
-pub use logits::{Logits, Position, TokenLogit};
+pub use logits::{Logits, PositionLogits, TokenLogit};
 
 use crate::kv::BlockId;
 
-/// Which positions of a chunk the caller wants logits for.
+/// The positions of a chunk that logits are requested for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogitsFor {
-    /// None: a prefill chunk that is not the last one.
+    /// No position: a prefill chunk that is not the last one.
     Nothing,
     /// The last token of the chunk.
     Last,
     /// Every token of the chunk.
     All,
-    /// The last token of the chunk, of which only so many of the largest logits count: others may be
-    /// left out. Equal ones all count.
+    /// The last token of the chunk, and at least this many of its largest logits, with all that equal the
+    /// smallest of these. Others may be left out.
     Largest(usize),
 }
 
 /// One sequence's part of a step: a prefill chunk or a single decoded token.
 #[derive(Debug, Clone, Copy)]
 pub struct Chunk<'a> {
-    /// Tokens to run; at least one.
+    /// Tokens to compute; at least one.
     pub tokens: &'a [u32],
-    /// Position of the first of them in the sequence. Earlier positions are in the KV blocks.
+    /// Position of the first token in the sequence. Earlier positions are in the KV blocks.
     pub position: usize,
     /// Block table: block `i` holds positions `16 i .. 16 i + 16`. Covers the chunk's last position.
     pub blocks: &'a [BlockId],
-    /// Positions to return logits for.
+    /// Positions that logits are requested for.
     pub logits: LogitsFor,
 }
 
-/// A step that did not run. Its sequences fail; the engine goes on.
+/// A step failed. Its sequences fail; the engine continues.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StepError {
@@ -49,7 +49,7 @@ pub enum StepError {
         /// Rows of the embedding.
         vocab_size: usize,
     },
-    /// A chunk whose block table or positions do not fit.
+    /// The positions of a chunk do not fit its block table, the context or the pool.
     #[error(
         "chunk at position {position} with {tokens} tokens does not fit its {blocks} KV blocks"
     )]
@@ -61,8 +61,8 @@ pub enum StepError {
         /// Length of the block table.
         blocks: usize,
     },
-    /// Two chunks of which one needs what the other writes: a sequence that is there twice, or two that
-    /// share a block that is not full.
+    /// A chunk uses a block that another chunk writes: a sequence has two chunks, or two sequences share a
+    /// block that is not full.
     #[error("two chunks of a step use KV block {}, and one writes it", .block.0)]
     SharedBlock {
         /// The block.
@@ -71,7 +71,7 @@ pub enum StepError {
     /// The device reported an error.
     #[error("device failure: {0}")]
     Device(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The device works no more in this process.
+    /// The device cannot be used again in this process.
     #[error("device lost: {0}")]
     DeviceLost(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -84,22 +84,22 @@ pub trait Backend: Send {
     /// KV blocks this backend has storage for; block ids are `0..block_count`.
     fn block_count(&self) -> usize;
 
-    /// Bytes of weights that a decode step of [`LogitsFor::Largest`] reads, packed matrices and head,
-    /// if it can say.
+    /// Bytes of weights, packed matrices and head, that a decode step with [`LogitsFor::Largest`] reads, if
+    /// known.
     fn weight_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// What a token depends on besides the request: model fingerprint, KV type, head mode and
-    /// backend class, as one string.
+    /// Everything that a token depends on besides the request, as one string: model fingerprint, KV type,
+    /// head mode and backend class.
     fn numerics_class(&self) -> &str;
 
     /// Runs one forward pass over all `chunks` and writes the requested logits, in chunk order and
-    /// position order, into `logits` (cleared first). A sequence has one chunk of a step at most: what
-    /// a chunk writes, no other may read or write.
+    /// position order, into `logits` (cleared first). A sequence has at most one chunk per step: no chunk
+    /// may read or write what another writes.
     ///
     /// # Errors
-    /// Nothing was sampled from a step that failed; the KV blocks of its chunks are undefined.
+    /// If a chunk is invalid or the device fails. The KV blocks of the chunks are undefined then.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError>;
 
     /// Copies the keys and values of one block to another (copy-on-write).

@@ -1,5 +1,4 @@
-//! What every backend agrees on before a step computes anything: which chunks fit, which positions are
-//! wanted, and the angles that positions are rotated by.
+//! Common to all backends: checks of chunks, requested positions, and the rotation of positions (RoPE).
 
 use std::ops::Range;
 
@@ -10,7 +9,7 @@ use crate::{
     math,
 };
 
-/// Checks a step's chunks against a model and a pool of so many KV blocks.
+/// Checks a step's chunks against a model and a pool of `block_count` KV blocks.
 pub(super) fn check(
     chunks: &[Chunk<'_>],
     config: &ModelConfig,
@@ -38,7 +37,7 @@ pub(super) fn check(
     check_writes(chunks, block_count)
 }
 
-/// Refuses steps in which the order of chunks would matter: backends run them side by side.
+/// Refuses steps in which the order of chunks matters: backends run them in parallel.
 fn check_writes(chunks: &[Chunk<'_>], block_count: usize) -> Result<(), StepError> {
     let mut written = vec![0u64; block_count.div_ceil(64)];
     let place = |block: BlockId| (block.0 as usize / 64, 1 << (block.0 % 64));
@@ -63,7 +62,7 @@ fn check_writes(chunks: &[Chunk<'_>], block_count: usize) -> Result<(), StepErro
 }
 
 impl LogitsFor {
-    /// The wanted rows among a chunk's, and how many of the largest logits of each, if not all.
+    /// The rows of a chunk that logits are requested for, and how many of the largest logits; `None` for all.
     pub(super) fn rows(self, rows: Range<usize>) -> (Range<usize>, Option<usize>) {
         let (first, last) = (rows.start, rows.end);
         match self {
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sequence_has_one_chunk_of_a_step() {
+    fn chunks_that_use_a_written_block_are_refused() {
         let blocks = |ids: &[u32]| ids.iter().copied().map(BlockId).collect::<Vec<_>>();
         let check = |chunks: &[(usize, usize, &[u32])]| {
             let tables: Vec<_> = chunks.iter().map(|(.., ids)| blocks(ids)).collect();
@@ -119,12 +118,16 @@ mod tests {
                 Err(other) => panic!("{other}"),
             }
         };
-        // A full prefix may be shared, and room that is not used yet is nobody's.
+        // A full prefix may be shared, and so may blocks beyond the last position of a chunk.
         assert_eq!(check(&[(16, 1, &[0, 1]), (16, 3, &[0, 2]), (32, 1, &[0, 99, 3])]), None);
         assert_eq!(check(&[(0, 1, &[4, 5]), (0, 16, &[5])]), None);
-        assert_eq!(check(&[(20, 1, &[0, 1]), (21, 1, &[0, 1])]), Some(1), "twice in a block");
-        assert_eq!(check(&[(15, 1, &[0, 1]), (16, 1, &[0, 1])]), Some(0), "twice, over two");
-        assert_eq!(check(&[(16, 1, &[0, 1]), (15, 1, &[0, 1])]), Some(0), "in whatever order");
+        assert_eq!(check(&[(20, 1, &[0, 1]), (21, 1, &[0, 1])]), Some(1), "two chunks in a block");
+        assert_eq!(
+            check(&[(15, 1, &[0, 1]), (16, 1, &[0, 1])]),
+            Some(0),
+            "two chunks, in neighbouring blocks"
+        );
+        assert_eq!(check(&[(16, 1, &[0, 1]), (15, 1, &[0, 1])]), Some(0), "in any order");
         assert_eq!(check(&[(0, 40, &[64, 65, 66]), (0, 1, &[66])]), Some(66));
     }
 }

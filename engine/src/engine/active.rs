@@ -1,4 +1,4 @@
-//! A request while it is in the engine: its choices, their tokens and text.
+//! An active request: its choices, their tokens and text.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::{
     text::{TextAssembler, TokenText},
 };
 
-/// One answer in the making.
+/// A choice while it is generated.
 #[derive(Debug)]
 struct Generation {
     tokens: Vec<u32>,
@@ -19,27 +19,27 @@ struct Generation {
     finish_reason: Option<FinishReason>,
 }
 
-/// A request that has not ended.
+/// A request that has not finished.
 #[derive(Debug)]
-pub(super) struct Active {
+pub(super) struct ActiveRequest {
     id: RequestId,
     priority: Priority,
     pub sampling: SamplingParams,
     pub deadline: Option<Instant>,
     prompt_tokens: usize,
-    /// `max_tokens`, as far as the context has room.
+    /// `max_tokens`, limited by the context.
     max_tokens: usize,
-    /// Known with the first admission.
+    /// Set at the first admission.
     cached_tokens: Option<usize>,
-    /// Tokens that end a choice: stop tokens, and end-of-sequence ones unless ignored.
-    ends: Vec<u32>,
+    /// Tokens that end a choice: stop tokens, and end-of-sequence tokens unless these are ignored.
+    end_tokens: Vec<u32>,
     /// One for each of the `n` choices.
     choices: Vec<Generation>,
-    /// Choices with a sequence: one until the prompt is computed, then all.
+    /// Number of choices with a sequence: one until the prompt is computed, then all.
     started: u32,
 }
 
-impl Active {
+impl ActiveRequest {
     pub fn new(
         id: RequestId,
         request: &Request,
@@ -47,9 +47,9 @@ impl Active {
         eos_tokens: &[u32],
     ) -> Self {
         let sampling = request.sampling.clone();
-        let mut ends = sampling.stop_tokens.clone();
+        let mut end_tokens = sampling.stop_tokens.clone();
         if !sampling.ignore_eos {
-            ends.extend(eos_tokens);
+            end_tokens.extend(eos_tokens);
         }
         let choices = (0..sampling.n).map(|_| Generation {
             tokens: Vec::new(),
@@ -65,24 +65,23 @@ impl Active {
             prompt_tokens: request.prompt.len(),
             max_tokens: sampling.max_tokens.min(context_length - request.prompt.len()),
             cached_tokens: None,
-            ends,
+            end_tokens,
             choices: choices.collect(),
             sampling,
             started: 1,
         }
     }
 
-    /// Books the tokens of an earlier attempt; returns their text as far as it is certain. `None` if
-    /// they end the answer by themselves or cannot be resumed from: then nothing about this value
-    /// holds any more.
+    /// Adds the tokens of an earlier attempt; returns their text as far as it is certain. `None` if they
+    /// already finish the choice or cannot be resumed from: the value must not be used then.
     pub fn resume(&mut self, tokens: &[u32], vocabulary: &dyn TokenText) -> Option<String> {
-        let whole = self.choices.len() == 1 && self.sampling.logprobs.is_none();
+        let resumable = self.choices.len() == 1 && self.sampling.logprobs.is_none();
         let mut events = Vec::new();
-        let mut goes_on = |token: &u32| {
+        let mut continues = |token: &u32| {
             let drawn = Drawn { token: *token, logprobs: None };
             !self.push(0, drawn, vocabulary, &mut events)
         };
-        let resumed = whole && tokens.iter().all(&mut goes_on);
+        let resumed = resumable && tokens.iter().all(&mut continues);
         let text = |event| match event {
             Event::Delta { text, .. } => text,
             Event::Finished { .. } | Event::Failed { .. } => String::new(),
@@ -90,42 +89,42 @@ impl Active {
         resumed.then(|| events.into_iter().map(text).collect())
     }
 
-    /// The scheduler's name for a choice.
+    /// Identifier of a choice's sequence.
     pub fn sequence(&self, choice: u32) -> SequenceId {
         SequenceId { priority: self.priority, request: self.id.0, choice }
     }
 
-    /// Choices with a sequence: `0..started`.
+    /// Number of choices with a sequence: those below it have one.
     pub fn started(&self) -> u32 {
         self.started
     }
 
-    /// The prompt is computed: all choices start now. Returns those that had no sequence.
+    /// Starts all choices, once the prompt is computed. Returns those that had no sequence.
     pub fn start_choices(&mut self) -> std::ops::Range<u32> {
         let first = std::mem::replace(&mut self.started, self.choices.len() as u32);
         first..self.started
     }
 
-    /// Tokens the prefix cache spared at an admission. Only the first counts: later ones are
-    /// returns from a preemption, or choices that share the prompt.
-    pub fn note_cached(&mut self, tokens: usize) {
+    /// Records the tokens that an admission found in the prefix cache. Only the first one counts: later
+    /// ones follow a preemption, or are of choices that share the prompt.
+    pub fn record_cached(&mut self, tokens: usize) {
         self.cached_tokens.get_or_insert(tokens);
     }
 
-    /// What the next draw of a choice depends on.
+    /// Everything besides logits and parameters that the next draw of a choice depends on.
     pub fn context(&self, choice: u32, position: usize) -> Context<'_> {
         let generation = &self.choices[choice as usize];
         let early = generation.tokens.len() < self.sampling.min_tokens;
-        let masked = if early { self.ends.as_slice() } else { &[] };
+        let masked = if early { self.end_tokens.as_slice() } else { &[] };
         Context { counts: &generation.counts, masked, choice, position }
     }
 
-    /// How many of the largest logits decide the next draw of a choice, if not all do.
-    pub fn deciding(&self, choice: u32) -> Option<usize> {
-        sampler::deciding(&self.sampling, self.context(choice, 0))
+    /// Number of the largest logits that the next draw of a choice needs; `None` if it needs all.
+    pub fn logits_needed(&self, choice: u32) -> Option<usize> {
+        sampler::logits_needed(&self.sampling, self.context(choice, 0))
     }
 
-    /// Books a drawn token. True if it ended the choice.
+    /// Adds a drawn token. True if it finished the choice.
     pub fn push(
         &mut self,
         choice: u32,
@@ -138,10 +137,10 @@ impl Active {
         generation.tokens.push(token);
         generation.counts.add(token);
         if let (Some(list), Some(logprobs)) = (&mut generation.logprobs, drawn.logprobs) {
-            list.push(describe(token, logprobs, vocabulary));
+            list.push(token_logprob(token, logprobs, vocabulary));
         }
         let may_stop = generation.tokens.len() >= self.sampling.min_tokens;
-        let stopped = if self.ends.contains(&token) {
+        let stopped = if self.end_tokens.contains(&token) {
             true
         } else {
             let special = vocabulary.is_special(token);
@@ -166,13 +165,13 @@ impl Active {
         generation.finish_reason.is_some()
     }
 
-    /// Whether every choice has ended.
-    pub fn has_ended(&self) -> bool {
+    /// Whether every choice has finished.
+    pub fn is_finished(&self) -> bool {
         self.choices.iter().all(|generation| generation.finish_reason.is_some())
     }
 
-    /// Ends the choices that have not, and hands out the text they held back.
-    pub fn end_choices(&mut self, reason: FinishReason, events: &mut Vec<Event>) {
+    /// Finishes the unfinished choices, and emits the text they held back.
+    pub fn finish_choices(&mut self, reason: FinishReason, events: &mut Vec<Event>) {
         for (choice, generation) in self.choices.iter_mut().enumerate() {
             if generation.finish_reason.is_some() {
                 continue;
@@ -187,7 +186,7 @@ impl Active {
         }
     }
 
-    /// The answers.
+    /// Converts the request into its output.
     pub fn into_output(self) -> Output {
         let completion_tokens = self.choices.iter().map(|generation| generation.tokens.len()).sum();
         let choices = self.choices.into_iter().enumerate().map(|(index, generation)| Choice {
@@ -206,7 +205,7 @@ impl Active {
     }
 }
 
-fn describe(token: u32, logprobs: Logprobs, vocabulary: &dyn TokenText) -> TokenLogprob {
+fn token_logprob(token: u32, logprobs: Logprobs, vocabulary: &dyn TokenText) -> TokenLogprob {
     let entry = |token, logprob, top| {
         let bytes = vocabulary.bytes(token).to_vec();
         TokenLogprob { token, bytes, logprob, top }

@@ -1,53 +1,53 @@
-//! From a step's logits to tokens, events and ends.
+//! From a step's logits to tokens, events and finished requests.
 
 use std::borrow::BorrowMut;
 
 use super::{Engine, StepReport};
 use crate::{
-    backend::Position,
+    backend::PositionLogits,
     request::{FinishReason, RequestError, RequestId},
-    sampler::{self, Choices, Context},
-    scheduler::{Plan, Planned, SequenceId},
+    sampler::{self, Context, LogitSet},
+    scheduler::{Plan, PlannedChunk, SequenceId},
 };
 
 impl Engine {
-    /// Draws the next token of every sequence with logits, in the order of the rows.
+    /// Draws the next token of every sequence that has logits, in the order of the chunks.
     pub(super) fn sample_all(&mut self, plan: &Plan, report: &mut StepReport) {
         let mut logits = std::mem::take(&mut self.logits);
         let sampling = plan.chunks.iter().filter(|planned| planned.samples).count();
-        assert_eq!(logits.len(), sampling, "the backend returns what was asked for");
+        assert_eq!(logits.len(), sampling, "the backend returns the requested positions");
         for (index, planned) in plan.chunks.iter().filter(|planned| planned.samples).enumerate() {
             match logits.position(index) {
-                Position::All(logits) => self.sample_position(planned, logits, report),
-                Position::Largest(logits) => self.sample_position(planned, logits, report),
+                PositionLogits::All(logits) => self.sample_position(planned, logits, report),
+                PositionLogits::Largest(logits) => self.sample_position(planned, logits, report),
             }
         }
         self.logits = logits;
     }
 
-    /// Draws the next token of a sequence, and of the choices that begin with it.
-    fn sample_position<C: Choices + ?Sized>(
+    /// Draws the next token of a sequence, and of the choices that start with it.
+    fn sample_position<C: LogitSet + ?Sized>(
         &mut self,
-        planned: &Planned,
+        planned: &PlannedChunk,
         logits: &mut C,
         report: &mut StepReport,
     ) {
         // A choice of the same request may have failed at an earlier position.
         let Some(active) = self.active.get_mut(&RequestId(planned.id.request)) else { return };
-        let newcomers = active.start_choices();
-        for choice in newcomers.clone() {
+        let new_choices = active.start_choices();
+        for choice in new_choices.clone() {
             self.scheduler.fork(planned.id, SequenceId { choice, ..planned.id });
         }
         // Drawing overwrites the logits, so the choices that start from them draw from copies.
-        for choice in newcomers {
+        for choice in new_choices {
             let id = SequenceId { choice, ..planned.id };
-            self.sample_one(id, planned.end, logits.to_owned().borrow_mut(), report);
+            self.sample_choice(id, planned.end, logits.to_owned().borrow_mut(), report);
         }
-        self.sample_one(planned.id, planned.end, logits, report);
+        self.sample_choice(planned.id, planned.end, logits, report);
     }
 
-    /// Draws the token at `position` of one choice and books it.
-    fn sample_one<C: Choices + ?Sized>(
+    /// Draws the token at `position` of one choice and adds it.
+    fn sample_choice<C: LogitSet + ?Sized>(
         &mut self,
         id: SequenceId,
         position: usize,
@@ -61,7 +61,7 @@ impl Engine {
             Ok(drawn) => drawn,
             Err(source) => {
                 let error = RequestError::Sample { position, source };
-                return self.end(request, FinishReason::Failed, Some(error), report);
+                return self.finish(request, FinishReason::Failed, Some(error), report);
             }
         };
         self.counters.generated_tokens += 1;
@@ -70,8 +70,8 @@ impl Engine {
         self.scheduler.push_token(id, token);
         if ended {
             self.scheduler.remove(id);
-            if active.has_ended() {
-                self.end(request, FinishReason::Stop, None, report);
+            if active.is_finished() {
+                self.finish(request, FinishReason::Stop, None, report);
             }
         }
     }

@@ -1,11 +1,11 @@
-//! What an engine is told at its start, and what it tells of its steps.
+//! Configuration of an engine, reports of its steps, and its statistics.
 
 use crate::request::Event;
 
 /// Bounds of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineConfig {
-    /// Longest sequence, prompt and answer together.
+    /// Longest sequence in tokens, prompt and answer together.
     pub context_length: usize,
     /// Sequences that may hold KV blocks at once; at least 1.
     pub max_sequences: usize,
@@ -15,7 +15,7 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// Steps without work, or preemptions, after which a sequence without a new token fails.
     pub stall_limit: u32,
-    /// Requests the engine holds at most, waiting ones included.
+    /// Most requests in the engine, pending ones included.
     pub max_requests: usize,
 }
 
@@ -33,10 +33,10 @@ impl EngineConfig {
     }
 }
 
-/// What one step did.
+/// Results of one step.
 #[derive(Debug, Clone, Default)]
 pub struct StepReport {
-    /// What happened to requests, in order.
+    /// Events of requests, in order.
     pub events: Vec<Event>,
     /// Sequences that took part.
     pub sequences: usize,
@@ -46,7 +46,7 @@ pub struct StepReport {
     pub prefill_tokens: usize,
     /// Rows of decodes.
     pub decode_tokens: usize,
-    /// Sequences sent back to Pending.
+    /// Sequences that became pending again.
     pub preempted: usize,
     /// Whether the backend reported an error.
     pub failed: bool,
@@ -57,8 +57,8 @@ pub struct StepReport {
 pub struct EngineStats {
     /// Sequences that hold KV blocks.
     pub running: usize,
-    /// Sequences in line.
-    pub waiting: usize,
+    /// Pending sequences, which hold no KV blocks.
+    pub pending: usize,
     /// KV blocks held by sequences.
     pub blocks_used: usize,
     /// KV blocks kept for their contents.
@@ -67,11 +67,11 @@ pub struct EngineStats {
     pub blocks_total: usize,
     /// Tokens found in the prefix cache at admissions.
     pub prefix_hit_tokens: u64,
-    /// Tokens not found there.
+    /// Tokens not found there, which had to be computed.
     pub prefix_miss_tokens: u64,
     /// Steps the backend ran.
     pub steps: u64,
-    /// Steps it failed.
+    /// Steps that failed.
     pub failed_steps: u64,
     /// Tokens computed in prefill chunks.
     pub prefill_tokens: u64,
@@ -79,10 +79,10 @@ pub struct EngineStats {
     pub decode_tokens: u64,
     /// Tokens drawn.
     pub generated_tokens: u64,
-    /// Sequences sent back to Pending.
+    /// Sequences that became pending again.
     pub preemptions: u64,
-    /// Requests that ended with an output.
+    /// Requests that finished, cancelled and expired ones included.
     pub finished: u64,
-    /// Requests that ended with an error.
+    /// Requests that failed.
     pub failed: u64,
 }

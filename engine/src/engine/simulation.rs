@@ -1,6 +1,6 @@
-//! Random lives of an engine with too few blocks: whatever is submitted, cancelled, late, failed
-//! and preempted in whatever order, every request ends exactly once with the tokens it must have,
-//! and every block comes back.
+//! Random runs of an engine with too few blocks: for any order of submissions, cancellations, deadlines,
+//! failures and preemptions, every request finishes exactly once with its expected tokens, and every
+//! block is released.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
 fn submission() -> impl Strategy<Value = Action> {
     let priority = prop::sample::select(Priority::ALL.to_vec());
     let deadline = prop::option::weighted(0.2, 0u64..60);
-    // Few kinds of prompt and few salts, so that prefixes are shared.
+    // Few kinds of prompts and few salts, so that prefixes are shared.
     (0u32..4, 1usize..60, sampling(), priority, deadline, 0u8..2).prop_map(
         |(kind, length, sampling, priority, seconds, salt)| {
             let (prompt, salt) = (prompt(kind, length), vec![salt]);
@@ -68,7 +68,7 @@ fn engine_config() -> impl Strategy<Value = (EngineConfig, usize)> {
     })
 }
 
-/// The outcome of one request against what it must answer.
+/// Compares the outcome of one request with its expected output.
 fn check_outcome(harness: &Harness, id: RequestId, request: &Request) {
     let (output, error) = &harness.outputs[&id];
     let expected = expected(request);
@@ -94,7 +94,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_request_ends_once_with_its_tokens_and_every_block_comes_back(
+    fn every_request_finishes_once_with_its_tokens_and_every_block_is_released(
         (config, blocks) in engine_config(),
         actions in prop::collection::vec(action(), 1..40),
     ) {

@@ -1,9 +1,9 @@
-//! A backend that notices every mistake in block bookkeeping, and what each request must answer.
+//! A backend that detects every mistake in block bookkeeping, and the expected output of each request.
 //!
 //! [`HashBackend`] keeps in its "KV blocks" the token and position of every slot. The logits of a
 //! position are a hash of all tokens up to it, *as read back from the blocks*: a wrong table, a
 //! missed copy, a stale prefix or an overwritten block changes the tokens that are drawn.
-//! [`expected`] computes the answers without blocks, batches or scheduler.
+//! [`expected`] computes the output without blocks, batches or scheduler.
 
 use std::{
     collections::BTreeMap,
@@ -22,14 +22,14 @@ use crate::{
 
 pub const VOCAB: usize = 48;
 pub const EOS: u32 = 47;
-/// A control token that ends nothing.
+/// A special token that does not end a choice.
 pub const SPECIAL: u32 = 46;
 /// Sequences that start with this token get NaN once they are [`POISON_AT`] long.
 pub const POISON: u32 = 45;
 pub const POISON_AT: usize = 5;
 pub const CONTEXT: usize = 200;
 
-/// What a test tells the backend, and what it saw.
+/// Commands of a test to the backend, and the backend's counters.
 #[derive(Debug, Default)]
 pub struct Control {
     pub fail_next: bool,
@@ -44,7 +44,7 @@ pub struct HashBackend {
 }
 
 impl HashBackend {
-    /// The tokens at `0..=last`, from the blocks of `chunk`.
+    /// Reads the tokens at `0..=last` from the blocks of `chunk`.
     fn read(&self, chunk: &Chunk<'_>, last: usize) -> Vec<u32> {
         let token = |position: usize| {
             let block = chunk.blocks[position / BLOCK_TOKENS];
@@ -56,7 +56,7 @@ impl HashBackend {
         (0..=last).map(token).collect()
     }
 
-    /// A block that a chunk writes is in no other table of the step.
+    /// Checks that a block written by a chunk is in no other table of the step.
     fn check_writes(chunks: &[Chunk<'_>]) {
         for chunk in chunks {
             let last = (chunk.position + chunk.tokens.len() - 1) / BLOCK_TOKENS;
@@ -94,7 +94,7 @@ impl Backend for HashBackend {
             }
         }
         if fails {
-            return Err(StepError::Device("the test said so".into()));
+            return Err(StepError::Device("requested by the test".into()));
         }
         logits.clear(VOCAB);
         let wanted = || chunks.iter().filter(|chunk| chunk.logits != LogitsFor::Nothing);
@@ -119,7 +119,7 @@ impl Backend for HashBackend {
     }
 }
 
-/// The model: logits as a function of all tokens so far.
+/// The model: a function from all tokens to logits.
 fn logits_after(tokens: &[u32]) -> Vec<f32> {
     if tokens[0] == POISON && tokens.len() >= POISON_AT {
         return vec![f32::NAN; VOCAB];
@@ -134,7 +134,7 @@ fn logits_after(tokens: &[u32]) -> Vec<f32> {
     bytes.chunks_exact(2).map(logit).collect()
 }
 
-/// Letters, the bytes of `ä` apart and of `€` apart, a space, and control tokens.
+/// A vocabulary of letters, parts of `ä` and `€`, a space, a few words, and special tokens.
 pub struct Letters(Vec<Vec<u8>>);
 
 impl Letters {
@@ -159,12 +159,12 @@ impl TokenText for Letters {
     }
 }
 
-/// The engine's defaults, small enough for a test to fill.
+/// The engine's defaults with limits small enough for a test to reach.
 pub fn config() -> EngineConfig {
     EngineConfig { max_sequences: 8, token_budget: 64, ..EngineConfig::new(CONTEXT) }
 }
 
-/// An engine over a [`HashBackend`], a clock, and everything that came out.
+/// An engine over a [`HashBackend`], a clock, and everything that the engine has reported.
 pub struct Harness {
     pub engine: Engine,
     pub control: Arc<Mutex<Control>>,
@@ -185,7 +185,7 @@ impl Harness {
     }
 
     pub fn submit(&mut self, request: &Request) -> RequestId {
-        self.engine.submit(request.clone(), self.now).expect("the request is valid")
+        self.engine.submit(request.clone()).expect("the request is valid")
     }
 
     /// One step of the engine, a second later, with every invariant checked.
@@ -194,15 +194,15 @@ impl Harness {
         let report = self.engine.step(self.now);
         self.engine.scheduler.audit();
         for event in &report.events {
-            self.book(event.clone());
+            self.record(event.clone());
         }
         report
     }
 
-    fn book(&mut self, event: Event) {
+    fn record(&mut self, event: Event) {
         let (id, output, error) = match event {
             Event::Delta { id, choice, text, tokens } => {
-                assert!(!self.outputs.contains_key(&id), "{id:?} grew after its end");
+                assert!(!self.outputs.contains_key(&id), "{id:?} got a delta after it finished");
                 let (all, whole) = self.deltas.entry((id, choice)).or_default();
                 all.extend(tokens);
                 whole.push_str(&text);
@@ -212,31 +212,31 @@ impl Harness {
             Event::Failed { id, error, output } => (id, output, Some(error)),
         };
         for choice in &output.choices {
-            let grown = self.deltas.remove(&(id, choice.index)).unwrap_or_default();
-            assert_eq!(grown, (choice.tokens.clone(), choice.text.clone()), "deltas add up");
+            let received = self.deltas.remove(&(id, choice.index)).unwrap_or_default();
+            assert_eq!(received, (choice.tokens.clone(), choice.text.clone()), "deltas add up");
         }
         let total: usize = output.choices.iter().map(|choice| choice.tokens.len()).sum();
         assert_eq!(output.completion_tokens, total);
-        assert!(self.outputs.insert(id, (output, error)).is_none(), "{id:?} ended twice");
+        assert!(self.outputs.insert(id, (output, error)).is_none(), "{id:?} finished twice");
     }
 
-    /// Steps until nothing is left, and checks that every block is.
+    /// Steps until the engine is idle, and checks that every block has been released.
     pub fn run(&mut self) {
         let mut steps = 0;
         while !self.engine.is_idle() {
             self.step();
             steps += 1;
-            assert!(steps < 20_000, "the engine goes on for ever: {:?}", self.engine);
+            assert!(steps < 20_000, "the engine does not become idle: {:?}", self.engine);
         }
         let stats = self.engine.stats();
-        assert_eq!((stats.blocks_used, stats.running, stats.waiting), (0, 0, 0));
+        assert_eq!((stats.blocks_used, stats.running, stats.pending), (0, 0, 0));
     }
 
     pub fn output(&self, id: RequestId) -> &Output {
         &self.outputs[&id].0
     }
 
-    /// Submits, runs to the end, and returns the choices.
+    /// Submits a request, runs until the engine is idle, and returns the choices.
     pub fn answer(&mut self, request: &Request) -> Vec<Choice> {
         let id = self.submit(request);
         self.run();
@@ -244,15 +244,15 @@ impl Harness {
     }
 }
 
-/// What the engine must answer, whatever else it does at the time.
+/// The choices that the engine must return, independent of other requests.
 pub fn expected(request: &Request) -> Vec<Choice> {
     (0..request.sampling.n as u32).map(|choice| expected_choice(request, choice)).collect()
 }
 
 fn expected_choice(request: &Request, index: u32) -> Choice {
     let sampling = SamplingParams { logprobs: None, ..request.sampling.clone() };
-    let mut ends = sampling.stop_tokens.clone();
-    ends.extend(Some(EOS).filter(|_| !sampling.ignore_eos));
+    let mut end_tokens = sampling.stop_tokens.clone();
+    end_tokens.extend(Some(EOS).filter(|_| !sampling.ignore_eos));
     let letters = Letters::new();
     let mut counts = TokenCounts::new(&sampling, &request.prompt);
     let mut text = TextAssembler::new(&sampling.stop);
@@ -263,15 +263,15 @@ fn expected_choice(request: &Request, index: u32) -> Choice {
             break FinishReason::Length;
         }
         let early = tokens.len() < sampling.min_tokens;
-        let masked = if early { ends.as_slice() } else { &[] };
+        let masked = if early { end_tokens.as_slice() } else { &[] };
         let context = Context { counts: &counts, masked, choice: index, position: all.len() };
         let mut scratch = Scratch::default();
         let drawn = sampler::sample(&mut logits_after(&all)[..], &sampling, context, &mut scratch);
-        let token = drawn.expect("the model is sane").token;
+        let token = drawn.expect("the logits are finite").token;
         tokens.push(token);
         all.push(token);
         counts.add(token);
-        if ends.contains(&token) {
+        if end_tokens.contains(&token) {
             break FinishReason::Stop;
         }
         let bytes = if letters.is_special(token) { &[] } else { letters.bytes(token) };
@@ -289,7 +289,7 @@ pub fn prompt(kind: u32, length: usize) -> Vec<u32> {
     (0..length as u32).map(|i| (kind * 7 + i * (kind % 5 + 1)) % 44).collect()
 }
 
-/// A request that generates exactly `max_tokens` tokens with a seed of its own.
+/// A request that generates exactly `max_tokens` tokens, with a seed from `kind`.
 pub fn request(kind: u32, length: usize, max_tokens: usize) -> Request {
     let sampling = SamplingParams {
         max_tokens,

@@ -1,4 +1,4 @@
-//! Facts about the engine that a caller may rely on.
+//! Guarantees of the engine to its callers.
 
 mod endings;
 
@@ -11,7 +11,7 @@ use crate::{
     scheduler::Priority,
 };
 
-/// Requests of many lengths and kinds of sampling.
+/// Requests with many lengths and kinds of sampling.
 fn mixture() -> Vec<Request> {
     let lengths = [1, 15, 16, 17, 31, 32, 40, 64, 100];
     let of_length = |(kind, length): (usize, &usize)| {
@@ -28,7 +28,7 @@ fn mixture() -> Vec<Request> {
     lengths.iter().enumerate().map(of_length).collect()
 }
 
-/// Runs all of `requests` at once and compares each with what it must answer.
+/// Runs all of `requests` together and compares each with its expected choices.
 fn check_together(config: EngineConfig, blocks: usize, requests: &[Request]) -> Harness {
     let mut harness = Harness::new(config, blocks);
     let ids: Vec<RequestId> = requests.iter().map(|request| harness.submit(request)).collect();
@@ -51,7 +51,7 @@ fn tokens_are_the_same_alone_and_in_any_batch() {
 }
 
 #[test]
-fn tokens_are_the_same_however_prefill_is_cut() {
+fn tokens_are_the_same_for_any_chunking_of_prefill() {
     for token_budget in [1, 3, 7, 16, 1000] {
         let config = EngineConfig { token_budget, max_sequences: 1, ..config() };
         check_together(config, 40, &mixture());
@@ -88,7 +88,7 @@ fn tokens_are_the_same_from_a_cached_prefix() {
 }
 
 #[test]
-fn a_fully_cached_prompt_computes_its_last_token_alone() {
+fn fully_cached_prompt_computes_only_its_last_token() {
     let mut harness = Harness::new(config(), 40);
     let request = request(1, 32, 1);
     harness.answer(&request);
@@ -100,7 +100,7 @@ fn a_fully_cached_prompt_computes_its_last_token_alone() {
 }
 
 #[test]
-fn a_fully_cached_prompt_is_copied_while_others_read_it() {
+fn last_block_of_a_fully_cached_prompt_is_copied_while_others_read_it() {
     let mut harness = Harness::new(config(), 40);
     let request = request(1, 32, 20);
     let ids = [harness.submit(&request), {
@@ -141,7 +141,7 @@ fn generated_blocks_are_reused_by_a_longer_prompt() {
 }
 
 #[test]
-fn choices_share_the_prompt_and_answer_as_if_apart() {
+fn choices_share_the_prompt_and_are_independent() {
     for (length, max_sequences) in [(1, 8), (20, 8), (32, 8), (20, 2), (33, 1)] {
         let mut request = request(2, length, 25);
         request.sampling.n = 5;
@@ -169,7 +169,7 @@ fn different_choices_differ() {
 }
 
 #[test]
-fn choices_survive_a_tiny_pool() {
+fn choices_are_correct_with_few_blocks() {
     let mut request = request(5, 30, 40);
     request.sampling.n = 6;
     let harness = check_together(config(), 7, &[request]);
@@ -190,7 +190,7 @@ fn decodes_come_before_prefill_within_the_budget() {
 }
 
 #[test]
-fn priorities_come_in_order_and_arrivals_within_one() {
+fn requests_are_served_by_priority_then_by_arrival() {
     let config = EngineConfig { max_sequences: 1, ..config() };
     let mut harness = Harness::new(config, 100);
     let order = [Priority::Low, Priority::Normal, Priority::High, Priority::High, Priority::Normal];
@@ -210,7 +210,7 @@ fn priorities_come_in_order_and_arrivals_within_one() {
 }
 
 #[test]
-fn low_priority_moves_while_high_keeps_coming() {
+fn low_priority_runs_while_high_priority_keeps_arriving() {
     let config = EngineConfig { max_sequences: 1, ..config() };
     let mut harness = Harness::new(config, 100);
     let low = harness.submit(&Request { priority: Priority::Low, ..request(0, 5, 1) });
@@ -223,11 +223,11 @@ fn low_priority_moves_while_high_keeps_coming() {
             return;
         }
     }
-    panic!("the low one starved");
+    panic!("the request with low priority starved");
 }
 
 #[test]
-fn the_newest_of_the_lowest_priority_is_preempted() {
+fn newest_of_the_lowest_priority_is_preempted() {
     let config = EngineConfig { prefix_cache: false, ..config() };
     let mut harness = Harness::new(config, 8);
     let mut submit =
@@ -241,9 +241,9 @@ fn the_newest_of_the_lowest_priority_is_preempted() {
         for id in [oldest, newest, high] {
             let Some(active) = harness.engine.active.get(&id) else { continue };
             let state = harness.engine.scheduler.state(active.sequence(0));
-            let began = harness.deltas.contains_key(&(id, 0));
-            if state == Some(crate::scheduler::State::Pending) && began && !preempted.contains(&id)
-            {
+            let started = harness.deltas.contains_key(&(id, 0));
+            let pending = state == Some(crate::scheduler::State::Pending);
+            if pending && started && !preempted.contains(&id) {
                 preempted.push(id);
             }
         }

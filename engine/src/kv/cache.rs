@@ -1,13 +1,13 @@
-//! Pool and prefix cache as one: allocation that evicts, hits that hold, copy-on-write.
+//! Block pool and prefix cache together: allocation that evicts, prefix hits, copy-on-write.
 
 use super::{BlockHash, BlockId, BlockPool, PrefixCache};
 
 /// How a holder may write to a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Writable {
-    /// Nobody else reads it: write where it is.
+    /// There is no other holder: write in place.
     InPlace,
-    /// Others hold it: copy its storage to this new block first. The caller's hold has moved.
+    /// Others hold it: copy its storage to this new block first. The caller now holds the new block.
     Copied(BlockId),
 }
 
@@ -36,7 +36,7 @@ impl BlockCache {
         self.prefix.idle()
     }
 
-    /// Blocks an allocation can get: free, or cached and evictable.
+    /// Blocks available to allocations: free, or cached and evictable.
     pub fn available(&self) -> usize {
         self.pool.free() + self.prefix.idle()
     }
@@ -51,8 +51,8 @@ impl BlockCache {
         self.pool.references(block)
     }
 
-    /// A block to write to: from the free list, else the longest unheld cached one.
-    /// `None` when every block is held.
+    /// Takes a block from the free list, or else evicts the cached block that was released first. `None` when
+    /// every block is held.
     pub fn allocate(&mut self) -> Option<BlockId> {
         if let Some(block) = self.pool.allocate() {
             return Some(block);
@@ -62,7 +62,7 @@ impl BlockCache {
         self.pool.allocate()
     }
 
-    /// The block with these contents, without holding it.
+    /// The block with these contents, if it is cached. Adds no holder.
     pub fn peek(&self, hash: &BlockHash) -> Option<BlockId> {
         self.prefix.get(hash)
     }
@@ -70,29 +70,29 @@ impl BlockCache {
     /// Adds a holder to a held or cached block.
     pub fn retain(&mut self, block: BlockId) {
         self.pool.retain(block);
-        self.prefix.take_up(block);
+        self.prefix.mark_held(block);
     }
 
     /// Removes a holder.
     pub fn release(&mut self, block: BlockId) {
-        if self.pool.release(block) == 0 && !self.prefix.let_go(block) {
+        if self.pool.release(block) == 0 && !self.prefix.mark_idle(block) {
             self.pool.recycle(block);
         }
     }
 
-    /// Removes a sequence's hold on its whole table, the last block first (see [`PrefixCache`]).
+    /// Removes a holder from every block of a table, the last block first (see [`PrefixCache`]).
     pub fn release_all(&mut self, table: &mut Vec<BlockId>) {
         while let Some(block) = table.pop() {
             self.release(block);
         }
     }
 
-    /// Makes a full, held block findable by its contents.
+    /// Adds a full, held block to the prefix cache.
     pub fn register(&mut self, hash: BlockHash, block: BlockId) {
         self.prefix.insert(hash, block);
     }
 
-    /// Forgets the contents of a block. Its holders keep it; without any it is free.
+    /// Removes a block from the prefix cache. Holders keep it; without holders it becomes free.
     pub fn forget(&mut self, block: BlockId) {
         let idle = self.prefix.contains(block) && self.references(block) == 0;
         self.prefix.forget(block);
@@ -101,9 +101,9 @@ impl BlockCache {
         }
     }
 
-    /// Prepares a held block for writing: a sole holder writes in place (and the prefix cache
-    /// forgets the block until it is registered again), otherwise the hold moves to a new block.
-    /// `None` when a copy is needed and every block is held.
+    /// Prepares a held block for writing. A sole holder writes in place, and the block leaves the prefix
+    /// cache until it is registered again; otherwise the caller gets a new block. `None` when a copy is
+    /// needed and every block is held.
     pub fn make_writable(&mut self, block: BlockId) -> Option<Writable> {
         if self.references(block) == 1 {
             self.prefix.forget(block);
@@ -117,8 +117,8 @@ impl BlockCache {
 
 #[cfg(test)]
 impl BlockCache {
-    /// Checks that reference counts equal `holders`, and that every block is free, cached or held
-    /// and never two of them.
+    /// Checks that reference counts equal `holders`, and that every block is in exactly one of the states
+    /// free, cached and held.
     pub(crate) fn audit(&self, holders: &std::collections::BTreeMap<BlockId, u32>) {
         let (mut free, mut cached) = (0, 0);
         for index in 0..self.total() as u32 {
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::kv::BLOCK_TOKENS;
 
-    fn name(tokens: u32) -> BlockHash {
+    fn hash(tokens: u32) -> BlockHash {
         BlockHash::root("class", b"").child(&[tokens; BLOCK_TOKENS])
     }
 
@@ -148,57 +148,57 @@ mod tests {
     }
 
     #[test]
-    fn a_released_block_is_cached_when_named_and_free_when_not() {
+    fn released_block_is_cached_if_registered_and_free_otherwise() {
         let mut cache = BlockCache::new(2);
-        let (named, plain) = (allocate(&mut cache), allocate(&mut cache));
-        cache.register(name(1), named);
-        cache.release_all(&mut vec![named, plain]);
+        let (registered, plain) = (allocate(&mut cache), allocate(&mut cache));
+        cache.register(hash(1), registered);
+        cache.release_all(&mut vec![registered, plain]);
         assert_eq!((cache.held(), cache.cached(), cache.available()), (0, 1, 2));
-        assert_eq!(cache.peek(&name(1)), Some(named));
+        assert_eq!(cache.peek(&hash(1)), Some(registered));
     }
 
     #[test]
-    fn a_hit_holds_the_block_against_eviction() {
+    fn hit_protects_a_block_from_eviction() {
         let mut cache = BlockCache::new(1);
         let block = allocate(&mut cache);
-        cache.register(name(1), block);
+        cache.register(hash(1), block);
         cache.release(block);
         cache.retain(block);
         assert_eq!(cache.allocate(), None);
         cache.release(block);
-        assert_eq!(cache.allocate(), Some(block), "unheld again, so evicted");
-        assert_eq!(cache.peek(&name(1)), None);
+        assert_eq!(cache.allocate(), Some(block), "without holders again, so evicted");
+        assert_eq!(cache.peek(&hash(1)), None);
     }
 
     #[test]
-    fn the_tail_of_a_chain_is_evicted_before_its_head() {
+    fn tail_of_a_chain_is_evicted_before_its_head() {
         let mut cache = BlockCache::new(2);
         let mut table = vec![allocate(&mut cache), allocate(&mut cache)];
-        cache.register(name(1), table[0]);
-        cache.register(name(2), table[1]);
+        cache.register(hash(1), table[0]);
+        cache.register(hash(2), table[1]);
         cache.release_all(&mut table);
         allocate(&mut cache);
-        assert!(cache.peek(&name(1)).is_some());
-        assert!(cache.peek(&name(2)).is_none());
+        assert!(cache.peek(&hash(1)).is_some());
+        assert!(cache.peek(&hash(2)).is_none());
     }
 
     #[test]
-    fn writing_copies_a_shared_block_and_unnames_an_own_one() {
+    fn writing_copies_a_shared_block_and_unregisters_an_unshared_one() {
         let mut cache = BlockCache::new(2);
         let block = allocate(&mut cache);
-        cache.register(name(1), block);
+        cache.register(hash(1), block);
         cache.retain(block);
         let Some(Writable::Copied(copy)) = cache.make_writable(block) else {
             panic!("a shared block is copied")
         };
         assert_eq!((cache.references(block), cache.references(copy)), (1, 1));
-        assert_eq!(cache.peek(&name(1)), Some(block));
+        assert_eq!(cache.peek(&hash(1)), Some(block));
         assert_eq!(cache.make_writable(block), Some(Writable::InPlace));
-        assert_eq!(cache.peek(&name(1)), None);
+        assert_eq!(cache.peek(&hash(1)), None);
     }
 
     #[test]
-    fn a_copy_without_a_block_to_copy_to_is_refused() {
+    fn copy_is_refused_without_a_free_block() {
         let mut cache = BlockCache::new(1);
         let block = allocate(&mut cache);
         cache.retain(block);
@@ -210,7 +210,7 @@ mod tests {
     fn forgetting_an_unheld_block_frees_it_once() {
         let mut cache = BlockCache::new(1);
         let block = allocate(&mut cache);
-        cache.register(name(1), block);
+        cache.register(hash(1), block);
         cache.release(block);
         cache.forget(block);
         cache.forget(block);

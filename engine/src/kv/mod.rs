@@ -1,18 +1,18 @@
-//! KV blocks: who holds which block of the backend's storage, and which block already has the keys
-//! and values a new prompt needs. Pure bookkeeping; the storage itself belongs to the backend.
+//! KV blocks: the holders of each block of the backend's storage, and the blocks that already have the
+//! keys and values a new prompt needs. Pure bookkeeping; the storage itself belongs to the backend.
 //!
 //! Every block is in exactly one of three states:
 //!
 //! ```text
-//!            allocate                    release, nobody left
+//!            allocate                    release by the last holder
 //!   free ──────────────► held (refs ≥ 1) ───────────────────► free      (not in the prefix cache)
 //!    ▲                        ▲    │
-//!    │ evicted, oldest first  │    │ release, nobody left             (in the prefix cache)
+//!    │ evicted, oldest first  │    │ release by the last holder       (in the prefix cache)
 //!    └──────────── cached ◄───┼────┘
 //!                     └───────┘ prefix hit
 //! ```
 //!
-//! [`BlockCache`] joins the two halves: [`BlockPool`] counts holders, [`PrefixCache`] knows contents.
+//! [`BlockCache`] joins the two parts: [`BlockPool`] counts holders, [`PrefixCache`] knows contents.
 
 mod cache;
 mod pool;
@@ -35,7 +35,7 @@ impl BlockId {
     }
 }
 
-/// Blocks that hold `tokens` positions.
+/// Number of blocks that `tokens` positions take.
 pub fn blocks_for(tokens: usize) -> usize {
     tokens.div_ceil(BLOCK_TOKENS)
 }

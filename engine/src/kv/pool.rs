@@ -1,22 +1,22 @@
 //! The free list and the reference counts of KV blocks.
 //!
-//! A block leaves the free list with one holder, may gain more ([`BlockPool::retain`]: forks and
-//! prefix hits) and comes back when told to: a block without holders is not free by itself, since
-//! the prefix cache may want to keep its contents.
+//! A block leaves the free list with one holder and can get more ([`BlockPool::retain`]: forks and prefix
+//! hits). It returns by [`BlockPool::recycle`]: a block without holders is not free yet, since the
+//! prefix cache may keep its contents.
 
 use super::BlockId;
 
 /// Free list and holder counts over the blocks `0..count`.
 #[derive(Debug, Clone)]
 pub struct BlockPool {
-    /// Free blocks; the last one is handed out next, so that storage stays warm.
+    /// Free blocks. The last is allocated next, so that storage stays in the processor's caches.
     free: Vec<BlockId>,
-    /// Holders of each block: sequences whose block table names it.
+    /// Holders of each block: the sequences with the block in their table.
     references: Vec<u32>, // (block)
 }
 
 impl BlockPool {
-    /// A pool with all of `count` blocks free.
+    /// A pool of `count` free blocks.
     pub fn new(count: usize) -> Self {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Self { free: (0..count).rev().map(BlockId).collect(), references: vec![0; count as usize] }
@@ -50,10 +50,10 @@ impl BlockPool {
         self.references[block.index()] += 1;
     }
 
-    /// Removes a holder and returns how many are left.
+    /// Removes a holder and returns the number of remaining ones.
     ///
     /// # Panics
-    /// If the block has no holder: a caller released a block twice.
+    /// If the block has no holder, because a caller released it twice.
     pub fn release(&mut self, block: BlockId) -> u32 {
         let references = &mut self.references[block.index()];
         assert!(*references > 0, "block {} released without a holder", block.0);
@@ -64,7 +64,7 @@ impl BlockPool {
     /// Puts a block without holders on the free list.
     ///
     /// # Panics
-    /// If somebody still holds it.
+    /// If the block still has a holder.
     pub fn recycle(&mut self, block: BlockId) {
         assert_eq!(self.references(block), 0, "block {} recycled while held", block.0);
         self.free.push(block);
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_handed_out_once_until_recycled() {
+    fn block_is_allocated_once_until_recycled() {
         let mut pool = BlockPool::new(2);
         let a = pool.allocate().expect("two are free");
         let b = pool.allocate().expect("one is free");
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "released without a holder")]
-    fn a_double_release_is_a_bug() {
+    fn double_release_panics() {
         let mut pool = BlockPool::new(1);
         let a = pool.allocate().expect("one is free");
         pool.release(a);

@@ -1,6 +1,6 @@
-//! The prefix cache: which block holds the keys and values of which tokens.
+//! The prefix cache: finds the block with the keys and values of given tokens.
 //!
-//! Keys and values at a position depend on every token before it, so a block is named by a chain:
+//! Keys and values at a position depend on every token before it, so a block is identified by a chain:
 //!
 //! ```text
 //! root     = BLAKE3(numerics class, tenant salt)
@@ -8,23 +8,23 @@
 //! hash[i]  = BLAKE3(hash[i-1], tokens 16 i .. 16 i + 16)
 //! ```
 //!
-//! Only full blocks are named. The numerics class keeps apart blocks that different arithmetic
-//! wrote; the salt keeps tenants from seeing (by latency) what others have asked.
+//! Only full blocks have a hash. The numerics class separates blocks that different arithmetic wrote; the
+//! salt keeps tenants from finding out by latency what others have sent.
 //!
-//! Blocks nobody holds are kept in the order in which they were let go, and the oldest is evicted
-//! first. Holders release their last block first, so the tail of a chain goes before its head: a
-//! chain whose head is gone could never be hit.
+//! Blocks without a holder are idle, and the one idle for longest is evicted first. Holders release
+//! their last block first, so the tail of a chain is evicted before its head: without its head a chain
+//! could never be hit.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::{BLOCK_TOKENS, BlockId};
 
-/// Name of a full block's contents: the chain of all tokens up to its end.
+/// Hash of a full block's contents: of the chain of all tokens up to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockHash([u8; 32]);
 
 impl BlockHash {
-    /// Start of the chains of one numerics class and one tenant.
+    /// Start of the chains of a numerics class and a tenant's `salt`.
     pub fn root(numerics_class: &str, salt: &[u8]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("tritmill KV prefix chain");
         hasher.update(&(numerics_class.len() as u64).to_le_bytes());
@@ -33,12 +33,12 @@ impl BlockHash {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// Name of the block after this one, holding `tokens`.
+    /// Hash of the block after this one, with `tokens`.
     ///
     /// # Panics
     /// If `tokens` is not one full block.
     pub fn child(&self, tokens: &[u32]) -> Self {
-        assert_eq!(tokens.len(), BLOCK_TOKENS, "only full blocks have a name");
+        assert_eq!(tokens.len(), BLOCK_TOKENS, "only full blocks have a hash");
         let mut bytes = [0u8; 32 + 4 * BLOCK_TOKENS];
         bytes[..32].copy_from_slice(&self.0);
         for (to, token) in bytes[32..].chunks_exact_mut(4).zip(tokens) {
@@ -48,22 +48,22 @@ impl BlockHash {
     }
 }
 
-/// What the cache knows about one block.
+/// A block in the cache.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     hash: BlockHash,
-    /// When its last holder let go; `None` while held.
+    /// Tick at which the last holder released it; `None` while it is held.
     idle_since: Option<u64>,
 }
 
-/// Contents of blocks, and the order in which unheld ones may be evicted.
+/// Contents of blocks, and the order in which idle ones are evicted.
 #[derive(Debug, Clone)]
 pub struct PrefixCache {
     blocks: HashMap<BlockHash, BlockId>,
     entries: Vec<Option<Entry>>, // (block)
-    /// Unheld blocks by the tick of their release.
+    /// Idle blocks by the tick of their release.
     idle: BTreeMap<u64, BlockId>,
-    /// Counts releases: a clock that only orders.
+    /// Number of releases, as a logical clock.
     tick: u64,
 }
 
@@ -73,23 +73,23 @@ impl PrefixCache {
         Self { blocks: HashMap::new(), entries: vec![None; count], idle: BTreeMap::new(), tick: 0 }
     }
 
-    /// The block with these contents.
+    /// The block with these contents, if it is cached.
     pub fn get(&self, hash: &BlockHash) -> Option<BlockId> {
         self.blocks.get(hash).copied()
     }
 
-    /// Whether the cache names this block.
+    /// Whether the cache has this block.
     pub fn contains(&self, block: BlockId) -> bool {
         self.entries[block.index()].is_some()
     }
 
-    /// Unheld blocks: what eviction can free.
+    /// Number of idle blocks, which eviction can free.
     pub fn idle(&self) -> usize {
         self.idle.len()
     }
 
-    /// Names a held block. The first block with some contents keeps the name: a second one with
-    /// the same contents stays unnamed and returns to the free list when let go.
+    /// Adds a held block. Only the first block with given contents is added; a second one returns to the
+    /// free list with its release.
     pub fn insert(&mut self, hash: BlockHash, block: BlockId) {
         if self.contains(block) || self.blocks.contains_key(&hash) {
             return;
@@ -98,7 +98,7 @@ impl PrefixCache {
         self.entries[block.index()] = Some(Entry { hash, idle_since: None });
     }
 
-    /// Drops the name of a block, since its contents are about to change or are in doubt.
+    /// Removes a block, because its contents are about to change or are in doubt.
     pub fn forget(&mut self, block: BlockId) {
         if let Some(entry) = self.entries[block.index()].take() {
             self.blocks.remove(&entry.hash);
@@ -108,8 +108,8 @@ impl PrefixCache {
         }
     }
 
-    /// The last holder let go. Returns whether the cache keeps the block.
-    pub fn let_go(&mut self, block: BlockId) -> bool {
+    /// Records that the last holder released the block. Returns whether the cache keeps it.
+    pub fn mark_idle(&mut self, block: BlockId) -> bool {
         let Some(entry) = &mut self.entries[block.index()] else { return false };
         self.tick += 1;
         entry.idle_since = Some(self.tick);
@@ -117,8 +117,8 @@ impl PrefixCache {
         true
     }
 
-    /// An unheld block gets a holder again.
-    pub fn take_up(&mut self, block: BlockId) {
+    /// Records that an idle block has a holder again.
+    pub fn mark_held(&mut self, block: BlockId) {
         if let Some(entry) = &mut self.entries[block.index()]
             && let Some(tick) = entry.idle_since.take()
         {
@@ -126,7 +126,7 @@ impl PrefixCache {
         }
     }
 
-    /// Forgets the block that has been unheld for longest, and returns it.
+    /// Removes the block that has been idle for longest, and returns it.
     pub fn evict(&mut self) -> Option<BlockId> {
         let (_, block) = self.idle.pop_first()?;
         if let Some(entry) = self.entries[block.index()].take() {
@@ -139,9 +139,9 @@ impl PrefixCache {
 #[cfg(test)]
 impl PrefixCache {
     pub(super) fn is_idle(&self, block: BlockId) -> bool {
-        let named = self.entries[block.index()];
-        assert!(named.is_none_or(|entry| self.get(&entry.hash) == Some(block)));
-        named.is_some_and(|entry| entry.idle_since.is_some())
+        let entry = self.entries[block.index()];
+        assert!(entry.is_none_or(|entry| self.get(&entry.hash) == Some(block)));
+        entry.is_some_and(|entry| entry.idle_since.is_some())
     }
 }
 
@@ -154,19 +154,19 @@ mod tests {
     }
 
     #[test]
-    fn a_name_depends_on_class_salt_parent_and_tokens() {
+    fn hash_depends_on_class_salt_parent_and_tokens() {
         let root = BlockHash::root("class", b"salt");
-        let name = root.child(&block(1));
-        assert_eq!(name, BlockHash::root("class", b"salt").child(&block(1)));
-        assert_ne!(name, BlockHash::root("other", b"salt").child(&block(1)));
-        assert_ne!(name, BlockHash::root("class", b"pepper").child(&block(1)));
-        assert_ne!(name, BlockHash::root("clas", b"ssalt").child(&block(1)));
-        assert_ne!(name, root.child(&block(2)));
-        assert_ne!(root.child(&block(2)), name.child(&block(2)));
+        let hash = root.child(&block(1));
+        assert_eq!(hash, BlockHash::root("class", b"salt").child(&block(1)));
+        assert_ne!(hash, BlockHash::root("other", b"salt").child(&block(1)));
+        assert_ne!(hash, BlockHash::root("class", b"pepper").child(&block(1)));
+        assert_ne!(hash, BlockHash::root("clas", b"ssalt").child(&block(1)));
+        assert_ne!(hash, root.child(&block(2)));
+        assert_ne!(root.child(&block(2)), hash.child(&block(2)));
     }
 
     #[test]
-    fn the_block_let_go_first_is_evicted_first() {
+    fn block_released_first_is_evicted_first() {
         let mut cache = PrefixCache::new(3);
         let root = BlockHash::root("", b"");
         let hashes = [0, 1, 2].map(|i| root.child(&block(i)));
@@ -174,10 +174,10 @@ mod tests {
             cache.insert(*hash, BlockId(i as u32));
         }
         for i in [1, 0, 2] {
-            assert!(cache.let_go(BlockId(i)));
+            assert!(cache.mark_idle(BlockId(i)));
         }
-        cache.take_up(BlockId(1));
-        assert!(cache.let_go(BlockId(1)));
+        cache.mark_held(BlockId(1));
+        assert!(cache.mark_idle(BlockId(1)));
         assert_eq!(cache.evict(), Some(BlockId(0)));
         assert_eq!(cache.get(&hashes[0]), None);
         assert_eq!(cache.evict(), Some(BlockId(2)));
@@ -193,12 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn equal_contents_keep_the_first_block() {
+    fn first_of_two_blocks_with_equal_contents_stays() {
         let mut cache = PrefixCache::new(2);
         let hash = BlockHash::root("", b"").child(&block(0));
         cache.insert(hash, BlockId(0));
         cache.insert(hash, BlockId(1));
         assert_eq!(cache.get(&hash), Some(BlockId(0)));
-        assert!(!cache.let_go(BlockId(1)));
+        assert!(!cache.mark_idle(BlockId(1)));
     }
 }

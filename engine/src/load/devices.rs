@@ -1,23 +1,23 @@
-//! Which devices a model runs on: one, or several GPUs of a worker.
+//! The devices a model runs on: one, or several GPUs of a worker.
 
 use std::{fmt, str::FromStr, sync::OnceLock};
 
 use crate::backend::cuda::{self, CudaLoadError};
 
-/// Where a model runs.
+/// A device to run a model on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// On the processor.
+    /// The processor.
     #[default]
     Cpu,
-    /// On the GPU of that number, or not at all.
+    /// The GPU with this number; an error if it cannot be used.
     Cuda(usize),
-    /// On the first GPU, if there is one that can run the kernels, else on the processor.
+    /// The first GPU if it can run the kernels, else the processor.
     Auto,
 }
 
 impl DeviceChoice {
-    /// Looks for a GPU where that is left open, once in a process, and says if there is none.
+    /// Resolves [`Self::Auto`], once per process, with a warning if no GPU can be used.
     pub fn resolved(self) -> Self {
         static FOUND: OnceLock<bool> = OnceLock::new();
         if self != Self::Auto {
@@ -26,7 +26,7 @@ impl DeviceChoice {
         let found = *FOUND.get_or_init(|| match cuda::usable(0) {
             Ok(()) => true,
             Err(why) => {
-                tracing::warn!(%why, "no GPU to run on: running on the CPU");
+                tracing::warn!(%why, "no usable GPU: running on the CPU");
                 false
             }
         });
@@ -44,26 +44,26 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// A choice of devices that cannot be meant.
+/// An invalid choice of devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevicesError {
-    /// None of the known names.
+    /// An unknown name.
     #[error(
         "unknown device '{0}' (expected cpu, auto, cuda:0, cuda:1, …, several as in cuda:0,cuda:1, or \
          cuda:all)"
     )]
     Unknown(String),
-    /// The processor beside GPUs.
+    /// Another device than a GPU among several devices.
     #[error(
-        "{0} is no GPU, and only GPUs go together: the others' answers may differ (another numerics \
-         class), so start a worker for each"
+        "{0} is not a GPU; only GPUs can be combined, because answers of other devices may differ (another \
+         numerics class): start a worker for each"
     )]
     Mixed(DeviceChoice),
-    /// The same device again.
+    /// A device is named twice.
     #[error("{0} is named twice")]
     Twice(DeviceChoice),
-    /// More than one where one is needed.
+    /// Several devices where one is needed.
     #[error("one device is needed here, not {0}")]
     Several(Devices),
 }
@@ -85,20 +85,20 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// The devices of a worker: an engine for each, with weights and KV blocks of its own.
+/// The devices of a worker: each has an engine with its own weights and KV blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Devices {
-    /// These: any one, or several GPUs.
+    /// One device, or several GPUs.
     These(Vec<DeviceChoice>),
     /// Every GPU that can run the kernels.
     AllGpus,
 }
 
 impl Devices {
-    /// The devices' names, at least one. Looks for GPUs where that is left open.
+    /// Resolves [`Self::AllGpus`] and [`DeviceChoice::Auto`]. Returns at least one device.
     ///
     /// # Errors
-    /// [`CudaLoadError`] when all GPUs are wanted and there is none that will do.
+    /// If all GPUs are requested and none can be used.
     pub fn resolved(&self) -> Result<Vec<DeviceChoice>, CudaLoadError> {
         let Self::These(devices) = self else {
             return usable(cuda::count()?, cuda::usable);
@@ -106,10 +106,10 @@ impl Devices {
         Ok(devices.iter().map(|device| device.resolved()).collect())
     }
 
-    /// The only device.
+    /// The device, if there is only one.
     ///
     /// # Errors
-    /// [`DevicesError::Several`].
+    /// If there are several devices.
     pub fn one(&self) -> Result<DeviceChoice, DevicesError> {
         match self {
             Self::These(devices) if devices.len() == 1 => Ok(devices[0]),
@@ -118,7 +118,7 @@ impl Devices {
     }
 }
 
-/// Of so many GPUs, those that can run the kernels; those that cannot are told of.
+/// The GPUs, of `count`, that can run the kernels. Logs a warning for each that cannot.
 fn usable(
     count: usize,
     check: impl Fn(usize) -> Result<(), CudaLoadError>,
@@ -129,7 +129,7 @@ fn usable(
         match check(ordinal) {
             Ok(()) => found.push(DeviceChoice::Cuda(ordinal)),
             Err(why) => {
-                tracing::warn!(ordinal, %why, "a GPU that will not do");
+                tracing::warn!(ordinal, %why, "GPU cannot be used");
                 refused = why;
             }
         }
@@ -171,35 +171,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_read_as_they_are_written() {
+    fn devices_are_parsed_as_they_are_displayed() {
         for device in [DeviceChoice::Cpu, DeviceChoice::Auto, DeviceChoice::Cuda(3)] {
             assert_eq!(device.to_string().parse(), Ok(device));
             assert_eq!(device.to_string().parse::<Devices>().expect("one").one(), Ok(device));
         }
         for several in ["cuda:0,cuda:1", "cuda:all"] {
-            let devices: Devices = several.parse().expect("a worker may have them");
+            let devices: Devices = several.parse().expect("a worker can have several GPUs");
             assert_eq!(devices.to_string(), several);
-            let refused = devices.one().expect_err("it is more than one").to_string();
+            let refused = devices.one().expect_err("there are several").to_string();
             assert_eq!(refused, format!("one device is needed here, not {several}"));
         }
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
         for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999", "CPU", "cuda:0,"] {
             assert!(matches!(wrong.parse::<Devices>(), Err(DevicesError::Unknown(_))), "{wrong}");
         }
-        let refused = |names: &str| names.parse::<Devices>().expect_err("it cannot be meant");
+        let refused = |names: &str| names.parse::<Devices>().expect_err("the choice is invalid");
         assert_eq!(refused("cuda:0,cpu"), DevicesError::Mixed(DeviceChoice::Cpu));
         assert_eq!(refused("auto,cuda:0"), DevicesError::Mixed(DeviceChoice::Auto));
         assert_eq!(refused("cuda,cuda:1,cuda:0"), DevicesError::Twice(DeviceChoice::Cuda(0)));
     }
 
     #[test]
-    fn all_gpus_are_those_that_will_do() {
+    fn all_gpus_are_those_that_can_be_used() {
         let too_old = || CudaLoadError::TooOld { name: "old".to_owned(), capability: (7, 5) };
         let second = |ordinal| if ordinal == 1 { Ok(()) } else { Err(too_old()) };
-        assert_eq!(usable(3, second).expect("one will do"), [DeviceChoice::Cuda(1)]);
-        let none = usable(1, second).expect_err("none will do");
+        assert_eq!(usable(3, second).expect("one can be used"), [DeviceChoice::Cuda(1)]);
+        let none = usable(1, second).expect_err("none can be used");
         assert!(matches!(none, CudaLoadError::TooOld { .. }), "{none}");
-        let none = usable(0, second).expect_err("there is none");
+        let none = usable(0, second).expect_err("there is no GPU");
         assert!(matches!(none, CudaLoadError::NoDevice { count: 0, .. }), "{none}");
     }
 }

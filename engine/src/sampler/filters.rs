@@ -1,4 +1,4 @@
-//! From logits to the tokens that may be drawn, and their weights.
+//! From logits to the tokens that can be drawn, and their weights.
 //!
 //! With `p` the softmax of `logit / temperature`:
 //!
@@ -6,15 +6,15 @@
 //! * top-p keeps, in descending order, tokens until the sum of those before reaches `top_p`;
 //! * min-p drops tokens with `p < min_p · p_max`.
 //!
-//! Each filter works on the distribution the one before left. Equal logits are ordered by token
+//! Each filter works on the distribution that the previous one left. Equal logits are ordered by token
 //! id, the lower first. No filter sorts the vocabulary: top-k selects, and top-p sorts only the
 //! head of the distribution that it keeps. Sums run in one fixed order, in f64: over all candidates
 //! by ascending token id, within top-p by descending probability.
 
-use super::{Choices, SampleError, SamplingParams};
+use super::{LogitSet, SampleError, SamplingParams};
 use crate::{backend::TokenLogit, math};
 
-/// A token that may be drawn.
+/// A token that can be drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
     /// The token.
@@ -25,23 +25,23 @@ pub struct Candidate {
     pub weight: f64,
 }
 
-/// Buffers that are as long as the vocabulary, kept from token to token.
+/// Buffers as long as the vocabulary, reused from token to token.
 #[derive(Debug, Clone, Default)]
 pub struct Scratch {
     candidates: Vec<Candidate>,
     logits: Vec<f32>,
 }
 
-/// Tokens that top-p looks at first; each further look takes eight times as many.
+/// Tokens that top-p sorts first; each further round sorts eight times as many.
 const HEAD: usize = 64;
 
-/// The largest logit and the lowest token that has it.
+/// The largest logit and the lowest token with it.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, or all are −∞.
-pub fn largest<C: Choices + ?Sized>(logits: &C) -> Result<(u32, f32), SampleError> {
+pub fn largest<C: LogitSet + ?Sized>(logits: &C) -> Result<(u32, f32), SampleError> {
     let mut best = (0, f32::NEG_INFINITY);
-    for TokenLogit { id, logit } in logits.each() {
+    for TokenLogit { id, logit } in logits.entries() {
         if logit > best.1 {
             best = (id, logit);
         } else if logit.is_nan() {
@@ -54,11 +54,11 @@ pub fn largest<C: Choices + ?Sized>(logits: &C) -> Result<(u32, f32), SampleErro
     if best.1 == f32::NEG_INFINITY { Err(SampleError::NothingLeft) } else { Ok(best) }
 }
 
-/// The tokens that may be drawn at a temperature above 0, by ascending id, with their weights.
+/// The tokens that can be drawn at a temperature above 0, by ascending id, with their weights.
 ///
 /// # Errors
 /// As [`largest`].
-pub fn candidates<'a, C: Choices + ?Sized>(
+pub fn candidates<'a, C: LogitSet + ?Sized>(
     logits: &C,
     params: &SamplingParams,
     scratch: &'a mut Scratch,
@@ -70,12 +70,12 @@ pub fn candidates<'a, C: Choices + ?Sized>(
     let temperature = f64::from(params.temperature);
     kept.extend(
         logits
-            .each()
+            .entries()
             .filter(|choice| choice.logit >= threshold)
             .map(|TokenLogit { id, logit }| Candidate { token: id, logit, weight: 0.0 }),
     );
     for candidate in kept.iter_mut() {
-        // The difference first: it is at most 0, so no temperature makes it overflow upwards.
+        // Subtract before dividing: the difference is at most 0, so no temperature overflows it to +∞.
         let difference = f64::from(candidate.logit) - f64::from(max);
         candidate.weight = math::exp(difference / temperature);
     }
@@ -89,13 +89,13 @@ pub fn candidates<'a, C: Choices + ?Sized>(
     Ok(kept)
 }
 
-/// The k-th largest logit, or the smallest number when top-k keeps everything.
-fn top_k_threshold<C: Choices + ?Sized>(logits: &C, k: usize, scratch: &mut Vec<f32>) -> f32 {
-    if k == 0 || k >= logits.count() {
+/// The k-th largest logit, or the smallest finite number if top-k keeps everything.
+fn top_k_threshold<C: LogitSet + ?Sized>(logits: &C, k: usize, scratch: &mut Vec<f32>) -> f32 {
+    if k == 0 || k >= logits.entry_count() {
         return f32::MIN;
     }
     scratch.clear();
-    scratch.extend(logits.each().map(|choice| choice.logit));
+    scratch.extend(logits.entries().map(|choice| choice.logit));
     let (_, threshold, _) = scratch.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
     threshold.max(f32::MIN)
 }
@@ -108,7 +108,7 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64) {
         |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
     let (mut kept, mut sum, mut head) = (0, 0.0, HEAD);
     while kept < candidates.len() && sum < enough {
-        // Bring the next `head` candidates in order to the front of the rest.
+        // Sort the next `head` candidates to the front of the rest.
         let rest = &mut candidates[kept..];
         let count = head.min(rest.len());
         if count < rest.len() {
@@ -141,6 +141,6 @@ pub fn draw(candidates: &[Candidate], uniform: f64) -> Option<u32> {
             break;
         }
     }
-    // Rounding may leave `sum` at `target` when all have been added; then it is the last one.
+    // Rounding can leave `sum` at `target` after all have been added; then the last one is drawn.
     last
 }

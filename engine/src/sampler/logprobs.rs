@@ -1,13 +1,13 @@
-//! Log-probabilities of the model's own distribution: the log-softmax of the logits as the model
-//! gave them, before bias, penalties, temperature and filters (the convention of OpenAI and vLLM).
+//! Log-probabilities of the model's own distribution: the log-softmax of the model's logits before bias,
+//! penalties, temperature and filters (the convention of OpenAI and vLLM).
 
-use super::Choices;
+use super::LogitSet;
 use crate::{backend::TokenLogit, math};
 
 /// The log-probability of a drawn token, and the most probable ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {
-    /// Of the drawn token; −∞ if the model gave it no chance.
+    /// Log-probability of the drawn token; −∞ if its probability is zero.
     pub logprob: f32,
     /// The most probable tokens, in descending order; equal ones by ascending id.
     pub top: Vec<(u32, f32)>,
@@ -22,13 +22,14 @@ pub struct RawDistribution {
 }
 
 impl RawDistribution {
-    /// Reads off the `top` most probable tokens. `max` is the largest logit.
-    pub fn new<C: Choices + ?Sized>(logits: &C, max: f32, top: usize) -> Self {
+    /// Computes the normaliser and the `top` most probable tokens. `max` is the largest logit.
+    pub fn new<C: LogitSet + ?Sized>(logits: &C, max: f32, top: usize) -> Self {
         let max = f64::from(max);
-        let sum: f64 = logits.each().map(|choice| math::exp(f64::from(choice.logit) - max)).sum();
+        let sum: f64 =
+            logits.entries().map(|choice| math::exp(f64::from(choice.logit) - max)).sum();
         let normaliser = max + math::ln(sum);
         let mut best: Vec<(u32, f32)> = Vec::with_capacity(top + 1);
-        for TokenLogit { id, logit } in logits.each() {
+        for TokenLogit { id, logit } in logits.entries() {
             if best.len() == top && best.last().is_none_or(|(_, least)| logit <= *least) {
                 continue;
             }
@@ -42,7 +43,7 @@ impl RawDistribution {
         Self { normaliser, top: best }
     }
 
-    /// The report on a token whose raw logit is `logit`.
+    /// The log-probability of a token with the raw logit `logit`, and the most probable tokens.
     pub fn report(self, logit: f32) -> Logprobs {
         Logprobs { logprob: (f64::from(logit) - self.normaliser) as f32, top: self.top }
     }
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn log_probabilities_are_those_of_the_softmax() {
+    fn logprobs_are_those_of_the_softmax() {
         let logits = [1.0f32, 3.0, 3.0, f32::NEG_INFINITY, -2.0];
         let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
         let report = RawDistribution::new(&logits[..], 3.0, 3).report(-2.0);
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn no_alternatives_are_listed_when_none_are_asked_for() {
+    fn top_zero_lists_no_alternatives() {
         let report = RawDistribution::new(&[0.0, 0.0][..], 0.0, 0).report(0.0);
         assert!(report.top.is_empty());
         assert!((report.logprob + std::f32::consts::LN_2).abs() < 1e-7);

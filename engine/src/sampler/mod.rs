@@ -2,12 +2,12 @@
 //!
 //! The steps, in order: masks (`min_tokens`), logit bias, repetition penalty, presence and
 //! frequency penalties ([`penalties`]); then greedy, or temperature, top-k, top-p and min-p
-//! ([`filters`]) and a draw with the number that (seed, choice, position) stands for ([`rng`]).
-//! Arithmetic is f64 with our own `exp` and `ln` ([`crate::math`]), in fixed order: every machine draws
-//! the same token from the same logits.
+//! ([`filters`]) and a draw with the random number of (seed, choice, position) ([`rng`]). Arithmetic is
+//! f64 with the crate's own `exp` and `ln` ([`crate::math`]), in fixed order: every machine draws the
+//! same token from the same logits.
 
-mod choices;
 pub mod filters;
+mod logit_set;
 pub mod logprobs;
 pub mod params;
 pub mod penalties;
@@ -15,8 +15,8 @@ pub mod rng;
 #[cfg(test)]
 mod tests;
 
-pub use choices::Choices;
 pub use filters::Scratch;
+pub use logit_set::LogitSet;
 pub use logprobs::Logprobs;
 use logprobs::RawDistribution;
 pub use params::{InvalidParam, SamplingParams};
@@ -24,7 +24,7 @@ pub use penalties::TokenCounts;
 
 use std::borrow::BorrowMut;
 
-/// Logits no token can be drawn from. The sequence fails; others go on.
+/// Logits that no token can be drawn from. The request fails; others continue.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SampleError {
@@ -36,19 +36,19 @@ pub enum SampleError {
         /// Its logit.
         logit: f32,
     },
-    /// Every token is impossible.
-    #[error("no token may follow: every logit is negative infinity")]
+    /// Every token has probability zero.
+    #[error("every logit is negative infinity")]
     NothingLeft,
 }
 
-/// What a draw depends on besides logits and parameters.
+/// Everything besides logits and parameters that a draw depends on.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
     /// Earlier tokens of the sequence.
     pub counts: &'a TokenCounts,
-    /// Tokens that may not be drawn.
+    /// Tokens that must not be drawn.
     pub masked: &'a [u32],
-    /// Which of the request's choices.
+    /// Index of the choice in the request.
     pub choice: u32,
     /// Position of the drawn token, from the start of the prompt.
     pub position: usize,
@@ -59,18 +59,17 @@ pub struct Context<'a> {
 pub struct Drawn {
     /// The token.
     pub token: u32,
-    /// Log-probabilities, if asked for.
+    /// Log-probabilities, if requested.
     pub logprobs: Option<Logprobs>,
 }
 
-/// How many of the largest logits, as the model gives them, decide what [`sample`] draws; `None` if
-/// all do.
+/// Number of the model's largest logits that [`sample`] needs to draw the same token as from all;
+/// `None` if it needs all.
 ///
-/// Greedy needs the largest, top-k the k largest. Whatever only lowers logits (masks, penalties,
-/// negative bias) lets as many others move up as it lowers: among so many more of the largest
-/// are all that may be drawn. What raises a logit, a distribution that is not cut, and
-/// log-probabilities need all.
-pub fn deciding(params: &SamplingParams, context: Context<'_>) -> Option<usize> {
+/// Greedy needs the largest, top-k the k largest. Masks, penalties and negative bias only lower logits:
+/// if they lower m of them, at most m others move up, so m more of the largest are enough. Parameters
+/// that raise logits, a distribution without top-k, and log-probabilities need all.
+pub fn logits_needed(params: &SamplingParams, context: Context<'_>) -> Option<usize> {
     let largest = match (params.temperature == 0.0, params.top_k) {
         (true, _) => 1,
         (false, 0) => return None,
@@ -87,11 +86,12 @@ pub fn deciding(params: &SamplingParams, context: Context<'_>) -> Option<usize> 
     Some(largest.saturating_add(lowered))
 }
 
-/// Draws the next token. Overwrites `logits`, those of the whole vocabulary or the [`deciding`] ones.
+/// Draws the next token. Overwrites `logits`, which are those of the whole vocabulary or at least the
+/// [`logits_needed`] largest.
 ///
 /// # Errors
-/// If a logit is NaN or +∞, or nothing is left to draw.
-pub fn sample<C: Choices + ?Sized>(
+/// If a logit is NaN or +∞, or every logit is −∞.
+pub fn sample<C: LogitSet + ?Sized>(
     logits: &mut C,
     params: &SamplingParams,
     context: Context<'_>,

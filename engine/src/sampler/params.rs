@@ -1,12 +1,12 @@
-//! What a request asks of the sampler, and the ranges it may ask in.
+//! Sampling parameters of a request, and their ranges.
 
 use std::collections::BTreeMap;
 
-/// Most choices of one request.
+/// Most choices per request.
 pub const MAX_CHOICES: usize = 128;
-/// Most stop strings, and most stop tokens, of one request.
+/// Most stop strings, and most stop tokens, per request.
 pub const MAX_STOPS: usize = 64;
-/// Longest stop string.
+/// Longest stop string, in bytes.
 pub const STOP_BYTES_MAX: usize = 1024;
 /// Most alternatives reported with a token.
 pub const MAX_TOP_LOGPROBS: usize = 20;
@@ -17,14 +17,14 @@ pub const MAX_TOP_LOGPROBS: usize = 20;
 /// penalties, temperature, top-k, top-p, min-p.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// Tokens to generate at most; the context may allow fewer.
+    /// Most tokens to generate; the context may allow fewer.
     pub max_tokens: usize,
-    /// Tokens to generate before any end-of-sequence token, stop token or stop string counts;
-    /// until then those tokens cannot be drawn (end-of-sequence ones can with `ignore_eos`).
+    /// Fewest tokens to generate. Until then stop strings are ignored, and stop tokens and end-of-sequence
+    /// tokens cannot be drawn (except end-of-sequence tokens with `ignore_eos`).
     pub min_tokens: usize,
-    /// Logits are divided by it; 0 takes the most probable token.
+    /// Divisor of the logits; 0 takes the most probable token.
     pub temperature: f32,
-    /// Keep the `k` most probable tokens, and those as probable as the last of them; 0 is off.
+    /// Keep the `k` most probable tokens, and tokens as probable as the last of these; 0 is off.
     pub top_k: usize,
     /// Keep the most probable tokens until their sum reaches this; 1 is off.
     pub top_p: f32,
@@ -40,15 +40,15 @@ pub struct SamplingParams {
     pub logit_bias: BTreeMap<u32, f32>,
     /// Key of the random numbers: the same seed draws the same tokens.
     pub seed: u64,
-    /// Independent answers to generate.
+    /// Number of independent choices to generate.
     pub n: usize,
     /// Strings that end the output, which is cut before them.
     pub stop: Vec<String>,
     /// Tokens that end the output; their text is not part of it.
     pub stop_tokens: Vec<u32>,
-    /// Whether end-of-sequence tokens are tokens like any other.
+    /// Whether end-of-sequence tokens do not end the output.
     pub ignore_eos: bool,
-    /// Report log-probabilities, with this many of the most probable tokens each time.
+    /// Report log-probabilities, with this many of the most probable tokens at each position.
     pub logprobs: Option<usize>,
 }
 
@@ -83,7 +83,7 @@ pub struct InvalidParam {
     pub field: &'static str,
     /// The offending value.
     pub value: String,
-    /// What would have been accepted.
+    /// The accepted range.
     pub expected: &'static str,
 }
 
@@ -155,7 +155,7 @@ fn in_range(
     check((lowest..=highest).contains(&value), field, value, expected)
 }
 
-// The messages above spell the bounds out.
+// The messages above contain the bounds.
 const _: () = assert!(MAX_CHOICES == 128 && MAX_STOPS == 64);
 const _: () = assert!(STOP_BYTES_MAX == 1024 && MAX_TOP_LOGPROBS == 20);
 
@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_valid() {
+    fn defaults_are_valid() {
         assert_eq!(SamplingParams::default().validate(), Ok(()));
         assert_eq!(SamplingParams::greedy(1).validate(), Ok(()));
     }
 
     #[test]
-    fn every_field_outside_its_range_is_refused_by_name() {
+    fn field_outside_its_range_is_refused_by_name() {
         refused("max_tokens", |p| p.max_tokens = 0);
         refused("min_tokens", |p| p.min_tokens = 257);
         refused("temperature", |p| p.temperature = -0.1);

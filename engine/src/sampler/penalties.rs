@@ -1,16 +1,16 @@
-//! What changes single logits before the distribution is made: bias, penalties, masks.
+//! Changes of single logits before the distribution is computed: bias, penalties, masks.
 
 use std::collections::BTreeMap;
 
-use super::{Choices, SamplingParams};
+use super::{LogitSet, SamplingParams};
 
-/// How often a token occurred. One that occurs in the prompt alone has an entry too.
+/// Occurrences of a token. A token that occurs only in the prompt has an entry too.
 #[derive(Debug, Clone, Copy, Default)]
 struct Occurrences {
     generated: u32,
 }
 
-/// The tokens of a sequence that penalties look at. Empty when no penalty is on.
+/// Counts of a sequence's tokens for penalties. Empty if no penalty is on.
 #[derive(Debug, Clone, Default)]
 pub struct TokenCounts {
     counts: BTreeMap<u32, Occurrences>,
@@ -19,7 +19,7 @@ pub struct TokenCounts {
 }
 
 impl TokenCounts {
-    /// Counts for a sequence that starts with `prompt`.
+    /// Makes the counts of a sequence that starts with `prompt`.
     pub fn new(params: &SamplingParams, prompt: &[u32]) -> Self {
         let counts_prompt = params.repetition_penalty != 1.0;
         let counts_output =
@@ -31,7 +31,7 @@ impl TokenCounts {
         Self { counts, counts_prompt, counts_output }
     }
 
-    /// Tokens with an entry.
+    /// Number of different tokens.
     pub fn distinct(&self) -> usize {
         self.counts.len()
     }
@@ -45,7 +45,7 @@ impl TokenCounts {
 
     /// Applies the penalties: repetition (prompt and output), then presence and frequency (output
     /// only, as OpenAI defines them).
-    pub fn apply<C: Choices + ?Sized>(&self, params: &SamplingParams, logits: &mut C) {
+    pub fn apply<C: LogitSet + ?Sized>(&self, params: &SamplingParams, logits: &mut C) {
         for (token, occurrences) in &self.counts {
             let Some(logit) = logits.logit_mut(*token) else { continue };
             if self.counts_prompt {
@@ -61,7 +61,7 @@ impl TokenCounts {
 }
 
 /// Adds the logit bias.
-pub fn add_bias<C: Choices + ?Sized>(params: &SamplingParams, logits: &mut C) {
+pub fn add_bias<C: LogitSet + ?Sized>(params: &SamplingParams, logits: &mut C) {
     for (token, bias) in &params.logit_bias {
         if let Some(logit) = logits.logit_mut(*token) {
             *logit += bias;
@@ -69,8 +69,8 @@ pub fn add_bias<C: Choices + ?Sized>(params: &SamplingParams, logits: &mut C) {
     }
 }
 
-/// Makes tokens impossible.
-pub fn mask<C: Choices + ?Sized>(tokens: impl IntoIterator<Item = u32>, logits: &mut C) {
+/// Sets the logits of tokens to −∞.
+pub fn mask<C: LogitSet + ?Sized>(tokens: impl IntoIterator<Item = u32>, logits: &mut C) {
     for token in tokens {
         if let Some(logit) = logits.logit_mut(token) {
             *logit = f32::NEG_INFINITY;
@@ -92,20 +92,20 @@ mod tests {
     }
 
     #[test]
-    fn repetition_counts_prompt_and_output_once() {
+    fn repetition_penalty_applies_once_to_prompt_and_output() {
         let params = SamplingParams { repetition_penalty: 2.0, ..Default::default() };
         assert_eq!(penalised(&params, &[0, 0], &[1, 1]), [1.0, -4.0, 1.0, 0.5]);
     }
 
     #[test]
-    fn presence_and_frequency_count_the_output_only() {
+    fn presence_and_frequency_penalties_apply_to_output_only() {
         let params =
             SamplingParams { presence_penalty: 0.5, frequency_penalty: 0.25, ..Default::default() };
         assert_eq!(penalised(&params, &[0, 3], &[1, 1, 2]), [2.0, -3.0, 0.25, 0.5]);
     }
 
     #[test]
-    fn bias_comes_before_the_penalties() {
+    fn bias_is_added_before_penalties() {
         let params = SamplingParams {
             repetition_penalty: 2.0,
             logit_bias: BTreeMap::from([(1, 6.0), (9, 1.0)]),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn without_penalties_nothing_is_counted() {
+    fn logits_do_not_change_without_penalties() {
         let params = SamplingParams::default();
         assert_eq!(penalised(&params, &[0], &[1]), [2.0, -2.0, 1.0, 0.5]);
     }

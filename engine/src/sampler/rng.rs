@@ -1,15 +1,15 @@
 //! The counter-based generator behind sampling: Philox4x32-10 of J. K. Salmon, M. A. Moraes,
 //! R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011).
 //!
-//! A number is a function of (seed, choice, position) and nothing else: no state to keep, so a
-//! token does not depend on what else was drawn, by whom, or in which order.
+//! A number is a function of (seed, choice, position) and nothing else. There is no state, so a token
+//! does not depend on other draws or their order.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 /// Golden ratio and √3 − 1, as 32-bit fractions.
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// 128 random bits for a counter under a key.
+/// Returns 128 random bits for a counter and a key.
 pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let mut c = counter;
     let mut k = key;
@@ -24,9 +24,9 @@ pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// A number in [0, 1), a multiple of 2⁻⁵³, for the token at `position` of a choice. `position`
-/// counts from the start of the prompt, so a generation that is continued elsewhere with its
-/// tokens as prompt draws what it would have drawn.
+/// Returns a number in [0, 1), a multiple of 2⁻⁵³, for the token at `position` of a choice. `position`
+/// counts from the start of the prompt, so a generation that continues elsewhere, with its tokens as
+/// prompt, draws the same tokens.
 pub fn uniform(seed: u64, choice: u32, position: u64) -> f64 {
     let counter = [position as u32, (position >> 32) as u32, choice, 0];
     let key = [seed as u32, (seed >> 32) as u32];
@@ -41,7 +41,7 @@ mod tests {
 
     /// Vectors of Random123's `kat_vectors`, `philox4x32 10`.
     #[test]
-    fn known_answers_are_reproduced() {
+    fn known_vectors_are_reproduced() {
         let all = u32::MAX;
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
         for (counter, key, expected) in [
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_fill_the_unit_interval_evenly() {
+    fn numbers_are_uniform_in_the_unit_interval() {
         let mut tenths = [0u32; 10];
         for position in 0..10_000 {
             let number = uniform(7, 0, position);

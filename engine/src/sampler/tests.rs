@@ -42,7 +42,7 @@ fn distribution(params: &SamplingParams, context_ids: &[u32]) -> Vec<(u32, f64)>
 }
 
 #[test]
-fn distributions_are_those_of_the_reference_implementation() {
+fn distributions_equal_those_of_the_reference_implementation() {
     let file: Value = serde_json::from_slice(&golden("sampler.json")).expect("valid JSON");
     let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).expect("ids") };
     let context_ids = ids(&file["context_ids"]);
@@ -62,7 +62,7 @@ fn distributions_are_those_of_the_reference_implementation() {
         let actual_ids: Vec<u32> = actual.iter().map(|(token, _)| *token).collect();
         let probs: Vec<f64> = serde_json::from_value(case["probs"].clone()).expect("probs");
         let (mut sorted, mut expected) = (actual_ids.clone(), ids(&case["ids"]));
-        // Equal probabilities may be listed in another order there: compare as sets, then values.
+        // The reference may order equal probabilities differently: compare as sets, then values.
         sorted.sort_unstable();
         expected.sort_unstable();
         assert_eq!(sorted, expected, "{params:?}");
@@ -88,7 +88,7 @@ fn greedy_takes_the_lowest_of_equal_tokens() {
 }
 
 #[test]
-fn logits_without_a_meaning_are_an_error_not_a_panic() {
+fn non_finite_logits_are_an_error_not_a_panic() {
     for params in [SamplingParams::greedy(1), SamplingParams::default()] {
         for logprobs in [None, Some(2)] {
             let params = SamplingParams { logprobs, ..params.clone() };
@@ -104,7 +104,7 @@ fn logits_without_a_meaning_are_an_error_not_a_panic() {
 }
 
 #[test]
-fn masked_tokens_are_never_drawn_whatever_their_bias() {
+fn masked_tokens_are_never_drawn_with_any_bias() {
     let params = SamplingParams { logit_bias: [(1, 100.0)].into(), ..SamplingParams::default() };
     let counts = NO_COUNTS();
     for position in 0..200 {
@@ -128,7 +128,7 @@ fn extreme_temperatures_are_greedy_and_uniform() {
 }
 
 #[test]
-fn tokens_are_drawn_as_often_as_they_are_probable() {
+fn tokens_are_drawn_in_proportion_to_their_probability() {
     let params = SamplingParams { top_k: 3, seed: 5, ..SamplingParams::default() };
     let logits = [0.0, 2.0f32.ln(), 5.0f32.ln(), -1.0];
     let mut counts = [0u32; 4];
@@ -159,7 +159,7 @@ fn drawn_tokens_are_the_same_on_every_machine() {
     );
 }
 
-/// The definition of the filters, by sorting everything.
+/// The definition of the filters, with a sort of the whole vocabulary.
 fn filtered_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let weight = |logit: f32| math::exp((f64::from(logit) - max) / f64::from(params.temperature));
@@ -197,8 +197,8 @@ fn filtered_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
 
 proptest! {
     #[test]
-    fn selecting_keeps_what_sorting_keeps(
-        // Few distinct values, so that there are many ties; up to several looks of top-p.
+    fn filters_keep_the_same_tokens_as_sorting(
+        // Few distinct values, so that there are many ties; enough tokens for several rounds of top-p.
         logits in prop::collection::vec(
             prop_oneof![
                 8 => (-20i8..20).prop_map(|logit| f32::from(logit) / 4.0),
@@ -224,7 +224,7 @@ proptest! {
     }
 
     #[test]
-    fn those_that_decide_give_what_all_do(
+    fn needed_logits_draw_the_same_token_as_all(
         logits in prop::collection::vec((-20i8..20).prop_map(|logit| f32::from(logit) / 4.0), 1..300),
         temperature in prop_oneof![Just(0.0f32), 0.1f32..3.0],
         top_k in 1usize..20,
@@ -241,8 +241,8 @@ proptest! {
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
         let context = Context { counts: &counts, masked: &masked, choice: 0, position };
-        let deciding = deciding(&params, context).expect("nothing raises a logit");
-        let mut some = largest(&logits, deciding);
+        let needed = logits_needed(&params, context).expect("nothing raises a logit");
+        let mut some = largest(&logits, needed);
         let mut all = logits;
         let mut scratch = Scratch::default();
         prop_assert_eq!(
@@ -252,7 +252,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bits_as_logits_give_a_token_or_an_error(
+    fn logits_of_any_bits_give_a_token_or_an_error(
         bits in prop::collection::vec(any::<u32>(), 0..60),
         temperature in prop_oneof![Just(0.0f32), Just(f32::MIN_POSITIVE), 0.1f32..3.0],
         top_k in 0usize..10,

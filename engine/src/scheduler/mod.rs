@@ -1,5 +1,5 @@
-//! Which sequences run in the next step, and in which blocks. Pure: no threads, no clock, no
-//! device. The engine asks for a [`Plan`], runs it, and reports what came of it.
+//! Chooses the sequences of the next step and their KV blocks. Pure: no threads, no clock, no device.
+//! The engine takes a [`Plan`], runs it, and reports the result.
 //!
 //! ```text
 //!   add ──► Pending ──admit──► Prefilling ──last chunk──► Decoding ──► remove
@@ -10,14 +10,14 @@
 //! A step is filled in this order, until its token budget is used:
 //!
 //! 1. one token for every decoding sequence;
-//! 2. chunks of the sequences that are prefilling already;
-//! 3. chunks of newly admitted ones: by priority 16 : 4 : 1, first come first served within one,
-//!    and only when the blocks for all their tokens can be had without preempting anybody.
+//! 2. chunks of sequences that are already prefilling;
+//! 3. chunks of newly admitted sequences: by priority 16 : 4 : 1, in order of arrival within a priority,
+//!    and only if the blocks for all their tokens are available without preemption.
 //!
-//! When a running sequence needs a block and none can be had (cached prefixes are evicted first),
-//! the newest sequence of the lowest priority is preempted: its blocks are released and it waits
-//! again, with its tokens. Since the oldest sequence of the highest priority is never the victim,
-//! it always comes to its end, then the next: no starvation.
+//! If a running sequence needs a block and none is available (cached prefixes are evicted first), the
+//! newest sequence of the lowest priority is preempted: its blocks are released, and it is pending
+//! again with its tokens. The oldest sequence of the highest priority is never preempted for another,
+//! so it always finishes, then the next one does: no starvation.
 
 mod plan;
 mod sequence;
@@ -31,7 +31,7 @@ use crate::{
     kv::{BLOCK_TOKENS, BlockCache, BlockHash},
 };
 
-pub use plan::{Plan, Planned, Refusal};
+pub use plan::{Plan, PlannedChunk, Refusal};
 use sequence::Sequence;
 pub use sequence::{Priority, SequenceId, State};
 
@@ -40,7 +40,7 @@ pub use sequence::{Priority, SequenceId, State};
 pub struct Limits {
     /// Sequences that may hold blocks at once.
     pub max_sequences: usize,
-    /// Tokens of one step; at least `max_sequences`, so that every decoding sequence has its turn.
+    /// Tokens of one step; at least `max_sequences`, so that every decoding sequence gets a token.
     pub token_budget: usize,
     /// Whether blocks are reused by content.
     pub prefix_cache: bool,
@@ -48,14 +48,14 @@ pub struct Limits {
     pub stall_limit: u32,
 }
 
-/// What the scheduler has done so far.
+/// Counters since the scheduler was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Tokens whose keys and values were found in the prefix cache at admission.
     pub prefix_hit_tokens: u64,
-    /// Tokens that had to be computed after an admission.
+    /// Tokens that were not found there and had to be computed.
     pub prefix_miss_tokens: u64,
-    /// Sequences sent back to Pending.
+    /// Sequences that became pending again.
     pub preemptions: u64,
 }
 
@@ -65,17 +65,17 @@ pub struct Scheduler {
     limits: Limits,
     cache: BlockCache,
     sequences: BTreeMap<SequenceId, Sequence>,
-    /// Pending sequences, in line.
-    waiting: BTreeSet<SequenceId>,
-    /// Prefilling and decoding sequences, in line.
+    /// Pending sequences, in order of service.
+    pending: BTreeSet<SequenceId>,
+    /// Prefilling and decoding sequences, in order of service.
     running: BTreeSet<SequenceId>,
-    /// Admissions left to each priority before the weights are dealt out again.
+    /// Admissions left to each priority in this round.
     credits: [u32; 3], // (priority)
     counters: Counters,
 }
 
 impl Scheduler {
-    /// A scheduler over `block_count` blocks of a backend's storage.
+    /// Makes a scheduler over `block_count` blocks of a backend's storage.
     pub fn new(limits: Limits, block_count: usize) -> Self {
         let max_sequences = limits.max_sequences.max(1);
         let token_budget = limits.token_budget.max(max_sequences);
@@ -83,53 +83,54 @@ impl Scheduler {
             limits: Limits { max_sequences, token_budget, ..limits },
             cache: BlockCache::new(block_count),
             sequences: BTreeMap::new(),
-            waiting: BTreeSet::new(),
+            pending: BTreeSet::new(),
             running: BTreeSet::new(),
             credits: [0; 3],
             counters: Counters::default(),
         }
     }
 
-    /// Puts a sequence in line. `root` starts the hash chain of its blocks.
+    /// Adds a pending sequence. `root` starts the hash chain of its blocks.
     pub fn add(&mut self, id: SequenceId, tokens: Vec<u32>, root: BlockHash) {
         assert!(!tokens.is_empty(), "a sequence has at least one token");
         let previous = self.sequences.insert(id, Sequence::new(tokens, root));
         assert!(previous.is_none(), "{id:?} was added twice");
-        self.waiting.insert(id);
+        self.pending.insert(id);
     }
 
-    /// Whether the sequence has not been removed.
+    /// Whether the scheduler has the sequence.
     pub fn contains(&self, id: SequenceId) -> bool {
         self.sequences.contains_key(&id)
     }
 
-    /// State of a sequence that has not been removed.
+    /// State of a sequence, `None` once it has been removed.
     pub fn state(&self, id: SequenceId) -> Option<State> {
         self.sequences.get(&id).map(|sequence| sequence.state)
     }
 
-    /// Sequences that hold blocks.
+    /// Number of sequences that hold blocks.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Sequences in line.
-    pub fn waiting(&self) -> usize {
-        self.waiting.len()
+    /// Number of pending sequences.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
     }
 
-    /// The blocks and who holds them.
+    /// The KV blocks and their holders.
     pub fn cache(&self) -> &BlockCache {
         &self.cache
     }
 
-    /// What has happened so far.
+    /// Counters since the scheduler was made.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The backend's view of a planned chunk; `logits` is what its sampler needs, if it samples.
-    pub fn chunk(&self, planned: &Planned, logits: LogitsFor) -> Chunk<'_> {
+    /// The backend's view of a planned chunk. `logits` are those that the sampler needs if the chunk ends
+    /// with a draw.
+    pub fn chunk(&self, planned: &PlannedChunk, logits: LogitsFor) -> Chunk<'_> {
         let sequence = &self.sequences[&planned.id];
         Chunk {
             tokens: &sequence.tokens[planned.start..planned.end],
@@ -139,7 +140,8 @@ impl Scheduler {
         }
     }
 
-    /// The step of `plan` succeeded: its positions are computed, its full blocks can be found.
+    /// Records that the step of `plan` succeeded: its positions are computed, and its full blocks are in the
+    /// prefix cache.
     pub fn commit(&mut self, plan: &Plan) {
         for planned in &plan.chunks {
             let Some(sequence) = self.sequences.get_mut(&planned.id) else { continue };
@@ -150,7 +152,7 @@ impl Scheduler {
             }
             if self.limits.prefix_cache {
                 let full = planned.end / BLOCK_TOKENS;
-                sequence.name_blocks(full);
+                sequence.hash_blocks(full);
                 let named = sequence.blocks.iter().zip(&sequence.hashes).take(full).skip(before);
                 for (block, hash) in named {
                     self.cache.register(*hash, *block);
@@ -159,9 +161,9 @@ impl Scheduler {
         }
     }
 
-    /// The step of `plan` failed: nothing in the blocks it used may be found again. The caller
-    /// removes the sequences.
-    pub fn distrust(&mut self, plan: &Plan) {
+    /// Records that the step of `plan` failed: the blocks it used leave the prefix cache. The caller removes
+    /// the sequences.
+    pub fn invalidate(&mut self, plan: &Plan) {
         for planned in &plan.chunks {
             if let Some(sequence) = self.sequences.get(&planned.id) {
                 for block in &sequence.blocks {
@@ -171,8 +173,9 @@ impl Scheduler {
         }
     }
 
-    /// A choice of the same request starts from `parent`'s computed blocks, sharing them. Without
-    /// a free place it waits like a preempted sequence and computes its tokens again.
+    /// Starts another choice of the same request, which shares `parent`'s computed blocks. If
+    /// `max_sequences` are running, the choice is pending like a preempted sequence and computes its
+    /// tokens again.
     pub fn fork(&mut self, parent: SequenceId, child: SequenceId) {
         let mut sequence = self.sequences[&parent].clone();
         sequence.stalls = 0;
@@ -185,7 +188,7 @@ impl Scheduler {
             sequence.blocks.clear();
             sequence.computed = 0;
             sequence.state = State::Pending;
-            self.waiting.insert(child);
+            self.pending.insert(child);
         }
         let previous = self.sequences.insert(child, sequence);
         assert!(previous.is_none(), "{child:?} was added twice");
@@ -199,16 +202,16 @@ impl Scheduler {
         }
     }
 
-    /// Ends a sequence in whatever state it is, and releases its blocks.
+    /// Removes a sequence in any state, and releases its blocks.
     pub fn remove(&mut self, id: SequenceId) {
         if let Some(mut sequence) = self.sequences.remove(&id) {
             self.cache.release_all(&mut sequence.blocks);
             self.running.remove(&id);
-            self.waiting.remove(&id);
+            self.pending.remove(&id);
         }
     }
 
-    /// Sends a running sequence back in line with its tokens and without its blocks.
+    /// Makes a running sequence pending again, with its tokens and without its blocks.
     fn preempt(&mut self, id: SequenceId) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         self.cache.release_all(&mut sequence.blocks);
@@ -216,19 +219,19 @@ impl Scheduler {
         sequence.state = State::Pending;
         sequence.stalls += 1;
         self.running.remove(&id);
-        self.waiting.insert(id);
+        self.pending.insert(id);
         self.counters.preemptions += 1;
     }
 }
 
 #[cfg(test)]
 impl Scheduler {
-    /// Every invariant of the bookkeeping that can be checked between two steps.
+    /// Checks every invariant that holds between two steps.
     pub(crate) fn audit(&self) {
         let mut holders = BTreeMap::new();
         for (id, sequence) in &self.sequences {
             let pending = sequence.state == State::Pending;
-            assert_eq!(self.waiting.contains(id), pending);
+            assert_eq!(self.pending.contains(id), pending);
             assert_eq!(self.running.contains(id), !pending);
             assert!(!pending || sequence.blocks.is_empty() && sequence.computed == 0);
             assert!(sequence.computed < sequence.tokens.len());
@@ -237,7 +240,7 @@ impl Scheduler {
                 *holders.entry(*block).or_insert(0u32) += 1;
             }
         }
-        assert_eq!(self.running.len() + self.waiting.len(), self.sequences.len());
+        assert_eq!(self.running.len() + self.pending.len(), self.sequences.len());
         assert!(self.running.len() <= self.limits.max_sequences);
         self.cache.audit(&holders);
     }

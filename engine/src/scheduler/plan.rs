@@ -1,67 +1,66 @@
-//! Filling a step: decodes, running prefills, admissions, and the blocks each of them needs.
+//! Filling a step: decodes, running prefills, admissions, and the blocks that each needs.
 
 use super::{Priority, Scheduler, SequenceId, State};
 use crate::kv::{BLOCK_TOKENS, BlockId, Writable, blocks_for};
 
-/// Admissions each priority gets per round while all have sequences in line.
+/// Admissions of each priority per round while all have pending sequences.
 const WEIGHTS: [u32; 3] = [16, 4, 1]; // (priority)
 
 /// One sequence's part of a step: the tokens at `start..end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Planned {
-    /// Whose tokens.
+pub struct PlannedChunk {
+    /// The sequence.
     pub id: SequenceId,
     /// First position.
     pub start: usize,
     /// Position after the last.
     pub end: usize,
-    /// Whether these are the sequence's last tokens, so that the next one is sampled.
+    /// Whether the chunk ends with the sequence's last token, so that the next one is sampled.
     pub samples: bool,
     /// Whether this is a decode (otherwise a prefill chunk).
     pub decodes: bool,
 }
 
-/// Why a sequence cannot go on.
+/// The reason a sequence cannot continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It needs more blocks than there are, though it had them all to itself.
+    /// It needs more blocks than the pool has.
     OutOfBlocks {
-        /// Blocks its tokens take.
+        /// Blocks that its tokens take.
         needed: usize,
         /// Blocks in the pool.
         total: usize,
     },
-    /// It got no new token for too long.
+    /// It got no new token within the stall limit.
     NoProgress {
         /// Steps without work, and preemptions, since its newest token.
         stalls: u32,
     },
 }
 
-/// What to do in one step.
+/// The work of one step.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// Chunks to run, at most one a sequence.
-    pub chunks: Vec<Planned>,
-    /// Block copies to make before, in order: from, to.
+    /// Chunks to run, at most one per sequence.
+    pub chunks: Vec<PlannedChunk>,
+    /// Block copies to make before the step, in order: from, to.
     pub copies: Vec<(BlockId, BlockId)>,
-    /// Sequences sent back to Pending.
+    /// Sequences that became pending again.
     pub preempted: Vec<SequenceId>,
-    /// Sequences the caller must remove.
+    /// Sequences that the caller must remove.
     pub refused: Vec<(SequenceId, Refusal)>,
-    /// Admitted sequences, with the tokens the prefix cache spared them.
+    /// Admitted sequences, and the number of their tokens found in the prefix cache.
     pub admitted: Vec<(SequenceId, usize)>,
 }
 
 impl Scheduler {
-    /// Decides the next step. The plan must be committed, or its sequences removed, before the
-    /// next call.
+    /// Plans the next step. The caller must commit the plan, or remove its sequences, before the next call.
     pub fn plan(&mut self) -> Plan {
         let mut plan = Plan::default();
         let mut budget = self.limits.token_budget;
-        let in_line: Vec<SequenceId> = self.running.iter().copied().collect();
+        let running: Vec<SequenceId> = self.running.iter().copied().collect();
         for state in [State::Decoding, State::Prefilling] {
-            for id in &in_line {
+            for id in &running {
                 if budget > 0 && self.state(*id) == Some(state) {
                     self.schedule(*id, &mut budget, &mut plan);
                 }
@@ -69,18 +68,17 @@ impl Scheduler {
         }
         while budget > 0
             && self.running.len() < self.limits.max_sequences
-            && let Some(id) = self.next_in_line()
+            && let Some(id) = self.next_pending()
         {
-            let Some(spared) = self.admit(id) else { break };
-            plan.admitted.push((id, spared));
+            let Some(cached_tokens) = self.admit(id) else { break };
+            plan.admitted.push((id, cached_tokens));
             self.schedule(id, &mut budget, &mut plan);
         }
         self.count_stalls(&mut plan);
         plan
     }
 
-    /// Adds the sequence's next tokens to the plan, as many as the budget has, once their blocks
-    /// are its own.
+    /// Adds the sequence's next tokens to the plan, up to the budget, and gets it the blocks to write them to.
     fn schedule(&mut self, id: SequenceId, budget: &mut usize, plan: &mut Plan) {
         let sequence = &self.sequences[&id];
         let (start, length) = (sequence.computed, sequence.tokens.len());
@@ -88,18 +86,18 @@ impl Scheduler {
         let decodes = sequence.state == State::Decoding;
         for index in start / BLOCK_TOKENS..blocks_for(end) {
             while !self.take_block(id, index, plan) {
-                // Give the budget of a victim back: its chunk does not run.
-                match self.make_room(id, plan) {
-                    Room::Made(tokens) => *budget += tokens,
-                    Room::Gone => return,
+                // The chunk of a preempted sequence does not run: return its tokens to the budget.
+                match self.preempt_for(id, plan) {
+                    Preempted::Other(tokens) => *budget += tokens,
+                    Preempted::Itself => return,
                 }
             }
         }
         *budget -= end - start;
-        plan.chunks.push(Planned { id, start, end, samples: end == length, decodes });
+        plan.chunks.push(PlannedChunk { id, start, end, samples: end == length, decodes });
     }
 
-    /// Makes block `index` of a sequence's table its own to write to. False if there is none.
+    /// Makes block `index` of a sequence's table writable for it. False if no block is available.
     fn take_block(&mut self, id: SequenceId, index: usize, plan: &mut Plan) -> bool {
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         let Some(block) = sequence.blocks.get_mut(index) else {
@@ -118,14 +116,14 @@ impl Scheduler {
         true
     }
 
-    /// Preempts the last in line so that `id` can have a block.
-    fn make_room(&mut self, id: SequenceId, plan: &mut Plan) -> Room {
+    /// Preempts the last running sequence so that `id` can have a block.
+    fn preempt_for(&mut self, id: SequenceId, plan: &mut Plan) -> Preempted {
         let victim = self.running.last().copied().unwrap_or(id);
         if victim == id && self.running.len() <= 1 {
             let needed = blocks_for(self.sequences[&id].tokens.len());
             let refusal = Refusal::OutOfBlocks { needed, total: self.cache.total() };
             plan.refused.push((id, refusal));
-            return Room::Gone;
+            return Preempted::Itself;
         }
         self.preempt(victim);
         plan.preempted.push(victim);
@@ -137,14 +135,14 @@ impl Scheduler {
             }
             keep
         });
-        if victim == id { Room::Gone } else { Room::Made(tokens) }
+        if victim == id { Preempted::Itself } else { Preempted::Other(tokens) }
     }
 
-    /// The sequence to admit next: by weight between priorities, by arrival within one.
-    fn next_in_line(&mut self) -> Option<SequenceId> {
+    /// The sequence to admit next: by weight between priorities, by arrival within a priority.
+    fn next_pending(&mut self) -> Option<SequenceId> {
         let heads = Priority::ALL.map(|priority| {
             let first = SequenceId { priority, request: 0, choice: 0 };
-            let head = self.waiting.range(first..).next().copied();
+            let head = self.pending.range(first..).next().copied();
             head.filter(|id| id.priority == priority)
         });
         let due = |credits: &[u32; 3]| {
@@ -156,21 +154,20 @@ impl Scheduler {
         })
     }
 
-    /// Moves a pending sequence to the running ones if blocks for all its tokens can be had, and
-    /// returns the tokens that cached blocks spare it. At least the last token is always computed,
-    /// since its logits are needed.
+    /// Makes a pending sequence run if blocks for all its tokens are available, and returns the number of
+    /// its tokens that cached blocks hold. The last token is always computed, since its logits are needed.
     fn admit(&mut self, id: SequenceId) -> Option<usize> {
         let sequence = self.sequences.get_mut(&id)?;
         let length = sequence.tokens.len();
         let mut hits = Vec::new();
         if self.limits.prefix_cache {
-            let names = sequence.name_blocks(length / BLOCK_TOKENS);
-            hits.extend(names.iter().map_while(|name| self.cache.peek(name)));
+            let hashes = sequence.hash_blocks(length / BLOCK_TOKENS);
+            hits.extend(hashes.iter().map_while(|hash| self.cache.peek(hash)));
         }
         let idle_hits = hits.iter().filter(|hit| self.cache.references(**hit) == 0).count();
-        // A fully cached prompt writes to its last block, which takes a copy if others hold it.
+        // A fully cached prompt writes to its last block, and needs a copy of it if others hold it.
         let copies = usize::from(hits.len() * BLOCK_TOKENS == length);
-        // Every running sequence takes a block each 16 steps: leave those of the next step.
+        // Every running sequence takes a block every 16 steps: leave enough for the next step.
         let growth = self.running.len().div_ceil(BLOCK_TOKENS);
         let needed = blocks_for(length) - hits.len() + copies + growth;
         if !self.running.is_empty() && needed > self.cache.available() - idle_hits {
@@ -179,26 +176,26 @@ impl Scheduler {
         for hit in &hits {
             self.cache.retain(*hit);
         }
-        let spared = (hits.len() * BLOCK_TOKENS).min(length - 1);
+        let cached_tokens = (hits.len() * BLOCK_TOKENS).min(length - 1);
         sequence.blocks = hits;
-        sequence.computed = spared;
+        sequence.computed = cached_tokens;
         sequence.state = State::Prefilling;
-        self.waiting.remove(&id);
+        self.pending.remove(&id);
         self.running.insert(id);
-        self.counters.prefix_hit_tokens += spared as u64;
-        self.counters.prefix_miss_tokens += (length - spared) as u64;
+        self.counters.prefix_hit_tokens += cached_tokens as u64;
+        self.counters.prefix_miss_tokens += (length - cached_tokens) as u64;
         let credit = &mut self.credits[id.priority as usize];
         *credit = credit.saturating_sub(1);
-        Some(spared)
+        Some(cached_tokens)
     }
 
-    /// Counts a step without work for the running sequences that got none, and refuses sequences
-    /// that have stood still for too long.
+    /// Counts a step without work for the running sequences that got none, and refuses sequences beyond the
+    /// stall limit.
     fn count_stalls(&mut self, plan: &mut Plan) {
         if self.running.len() > plan.chunks.len() {
             for id in &self.running {
-                let works = plan.chunks.iter().any(|planned| planned.id == *id);
-                if let Some(sequence) = self.sequences.get_mut(id).filter(|_| !works) {
+                let has_work = plan.chunks.iter().any(|planned| planned.id == *id);
+                if let Some(sequence) = self.sequences.get_mut(id).filter(|_| !has_work) {
                     sequence.stalls += 1;
                 }
             }
@@ -213,10 +210,10 @@ impl Scheduler {
     }
 }
 
-/// What came of making room.
-enum Room {
-    /// Somebody else went; this many planned tokens will not run.
-    Made(usize),
-    /// The sequence itself cannot run in this step.
-    Gone,
+/// Outcome of a preemption.
+enum Preempted {
+    /// Another sequence was preempted; this many of its planned tokens will not run.
+    Other(usize),
+    /// The sequence itself was preempted or refused, and cannot run in this step.
+    Itself,
 }

@@ -1,58 +1,58 @@
-//! One sequence as the scheduler sees it: tokens, block table, state.
+//! One sequence in the scheduler: tokens, block table, state.
 
 use crate::kv::{BLOCK_TOKENS, BlockHash, BlockId};
 
-/// Who goes first. Within one priority, earlier requests do.
+/// Order of service between requests. Within a priority, earlier requests are served first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Priority {
-    /// Before the others.
+    /// Served before the others.
     High,
     /// The default.
     #[default]
     Normal,
-    /// After the others, but still served (see [`Scheduler`](super::Scheduler)).
+    /// Served after the others, but never starved (see [the module](super)).
     Low,
 }
 
 impl Priority {
-    /// Every priority, first served first.
+    /// Every priority, in order of service.
     pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
 }
 
-/// Name of a sequence, and its place in line: the smaller is served first and preempted last.
+/// Identifier of a sequence. A smaller one is served first and preempted last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId {
     /// Priority of the request.
     pub priority: Priority,
-    /// Number of the request; grows with arrival.
+    /// Number of the request, in order of arrival.
     pub request: u64,
-    /// Which of the request's `n` choices this is.
+    /// Index of the choice among the request's `n`.
     pub choice: u32,
 }
 
-/// Where a live sequence stands. Ended ones are no longer in the scheduler.
+/// State of a sequence. Finished sequences are no longer in the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Holds no blocks; admission moves it out.
+    /// Holds no blocks; left by admission.
     Pending,
-    /// Has tokens whose keys and values are missing; the step that computes the last moves it out.
+    /// Some tokens have no keys and values yet; left with the step that computes the last of these.
     Prefilling,
-    /// Lacks only its newest token; one token a step.
+    /// Only the newest token has no keys and values; one token per step.
     Decoding,
 }
 
 /// A sequence inside the scheduler.
 #[derive(Debug, Clone)]
 pub(super) struct Sequence {
-    /// Prompt, then what was generated.
+    /// The prompt, then the generated tokens.
     pub tokens: Vec<u32>,
-    /// Positions whose keys and values are in the blocks.
+    /// Number of leading positions with keys and values in the blocks.
     pub computed: usize,
     /// Block table: block `i` holds positions `16 i .. 16 i + 16`.
     pub blocks: Vec<BlockId>,
     /// Start of the hash chain.
     pub root: BlockHash,
-    /// Names of the leading full blocks of `tokens`, as far as they were needed.
+    /// Hashes of the leading full blocks of `tokens`, as far as they were needed.
     pub hashes: Vec<BlockHash>,
     pub state: State,
     /// Steps without work while admitted, and preemptions, since the newest token.
@@ -73,7 +73,7 @@ impl Sequence {
     }
 
     /// Extends `hashes` to the first `count` blocks, all of which must be full.
-    pub fn name_blocks(&mut self, count: usize) -> &[BlockHash] {
+    pub fn hash_blocks(&mut self, count: usize) -> &[BlockHash] {
         while self.hashes.len() < count {
             let start = self.hashes.len() * BLOCK_TOKENS;
             let parent = self.hashes.last().unwrap_or(&self.root);

@@ -1,4 +1,4 @@
-//! The scheduler alone: what it plans, without an engine or a backend.
+//! Plans of the scheduler, without an engine or a backend.
 
 use super::*;
 use crate::kv::BlockId;
@@ -15,13 +15,13 @@ fn normal(request: u64) -> SequenceId {
     id(Priority::Normal, request)
 }
 
-/// Adds a sequence of `length` tokens that no other sequence begins with.
+/// Adds a sequence of `length` tokens that shares no prefix with other sequences.
 fn add(scheduler: &mut Scheduler, id: SequenceId, length: usize) {
     let tokens = vec![id.request as u32; length];
     scheduler.add(id, tokens, BlockHash::root("class", b""));
 }
 
-/// Plans and commits a step, and draws a token for everyone who can have one.
+/// Plans and commits a step, and appends a token to every sequence that samples.
 fn step(scheduler: &mut Scheduler) -> Plan {
     let plan = scheduler.plan();
     assert_eq!(plan.refused, [], "nothing is refused here");
@@ -38,7 +38,7 @@ fn spans(plan: &Plan) -> Vec<(u64, usize, usize, bool)> {
 }
 
 #[test]
-fn a_sequence_goes_from_pending_through_prefilling_to_decoding() {
+fn sequence_goes_from_pending_through_prefilling_to_decoding() {
     let mut scheduler = Scheduler::new(limits(), 8);
     add(&mut scheduler, normal(0), 40);
     assert_eq!(scheduler.state(normal(0)), Some(State::Pending));
@@ -52,7 +52,7 @@ fn a_sequence_goes_from_pending_through_prefilling_to_decoding() {
 }
 
 #[test]
-fn the_budget_holds_decodes_then_running_prefills_then_admissions() {
+fn budget_goes_to_decodes_then_running_prefills_then_admissions() {
     let mut scheduler = Scheduler::new(limits(), 40);
     add(&mut scheduler, normal(0), 4);
     add(&mut scheduler, normal(1), 40);
@@ -63,7 +63,7 @@ fn the_budget_holds_decodes_then_running_prefills_then_admissions() {
 }
 
 #[test]
-fn no_more_sequences_run_than_the_limit() {
+fn running_sequences_do_not_exceed_the_limit() {
     let mut scheduler = Scheduler::new(limits(), 40);
     for request in 0..6 {
         add(&mut scheduler, normal(request), 2);
@@ -75,30 +75,34 @@ fn no_more_sequences_run_than_the_limit() {
 }
 
 #[test]
-fn a_budget_below_the_sequence_limit_is_raised() {
+fn budget_below_the_sequence_limit_is_raised() {
     let limits = Limits { token_budget: 1, ..limits() };
     let mut scheduler = Scheduler::new(limits, 40);
     for request in 0..4 {
         add(&mut scheduler, normal(request), 1);
     }
     step(&mut scheduler);
-    assert_eq!(step(&mut scheduler).chunks.len(), 4, "every decode has its turn");
+    assert_eq!(step(&mut scheduler).chunks.len(), 4, "every sequence decodes");
 }
 
 #[test]
-fn admission_preempts_nobody_and_keeps_the_line() {
+fn admission_does_not_preempt_and_keeps_the_order() {
     let mut scheduler = Scheduler::new(limits(), 4);
     add(&mut scheduler, normal(0), 32);
     step(&mut scheduler);
     add(&mut scheduler, id(Priority::High, 1), 32);
     add(&mut scheduler, id(Priority::High, 2), 1);
     let plan = step(&mut scheduler);
-    assert_eq!(spans(&plan), [(0, 32, 33, true)], "the first in line waits, so do those behind");
+    assert_eq!(
+        spans(&plan),
+        [(0, 32, 33, true)],
+        "the first pending sequence does not fit, so later ones wait too"
+    );
     assert_eq!(plan.preempted, []);
 }
 
 #[test]
-fn weights_deal_admissions_sixteen_to_four_to_one() {
+fn priorities_are_admitted_sixteen_to_four_to_one() {
     let limits = Limits { max_sequences: 1, ..limits() };
     let mut scheduler = Scheduler::new(limits, 4);
     for request in 0..90 {
@@ -115,7 +119,7 @@ fn weights_deal_admissions_sixteen_to_four_to_one() {
 }
 
 #[test]
-fn a_preempted_sequence_is_first_in_line_again_with_its_tokens() {
+fn preempted_sequence_is_admitted_next_with_its_tokens() {
     let limits = Limits { max_sequences: 2, ..limits() };
     let mut scheduler = Scheduler::new(limits, 4);
     for request in 0..2 {
@@ -134,13 +138,13 @@ fn a_preempted_sequence_is_first_in_line_again_with_its_tokens() {
     scheduler.remove(normal(0));
     let plan = step(&mut scheduler);
     assert_eq!(plan.admitted[0].0, normal(1));
-    // 16 of the prompt and 17 drawn. The other one's growth has evicted the second of the blocks
-    // it left behind; the first is still there.
+    // 16 of the prompt and 17 drawn. The growth of the other sequence has evicted the second of its
+    // blocks; the first is still cached.
     assert_eq!(spans(&plan)[0], (1, 16, 33, true));
 }
 
 #[test]
-fn cached_prefixes_are_evicted_before_anybody_is_preempted() {
+fn cached_prefixes_are_evicted_before_any_preemption() {
     let mut scheduler = Scheduler::new(limits(), 4);
     add(&mut scheduler, normal(0), 32);
     step(&mut scheduler);
@@ -178,7 +182,7 @@ fn forks_share_full_blocks_and_copy_the_one_they_write() {
 }
 
 #[test]
-fn a_sequence_that_needs_more_than_everything_is_refused() {
+fn sequence_that_needs_more_than_all_blocks_is_refused() {
     let mut scheduler = Scheduler::new(limits(), 1);
     add(&mut scheduler, normal(0), 16);
     step(&mut scheduler);
@@ -188,7 +192,7 @@ fn a_sequence_that_needs_more_than_everything_is_refused() {
 }
 
 #[test]
-fn equal_prompts_meet_in_the_same_blocks() {
+fn equal_prompts_share_blocks() {
     let mut scheduler = Scheduler::new(limits(), 8);
     add(&mut scheduler, normal(0), 30);
     step(&mut scheduler);

@@ -1,18 +1,81 @@
-//! Taking model files apart and putting them together again with one thing changed.
+//! Golden data, comparisons of models, and edits of model files.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, reason = "each test binary uses a different part")]
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use sha2::{Digest, Sha256};
+use tritmill_engine::{chat::Message, config::Linear, files::Model, formats::TernaryMatrix};
+
+/// The golden folders.
+pub const MODELS: [&str; 4] =
+    ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
 
 /// A golden file or folder.
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// A GGUF file in parts. An independent, trusting parser: for well-formed files only.
+pub fn open(name: &str) -> Model {
+    Model::open(&golden(name)).unwrap()
+}
+
+/// The recorded cases of a golden folder.
+pub fn cases(name: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(golden(name).join("cases.json")).unwrap()).unwrap()
+}
+
+/// A conversation of one message.
+pub fn messages(content: &str) -> Vec<Message> {
+    vec![Message { role: "user".to_owned(), content: content.to_owned() }]
+}
+
+/// SHA-256 of a matrix as row-major int8, in hexadecimal.
+pub fn sha256(matrix: &TernaryMatrix) -> String {
+    sha256_of(matrix.trits.iter().map(|&trit| trit as u8).collect())
+}
+
+/// SHA-256 in hexadecimal.
+pub fn sha256_of(bytes: Vec<u8>) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Name of a linear's module in a Hugging Face model.
+pub fn hf_module(linear: Linear) -> &'static str {
+    match linear {
+        Linear::Q => "self_attn.q_proj",
+        Linear::K => "self_attn.k_proj",
+        Linear::V => "self_attn.v_proj",
+        Linear::O => "self_attn.o_proj",
+        Linear::Gate => "mlp.gate_proj",
+        Linear::Up => "mlp.up_proj",
+        Linear::Down => "mlp.down_proj",
+    }
+}
+
+/// Checks that weights and configuration are equal, except for the name of the architecture.
+pub fn check_same_weights(a: &Model, b: &Model) {
+    for layer in 0..a.config().layer_count {
+        for linear in Linear::ALL {
+            let (a, b) = (a.ternary(layer, linear).unwrap(), b.ternary(layer, linear).unwrap());
+            assert!(a.trits == b.trits, "{layer} {linear:?}");
+        }
+    }
+    for norm in a.norms() {
+        assert_eq!(a.norm(norm).unwrap(), b.norm(norm).unwrap(), "{norm:?}");
+    }
+    let unnamed = |model: &Model| {
+        let mut config = model.config().clone();
+        config.architecture.clear();
+        config
+    };
+    assert_eq!(unnamed(a), unnamed(b));
+}
+
+/// A GGUF file in parts. The parser is independent of the engine's and trusts the file: for well-formed
+/// files only.
 #[derive(Clone)]
 pub struct RawGguf {
     pub version: u32,
@@ -26,7 +89,7 @@ pub struct RawTensor {
     pub name: String,
     pub dims: Vec<u64>,
     pub type_id: u32,
-    /// With the padding behind it.
+    /// The data, with the padding after it.
     pub bytes: Vec<u8>,
 }
 
@@ -128,7 +191,7 @@ impl RawGguf {
         self.set(key, 8, &bytes);
     }
 
-    /// The file, with tensors at multiples of `alignment`.
+    /// Writes the file, with tensors at multiples of `alignment`.
     pub fn bytes(&self, alignment: usize) -> Vec<u8> {
         let mut out = Vec::from(*b"GGUF");
         let text = |out: &mut Vec<u8>, text: &str| {
@@ -159,7 +222,7 @@ impl RawGguf {
     }
 }
 
-/// A folder copied so that its files can be changed.
+/// A copy of a golden folder, to edit its files.
 pub struct Folder {
     pub dir: tempfile::TempDir,
 }
@@ -215,7 +278,7 @@ impl Random {
         ((z ^ (z >> 31)) % limit as u64) as usize
     }
 
-    /// Changes one to four bytes, or cuts the end off.
+    /// Changes one to four bytes, or cuts off the end.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>, within: usize) {
         if self.below(8) == 0 {
             let len = self.below(bytes.len());

@@ -1,38 +1,37 @@
-//! What a run of a batch file tells the person, and why there is none.
+//! Notices and errors of a run over a batch file.
 
 use std::{io, path::PathBuf};
 
 use tritmill_queue::StoreError;
 
-/// Something the person should be told.
+/// Something that a run found or changed and the user should know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
-    /// There is an output file, but its store is gone: it was put aside and all lines run again.
+    /// The output file has no database: it was renamed, and all lines run again.
     StoreMissing {
-        /// Where the old output is now.
+        /// The old output file.
         kept_as: PathBuf,
     },
-    /// The output file is gone and is written again from the store.
+    /// The output file was missing and is written again from the database.
     OutputMissing,
-    /// The output file ended in a torn line, which was cut off.
+    /// The output file ended in an incomplete line, which was cut off.
     OutputTorn {
-        /// Bytes cut off.
+        /// Number of bytes cut off.
         bytes: u64,
     },
-    /// The output file said something else than the store and was written again.
+    /// The output file differed from the database and was written again.
     OutputRewritten,
-    /// Lines of earlier runs that are no longer in the input, or were changed; their answers were
-    /// dropped.
+    /// Answers to lines that were removed from the input or changed were deleted.
     Pruned {
-        /// How many.
+        /// Number of lines.
         lines: u64,
     },
-    /// Every earlier answer was dropped, as asked.
+    /// All earlier answers were deleted, as requested.
     Restarted,
-    /// Lines that had failed run again, as asked.
+    /// Failed lines run again, as requested.
     Retried {
-        /// How many.
+        /// Number of lines.
         lines: u64,
     },
 }
@@ -50,7 +49,7 @@ impl std::fmt::Display for Notice {
                 f.write_str("the output file is gone: writing it again from the database")
             }
             Self::OutputTorn { bytes } => {
-                write!(f, "the output file ended in a torn line: {bytes} bytes cut off")
+                write!(f, "the output file ended in an incomplete line: {bytes} bytes cut off")
             }
             Self::OutputRewritten => {
                 f.write_str("the output file differs from the database: written again")
@@ -58,13 +57,13 @@ impl std::fmt::Display for Notice {
             Self::Pruned { lines } => {
                 write!(f, "{lines} lines of the last run were removed or changed in the input")
             }
-            Self::Restarted => f.write_str("earlier answers dropped"),
+            Self::Restarted => f.write_str("earlier answers deleted"),
             Self::Retried { lines } => write!(f, "{lines} failed lines run again"),
         }
     }
 }
 
-/// Why a batch file cannot be answered.
+/// A batch file cannot be answered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BatchFileError {
@@ -73,42 +72,42 @@ pub enum BatchFileError {
     Input {
         /// The input.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The output, its store or its lock cannot be written.
+    /// The output, its database or its lock cannot be written.
     #[error("cannot write {path}: {source}")]
     Output {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Input and output are the same file.
     #[error("{0} is both input and output")]
     SameFile(PathBuf),
-    /// Another run owns the output.
+    /// Another run holds the lock of the output.
     #[error("{0} is being written by another run; wait for it or choose another output")]
     Locked(PathBuf),
-    /// The answers so far are another model's.
+    /// The answers so far are of another model.
     #[error(
-        "{path} has answers of model '{was}', not of '{now}'; run with --restart to drop them, or \
+        "{path} has answers of model '{was}', not of '{now}'; run with --restart to delete them, or \
          choose another output"
     )]
     OtherModel {
         /// The output.
         path: PathBuf,
-        /// Who answered so far.
+        /// The model of the answers so far.
         was: String,
-        /// Who would answer now.
+        /// The model of this run.
         now: String,
     },
-    /// The store beside the output failed.
+    /// The database beside the output failed.
     #[error("database {path}: {source}")]
     Store {
-        /// The store's file.
+        /// The database file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: StoreError,
     },
 }

@@ -1,9 +1,9 @@
-//! The output file as a view of the store.
+//! The output file, a view of the store.
 //!
-//! The store defines one sequence of lines: refused lines by number, then answers by commit; or,
-//! ordered, everything by number up to the first line without an answer. It only ever grows at its
-//! end while a run lasts, so the file is right when it is a prefix of the sequence, and following
-//! the store is appending.
+//! The store defines one sequence of lines: refused lines by number, then answers by commit; or, if
+//! ordered, all lines by number up to the first without an answer. During a run the sequence only
+//! grows at its end. So the file is correct if it is a prefix of the sequence, and it follows the
+//! store by appending.
 
 use std::{
     fs::{self, File},
@@ -19,10 +19,10 @@ use tritmill_queue::{
 use super::{BatchFileError, Notice, Settings, with_suffix};
 use crate::{answer, request::Refusal};
 
-/// Lines rendered at a time.
+/// Lines formatted at a time.
 const PAGE: u32 = 64;
 
-/// What went wrong, before it is said of which file.
+/// An error without the name of its file.
 #[derive(Debug)]
 pub(super) enum Failure {
     Io(io::Error),
@@ -50,18 +50,18 @@ impl Failure {
     }
 }
 
-/// How far the sequence was read.
+/// A position in the sequence.
 #[derive(Debug, Clone, Copy)]
 enum Position {
-    /// Refused lines up to this number.
+    /// After the refused lines up to this number.
     Refused(u64),
-    /// All refused lines, and answers up to this commit.
+    /// After all refused lines and the answers up to this commit.
     Answers(i64),
-    /// Ordered: lines up to this number.
+    /// Ordered: after the lines up to this number.
     InOrder(u64),
 }
 
-/// The output file and how far it follows the store.
+/// The output file and its position in the sequence.
 #[derive(Debug)]
 pub(super) struct Output {
     path: PathBuf,
@@ -70,11 +70,11 @@ pub(super) struct Output {
     file: Option<File>,
 }
 
-/// How the file compares with the sequence.
+/// Result of comparing the file with the sequence.
 enum Comparison {
-    /// It is a prefix up to this length; then comes a torn line, or nothing.
+    /// The file is a prefix up to this length, then ends or has an incomplete line.
     Prefix { length: u64 },
-    /// It says something else.
+    /// The file has other lines.
     Differs,
 }
 
@@ -88,7 +88,7 @@ impl Output {
         if ordered { Position::InOrder(0) } else { Position::Refused(0) }
     }
 
-    /// Makes the file what the store says it is.
+    /// Makes the file equal to the sequence.
     pub(super) async fn catch_up(
         &mut self,
         store: &SqliteStore,
@@ -123,7 +123,7 @@ impl Output {
         Ok(notice)
     }
 
-    /// Reads file and sequence side by side and leaves the position behind the last equal line.
+    /// Compares file and sequence and sets the position after the last equal line.
     async fn compare(&mut self, store: &SqliteStore, file: File) -> Result<Comparison, Failure> {
         let mut reader = BufReader::with_capacity(1 << 16, file);
         let mut length = 0;
@@ -131,7 +131,7 @@ impl Output {
         loop {
             let lines = page(store, self.position).await?;
             if lines.is_empty() {
-                // What the store does not know: a torn line, or lines that are nobody's.
+                // Beyond the sequence: an incomplete line, or lines that are not in the store.
                 found.clear();
                 reader.take(1 << 20).read_to_end(&mut found)?;
                 return Ok(match found.contains(&b'\n') {
@@ -159,7 +159,7 @@ impl Output {
         }
     }
 
-    /// Writes the whole file again beside the old one, then puts it in its place.
+    /// Writes the whole file to a temporary file, then renames that.
     async fn rewrite(&mut self, store: &SqliteStore) -> Result<(), Failure> {
         let temporary = with_suffix(&self.path, ".tritmill-tmp");
         let mut file = File::create(&temporary)?;
@@ -172,7 +172,7 @@ impl Output {
         Ok(())
     }
 
-    /// Appends what is committed and missing.
+    /// Appends the committed lines that are missing.
     pub(super) async fn follow(&mut self, store: &SqliteStore) -> Result<(), Failure> {
         let Some(file) = &mut self.file else { return Ok(()) };
         self.position = append(store, self.position, file).await?;
@@ -188,7 +188,7 @@ impl Output {
     }
 }
 
-/// Writes the sequence from `position` to its end; returns the position there.
+/// Writes the sequence from `position` to its end and returns the end position.
 async fn append(
     store: &SqliteStore,
     mut position: Position,
@@ -203,8 +203,8 @@ async fn append(
     }
 }
 
-/// The next lines, each with its line end and the position behind it; empty at the end. A `None`
-/// only moves the position.
+/// Returns the next lines, each with its line end and the position after it; empty at the end. A
+/// `None` only moves the position.
 async fn page(
     store: &SqliteStore,
     position: Position,

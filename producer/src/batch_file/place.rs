@@ -1,4 +1,4 @@
-//! The input, and the files around the output.
+//! The input file, and the files beside the output.
 
 use std::{
     fs::{File, TryLockError},
@@ -8,7 +8,7 @@ use std::{
 
 use super::BatchFileError;
 
-/// Where lines come from.
+/// Source of the lines.
 #[derive(Debug)]
 pub(crate) enum Input {
     File(File),
@@ -16,7 +16,7 @@ pub(crate) enum Input {
 }
 
 impl Input {
-    /// A file, or standard input for `-`.
+    /// Opens a file, or standard input for `-`.
     pub fn open(path: &Path) -> io::Result<Self> {
         Ok(match path.as_os_str() == "-" {
             true => Self::Stdin(io::stdin()),
@@ -46,7 +46,7 @@ pub(crate) fn open_and_lock(input: &Path, output: &Path) -> Result<(Input, File)
     Ok((opened, lock(output)?))
 }
 
-/// `OUT.jsonl` + `suffix`.
+/// Returns `OUT.jsonl` + `suffix`.
 pub(crate) fn with_suffix(output: &Path, suffix: &str) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
     name.push(suffix);
@@ -72,7 +72,7 @@ pub(crate) fn remove_output(output: &Path) -> io::Result<()> {
     }
 }
 
-/// Renames the output to `OUT.jsonl.old`, or the first of `.old-2`, `.old-3`, … that is free.
+/// Renames the output to `OUT.jsonl.old`, or to the first free name of `.old-2`, `.old-3`, …
 pub(crate) fn rename_to_old(output: &Path) -> io::Result<PathBuf> {
     let mut kept_as = with_suffix(output, ".old");
     let mut number = 2;

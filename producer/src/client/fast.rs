@@ -1,4 +1,4 @@
-//! The fast mode: Redis alone.
+//! The fast mode: jobs in Redis alone.
 
 use std::sync::Arc;
 
@@ -8,33 +8,33 @@ use tritmill_queue::{
     store::{AcceptError, FAST_RETENTION, RedisStore},
 };
 
-use super::{Client, ClientError, ConnectError};
+use super::{Client, ClientError, ConnectError, Mode};
 
 impl Client {
-    /// A client of one queue in the fast mode: the Redis at this address is all there is, for its
-    /// workers too (`tritmill worker --fast`). Faster to submit, and only as durable as that
-    /// Redis. **Lost, when it dies:**
+    /// A client of one queue in the fast mode: Redis alone keeps the jobs, for the workers too
+    /// (`tritmill worker --fast`). Submitting is faster, and jobs are only as durable as that Redis.
+    /// **What may be lost when Redis dies:**
     ///
     /// | Redis | accepted jobs and written results that may be lost |
     /// | --- | --- |
     /// | `appendonly yes`, `appendfsync everysec` | those of about the last second |
-    /// | `appendonly yes`, `appendfsync always` | none that were answered for |
+    /// | `appendonly yes`, `appendfsync always` | none that were acknowledged |
     /// | no append-only file | all since the last snapshot; all, without one |
-    /// | failover to a replica | those that the replica had not got |
+    /// | failover to a replica | those that the replica had not received |
     ///
-    /// A result that was lost leaves a job that runs again, or that is lost with it; what is
-    /// answered is never answered differently (a job has the same tokens each time). Redis must not
-    /// evict: `maxmemory-policy noeviction`, which is checked here. Full, it answers
-    /// [`ClientError::Busy`]. Jobs that are over are kept for a day, then unknown.
+    /// If a result is lost, its job runs again or is lost with it. An answer never changes: a job
+    /// has the same tokens each time. Redis must not evict: this checks for
+    /// `maxmemory-policy noeviction`. A full Redis answers [`ClientError::Busy`]. Finished jobs are
+    /// kept for a day, then they are unknown.
     ///
-    /// A queue is either fast or journalled; both modes of one queue need two Redis databases.
+    /// A queue is either fast or journalled; the two modes of one queue need two Redis databases.
     ///
-    /// Not there in this mode: pauses and bounds of queues, lists of workers, replay and purge of
-    /// dead letters (a failed job can be read, with its errors, until it expires), erasure by
-    /// tenant, idempotency keys (the job's id is the key), and retention beyond a day.
+    /// This mode has no pauses and limits of queues, lists of workers, replay and purge of dead
+    /// letters (a failed job can be read, with its errors, until it expires), erasure by tenant,
+    /// idempotency keys (the job's id is the key), or retention beyond a day.
     ///
     /// # Errors
-    /// [`ConnectError`].
+    /// [`ConnectError`] if the URL is invalid or this Redis may lose jobs.
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -50,15 +50,16 @@ impl Client {
         let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
         let store = dispatcher.store(queue, FAST_RETENTION);
         store.check().await?;
-        Ok(Self::within(dispatcher, store))
+        Ok(Self::from_redis(dispatcher, store))
     }
 
-    /// As [`Self::fast`], of a store of this dispatcher that is there already.
-    pub fn within(dispatcher: RedisDispatcher, store: RedisStore) -> Self {
+    /// A client in the [fast mode](Self::fast), of an existing store of this dispatcher.
+    pub fn from_redis(dispatcher: RedisDispatcher, store: RedisStore) -> Self {
         Self {
-            events: Some(Arc::new(dispatcher.events())),
-            fast: Some(store.clone()),
-            ..Self::new(Arc::new(store), Arc::new(dispatcher))
+            store: Arc::new(store.clone()),
+            events: Arc::new(dispatcher.events()),
+            dispatcher: Arc::new(dispatcher),
+            mode: Mode::Fast(store),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting for jobs: their ends as they come, and the text of those that stream.
+//! Waiting for jobs: results as jobs finish, and the text of jobs that stream.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -8,78 +8,77 @@ use tritmill_queue::{EventId, FinishedJob, JobEvent, JobId, JobState};
 
 use super::{Client, ClientError};
 
-/// Between two looks at the store: grows from the first to the last while nothing ends.
+/// Time between two reads of the store: grows from the first to the last while no job finishes.
 const POLL_FIRST: Duration = Duration::from_millis(10);
 const POLL_LAST: Duration = Duration::from_millis(500);
 
-/// Wait for the next event before the store is asked whether the job is over.
+/// Time to wait for the next event before the store is asked for the job's state.
 const EVENT_WAIT: Duration = Duration::from_secs(2);
-/// Wait after a failure of Redis.
+/// Time to wait after a failure of Redis.
 const EVENT_RETRY: Duration = Duration::from_millis(500);
 
-/// How many of a set of jobs are over.
+/// Counts of a set of jobs that is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Waited {
-    /// Answered.
+    /// Jobs with an answer.
     pub completed: usize,
-    /// Over without an answer.
+    /// Jobs that finished without an answer.
     pub failed: usize,
-    /// All of the set.
+    /// All jobs of the set.
     pub total: usize,
 }
 
 impl Waited {
-    /// Jobs that are over.
-    pub fn done(&self) -> usize {
+    /// Finished jobs.
+    pub fn finished(&self) -> usize {
         self.completed + self.failed
     }
 }
 
 impl Client {
-    /// Ends of jobs as they come, until all of `ids` are over. An error does not end the stream:
-    /// the next item is tried again.
+    /// Yields jobs as they finish, until all of `ids` have. An error does not end the stream: the
+    /// next item is another try.
     pub fn results(
         &self,
         ids: Vec<JobId>,
     ) -> impl Stream<Item = Result<FinishedJob, ClientError>> + '_ {
-        let waiting: HashSet<JobId> = ids.into_iter().collect();
-        let state = (waiting, POLL_FIRST);
-        let pages = stream::unfold(state, async move |(mut waiting, mut wait)| {
-            if waiting.is_empty() {
+        let pending: HashSet<JobId> = ids.into_iter().collect();
+        let state = (pending, POLL_FIRST);
+        let pages = stream::unfold(state, async move |(mut pending, mut wait)| {
+            if pending.is_empty() {
                 return None;
             }
             sleep(wait).await;
-            let ids: Vec<JobId> = waiting.iter().copied().collect();
-            let page: Vec<Result<FinishedJob, ClientError>> = match self.ended(&ids).await {
+            let ids: Vec<JobId> = pending.iter().copied().collect();
+            let page: Vec<Result<FinishedJob, ClientError>> = match self.finished(&ids).await {
                 Ok(ended) => ended.into_iter().map(Ok).collect(),
                 Err(error) => vec![Err(error)],
             };
             wait = if page.is_empty() { (wait * 2).min(POLL_LAST) } else { POLL_FIRST };
             for ended in page.iter().flatten() {
-                waiting.remove(&ended.id);
+                pending.remove(&ended.id);
             }
-            Some((stream::iter(page), (waiting, wait)))
+            Some((stream::iter(page), (pending, wait)))
         });
         pages.flatten()
     }
 
-    /// What happens to a job that streams: from its start, however late the call, to its end. An
-    /// outage of Redis is waited out; the end is then taken from the store. A client that does not
-    /// hear events gets the end alone.
+    /// Yields the events of a job that streams, from its start to its end, even if the call comes
+    /// late. During an outage of Redis it waits; the end is then taken from the store.
     pub fn subscribe(&self, id: JobId) -> impl Stream<Item = Result<JobEvent, ClientError>> + '_ {
         let start = Some(EventId::default());
         let pages = stream::unfold(start, move |after| async move {
             let after = after?;
-            let (last, mut events) = self.heard(id, after).await;
+            let (last, mut events) = self.next_events(id, after).await;
             let is_end = |event: &JobEvent| matches!(event, JobEvent::Finished { .. });
             if events.is_empty() {
                 match self.poll(id).await {
                     Ok(state) if state.is_terminal() => events.push(JobEvent::Finished { state }),
                     Ok(_) => {}
                     Err(error) => {
-                        let over = matches!(error, ClientError::Unknown(_));
+                        let is_unknown = matches!(error, ClientError::Unknown(_));
                         let page = stream::iter(vec![Err(error)]);
-                        return Some((page, (!over).then_some(last)));
+                        return Some((page, (!is_unknown).then_some(last)));
                     }
                 }
             }
@@ -90,23 +89,18 @@ impl Client {
         pages.flatten()
     }
 
-    /// What happened to a job that streams since `after`, without waiting. A client that does not
-    /// hear events, or cannot reach them now, hears nothing: the end is in the store.
+    /// Returns the events of a job that streams since `after`, without waiting. Returns none if
+    /// events cannot be read now: the result is in the store.
     pub async fn events_after(&self, id: JobId, after: EventId) -> Vec<(EventId, JobEvent)> {
-        let Some(events) = &self.events else { return Vec::new() };
-        events.read_events(id, after, Duration::ZERO).await.unwrap_or_else(|error| {
+        self.events.read_events(id, after, Duration::ZERO).await.unwrap_or_else(|error| {
             tracing::debug!(%error, "events not read");
             Vec::new()
         })
     }
 
-    /// The next events, if any came within [`EVENT_WAIT`], and where they end.
-    async fn heard(&self, id: JobId, after: EventId) -> (EventId, Vec<JobEvent>) {
-        let Some(events) = &self.events else {
-            sleep(EVENT_RETRY).await;
-            return (after, Vec::new());
-        };
-        match events.read_events(id, after, EVENT_WAIT).await {
+    /// Returns the events that arrive within [`EVENT_WAIT`], and the id of the last.
+    async fn next_events(&self, id: JobId, after: EventId) -> (EventId, Vec<JobEvent>) {
+        match self.events.read_events(id, after, EVENT_WAIT).await {
             Ok(page) => {
                 let last = page.last().map_or(after, |(id, _)| *id);
                 (last, page.into_iter().map(|(_, event)| event).collect())
@@ -119,8 +113,8 @@ impl Client {
         }
     }
 
-    /// Waits until all of `ids` are over, or `limit` has passed; tells `progress` of every change.
-    /// Outages of the store are waited out.
+    /// Waits until all of `ids` are finished, or for `limit`, and calls `progress` with every
+    /// change. Retries while the store is down.
     pub async fn wait_all(
         &self,
         ids: &[JobId],
@@ -128,7 +122,7 @@ impl Client {
         mut progress: impl FnMut(Waited),
     ) -> Waited {
         let now = Instant::now();
-        // A limit beyond the clock is none.
+        // A limit beyond the clock's range is no limit.
         let until = now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 32));
         let mut waited = Waited { total: ids.len(), ..Waited::default() };
         let mut results = Box::pin(self.results(ids.to_vec()));

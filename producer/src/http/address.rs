@@ -1,9 +1,9 @@
-//! Which addresses are of the public internet.
+//! Addresses of the public internet.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Networks of IPv4 that are not: their first address and the bits that they share (IANA's registry of
-/// special purposes, and multicast).
+/// IPv4 networks that are not public: first address and prefix length (IANA's special-purpose registry,
+/// and multicast).
 const IPV4_SPECIAL: [(Ipv4Addr, u32); 14] = [
     (Ipv4Addr::new(0, 0, 0, 0), 8),
     (Ipv4Addr::new(10, 0, 0, 0), 8),
@@ -18,12 +18,12 @@ const IPV4_SPECIAL: [(Ipv4Addr, u32); 14] = [
     (Ipv4Addr::new(198, 18, 0, 0), 15),
     (Ipv4Addr::new(198, 51, 100, 0), 24),
     (Ipv4Addr::new(203, 0, 113, 0), 24),
-    // Multicast, and all that is reserved above it.
+    // Multicast, and the reserved networks above it.
     (Ipv4Addr::new(224, 0, 0, 0), 3),
 ];
-/// The part of IPv6 that is given out, and what in it is not public: protocols of their own,
-/// documentation, and addresses of IPv4 in disguise.
-const IPV6_GIVEN_OUT: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3);
+/// The allocated part of IPv6, and the networks in it that are not public: special protocols,
+/// documentation, and embedded IPv4 addresses.
+const IPV6_ALLOCATED: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3);
 const IPV6_SPECIAL: [(Ipv6Addr, u32); 4] = [
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23),
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32),
@@ -31,7 +31,7 @@ const IPV6_SPECIAL: [(Ipv6Addr, u32); 4] = [
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20),
 ];
 
-/// Whether an address is one of the public internet's.
+/// Returns whether an address is on the public internet.
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -42,7 +42,7 @@ pub(super) fn is_public(address: IpAddr) -> bool {
                 let within = |(network, shared): &(Ipv6Addr, u32)| {
                     (bits ^ network.to_bits()) >> (128 - shared) == 0
                 };
-                within(&IPV6_GIVEN_OUT) && !IPV6_SPECIAL.iter().any(within)
+                within(&IPV6_ALLOCATED) && !IPV6_SPECIAL.iter().any(within)
             }
         },
     }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_that_anybody_may_reach_are_public() {
+    fn special_purpose_addresses_are_not_public() {
         let check = |text: &str, expect: bool| {
             let address: IpAddr = text.parse().expect("an address");
             assert_eq!(is_public(address), expect, "{text}");

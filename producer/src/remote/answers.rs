@@ -1,4 +1,4 @@
-//! What a server says of a batch, and why it did not do as asked.
+//! What a server answers about batches, and the errors of its calls.
 
 use std::{io, path::Path, time::Duration};
 
@@ -6,43 +6,43 @@ use serde::Deserialize;
 
 use crate::http::HttpError;
 
-/// Why a server did not do as asked.
+/// A call to a server failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
     /// There was no answer.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// It refused.
+    /// The server answered with an error.
     #[error("the server refused ({status} {code}): {message}")]
     Refused {
-        /// HTTP's status.
+        /// HTTP status.
         status: u16,
-        /// A word for programs.
+        /// Error code for programs.
         code: String,
-        /// A sentence for people.
+        /// Error message for people.
         message: String,
-        /// When to try again, if it said so.
+        /// Time to wait before the next call, if the server named one.
         retry_after: Option<Duration>,
     },
-    /// What answers is no such server.
+    /// The answer is not one of this API: the URL belongs to another service.
     #[error("{url} does not answer as a Tritmill server does: {problem}")]
-    Stranger {
-        /// What was called.
+    Unexpected {
+        /// The URL that was called.
         url: String,
-        /// What it said.
+        /// What is wrong with the answer.
         problem: String,
     },
-    /// A file of this side cannot be used.
+    /// A local file cannot be read or written.
     #[error("cannot use {path}: {source}")]
     File {
-        /// Which.
+        /// The file.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A key that no header can carry.
-    #[error("the key has characters that no key has")]
+    /// The API key has characters that an HTTP header cannot carry.
+    #[error("the key has characters that are not allowed in an HTTP header")]
     Key,
 }
 
@@ -51,16 +51,16 @@ impl RemoteError {
         Self::File { path: path.display().to_string(), source }
     }
 
-    /// Whether the same call may do better later.
+    /// Returns whether the same call may succeed later.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Http(error) => !matches!(error, HttpError::Address(_) | HttpError::Tls { .. }),
+            Self::Http(error) => !matches!(error, HttpError::Url(_) | HttpError::Tls { .. }),
             Self::Refused { status, .. } => *status == 429 || *status >= 500,
             _ => false,
         }
     }
 
-    /// Whether it is about something that is not there.
+    /// Returns whether the server does not know the file or batch.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { status: 404, .. })
     }
@@ -69,42 +69,42 @@ impl RemoteError {
 /// A batch as a server shows it.
 #[derive(Debug, Clone, Deserialize)]
 pub struct RemoteBatch {
-    /// Its name.
+    /// Its id.
     pub id: String,
-    /// Where it is.
+    /// Its state, as `in_progress`.
     pub status: String,
-    /// Answers, once it is over.
+    /// Id of the file of answers, once the batch is finished.
     pub output_file_id: Option<String>,
-    /// Errors, once it is over.
+    /// Id of the file of errors, once the batch is finished.
     pub error_file_id: Option<String>,
-    /// How many lines.
+    /// Counts of its lines.
     #[serde(default)]
-    pub request_counts: Counted,
-    /// Why it is no batch.
-    pub errors: Option<Errors>,
+    pub request_counts: RequestCounts,
+    /// Why the server refused its file.
+    pub errors: Option<BatchErrors>,
 }
 
-/// Lines of a batch.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub struct Counted {
-    /// Answered.
+/// Finished lines of a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub struct RequestCounts {
+    /// Lines with an answer.
     pub completed: u64,
-    /// With an error.
+    /// Lines with an error.
     pub failed: u64,
 }
 
-/// What is wrong with a batch.
+/// Errors of a batch file that a server refused.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Errors {
-    /// One by one.
+pub struct BatchErrors {
+    /// The errors.
     pub data: Vec<LineError>,
 }
 
-/// What is wrong with a line.
+/// An error of one line.
 #[derive(Debug, Clone, Deserialize)]
 pub struct LineError {
-    /// A word for programs.
+    /// Error code for programs.
     pub code: String,
-    /// A sentence for people.
+    /// Error message for people.
     pub message: String,
 }

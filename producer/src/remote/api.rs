@@ -1,8 +1,7 @@
-//! [`Api`]: files and batches of a server, by its HTTP API.
+//! [`Api`]: files and batches of a server, over its HTTP API.
 
 use std::{
-    fs::File,
-    io::{self, Read as _},
+    io,
     path::Path,
     sync::{
         Arc,
@@ -13,41 +12,35 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::stream;
-use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
-use hyper::{
-    Method, Request, Response, StatusCode,
-    body::{Frame, Incoming},
-    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER},
+use reqwest::{
+    Body, Method, RequestBuilder, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER},
+    multipart::{Form, Part},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::{
-    sync::mpsc,
-    task::spawn_blocking,
+    fs::File,
+    io::AsyncReadExt as _,
     time::{sleep, timeout},
 };
 
 use super::answers::{RemoteBatch, RemoteError};
 use crate::http::{HttpClient, HttpError};
 
-/// How long a server may keep silent.
+/// How long a server may send nothing.
 const SILENT_MAX: Duration = Duration::from_secs(60);
-/// Bytes of an answer that is no file.
+/// Bytes of an answer that is not a file.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// Bytes of a file that travel together, and how many such wait for the connection.
+/// Bytes of a file that are read and sent at a time.
 const PIECE_BYTES: usize = 256 << 10;
-const PIECES_AHEAD: usize = 4;
-/// Files of a page of the list.
+/// Files on a page of the list.
 const PAGE: u32 = 1000;
-/// How long a server keeps a file that was uploaded: longer than any window of a batch, so that one
-/// whose uploader died does not stay.
+/// How long a server keeps an uploaded file: longer than any batch window, so that a file whose
+/// uploader died is deleted at some time.
 const FILE_KEPT_S: u64 = 30 * 86_400;
-/// Separates the parts of a form. No line of JSON has it: it begins with hyphens.
-const BOUNDARY: &str = "----tritmill-part";
 
-type AnyBody = UnsyncBoxBody<Bytes, io::Error>;
-
-/// A file or a model, of which the name is all that matters here.
+/// A file or a model; other fields are not used here.
 #[derive(Debug, Deserialize)]
 struct Named {
     id: String,
@@ -64,22 +57,22 @@ struct Listed {
     has_more: bool,
 }
 
-/// What is asked of a batch.
+/// Parameters of a new batch.
 #[derive(Debug, Clone)]
 pub struct NewBatch<'a> {
-    /// Its lines.
+    /// Id of the uploaded file with its lines.
     pub file: &'a str,
-    /// The endpoint of all of them.
+    /// The endpoint of all lines.
     pub endpoint: &'a str,
-    /// How long it may take, as `24h`.
+    /// Time limit of the batch, as `24h`.
     pub window: &'a str,
     /// `normal` or `low`.
     pub priority: &'a str,
-    /// Asking twice under one key makes one batch.
+    /// Two calls with the same key create one batch.
     pub idempotency_key: &'a str,
 }
 
-/// A way to a server.
+/// Client of a server's HTTP API.
 #[derive(Debug, Clone)]
 pub struct Api {
     client: HttpClient,
@@ -88,10 +81,10 @@ pub struct Api {
 }
 
 impl Api {
-    /// To the server at `http(s)://HOST[:PORT]`, with or without `/v1` behind it.
+    /// A client of the server at `http(s)://HOST[:PORT]`, with or without `/v1` behind it.
     ///
     /// # Errors
-    /// [`RemoteError::Key`]; an address that is none shows with the first call.
+    /// [`RemoteError::Key`]. A bad URL shows with the first call.
     pub fn new(client: HttpClient, server: &str, key: &str) -> Result<Self, RemoteError> {
         let base = server.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         let authorization = HeaderValue::from_str(&format!("Bearer {key}"));
@@ -100,16 +93,13 @@ impl Api {
         Ok(Self { client, base, authorization })
     }
 
-    /// The names of all models that are served.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
+    /// Returns the names of all models that are served.
     pub async fn models(&self) -> Result<Vec<String>, RemoteError> {
-        let listed: Listed = self.ask("/v1/models").await?;
+        let listed: Listed = self.get("/v1/models").await?;
         Ok(listed.data.into_iter().map(|model| model.id).collect())
     }
 
-    /// Uploads a file of lines under a name; its id. `sent` counts bytes.
+    /// Uploads a file of lines under a name and returns its id. `sent` counts bytes.
     ///
     /// # Errors
     /// [`RemoteError`]; then the server keeps nothing.
@@ -119,34 +109,20 @@ impl Api {
         filename: &str,
         sent: Arc<AtomicU64>,
     ) -> Result<String, RemoteError> {
-        let field = |name: &str, value: &str| {
-            format!(
-                "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n"
-            )
-        };
-        let head = [
-            field("purpose", "batch"),
-            field("expires_after[anchor]", "created_at"),
-            field("expires_after[seconds]", &FILE_KEPT_S.to_string()),
-            format!(
-                "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"file\"; \
-                 filename=\"{filename}\"\r\nContent-Type: application/jsonl\r\n\r\n"
-            ),
-        ]
-        .concat();
-        let tail = format!("\r\n--{BOUNDARY}--\r\n");
-        let file = File::open(path).map_err(|error| RemoteError::file(path, error))?;
-        let size = file.metadata().map_err(|error| RemoteError::file(path, error))?.len();
-        let pieces = pieces(head.clone(), file, tail.clone(), Arc::clone(&sent));
-        let frames = stream::unfold(pieces, async |mut pieces| {
-            Some((pieces.recv().await?.map(Frame::data), pieces))
-        });
-        let kind = format!("multipart/form-data; boundary={BOUNDARY}");
-        let request = Request::post(format!("{}/v1/files", self.base))
-            .header(CONTENT_TYPE, kind)
-            .header(CONTENT_LENGTH, size + (head.len() + tail.len()) as u64);
-        let request = self.request(request, StreamBody::new(frames).boxed_unsync())?;
-        // As long as it takes, if only something goes through.
+        let file = File::open(path).await.map_err(|error| RemoteError::file(path, error))?;
+        let size = file.metadata().await.map_err(|error| RemoteError::file(path, error))?.len();
+        let part = Part::stream_with_length(counted(file, Arc::clone(&sent)), size)
+            .file_name(filename.to_owned())
+            .mime_str("application/jsonl")
+            .map_err(HttpError::from)?;
+        let form = Form::new()
+            .percent_encode_noop()
+            .text("purpose", "batch")
+            .text("expires_after[anchor]", "created_at")
+            .text("expires_after[seconds]", FILE_KEPT_S.to_string())
+            .part("file", part);
+        let request = self.request(Method::POST, "/v1/files")?.multipart(form);
+        // No time limit, as long as bytes are sent.
         let answer = self.client.send(request, Duration::MAX);
         let stalled = async {
             let mut before = u64::MAX;
@@ -160,16 +136,13 @@ impl Api {
         };
         let answer = tokio::select! {
             answer = answer => answer?,
-            () = stalled => return Err(HttpError::Silent(SILENT_MAX).into()),
+            () = stalled => return Err(HttpError::Timeout(SILENT_MAX).into()),
         };
         let uploaded: Named = self.read(answer, "/v1/files").await?;
         Ok(uploaded.id)
     }
 
-    /// The id of a file that was uploaded under this name, if it is there whole.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
+    /// Returns the id of a file that was uploaded completely under this name.
     pub async fn uploaded(
         &self,
         filename: &str,
@@ -178,7 +151,7 @@ impl Api {
         let mut after = String::new();
         loop {
             let path = format!("/v1/files?purpose=batch&limit={PAGE}&after={after}");
-            let listed: Listed = self.ask(&path).await?;
+            let listed: Listed = self.get(&path).await?;
             let is_it = |file: &&Named| file.filename == filename && file.bytes == size_bytes;
             if let Some(found) = listed.data.iter().find(is_it) {
                 return Ok(Some(found.id.clone()));
@@ -190,10 +163,7 @@ impl Api {
         }
     }
 
-    /// Makes a batch, or finds the one that was made under the same key.
-    ///
-    /// # Errors
-    /// [`RemoteError`]; the same call may be repeated.
+    /// Creates a batch, or finds the one that was created with the same idempotency key.
     pub async fn create(&self, batch: &NewBatch<'_>) -> Result<RemoteBatch, RemoteError> {
         let body = json!({
             "input_file_id": batch.file,
@@ -202,84 +172,75 @@ impl Api {
             "priority": batch.priority,
         });
         let path = "/v1/batches";
-        let request = Request::post(format!("{}{path}", self.base))
+        let request = self
+            .request(Method::POST, path)?
             .header(CONTENT_TYPE, "application/json")
-            .header("idempotency-key", batch.idempotency_key);
-        let request = self.request(request, full(body.to_string()))?;
-        let answer = self.client.send(request, SILENT_MAX).await?;
-        self.read(answer, path).await
+            .header("idempotency-key", batch.idempotency_key)
+            .body(body.to_string());
+        self.read(self.client.send(request, SILENT_MAX).await?, path).await
     }
 
-    /// Where a batch is.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
+    /// Returns the state of a batch.
     pub async fn batch(&self, id: &str) -> Result<RemoteBatch, RemoteError> {
-        self.ask(&format!("/v1/batches/{id}")).await
+        self.get(&format!("/v1/batches/{id}")).await
     }
 
-    /// A file's content, as a stream of pieces of known length in all.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
+    /// Opens a file's content as a stream.
     pub async fn content(&self, file: &str) -> Result<Content, RemoteError> {
         let path = format!("/v1/files/{file}/content");
-        let request = self.request(Request::get(format!("{}{path}", self.base)), full(""))?;
-        let answer = self.client.send(request, SILENT_MAX).await?;
+        let answer = self.client.send(self.request(Method::GET, &path)?, SILENT_MAX).await?;
         match answer.status() {
-            StatusCode::OK => Ok(Content(answer.into_body())),
-            _ => Err(self.read::<Value>(answer, &path).await.err().unwrap_or_else(|| {
-                let problem = "no file came".to_owned();
-                RemoteError::Stranger { url: format!("{}{path}", self.base), problem }
-            })),
+            StatusCode::OK => Ok(Content(answer)),
+            status => Err(match self.read::<Value>(answer, &path).await {
+                Ok(_) => self.unexpected(&path, format!("{status} without a file")),
+                Err(error) => error,
+            }),
         }
     }
 
-    async fn ask<T: DeserializeOwned>(&self, path: &str) -> Result<T, RemoteError> {
-        let request = Request::builder().method(Method::GET).uri(format!("{}{path}", self.base));
-        let request = self.request(request, full(""))?;
-        let answer = self.client.send(request, SILENT_MAX).await?;
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, RemoteError> {
+        let answer = self.client.send(self.request(Method::GET, path)?, SILENT_MAX).await?;
         self.read(answer, path).await
     }
 
-    fn request(
-        &self,
-        request: hyper::http::request::Builder,
-        body: AnyBody,
-    ) -> Result<Request<AnyBody>, RemoteError> {
-        let request = request.header(AUTHORIZATION, self.authorization.clone());
-        request.body(body).map_err(|_| HttpError::Address(self.base.clone()).into())
+    fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, HttpError> {
+        let request = self.client.request(method, &format!("{}{path}", self.base))?;
+        Ok(request.header(AUTHORIZATION, self.authorization.clone()))
     }
 
-    /// The JSON that came, or why none did.
+    fn unexpected(&self, path: &str, problem: String) -> RemoteError {
+        let path = path.split('?').next().unwrap_or(path);
+        RemoteError::Unexpected { url: format!("{}{path}", self.base), problem }
+    }
+
+    /// Reads the JSON of an answer, or the server's error.
     async fn read<T: DeserializeOwned>(
         &self,
-        answer: Response<Incoming>,
+        answer: Response,
         path: &str,
     ) -> Result<T, RemoteError> {
-        let stranger = |problem: String| RemoteError::Stranger {
-            url: format!("{}{}", self.base, path.split('?').next().unwrap_or(path)),
-            problem,
-        };
-        let (head, body) = answer.into_parts();
-        let mut body = Content(body);
+        let (status, headers) = (answer.status(), answer.headers().clone());
+        let mut body = Content(answer);
         let mut bytes = Vec::new();
         while let Some(piece) = body.next().await? {
             if bytes.len() + piece.len() > ANSWER_BYTES_MAX {
-                return Err(stranger("its answer has no end".to_owned()));
+                let problem = format!("the answer is longer than {ANSWER_BYTES_MAX} bytes");
+                return Err(self.unexpected(path, problem));
             }
             bytes.extend_from_slice(&piece);
         }
-        if head.status.is_success() {
+        if status.is_success() {
             return serde_json::from_slice(&bytes)
-                .map_err(|_| stranger(format!("{} without what it should have", head.status)));
+                .map_err(|error| self.unexpected(path, format!("{status} with {error}")));
         }
-        let said: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        let text = |field: &str| said["error"][field].as_str().map(str::to_owned);
-        let Some(message) = text("message") else { return Err(stranger(head.status.to_string())) };
-        let seconds = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let body: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let text = |field: &str| body["error"][field].as_str().map(str::to_owned);
+        let Some(message) = text("message") else {
+            return Err(self.unexpected(path, status.to_string()));
+        };
+        let seconds = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
         Err(RemoteError::Refused {
-            status: head.status.as_u16(),
+            status: status.as_u16(),
             code: text("code").unwrap_or_default(),
             message,
             retry_after: seconds.and_then(|s| s.parse().ok()).map(Duration::from_secs),
@@ -287,57 +248,29 @@ impl Api {
     }
 }
 
-/// A body that comes in pieces.
-pub struct Content(Incoming);
+/// The body of an answer, in pieces.
+#[derive(Debug)]
+pub struct Content(Response);
 
 impl Content {
-    /// The next piece; none at the end.
+    /// Returns the next piece, `None` at the end.
     ///
     /// # Errors
-    /// [`RemoteError`] if it breaks off.
+    /// [`RemoteError::Http`] if the connection breaks or sends nothing for a minute.
     pub async fn next(&mut self) -> Result<Option<Bytes>, RemoteError> {
-        loop {
-            let next = timeout(SILENT_MAX, self.0.frame()).await;
-            let Some(frame) = next.map_err(|_| HttpError::Silent(SILENT_MAX))? else {
-                return Ok(None);
-            };
-            // Trailers are nothing to anybody here.
-            if let Ok(piece) = frame.map_err(HttpError::from)?.into_data() {
-                return Ok(Some(piece));
-            }
-        }
+        let next = timeout(SILENT_MAX, self.0.chunk()).await;
+        let next = next.map_err(|_| HttpError::Timeout(SILENT_MAX))?;
+        Ok(next.map_err(HttpError::from)?)
     }
 }
 
-fn full(text: impl Into<Bytes>) -> AnyBody {
-    Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
-}
-
-/// Head, file and tail in pieces, read on a thread of its own.
-fn pieces(
-    head: String,
-    mut file: File,
-    tail: String,
-    sent: Arc<AtomicU64>,
-) -> mpsc::Receiver<io::Result<Bytes>> {
-    let (tell, told) = mpsc::channel(PIECES_AHEAD);
-    spawn_blocking(move || {
-        // Whoever listens may be gone: then there is nothing to do.
-        let mut ahead = tell.blocking_send(Ok(Bytes::from(head)));
-        while ahead.is_ok() {
-            let mut piece = vec![0; PIECE_BYTES];
-            let read = file.read(&mut piece);
-            let is_over = !matches!(read, Ok(count) if count > 0);
-            let piece = read.map(|count| {
-                piece.truncate(count);
-                sent.fetch_add(count as u64, Ordering::Relaxed);
-                if count == 0 { Bytes::from(tail.clone()) } else { Bytes::from(piece) }
-            });
-            ahead = tell.blocking_send(piece);
-            if is_over {
-                return;
-            }
-        }
-    });
-    told
+/// A file as a request body that counts the bytes it has given.
+fn counted(file: File, sent: Arc<AtomicU64>) -> Body {
+    Body::wrap_stream(stream::try_unfold((file, sent), async |(mut file, sent)| {
+        let mut piece = vec![0; PIECE_BYTES];
+        let count = file.read(&mut piece).await?;
+        piece.truncate(count);
+        sent.fetch_add(count as u64, Ordering::Relaxed);
+        Ok::<_, io::Error>((count > 0).then(|| (Bytes::from(piece), (file, sent))))
+    }))
 }

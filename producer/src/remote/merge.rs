@@ -1,7 +1,8 @@
-//! The output: one line for each of the input's, in its order, from what the parts brought.
+//! Merges the answers and errors of all parts into the output: one line for each line of the input,
+//! in its order.
 //!
-//! Every file is read once, side by side: a part's lines say which comes next, and its answers and
-//! errors, each in the same order, have it at their heads.
+//! Every file is read once, in parallel: a part's lines tell which line is next, and the answers and
+//! errors, in the same order, have that line at their heads.
 
 use std::{
     fs::File,
@@ -14,7 +15,7 @@ use serde_json::Value;
 use super::state::{Folder, Written};
 use crate::lines::LineReader;
 
-/// Puts the output together in a file.
+/// Writes the merged output to a file.
 pub(super) fn merge(folder: &Folder, parts: usize, to: &Path) -> io::Result<Written> {
     let mut output = Output {
         file: BufWriter::new(File::create(to)?),
@@ -73,7 +74,7 @@ impl Output {
     }
 }
 
-/// A line, without its end; none at the end of the file.
+/// Reads a line, without its end; returns `None` at the end of the file.
 fn next_line(reader: &mut BufReader<File>) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     if reader.read_until(b'\n', &mut line)? == 0 {
@@ -85,13 +86,13 @@ fn next_line(reader: &mut BufReader<File>) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(line))
 }
 
-/// A line's name.
-fn name(line: &[u8]) -> io::Result<String> {
+/// Returns a line's `custom_id`.
+fn custom_id(line: &[u8]) -> io::Result<String> {
     let value: Value = serde_json::from_slice(line)?;
     Ok(value["custom_id"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Lines that were refused here.
+/// Lines that were refused locally.
 struct Refused {
     reader: BufReader<File>,
     next: Option<(u64, Vec<u8>)>,
@@ -105,7 +106,7 @@ impl Refused {
         Ok(refused)
     }
 
-    /// The line at the head; the next one takes its place.
+    /// Takes the line at the head and reads the next one.
     fn take(&mut self) -> io::Result<Vec<u8>> {
         let next = next_line(&mut self.reader)?.map(|line| {
             let tab = line.iter().position(|byte| *byte == b'\t').unwrap_or(line.len());
@@ -118,20 +119,20 @@ impl Refused {
     }
 }
 
-/// A part and what came of it.
+/// A part with its answers and errors.
 struct Source {
     lines: LineReader<BufReader<File>>,
-    /// Number and name of the line that comes next.
+    /// Number and `custom_id` of the next line.
     next: Option<(u64, String)>,
-    answers: Fetched,
-    errors: Fetched,
+    answers: Downloaded,
+    errors: Downloaded,
 }
 
 impl Source {
     fn open(folder: &Folder, index: usize) -> io::Result<Self> {
         let lines = LineReader::new(BufReader::new(File::open(folder.part(index))?));
-        let [answers, errors] = ["output", "errors"].map(|what| folder.fetched(index, what));
-        let (answers, errors) = (Fetched::open(&answers)?, Fetched::open(&errors)?);
+        let [answers, errors] = ["output", "errors"].map(|what| folder.downloaded(index, what));
+        let (answers, errors) = (Downloaded::open(&answers)?, Downloaded::open(&errors)?);
         let mut source = Self { lines, next: None, answers, errors };
         source.advance()?;
         Ok(source)
@@ -142,13 +143,13 @@ impl Source {
             None => None,
             Some(line) => {
                 let bytes = line.content.map_err(|_| io::Error::other("a part has a long line"))?;
-                Some((line.number, name(&bytes)?))
+                Some((line.number, custom_id(&bytes)?))
             }
         };
         Ok(())
     }
 
-    /// What came of the line at the head, and whether it is an answer.
+    /// Takes the output line of the next line, and whether it is an answer.
     fn take(&mut self) -> io::Result<(Vec<u8>, bool)> {
         let (number, wanted) = self.next.take().unwrap_or_default();
         let found = match self.answers.take_if(&wanted)? {
@@ -156,32 +157,34 @@ impl Source {
             None => self.errors.take_if(&wanted)?.map(|line| (line, false)),
         };
         self.advance()?;
-        found.ok_or_else(|| io::Error::other(format!("the server left out line {number}")))
+        found.ok_or_else(|| {
+            io::Error::other(format!("the server returned nothing for line {number}"))
+        })
     }
 }
 
-/// A file that was fetched; one that the server did not make is as good as an empty one.
-struct Fetched {
+/// A downloaded file; a file that the server did not create counts as empty.
+struct Downloaded {
     reader: Option<BufReader<File>>,
     head: Option<(String, Vec<u8>)>,
 }
 
-impl Fetched {
+impl Downloaded {
     fn open(path: &Path) -> io::Result<Self> {
         let reader = match File::open(path) {
             Ok(file) => Some(BufReader::new(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        let mut fetched = Self { reader, head: None };
-        fetched.advance()?;
-        Ok(fetched)
+        let mut downloaded = Self { reader, head: None };
+        downloaded.advance()?;
+        Ok(downloaded)
     }
 
     fn advance(&mut self) -> io::Result<()> {
         let Some(reader) = &mut self.reader else { return Ok(()) };
         let line = next_line(reader)?;
-        self.head = line.map(|line| Ok::<_, io::Error>((name(&line)?, line))).transpose()?;
+        self.head = line.map(|line| Ok::<_, io::Error>((custom_id(&line)?, line))).transpose()?;
         Ok(())
     }
 

@@ -1,8 +1,8 @@
-//! The input in parts that a server takes: one endpoint and one model each, and no more lines and
-//! bytes than servers allow by default.
+//! Splits the input into parts of one endpoint and one model, with no more lines and bytes than servers
+//! allow by default.
 //!
-//! A line keeps its number: a part has blank lines where the input has lines of other parts, so that
-//! what a server says of line 7 is said of the input's. The same input makes the same parts.
+//! A line keeps its number: a part has blank lines in place of the lines of other parts, so a server's
+//! message about line 7 is about line 7 of the input. The same input always has the same parts.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -22,29 +22,29 @@ use crate::{
     request::{RefusedLine, Request, duplicate_line, parse_request},
 };
 
-/// Lines of a part.
+/// Maximum lines of a part.
 const PART_LINES: u64 = 50_000;
-/// Bytes of a part, give or take one line.
+/// Maximum bytes of a part, give or take one line.
 const PART_BYTES: u64 = 190_000_000;
-/// Parts of a run.
+/// Maximum parts of a run.
 const PARTS_MAX: usize = 4096;
-/// Lines between two signs of life.
-const TELL_EVERY: u64 = 1000;
+/// Lines between two reports.
+const REPORT_EVERY: u64 = 1000;
 
-/// What an input was made of.
+/// Result of splitting an input.
 #[derive(Debug, Default)]
 pub(super) struct Split {
-    /// BLAKE3 of it.
+    /// BLAKE3 hash of the input.
     pub hash: String,
     /// Lines that are not blank.
     pub lines: u64,
-    /// Lines that no part has.
+    /// Lines that were refused and are in no part.
     pub refused: u64,
-    /// What is to be sent.
+    /// The parts to upload.
     pub parts: Vec<Part>,
 }
 
-/// What failed.
+/// An error while splitting.
 #[derive(Debug)]
 pub(super) enum SplitFailure {
     /// The input cannot be read.
@@ -59,43 +59,47 @@ impl From<io::Error> for SplitFailure {
     }
 }
 
-/// Reads the input into the files of a folder. `model` is for lines that name none; `tell` hears lines
-/// and bytes read, and stops the reading by returning false: then nothing comes back.
+/// Reads the input into the files of a folder. `model` is for lines that do not name one. `report` gets
+/// lines and bytes read; if it returns false, the reading stops and this returns `None`.
 pub(super) fn split(
     input: Input,
     folder: &Folder,
     model: &str,
-    mut tell: impl FnMut(u64, u64) -> bool,
+    mut report: impl FnMut(u64, u64) -> bool,
 ) -> Result<Option<Split>, SplitFailure> {
     let mut hasher = blake3::Hasher::new();
     let hashed = Hashed { input, hasher: &mut hasher };
     let mut reader = LineReader::new(BufReader::with_capacity(1 << 16, hashed));
     let mut split = Split::default();
-    let mut writing = Writing::begin(folder)?;
-    let mut named: HashMap<[u8; 16], u64> = HashMap::new();
+    let mut writer = Writer::begin(folder)?;
+    let mut first_lines: HashMap<[u8; 16], u64> = HashMap::new();
     while let Some(line) = reader.next_line().map_err(SplitFailure::Input)? {
         split.lines += 1;
-        match known(&line, &mut named) {
-            Ok(request) => writing.line(&line, &request, model)?,
+        match request_of(&line, &mut first_lines) {
+            Ok(request) => writer.line(&line, &request, model)?,
             Err(refused) => {
                 split.refused += 1;
-                writing.refuse(&refused)?;
+                writer.refuse(&refused)?;
             }
         }
-        if split.lines.is_multiple_of(TELL_EVERY) && !tell(split.lines, reader.bytes_read()) {
+        if split.lines.is_multiple_of(REPORT_EVERY) && !report(split.lines, reader.bytes_read()) {
             return Ok(None);
         }
     }
-    if !tell(split.lines, reader.bytes_read()) {
+    if !report(split.lines, reader.bytes_read()) {
         return Ok(None);
     }
-    split.parts = writing.end()?;
+    split.parts = writer.end()?;
     split.hash = hasher.finalize().to_hex().to_string();
     Ok(Some(split))
 }
 
-/// The request of a line, unless it is refused here; the later of two lines with one name is.
-fn known(line: &RawLine, named: &mut HashMap<[u8; 16], u64>) -> Result<Request, Box<RefusedLine>> {
+/// Returns the request of a line, or its refusal. The later of two lines with the same `custom_id` is
+/// refused.
+fn request_of(
+    line: &RawLine,
+    first_lines: &mut HashMap<[u8; 16], u64>,
+) -> Result<Request, Box<RefusedLine>> {
     let parsed = parse_request(line);
     let name = match &parsed {
         Ok(request) => Some(request.custom_id.as_str()),
@@ -104,7 +108,7 @@ fn known(line: &RawLine, named: &mut HashMap<[u8; 16], u64>) -> Result<Request, 
     let Some(name) = name else { return parsed };
     let hash = *blake3::hash(name.as_bytes()).as_bytes();
     let short: [u8; 16] = hash[..16].try_into().expect("a hash has 32 bytes");
-    match named.entry(short) {
+    match first_lines.entry(short) {
         Entry::Vacant(free) => {
             free.insert(line.number);
             parsed
@@ -113,12 +117,12 @@ fn known(line: &RawLine, named: &mut HashMap<[u8; 16], u64>) -> Result<Request, 
     }
 }
 
-/// The files that are written.
-struct Writing<'a> {
+/// The files of the parts.
+struct Writer<'a> {
     folder: &'a Folder,
     refused: BufWriter<File>,
     parts: Vec<(Part, Spool)>,
-    /// The part that takes lines of an endpoint and a model.
+    /// Index of the part that takes lines of an endpoint and a model.
     open: HashMap<(&'static str, String), usize>,
 }
 
@@ -130,7 +134,7 @@ struct Spool {
     bytes: u64,
 }
 
-impl<'a> Writing<'a> {
+impl<'a> Writer<'a> {
     fn begin(folder: &'a Folder) -> io::Result<Self> {
         let refused = BufWriter::new(File::create(folder.refused())?);
         Ok(Self { folder, refused, parts: Vec::new(), open: HashMap::new() })
@@ -161,7 +165,7 @@ impl<'a> Writing<'a> {
         Ok(())
     }
 
-    /// The part that takes the next line of this kind.
+    /// Returns the part that takes the next line of this kind.
     fn part(&mut self, endpoint: Endpoint, model: &str) -> io::Result<&mut (Part, Spool)> {
         let kind = (endpoint.as_str(), model.to_owned());
         let is_full =
@@ -172,7 +176,7 @@ impl<'a> Writing<'a> {
             None => {
                 let at = self.parts.len();
                 if at == PARTS_MAX {
-                    let problem = format!("it makes more than {PARTS_MAX} batches");
+                    let problem = format!("the input needs more than {PARTS_MAX} batches");
                     return Err(io::Error::other(problem));
                 }
                 let (endpoint, model) = (endpoint.as_str().to_owned(), model.to_owned());
@@ -180,7 +184,7 @@ impl<'a> Writing<'a> {
                 let file = BufWriter::new(File::create(self.folder.part(at))?);
                 self.parts.push((part, Spool { file, line: 0, bytes: 0 }));
                 if let Some(before) = self.open.insert(kind, at) {
-                    // Full: nothing is added to it, and its file is closed with the rest.
+                    // The old part is full; its file is closed with the others.
                     self.parts[before].1.file.flush()?;
                 }
                 at
@@ -196,8 +200,8 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// A line as a server takes it: as it is, if it says everything; else with its model, and the seed
-/// that it has anywhere else.
+/// Returns a line as the server takes it: unchanged if it has a model; else with its model, and the
+/// seed that a local run would use.
 fn rendered(raw: &RawLine, request: &Request, endpoint: Endpoint, model: &str) -> Vec<u8> {
     let bytes = raw.content.as_ref().map(Vec::as_slice).unwrap_or_default();
     if request.body.model.is_some() && request.endpoint != Endpoint::Plain {
@@ -230,7 +234,7 @@ fn rendered(raw: &RawLine, request: &Request, endpoint: Endpoint, model: &str) -
     line.to_string().into_bytes()
 }
 
-/// An input that is hashed as it is read.
+/// An input that is hashed while it is read.
 struct Hashed<'a> {
     input: Input,
     hasher: &'a mut blake3::Hasher,

@@ -1,4 +1,4 @@
-//! How far a run is: one JSON file, replaced as a whole, among the files of the run.
+//! State of a run: one JSON file, replaced as a whole, in the folder of the run.
 
 use std::{
     fs::{self, File},
@@ -11,12 +11,12 @@ use uuid::Uuid;
 
 use crate::batch_file::with_suffix;
 
-/// What is remembered of a run.
+/// State of a run. The JSON field names are those of earlier releases.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct State {
-    /// Names it, for the server.
+    /// Id of the run, part of the names on the server.
     pub run: Uuid,
-    /// BLAKE3 of the input.
+    /// BLAKE3 hash of the input.
     pub input: String,
     /// Its batches.
     pub parts: Vec<Part>,
@@ -29,40 +29,40 @@ pub(super) struct State {
 pub(super) struct Part {
     /// The endpoint of its lines.
     pub endpoint: String,
-    /// The model that they name.
+    /// The model of its lines.
     pub model: String,
-    /// Lines that it has.
+    /// Number of lines.
     pub lines: u64,
-    /// An upload was begun, under the name of this try.
+    /// Whether an upload was started, under the name of this try.
     pub is_begun: bool,
-    /// How often it was begun.
+    /// Number of earlier tries.
     pub tries: u32,
-    /// The uploaded file.
+    /// Id of the uploaded file.
     pub file: Option<String>,
-    /// The batch.
+    /// Id of the batch.
     pub batch: Option<String>,
-    /// What came of it.
+    /// Result, once the batch is finished.
     #[serde(rename = "over")]
     pub result: Option<PartResult>,
 }
 
-/// A batch that is over.
+/// Result of a finished batch.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct PartResult {
-    /// Answers.
+    /// Id of the file of answers.
     pub output: Option<String>,
-    /// Errors.
+    /// Id of the file of errors.
     pub errors: Option<String>,
-    /// Lines answered.
+    /// Lines with an answer.
     pub completed: u64,
     /// Lines with an error.
     pub failed: u64,
 }
 
-/// An output as it was written.
+/// The output as it was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Written {
-    /// BLAKE3 of it.
+    /// BLAKE3 hash of the file.
     pub hash: String,
     /// Lines with an answer.
     pub completed: u64,
@@ -72,12 +72,12 @@ pub(super) struct Written {
     pub tokens: u64,
 }
 
-/// The files of a run.
+/// The folder with the files of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    /// The folder beside an output.
+    /// Returns the folder beside an output.
     pub fn of(output: &Path) -> Self {
         Self(with_suffix(output, ".tritmill-server"))
     }
@@ -86,17 +86,17 @@ impl Folder {
         &self.0
     }
 
-    /// A part's lines.
+    /// Returns the path of a part's lines.
     pub fn part(&self, index: usize) -> PathBuf {
         self.0.join(format!("part-{index}.jsonl"))
     }
 
-    /// A part's answers, or its errors.
-    pub fn fetched(&self, index: usize, what: &str) -> PathBuf {
+    /// Returns the path of a part's answers or errors.
+    pub fn downloaded(&self, index: usize, what: &str) -> PathBuf {
         self.0.join(format!("part-{index}.{what}.jsonl"))
     }
 
-    /// Lines that are no server's business, each behind its number.
+    /// Returns the path of the lines that are refused locally, each after its number.
     pub fn refused(&self) -> PathBuf {
         self.0.join("refused.jsonl")
     }
@@ -105,7 +105,10 @@ impl Folder {
         self.0.join("state.json")
     }
 
-    /// What is remembered, if there is anything; one that cannot be read is an error.
+    /// Reads the state, if there is one.
+    ///
+    /// # Errors
+    /// If it cannot be read or parsed.
     pub fn load(&self) -> io::Result<Option<State>> {
         let text = match fs::read(self.state()) {
             Ok(text) => text,
@@ -115,7 +118,7 @@ impl Folder {
         serde_json::from_slice(&text).map(Some).map_err(io::Error::other)
     }
 
-    /// Remembers; when it returns, a crash of the machine forgets it no more.
+    /// Writes the state. When this returns, the state survives a crash of the machine.
     pub fn save(&self, state: &State) -> io::Result<()> {
         let temporary = self.0.join("state.json.tmp");
         let mut file = File::create(&temporary)?;
@@ -125,7 +128,7 @@ impl Folder {
         File::open(&self.0)?.sync_all()
     }
 
-    /// Forgets everything.
+    /// Deletes the folder. Returns whether it existed.
     pub fn remove(&self) -> io::Result<bool> {
         match fs::remove_dir_all(&self.0) {
             Ok(()) => Ok(true),
@@ -134,8 +137,8 @@ impl Folder {
         }
     }
 
-    /// Deletes all files but the state: what they say can be had again.
-    pub fn tidy(&self) -> io::Result<()> {
+    /// Deletes all files except the state; they can be made or downloaded again.
+    pub fn clean(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.0)? {
             let path = entry?.path();
             if path != self.state() {

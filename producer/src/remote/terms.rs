@@ -1,77 +1,76 @@
-//! What a run is asked for, what it says meanwhile, and why it may end early.
+//! Settings, updates and errors of a run over a batch file that a server answers.
 
 use std::path::PathBuf;
 
 use super::answers::RemoteError;
 use crate::{batch_file::BatchFileError, progress::BatchProgress};
 
-/// Which files, and how the server is to answer them.
+/// Files of a run, and parameters of its batches.
 #[derive(Debug, Clone)]
 pub struct RemoteSettings {
     /// Batch lines; `-` is standard input.
     pub input: PathBuf,
-    /// Answers; what is remembered lies beside it.
+    /// Answers; the state of the run is in a folder beside it.
     pub output: PathBuf,
-    /// The model of lines that name none.
+    /// Model of lines that do not name one.
     pub model: String,
-    /// How long each batch may take, as `24h`.
+    /// Time limit of each batch, as `24h`.
     pub window: String,
     /// `normal` or `low`.
     pub priority: String,
-    /// Forget an earlier run.
+    /// Whether to discard an earlier run.
     pub restart: bool,
 }
 
-/// What a run says while it runs.
+/// An update of a run.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum RemoteUpdate {
     /// Lines and bytes of the input read so far.
     Reading(u64, u64),
-    /// Bytes of a batch sent so far, and all that it has.
+    /// Bytes of a batch sent so far, and its size.
     Uploading(u64, u64),
-    /// Something to tell.
+    /// A message for the user.
     Notice(String),
-    /// Lines that are over.
+    /// Finished lines.
     Progress(BatchProgress),
 }
 
-/// Why a run ended early. What was done is remembered.
+/// A run ended early. Its state is recorded for the next run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteRunError {
     /// Input or output cannot be used.
     #[error(transparent)]
     File(#[from] BatchFileError),
-    /// The server did not do as asked.
+    /// A call to the server failed.
     #[error(transparent)]
     Server(#[from] RemoteError),
-    /// The input is another one than the run began with.
+    /// The input differs from that of the earlier run.
     #[error(
-        "{0} is not what the earlier run to this output began with: give it back as it was, or start \
-         over with --restart"
+        "{0} changed since the earlier run to this output: restore it, or start over with --restart"
     )]
     InputChanged(PathBuf),
-    /// The server has no such model.
+    /// The server does not serve the model.
     #[error("the server serves no model '{model}': it serves {served}")]
     NotServed {
-        /// What is asked for.
+        /// The model that the lines name.
         model: String,
-        /// What there is.
+        /// The models that the server serves.
         served: String,
     },
-    /// The server will not have a batch.
+    /// The server refused the file of a batch.
     #[error("the server refused {batch}: {problem}")]
-    NoBatch {
-        /// Its name.
+    BatchRefused {
+        /// Id of the batch.
         batch: String,
-        /// The first error, and how many there are.
+        /// The first error and the number of errors.
         problem: String,
     },
-    /// The server does not know what it made.
+    /// The server does not know a batch or file of this run.
     #[error(
-        "the server does not know {0} any more, or it is another's: use the key it was made with, or \
-         start over with --restart"
+        "the server does not know {0}, or it belongs to another tenant: use the key it was created \
+         with, or start over with --restart"
     )]
     Gone(String),
 }

@@ -1,7 +1,6 @@
-//! `tritmill bench e2e --http`: people who wait for answers, alone or beside a batch that nobody waits for,
-//! all through the HTTP API.
+//! `tritmill bench e2e --http`: interactive requests through the HTTP API, alone or during a batch.
 //!
-//! The service is a process of its own, `tritmill standalone` over a file in a temporary folder.
+//! The service is a separate process, `tritmill standalone` over a file in a temporary folder.
 
 use std::{
     io::Write as _,
@@ -11,12 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full};
-use hyper::{
-    Request,
-    header::{AUTHORIZATION, CONTENT_TYPE},
-};
+use reqwest::{Method, header::CONTENT_TYPE};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -33,15 +27,15 @@ use tritmill_engine::{backend::cuda, load::DeviceChoice};
 use super::Arguments;
 use crate::output;
 
-/// Bursts of requests that are measured, after one that is not.
+/// Measured bursts of requests, after one for warm-up.
 const ROUNDS: usize = 5;
-/// Between two bursts: people do not come in step.
+/// Time between two bursts.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long a request may take.
+/// Time limit of a request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// How long the batch may take to be under way.
+/// Time limit for the start of the batch.
 const BATCH_WITHIN: Duration = Duration::from_secs(120);
-/// Lines of the batch that must be answered before people come.
+/// Lines of the batch that must be answered before the first burst.
 const WARM_LINES: u64 = 64;
 
 /// Measures and prints.
@@ -53,29 +47,29 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             measured = measure(&service, arguments) => measured,
             _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
         };
-        // It may have ended by itself.
+        // Fails if the process has ended.
         let _ = service.process.kill().await;
         print(arguments, &measured?)
     })
 }
 
-/// A service to be measured.
+/// A service under test.
 struct Service {
     process: Child,
     url: String,
     key: String,
     client: HttpClient,
     api: Api,
-    /// Its file.
+    /// Folder of its store.
     folder: tempfile::TempDir,
     memory: Memory,
 }
 
-/// Where a service's memory is looked for.
+/// Memory of a service to measure.
 enum Memory {
-    /// Of the GPU of that number, on which so much was free before it started.
+    /// Memory of a GPU, with its free bytes before the start.
     Gpu { ordinal: usize, free: u64 },
-    /// Of the machine.
+    /// Resident memory of the process.
     Resident,
 }
 
@@ -85,7 +79,7 @@ impl Memory {
         Ok(Self::Gpu { ordinal, free: gpu_free_bytes(ordinal)? })
     }
 
-    /// What the service holds.
+    /// Returns the bytes that the service uses.
     fn used_bytes(&self, process: &Child) -> anyhow::Result<u64> {
         match *self {
             Self::Gpu { ordinal, free } => Ok(free.saturating_sub(gpu_free_bytes(ordinal)?)),
@@ -120,10 +114,10 @@ impl Service {
         command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
         let memory = Memory::before(arguments.run.engine_on_one()?.device)?;
         let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-        let said = process.stdout.take().context("the service has no output")?;
-        let mut lines = BufReader::new(said).lines();
+        let stdout = process.stdout.take().context("the service has no output")?;
+        let mut lines = BufReader::new(stdout).lines();
         let ready = lines.next_line().await?.context("the service did not start")?;
-        let ready: Value = serde_json::from_str(&ready).context("the service said no JSON")?;
+        let ready: Value = serde_json::from_str(&ready).context("the service printed no JSON")?;
         let text = |name: &str| ready[name].as_str().map(str::to_owned);
         let url = format!("http://{}", text("api").context("the service has no address")?);
         let key = text("first_key").context("the service has no key")?;
@@ -159,8 +153,12 @@ impl Service {
         Ok(self.api.create(&batch).await?)
     }
 
-    /// Starts the batch, and waits until some of it is answered.
-    async fn under_way(&self, arguments: &Arguments, model: &str) -> anyhow::Result<RemoteBatch> {
+    /// Starts the batch and waits until some lines are answered.
+    async fn started_batch(
+        &self,
+        arguments: &Arguments,
+        model: &str,
+    ) -> anyhow::Result<RemoteBatch> {
         let batch = self.batch(arguments, model).await?;
         let started = Instant::now();
         while self.answered(&batch).await? < WARM_LINES.min(arguments.batch_lines as u64) {
@@ -170,7 +168,7 @@ impl Service {
         Ok(batch)
     }
 
-    /// How many lines of the batch are answered.
+    /// Returns the number of answered lines of the batch.
     async fn answered(&self, batch: &RemoteBatch) -> anyhow::Result<u64> {
         let now = self.api.batch(&batch.id).await?;
         ensure!(now.request_counts.failed == 0, "lines of the batch failed");
@@ -179,7 +177,7 @@ impl Service {
     }
 }
 
-/// What is asked, in the batch and beside it.
+/// Returns the body of a request, in the batch or interactive.
 fn body(model: &str, question: &str, arguments: &Arguments) -> Value {
     json!({
         "model": model,
@@ -190,26 +188,26 @@ fn body(model: &str, question: &str, arguments: &Arguments) -> Value {
     })
 }
 
-/// What was measured.
+/// Measurements.
 struct Measured {
-    /// Of every answer, in order.
+    /// Latency of every answer, sorted.
     latencies: Vec<Duration>,
     errors: usize,
-    /// What the service held at most.
+    /// Maximum memory of the service.
     memory_bytes: u64,
-    /// Of the batch beside them, if there was one.
-    beside: Option<Beside>,
+    /// Progress of the batch, if there was one.
+    batch: Option<BatchLines>,
 }
 
-/// Lines of the batch that were answered before, and after, and how long that took.
+/// Answered lines of the batch before and after the bursts, and the time between.
 #[derive(Clone, Copy)]
-struct Beside {
+struct BatchLines {
     before: u64,
     after: u64,
     elapsed: Duration,
 }
 
-impl Beside {
+impl BatchLines {
     fn lines_per_s(&self) -> f64 {
         (self.after - self.before) as f64 / self.elapsed.as_secs_f64()
     }
@@ -219,7 +217,7 @@ async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Mea
     let model = service.api.models().await?.into_iter().next().context("nothing is served")?;
     let batch = match arguments.batch_lines {
         0 => None,
-        _ => Some(service.under_way(arguments, &model).await?),
+        _ => Some(service.started_batch(arguments, &model).await?),
     };
     burst(service, arguments, &model, 0).await?;
     let before = match &batch {
@@ -227,7 +225,7 @@ async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Mea
         None => 0,
     };
     let started = Instant::now();
-    let mut measured = Measured { latencies: Vec::new(), errors: 0, memory_bytes: 0, beside: None };
+    let mut measured = Measured { latencies: Vec::new(), errors: 0, memory_bytes: 0, batch: None };
     for round in 1..=ROUNDS {
         eprintln!("burst {round} of {ROUNDS}");
         for answer in burst(service, arguments, &model, round).await? {
@@ -235,7 +233,7 @@ async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Mea
                 Ok(latency) => measured.latencies.push(latency),
                 Err(error) => {
                     measured.errors += 1;
-                    eprintln!("no answer: {error:#}");
+                    eprintln!("request failed: {error:#}");
                 }
             }
         }
@@ -247,58 +245,57 @@ async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Mea
     if let Some(batch) = batch {
         let after = service.answered(&batch).await?;
         if after == arguments.batch_lines as u64 {
-            bail!("the batch was over before the measurement: give more --batch-lines");
+            bail!("the batch finished before the measurement: increase --batch-lines");
         }
-        measured.beside = Some(Beside { before, after, elapsed: started.elapsed() });
+        measured.batch = Some(BatchLines { before, after, elapsed: started.elapsed() });
     }
     Ok(measured)
 }
 
-/// All requests at once; each is answered, or not, in its time.
+/// Sends all requests at once. Each has a latency or an error.
 async fn burst(
     service: &Service,
     arguments: &Arguments,
     model: &str,
     round: usize,
 ) -> anyhow::Result<Vec<anyhow::Result<Duration>>> {
-    let mut asked = JoinSet::new();
+    let mut requests = JoinSet::new();
     for number in 0..arguments.callers.get() {
         let body = body(model, &format!("Due in week {number} of round {round}"), arguments);
-        let request = Request::post(format!("{}/v1/chat/completions", service.url))
-            .header(AUTHORIZATION, format!("Bearer {}", service.key))
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body.to_string())))?;
+        let url = format!("{}/v1/chat/completions", service.url);
+        let request = service.client.request(Method::POST, &url)?.bearer_auth(&service.key);
+        let request = request.header(CONTENT_TYPE, "application/json").body(body.to_string());
         let (client, tokens) = (service.client.clone(), arguments.generate().get());
-        asked.spawn(async move {
+        requests.spawn(async move {
             let started = Instant::now();
             let answer = timeout(ANSWER_WITHIN, async {
                 let answer = client.send(request, ANSWER_WITHIN).await?;
                 let status = answer.status();
-                let body = answer.into_body().collect().await?.to_bytes();
+                let body = answer.bytes().await?;
                 ensure!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&body));
                 let body: Value = serde_json::from_slice(&body)?;
                 let generated = body["usage"]["completion_tokens"].as_u64();
                 ensure!(generated == Some(tokens as u64), "{generated:?} tokens, not {tokens}");
                 Ok(started.elapsed())
             });
-            answer.await.unwrap_or_else(|_| bail!("none within {ANSWER_WITHIN:?}"))
+            answer.await.unwrap_or_else(|_| bail!("no answer within {ANSWER_WITHIN:?}"))
         });
     }
     let mut answers = Vec::new();
-    while let Some(answer) = asked.join_next().await {
+    while let Some(answer) = requests.join_next().await {
         answers.push(answer.context("a caller panicked")?);
     }
     Ok(answers)
 }
 
-/// The latency that this share of all does not pass; sorted, and not empty.
+/// Returns a percentile of sorted, non-empty latencies.
 fn percentile(latencies: &[Duration], share: f64) -> f64 {
     let rank = (latencies.len() as f64 * share).ceil() as usize;
     latencies[rank.clamp(1, latencies.len()) - 1].as_secs_f64()
 }
 
 fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode> {
-    let Measured { latencies, errors, memory_bytes, beside } = measured;
+    let Measured { latencies, errors, memory_bytes, batch } = measured;
     ensure!(!latencies.is_empty(), "no request was answered");
     let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|share| percentile(latencies, share));
     let requests = latencies.len() + errors;
@@ -309,11 +306,11 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
             "callers": arguments.callers, "generate": arguments.generate(), "requests": requests,
             "errors": errors, "p50_s": p50, "p90_s": p90, "p99_s": p99, "memory_bytes": memory_bytes,
         });
-        if let Some(beside) = beside {
+        if let Some(batch) = batch {
             figures["batch_lines"] = json!(arguments.batch_lines);
-            figures["batch_lines_before"] = json!(beside.before);
-            figures["batch_lines_after"] = json!(beside.after);
-            figures["batch_lines_per_s"] = json!(beside.lines_per_s());
+            figures["batch_lines_before"] = json!(batch.before);
+            figures["batch_lines_after"] = json!(batch.after);
+            figures["batch_lines_per_s"] = json!(batch.lines_per_s());
         }
         output::line(figures)?;
         return Ok(ExitCode::SUCCESS);
@@ -325,11 +322,11 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
         arguments.callers,
         output::bytes(*memory_bytes)
     ))?;
-    if let Some(beside @ Beside { before, after, .. }) = beside {
+    if let Some(batch @ BatchLines { before, after, .. }) = batch {
         output::line(format_args!(
-            "the batch beside them: {before} lines answered before, {after} after, of {} ({:.1} a second)",
+            "the batch: {before} lines answered before, {after} after, of {} ({:.1} a second)",
             arguments.batch_lines,
-            beside.lines_per_s()
+            batch.lines_per_s()
         ))?;
     }
     Ok(ExitCode::SUCCESS)

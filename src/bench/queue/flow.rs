@@ -1,5 +1,5 @@
-//! What `bench queue` makes jobs go through: submitted, consumed without being answered, and timed
-//! one by one on an idle queue.
+//! The phases of `bench queue`: jobs are submitted, consumed with a fixed answer, and timed one at a time
+//! on an idle queue.
 
 use std::{
     sync::{
@@ -20,19 +20,19 @@ use tritmill_queue::{
 
 use crate::servers::{Keeper, Mode};
 
-/// Digits at the end of an id that are random.
+/// Random digits at the end of an id.
 const RANDOM_DIGITS: usize = 8;
-/// Length of a claim: nothing here runs that long.
+/// Lease of a claim, longer than any phase.
 const LEASE: Duration = Duration::from_secs(60);
-/// How long a consumer waits for work that must be there.
+/// Time limit for a consumer to get work that must be in the queue.
 const PULL_WAIT: Duration = Duration::from_millis(100);
-/// How long one job may take to start before something is wrong.
+/// Time limit for the start of one job.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Between two jobs on the idle queue: so long that the store tries its connections again first, as
-/// it does when a queue really is idle.
+/// Time between two jobs on the idle queue: long enough that the store checks its connections first, as
+/// on an idle queue.
 const IDLE: Duration = Duration::from_millis(110);
 
-/// The servers, and the queue of this run in them.
+/// The servers and the queue of this run.
 #[derive(Clone)]
 pub struct Bench {
     pub store: Arc<dyn Store>,
@@ -42,7 +42,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A queue of its own, `bench-DIGITS@FORMAT`, on these servers.
+    /// A new queue, `bench-DIGITS@FORMAT`, on these servers.
     pub async fn open(servers: Mode<'_>, format: &str) -> anyhow::Result<Self> {
         let id = JobId::generate().to_string();
         let model = format!("bench-{}", &id[id.len() - RANDOM_DIGITS..]);
@@ -53,7 +53,7 @@ impl Bench {
         Ok(Self { store: keeper.store(), keeper, dispatcher, queue })
     }
 
-    /// As many jobs as asked for, of a short prompt.
+    /// Returns `count` jobs with a short prompt.
     pub fn jobs(&self, count: usize) -> anyhow::Result<Vec<Job>> {
         let name = self.queue.to_string();
         let job = |index: usize| {
@@ -63,7 +63,7 @@ impl Bench {
         (0..count).map(job).collect::<Result<_, _>>().context("cannot make a job")
     }
 
-    /// Submits all of them from several producers.
+    /// Submits the jobs from several producers.
     pub async fn submit(&self, jobs: &[Job], producers: usize) -> anyhow::Result<()> {
         let mut tasks = JoinSet::new();
         for part in jobs.chunks(jobs.len().div_ceil(producers).max(1)) {
@@ -103,14 +103,14 @@ impl Bench {
         Ok(())
     }
 
-    /// One micro-batch; returns how many jobs it was.
+    /// Runs one micro-batch and returns its number of jobs.
     async fn turn(&self, consumer: &str, max: usize) -> anyhow::Result<usize> {
         let (claims, deliveries) = self.start(consumer, max, PULL_WAIT).await?;
         let held: Vec<ClaimRef> = claims.iter().map(Claim::claim_ref).collect();
         if held.is_empty() {
             return Ok(0);
         }
-        // As the worker's renewer: the store's lease, then the dispatcher's.
+        // As in the worker: first the store's lease, then the dispatcher's.
         let lost = self.store.renew(&held, LEASE).await?;
         ensure!(lost.is_empty(), "{} leases were lost", lost.len());
         let lost = self.dispatcher.renew(consumer, &deliveries).await?;
@@ -158,7 +158,7 @@ impl Bench {
         Ok(())
     }
 
-    /// An answer of a few words.
+    /// Returns an answer of a few words.
     fn outcome(&self) -> Outcome {
         let text = "an answer of a few words".to_owned();
         let choice = Choice { index: 0, text, finish_reason: FinishReason::Stop, logprobs: None };
@@ -170,12 +170,12 @@ impl Bench {
         })
     }
 
-    /// From `submit` being called to the claim being there, for each job alone, with one consumer
-    /// waiting.
+    /// Measures the time from the call of `submit` to the claim, for single jobs and one waiting
+    /// consumer.
     pub async fn starts(&self, jobs: &[Job]) -> anyhow::Result<Vec<Duration>> {
         let (tell, mut started) = mpsc::channel(1);
         let (bench, count) = (self.clone(), jobs.len());
-        // A set, so that it ends with this function.
+        // A task set ends with this function.
         let mut consumer = JoinSet::new();
         consumer.spawn(async move {
             for _ in 0..count {
@@ -209,7 +209,7 @@ impl Bench {
         Ok(latencies)
     }
 
-    /// Deletes what the run left.
+    /// Deletes the jobs and keys of the run.
     pub async fn clean_up(&self, jobs: &[JobId]) -> anyhow::Result<()> {
         self.keeper.delete(jobs).await.context("cannot delete the benchmark's jobs")?;
         let forgotten = self.dispatcher.forget_queue(&self.queue).await;

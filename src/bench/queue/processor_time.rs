@@ -1,33 +1,33 @@
-//! Processor time of this process and of the servers beside it, from `/proc`. On other systems than
-//! Linux it is unknown.
+//! Processor time of this process and of the servers on this machine, from `/proc`; unknown on systems
+//! other than Linux.
 
 use std::{fs, time::Duration};
 
 /// Length of a tick in `/proc/PID/stat`: Linux reports these in hundredths of a second everywhere.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Where to read the servers' time.
+/// Process ids of the servers.
 #[derive(Debug, Clone, Copy)]
 pub struct Pids {
-    /// Of redis-server.
+    /// redis-server.
     pub redis: Option<u32>,
-    /// Of Postgres's main process, whose children are counted with it.
+    /// Main process of Postgres; its children are counted with it.
     pub postgres: Option<u32>,
 }
 
-/// Processor time used until a moment, or between two.
+/// Processor time until a moment, or between two moments.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Used {
-    /// By this process.
+    /// Of this process.
     pub own: Option<Duration>,
-    /// By redis-server.
+    /// Of redis-server.
     pub redis: Option<Duration>,
-    /// By Postgres.
+    /// Of Postgres.
     pub postgres: Option<Duration>,
 }
 
 impl Used {
-    /// Until now.
+    /// Reads the time until now.
     pub fn read(pids: Pids) -> Self {
         Self {
             own: of("self"),
@@ -36,7 +36,7 @@ impl Used {
         }
     }
 
-    /// From `earlier` on.
+    /// Returns the time since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         let difference = |now: Option<Duration>, then: Option<Duration>| {
             now.zip(then).map(|(now, then)| now.saturating_sub(then))
@@ -49,15 +49,15 @@ impl Used {
     }
 }
 
-/// What `/proc/PID/stat` says of a process.
+/// Fields of `/proc/PID/stat`.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     parent: u32,
-    /// Its own time and that of children it has buried.
+    /// Time of the process and of its ended children.
     ticks: u64,
 }
 
-/// The fields after the name, which is in parentheses and may contain anything.
+/// Returns the fields after the name, which is in parentheses and may contain any character.
 fn parse(stat: &str) -> Option<Stat> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = fields.get(11..15)?.iter().map(|field| field.parse::<u64>().ok());
@@ -76,13 +76,13 @@ fn of(process: &str) -> Option<Duration> {
     stat(process).map(|stat| duration(stat.ticks))
 }
 
-/// Of a process and its children that live; those that ended are in its own figure.
+/// Returns the time of a process and its living children; ended children are in its own time.
 fn of_family(pid: u32) -> Option<Duration> {
     let mut ticks = stat(&pid.to_string())?.ticks;
     for entry in fs::read_dir("/proc").ok()?.flatten() {
         let name = entry.file_name();
         let child = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
-        // A process may end while this looks.
+        // A process may end in the meantime.
         let child = child.and_then(stat).filter(|stat| stat.parent == pid);
         ticks += child.map_or(0, |stat| stat.ticks);
     }

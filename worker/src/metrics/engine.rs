@@ -27,7 +27,7 @@ impl Steps {
         let (a, b) = (&self.stats, &other.stats);
         self.stats = EngineStats {
             running: a.running + b.running,
-            waiting: a.waiting + b.waiting,
+            pending: a.pending + b.pending,
             blocks_used: a.blocks_used + b.blocks_used,
             blocks_cached: a.blocks_cached + b.blocks_cached,
             blocks_total: a.blocks_total + b.blocks_total,
@@ -83,7 +83,7 @@ type Row<T> = (&'static str, &'static str, fn(&EngineStats) -> T);
 
 const GAUGES: [Row<f64>; 3] = [
     ("num_requests_running", "Sequences that hold KV blocks", |stats| stats.running as f64),
-    ("num_requests_waiting", "Sequences that wait for KV blocks", |stats| stats.waiting as f64),
+    ("num_requests_waiting", "Sequences that wait for KV blocks", |stats| stats.pending as f64),
     ("kv_cache_usage_ratio", "Share of the KV blocks that sequences hold", |stats| {
         stats.blocks_used as f64 / stats.blocks_total.max(1) as f64
     }),

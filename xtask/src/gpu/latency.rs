@@ -1,28 +1,31 @@
 //! `cargo xtask gpu latency`: a hundred callers at once, through the HTTP API, a worker and its store.
 
-use super::{Place, number, print_targets};
+use super::{Place, number, targets_table};
 
-/// Bytes of the device that all of it may take.
+/// Device memory that everything together may take, in bytes.
 const MEMORY_MAX: f64 = 8e9;
 
-pub fn run(place: &Place) -> anyhow::Result<()> {
-    let requests = "bench e2e --http --callers 100 --generate 100 --batch-lines 0 --batch 128 --kv-memory 2048";
-    let words: Vec<&str> = requests.split(' ').collect();
-    let said = place.measure(&words, &place.model()?)?;
-    println!(
-        "{} requests of 100 tokens, 100 at once, {} errors (`tritmill {requests}`)",
-        said["requests"], said["errors"]
+pub fn run(place: &Place) -> anyhow::Result<String> {
+    let requests = place.sizes(
+        "bench e2e --http --callers 100 --generate 100 --batch-lines 0 --batch 128 --kv-memory 2048",
+        "bench e2e --http --callers 2 --generate 2 --batch-lines 0 --batch 2 --kv-memory 8",
     );
-    let seconds = |name: &str| Some(number(&said, name));
-    print_targets(&[
+    let words: Vec<&str> = requests.split(' ').collect();
+    let found = place.measure(&words, &place.model()?)?;
+    let text = format!(
+        "{} requests, {} errors (`tritmill {requests}`)\n",
+        found["requests"], found["errors"]
+    );
+    let seconds = |name: &str| Some(number(&found, name));
+    let table = targets_table(&[
         ("p50, s", "< 1.5".to_owned(), seconds("p50_s")),
         ("p90, s", "< 2".to_owned(), seconds("p90_s")),
         ("p99, s", "< 3".to_owned(), seconds("p99_s")),
         (
             "device memory, GB",
             format!("< {}", MEMORY_MAX / 1e9),
-            Some(number(&said, "memory_bytes") / 1e9),
+            Some(number(&found, "memory_bytes") / 1e9),
         ),
     ]);
-    Ok(())
+    Ok(text + &table)
 }

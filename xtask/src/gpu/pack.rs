@@ -2,10 +2,13 @@
 
 use std::fs;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use super::programs::{self, PACKED};
 use crate::process::root;
+
+/// What a rented device takes in one transfer.
+const BYTES_MAX: u64 = 64 << 20;
 
 pub fn run() -> anyhow::Result<()> {
     let folder = root().join("target").join("gpu");
@@ -16,11 +19,12 @@ pub fn run() -> anyhow::Result<()> {
     {
         let to = folder.join(name);
         programs::strip(&from, &to)?;
-        bytes += fs::metadata(&to).context("it was just written")?.len();
+        bytes += fs::metadata(&to).context("cannot read a program")?.len();
     }
+    ensure!(bytes < BYTES_MAX, "the programs have {} MiB, more than 64", bytes >> 20);
     println!(
-        "{}: {} MiB. In a copy of the repository, on a machine with this one's kind of processor \
-         and a C library no older: target/gpu/xtask gpu",
+        "{}: {} MiB. In a copy of the repository, on a machine with the same kind of processor \
+         and no older C library: target/gpu/xtask gpu",
         folder.display(),
         bytes >> 20
     );

@@ -2,8 +2,10 @@
 //! this one (`cargo xtask gpu pack`).
 
 use std::{
+    ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
@@ -14,39 +16,78 @@ use crate::process::{self, cargo, root};
 /// Names of the programs in a folder made by `pack`.
 pub const PACKED: [&str; 3] = ["xtask", "tritmill", "engine-tests"];
 
-/// The command line, and the engine's tests if they came along.
+/// The command line, the engine's tests if they came along, and how both are started.
 pub struct Programs {
-    pub tritmill: PathBuf,
+    tritmill: PathBuf,
     tests: Option<PathBuf>,
+    /// Folder of the driver's library, of an emulated one.
+    driver: Option<PathBuf>,
+    limit: Duration,
 }
 
 impl Programs {
-    /// Those beside this program; else builds the command line.
+    /// Finds the programs beside this one; else builds the command line.
     pub fn find() -> anyhow::Result<Self> {
         let this = std::env::current_exe().context("cannot find this program")?;
         let folder = this.parent().context("a program lies in a folder")?;
         let [_, tritmill, tests] = PACKED.map(|name| folder.join(name));
-        if tests.exists() {
-            return Ok(Self { tritmill, tests: Some(tests) });
-        }
-        Ok(Self { tritmill: build()?, tests: None })
+        let packed = tests.exists();
+        let tritmill = if packed { tritmill } else { build()? };
+        Ok(Self { tests: packed.then_some(tests), ..Self::of(tritmill) })
     }
 
-    /// The command line, which hears of no servers that are somebody's own.
+    /// A command line without tests beside it.
+    pub fn of(tritmill: PathBuf) -> Self {
+        Self { tritmill, tests: None, driver: None, limit: Duration::MAX }
+    }
+
+    /// Uses the driver's library in a folder.
+    pub fn with_driver(self, folder: PathBuf) -> Self {
+        Self { driver: Some(folder), ..self }
+    }
+
+    /// Ends programs that run longer than a limit.
+    pub fn limit(&mut self, limit: Duration) {
+        self.limit = limit;
+    }
+
+    /// Where the command line is.
+    pub fn tritmill_path(&self) -> &Path {
+        &self.tritmill
+    }
+
+    /// The command line, without the servers that the environment names.
     pub fn tritmill(&self) -> Command {
-        let mut command = Command::new(&self.tritmill);
+        self.under(&[], &self.tritmill)
+    }
+
+    /// A program started by another, which takes words before the program's name.
+    pub fn under(&self, starter: &[&str], program: &Path) -> Command {
+        let mut command = Command::new("timeout");
+        let seconds = self.limit.as_secs().min(24 * 60 * 60).to_string();
+        command.args(["--kill-after=10", &seconds]).args(starter).arg(program);
         command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
+        if let Some(folder) = &self.driver {
+            command.env("LD_LIBRARY_PATH", folder);
+        }
         command
     }
 
     /// The engine's unit tests.
     pub fn engine_tests(&self) -> anyhow::Result<Command> {
         let tests = self.tests.clone().map_or_else(build_tests, Ok)?;
-        let mut command = Command::new(tests);
+        let mut command = self.under(&[], &tests);
         let engine = root().join("engine");
         command.current_dir(&engine).env("CARGO_MANIFEST_DIR", engine);
         Ok(command)
     }
+}
+
+/// Whether a program is installed.
+pub fn is_installed(program: impl AsRef<OsStr>) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
 }
 
 /// Builds the command line for speed.
@@ -60,7 +101,7 @@ pub fn build_tests() -> anyhow::Result<PathBuf> {
     built(&["test", "--package", "tritmill-engine", "--lib", "--no-run"], "tritmill_engine")
 }
 
-/// Runs cargo, and says where the program of a target is.
+/// Runs cargo and returns the path of a target's program.
 pub fn built(words: &[&str], target: &str) -> anyhow::Result<PathBuf> {
     eprintln!("$ cargo {}", words.join(" "));
     let mut command = cargo();
@@ -69,10 +110,10 @@ pub fn built(words: &[&str], target: &str) -> anyhow::Result<PathBuf> {
     ensure!(output.status.success(), "cargo {}: {}", words.join(" "), output.status);
     let found = String::from_utf8_lossy(&output.stdout).lines().find_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
-        let named = message["target"]["name"] == target;
-        named.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
+        let is_target = message["target"]["name"] == target;
+        is_target.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
     });
-    found.with_context(|| format!("cargo named no program {target}"))
+    found.with_context(|| format!("cargo built no program `{target}`"))
 }
 
 /// Copies a program without its symbols.
@@ -80,7 +121,8 @@ pub fn strip(from: &Path, to: &Path) -> anyhow::Result<()> {
     process::run(Command::new("strip").arg("-o").arg(to).arg(from))
 }
 
-/// The JSON that a command prints; a failed check of `doctor` is its own concern.
+/// Runs a command and returns the JSON that it prints. Its exit status does not matter: `doctor` fails where a check
+/// does.
 pub fn json(command: &mut Command) -> anyhow::Result<Value> {
     let output = command.stderr(Stdio::inherit()).output().context("cannot start")?;
     serde_json::from_slice(&output.stdout)

@@ -1,7 +1,10 @@
-//! `cargo xtask gpu pytorch`: the same shape in bf16 by PyTorch, and ours, in turns. Where PyTorch is not
-//! installed or finds no GPU, that is said, and nothing is compared.
+//! `cargo xtask gpu pytorch`: the same shape in bf16 by PyTorch and by Tritmill, in turns. Skipped where PyTorch is
+//! not installed or finds no GPU.
 
-use std::process::{Command, Stdio};
+use std::{
+    fmt::Write as _,
+    process::{Command, Stdio},
+};
 
 use serde_json::Value;
 
@@ -13,19 +16,18 @@ const BATCHES: &str = "1,16,64,256";
 const STEPS: &str = "32";
 const FINDS_A_GPU: &str = "import sys, torch; sys.exit(not torch.cuda.is_available())";
 
-pub fn run(place: &Place) -> anyhow::Result<()> {
+pub fn run(place: &Place) -> anyhow::Result<String> {
     let mut python = Command::new("python3");
     let found = python.args(["-c", FINDS_A_GPU]).stderr(Stdio::null()).status();
     if !found.is_ok_and(|status| status.success()) {
-        println!("**PyTorch: skipped.** `python3` has no PyTorch that finds a GPU.\n");
-        return Ok(());
+        return Ok("**Skipped**: `python3` has no PyTorch that finds a GPU.".to_owned());
     }
     let model = place.model()?;
-    println!(
-        "| context | batch | prefill, PyTorch | Tritmill | times | decode, PyTorch | Tritmill | times |"
-    );
-    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    let header = "| context | batch | prefill, PyTorch | Tritmill | ratio | decode, PyTorch | Tritmill | ratio |\n\
+                  | --- | --- | --- | --- | --- | --- | --- | --- |\n";
+    let mut text = String::new();
     for context in CONTEXTS {
+        text += header;
         let theirs = theirs(place, context)?;
         let words =
             ["bench", "engine", "--batch", BATCHES, "--prompt", context, "--generate", STEPS];
@@ -40,14 +42,12 @@ pub fn run(place: &Place) -> anyhow::Result<()> {
                 let our = our.map_or(f64::NAN, |row| number(row, "tokens_per_s"));
                 line += &format!(" {their:.0} | {our:.0} | {:.2} |", our / their);
             }
-            println!("{line}");
+            writeln!(text, "{line}")?;
         }
-        println!(
-            "\nPyTorch {}: bf16, CUDA graphs.\n",
-            theirs["torch"].as_str().unwrap_or_default()
-        );
+        let version = theirs["torch"].as_str().unwrap_or_default();
+        writeln!(text, "\nPyTorch {version}: bf16, CUDA graphs.\n")?;
     }
-    Ok(())
+    Ok(text)
 }
 
 fn theirs(place: &Place, context: &str) -> anyhow::Result<Value> {

@@ -1,4 +1,4 @@
-//! A buffer that the tasks of one parallel region write in parts.
+//! A buffer that the tasks of a parallel region write in disjoint parts.
 
 use std::{marker::PhantomData, ops::Range};
 
@@ -12,7 +12,7 @@ pub struct Disjoint<'a, T> {
     buffer: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it is a `&mut [T]` whose parts go to different threads; `T: Send` is what that takes.
+// SAFETY: it stands for a `&mut [T]` with parts on different threads, which needs `T: Send`.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 // SAFETY: as for `Send`: shared access gives out disjoint `&mut` parts only.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
@@ -23,10 +23,10 @@ impl<'a, T> Disjoint<'a, T> {
         Self { data: buffer.as_mut_ptr(), len: buffer.len(), buffer: PhantomData }
     }
 
-    /// The part `range`. Panics when it is outside the buffer.
+    /// Returns the part `range`. Panics when it is outside the buffer.
     ///
     /// # Safety
-    /// While the returned slice lives, no other part that overlaps it may be taken.
+    /// While the returned slice lives, no overlapping part may be taken.
     #[expect(clippy::mut_from_ref, reason = "the point of the type; see Safety")]
     pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
@@ -34,10 +34,10 @@ impl<'a, T> Disjoint<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
     }
 
-    /// All of it, to read what nobody writes meanwhile.
+    /// Returns the whole buffer for reading.
     ///
     /// # Safety
-    /// No part that is written while the returned value lives is read by way of it.
+    /// The returned value is not used to read a part that is written while it lives.
     pub unsafe fn stored(&self) -> Stored<'a, T> {
         // SAFETY: the buffer is borrowed for 'a; the rest is the caller's promise.
         unsafe { Stored::shared(self.data, self.len) }
@@ -45,10 +45,10 @@ impl<'a, T> Disjoint<'a, T> {
 }
 
 impl<'a> Disjoint<'a, f32> {
-    /// Columns of every row of `width`. Panics when they are outside the rows.
+    /// Returns `columns` of every row of `width` elements. Panics when they are outside the rows.
     ///
     /// # Safety
-    /// While they live, no part that overlaps them may be taken.
+    /// While the returned value lives, no overlapping part may be taken.
     pub unsafe fn columns(&self, width: usize, columns: Range<usize>) -> Columns<'a> {
         // SAFETY: the buffer is borrowed for 'a; not aliased by the caller's promise.
         unsafe { Columns::shared(self.data, self.len, width, columns) }

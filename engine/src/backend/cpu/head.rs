@@ -1,39 +1,28 @@
-//! The head: logits of a hidden row against every row of the vocabulary, in the file's precision,
-//! or as int8 when asked for.
+//! The head: the last part of a step, and its weights, in the file's precision or as int8.
+
+use std::sync::Arc;
 
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::screen::Screen;
-use crate::files::{Dense, DenseType, Model};
-use crate::formats::memory::AlignedBytes;
-use crate::kernels::{Isa, float::FloatKernels};
+use super::{
+    HeadMode,
+    buffers::{Buffers, Scratch, resized, with_scratch},
+    disjoint::Disjoint,
+    load::CpuBackend,
+    screen::{Screen, ScreenInput},
+};
+use crate::{
+    backend::{Chunk, Logits},
+    files::{Dense, DenseType, Model},
+    formats::memory::AlignedBytes,
+    kernels::{
+        Isa,
+        float::{FloatKernels, KvElement},
+    },
+};
 
-/// How the head's weights are held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum HeadMode {
-    /// As in the file, and exact: a copy in int8 says which rows may matter, where not all logits are
-    /// asked for ([`super::screen`]).
-    #[default]
-    Exact,
-    /// As in the file, without the copy: every logit is computed.
-    Full,
-    /// One int8 per weight and one scale per row: half the memory of f16, and lossy.
-    Q8,
-}
-
-impl HeadMode {
-    /// `exact`, `full` or `q8`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Full => "full",
-            Self::Q8 => "q8",
-        }
-    }
-}
-
-/// Head rows per call of a kernel: a task's unit.
+/// Head rows per kernel call and task.
 pub const HEAD_ROWS: usize = 64;
 
 /// Bytes copied between two releases of the file's pages.
@@ -41,8 +30,78 @@ const COPY_BYTES: usize = 32 << 20;
 
 const _: () = assert!(cfg!(target_endian = "little"), "model files are little-endian");
 
+impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
+    /// Final norm and head for the rows that the chunks request.
+    pub(super) fn head(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) {
+        let weights = Arc::clone(&self.weights);
+        let (config, head) = (weights.config(), &weights.head);
+        let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+        let Buffers { residual, head_rows_all, head_rows_largest, .. } = &mut self.buffers;
+        let (mut with_all, mut counts) = (Vec::new(), Vec::new());
+        let mut norms = Vec::new(); // row of the step, whether all its logits are requested, place
+        let mut first = 0;
+        for chunk in chunks {
+            let last = first + chunk.tokens.len();
+            let (rows, count) = chunk.logits.rows(first..last);
+            let count = count.filter(|count| head.screen().is_some_and(|s| s.pays_for(*count)));
+            for r in rows {
+                let all = count.is_none();
+                let place = if all { norms.len() - counts.len() } else { counts.len() };
+                norms.push((r, all, place));
+                with_all.push(all);
+                counts.extend(count);
+            }
+            first = last;
+        }
+        head_rows_all.resize((norms.len() - counts.len()) * hidden, 0.0);
+        head_rows_largest.resize(counts.len() * hidden, 0.0);
+        let (all_out, largest_out) =
+            (Disjoint::new(head_rows_all), Disjoint::new(head_rows_largest));
+        let kernels = self.kernels;
+        self.pool.run(norms.len(), &|task| {
+            let (r, all, place) = norms[task];
+            let out = if all { all_out } else { largest_out };
+            // SAFETY: each task has a place of its own.
+            let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
+            let x = &residual[r * hidden..(r + 1) * hidden];
+            kernels.rms_norm(x, &weights.final_norm, config.rms_norm_eps, out);
+        });
+        logits.clear(vocab);
+        logits.lay_out(with_all);
+        if let Some(screen) = head.screen() {
+            let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_largest[..]);
+            let input = ScreenInput { head, kernels, isa, xs, counts: &counts };
+            screen.largest(&input, &mut self.pool, &mut self.screen_state);
+            logits.set_largest(self.screen_state.found());
+        }
+        self.whole_head(head, vocab, logits.all_mut());
+    }
+
+    /// All logits of `head_rows_all`. // (rows, vocab)
+    fn whole_head(&mut self, head: &Head, vocab: usize, logits: &mut [f32]) {
+        let n = logits.len() / vocab;
+        let out = Disjoint::new(logits);
+        let (kernels, xs) = (self.kernels, &self.buffers.head_rows_all);
+        let tasks = if n == 0 { 0 } else { vocab.div_ceil(HEAD_ROWS) };
+        self.pool.run(tasks, &|task| {
+            let first = task * HEAD_ROWS;
+            let count = HEAD_ROWS.min(vocab - first);
+            with_scratch(|scratch| {
+                let Scratch { floats, more_floats, .. } = scratch;
+                let floats = resized(floats, n * count);
+                head.logits(kernels, first, count, xs, more_floats, floats);
+                for (row, part) in floats.chunks_exact(count).enumerate() {
+                    let start = row * vocab + first;
+                    // SAFETY: each task writes its own columns.
+                    unsafe { out.part(start..start + count) }.copy_from_slice(part);
+                }
+            });
+        });
+    }
+}
+
 enum Rows {
-    /// As in the file, quantized blocks too: those are dequantized row by row when they are used.
+    /// As in the file. Quantized blocks are dequantized row by row when they are used.
     Stored {
         dtype: DenseType,
         bytes: AlignedBytes, // (vocab, row bytes), zero-padded to whole cache lines
@@ -68,7 +127,7 @@ impl Head {
         Self::of(model.head(), mode, || model.release_pages())
     }
 
-    /// Copies a matrix; `release` hears when much of it has been read.
+    /// Copies a matrix; calls `release` after each [`COPY_BYTES`] read.
     pub fn of(dense: Dense<'_>, mode: HeadMode, release: impl Fn()) -> Self {
         let rows = match mode {
             HeadMode::Q8 => quantize_rows(dense),
@@ -85,7 +144,7 @@ impl Head {
         Self { rows, screen, vocab_size: dense.rows, hidden_size: dense.cols }
     }
 
-    /// What finds the largest logits without computing all.
+    /// The screen that finds the largest logits without computing all, if the mode has one.
     pub fn screen(&self) -> Option<&Screen> {
         self.screen.as_ref()
     }
@@ -100,7 +159,7 @@ impl Head {
         self.rows_bytes() + self.screen.as_ref().map_or(0, Screen::size_bytes)
     }
 
-    /// Bytes read where only the largest logits are asked for, but for the rows that may have them.
+    /// Bytes read to find the largest logits, without the exact rows that are computed for candidates.
     pub fn step_bytes(&self, isa: Isa) -> usize {
         self.screen.as_ref().map_or_else(|| self.rows_bytes(), |screen| screen.step_bytes(isa))
     }
@@ -120,8 +179,8 @@ impl Head {
         }
     }
 
-    /// Logits of rows `first .. first + count` for hidden rows `xs` `(n, hidden)`, into `out`
-    /// `(n, count)`. `scratch` is reused between calls.
+    /// Writes the logits of head rows `first .. first + count` for hidden rows `xs` `(n, hidden)` to
+    /// `out` `(n, count)`. `scratch` is reused between calls.
     pub fn logits(
         &self,
         kernels: &FloatKernels,
@@ -164,13 +223,13 @@ impl Head {
     }
 }
 
-/// Rows `first .. first + count` of a matrix of `len` elements a row.
+/// Returns rows `first .. first + count` of a matrix with `len` elements per row.
 fn rows_of<T: bytemuck::Pod>(bytes: &[u8], len: usize, first: usize, count: usize) -> &[T] {
     let row = len * size_of::<T>();
     bytemuck::cast_slice(&bytes[first * row..(first + count) * row])
 }
 
-/// `scale = max|w| / 127`, `int8 = round_half_even(w / scale)`; returns the scale.
+/// Writes `int8 = round_half_even(w / scale)` and returns `scale = max|w| / 127`.
 pub(in crate::backend) fn quantize_row(w: &[f32], out: &mut [u8]) -> f32 {
     let largest = w.iter().fold(0f32, |a, b| a.max(b.abs()));
     let scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };

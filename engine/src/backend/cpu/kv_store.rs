@@ -2,15 +2,17 @@
 
 use std::marker::PhantomData;
 
-use super::KvType;
-use super::disjoint::Disjoint;
-use crate::formats::memory::AlignedBytes;
-use crate::kernels::float::{AttentionTile, FloatKernels, KvElement, LANES};
-use crate::kv::{BLOCK_TOKENS, BlockId};
+use super::{KvType, disjoint::Disjoint};
+use crate::{
+    config::ModelConfig,
+    formats::memory::AlignedBytes,
+    kernels::float::{AttentionTile, FloatKernels, KvElement, LANES},
+    kv::{BLOCK_TOKENS, BlockId},
+};
 
 const _: () = assert!(BLOCK_TOKENS == LANES, "a block of keys is one vector of positions");
 
-/// Elements of keys that are narrowed at a time.
+/// Key elements narrowed at a time.
 const NARROW: usize = 128;
 
 /// Shape of one block in one layer.
@@ -25,6 +27,15 @@ pub struct KvShape {
 }
 
 impl KvShape {
+    /// The KV shape of a model.
+    pub fn of(config: &ModelConfig) -> Self {
+        Self {
+            layer_count: config.layer_count,
+            kv_head_count: config.kv_head_count,
+            head_dim: config.head_dim,
+        }
+    }
+
     fn padded_head_dim(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
     }
@@ -48,18 +59,18 @@ impl KvShape {
     }
 }
 
-/// Keys and values of every block, on huge pages: a head's part of a block is one small page. They
-/// cost no memory until they are written.
+/// Keys and values of every block, on huge pages, since a head's part of a block is only one small page.
+/// A page takes memory with its first write.
 pub struct KvStore<E> {
     shape: KvShape,
     keys: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, head_dim, 16)
     values: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, 16, padded_head_dim)
     key_scales: Vec<AlignedBytes>, // of f32, per layer: (block, kv_head, 16); empty without scales
-    value_scales: Vec<AlignedBytes>, // as of keys
+    value_scales: Vec<AlignedBytes>, // like `key_scales`
     element: PhantomData<E>,
 }
 
-/// One layer's keys and values, for several tasks at once.
+/// One layer's keys and values, shared by several tasks.
 pub struct KvLayer<'a, E> {
     shape: KvShape,
     keys: Disjoint<'a, E>,
@@ -69,7 +80,7 @@ pub struct KvLayer<'a, E> {
 }
 
 impl<E: KvElement + bytemuck::Pod> KvStore<E> {
-    /// Room for `block_count` blocks.
+    /// Storage of `block_count` blocks.
     pub fn new(shape: KvShape, block_count: usize) -> Self {
         let layers = |block_bytes: usize| {
             let layer = || AlignedBytes::zeroed((block_bytes * block_count).next_multiple_of(64));
@@ -86,7 +97,7 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         }
     }
 
-    /// Bytes of a block's keys in a layer, of its values, and of the scales of either.
+    /// Bytes of a block's keys, of its values, and of the scales of either, in one layer.
     fn part_bytes(shape: &KvShape) -> [usize; 3] {
         let scales = if E::SCALED { shape.scale_stride() * size_of::<f32>() } else { 0 };
         [shape.key_stride() * size_of::<E>(), shape.value_stride() * size_of::<E>(), scales]
@@ -107,7 +118,7 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         copy(&mut self.value_scales, scales);
     }
 
-    /// One layer, for a step to write and read.
+    /// Borrows one layer for the reads and writes of a step.
     pub fn layer(&mut self, layer: usize) -> KvLayer<'_, E> {
         KvLayer {
             shape: self.shape,
@@ -120,10 +131,10 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
 }
 
 impl<E: KvElement> KvLayer<'_, E> {
-    /// What attention reads for one KV head and sequence.
+    /// Keys and values of one KV head and sequence, as the attention kernel reads them.
     ///
     /// # Safety
-    /// While the tile is used, nobody writes the sequence's blocks of this head.
+    /// While the tile is used, no thread writes the sequence's blocks of this head.
     pub unsafe fn tile<'b>(
         &'b self,
         kv_head: usize,
@@ -160,7 +171,7 @@ impl<E: KvElement> KvLayer<'_, E> {
     /// Stores keys and values of a position for one KV head, both `(head_dim)`.
     ///
     /// # Safety
-    /// Nobody else writes or reads this position of the block for this head meanwhile.
+    /// No other thread reads or writes this position of the block for this head at the same time.
     pub unsafe fn write(
         &self,
         kernels: &FloatKernels,
@@ -179,17 +190,17 @@ impl<E: KvElement> KvLayer<'_, E> {
             E::narrow(kernels, keys, key_scale, &mut narrow[..keys.len()]);
             for (row, &key) in narrow[..keys.len()].iter().enumerate() {
                 let at = first + (part * NARROW + row) * BLOCK_TOKENS;
-                // SAFETY: one element of this position, which is the caller's alone.
+                // SAFETY: one element of this position, which only the caller uses.
                 unsafe { self.keys.part(at..at + 1)[0] = key };
             }
         }
         let at = block * self.shape.value_stride() + (kv_head * BLOCK_TOKENS + slot) * padded;
-        // SAFETY: the elements of this position, which are the caller's alone.
+        // SAFETY: the elements of this position, which only the caller uses.
         let to = unsafe { self.values.part(at..at + head_dim) };
         E::narrow(kernels, values, value_scale, to);
         if E::SCALED {
             let at = block * self.shape.scale_stride() + kv_head * BLOCK_TOKENS + slot;
-            // SAFETY: the scales of this position, which are the caller's alone.
+            // SAFETY: the scales of this position, which only the caller uses.
             unsafe {
                 self.key_scales.part(at..at + 1)[0] = key_scale;
                 self.value_scales.part(at..at + 1)[0] = value_scale;
@@ -214,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_takes_the_bytes_that_capacity_is_counted_in() {
+    fn block_bytes_equal_the_storage_of_a_block() {
         let positions = 3 * 2 * 5 * 16;
         check::<f16>(KvType::F16, positions * 256);
         check::<f32>(KvType::F32, positions * 512);

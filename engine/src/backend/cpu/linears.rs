@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::{
+    buffers::{Buffers, Quantized, Scratch, resized, with_scratch},
     disjoint::Disjoint,
-    forward::{Buffers, CpuBackend, Quantized, Scratch, room, with_scratch},
+    load::CpuBackend,
     weights::TernaryLinear,
 };
 use crate::{
@@ -15,17 +16,17 @@ use crate::{
     },
 };
 
-/// Bytes of weights per task: small enough that threads finish together, large enough that handing
-/// one out costs nothing beside it.
+/// Bytes of weights per task: small enough that threads finish together, large enough that the cost of
+/// handing one out does not show.
 const TASK_BYTES: usize = 40 << 10;
-/// Tiles of a task at most: as many as the kernels for many rows take together.
+/// Most tiles per task: the number that the kernels for many rows take together.
 const TASK_TILES: usize = 4;
-/// Rows up to which weights are what takes time.
+/// Most rows for which reading the weights dominates.
 const FEW_ROWS: usize = 7;
-/// Rows up to which vectors take two tiles together; then, or with AMX, four.
+/// Most rows for which vector kernels take two tiles together; with more rows, or AMX, they take four.
 const PAIR_ROWS: usize = 64;
 
-/// Which buffer a quantization reads.
+/// Buffer that a quantization reads.
 #[derive(Clone, Copy)]
 pub(super) enum Source {
     Residual,
@@ -33,7 +34,8 @@ pub(super) enum Source {
     Gate,
 }
 
-/// Integer products of all rows with some tiles of a linear, and which of its outputs they are.
+/// Computes the integer products of all rows with some tiles of a linear; returns them with the range of
+/// its outputs that they are.
 fn multiply<'a>(
     isa: Isa,
     linear: &TernaryLinear,
@@ -44,17 +46,17 @@ fn multiply<'a>(
     let matrix = &linear.matrix;
     let stride = tiles.len() * TILE_ROWS;
     let start = tiles.start * TILE_ROWS;
-    let sums = room(sums, input.scales.len() * stride);
+    let sums = resized(sums, input.scales.len() * stride);
     kernels::gemm(isa, matrix, tiles, &input.x, sums);
     let sums = Sums { sums, stride, scales: &input.scales, scale: linear.scale };
     (sums, start..(start + stride).min(matrix.rows()))
 }
 
-/// Which of several matrices, and tiles of it.
+/// Index of a matrix, and a range of its tiles.
 pub(super) type TileTask = (usize, Range<usize>);
 
-/// Cuts the tiles of matrices into tasks, in order: for each thread a stretch of its own, whose tasks
-/// become smaller towards its end, so that nobody waits long for the last one.
+/// Cuts the tiles of matrices into tasks, in order. Each thread's share ends with smaller tasks, so that
+/// threads finish at nearly the same time.
 fn tile_tasks(
     isa: Isa,
     matrices: &[&PackedMatrix],
@@ -62,7 +64,7 @@ fn tile_tasks(
     threads: usize,
     tasks: &mut Vec<TileTask>,
 ) {
-    let of_task = |matrix: &PackedMatrix| match rows {
+    let tiles_per_task = |matrix: &PackedMatrix| match rows {
         ..=FEW_ROWS => (TASK_BYTES / matrix.tile_bytes()).clamp(1, TASK_TILES),
         ..=PAIR_ROWS if isa != Isa::Amx => 2,
         _ => TASK_TILES,
@@ -74,7 +76,7 @@ fn tile_tasks(
         let mut left = (thread + 1) * total / threads - thread * total / threads;
         while left > 0 {
             let in_matrix = matrices[matrix].tile_count() - tile;
-            let count = of_task(matrices[matrix]).min(left.div_ceil(2)).min(in_matrix);
+            let count = tiles_per_task(matrices[matrix]).min(left.div_ceil(2)).min(in_matrix);
             tasks.push((matrix, tile..tile + count));
             (tile, left) = (tile + count, left - count);
             if tile == matrices[matrix].tile_count() {
@@ -85,8 +87,8 @@ fn tile_tasks(
 }
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
-    /// Norms and quantizes a buffer as the input of `linears`. Linears with norms of their own get
-    /// an input each, the others share one: the returned indices say which is whose.
+    /// Norms and quantizes a buffer as the input of `linears`. Linears with a norm of their own get
+    /// separate inputs, others share one. Returns the index of each linear's input in `inputs`.
     pub(super) fn quantize(
         &mut self,
         source: Source,
@@ -126,13 +128,13 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             with_scratch(|scratch| {
                 let Scratch { floats, more_floats, bytes, .. } = scratch;
                 let row = &source[r * width..(r + 1) * width];
-                let (mut normed, mut other) = (room(floats, width), room(more_floats, width));
+                let (mut normed, mut other) = (resized(floats, width), resized(more_floats, width));
                 for (index, (weight, eps)) in norms.iter().enumerate() {
                     let x = if index == 0 { row } else { &*normed };
                     kernels.rms_norm(x, weight, *eps, other);
                     std::mem::swap(&mut normed, &mut other);
                 }
-                let bytes = room(bytes, width);
+                let bytes = resized(bytes, width);
                 let scale = kernels.quantize(if norms.is_empty() { row } else { normed }, bytes);
                 // SAFETY: each task writes its own row.
                 unsafe {
@@ -143,6 +145,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         });
     }
 
+    /// `queries, keys, values = q(x), k(x), v(x)` with `x` from `inputs`.
     pub(super) fn project_qkv(&mut self, linears: &[&TernaryLinear; 3], inputs: [usize; 3]) {
         let Buffers { rows, queries, keys, values, inputs: quantized, tile_tasks: tasks, .. } =
             &mut self.buffers;
@@ -168,6 +171,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         });
     }
 
+    /// `gate = activation(gate(x)) ⊙ up(x)` with `x` from `inputs`.
     pub(super) fn project_gate_up(&mut self, [gate, up]: [&TernaryLinear; 2], inputs: [usize; 3]) {
         let Buffers { rows, gate: out, inputs: quantized, tile_tasks: tasks, .. } =
             &mut self.buffers;
@@ -183,11 +187,11 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             let (_, tiles) = tasks[task].clone();
             with_scratch(|scratch| {
                 let Scratch { sums, more_sums, .. } = scratch;
-                let (of_gate, columns) = multiply(isa, gate, tiles.clone(), gate_in, sums);
-                let (of_up, _) = multiply(isa, up, tiles, up_in, more_sums);
+                let (gate_sums, columns) = multiply(isa, gate, tiles.clone(), gate_in, sums);
+                let (up_sums, _) = multiply(isa, up, tiles, up_in, more_sums);
                 // SAFETY: each task writes its own columns.
                 let out = unsafe { out.columns(width, columns) };
-                kernels.gate(activation, &of_gate, &of_up, out);
+                kernels.gate(activation, &gate_sums, &up_sums, out);
             });
         });
     }
@@ -218,9 +222,10 @@ mod tests {
     use crate::formats::Format;
 
     #[test]
-    fn tasks_have_every_tile_once_and_become_smaller_for_each_thread() {
+    fn tasks_cover_every_tile_once_and_shrink_within_each_share() {
         let matrix = |rows: usize| {
-            PackedMatrix::pack(Format::I2S, rows, 64, &vec![0; rows * 64]).expect("a shape to pack")
+            PackedMatrix::pack(Format::I2S, rows, 64, &vec![0; rows * 64])
+                .expect("the shape can be packed")
         };
         let (large, small) = (matrix(70 * TILE_ROWS), matrix(3 * TILE_ROWS + 1));
         let mut tasks = Vec::new();

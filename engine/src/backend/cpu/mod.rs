@@ -1,180 +1,25 @@
 //! The CPU backend: packed weights, KV storage and a pool of threads.
 //!
-//! `step` reads top to bottom like the paper's figure; each named part is one or a few parallel
-//! regions. What a row computes is fixed by the row alone: integer sums are exact, every float
-//! reduction has one order (see [`crate::kernels::float`]), and threads only choose who computes a
-//! part, never how.
+//! `forward.rs` is the step, top to bottom like the paper's figure; each named part of it is one or a
+//! few parallel regions. The result of a row depends on that row alone: integer sums are exact, every
+//! float reduction has one order (see [`crate::kernels::float`]), and the number of threads decides
+//! only which thread computes a part.
 
-mod attend;
+mod attention;
+mod buffers;
 mod disjoint;
 mod forward;
 pub(super) mod head;
 mod kv_store;
 mod linears;
+mod load;
+mod options;
 mod pool;
 pub(super) mod screen;
 mod self_test;
+mod sync;
 mod weights;
 
-use std::{str::FromStr, sync::Arc};
-
-use half::f16;
-
-pub use head::HeadMode;
+pub use load::{LoadError, kv_block_bytes, load};
+pub use options::{CpuOptions, HeadMode, KvType, UnknownHeadMode, UnknownKvType};
 pub use self_test::SelfTestError;
-
-use crate::{
-    backend::Backend,
-    files::{Model, ModelError},
-    formats::Format,
-    kernels::{Isa, float::FloatKernels},
-};
-use forward::CpuBackend;
-use kv_store::KvShape;
-use weights::Weights;
-
-/// Element type of the KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum KvType {
-    /// Half precision, saturating.
-    #[default]
-    F16,
-    /// Single precision, for comparison with references.
-    F32,
-    /// Int8 with an f32 scale for each position and KV head, of keys and of values: half of f16's memory.
-    Q8,
-}
-
-impl KvType {
-    /// Bytes per element.
-    pub fn size_bytes(self) -> usize {
-        match self {
-            Self::F16 => 2,
-            Self::F32 => 4,
-            Self::Q8 => 1,
-        }
-    }
-
-    /// Bytes of the scale of a position's keys, or values, of one KV head.
-    pub fn scale_bytes(self) -> usize {
-        match self {
-            Self::F16 | Self::F32 => 0,
-            Self::Q8 => size_of::<f32>(),
-        }
-    }
-
-    /// `f16`, `f32` or `q8`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-            Self::Q8 => "q8",
-        }
-    }
-}
-
-/// A KV type that is none of `f16`, `f32`, `q8`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown KV type '{0}' (expected f16, f32 or q8)")]
-pub struct UnknownKvType(pub String);
-
-impl FromStr for KvType {
-    type Err = UnknownKvType;
-
-    fn from_str(name: &str) -> Result<Self, UnknownKvType> {
-        match name {
-            "f16" => Ok(Self::F16),
-            "f32" => Ok(Self::F32),
-            "q8" => Ok(Self::Q8),
-            other => Err(UnknownKvType(other.to_owned())),
-        }
-    }
-}
-
-/// A head mode that is none of `exact`, `full`, `q8`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown head '{0}' (expected exact, full or q8)")]
-pub struct UnknownHeadMode(pub String);
-
-impl FromStr for HeadMode {
-    type Err = UnknownHeadMode;
-
-    fn from_str(name: &str) -> Result<Self, UnknownHeadMode> {
-        match name {
-            "exact" => Ok(Self::Exact),
-            "full" => Ok(Self::Full),
-            "q8" => Ok(Self::Q8),
-            other => Err(UnknownHeadMode(other.to_owned())),
-        }
-    }
-}
-
-/// How a model is held and run.
-#[derive(Debug, Clone, Copy)]
-pub struct CpuOptions {
-    /// Packing of the ternary matrices.
-    pub format: Format,
-    /// Instruction set of the kernels.
-    pub isa: Isa,
-    /// Threads of a step, at least 1.
-    pub threads: usize,
-    /// Element type of the KV cache.
-    pub kv: KvType,
-    /// Precision of the head.
-    pub head: HeadMode,
-    /// KV blocks (of 16 positions) in the pool.
-    pub block_count: usize,
-}
-
-/// Why a backend did not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LoadError {
-    /// The model file.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The machine lacks the ISA that was asked for.
-    #[error("this machine cannot run {isa} kernels")]
-    IsaUnavailable {
-        /// The ISA asked for.
-        isa: Isa,
-    },
-    /// A kernel disagrees with its scalar definition on this machine.
-    #[error(transparent)]
-    SelfTest(#[from] SelfTestError),
-}
-
-/// Loads a model: decodes and repacks its weights, tests the kernels on them, makes the KV pool.
-///
-/// # Errors
-/// [`LoadError`]: nothing is started that could answer wrongly.
-pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, LoadError> {
-    let kernels =
-        FloatKernels::of(options.isa).ok_or(LoadError::IsaUnavailable { isa: options.isa })?;
-    let class_prefix = model.fingerprint()?;
-    let weights = Weights::load(model, options.format, options.head)?;
-    self_test::run(&weights, options.isa, kernels)?;
-    let numerics_class =
-        format!("{class_prefix}/kv-{}/head-{}/cpu", options.kv.name(), weights.head.precision());
-    tracing::info!(
-        model = weights.model.name(),
-        format = %options.format,
-        isa = %options.isa,
-        threads = options.threads,
-        weight_bytes = weights.size_bytes(),
-        kv_blocks = options.block_count,
-        numerics_class,
-        "model loaded"
-    );
-    let weights = Arc::new(weights);
-    Ok(match options.kv {
-        KvType::F16 => Box::new(CpuBackend::<f16>::new(weights, kernels, options, numerics_class)),
-        KvType::F32 => Box::new(CpuBackend::<f32>::new(weights, kernels, options, numerics_class)),
-        KvType::Q8 => Box::new(CpuBackend::<i8>::new(weights, kernels, options, numerics_class)),
-    })
-}
-
-/// Bytes of one KV block of a model.
-pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
-    KvShape::of(model.config()).block_bytes(kv)
-}

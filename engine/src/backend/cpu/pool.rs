@@ -1,50 +1,50 @@
-//! Threads that stay awake between the operators of a step.
+//! A thread pool that stays awake between the parallel regions of a step.
 //!
-//! A step has hundreds of short parallel regions; waking a sleeping thread costs more than many of
-//! them. Workers therefore spin for a short while after a region and sleep only when no further one
-//! comes. Each thread has a stretch of a region's tasks, whose weights lie one after another, and
-//! then takes what is left of the others': a thread that is held up takes fewer. Which thread runs a
-//! task never changes its result.
+//! A step has hundreds of short regions, and waking a sleeping thread takes longer than many of them.
+//! Workers therefore spin for a short while after a region, and sleep only if no other one follows.
+//! Each thread first runs its own range of the region's tasks, whose weights lie one after another,
+//! and then takes tasks that remain in the ranges of others, so that a delayed thread runs fewer.
+//! The thread that runs a task never changes its result.
+//!
+//! `xtask/loom` tests this file with loom.
 
 use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering},
-    },
-    thread::JoinHandle,
+    sync::PoisonError,
 };
 
-/// Spins before a worker sleeps, and before a waiting caller starts to yield its core.
-const SPINS: u32 = 4_000;
+use super::sync::{
+    Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Builder, Condvar, JoinHandle, Mutex,
+    Ordering, SPINS, spin_loop, yield_now,
+};
 
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// The next task of a stretch to hand out, on a cache line of its own.
+/// The next task of a range, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct Next(AtomicUsize);
+struct NextTask(AtomicUsize);
 
 #[derive(Default)]
 struct Shared {
-    /// Grows by one for every region; workers wait for it to change.
+    /// Number of the newest region. Workers wait for it to change.
     region: AtomicU64,
-    /// The running region's task: a `*const Task` of the caller's stack frame.
+    /// The running region's task: a `*const Task` into the caller's stack frame.
     task: AtomicPtr<Task<'static>>,
     task_count: AtomicUsize,
-    /// One stretch for each thread, the caller's first.
-    stretches: Vec<Next>,
-    /// Workers that have not yet finished the region.
+    /// One range of tasks for each thread, the caller's first.
+    ranges: Vec<NextTask>,
+    /// Workers that have not finished the region.
     busy: AtomicUsize,
-    /// A task of the region panicked in a worker.
+    /// Whether a task of the region panicked in a worker.
     panicked: AtomicBool,
     stop: AtomicBool,
     sleepers: Mutex<usize>,
     wake: Condvar,
 }
 
-/// A fixed set of threads, the caller's being one of them.
+/// A fixed set of threads, the caller's included.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -53,12 +53,12 @@ pub struct Pool {
 impl Pool {
     /// Starts `threads - 1` workers; `threads` is at least 1.
     pub fn new(threads: usize) -> Self {
-        let stretches = (0..threads.max(1)).map(|_| Next::default()).collect();
-        let shared = Arc::new(Shared { stretches, ..Shared::default() });
+        let ranges = (0..threads.max(1)).map(|_| NextTask::default()).collect();
+        let shared = Arc::new(Shared { ranges, ..Shared::default() });
         let workers = (1..threads.max(1))
             .map(|i| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
+                Builder::new()
                     .name(format!("step-{i}"))
                     .spawn(move || work(&shared, i))
                     .expect("the system refused a thread at start-up")
@@ -67,14 +67,17 @@ impl Pool {
         Self { shared, workers }
     }
 
-    /// Threads that run tasks, the caller's with them.
+    /// Threads that run tasks, the caller's included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `task(0)` … `task(count - 1)`, each once, on any thread, and returns when all are done.
+    /// Runs `task(0)` … `task(count - 1)`, each once and on any thread, and returns when all have finished.
     ///
-    /// `&mut self`: regions never overlap.
+    /// It takes `&mut self` so that regions never overlap.
+    ///
+    /// # Panics
+    /// If a task panics. The pool stays usable.
     pub fn run(&mut self, count: usize, task: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() || count <= 1 {
             (0..count).for_each(task);
@@ -84,12 +87,12 @@ impl Pool {
         let task: *const Task<'_> = &task;
         shared.task.store(task.cast_mut().cast(), Ordering::Relaxed);
         shared.task_count.store(count, Ordering::Relaxed);
-        for (thread, next) in shared.stretches.iter().enumerate() {
-            next.0.store(shared.stretch(thread, count).start, Ordering::Relaxed);
+        for (thread, next) in shared.ranges.iter().enumerate() {
+            next.0.store(shared.range(thread, count).start, Ordering::Relaxed);
         }
         shared.busy.store(self.workers.len(), Ordering::Relaxed);
         {
-            // The lock orders this against a worker that is about to sleep.
+            // The lock orders this with a worker that is about to sleep, so that no wake-up is lost.
             let sleepers = shared.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
             shared.region.fetch_add(1, Ordering::Release);
             if *sleepers > 0 {
@@ -97,11 +100,11 @@ impl Pool {
             }
         }
         let mine = catch_unwind(AssertUnwindSafe(|| run_tasks(shared, 0)));
-        // `task` lives in this frame: no way out before every worker is done with it.
+        // `task` lives in this frame: do not leave it before every worker has finished with it.
         let mut spins = 0;
         while shared.busy.load(Ordering::Acquire) > 0 {
             spins += 1;
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < SPINS { spin_loop() } else { yield_now() }
         }
         if let Err(panic) = mine {
             resume_unwind(panic);
@@ -119,39 +122,41 @@ impl Drop for Pool {
             self.shared.wake.notify_all();
         }
         for worker in self.workers.drain(..) {
-            // A worker only ends by `stop`: its tasks' panics were caught and reported by `run`.
+            // A worker ends only by `stop`; `run` has caught and reported panics of its tasks.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// The tasks that a thread takes first, of `count`.
-    fn stretch(&self, thread: usize, count: usize) -> Range<usize> {
-        let threads = self.stretches.len();
+    /// The tasks, of `count`, that a thread runs first.
+    fn range(&self, thread: usize, count: usize) -> Range<usize> {
+        let threads = self.ranges.len();
         thread * count / threads..(thread + 1) * count / threads
     }
 }
 
+/// Runs tasks until none of the region is left to take, starting with the thread's own range.
 fn run_tasks(shared: &Shared, thread: usize) {
     let count = shared.task_count.load(Ordering::Relaxed);
     let task = shared.task.load(Ordering::Relaxed).cast_const();
-    let threads = shared.stretches.len();
+    let threads = shared.ranges.len();
     for other in (thread..threads).chain(0..thread) {
-        let (next, end) = (&shared.stretches[other].0, shared.stretch(other, count).end);
+        let (next, end) = (&shared.ranges[other].0, shared.range(other, count).end);
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if index >= end {
                 break;
             }
-            // SAFETY: `run` stored a pointer into its own frame before it opened the region and does
-            // not return before `busy` is zero, which this thread brings about after this call.
+            // SAFETY: `run` stored a pointer into its own frame before it opened the region, and returns
+            // only when `busy` is zero, which this thread decrements after this call.
             let task = unsafe { *task };
             task(index);
         }
     }
 }
 
+/// The main loop of a worker.
 fn work(shared: &Shared, thread: usize) {
     let mut seen = 0;
     loop {
@@ -166,14 +171,14 @@ fn work(shared: &Shared, thread: usize) {
     }
 }
 
-/// Spins, then sleeps, until the region counter differs from `seen`; returns it.
+/// Spins, then sleeps, until the number of the region differs from `seen`; returns the number.
 fn wait_for_region(shared: &Shared, seen: u64) -> u64 {
     for _ in 0..SPINS {
         let region = shared.region.load(Ordering::Acquire);
         if region != seen {
             return region;
         }
-        std::hint::spin_loop();
+        spin_loop();
     }
     let mut sleepers = shared.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
     *sleepers += 1;
@@ -207,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    fn panic_of_a_task_reaches_the_caller_and_the_pool_stays_usable() {
         let mut pool = Pool::new(3);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             pool.run(64, &|i| assert!(i != 40, "task forty fails"));

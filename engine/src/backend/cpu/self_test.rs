@@ -1,5 +1,5 @@
-//! A known answer at load: the chosen kernels against the scalar ones on the first and last tile of
-//! every shape of the real weights. A machine that computes wrongly does not start.
+//! A self-test at load: the chosen kernels against the scalar ones, on the first and last tile of every
+//! shape of the real weights. A machine that computes wrongly does not start.
 
 use crate::config::Linear;
 use crate::formats::{PackedMatrix, TILE_ROWS};
@@ -7,7 +7,7 @@ use crate::kernels::{self, Activations, Isa, float::FloatKernels};
 
 use super::weights::Weights;
 
-/// Rows of the test step: odd, so that no row tile divides it.
+/// Rows of the test step; odd, so that no row tile divides it.
 const ROWS: usize = 5;
 
 /// A kernel that disagrees with its scalar definition.
@@ -20,7 +20,8 @@ pub struct SelfTestError {
     what: String,
 }
 
-/// Tests one matrix of every shape, and the float kernels on the real norm weights, linears' own included.
+/// Tests one matrix of every shape, and the float kernels on the real norm weights, including the norms of
+/// linears.
 pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), SelfTestError> {
     for linear in Linear::ALL {
         for layer in [weights.layers.first(), weights.layers.last()].into_iter().flatten() {
@@ -32,14 +33,14 @@ pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), Self
         }
     }
     for (what, norm) in norms(weights) {
-        if !norms_alike(float, norm) {
+        if !norms_match(float, norm) {
             return Err(SelfTestError { isa, what });
         }
     }
     Ok(())
 }
 
-/// The final norm, and those of the first layer's linears and blocks, as far as it has some.
+/// The final norm, and the norms that the first layer's linears and blocks have.
 fn norms(weights: &Weights) -> impl Iterator<Item = (String, &[f32])> {
     let first = weights.layers.first();
     let of_linear = move |linear| Some((linear, first?.linear(linear).norm.as_ref()?));
@@ -53,8 +54,8 @@ fn norms(weights: &Weights) -> impl Iterator<Item = (String, &[f32])> {
         .chain(of_blocks)
 }
 
-/// Whether a norm and the quantization after it are to the bit what the scalar kernels make of it.
-fn norms_alike(float: &FloatKernels, norm: &[f32]) -> bool {
+/// Whether a norm and the quantization after it equal those of the scalar kernels to the bit.
+fn norms_match(float: &FloatKernels, norm: &[f32]) -> bool {
     let scalar = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
     let x: Vec<f32> = (0..norm.len()).map(|i| f32::from(wave(i)) / 9.0).collect();
     let run = |kernels: &FloatKernels| {
@@ -66,7 +67,7 @@ fn norms_alike(float: &FloatKernels, norm: &[f32]) -> bool {
     run(scalar) == run(float)
 }
 
-/// Integers in −128..=127 without a period that a kernel's tile could share.
+/// Integers in −128..=127 that do not repeat with the period of a kernel's tile.
 fn wave(i: usize) -> i8 {
     (i.wrapping_mul(i).wrapping_mul(40503) >> 7) as u8 as i8
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::head::{Head, HeadMode};
+use super::{HeadMode, head::Head};
 use crate::config::{Linear, ModelConfig, Norm};
 use crate::files::{Model, ModelError};
 use crate::formats::{Format, PackedMatrix, Scale};
@@ -12,9 +12,9 @@ use crate::kernels::Isa;
 pub struct TernaryLinear {
     /// The trits.
     pub matrix: PackedMatrix,
-    /// From integer sum to output.
+    /// Factor from integer sum to output.
     pub scale: Scale,
-    /// Weights of the norm in front of it, if the model has one.
+    /// Weights of the norm before it, if the model has one.
     pub norm: Option<Vec<f32>>,
 }
 
@@ -22,13 +22,13 @@ pub struct TernaryLinear {
 pub struct Layer {
     /// In the order of [`Linear::ALL`].
     linears: Vec<TernaryLinear>,
-    /// Before attention.
+    /// Norm before attention. // (hidden)
     pub attention_norm: Vec<f32>,
-    /// Before the attention output linear.
+    /// Norm before the attention output linear. // (heads * head_dim)
     pub attention_sub_norm: Option<Vec<f32>>,
-    /// Before the feed-forward block.
+    /// Norm before the feed-forward block. // (hidden)
     pub feed_forward_norm: Vec<f32>,
-    /// Before the down linear.
+    /// Norm before the down linear. // (intermediate)
     pub feed_forward_sub_norm: Option<Vec<f32>>,
 }
 
@@ -39,25 +39,25 @@ impl Layer {
     }
 }
 
-/// Everything a forward pass reads; shared by `Arc`.
+/// Everything that a forward pass reads.
 pub struct Weights {
-    /// The opened file: its embedding rows are read in place.
+    /// The opened file; its embedding rows are read in place.
     pub model: Arc<Model>,
     /// Packing of the ternary matrices.
     pub format: Format,
     /// Transformer layers.
     pub layers: Vec<Layer>,
-    /// Before the head.
+    /// Norm before the head. // (hidden)
     pub final_norm: Vec<f32>,
     /// The head.
     pub head: Head,
 }
 
 impl Weights {
-    /// Decodes and repacks every tensor, then lets the file's pages go.
+    /// Decodes and repacks every tensor, and releases the file's pages.
     ///
     /// # Errors
-    /// The file's own: a tensor that cannot be decoded.
+    /// If a tensor cannot be decoded.
     pub fn load(model: Arc<Model>, format: Format, head: HeadMode) -> Result<Self, ModelError> {
         let config = model.config().clone();
         let mut layers = Vec::with_capacity(config.layer_count);
@@ -76,12 +76,12 @@ impl Weights {
         self.model.config()
     }
 
-    /// Bytes held: the packed matrices and the head with its copies.
+    /// Memory in bytes: the packed matrices and the head with its copies.
     pub fn size_bytes(&self) -> usize {
         self.packed_bytes() + self.head.size_bytes()
     }
 
-    /// Bytes a decode step reads: the packed matrices, and the head or the copy it is screened by.
+    /// Bytes that a decode step reads: the packed matrices, and the head or its screening copy.
     pub fn step_bytes(&self, isa: Isa) -> usize {
         self.packed_bytes() + self.head.step_bytes(isa)
     }

@@ -1,4 +1,4 @@
-//! What the kernels are given: the structs of `kernels/cuda/args.cuh`, field by field.
+//! Parameters of the kernels: the structs of `kernels/cuda/args.cuh`, field by field.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -38,7 +38,7 @@ structs! {
         width: u32, stride: u32, eps: f32, eps2: f32,
     }
 
-    /// One ternary matrix and where its outputs go.
+    /// One ternary matrix and the address of its outputs.
     Segment = 32 { weights: Address, out: Address, scale: f32, divide: u32, rows: u32, stride: u32 }
 
     LinearArgs = 144 {
@@ -51,7 +51,7 @@ structs! {
         width: u32, eps: f32, eps2: f32, unused: u32,
     }
 
-    /// Where a layer's keys and values lie.
+    /// Addresses of a layer's keys and values.
     KvPool = 40 {
         base: Address, block_bytes: u64, layer_offset: u64,
         kv_heads: u32, head_dim: u32, padded_dim: u32, heads: u32,
@@ -84,7 +84,7 @@ structs! {
         step: Address, rows: Address, scales: Address, x: Address, logits: Address, width: u32, vocab: u32,
     }
 
-    /// What the digits of one hidden row stand for.
+    /// Scale and error bounds of the digits of one hidden row.
     DigitRow = 16 { step: f32, by_error: f32, by_norm: f32, unused: u32 }
 
     DigitsArgs = 72 {
@@ -111,7 +111,7 @@ structs! {
         width: u32, capacity: u32,
     }
 
-    /// For the kernels that show what a device can do at most.
+    /// For the kernels that measure the device's highest rates.
     PeakArgs = 32 { from: Address, to: Address, count: u64, rounds: u32, unused: u32 }
 }
 

@@ -26,7 +26,7 @@ impl Pass<'_> {
         }
     }
 
-    /// RoPE, keys and values into their blocks, attention.
+    /// Appends RoPE, the stores of keys and values, and attention.
     pub fn attention(&self, layer: usize, out: &mut Vec<Launch>) {
         let (buffers, inputs) = (self.buffers, &self.inputs);
         let attention = AttentionArgs {
@@ -77,10 +77,11 @@ impl Pass<'_> {
         let Buffers { keys, values, .. } = *self.buffers;
         let tasks = tasks_of_row(self.shape, AttentionMode::Split) * self.bucket.rows;
         let alone = self.bucket.rows == 1;
-        // One sequence leaves most of the device idle: the smallest blocks reach most of it.
+        // One sequence leaves most of the device idle; the smallest blocks spread it most widely.
         let warps = if alone { 1 } else { ATTENTION_WARPS };
+        let multiprocessors = self.device.properties().multiprocessors as usize;
         let windows = self.bucket.reach.div_ceil(32 * warps);
-        let splits = (16 * self.multiprocessors / (tasks * warps)).clamp(1, windows);
+        let splits = (16 * multiprocessors / (tasks * warps)).clamp(1, windows);
         let args = RotateScoresArgs { attention, keys, values, rotations: self.weights.rotations };
         out.push(Launch {
             kernel: self.of_kv(["rotate_scores_f16", "rotate_scores_f32", "rotate_scores_q8"]),
@@ -108,7 +109,7 @@ impl Pass<'_> {
     }
 }
 
-/// Attention tasks of a row alone.
+/// Returns the number of attention tasks of one row.
 pub fn tasks_of_row(shape: &Shape, mode: AttentionMode) -> usize {
     shape.kv_heads * (shape.heads / shape.kv_heads).div_ceil(mode.queries())
 }

@@ -1,4 +1,4 @@
-//! Where the buffers of a step lie, and how a step's inputs and outputs are arranged in theirs.
+//! Addresses of a step's buffers, and the layout of its inputs and outputs.
 
 use super::{
     args::{AttentionTask, Found, Step},
@@ -8,25 +8,25 @@ use super::{
     shape::{Arena, Shape, stride},
 };
 
-/// Scores of attention that wait in memory at most, in bytes.
+/// Memory for attention scores at most, in bytes.
 const SCORES_BYTES: usize = 512 << 20;
-/// Warps of attention that a multiprocessor runs at once.
+/// Attention warps that a multiprocessor runs at once.
 const WARPS: usize = 16;
-/// Most queries of a task of a warp.
+/// Queries of a warp's task at most.
 pub const TASK_QUERIES: usize = 8;
 
-/// What one pass over the device takes at most: a larger step is several.
+/// Sizes of one pass at most; a larger step is several passes.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Tokens.
     pub rows: usize,
-    /// Rows of which all logits are wanted.
+    /// Rows that need all logits.
     pub whole: usize,
-    /// Rows of which some of the largest are wanted.
+    /// Rows that need only the largest logits.
     pub screened: usize,
-    /// Entries of block tables, besides those of one sequence.
+    /// Entries of block tables; one sequence may have more.
     pub blocks: usize,
-    /// Tokens up to which launches are recorded.
+    /// Tokens of a pass up to which its launches are recorded.
     pub recorded: usize,
 }
 
@@ -36,37 +36,37 @@ impl Default for Limits {
     }
 }
 
-/// Candidates of a row that there is room for; a row with more is computed as a whole.
+/// Returns the room for candidates of a row. A row with more gets all its logits computed.
 pub fn capacity(shape: &Shape) -> usize {
     (shape.vocab / 128).max(64)
 }
 
-/// How many of each there is room for in a pass: what grids and arrangements are made for.
+/// Sizes that grids and layouts of a pass are made for; the pass may have fewer rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bucket {
     pub rows: usize,
     pub whole: usize,
     pub screened: usize,
-    /// Positions a query's scores have room for.
+    /// Positions that a query's scores have room for.
     pub reach: usize,
     pub attention: AttentionMode,
     /// Digits of the screen.
     pub digits: usize,
 }
 
-/// Which kernels attend.
+/// The attention kernels of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttentionMode {
-    /// One row of each sequence, spread over blocks: few sequences.
+    /// For few sequences: one row each, split over blocks.
     Split,
-    /// One row of each sequence, a warp for each task.
+    /// One row of each sequence, one warp per task.
     Warps4,
     /// Several rows of a sequence together.
     Warps8,
 }
 
 impl AttentionMode {
-    /// Queries of a task at most.
+    /// Returns the queries of a task at most.
     pub fn queries(self) -> usize {
         match self {
             Self::Split | Self::Warps4 => 4,
@@ -75,7 +75,7 @@ impl AttentionMode {
     }
 }
 
-/// Rounds a count up to one of few numbers.
+/// Rounds a count up, so that there are few different recordings.
 pub fn bucket_of(count: usize) -> usize {
     match count {
         0..=2 => count,
@@ -86,7 +86,7 @@ pub fn bucket_of(count: usize) -> usize {
     }
 }
 
-/// Addresses of a step's inputs, one upload.
+/// Addresses of a pass's inputs, which are uploaded together.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
     pub step: Address,
@@ -103,7 +103,7 @@ pub struct Inputs {
 
 impl Inputs {
     fn of(start: Address, bucket: &Bucket, shape: &Shape) -> Self {
-        // Several rows together are fewer tasks.
+        // Rows that share tasks need fewer.
         let of_row = tasks_of_row(shape, bucket.attention);
         let mut next = start;
         let mut take = |bytes: usize| {
@@ -125,13 +125,13 @@ impl Inputs {
         }
     }
 
-    /// Bytes before an address.
+    /// Returns an address's offset from the start of the inputs.
     pub fn offset(&self, at: Address) -> usize {
         (at - self.start) as usize
     }
 }
 
-/// Addresses of a pass's outputs, side by side.
+/// Addresses of a pass's outputs, one after another.
 #[derive(Debug, Clone, Copy)]
 pub struct Outputs {
     pub found_counts: Address, // (screened)
@@ -139,7 +139,7 @@ pub struct Outputs {
     pub logits: Address,       // (whole, vocab)
 }
 
-/// Addresses of everything that a step writes.
+/// Addresses of all buffers.
 #[derive(Debug, Clone, Copy)]
 pub struct Buffers {
     inputs: Address,
@@ -150,7 +150,7 @@ pub struct Buffers {
     pub values: Address,    // (rows, kv_heads * head_dim)
     pub attended: Address,  // (rows, heads * head_dim)
     pub gate: Address,      // (rows, intermediate)
-    pub up: Address,        // (rows, intermediate), where linears have norms of their own
+    pub up: Address,        // (rows, intermediate), of models whose linears have norms
     pub quantized: Address, // (rows, stride)
     pub scales: Address,    // (rows)
     pub sums: Address,      // (rows)
@@ -169,7 +169,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Says where everything lies.
+    /// Assigns an address to every buffer.
     pub fn place(
         shape: &Shape,
         limits: &Limits,
@@ -179,7 +179,7 @@ impl Buffers {
         let Limits { rows, whole, screened, .. } = *limits;
         let warps_max = WARPS * properties.multiprocessors as usize;
         let longest = shape.context.next_multiple_of(128);
-        // The longest sequences there can be still get a warp of each block.
+        // The longest possible sequences still get four warps.
         let wanted = warps_max * TASK_QUERIES * longest * 4;
         let scores_bytes = wanted.min(SCORES_BYTES).max(4 * TASK_QUERIES * longest * 4);
         let largest = Bucket {
@@ -223,12 +223,12 @@ impl Buffers {
         }
     }
 
-    /// Where a pass's inputs lie.
+    /// Returns the addresses of a pass's inputs.
     pub fn inputs(&self, bucket: &Bucket, shape: &Shape) -> Inputs {
         Inputs::of(self.inputs, bucket, shape)
     }
 
-    /// Where a pass's outputs lie.
+    /// Returns the addresses of a pass's outputs.
     pub fn outputs(&self, bucket: &Bucket) -> Outputs {
         let found = self.outputs + (bucket.screened * 4).next_multiple_of(16) as u64;
         let bytes = bucket.screened * self.capacity * size_of::<Found>();
@@ -236,20 +236,19 @@ impl Buffers {
         Outputs { found_counts: self.outputs, found, logits }
     }
 
-    /// Warps whose scores there is room for, at least 4.
+    /// Returns the number of warps whose scores fit the memory, at least 4.
     pub fn warps(&self, bucket: &Bucket) -> usize {
         let room = self.scores_bytes / (bucket.attention.queries() * bucket.reach * 4);
         room.min(self.warps_max).max(4) / 4 * 4
     }
 
-    /// Whether so many tasks may be spread over blocks: there is room for their scores, and they leave
-    /// multiprocessors idle otherwise.
+    /// Whether there is room for the scores of so many tasks that are split over blocks.
     pub fn may_split(&self, tasks: usize, reach: usize) -> bool {
-        tasks * 4 * reach * 4 <= self.scores_bytes && tasks <= self.warps_max / 2
+        tasks * 4 * reach * 4 <= self.scores_bytes
     }
 }
 
-/// Bytes of a row of the screen's head.
+/// Returns the k blocks of a row of the screen's head.
 pub fn screen_blocks(shape: &Shape) -> u32 {
     k_blocks(shape.hidden) as u32
 }

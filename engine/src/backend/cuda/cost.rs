@@ -1,6 +1,6 @@
-//! What a launch must move and compute, by arithmetic from its kernel's struct: every input read once
-//! and every output written once, whatever caches do; products of linears, of the head and of attention.
-//! All else that kernels compute is left out, as it takes less than the memory it needs.
+//! The bytes and operations that a launch needs at least, computed from its kernel's struct: every input read once,
+//! every output written once, and the products of linears, head and attention. Other computation is not counted:
+//! it takes less time than its memory traffic.
 
 use super::{
     args::{
@@ -12,34 +12,34 @@ use super::{
     shape::Shape,
 };
 
-/// Bytes and operations, multiplications and additions counted apart.
+/// Bytes and operations; a multiply-add counts as two operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Read and written.
+    /// Bytes read and written.
     pub bytes: usize,
-    /// Of tensor cores, on int8.
+    /// Operations of tensor cores on int8.
     pub int8: usize,
-    /// Of f32.
+    /// Operations on f32.
     pub f32: usize,
 }
 
-/// What a step is made of.
+/// Sizes of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
     pub shape: Shape,
     pub rows: usize,
-    /// Rows with all logits, and rows with the largest.
+    /// Rows that need all logits; rows that need the largest.
     pub whole: usize,
     pub screened: usize,
-    /// Positions of all sequences: their keys and values are read.
+    /// Positions of all sequences, whose keys and values are read.
     pub positions: usize,
-    /// Positions that each row sees, added up.
+    /// Sum of the positions that each row attends to.
     pub seen: usize,
-    /// Candidates whose logits are computed exactly.
+    /// Candidates whose exact logits are computed.
     pub found: usize,
 }
 
-/// The work of a launch, and for linears of which shape.
+/// Returns the cost of a launch, and the shape of a linear (empty for other kernels).
 pub fn of(launch: &Launch, load: &Load) -> (Cost, String) {
     let (kernel, args) = (launch.kernel, &launch.args);
     let nameless = |cost| (cost, String::new());
@@ -78,13 +78,13 @@ fn bytes(bytes: usize) -> Cost {
     Cost { bytes, ..Cost::default() }
 }
 
-/// Ternary products: `input` bytes of activations, weights, outputs.
+/// Returns the cost of ternary products with `input` bytes of activations.
 fn linear(kernel: &str, args: &LinearArgs, rows: usize, input: usize) -> (Cost, String) {
     let cols = args.k_blocks as usize * K_BLOCK;
     let segments = &args.segments[..args.segment_count as usize];
     let features: usize = segments.iter().map(|segment| segment.rows as usize).sum();
     let weights: usize = segments.iter().map(|s| ternary_bytes(s.rows as usize, cols)).sum();
-    // Gate and up leave one output, sums into the residual stream are read as well.
+    // Gate and up have one joined output; sums into the residual stream are also read.
     let outputs = if kernel.starts_with("gate") { features / 2 } else { features };
     let passes = if args.mode == LINEAR_ADD { 2 } else { 1 };
     let cost = Cost {
@@ -100,7 +100,7 @@ fn attention(kernel: &str, load: &Load) -> Cost {
     let (queries, keys) = (shape.query_width(), shape.kv_width());
     let of_position = keys * shape.kv.size_bytes() + shape.kv_heads * shape.kv.scale_bytes();
     let cached = positions * of_position;
-    // Keys and values as the linears gave them, and in their blocks; the rotation.
+    // Keys and values as the linears wrote them, and in their blocks; the rotation.
     let stored = rows * (2 * (4 * keys + of_position) + shape.head_dim * 4);
     let scores = seen * shape.heads * 4;
     let products = 2 * seen * queries;
@@ -113,7 +113,7 @@ fn attention(kernel: &str, load: &Load) -> Cost {
         _ if kernel.starts_with("attend_values") => {
             Cost { bytes: cached + row_bytes + scores, f32: products, int8: 0 }
         }
-        // Scores stay in scratch that a warp writes and reads again.
+        // A warp writes its scores to scratch memory and reads them again.
         _ => Cost { bytes: 2 * cached + 2 * row_bytes, f32: 2 * products, int8: 0 },
     }
 }

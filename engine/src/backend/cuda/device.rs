@@ -1,13 +1,13 @@
-//! What the backend needs of a device: memory, copies and kernels, all in one order.
+//! The device as the backend uses it: memory, copies and kernels, all in one order.
 //!
 //! Calls take effect in the order in which they are made. [`Device::read`] is the only one that waits.
 
 use bytemuck::Pod;
 
-/// An address in device memory; 0 is none.
+/// An address in device memory; 0 means none.
 pub type Address = u64;
 
-/// Words of the largest struct a kernel takes.
+/// 64-bit words of the largest struct that a kernel takes.
 const ARGS_WORDS: usize = 24;
 
 /// A kernel's only parameter, as bytes.
@@ -24,13 +24,13 @@ impl Args {
         Self(words)
     }
 
-    /// The struct that was copied.
+    /// Returns the struct.
     pub fn get<T: Pod>(&self) -> T {
         const { assert!(size_of::<T>() <= ARGS_WORDS * 8, "no kernel takes a larger struct") };
         bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&self.0)[..size_of::<T>()])
     }
 
-    /// Where the struct starts.
+    /// Returns the address of the struct.
     pub fn as_ptr(&self) -> *const u64 {
         self.0.as_ptr()
     }
@@ -41,110 +41,113 @@ impl Args {
 pub struct Launch {
     /// The kernel's name.
     pub kernel: &'static str,
-    /// Blocks.
+    /// Blocks in each dimension.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory per block.
     pub shared_bytes: u32,
-    /// The kernel's struct.
+    /// The kernel's parameter.
     pub args: Args,
 }
 
-/// Launches that are replayed together.
+/// Index of recorded launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recording(pub usize);
 
-/// What is known of a device before anything is loaded.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Properties {
-    /// What the maker calls it.
+    /// Name given by the vendor.
     pub name: String,
     /// Compute capability.
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Dynamic shared memory that every kernel may be given.
+    /// Shared memory per block at most, static and dynamic.
     pub shared_bytes: u32,
-    /// Memory.
+    /// Total memory.
     pub memory_bytes: u64,
-    /// Memory that nobody holds.
+    /// Free memory when the device was opened.
     pub memory_free_bytes: u64,
 }
 
-/// Bytes that a read fills.
+/// A range of device memory and the bytes it is copied to.
 pub struct Part<'a> {
-    /// Where they are.
+    /// Start of the range.
     pub from: Address,
-    /// Where they go.
+    /// Destination; its length is the length of the range.
     pub to: &'a mut [u8],
 }
 
-/// A call that failed.
+/// A failed call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// Memory was refused.
-    #[error("the device has no {bytes} bytes of memory left")]
+    /// An allocation failed.
+    #[error("out of device memory: cannot allocate {bytes} bytes")]
     OutOfMemory {
-        /// What was asked for.
+        /// Size of the allocation.
         bytes: usize,
     },
-    /// A kernel went wrong: nothing works any more in this process.
-    #[error("{doing}: {code}: the device works again in a new process only")]
+    /// An error that stays: every later call of this process fails too.
+    #[error("{doing}: {code}: restart the process to use the device again")]
     Sticky {
-        /// The call that reported it; an earlier one may be the cause.
+        /// The call that reported the error; an earlier call may have caused it.
         doing: &'static str,
-        /// The driver's name for it.
+        /// The driver's name of the error.
         code: String,
     },
-    /// The device is gone.
+    /// The device is lost.
     #[error("{doing}: {code}: the device is lost")]
     Lost {
-        /// The call that reported it.
+        /// The call that reported the error.
         doing: &'static str,
-        /// The driver's name for it.
+        /// The driver's name of the error.
         code: String,
     },
     /// Any other failure.
     #[error("{doing}: {code}")]
     Call {
-        /// The call.
+        /// The call that failed.
         doing: &'static str,
-        /// The driver's name for it.
+        /// The driver's name of the error.
         code: String,
     },
-    /// A kernel that is in no module.
-    #[error("there is no kernel {0}")]
+    /// A kernel that no module contains.
+    #[error("unknown kernel `{0}`")]
     UnknownKernel(&'static str),
 }
 
-/// A device. Addresses that it is given must lie in what it allocated: kernels follow them unchecked.
+/// A device. Addresses passed to it must lie within its allocations: kernels use them unchecked.
 pub trait Device: Send {
-    /// What it is.
+    /// Returns the device's properties.
     fn properties(&self) -> &Properties;
 
-    /// Memory that lives as long as the device, aligned to 256 bytes.
+    /// Returns the dynamic shared memory that a block of a kernel may have at most; 0 for unknown kernels.
+    fn shared_bytes(&self, kernel: &str) -> u32;
+
+    /// Allocates memory, aligned to 256 bytes, that lives as long as the device.
     fn allocate(&mut self, bytes: usize) -> Result<Address, DeviceError>;
 
-    /// Copies to the device. The bytes may be reused at once.
+    /// Copies to the device. The bytes may change as soon as the call returns.
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Copies from the device, after all that was asked for before.
+    /// Waits for all earlier calls and copies from the device.
     fn read(&mut self, parts: &mut [Part<'_>]) -> Result<(), DeviceError>;
 
-    /// Copies on the device; the two do not overlap.
+    /// Copies on the device; the ranges must not overlap.
     fn copy(&mut self, from: Address, to: Address, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Runs a kernel.
+    /// Launches a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError>;
 
-    /// Keeps launches, without running them.
+    /// Records launches, without running them.
     fn record(&mut self, launches: &[Launch]) -> Result<Recording, DeviceError>;
 
-    /// Runs what was kept.
+    /// Runs recorded launches.
     fn replay(&mut self, recording: Recording) -> Result<(), DeviceError>;
 
-    /// Forgets everything that was kept.
+    /// Drops all recordings.
     fn forget_recordings(&mut self) -> Result<(), DeviceError>;
 }

@@ -1,106 +1,40 @@
-//! A device by the CUDA driver, which is looked for at run time.
+//! The device of the CUDA driver, whose library is loaded at run time.
 //!
 //! One context, one stream: calls take effect in the order in which they are made. Uploads and downloads
-//! go through pinned memory of this process, so that only [`Device::read`] waits.
+//! go through pinned memory of this process, so only [`Device::read`] waits for the device.
+//!
+//! Rules of the driver that the code follows:
+//! - A kernel's dynamic shared memory is at most the device's limit less the kernel's static shared memory.
+//! - While a stream captures, its thread makes no call but launches: allocating and waiting are forbidden.
+//! - A launch copies as many bytes of the parameter as the kernel declares, so [`Args`] is at least as large.
+//! - After an error that stays, nothing is freed call by call: releasing the context frees everything.
+//!
+//! [`Args`]: super::device::Args
 
-use std::{collections::HashMap, ffi::CString, ffi::c_void, sync::Arc};
+mod context;
+mod module;
+mod system;
+
+use std::{collections::HashMap, ffi::c_void};
 
 use cudarc::driver::{
-    CudaContext, DriverError,
-    result::{self, device as query},
-    sys::{self, CUdevice_attribute_enum as Attribute, CUresult},
+    DriverError, result,
+    sys::{self, CUresult},
 };
 
 use super::{
     device::{Address, Device, DeviceError, Launch, Part, Properties, Recording},
     error::CudaLoadError,
-    modules::{MODULES, kernels_of},
+    modules::MODULES,
 };
+use context::Context;
+use module::Kernel;
+pub use system::{Devices, count, devices, usable};
 
-/// The oldest driver that takes the PTX: 1000 · major + 10 · minor.
-const DRIVER_MIN: i32 = 12_010;
-/// The oldest devices that have what the kernels use.
-const CAPABILITY_MIN: (u32, u32) = (8, 0);
-/// Shared memory of a block that kernels use besides what a launch says.
-const STATIC_SHARED_BYTES: u32 = 12 << 10;
 /// Pinned memory for uploads and downloads.
 const PINNED_BYTES: usize = 32 << 20;
 
-/// The driver and what it drives.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Devices {
-    /// Version of the driver, `major.minor` of the CUDA that it speaks.
-    pub driver: String,
-    /// The devices, by number.
-    pub devices: Vec<Properties>,
-}
-
-/// Looks for the driver and lists the devices.
-///
-/// # Errors
-/// [`CudaLoadError`]: no driver, one that is too old, or one that does not answer.
-pub fn devices() -> Result<Devices, CudaLoadError> {
-    let (version, count) = start_driver()?;
-    let devices = (0..count).map(|ordinal| {
-        let context =
-            CudaContext::new(ordinal).map_err(|error| failure("opening a device", error))?;
-        properties(&context).map_err(|error| failure("asking for properties", error).into())
-    });
-    Ok(Devices {
-        driver: format!("{}.{}", version / 1000, version % 1000 / 10),
-        devices: devices.collect::<Result<_, CudaLoadError>>()?,
-    })
-}
-
-/// How many devices there are, usable or not.
-///
-/// # Errors
-/// [`CudaLoadError`]: no driver, one that is too old, or one that does not answer.
-pub fn count() -> Result<usize, CudaLoadError> {
-    start_driver().map(|(_, count)| count)
-}
-
-/// Loads the driver's library; returns its version and how many devices there are.
-fn start_driver() -> Result<(i32, usize), CudaLoadError> {
-    // SAFETY: it only tries to load the driver's library, as all that follows would.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(CudaLoadError::NoDriver);
-    }
-    let mut found = 0;
-    // SAFETY: the call writes one integer; every driver has it.
-    let asked = unsafe { sys::cuDriverGetVersion(&raw mut found) }.result();
-    asked.map_err(|error| failure("asking for the driver's version", error))?;
-    if found < DRIVER_MIN {
-        return Err(CudaLoadError::DriverTooOld { found, needed: DRIVER_MIN });
-    }
-    match result::init() {
-        Ok(()) => {}
-        // A driver without a device says so already here.
-        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => return Ok((found, 0)),
-        Err(error) => return Err(failure("starting the driver", error).into()),
-    }
-    let count = query::get_count().map_err(|error| failure("counting devices", error))?;
-    Ok((found, count.max(0) as usize))
-}
-
-/// What the context's device is.
-fn properties(context: &Arc<CudaContext>) -> Result<Properties, DriverError> {
-    let number = |attribute| context.attribute(attribute).map(|value| value.max(0) as u32);
-    let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    let shared = number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-    let (free, all) = context.mem_get_info()?;
-    Ok(Properties {
-        name: context.name()?,
-        capability: (major, minor),
-        multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        shared_bytes: shared.saturating_sub(STATIC_SHARED_BYTES),
-        memory_bytes: all as u64,
-        memory_free_bytes: free as u64,
-    })
-}
-
-/// What a failed call means for what comes after it.
+/// Classifies a failed call.
 fn failure(doing: &'static str, error: DriverError) -> DeviceError {
     let code = format!("{:?}", error.0);
     match error.0 {
@@ -113,7 +47,12 @@ fn failure(doing: &'static str, error: DriverError) -> DeviceError {
         | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
         | CUresult::CUDA_ERROR_INVALID_PC
         | CUresult::CUDA_ERROR_LAUNCH_FAILED
-        | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED => DeviceError::Sticky { doing, code },
+        | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
+        | CUresult::CUDA_ERROR_CONTAINED
+        | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+        | CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED
+        | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | CUresult::CUDA_ERROR_UNKNOWN => DeviceError::Sticky { doing, code },
         CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
         | CUresult::CUDA_ERROR_NO_DEVICE
         | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
@@ -123,101 +62,69 @@ fn failure(doing: &'static str, error: DriverError) -> DeviceError {
     }
 }
 
-/// Whether a device can run the kernels, without opening it.
-///
-/// # Errors
-/// [`CudaLoadError`]: what is missing.
-pub fn usable(ordinal: usize) -> Result<(), CudaLoadError> {
-    let (_, count) = start_driver()?;
-    if ordinal >= count {
-        return Err(CudaLoadError::NoDevice { ordinal, count });
-    }
-    let asked = |error| failure("asking for properties", error);
-    let device = query::get(ordinal as i32).map_err(asked)?;
-    // SAFETY: the device was just got.
-    let number = |attribute| unsafe { query::get_attribute(device, attribute) }.map_err(asked);
-    let major = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?.max(0) as u32;
-    let minor = number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?.max(0) as u32;
-    if (major, minor) < CAPABILITY_MIN {
-        let name = query::get_name(device).map_err(asked)?;
-        return Err(CudaLoadError::TooOld { name, capability: (major, minor) });
-    }
-    Ok(())
-}
-
 /// Opens a device and loads the kernels.
 pub fn open(ordinal: usize) -> Result<Driver, CudaLoadError> {
     usable(ordinal)?;
-    let context =
-        CudaContext::new(ordinal).map_err(|error| failure("opening the device", error))?;
+    let context = Context::new(ordinal).map_err(|error| failure("opening the device", error))?;
     let properties =
-        properties(&context).map_err(|error| failure("asking for properties", error))?;
+        context.properties().map_err(|error| failure("reading device properties", error))?;
     Ok(Driver::new(context, properties)?)
 }
 
-/// A device by the driver.
+/// An open device.
 pub struct Driver {
-    context: Arc<CudaContext>,
     properties: Properties,
     stream: sys::CUstream,
     modules: Vec<sys::CUmodule>,
-    functions: HashMap<String, sys::CUfunction>,
+    kernels: HashMap<&'static str, Kernel>,
     allocations: Vec<sys::CUdeviceptr>,
     recordings: Vec<sys::CUgraphExec>,
     pinned: *mut u8, // PINNED_BYTES of them
-    /// Of the pinned bytes, those that uploads under way still read.
+    /// Pinned bytes that copies under way may still use.
     pinned_used: usize,
+    /// Last, because it is released after everything else is freed.
+    context: Context,
 }
 
-// SAFETY: the driver's handles may be used by any thread that has the context, which every call makes
-// sure of; the pinned memory is this value's alone.
+// SAFETY: the driver's handles may be used by any thread that has the context current, which every call
+// makes sure of; only this value uses the pinned memory.
 unsafe impl Send for Driver {}
 
 impl Driver {
-    fn new(context: Arc<CudaContext>, properties: Properties) -> Result<Self, DeviceError> {
-        let bound = |doing| move |error| failure(doing, error);
-        context.bind_to_thread().map_err(bound("binding the context"))?;
+    fn new(context: Context, properties: Properties) -> Result<Self, DeviceError> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(bound("making a stream"))?;
+            .map_err(|error| failure("creating a stream", error))?;
         let mut driver = Self {
-            context,
             properties,
             stream,
             modules: Vec::new(),
-            functions: HashMap::new(),
+            kernels: HashMap::new(),
             allocations: Vec::new(),
             recordings: Vec::new(),
             pinned: std::ptr::null_mut(),
             pinned_used: 0,
+            context,
         };
         // SAFETY: the context is current; the memory is freed when the value is dropped.
         let pinned = unsafe { result::malloc_host(PINNED_BYTES, 0) };
-        driver.pinned = pinned.map_err(bound("pinning memory"))?.cast();
-        for (name, ptx) in MODULES {
-            driver.load_module(ptx).map_err(|error| {
-                tracing::error!(module = name, "a module of kernels does not load");
-                failure("loading kernels", error)
-            })?;
-        }
+        driver.pinned = pinned.map_err(|error| failure("pinning memory", error))?.cast();
+        driver.load_modules().map_err(|error| failure("loading kernels", error))?;
         Ok(driver)
     }
 
-    fn load_module(&mut self, ptx: &str) -> Result<(), DriverError> {
-        let image = CString::new(ptx).expect("PTX is text without zeros");
-        // SAFETY: the image is text that ends with a zero; the context is current.
-        let module = unsafe { result::module::load_data(image.as_ptr().cast()) }?;
-        self.modules.push(module);
-        let limit = self.properties.shared_bytes as i32;
-        for kernel in kernels_of(ptx) {
-            let name = CString::new(kernel).expect("names have no zeros");
-            // SAFETY: the module was just loaded, and stays so.
-            let function = unsafe { result::module::get_function(module, name) }?;
-            let attribute =
-                sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is of a loaded module.
-            unsafe { result::function::set_function_attribute(function, attribute, limit) }?;
-            self.functions.insert(kernel.to_owned(), function);
+    fn load_modules(&mut self) -> Result<(), DriverError> {
+        let Properties { capability, shared_bytes, .. } = self.properties;
+        let mut kinds = Vec::new();
+        for module in MODULES {
+            // SAFETY: the context is current.
+            let (loaded, kind) = unsafe { module::load(module, capability) }?;
+            self.modules.push(loaded);
+            kinds.push(kind);
+            // SAFETY: the module was just loaded.
+            self.kernels.extend(unsafe { module::kernels(module, loaded, shared_bytes) }?);
         }
+        kinds.dedup();
+        tracing::debug!(modules = MODULES.len(), ?kinds, "kernels loaded");
         Ok(())
     }
 
@@ -227,7 +134,7 @@ impl Driver {
         doing: &'static str,
         f: impl FnOnce() -> Result<T, DriverError>,
     ) -> Result<T, DeviceError> {
-        self.context.bind_to_thread().and_then(|()| f()).map_err(|error| failure(doing, error))
+        self.context.make_current().and_then(|()| f()).map_err(|error| failure(doing, error))
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
@@ -238,16 +145,16 @@ impl Driver {
         Ok(())
     }
 
-    /// So many pinned bytes that no copy under way uses.
+    /// Returns pinned bytes that no copy under way uses; waits for the device if there are too few.
     fn pinned(&mut self, bytes: usize) -> Result<&'static mut [u8], DeviceError> {
-        assert!(bytes <= PINNED_BYTES, "callers cut larger copies");
+        assert!(bytes <= PINNED_BYTES, "callers split larger copies");
         if self.pinned_used + bytes > PINNED_BYTES {
             self.synchronize()?;
         }
         let start = self.pinned_used;
         self.pinned_used += bytes.next_multiple_of(64);
-        // SAFETY: the bytes are within the allocation and handed out once between two waits. The slice
-        // is dropped by the callers, all in this file, before the next wait.
+        // SAFETY: the bytes are within the allocation and handed out once between two waits. The callers,
+        // all in this file, drop the slice before the next wait.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.pinned.add(start), bytes) })
     }
 }
@@ -257,10 +164,14 @@ impl Device for Driver {
         &self.properties
     }
 
+    fn shared_bytes(&self, kernel: &str) -> u32 {
+        self.kernels.get(kernel).map_or(0, |kernel| kernel.dynamic_shared_bytes)
+    }
+
     fn allocate(&mut self, bytes: usize) -> Result<Address, DeviceError> {
-        self.call("binding the context", || Ok(()))?;
-        // SAFETY: the context is current; the memory is freed when the value is dropped.
-        let allocated = unsafe { result::malloc_sync(bytes.max(1)) };
+        // SAFETY: the memory is freed when the value is dropped.
+        let allocate = || unsafe { result::malloc_sync(bytes.max(1)) };
+        let allocated = self.context.make_current().and_then(|()| allocate());
         let address = allocated.map_err(|error| match error.0 {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => DeviceError::OutOfMemory { bytes },
             _ => failure("allocating memory", error),
@@ -275,8 +186,8 @@ impl Device for Driver {
             let pinned = self.pinned(part.len())?;
             pinned.copy_from_slice(part);
             let to = to + (index * (PINNED_BYTES / 2)) as u64;
-            // SAFETY: callers write where they allocated; the pinned bytes stay as they are until the
-            // next wait.
+            // SAFETY: callers write to their allocations; the pinned bytes do not change before the next
+            // wait.
             self.call("copying to the device", || unsafe {
                 result::memcpy_htod_async(to, pinned, stream)
             })?;
@@ -286,24 +197,24 @@ impl Device for Driver {
 
     fn read(&mut self, parts: &mut [Part<'_>]) -> Result<(), DeviceError> {
         let stream = self.stream;
-        let mut waiting: Vec<(&mut [u8], &[u8])> = Vec::new();
+        let mut pending: Vec<(&mut [u8], &[u8])> = Vec::new();
         for Part { from, to } in parts {
             for (index, to) in to.chunks_mut(PINNED_BYTES / 2).enumerate() {
                 if self.pinned_used + to.len() > PINNED_BYTES {
                     self.synchronize()?;
-                    waiting.drain(..).for_each(|(to, from)| to.copy_from_slice(from));
+                    pending.drain(..).for_each(|(to, from)| to.copy_from_slice(from));
                 }
                 let pinned = self.pinned(to.len())?;
                 let from = *from + (index * (PINNED_BYTES / 2)) as u64;
-                // SAFETY: callers read what they allocated; the pinned bytes are looked at after the wait.
+                // SAFETY: callers read their allocations; the pinned bytes are read after the wait.
                 self.call("copying from the device", || unsafe {
                     result::memcpy_dtoh_async(pinned, from, stream)
                 })?;
-                waiting.push((to, pinned));
+                pending.push((to, pinned));
             }
         }
         self.synchronize()?;
-        waiting.into_iter().for_each(|(to, from)| to.copy_from_slice(from));
+        pending.into_iter().for_each(|(to, from)| to.copy_from_slice(from));
         Ok(())
     }
 
@@ -316,13 +227,13 @@ impl Device for Driver {
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
-        let function =
-            *self.functions.get(launch.kernel).ok_or(DeviceError::UnknownKernel(launch.kernel))?;
+        let kernel = self.kernels.get(launch.kernel);
+        let function = kernel.ok_or(DeviceError::UnknownKernel(launch.kernel))?.function;
         let [x, y, z] = launch.grid;
         let stream = self.stream;
         let mut parameters = [launch.args.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: the kernel takes one struct, of which `args` has at least all bytes, and the driver
-        // copies it before it returns. What the struct points to is the backend's to get right.
+        // SAFETY: the kernel takes one struct, and `args` is at least as large as the largest one; the driver
+        // copies it before it returns. The backend is responsible for the addresses in it.
         self.call("launching a kernel", || unsafe {
             let (block, shared) = ((launch.threads, 1, 1), launch.shared_bytes);
             result::launch_kernel(function, (x, y, z), block, shared, stream, &mut parameters)
@@ -335,31 +246,34 @@ impl Device for Driver {
         // SAFETY: the stream lives as long as this value.
         self.call("recording", || unsafe { result::stream::begin_capture(stream, mode) })?;
         let launched = launches.iter().try_for_each(|launch| self.launch(launch));
-        // SAFETY: as above. A capture is ended also if a launch failed.
+        // SAFETY: as above. The capture is ended also if a launch failed.
         let ended = self.call("recording", || unsafe { result::stream::end_capture(stream) });
+        // After a failed launch, the graph is destroyed and not instantiated.
+        let recording = ended.and_then(|graph| {
+            self.call("recording", || unsafe {
+                // SAFETY: the graph was just captured, and is destroyed once.
+                let flags = sys::CUgraphInstantiate_flags_enum(0);
+                let made = launched.is_ok().then(|| result::graph::instantiate(graph, flags));
+                let destroyed = result::graph::destroy(graph);
+                made.transpose().and_then(|made| destroyed.map(|()| made))
+            })
+        });
         launched?;
-        let graph = ended?;
-        let flags = sys::CUgraphInstantiate_flags_enum(0);
-        // SAFETY: the graph was just captured, and is destroyed once.
-        let recording = self.call("recording", || unsafe {
-            let made = result::graph::instantiate(graph, flags);
-            result::graph::destroy(graph)?;
-            made
-        })?;
+        let recording = recording?.expect("a graph is instantiated unless a launch failed");
         self.recordings.push(recording);
         Ok(Recording(self.recordings.len() - 1))
     }
 
     fn replay(&mut self, recording: Recording) -> Result<(), DeviceError> {
         let (graph, stream) = (self.recordings[recording.0], self.stream);
-        // SAFETY: recordings live until they are forgotten, which empties the list.
+        // SAFETY: recordings live until `forget_recordings` empties the list.
         self.call("replaying", || unsafe { result::graph::launch(graph, stream) })
     }
 
     fn forget_recordings(&mut self) -> Result<(), DeviceError> {
         self.synchronize()?;
         for graph in std::mem::take(&mut self.recordings) {
-            // SAFETY: it is taken from the list, and nothing runs.
+            // SAFETY: the graph was taken from the list, and the device is idle.
             self.call("forgetting recordings", || unsafe { result::graph::exec_destroy(graph) })?;
         }
         Ok(())
@@ -368,11 +282,11 @@ impl Device for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // After an error of the device, nothing can be freed but with the process.
+        // After an error that stays, only releasing the context frees anything.
         if self.forget_recordings().is_err() {
             return;
         }
-        // SAFETY: nothing runs any more, and each is freed once.
+        // SAFETY: the device is idle, and each is freed once.
         unsafe {
             for address in self.allocations.drain(..) {
                 let _ = result::free_sync(address);

@@ -1,29 +1,29 @@
-//! Why a model does not start on a device.
+//! Errors of starting a model on a device.
 
 use super::{device::DeviceError, weights::WeightsError};
 use crate::{config::Linear, files::ModelError};
 
-/// Why a model does not start on a device.
+/// A model did not start on a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaLoadError {
-    /// There is no CUDA driver.
+    /// The machine has no CUDA driver.
     #[error("this machine has no CUDA driver (libcuda): use --device cpu")]
     NoDriver,
     /// The driver is older than the kernels.
-    #[error("the CUDA driver is of version {}, at least {} is needed", version(*found), version(*needed))]
+    #[error("the CUDA driver supports CUDA {}, but at least {} is needed", version(*found), version(*needed))]
     DriverTooOld {
-        /// Its version, 1000 · major + 10 · minor.
+        /// Version found, 1000 · major + 10 · minor.
         found: i32,
-        /// The least that will do.
+        /// Oldest version that works.
         needed: i32,
     },
-    /// No device of that number.
-    #[error("there is no device cuda:{ordinal}: this machine has {count}")]
+    /// No device has the ordinal.
+    #[error("no device cuda:{ordinal}: this machine has {count}")]
     NoDevice {
-        /// The number asked for.
+        /// Requested ordinal.
         ordinal: usize,
-        /// Devices that there are.
+        /// Number of devices.
         count: usize,
     },
     /// The device is too old.
@@ -32,12 +32,12 @@ pub enum CudaLoadError {
         capability.0, capability.1
     )]
     TooOld {
-        /// The device.
+        /// Name of the device.
         name: String,
-        /// What it has.
+        /// Compute capability of the device.
         capability: (u32, u32),
     },
-    /// The model is of a kind that the kernels cannot run.
+    /// The kernels do not support the model.
     #[error("the device cannot run models with {0}")]
     Unsupported(&'static str),
     /// The device has too little memory.
@@ -48,21 +48,21 @@ pub enum CudaLoadError {
     OutOfMemory {
         /// Weights, buffers, the KV blocks asked for (at least one), and a margin.
         needed_bytes: u64,
-        /// What nobody holds.
+        /// Free memory.
         free_bytes: u64,
     },
-    /// The device computes something else than the host.
+    /// The device's results differ from the host's.
     #[error("the device fails its self-test on {linear:?} with {rows} rows: use --device cpu")]
     SelfTest {
-        /// A linear of the first or the last layer.
+        /// The linear, of the first or the last layer.
         linear: Linear,
-        /// Rows of the step.
+        /// Rows of the tested step.
         rows: usize,
     },
-    /// The model's file.
+    /// The model's file cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A call of the driver.
+    /// A call of the driver failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

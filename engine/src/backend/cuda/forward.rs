@@ -6,19 +6,18 @@ use super::{
         NormQuantizeArgs, Segment,
     },
     buffers::{Bucket, Buffers, Inputs},
-    device::{Address, Args, Launch},
+    device::{Address, Args, Device, Launch},
     layout::k_blocks,
     shape::{Shape, stride},
+    tuning::Tuning,
     weights::{DeviceLinear, Layer, Weights},
 };
 use crate::{config::Linear, formats::Scale};
 
-/// Rows from which the tiles for many rows are the larger ones.
-const LARGE_TILE_ROWS: usize = 512;
 /// Width up to which a norm's block has 256 threads.
 const NARROW: usize = 4096;
 
-/// Everything that launches are made of.
+/// Everything that the launches of a pass depend on.
 pub struct Pass<'a> {
     pub weights: &'a Weights,
     pub buffers: &'a Buffers,
@@ -26,27 +25,26 @@ pub struct Pass<'a> {
     pub inputs: Inputs,
     pub bucket: Bucket,
     pub kv_base: Address,
-    /// Streaming multiprocessors.
-    pub multiprocessors: usize,
-    /// Dynamic shared memory of a block at most.
-    pub shared_bytes: usize,
+    pub tuning: Tuning,
+    /// For its number of multiprocessors and the shared memory of kernels.
+    pub device: &'a dyn Device,
 }
 
-/// A linear's input: rows of floats and the norms before their quantization, 0 where there is none.
+/// A linear's input: rows of floats, and the norm before their quantization (0 if there is none).
 #[derive(Clone, Copy)]
 pub struct Input {
     pub x: Address,
     pub norm: Address,
 }
 
-/// Kernels for some number of rows.
+/// Kernels for few rows.
 struct Few {
     linear: &'static str,
     gate: &'static str,
     rows: usize,
     tiles: usize,
     warps_max: usize,
-    linear_bytes: usize, // of shared memory, a warp
+    linear_bytes: usize, // of shared memory per warp
     gate_bytes: usize,
 }
 
@@ -58,7 +56,7 @@ const FEW: [Few; 4] = [
     Few { linear: "linear_n64", gate: "gate_n64", rows: 64, tiles: 2, warps_max: 8, linear_bytes: 4096, gate_bytes: 4096 },
 ];
 
-/// A grid that kernels count in u32.
+/// Converts a grid to the integers of a launch.
 pub fn grid(x: usize, y: usize, z: usize) -> [u32; 3] {
     [x, y, z].map(|blocks| u32::try_from(blocks).expect("grids are bounded by buffers"))
 }
@@ -68,7 +66,12 @@ fn warps_of(k_blocks: usize, warps_max: usize, bytes: usize, fixed: usize, share
 }
 
 impl Pass<'_> {
-    /// Embedding and all layers.
+    /// Returns the dynamic shared memory that a kernel's block may have at most.
+    pub fn shared_bytes(&self, kernel: &'static str) -> usize {
+        self.device.shared_bytes(kernel) as usize
+    }
+
+    /// Returns the launches of the embedding and of all layers.
     pub fn body(&self) -> Vec<Launch> {
         let mut out = vec![self.embed()];
         for (index, layer) in self.weights.layers.iter().enumerate() {
@@ -90,7 +93,7 @@ impl Pass<'_> {
         self.per_row("embed", Args::of(&args))
     }
 
-    /// A kernel with a block for each row.
+    /// A launch with one block per row.
     pub fn per_row(&self, kernel: &'static str, args: Args) -> Launch {
         Launch { kernel, grid: grid(self.bucket.rows, 1, 1), threads: 256, shared_bytes: 0, args }
     }
@@ -130,7 +133,7 @@ impl Pass<'_> {
         self.linear(input, &[(layer.linear(Linear::Down), residual)], LINEAR_ADD, out);
     }
 
-    /// Norms, quantization, products: outputs of linears with one input go where they are told.
+    /// Appends norms, quantization and products of linears that share an input; each writes to its own address.
     pub fn linear(
         &self,
         input: Input,
@@ -151,14 +154,14 @@ impl Pass<'_> {
         out.push(self.norm_quantize(input, linear));
         out.push(match self.few() {
             Some(few) => self.few_rows(few, false, tiles, args),
-            None if self.bucket.rows < LARGE_TILE_ROWS => {
+            None if self.bucket.rows < self.tuning.large_tile_rows => {
                 self.tiles("linear_tile64", 4, 64, 128, 40_960, tiles, args)
             }
             None => self.tiles("linear_tile", 8, 128, 256, 81_920, tiles, args),
         });
     }
 
-    /// As [`Self::linear`], of a gate and an up matrix; their outputs are joined in the gate's buffer.
+    /// As [`Self::linear`], for the gate and up matrices; the gate's buffer receives their joined outputs.
     fn gate(&self, input: Input, linears: [&DeviceLinear; 2], out: &mut Vec<Launch>) {
         let [gate, up] = linears;
         let to = self.buffers.gate;
@@ -171,7 +174,7 @@ impl Pass<'_> {
         out.push(self.norm_quantize(input, gate));
         out.push(match self.few() {
             Some(few) => self.few_rows(few, true, tiles, args),
-            None if self.bucket.rows < LARGE_TILE_ROWS => {
+            None if self.bucket.rows < self.tuning.large_tile_rows => {
                 self.tiles("gate_tile64", 2, 64, 128, 40_960, tiles, args)
             }
             None => self.tiles("gate_tile", 4, 128, 256, 81_920, tiles, args),
@@ -198,7 +201,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The kernel that does all of a linear for a single row, if the row fits its shared memory.
+    /// The kernel that does the norm, the quantization and the products of a single row, if the row fits its shared
+    /// memory.
     fn one(
         &self,
         kernel: &'static str,
@@ -209,7 +213,8 @@ impl Pass<'_> {
         args: LinearArgs,
     ) -> Option<Launch> {
         let fixed = 9 * stride(linear.cols);
-        let warps = warps_of(k_blocks(linear.cols), 16, warp_bytes, fixed, self.shared_bytes);
+        let warps =
+            warps_of(k_blocks(linear.cols), 16, warp_bytes, fixed, self.shared_bytes(kernel));
         if self.bucket.rows != 1 || warps == 0 {
             return None;
         }
@@ -254,18 +259,20 @@ impl Pass<'_> {
         }
     }
 
-    /// The kernels for so few rows, if they are few.
+    /// The kernels for few rows, if the pass has few.
     fn few(&self) -> Option<&'static Few> {
-        FEW.iter().find(|few| self.bucket.rows <= few.rows)
+        let rows = self.bucket.rows;
+        FEW.iter().find(|few| rows <= few.rows && rows <= self.tuning.few_rows)
     }
 
     fn few_rows(&self, few: &Few, gate: bool, tiles: usize, args: LinearArgs) -> Launch {
         let bytes = if gate { few.gate_bytes } else { few.linear_bytes };
         let k_blocks = args.k_blocks as usize;
-        let warps = warps_of(k_blocks, few.warps_max, bytes, 0, self.shared_bytes);
+        let kernel = if gate { few.gate } else { few.linear };
+        let warps = warps_of(k_blocks, few.warps_max, bytes, 0, self.shared_bytes(kernel));
         let x = if gate { tiles } else { tiles.div_ceil(few.tiles) };
         Launch {
-            kernel: if gate { few.gate } else { few.linear },
+            kernel,
             grid: grid(x, self.bucket.rows.div_ceil(few.rows), 1),
             threads: 32 * warps as u32,
             shared_bytes: (warps * bytes) as u32,

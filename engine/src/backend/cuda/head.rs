@@ -10,7 +10,7 @@ use super::{
     weights::{Dtype, ScreenRows},
 };
 
-/// A screen's kernel: columns (rows times digits) of a block, groups of a block, warps, shared memory of one.
+/// A kernel of the screen: columns (rows times digits) and groups per block, warps, shared memory per warp.
 struct Screening {
     kernel: &'static str,
     columns: usize,
@@ -26,13 +26,13 @@ const SCREENS: [Screening; 4] = [
     Screening { kernel: "screen_n32", columns: 32, groups: 2, warps: 8, warp_bytes: 8192 },
     Screening { kernel: "screen_n64", columns: 64, groups: 2, warps: 4, warp_bytes: 8192 },
 ];
-/// For more columns than those: columns, groups, threads and shared memory of a block.
+/// `screen_tile`, for more columns: columns, groups, threads and shared memory per block.
 const TILE: (usize, usize, u32, usize) = (128, 8, 256, 98_304);
-/// Blocks that look through one row's candidates.
+/// Blocks that rescore one row's candidates.
 const RESCORE_BLOCKS: usize = 16;
 
 impl Pass<'_> {
-    /// What the head launches for the pass's rows; none if no logits are wanted.
+    /// Returns the launches of the head; none if no row needs logits.
     pub fn head(&self, outputs: &Outputs) -> Vec<Launch> {
         let mut out = Vec::new();
         if self.bucket.whole > 0 {
@@ -161,13 +161,13 @@ impl Pass<'_> {
         let groups = shape.vocab.div_ceil(TILE_ROWS);
         let (tile_columns, tile_groups, threads, bytes) = TILE;
         let last = &SCREENS[SCREENS.len() - 1];
-        if columns > last.columns && bytes <= self.shared_bytes {
+        if columns > last.columns && bytes <= self.shared_bytes("screen_tile") {
             let grid = grid(columns.div_ceil(tile_columns), groups.div_ceil(tile_groups), 1);
             let shared_bytes = bytes as u32;
             return Launch { kernel: "screen_tile", grid, threads, shared_bytes, args };
         }
         let screening = SCREENS.iter().find(|s| columns <= s.columns).unwrap_or(last);
-        let warps = screening.warps.min(self.shared_bytes / screening.warp_bytes);
+        let warps = screening.warps.min(self.shared_bytes(screening.kernel) / screening.warp_bytes);
         let blocks = columns.div_ceil(screening.columns);
         Launch {
             kernel: screening.kernel,
@@ -179,7 +179,7 @@ impl Pass<'_> {
     }
 }
 
-/// The kernel for the head's elements, of those for f32, f16, bf16 and int8.
+/// Picks the kernel for the type of the head's elements: f32, f16, bf16 or int8.
 fn of_dtype(dtype: Dtype, kernels: [&'static str; 4]) -> &'static str {
     kernels[dtype as usize]
 }

@@ -1,4 +1,4 @@
-//! How weights lie on the device: `kernels/cuda/README.md`, *Layouts*.
+//! Layout of weights on the device: `kernels/cuda/README.md`, *Layouts*.
 
 use rayon::prelude::*;
 
@@ -11,12 +11,12 @@ const TILE_BYTES: usize = 512;
 /// Code of a zero weight, which fills up tiles.
 const ZERO: u8 = 0b0101_0101;
 
-/// k blocks of a row.
+/// Returns the k blocks of a row.
 pub fn k_blocks(cols: usize) -> usize {
     cols.div_ceil(K_BLOCK)
 }
 
-/// Bytes of a packed ternary matrix.
+/// Returns the bytes of a packed ternary matrix.
 pub fn ternary_bytes(rows: usize, cols: usize) -> usize {
     rows.div_ceil(TILE_ROWS) * k_blocks(cols) * TILE_BYTES
 }
@@ -38,7 +38,7 @@ pub fn pack_ternary(rows: usize, cols: usize, trits: &[i8]) -> Vec<u8> {
     out
 }
 
-/// Byte of a tile of all k blocks, and bit, where a code lies.
+/// Returns the byte (within a tile of all k blocks) and the bit of a code.
 fn ternary_place(row: usize, col: usize) -> (usize, usize) {
     let (block, col) = (col / K_BLOCK, col % K_BLOCK);
     let s = 2 * (col / 64) + col / 8 % 2;
@@ -47,12 +47,12 @@ fn ternary_place(row: usize, col: usize) -> (usize, usize) {
     ((block * 32 + lane) * 16 + 4 * s + col % 4, 2 * register)
 }
 
-/// Bytes of a group of the screen's head.
+/// Returns the bytes of a group of the screen's head.
 pub fn group_bytes(cols: usize) -> usize {
     TILE_ROWS * k_blocks(cols) * K_BLOCK
 }
 
-/// Puts a row of int8 into its group's bytes, whose rest stays zero.
+/// Writes a row of int8 to its group's bytes; the rest stays zero.
 pub fn pack_screen_row(row: usize, int8: &[u8], group: &mut [u8]) {
     for (col, value) in int8.iter().enumerate() {
         let part = 2 * (col / 64) + col / 8 % 2;
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ternary_matrix_lies_as_documented() {
+    fn ternary_matrices_have_the_documented_layout() {
         let (rows, cols) = (21, 300);
         let trits: Vec<i8> = (0..rows * cols).map(|i| (i * i / 7 % 3) as i8 - 1).collect();
         let packed = pack_ternary(rows, cols, &trits);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_of_the_screen_lies_as_documented() {
+    fn groups_of_the_screen_have_the_documented_layout() {
         let cols = 200;
         let value = |row: usize, col: usize| (row * 31 + col * 7) as u8;
         let mut group = vec![0; group_bytes(cols)];

@@ -1,26 +1,26 @@
-//! How many KV blocks a device has room for.
+//! The number of KV blocks that fit a device.
 
 use super::error::CudaLoadError;
 
-/// Memory that is left to the driver.
+/// Memory that stays free for the driver.
 pub const MARGIN_BYTES: u64 = 512 << 20;
-/// Blocks a table can name.
+/// Blocks that a block table can number.
 const BLOCKS_MAX: u64 = u32::MAX as u64;
 
-/// Share of what is free beside weights, buffers and margin that KV blocks take when nobody says how
-/// many: the rest is for neighbours and for what drivers take later.
+/// Share of the free memory (beside weights, buffers and margin) that KV blocks take by default. The rest is for other
+/// processes and for later allocations of the driver.
 const SHARE: (u64, u64) = (9, 10);
 
-/// How many KV blocks a pool has.
+/// The number of KV blocks of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvBlocks {
-    /// So many, or the model does not start.
+    /// Exactly this many; the model does not start if they do not fit.
     Exactly(usize),
-    /// Nine tenths of what is free beside the weights, but no more than so many; at least one.
+    /// As many as fit nine tenths of the free memory, between one and this many.
     UpTo(usize),
 }
 
-/// KV blocks beside so many bytes of weights and buffers.
+/// Returns the number of KV blocks that fit beside weights and buffers of `fixed_bytes`.
 pub fn block_count(
     fixed_bytes: u64,
     block_bytes: usize,
@@ -60,11 +60,11 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_a_share_of_what_is_free_as_far_as_they_are_of_use() {
+    fn default_pools_take_nine_tenths_of_the_free_memory() {
         let up_to = |most, free| count(KvBlocks::UpTo(most), 3 * GIB, free);
         // 4.5 GiB are left beside weights and margin: nine tenths of 4608 blocks.
         assert_eq!(up_to(1 << 20, 8 * GIB), Ok(4147));
-        assert_eq!(up_to(1000, 8 * GIB), Ok(1000), "sequences have no use for more");
+        assert_eq!(up_to(1000, 8 * GIB), Ok(1000), "the limit");
         assert_eq!(up_to(0, 8 * GIB), Ok(1));
         assert_eq!(up_to(9, 3 * GIB + MARGIN_BYTES + BLOCK as u64), Ok(1));
         let missing = 3 * GIB + MARGIN_BYTES + BLOCK as u64;
@@ -73,9 +73,9 @@ mod tests {
     }
 
     #[test]
-    fn so_many_blocks_take_what_they_take_or_say_what_is_missing() {
+    fn exact_pools_fit_or_report_the_missing_memory() {
         let exactly = |count_of, free| count(KvBlocks::Exactly(count_of), 3 * GIB, free);
-        assert_eq!(exactly(4608, 8 * GIB), Ok(4608), "all that is free");
+        assert_eq!(exactly(4608, 8 * GIB), Ok(4608), "all free memory");
         assert_eq!(exactly(4609, 8 * GIB), Err((8 * GIB + BLOCK as u64, 8 * GIB)));
         let needed = 8 * GIB + BLOCK as u64;
         let error = CudaLoadError::OutOfMemory { needed_bytes: needed, free_bytes: 8 * GIB };

@@ -1,12 +1,12 @@
 //! The CUDA backend: the same forward pass as the CPU's, by the kernels of `kernels/cuda`.
 //!
-//! Nothing waits inside a step: the host uploads tokens, positions, block tables and attention tasks as
-//! one image, launches (or replays, where a step of that size has been recorded) and downloads the
-//! logits. Buffers are made once, for passes of bounded size; larger steps are several passes. What a row
-//! computes depends neither on the pass nor on the kernels chosen for its size.
+//! A step waits for the device once: the host uploads tokens, positions, block tables and attention tasks
+//! together, launches (or replays, if a step of that size was recorded) and downloads the logits. Buffers are
+//! allocated once, for passes of bounded size; larger steps are several passes. The results of a row depend
+//! neither on the pass nor on the kernels chosen for its size.
 //!
-//! [`device::Device`] is all that is asked of a device. The driver's is `driver`; tests without one run
-//! the same kernels compiled for the processor.
+//! [`device::Device`] is the device as the backend uses it, `driver` its implementation by the CUDA driver. On machines
+//! without a GPU, tests give it a driver that runs the same kernels on the processor (`emulated`).
 
 mod args;
 mod attention;
@@ -30,6 +30,7 @@ mod shape;
 mod step;
 #[cfg(test)]
 mod tests;
+pub mod tuning;
 mod weights;
 
 use std::sync::Arc;
@@ -50,12 +51,13 @@ use buffers::{Buffers, Limits};
 use device::Device;
 use shape::{Arena, Shape};
 use step::{CudaBackend, State};
+use tuning::Tuning;
 use weights::Weights;
 
-/// How a model is held and run.
+/// Device, precisions and memory of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct CudaOptions {
-    /// Which device.
+    /// Ordinal of the device.
     pub ordinal: usize,
     /// Element type of the KV cache.
     pub kv: KvType,
@@ -65,22 +67,22 @@ pub struct CudaOptions {
     pub blocks: KvBlocks,
 }
 
-/// Loads a model onto a device: repacks its weights, makes the KV pool and the buffers of steps.
+/// Loads a model onto a device: repacks its weights, allocates the KV pool and the buffers of steps.
 ///
 /// # Errors
-/// [`CudaLoadError`]; what is missing is said before anything is loaded.
+/// [`CudaLoadError`]. Missing memory is reported before anything is loaded.
 pub fn load(model: Arc<Model>, options: CudaOptions) -> Result<Box<dyn Backend>, CudaLoadError> {
     let device = driver::open(options.ordinal)?;
     let backend = start(&model, Box::new(device), options, Limits::default())?;
     Ok(Box::new(backend))
 }
 
-/// Bytes of one KV block of a model on a device.
+/// Returns the bytes of one KV block of a model on a device.
 pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
     Shape::of(model.config(), kv).kv_block_bytes()
 }
 
-/// Puts a model on a device.
+/// Loads a model onto an open device.
 fn start(
     model: &Model,
     mut device: Box<dyn Device>,
@@ -90,7 +92,7 @@ fn start(
     let config = model.config().clone();
     let shape = Shape::of(&config, options.kv);
     let properties = device.properties().clone();
-    check(&shape, &properties)?;
+    check(&shape, device.as_ref())?;
     let place = |weights_at: u64, buffers_at: u64| {
         let (mut weights, mut buffers) = (Arena::at(weights_at), Arena::at(buffers_at));
         let placed = (
@@ -129,6 +131,7 @@ fn start(
         kv_base,
         block_count,
         numerics_class,
+        tuning: Tuning::default(),
         state: State::default(),
     };
     self_test::run(&mut backend, model)?;
@@ -136,14 +139,14 @@ fn start(
     Ok(backend)
 }
 
-/// The head's precision, as the CPU's numerics class names it.
+/// Returns the name of the head's precision in the numerics class, the same as the CPU's.
 fn precision(dtype: DenseType, mode: HeadMode) -> &'static str {
     if mode == HeadMode::Q8 { "q8" } else { dtype.name() }
 }
 
-/// Refuses what the kernels would do wrong.
-fn check(shape: &Shape, properties: &Properties) -> Result<(), CudaLoadError> {
-    if shape.stride_max * 4 > properties.shared_bytes as usize {
+/// Refuses shapes that the kernels do not support.
+fn check(shape: &Shape, device: &dyn Device) -> Result<(), CudaLoadError> {
+    if shape.stride_max * 4 > device.shared_bytes("norm_quantize") as usize {
         return Err(CudaLoadError::Unsupported("rows wider than a block's shared memory"));
     }
     if shape.padded_dim > 256 {

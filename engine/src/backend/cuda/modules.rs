@@ -1,11 +1,32 @@
-//! The kernels as the program carries them: PTX, made from `kernels/cuda` by `cargo xtask ptx`.
+//! The kernels as the program carries them, made from `kernels/cuda` by `cargo xtask ptx`: PTX that the driver
+//! compiles for any device, and machine code (cubins) for compute capability 9.0, which loads at once.
 
-/// Names one file of PTX for each file of kernels.
+use crate::formats::memory::AlignedBytes;
+
+/// Compute capability that the cubins are for; they run on no other.
+const CUBIN_CAPABILITY: (u32, u32) = (9, 0);
+
+/// One file of kernels, compiled.
+#[derive(Debug)]
+pub struct Module {
+    /// File name without extension.
+    pub name: &'static str,
+    /// For compute capability 8.0 and above.
+    pub ptx: &'static str,
+    /// For [`CUBIN_CAPABILITY`].
+    pub cubin: &'static [u8],
+}
+
+/// Embeds the compiled form of each file of kernels.
 macro_rules! modules {
     ($($name:literal),* $(,)?) => {
-        /// The PTX of every file of kernels.
-        pub const MODULES: &[(&str, &str)] = &[
-            $(($name, include_str!(concat!("../../kernels/cuda/ptx/", $name, ".ptx")))),*
+        /// Every file of kernels.
+        pub const MODULES: &[Module] = &[
+            $(Module {
+                name: $name,
+                ptx: include_str!(concat!("../../kernels/cuda/ptx/", $name, ".ptx")),
+                cubin: include_bytes!(concat!("../../kernels/cuda/sm_90/", $name, ".cubin")),
+            }),*
         ];
     };
 }
@@ -29,7 +50,27 @@ modules![
     "screen_tile",
 ];
 
-/// Names of a module's kernels.
+impl Module {
+    /// Returns the images that a device of a compute capability may load, the best first, with their kinds. PTX ends
+    /// with a zero byte.
+    pub fn images(&self, capability: (u32, u32)) -> Vec<(&'static str, AlignedBytes)> {
+        let mut images = Vec::new();
+        if capability == CUBIN_CAPABILITY {
+            images.push(("cubin", aligned(self.cubin, 0)));
+        }
+        images.push(("ptx", aligned(self.ptx.as_bytes(), 1)));
+        images
+    }
+}
+
+/// Copies bytes to aligned memory, followed by zeros.
+fn aligned(bytes: &[u8], zeros: usize) -> AlignedBytes {
+    let mut copy = AlignedBytes::zeroed((bytes.len() + zeros).next_multiple_of(64));
+    copy[..bytes.len()].copy_from_slice(bytes);
+    copy
+}
+
+/// Returns the names of the kernels in PTX.
 pub fn kernels_of(ptx: &str) -> impl Iterator<Item = &str> {
     let entries = ptx.lines().filter_map(|line| line.trim().strip_prefix(".visible .entry "));
     entries.map(|entry| entry.trim_end_matches('('))
@@ -41,14 +82,17 @@ mod tests {
 
     use super::{super::tests::package, *};
 
+    /// Files in git stay below this size.
+    const FILE_BYTES_MAX: usize = 3 << 20;
+
     fn sources() -> PathBuf {
         package().join("src/kernels/cuda")
     }
 
-    /// Names of files with an extension, without it.
+    /// Returns the names of the files with an extension, without the extension.
     fn files(extension: &str) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(sources())
-            .expect("the kernels are there")
+            .expect("the folder of kernels exists")
             .map(|entry| entry.expect("a folder can be read").path())
             .filter(|path| path.extension().is_some_and(|e| e == extension))
             .map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned())
@@ -63,34 +107,48 @@ mod tests {
     }
 
     #[test]
-    fn every_file_of_kernels_has_its_ptx_and_no_other() {
-        let names: Vec<&str> = MODULES.iter().map(|(name, _)| *name).collect();
+    fn modules_are_the_files_of_kernels() {
+        let names: Vec<&str> = MODULES.iter().map(|module| module.name).collect();
         assert_eq!(files("cu"), names);
     }
 
     #[test]
-    fn the_ptx_is_of_the_sources_as_they_are() {
-        let said = std::fs::read_to_string(sources().join("ptx/SOURCES")).expect("it is committed");
+    fn compiled_kernels_match_their_sources() {
+        let listed =
+            std::fs::read_to_string(sources().join("ptx/SOURCES")).expect("the file is committed");
         let names = files("cu").into_iter().map(|name| name + ".cu");
         for name in names.chain(files("cuh").into_iter().map(|name| name + ".cuh")) {
             let bytes = std::fs::read(sources().join(&name)).expect("a file that was listed");
             let line = format!("{}  {name}", sha256(&bytes));
-            assert!(said.lines().any(|said| said == line), "{name} changed: run cargo xtask ptx");
+            assert!(
+                listed.lines().any(|listed| listed == line),
+                "{name} changed: run cargo xtask ptx"
+            );
         }
-        let listed = said.lines().filter(|line| line.ends_with(".cu") || line.ends_with(".cuh"));
-        assert_eq!(listed.count(), files("cu").len() + files("cuh").len());
-        for (name, ptx) in MODULES {
-            let line = format!("{}  ptx/{name}.ptx", sha256(ptx.as_bytes()));
-            assert!(said.lines().any(|said| said == line), "{name}.ptx is not what was compiled");
+        let sources_listed =
+            listed.lines().filter(|line| line.ends_with(".cu") || line.ends_with(".cuh"));
+        assert_eq!(sources_listed.count(), files("cu").len() + files("cuh").len());
+        for Module { name, ptx, cubin } in MODULES {
+            for (file, bytes) in [
+                (format!("ptx/{name}.ptx"), ptx.as_bytes()),
+                (format!("sm_90/{name}.cubin"), cubin),
+            ] {
+                let line = format!("{}  {file}", sha256(bytes));
+                assert!(
+                    listed.lines().any(|listed| listed == line),
+                    "{file} was not compiled by xtask"
+                );
+                assert!(bytes.len() < FILE_BYTES_MAX, "{file} has {} bytes", bytes.len());
+            }
         }
     }
 
     #[test]
-    fn kernels_are_in_one_module_each() {
+    fn each_kernel_is_in_one_module() {
         let mut seen = BTreeSet::new();
-        for (module, ptx) in MODULES {
-            let kernels: Vec<&str> = kernels_of(ptx).collect();
-            assert!(!kernels.is_empty(), "{module}");
+        for module in MODULES {
+            let kernels: Vec<&str> = kernels_of(module.ptx).collect();
+            assert!(!kernels.is_empty(), "{}", module.name);
             for kernel in kernels {
                 assert!(seen.insert(kernel.to_owned()), "{kernel}");
             }

@@ -1,4 +1,4 @@
-//! What a device can do at most, measured: the ceilings that kernels are compared with.
+//! The highest rates of a device, measured: the ceilings that kernels are compared with.
 
 use std::time::Instant;
 
@@ -7,54 +7,58 @@ use super::{
     device::{Address, Args, Device, DeviceError, Launch, Part},
 };
 
-/// Threads of a block, and blocks for each multiprocessor.
+/// Threads per block, and blocks per multiprocessor.
 const THREADS: u32 = 256;
 const BLOCKS: u32 = 8;
-/// Operations of a warp's round of `peak_mma_s8`: products of 16 × 32 by 32 × 8.
+/// Operations of one warp in one round of `peak_mma_s8`: products of 16 × 32 by 32 × 8.
 const MMA_OPERATIONS: u64 = 8 * 2 * 16 * 32 * 8;
-/// Operations of a thread's round of `peak_fma_f32`.
+/// Operations of one thread in one round of `peak_fma_f32`.
 const FMA_OPERATIONS: u64 = 16 * 2;
-/// How often each is measured; the one in the middle counts.
+/// Samples of each rate; the median counts.
 const SAMPLES: usize = 3;
 
 /// The ceilings of a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Peaks {
-    /// Bytes a second that a kernel reads from memory.
+    /// Bytes per second that a kernel reads from memory.
     pub read_bytes: f64,
-    /// Bytes a second that a copy within the memory reads and writes, added up.
+    /// Bytes per second that a copy within the memory reads and writes, added up.
     pub copy_bytes: f64,
-    /// Operations a second of the int8 product that the kernels use (`mma.sync`): newer devices have others
-    /// that reach more.
+    /// Operations per second of the int8 product that the kernels use (`mma.sync`); newer devices have faster ones.
     pub int8: f64,
-    /// Operations a second of fused multiply-adds of f32.
+    /// Operations per second of fused multiply-adds of f32.
     pub f32: f64,
-    /// Seconds of a kernel that does nothing, one of many in a row.
+    /// Seconds per launch of an empty kernel, in a long series.
     pub launch: f64,
 }
 
-/// How long to measure.
+/// Lengths of measurements.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// A sample lasts at least as long.
+    /// Seconds of a sample at least.
     pub seconds: f64,
-    /// Launches that are recorded together, at least.
+    /// Launches that are recorded together at least.
     pub launches: usize,
-    /// Bytes that peaks are measured on.
+    /// Bytes that memory rates are measured on.
     pub bytes: usize,
-    /// Rounds of the kernels that only compute.
+    /// Rounds of the kernels that measure computation.
     pub rounds: u32,
 }
 
+impl Timing {
+    /// One launch of everything, on little data.
+    pub const QUICK: Self = Self { seconds: 0.0, launches: 1, bytes: 1 << 20, rounds: 2 };
+}
+
 impl Default for Timing {
-    /// Bytes beyond all caches; samples beside which a wait for the device is short.
+    /// More bytes than any cache holds; samples much longer than a wait for the device.
     fn default() -> Self {
         Self { seconds: 0.02, launches: 32, bytes: 1 << 30, rounds: 4096 }
     }
 }
 
 impl Peaks {
-    /// Measures.
+    /// Measures all rates.
     pub fn measure(device: &mut dyn Device, timing: &Timing) -> Result<Self, DeviceError> {
         let from = device.allocate(timing.bytes)?;
         let to = device.allocate(timing.bytes)?;
@@ -93,13 +97,13 @@ impl Peaks {
         })
     }
 
-    /// The higher of the two rates of memory.
+    /// Returns the higher of the two memory rates.
     pub fn bytes(&self) -> f64 {
         self.read_bytes.max(self.copy_bytes)
     }
 }
 
-/// Seconds of each of some launches, recorded one after another, again and again.
+/// Returns the seconds per launch of a recorded series of launches.
 pub fn seconds_of(
     device: &mut dyn Device,
     launches: &[Launch],
@@ -114,8 +118,8 @@ pub fn seconds_of(
     Ok(seconds / all.len() as f64)
 }
 
-/// Seconds of one call, of so many between two waits that a wait does not count. `waits_at` is any
-/// address of the device's.
+/// Returns the seconds of one call, measured over so many calls that waiting does not matter. `waits_at` is any
+/// allocated address.
 fn sample(
     device: &mut dyn Device,
     waits_at: Address,

@@ -1,4 +1,4 @@
-//! A step cut into passes, and the inputs of each as bytes.
+//! Splits a step into passes, and writes the inputs of each as bytes.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -14,23 +14,23 @@ use crate::{backend::Chunk, kv::BLOCK_TOKENS};
 /// Some consecutive rows of one chunk.
 #[derive(Debug, Clone)]
 pub struct Piece {
-    /// Which chunk.
+    /// Index of the chunk.
     pub chunk: usize,
-    /// Its first token here.
+    /// First token, within the chunk.
     pub start: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub len: usize,
 }
 
 impl Piece {
-    /// KV blocks that its rows see.
+    /// Returns the number of KV blocks that the rows attend to.
     fn blocks(&self, chunks: &[Chunk<'_>]) -> usize {
         (chunks[self.chunk].position + self.start + self.len).div_ceil(BLOCK_TOKENS)
     }
 }
 
-/// Cuts a step where it exceeds what a pass takes: in order, so that earlier positions are written when
-/// later ones look at them.
+/// Splits a step into passes within the limits, in order: earlier positions are written before later ones attend to
+/// them.
 pub fn cut(chunks: &[Chunk<'_>], limits: &Limits) -> Vec<Vec<Piece>> {
     let mut parts: Vec<Vec<Piece>> = Vec::new();
     let (mut rows, mut blocks) = (0, 0);
@@ -56,23 +56,23 @@ pub fn cut(chunks: &[Chunk<'_>], limits: &Limits) -> Vec<Vec<Piece>> {
     parts
 }
 
-/// A row whose logits are wanted.
+/// A row that needs its largest logits.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted {
-    /// Of the part.
+    /// Row within the part.
     pub row: usize,
-    /// How many of the largest count.
+    /// Number of logits.
     pub count: usize,
 }
 
-/// Rows of a part with all logits, and rows with some of the largest.
+/// Rows of a part that need all logits, and rows that need the largest.
 #[derive(Debug, Default)]
 pub struct AllWanted {
     pub whole: Vec<usize>,
     pub screened: Vec<Wanted>,
 }
 
-/// Finds a part's wanted rows. `screens` says whether so many of the largest are screened for.
+/// Finds the rows of a part that need logits. `screens` tells whether a count of largest logits is screened for.
 pub fn wanted(part: &[Piece], chunks: &[Chunk<'_>], screens: impl Fn(usize) -> bool) -> AllWanted {
     let mut all = AllWanted::default();
     let mut first = 0;
@@ -91,26 +91,28 @@ pub fn wanted(part: &[Piece], chunks: &[Chunk<'_>], screens: impl Fn(usize) -> b
     all
 }
 
-/// How a part attends, and how far.
+/// Chooses the attention kernels of a part; also returns the room for scores, in positions. Decodes of at most
+/// `split_tasks_max` tasks are split over blocks.
 pub fn attention(
     part: &[Piece],
     chunks: &[Chunk<'_>],
     shape: &Shape,
     buffers: &Buffers,
+    split_tasks_max: usize,
 ) -> (AttentionMode, usize) {
     let end = |piece: &Piece| chunks[piece.chunk].position + piece.start + piece.len;
     let reach = shape.reach(part.iter().map(end).max().unwrap_or_default());
     let decodes = part.iter().all(|piece| piece.len == 1);
     let tasks = bucket_of(part.len()) * tasks_of_row(shape, AttentionMode::Split);
     let mode = match decodes {
-        true if buffers.may_split(tasks, reach) => AttentionMode::Split,
+        true if tasks <= split_tasks_max && buffers.may_split(tasks, reach) => AttentionMode::Split,
         true => AttentionMode::Warps4,
         false => AttentionMode::Warps8,
     };
     (mode, reach)
 }
 
-/// A pass's inputs as they lie on the device. Kept between steps.
+/// A pass's inputs in the layout of the device. Reused between steps.
 #[derive(Debug, Default)]
 pub struct Image {
     bytes: Vec<u8>,
@@ -119,13 +121,13 @@ pub struct Image {
 }
 
 impl Image {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Draws the image of a part's rows, of which some logits are wanted.
-    pub fn draw(
+    /// Writes the inputs of a part, with its rows that need logits.
+    pub fn write(
         &mut self,
         (part, chunks): (&[Piece], &[Chunk<'_>]),
         (whole, screened): (&[usize], &[Wanted]),
@@ -158,7 +160,7 @@ impl Image {
             add_tasks(&first, shape, bucket.attention, tasks);
             row += piece.len;
         }
-        // The longest first: what is left at the end is short.
+        // The longest first, so that short ones fill the end.
         if bucket.attention == AttentionMode::Warps8 {
             tasks.sort_by_key(|task| std::cmp::Reverse(task.position / 256));
         }
@@ -177,7 +179,7 @@ impl Image {
     }
 }
 
-/// Writes elements from index `first` on of an array of the inputs.
+/// Writes elements of an array of the inputs, from index `first` on.
 fn put<T: Pod>(
     bytes: &mut [u8],
     inputs: &Inputs,
@@ -191,7 +193,7 @@ fn put<T: Pod>(
     }
 }
 
-/// Cuts the queries of some rows of a sequence into tasks; those that share keys are side by side.
+/// Splits the queries of a sequence's rows into tasks; tasks that share keys are adjacent.
 fn add_tasks(
     rows: &AttentionTask,
     shape: &Shape,

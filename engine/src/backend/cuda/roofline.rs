@@ -1,8 +1,8 @@
-//! How long each kernel of a step takes, beside the least that the device could take for its bytes and
-//! operations: the launches of real steps, each kernel's by themselves.
+//! Measures each kernel of a step and compares its time with the least time that the device needs for its bytes and
+//! operations. The launches are those of real steps, one kernel at a time.
 //!
-//! A kernel's launches are those of all layers, in their order, so that weights come from memory as they
-//! do in a step. What they read is restored by a step before each kernel's turn.
+//! A kernel's launches are those of all layers, in their order, so weights come from memory as they do in a step. A
+//! step before each kernel restores its inputs.
 
 use super::{
     CudaLoadError, CudaOptions, KvBlocks,
@@ -14,42 +14,42 @@ use super::{
     step::CudaBackend,
 };
 use crate::{
-    backend::{Backend as _, Chunk, Logits, Position, StepError},
+    backend::{Backend as _, Chunk, Logits, PositionLogits, StepError},
     files::Model,
     measure::{PREFILL_ROWS, Phase, Sequences, Workload},
 };
 
-/// Why there is no measurement.
+/// A measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RooflineError {
-    /// The model does not start.
+    /// The model did not start.
     #[error(transparent)]
     Load(#[from] CudaLoadError),
     /// A step failed.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// A kernel by itself failed.
+    /// A kernel failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// All launches of a kernel in one kind of step.
+/// The launches of a kernel in one kind of step.
 #[derive(Debug, Clone)]
 pub struct KernelTime {
-    /// Its name.
+    /// Name of the kernel.
     pub kernel: &'static str,
-    /// For linears, features by columns.
+    /// Shape of a linear, features × columns; empty for other kernels.
     pub of: String,
-    /// Launches in a step.
+    /// Launches per step.
     pub launches: usize,
-    /// Seconds of one launch.
+    /// Seconds per launch.
     pub seconds: f64,
-    /// What one launch must do.
+    /// Cost of one launch.
     pub cost: Cost,
 }
 
 impl KernelTime {
-    /// What bounds it, and the seconds that this takes at the least.
+    /// Returns the name of the rate that bounds the kernel, and the least seconds per launch.
     pub fn bound(&self, peaks: &Peaks) -> (&'static str, f64) {
         let bounds = [
             ("memory", self.cost.bytes as f64 / peaks.bytes()),
@@ -63,40 +63,43 @@ impl KernelTime {
 /// One kind of step.
 #[derive(Debug, Clone)]
 pub struct StepTimes {
-    /// Prompts or decodes.
+    /// Prefill or decode.
     pub phase: Phase,
     /// Rows.
     pub rows: usize,
-    /// Seconds of all its launches, one after another.
+    /// Seconds of all launches, one after another.
     pub seconds: f64,
-    /// By kernel, in the order of the step.
+    /// The kernels, in the order of the step.
     pub kernels: Vec<KernelTime>,
 }
 
-/// A device's ceilings, and the kernels of steps beside them.
+/// A device's highest rates, and the times of kernels.
 #[derive(Debug, Clone)]
 pub struct Rooflines {
     /// The device.
     pub device: Properties,
-    /// Its ceilings.
+    /// Its highest rates.
     pub peaks: Peaks,
-    /// A decode for each batch of the workload, then a prefill.
+    /// One decode per batch of the workload, then one prefill.
     pub steps: Vec<StepTimes>,
 }
 
-/// Measures every kernel of a prefill step and of a decode step at each batch; `blocks` is not looked at.
+/// Measures every kernel of a prefill step and of a decode step at each batch; `options.blocks` is ignored. With
+/// `quick`, every kernel runs once, on little data: to see that it works.
 ///
 /// # Errors
-/// [`RooflineError`]
+/// [`RooflineError`]: the model does not start, or a step failed.
 pub fn measure(
     model: &Model,
     options: CudaOptions,
     workload: &Workload,
+    quick: bool,
 ) -> Result<Rooflines, RooflineError> {
-    let device = driver::open(options.ordinal).map_err(RooflineError::Load)?;
+    let device = driver::open(options.ordinal)?;
     let options = CudaOptions { blocks: KvBlocks::Exactly(workload.block_count()), ..options };
     let mut backend = start(model, Box::new(device), options, super::Limits::default())?;
-    of_backend(&mut backend, workload, &Timing::default())
+    let timing = if quick { Timing::QUICK } else { Timing::default() };
+    of_backend(&mut backend, workload, &timing)
 }
 
 /// As [`measure`], on a backend with room for the workload.
@@ -131,7 +134,7 @@ fn step(
     timing: &Timing,
 ) -> Result<StepTimes, RooflineError> {
     let mut logits = Logits::default();
-    // The first may find that one digit is too few for the screen.
+    // The first step may switch the screen from one digit to two.
     backend.step(chunks, &mut logits)?;
     backend.step(chunks, &mut logits)?;
     let load = load(backend, chunks, &mut logits);
@@ -162,13 +165,13 @@ fn step(
     Ok(StepTimes { phase, rows: load.rows, seconds, kernels })
 }
 
-/// What the step was that just ran.
+/// Returns the sizes of the step that just ran.
 fn load(backend: &CudaBackend, chunks: &[Chunk<'_>], logits: &mut Logits) -> Load {
     let (mut whole, mut screened, mut found) = (0, 0, 0);
     for position in 0..logits.len() {
         match logits.position(position) {
-            Position::All(_) => whole += 1,
-            Position::Largest(some) => {
+            PositionLogits::All(_) => whole += 1,
+            PositionLogits::Largest(some) => {
                 screened += 1;
                 found += some.len();
             }

@@ -1,6 +1,6 @@
-//! A known answer at load: linears of the first and the last layer, with their norms if they have some,
-//! on rows of whole numbers, whose outputs the host computes from the trits. A device that computes
-//! wrongly does not start.
+//! The self-test at load: linears of the first and the last layer, with their own norms if they have any, on rows
+//! of whole numbers. The host computes the expected outputs from the trits. A model does not start on a device that
+//! computes other outputs.
 
 use super::{
     args::{LINEAR_STORE, Step},
@@ -20,18 +20,18 @@ use crate::{
     },
 };
 
-/// Rows of the test steps: alone, few, and more than any kernel for few takes.
+/// Rows of the test steps: one, few, and more than the kernels for few rows take.
 const ROWS: [usize; 3] = [1, 5, 70];
 
-/// Integers in −127..=127 without a period. With 127 as the largest, quantization keeps them as they are.
+/// Integers in −127..=127 without a period. Rows contain 127, so quantization does not change them.
 fn wave(i: usize) -> i32 {
     (i.wrapping_mul(i).wrapping_mul(40503) >> 7) as u16 as i32 % 255 - 127
 }
 
-/// A linear as the host knows it.
+/// A linear with its weights on the host.
 struct Known {
     ternary: TernaryMatrix,
-    /// Its own norm.
+    /// Weights and epsilon of its own norm.
     norm: Option<(Vec<f32>, f32)>,
 }
 
@@ -44,7 +44,7 @@ impl Known {
         Ok(Self { ternary: model.ternary(layer, linear)?, norm })
     }
 
-    /// The outputs of one row.
+    /// Computes the outputs of one row.
     fn outputs(&self, x: &[f32]) -> Vec<f32> {
         let Self { ternary, norm } = self;
         let kernels = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
@@ -66,7 +66,7 @@ impl Known {
     }
 }
 
-/// Runs the tests.
+/// Runs the self-test.
 pub fn run(backend: &mut CudaBackend, model: &Model) -> Result<(), CudaLoadError> {
     let last = backend.shape.layers - 1;
     for layer in [0, last] {

@@ -1,4 +1,4 @@
-//! The numbers of a model that the kernels' structs are made of.
+//! The sizes of a model that the kernels' structs contain.
 
 use super::layout::{K_BLOCK, TILE_ROWS};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     kv::BLOCK_TOKENS,
 };
 
-/// Hands out addresses one after another: of a region that is there, or to see how large one must be.
+/// Assigns addresses one after another: in an allocation, or from 0 to compute the size of one.
 #[derive(Debug)]
 pub struct Arena {
     start: u64,
@@ -15,30 +15,30 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Addresses from a start on, which is aligned as an allocation is.
+    /// Starts at an address that is aligned like an allocation.
     pub fn at(start: u64) -> Self {
         Self { start, next: start }
     }
 
-    /// The next so many bytes.
+    /// Takes the next bytes.
     pub fn take(&mut self, bytes: usize) -> u64 {
         let at = self.next;
         self.next += bytes.next_multiple_of(256) as u64;
         at
     }
 
-    /// Room for so many f32 (or u32).
+    /// Takes room for `count` f32 (or u32).
     pub fn words(&mut self, count: usize) -> u64 {
         self.take(count * 4)
     }
 
-    /// What was handed out.
+    /// Returns the bytes taken.
     pub fn size_bytes(&self) -> usize {
         (self.next - self.start) as usize
     }
 }
 
-/// A model's numbers.
+/// Sizes and constants of a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     pub layers: usize,
@@ -54,7 +54,7 @@ pub struct Shape {
     /// Width of the widest linear's input, rounded up.
     pub stride_max: usize,
     pub eps: f32,
-    /// Epsilon of linears' norms of their own.
+    /// Epsilon of the linears' own norms.
     pub linear_eps: Option<f32>,
     /// `ActivationKind`
     pub activation: u32,
@@ -62,7 +62,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The numbers of a model.
+    /// Reads them from a model's configuration.
     pub fn of(config: &ModelConfig, kv: KvType) -> Self {
         let inputs = Linear::ALL.map(|linear| config.linear_shape(linear).1);
         Self {
@@ -86,34 +86,34 @@ impl Shape {
         }
     }
 
-    /// Elements of a row of queries.
+    /// Returns the elements of a row of queries.
     pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Elements of a row of keys, and of values.
+    /// Returns the elements of a row of keys, or of values.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Groups of tokens that the screen looks at together.
+    /// Returns the number of groups of tokens that the screen bounds together.
     pub fn groups(&self) -> usize {
         self.vocab.div_ceil(TILE_ROWS)
     }
 
-    /// Bytes of a KV block in one layer.
+    /// Returns the bytes of a KV block in one layer.
     pub fn kv_layer_bytes(&self) -> usize {
         let position_bytes = self.padded_dim * self.kv.size_bytes() + self.kv.scale_bytes();
         2 * self.kv_heads * BLOCK_TOKENS * position_bytes
     }
 
-    /// Bytes of a KV block over all layers.
+    /// Returns the bytes of a KV block over all layers.
     pub fn kv_block_bytes(&self) -> usize {
         self.layers * self.kv_layer_bytes()
     }
 
-    /// Positions a query's scores have room for when the longest sequence has so many: few different
-    /// numbers, because each has recordings of its own.
+    /// Returns the room for a query's scores, in positions, for a longest sequence. There are few different values,
+    /// because each needs its own recordings.
     pub fn reach(&self, longest: usize) -> usize {
         let context = self.context.next_multiple_of(K_BLOCK);
         let mut reach = 1024;
@@ -124,7 +124,7 @@ impl Shape {
     }
 }
 
-/// Bytes of a row of int8 activations of a width.
+/// Returns the bytes of a row of int8 activations.
 pub fn stride(width: usize) -> usize {
     width.next_multiple_of(K_BLOCK)
 }

@@ -1,4 +1,4 @@
-//! A step on the device: one upload, the launches, one download, for each pass.
+//! A step on the device. Each pass is one upload, the launches, and one download.
 
 use std::collections::HashMap;
 
@@ -9,19 +9,20 @@ use super::{
     forward::Pass,
     plan::{self, AllWanted, Image, Piece, Wanted},
     shape::Shape,
+    tuning::Tuning,
     weights::Weights,
 };
 use crate::{
-    backend::{Backend, Chunk, Logits, StepError, TokenLogit, cpu::screen::SHARE, positions},
+    backend::{
+        Backend, Chunk, Logits, StepError, TokenLogit, cpu::screen::SCREEN_SHARE, positions,
+    },
     config::ModelConfig,
     kv::BlockId,
 };
 
-/// Rows from which one digit is enough for the screen: more candidates, half the products.
-const ONE_DIGIT_ROWS: usize = 33;
-/// Share of the vocabulary, above which candidates cost more than a second digit.
+/// Above one candidate per this many tokens, candidates cost more than a second digit.
 const ONE_DIGIT_SHARE: usize = 64;
-/// Recordings that are kept.
+/// Recordings that are kept at most.
 const RECORDINGS_MAX: usize = 256;
 
 /// A model on a device.
@@ -35,25 +36,26 @@ pub struct CudaBackend {
     pub(super) kv_base: Address,
     pub(super) block_count: usize,
     pub(super) numerics_class: String,
+    pub(super) tuning: Tuning,
     pub(super) state: State,
 }
 
-/// What is kept between steps; nothing that a result depends on.
+/// State between steps. No result depends on it.
 #[derive(Default)]
 pub(super) struct State {
     recordings: HashMap<Bucket, Recording>,
     image: Image,
     found: Vec<u8>,
-    /// One digit left too many candidates once: from then on two are used.
-    coarse: bool,
-    /// A copy that failed: the next step says so.
+    /// Whether one digit left too many candidates once: later steps use two.
+    pub(super) coarse: bool,
+    /// Error of a failed copy; the next step returns it.
     failed: Option<DeviceError>,
 }
 
-/// Lists of the largest logits, in the order of the positions.
+/// Largest logits of each position.
 type Lists = Vec<Vec<TokenLogit>>;
 
-/// A part of a step and what is wanted of it.
+/// A part of a step, and how it attends.
 struct Work<'a> {
     part: &'a [Piece],
     chunks: &'a [Chunk<'a>],
@@ -66,16 +68,16 @@ struct Work<'a> {
 struct OfPass<'a> {
     whole: &'a [usize],
     screened: &'a [Wanted],
-    /// Whether it is the pass that runs the layers.
+    /// Whether this pass runs the layers.
     first: bool,
 }
 
 impl CudaBackend {
-    /// Whether so many of the largest logits are found by the screen.
+    /// Whether the screen is used for a count of largest logits.
     fn screens(&self, count: usize) -> bool {
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
         self.weights.head.screen.is_some()
-            && count.saturating_mul(SHARE) <= self.shape.vocab
+            && count.saturating_mul(SCREEN_SHARE) <= self.shape.vocab
             && count <= room
     }
 
@@ -94,7 +96,7 @@ impl CudaBackend {
         let mut all = logits.all_mut();
         for part in &parts {
             let wanted = plan::wanted(part, chunks, |count| self.screens(count));
-            let (attention, reach) = plan::attention(part, chunks, &self.shape, &self.buffers);
+            let (attention, reach) = self.attention(part, chunks);
             let work = Work { part, chunks, attention, reach };
             let (here, rest) = all.split_at_mut(wanted.whole.len() * self.shape.vocab);
             self.run_part(&work, &wanted, here, &mut lists)?;
@@ -104,7 +106,14 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Runs a part; its whole rows' logits go to `all` `(whole, vocab)`.
+    /// Chooses the attention kernels of a part, and the room for scores in positions.
+    fn attention(&self, part: &[Piece], chunks: &[Chunk<'_>]) -> (AttentionMode, usize) {
+        let multiprocessors = self.device.properties().multiprocessors as usize;
+        let tasks_max = self.tuning.split_tasks.saturating_mul(multiprocessors);
+        plan::attention(part, chunks, &self.shape, &self.buffers, tasks_max)
+    }
+
+    /// Runs a part; writes all logits of its whole rows to `all` `(whole, vocab)`.
     fn run_part(
         &mut self,
         work: &Work<'_>,
@@ -115,7 +124,7 @@ impl CudaBackend {
         let Limits { whole, screened, .. } = self.limits;
         let mut wholes = wanted.whole.chunks(whole);
         let mut screens = wanted.screened.chunks(screened);
-        let mut overflown = Vec::new();
+        let mut overflowed = Vec::new();
         let mut first = true;
         loop {
             let (whole, screened) = (wholes.next(), screens.next());
@@ -128,11 +137,11 @@ impl CudaBackend {
                 first,
             };
             let (here, rest) = all.split_at_mut(rows.whole.len() * self.shape.vocab);
-            self.pass(work, rows, here, lists, &mut overflown)?;
+            self.pass(work, rows, here, lists, &mut overflowed)?;
             (all, first) = (rest, false);
         }
         let mut logits = Vec::new();
-        for (list, wanted) in overflown {
+        for (list, wanted) in overflowed {
             logits.resize(self.shape.vocab, 0.0);
             let rows = OfPass { whole: &[wanted.row], screened: &[], first: false };
             self.pass(work, rows, &mut logits, &mut Lists::new(), &mut Vec::new())?;
@@ -141,22 +150,22 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// One upload, the launches, one download. Rows with more candidates than there is room for are
-    /// noted, with their list's place.
+    /// One upload, the launches, one download. Adds rows with more candidates than fit to `overflowed`, with the
+    /// index of their list.
     fn pass(
         &mut self,
         work: &Work<'_>,
         rows: OfPass<'_>,
         all: &mut [f32],
         lists: &mut Lists,
-        overflown: &mut Vec<(usize, Wanted)>,
+        overflowed: &mut Vec<(usize, Wanted)>,
     ) -> Result<(), DeviceError> {
         let bucket = self.bucket(work, rows.whole.len(), rows.screened.len());
         let (inputs, outputs) =
             (self.buffers.inputs(&bucket, &self.shape), self.buffers.outputs(&bucket));
         let image = &mut self.state.image;
         let wanted = (rows.whole, rows.screened);
-        image.draw((work.part, work.chunks), wanted, &inputs, &bucket, &self.shape);
+        image.write((work.part, work.chunks), wanted, &inputs, &bucket, &self.shape);
         self.device.write(inputs.step, image.bytes())?;
         self.launch(&bucket, &outputs, rows.first)?;
         self.download(&outputs, rows, all)?;
@@ -165,7 +174,7 @@ impl CudaBackend {
         for (found, wanted) in of_rows.into_iter().zip(rows.screened) {
             total += found.len();
             if found.is_empty() {
-                overflown.push((lists.len(), *wanted));
+                overflowed.push((lists.len(), *wanted));
                 total += self.shape.vocab;
             }
             lists.push(found);
@@ -177,7 +186,7 @@ impl CudaBackend {
     }
 
     fn bucket(&self, work: &Work<'_>, whole: usize, screened: usize) -> Bucket {
-        let one_digit = screened >= ONE_DIGIT_ROWS && !self.state.coarse;
+        let one_digit = screened >= self.tuning.one_digit_rows && !self.state.coarse;
         Bucket {
             rows: bucket_of(work.part.iter().map(|piece| piece.len).sum()).min(self.limits.rows),
             whole: bucket_of(whole).min(self.limits.whole),
@@ -188,27 +197,26 @@ impl CudaBackend {
         }
     }
 
-    /// What a step of one pass launches. Its inputs are there after it ran.
+    /// Returns the launches of a step of one pass. Their inputs are those of the last step.
     pub(super) fn launches(&self, chunks: &[Chunk<'_>]) -> Vec<Launch> {
         let parts = plan::cut(chunks, &self.limits);
         let [part] = &parts[..] else { panic!("the step is of {} passes", parts.len()) };
         let wanted = plan::wanted(part, chunks, |count| self.screens(count));
-        let (attention, reach) = plan::attention(part, chunks, &self.shape, &self.buffers);
+        let (attention, reach) = self.attention(part, chunks);
         let work = Work { part, chunks, attention, reach };
         let bucket = self.bucket(&work, wanted.whole.len(), wanted.screened.len());
         let pass = self.pass_of(&bucket);
         [pass.body(), pass.head(&self.buffers.outputs(&bucket))].concat()
     }
 
-    /// Forgets the launches of all buckets.
+    /// Drops all recordings.
     pub(super) fn forget_recordings(&mut self) -> Result<(), DeviceError> {
         self.state.recordings.clear();
         self.device.forget_recordings()
     }
 
-    /// What the launches of a pass are made of.
+    /// Collects what the launches of a pass depend on.
     pub(super) fn pass_of(&self, bucket: &Bucket) -> Pass<'_> {
-        let properties = self.device.properties();
         Pass {
             weights: &self.weights,
             buffers: &self.buffers,
@@ -216,12 +224,12 @@ impl CudaBackend {
             inputs: self.buffers.inputs(bucket, &self.shape),
             bucket: *bucket,
             kv_base: self.kv_base,
-            multiprocessors: properties.multiprocessors as usize,
-            shared_bytes: properties.shared_bytes as usize,
+            tuning: self.tuning,
+            device: self.device.as_ref(),
         }
     }
 
-    /// Launches the layers, if they are to run, and the head; what comes often is recorded once.
+    /// Launches the layers (if `first`) and the head. Launches of small passes are recorded once and then replayed.
     fn launch(
         &mut self,
         bucket: &Bucket,
@@ -246,7 +254,7 @@ impl CudaBackend {
         self.device.replay(recording)
     }
 
-    /// Waits for the pass and fetches what it found.
+    /// Waits for the pass and downloads its outputs.
     fn download(
         &mut self,
         outputs: &Outputs,
@@ -270,7 +278,7 @@ impl CudaBackend {
         self.device.read(&mut parts)
     }
 
-    /// The candidates of each screened row, by ascending token; none where there was no room for them.
+    /// Returns the candidates of each screened row, by ascending token; an empty list if they did not fit.
     fn lists(&self, bucket: &Bucket, rows: usize) -> Lists {
         let outputs = self.buffers.outputs(bucket);
         let (bytes, of_row) = (&self.state.found, capacity(&self.shape));
@@ -296,7 +304,7 @@ impl CudaBackend {
     }
 }
 
-/// The largest logits and their equals, and what is no number, by ascending token.
+/// Returns the largest logits, those equal to the last of them, and NaNs, by ascending token.
 fn largest_of(logits: &[f32], count: usize) -> Vec<TokenLogit> {
     let mut sorted = logits.to_vec();
     let place = count.clamp(1, sorted.len()) - 1;

@@ -1,15 +1,18 @@
-//! Tests on the emulated device or, with `TRITMILL_TEST_DEVICE=cuda:N`, on a real one.
+//! Tests on the emulated driver or, with `TRITMILL_TEST_DEVICE=cuda:N`, on a real device.
 
 mod checks;
 mod equality;
 mod launches;
+mod limits;
 mod roofline;
+mod tuning;
+mod widths;
 
 use std::{path::PathBuf, sync::Arc};
 
 use super::{
-    CudaLoadError, CudaOptions, KvBlocks, args, buffers::Limits, device::Device, driver,
-    emulated::Emulated, start, step::CudaBackend,
+    CudaLoadError, CudaOptions, KvBlocks, args, buffers::Limits, device::Device, driver, emulated,
+    start, step::CudaBackend,
 };
 use crate::{
     backend::{
@@ -22,7 +25,7 @@ use crate::{
 
 const BLOCKS: usize = 90;
 
-/// Where the package's sources are now: the program may have come from another machine.
+/// Returns the folder of the package's sources; the program may come from another machine.
 pub fn package() -> PathBuf {
     let folder = std::env::var_os("CARGO_MANIFEST_DIR");
     folder.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
@@ -37,16 +40,41 @@ fn options(kv: KvType, head: HeadMode) -> CudaOptions {
     CudaOptions { ordinal: 0, kv, head, blocks: KvBlocks::Exactly(BLOCKS) }
 }
 
-/// The device that is tested; `None` where there is none.
+/// Names a real device to test, as in `cuda:0`; without it, the emulated one is tested.
+const DEVICE: &str = "TRITMILL_TEST_DEVICE";
+
+fn is_emulated() -> bool {
+    std::env::var_os(DEVICE).is_none()
+}
+
+/// Opens the device to test; `None` where there is none.
 fn device() -> Option<Box<dyn Device>> {
-    match std::env::var("TRITMILL_TEST_DEVICE") {
+    match std::env::var(DEVICE) {
         Ok(name) => {
             let ordinal = name.strip_prefix("cuda:").and_then(|n| n.parse().ok());
             let ordinal = ordinal.expect("TRITMILL_TEST_DEVICE is cuda:N");
             Some(Box::new(driver::open(ordinal).expect("the device asked for opens")))
         }
-        Err(_) => Some(Box::new(Emulated::new()?)),
+        Err(_) => Some(Box::new(emulated_device(ordinals::SM_90)?)),
     }
+}
+
+/// Ordinals of the emulated driver's devices: `DEVICES` in `kernels/cuda/emulate/state.h`.
+mod ordinals {
+    pub const SM_90: usize = 0;
+    pub const SM_80: usize = 1;
+    pub const WITHOUT_CUBINS: usize = 2;
+    pub const GIBIBYTE: usize = 3;
+    pub const MEBIBYTE: usize = 4;
+    pub const SM_75: usize = 5;
+    pub const MISALIGNED: usize = 6;
+    pub const OUT_OF_BOUNDS: usize = 7;
+    pub const RELEASED: usize = 8;
+}
+
+/// Opens an emulated device; `None` where the driver cannot be emulated.
+fn emulated_device(ordinal: usize) -> Option<driver::Driver> {
+    emulated::load().then(|| driver::open(ordinal).expect("emulated devices open"))
 }
 
 fn load(model: &Model, options: CudaOptions, limits: Limits) -> Option<CudaBackend> {
@@ -90,7 +118,7 @@ fn run(backend: &mut dyn Backend, parts: &[Part]) -> Logits {
 }
 
 #[test]
-fn structs_are_those_of_the_kernels() {
+fn structs_match_the_kernels_header() {
     let header = include_str!("../../kernels/cuda/args.cuh");
     for (name, size, fields) in args::LAYOUTS {
         let at = header.find(&format!("struct {name} {{"));
@@ -110,7 +138,7 @@ fn structs_are_those_of_the_kernels() {
 }
 
 #[test]
-fn a_step_that_does_not_fit_is_refused_and_the_backend_goes_on() {
+fn invalid_steps_are_refused_and_the_backend_keeps_working() {
     let model = model("bitnet-tiny");
     let Some(mut cuda) = load(&model, options(KvType::F16, HeadMode::Exact), small()) else {
         return;
@@ -128,29 +156,29 @@ fn a_step_that_does_not_fit_is_refused_and_the_backend_goes_on() {
 }
 
 #[test]
-fn too_little_memory_is_said_before_anything_is_loaded() {
+fn missing_memory_is_reported_before_anything_is_loaded() {
     let model = model("bitnet-tiny");
     let exactly = options(KvType::F16, HeadMode::Exact);
-    let begin = |memory: u64, blocks| {
-        let device = Emulated::with_memory(memory)?;
+    let begin = |ordinal, blocks| {
+        let device = emulated_device(ordinal)?;
         Some(start(&model, Box::new(device), CudaOptions { blocks, ..exactly }, small()))
     };
-    let Some(result) = begin(1 << 30, KvBlocks::Exactly(1 << 20)) else { return };
+    let Some(result) = begin(ordinals::GIBIBYTE, KvBlocks::Exactly(1 << 20)) else { return };
     let Err(error) = result else { panic!("a million blocks do not fit a gibibyte") };
     let CudaLoadError::OutOfMemory { needed_bytes, free_bytes } = &error else {
-        panic!("it is memory that is missing: {error}")
+        panic!("the missing memory is the error: {error}")
     };
     assert!(*free_bytes == 1 << 30 && *needed_bytes > 16 << 30, "{error}");
     assert!(error.to_string().contains("are missing"), "{error}");
-    let few = begin(1 << 30, KvBlocks::UpTo(1 << 20)).expect("it was there before");
+    let few = begin(ordinals::GIBIBYTE, KvBlocks::UpTo(1 << 20)).expect("it was there before");
     let few = few.unwrap_or_else(|error| panic!("some blocks fit: {error}"));
     assert!((1000..1 << 20).contains(&few.block_count()), "{}", few.block_count());
-    let none = begin(1 << 20, KvBlocks::UpTo(9)).expect("it was there before");
+    let none = begin(ordinals::MEBIBYTE, KvBlocks::UpTo(9)).expect("it was there before");
     assert!(matches!(none, Err(CudaLoadError::OutOfMemory { .. })));
 }
 
 #[test]
-fn a_machine_without_the_driver_says_so() {
+fn missing_driver_or_device_is_an_error() {
     match driver::open(usize::MAX) {
         Err(CudaLoadError::NoDriver | CudaLoadError::NoDevice { .. }) => {}
         Err(CudaLoadError::DriverTooOld { .. }) => {}

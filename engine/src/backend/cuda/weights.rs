@@ -1,4 +1,4 @@
-//! A model's weights on the device: where everything lies, known before anything is loaded, and loading.
+//! A model's weights on the device: their addresses, which are known before anything is loaded, and their upload.
 
 use rayon::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::{
         cpu::{
             HeadMode,
             head::quantize_row,
-            screen::{self, is_worth},
+            screen::{self, can_screen},
         },
         positions,
     },
@@ -21,7 +21,7 @@ use crate::{
     formats::Scale,
 };
 
-/// Bytes that are widened or copied at once.
+/// Bytes that are converted or copied at once.
 const CHUNK_BYTES: usize = 32 << 20;
 
 /// A ternary linear.
@@ -31,7 +31,7 @@ pub struct DeviceLinear {
     pub scale: Scale,
     pub rows: usize,
     pub cols: usize,
-    /// Norm of its own, or 0.
+    /// Address of its own norm, or 0.
     pub norm: Address,
 }
 
@@ -46,13 +46,13 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// One of the layer's linears.
+    /// Returns one of the layer's linears.
     pub fn linear(&self, linear: Linear) -> &DeviceLinear {
         &self.linears[linear as usize]
     }
 }
 
-/// How the elements of a dense matrix are stored.
+/// Element type of a dense matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
     F32 = 0,
@@ -62,7 +62,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// How a matrix of the file is stored. Quantized blocks are widened as the CPU widens them.
+    /// The type on the device of a matrix of the file. Quantized blocks are converted to f32, as on the CPU.
     fn of(dense: &Dense<'_>) -> Self {
         match dense.dtype {
             DenseType::F16 => Self::F16,
@@ -80,7 +80,7 @@ impl Dtype {
     }
 }
 
-/// The int8 copy that says which logits may be among the largest.
+/// The int8 copy of the head, with which the screen bounds logits.
 #[derive(Debug, Clone, Copy)]
 pub struct ScreenRows {
     pub rows: Address,
@@ -94,12 +94,12 @@ pub struct ScreenRows {
 pub struct DeviceHead {
     pub rows: Address,
     pub dtype: Dtype,
-    /// Of int8 rows, else 0.
+    /// Scales of int8 rows, else 0.
     pub scales: Address,
     pub screen: Option<ScreenRows>,
 }
 
-/// All that a forward pass reads.
+/// Everything that a forward pass reads.
 #[derive(Debug, Clone)]
 pub struct Weights {
     pub layers: Vec<Layer>,
@@ -109,23 +109,23 @@ pub struct Weights {
     pub final_norm: Address,
     /// // (context, 2, head_dim / 2)
     pub rotations: Address,
-    /// Bytes a decode step reads: matrices, and the head or its copy.
+    /// Bytes that a decode step reads: the matrices, and the head or its int8 copy.
     pub step_bytes: usize,
 }
 
-/// Weights could not be brought to the device.
+/// Uploading weights failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// The model's file.
+    /// The model's file cannot be read.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The device.
+    /// A call of the device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 impl Weights {
-    /// Says where everything will lie.
+    /// Assigns an address to everything.
     pub fn place(model: &Model, shape: &Shape, mode: HeadMode, arena: &mut Arena) -> Self {
         let layers = (0..shape.layers).map(|_| place_layer(model, shape, arena)).collect();
         let dense = model.embedding();
@@ -143,7 +143,7 @@ impl Weights {
             _ if tied => (embedding, embedding_dtype, 0),
             _ => (matrix(&dense, arena), Dtype::of(&dense), 0),
         };
-        let screened = mode == HeadMode::Exact && is_worth(dense);
+        let screened = mode == HeadMode::Exact && can_screen(dense);
         let screen = screened.then(|| {
             let padded = shape.groups() * layout::TILE_ROWS;
             ScreenRows {
@@ -172,7 +172,7 @@ impl Weights {
         }
     }
 
-    /// Brings everything to its place.
+    /// Uploads everything to its address.
     pub fn fill(
         &mut self,
         model: &Model,
@@ -259,7 +259,7 @@ fn write_floats(device: &mut dyn Device, to: Address, values: &[f32]) -> Result<
     device.write(to, bytemuck::cast_slice(values))
 }
 
-/// Copies a matrix, widened if it is stored in blocks.
+/// Uploads a matrix; converts quantized blocks to f32.
 fn write_dense(
     device: &mut dyn Device,
     to: Address,
@@ -284,7 +284,7 @@ fn write_dense(
     })
 }
 
-/// Calls `each` with the first row and the number of rows of parts of a matrix.
+/// Splits a matrix into parts; calls `each` with the first row and the number of rows of each.
 fn each_rows<E>(
     dense: Dense<'_>,
     row_bytes: usize,
@@ -328,7 +328,7 @@ fn write_screen(
     for first in (0..groups).step_by(together) {
         let count = together.min(groups - first);
         let mut bytes = vec![0u8; count * of_group];
-        let of_rows: Vec<Vec<screen::OfRow>> = bytes
+        let of_rows: Vec<Vec<screen::RowStats>> = bytes
             .par_chunks_exact_mut(of_group)
             .enumerate()
             .map(|(group, out)| quantize_group(dense, first + group, out))
@@ -348,8 +348,8 @@ fn write_screen(
     Ok(())
 }
 
-/// Quantizes the rows of a group that there are.
-fn quantize_group(dense: Dense<'_>, group: usize, out: &mut [u8]) -> Vec<screen::OfRow> {
+/// Quantizes the rows of a group; the last group may have fewer.
+fn quantize_group(dense: Dense<'_>, group: usize, out: &mut [u8]) -> Vec<screen::RowStats> {
     let (mut wide, mut int8) = (vec![0f32; dense.cols], vec![0u8; dense.cols]);
     let first = group * layout::TILE_ROWS;
     (0..layout::TILE_ROWS.min(dense.rows - first))

@@ -1,4 +1,4 @@
-//! How requests end, and what they have said by then.
+//! The ways a request finishes, and its output in each.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn only(harness: &Harness, id: RequestId) -> (&Output, &Choice) {
 }
 
 #[test]
-fn cancelling_keeps_the_text_and_spares_the_others() {
+fn cancelled_request_keeps_its_text_and_others_continue() {
     let mut harness = Harness::new(config(), 40);
     let (a, b) = (request(1, 20, 30), request(2, 20, 30));
     let ids = [harness.submit(&a), harness.submit(&b)];
@@ -18,7 +18,7 @@ fn cancelling_keeps_the_text_and_spares_the_others() {
     harness.engine.cancel(ids[0]);
     harness.run();
     harness.engine.cancel(ids[0]);
-    assert!(harness.engine.is_idle(), "an ended request cannot be cancelled");
+    assert!(harness.engine.is_idle(), "a finished request cannot be cancelled");
     let (_, choice) = only(&harness, ids[0]);
     assert_eq!(choice.finish_reason, FinishReason::Cancelled);
     assert_eq!(choice.tokens, expected(&a)[0].tokens[..5]);
@@ -26,15 +26,15 @@ fn cancelling_keeps_the_text_and_spares_the_others() {
 }
 
 #[test]
-fn a_waiting_request_can_be_cancelled() {
+fn pending_request_can_be_cancelled() {
     let config = EngineConfig { max_sequences: 1, ..config() };
     let mut harness = Harness::new(config, 40);
     let running = harness.submit(&request(1, 20, 30));
-    let waiting = harness.submit(&request(2, 20, 30));
+    let pending = harness.submit(&request(2, 20, 30));
     harness.step();
-    harness.engine.cancel(waiting);
+    harness.engine.cancel(pending);
     harness.step();
-    let (output, choice) = only(&harness, waiting);
+    let (output, choice) = only(&harness, pending);
     assert_eq!(choice.finish_reason, FinishReason::Cancelled);
     assert_eq!((output.completion_tokens, output.cached_tokens), (0, 0));
     harness.run();
@@ -42,7 +42,7 @@ fn a_waiting_request_can_be_cancelled() {
 }
 
 #[test]
-fn a_deadline_ends_a_request_with_its_text() {
+fn request_finishes_with_its_text_at_its_deadline() {
     let mut harness = Harness::new(config(), 40);
     let mut late = request(1, 20, 30);
     late.deadline = Some(harness.now + Duration::from_secs(4));
@@ -54,7 +54,7 @@ fn a_deadline_ends_a_request_with_its_text() {
 }
 
 #[test]
-fn a_deadline_in_the_past_ends_a_request_before_it_runs() {
+fn request_with_a_past_deadline_finishes_without_running() {
     let mut harness = Harness::new(config(), 40);
     let mut late = request(1, 20, 30);
     late.deadline = Some(harness.now);
@@ -65,7 +65,7 @@ fn a_deadline_in_the_past_ends_a_request_before_it_runs() {
 }
 
 #[test]
-fn a_failed_step_fails_its_sequences_and_the_engine_goes_on() {
+fn failed_step_fails_its_requests_and_the_engine_continues() {
     let config = EngineConfig { max_sequences: 2, ..config() };
     let mut harness = Harness::new(config, 40);
     let requests: Vec<Request> = (0..4).map(|kind| request(kind, 20, 10)).collect();
@@ -91,7 +91,7 @@ fn a_failed_step_fails_its_sequences_and_the_engine_goes_on() {
 }
 
 #[test]
-fn blocks_of_a_failed_step_are_not_found_again() {
+fn blocks_of_a_failed_step_leave_the_prefix_cache() {
     let mut harness = Harness::new(config(), 40);
     let request = request(1, 40, 30);
     harness.submit(&request);
@@ -105,7 +105,7 @@ fn blocks_of_a_failed_step_are_not_found_again() {
 }
 
 #[test]
-fn unusable_logits_fail_one_sequence_and_spare_the_others() {
+fn unusable_logits_fail_one_request_and_others_continue() {
     let mut harness = Harness::new(config(), 40);
     let good = request(1, 3, 20);
     let mut bad = request(2, 3, 20);
@@ -120,7 +120,7 @@ fn unusable_logits_fail_one_sequence_and_spare_the_others() {
 }
 
 #[test]
-fn a_sequence_that_outgrows_the_whole_cache_fails_with_its_text() {
+fn sequence_larger_than_the_cache_fails_with_its_text() {
     let mut harness = Harness::new(config(), 3);
     let request = request(1, 40, 30);
     let id = harness.submit(&request);
@@ -132,7 +132,7 @@ fn a_sequence_that_outgrows_the_whole_cache_fails_with_its_text() {
 }
 
 #[test]
-fn a_sequence_that_is_preempted_too_often_fails() {
+fn sequence_preempted_too_often_fails() {
     let config = EngineConfig { stall_limit: 0, ..config() };
     let mut harness = Harness::new(config, 8);
     let requests: Vec<Request> = (0..3).map(|kind| request(kind, 30, 40)).collect();
@@ -146,7 +146,7 @@ fn a_sequence_that_is_preempted_too_often_fails() {
 }
 
 #[test]
-fn an_idle_engine_runs_nothing() {
+fn idle_engine_runs_no_step() {
     let mut harness = Harness::new(config(), 4);
     let report = harness.step();
     assert_eq!((report.rows, report.events.len()), (0, 0));
@@ -163,14 +163,13 @@ fn max_tokens_is_capped_by_the_context() {
 }
 
 #[test]
-fn requests_that_cannot_run_are_refused_by_field() {
+fn invalid_requests_are_refused_with_the_field() {
     let config = EngineConfig { max_requests: 1, ..config() };
     let mut engine = Harness::new(config, 4).engine;
-    let now = Instant::now();
     let mut refused = |change: &dyn Fn(&mut Request), field, message: &str| {
         let mut request = request(1, 10, 5);
         change(&mut request);
-        let error = engine.submit(request, now).expect_err(message);
+        let error = engine.submit(request).expect_err(message);
         assert_eq!(error.field(), Some(field));
         assert!(error.to_string().contains(message), "{error}");
     };
@@ -182,28 +181,28 @@ fn requests_that_cannot_run_are_refused_by_field() {
     refused(&|r| r.sampling.logit_bias = [(77, 1.0)].into(), "logit_bias", "token 77");
     refused(&|r| r.sampling.top_p = 0.0, "top_p", "top_p is 0");
     assert!(engine.is_idle());
-    engine.submit(request(1, 64, 1), now).expect("it fits");
-    let error = engine.submit(request(1, 1, 1), now).expect_err("one is the limit");
+    engine.submit(request(1, 64, 1)).expect("the request fits");
+    let error = engine.submit(request(1, 1, 1)).expect_err("one is the limit");
     assert_eq!((error.field(), error), (None, SubmitError::Full { requests: 1 }));
 }
 
-/// A greedy request for the letters of `text`, by logit bias.
-fn saying(letter: u32, sampling: SamplingParams) -> Request {
+/// A greedy request that repeats one letter, by logit bias.
+fn repeating(letter: u32, sampling: SamplingParams) -> Request {
     let sampling = SamplingParams { logit_bias: [(letter, 100.0)].into(), ..sampling };
     Request { prompt: prompt(1, 5), sampling, ..Request::default() }
 }
 
 #[test]
-fn stop_tokens_end_and_are_no_part_of_the_text() {
+fn stop_token_ends_the_choice_and_is_not_in_the_text() {
     let sampling = SamplingParams { stop_tokens: vec![2], ..SamplingParams::greedy(9) };
-    let choice = &Harness::new(config(), 9).answer(&saying(2, sampling))[0];
+    let choice = &Harness::new(config(), 9).answer(&repeating(2, sampling))[0];
     assert_eq!((choice.tokens.as_slice(), choice.text.as_str()), ([2].as_slice(), ""));
     assert_eq!(choice.finish_reason, FinishReason::Stop);
 }
 
 #[test]
-fn end_of_sequence_waits_for_min_tokens_and_can_be_ignored() {
-    let answer = |sampling| Harness::new(config(), 9).answer(&saying(EOS, sampling)).remove(0);
+fn end_of_sequence_respects_min_tokens_and_ignore_eos() {
+    let answer = |sampling| Harness::new(config(), 9).answer(&repeating(EOS, sampling)).remove(0);
     let choice = answer(SamplingParams::greedy(9));
     assert_eq!((choice.tokens, choice.finish_reason), (vec![EOS], FinishReason::Stop));
     let choice = answer(SamplingParams { min_tokens: 4, ..SamplingParams::greedy(9) });
@@ -215,21 +214,21 @@ fn end_of_sequence_waits_for_min_tokens_and_can_be_ignored() {
 }
 
 #[test]
-fn stop_strings_cut_the_text_and_keep_the_tokens() {
+fn stop_string_cuts_the_text_and_keeps_the_tokens() {
     let stop = vec!["ccc".to_owned()];
     let sampling = SamplingParams { stop: stop.clone(), ..SamplingParams::greedy(9) };
-    let choice = &Harness::new(config(), 9).answer(&saying(2, sampling))[0];
+    let choice = &Harness::new(config(), 9).answer(&repeating(2, sampling))[0];
     assert_eq!((choice.tokens.as_slice(), choice.text.as_str()), ([2; 3].as_slice(), ""));
     assert_eq!(choice.finish_reason, FinishReason::Stop);
     let sampling = SamplingParams { stop, min_tokens: 5, ..SamplingParams::greedy(9) };
-    let choice = &Harness::new(config(), 9).answer(&saying(2, sampling))[0];
+    let choice = &Harness::new(config(), 9).answer(&repeating(2, sampling))[0];
     assert_eq!((choice.tokens.as_slice(), choice.text.as_str()), ([2; 5].as_slice(), "cc"));
 }
 
 #[test]
-fn text_is_that_of_all_bytes_at_once() {
+fn text_equals_that_of_all_bytes_decoded_together() {
     // Token 26 is the first byte of a two-byte character.
-    let choice = &Harness::new(config(), 9).answer(&saying(26, SamplingParams::greedy(2)))[0];
+    let choice = &Harness::new(config(), 9).answer(&repeating(26, SamplingParams::greedy(2)))[0];
     assert_eq!(choice.text, "\u{fffd}\u{fffd}");
     let letters = Letters::new();
     for mut request in mixture() {
@@ -242,7 +241,7 @@ fn text_is_that_of_all_bytes_at_once() {
 }
 
 #[test]
-fn logprobs_describe_every_token_and_change_none() {
+fn logprobs_describe_every_token_and_do_not_change_the_draw() {
     let mut request = request(4, 10, 12);
     request.sampling.top_k = 5;
     request.sampling.logit_bias = [(3, 2.0)].into();
@@ -250,7 +249,7 @@ fn logprobs_describe_every_token_and_change_none() {
     request.sampling.logprobs = Some(3);
     let choice = &Harness::new(config(), 9).answer(&request)[0];
     assert_eq!(choice.tokens, plain[0].tokens);
-    let logprobs = choice.logprobs.as_ref().expect("they were asked for");
+    let logprobs = choice.logprobs.as_ref().expect("logprobs were requested");
     assert_eq!(logprobs.len(), choice.tokens.len());
     for (entry, token) in logprobs.iter().zip(&choice.tokens) {
         assert_eq!((entry.token, entry.bytes.as_slice()), (*token, Letters::new().bytes(*token)));

@@ -1,4 +1,4 @@
-// What the kernels are given: one struct by value each, mirrored by `repr(C)` structs on the host.
+// Parameters of the kernels: each takes one struct by value, mirrored by a `repr(C)` struct on the host.
 //
 // Everything that changes from step to step (row counts, positions, block tables, tasks) lies in
 // device buffers behind these pointers, so that a captured graph is replayed with the structs it was
@@ -11,8 +11,8 @@
 struct Step {
     u32 rows;      // tokens of the step
     u32 tasks;     // attention tasks
-    u32 whole;     // rows of which all logits are wanted
-    u32 screened;  // rows of which some of the largest logits are wanted
+    u32 whole;     // rows that need all logits
+    u32 screened;  // rows that need the largest logits
 };
 
 // Element types of the embedding and of the head.
@@ -41,7 +41,7 @@ struct NormQuantizeArgs {
     float eps2;
 };
 
-// One ternary matrix and where its outputs go.
+// One ternary matrix and the address of its outputs.
 struct Segment {
     const uint4* weights;  // ternary layout, see README.md
     float* out;            // (rows of the step, stride)
@@ -90,7 +90,7 @@ struct ActivateArgs {
     u32 activation;  // ActivationKind
 };
 
-// Where a layer's keys and values lie, see README.md.
+// Addresses of a layer's keys and values, see README.md.
 struct KvPool {
     u8* base;
     u64 block_bytes;   // from one block to the next
@@ -114,8 +114,8 @@ struct RotateStoreArgs {
 };
 
 // Queries that share a sequence and a KV head: rows first_row.. of the step (consecutive rows of
-// one sequence) times heads first_head.. (of one group). All that attention knows of them is here, so
-// that it need not be looked up one load after another.
+// one sequence) times heads first_head.. (of one group). Everything that attention needs is here, so that a
+// task takes one load and not a chain of them.
 struct AttentionTask {
     u32 first_row;
     u32 row_count;
@@ -166,7 +166,7 @@ struct HeadArgs {
     u32 vocab;
 };
 
-// What the digits of one hidden row stand for.
+// Scale and error bounds of the digits of one hidden row.
 struct DigitRow {
     float step;      // x is about step * X
     float by_error;  // bound of an estimate: by_error * error + by_norm * norm of the head row
@@ -237,10 +237,10 @@ struct RescoreArgs {
     u32 capacity;
 };
 
-// For peak_*: what a device can do at most.
+// For peak_*, which measure a device's highest rates.
 struct PeakArgs {
     const uint4* from;  // (count), of peak_read only
-    u32* to;            // (1): written only if a sum is one that it is not
+    u32* to;            // (1): written only for a sum that cannot occur
     u64 count;
     u32 rounds;  // of peak_mma_s8 and peak_fma_f32
     u32 unused;

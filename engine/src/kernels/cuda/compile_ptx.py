@@ -1,9 +1,11 @@
 """Compiles the CUDA kernels by NVRTC, which needs no device: `cargo xtask ptx` and its test run this.
 
     compile_ptx.py LIBNVRTC FLAG… -- ARCHITECTURE OUT FILE.cu…
+    compile_ptx.py LIBNVRTC FLAG… -- SOURCES
 
-Writes OUT/FILE.ptx and OUT/SOURCES (of a virtual architecture, compute_80) or OUT/FILE.cubin (of a
-real one, sm_90). The headers are those beside this file, given by name.
+The first form writes OUT/FILE.ptx (of a virtual architecture, compute_80) or OUT/FILE.cubin (of a real one,
+sm_90). The second writes the hashes of sources and outputs to ptx/SOURCES. The headers are those beside this
+file, given by name.
 """
 
 import ctypes
@@ -15,7 +17,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 class Nvrtc:
-    """The few calls that compiling takes."""
+    """The calls of NVRTC that compiling needs."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
@@ -39,7 +41,7 @@ class Nvrtc:
         return buffer.raw
 
     def compile(self, source, headers, options):
-        """The program's object, and what the compiler said of it."""
+        """Returns the compiled program."""
         names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in headers))
         texts = (ctypes.c_char_p * len(headers))(*headers.values())
         program = ctypes.c_void_p()
@@ -60,27 +62,29 @@ class Nvrtc:
 def main():
     library, *arguments = sys.argv[1:]
     split = arguments.index("--")
-    flags, (architecture, out, *sources) = arguments[:split], arguments[split + 1:]
-    headers = {path.name: path.read_bytes() for path in sorted(HERE.glob("*.cuh"))}
+    flags, arguments = arguments[:split], arguments[split + 1:]
     nvrtc = Nvrtc(library)
+    if arguments == ["SOURCES"]:
+        write_sources(f"NVRTC {nvrtc.version()} {' '.join(flags)}")
+        return
+    architecture, out, *sources = arguments
+    headers = {path.name: path.read_bytes() for path in sorted(HERE.glob("*.cuh"))}
     out = pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     suffix = ".cubin" if architecture.startswith("sm_") else ".ptx"
-    sources = sorted(map(pathlib.Path, sources))
-    for source in sources:
+    for source in sorted(map(pathlib.Path, sources)):
         compiled = nvrtc.compile(source, headers, [f"--gpu-architecture={architecture}", *flags])
         (out / source.with_suffix(suffix).name).write_bytes(compiled)
-    if suffix == ".ptx":
-        write_sources(out, sources, f"NVRTC {nvrtc.version()} {architecture} {' '.join(flags)}")
 
 
-def write_sources(out, sources, made):
-    """What the PTX was made with and of: a test compares it with what is there."""
-    lines = [made]
-    for path in [*sources, *sorted(HERE.glob("*.cuh")), *sorted(out.glob("*.ptx"))]:
-        name = f"ptx/{path.name}" if path.suffix == ".ptx" else path.name
-        lines.append(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}")
-    (out / "SOURCES").write_text("\n".join(lines) + "\n")
+def write_sources(compiler):
+    """Lists the compiler and the hashes of everything: a test compares them with the files."""
+    lines = [compiler]
+    for pattern in ["*.cu", "*.cuh", "ptx/*.ptx", "sm_90/*.cubin"]:
+        for path in sorted(HERE.glob(pattern)):
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            lines.append(f"{digest}  {path.relative_to(HERE)}")
+    (HERE / "ptx/SOURCES").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

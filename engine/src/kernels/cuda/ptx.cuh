@@ -1,4 +1,4 @@
-// The instructions that CUDA C++ has no words for. Register layouts are those of the PTX ISA, and the
+// Instructions that CUDA C++ has no functions for. Register layouts are those of the PTX ISA, and the
 // emulation's are written from the same pages.
 
 #pragma once
@@ -70,7 +70,7 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// Sixteen bytes that nobody writes during the kernel and that are read once. Volatile, as is the next one:
+// Sixteen bytes that are read once and that no thread writes during the kernel. Volatile, as is the next one:
 // a load stays where it is written, ahead of what it is to overlap with.
 __device__ __forceinline__ uint4 load_once(const uint4* from) {
 #ifdef EMULATE
@@ -84,7 +84,7 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
 #endif
 }
 
-// Sixteen bytes that nobody writes during the kernel.
+// Sixteen bytes that no thread writes during the kernel.
 __device__ __forceinline__ uint4 load_constant(const void* from) {
 #ifdef EMULATE
     return *static_cast<const uint4*>(from);
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint4 load_constant(const void* from) {
 #endif
 }
 
-// A float that nobody writes during the kernel.
+// A float that no thread writes during the kernel.
 __device__ __forceinline__ float load_constant_float(const float* from) {
 #ifdef EMULATE
     return *from;

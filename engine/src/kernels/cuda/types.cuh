@@ -1,4 +1,4 @@
-// Integer types, and the few words by which a host compiler takes the kernels as C++ (`emulate/`).
+// Integer types, and the macros by which a host compiler accepts the kernels as C++ (`emulate/`).
 
 #pragma once
 
@@ -20,5 +20,5 @@ typedef unsigned long long u64;
 #endif
 
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-// The same, where so many blocks are to fit on a multiprocessor.
+// The same, for kernels that need a number of blocks to fit on a multiprocessor.
 #define KERNEL_BY(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)

@@ -1,18 +1,18 @@
-//! The search for a row's largest logits, fed with estimates in any order by several threads.
+//! The search for a row's largest logits, which several threads feed with estimates in any order.
 
 use std::sync::{
     Mutex, PoisonError,
     atomic::{AtomicU32, Ordering},
 };
 
-/// Candidates kept before those are dropped that later ones have ruled out.
+/// Fewest candidates at which the list is pruned of those that later ones have ruled out.
 const CANDIDATES_MIN: usize = 64;
 
-/// One row's search. Its threshold only rises, so whoever is below it at any time is below it in the
-/// end: what is found does not depend on the order.
+/// One row's search. Its threshold only rises, so a logit below it at any time is below it at the end, and
+/// the result does not depend on the order.
 #[derive(Default)]
 pub(super) struct Search {
-    /// No fewer than `count` logits are certainly at least so large. An f32's bits.
+    /// Bits of an f32: at least `count` logits are certainly at least this large.
     threshold: AtomicU32,
     state: Mutex<State>,
 }
@@ -21,22 +21,23 @@ pub(super) struct Search {
 struct State {
     count: usize,
     candidates: Vec<Candidate>,
-    /// Candidates from which they are looked through.
+    /// Number of candidates at which the list is pruned.
     limit: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     token: u32,
-    /// Never NaN: −∞ where nothing is known.
+    /// Lower bound of the logit; −∞ instead of NaN.
     lower: f32,
-    /// +∞ where nothing is known.
+    /// Upper bound of the logit; +∞ instead of NaN.
     upper: f32,
 }
 
 impl State {
-    /// Drops who is certainly not among the largest. Returns the threshold, if there is one yet.
-    fn drop_lowest(&mut self) -> Option<f32> {
+    /// Drops candidates that are certainly not among the largest. Returns the threshold, or `None` while
+    /// there are fewer than `count` candidates.
+    fn prune(&mut self) -> Option<f32> {
         let place = self.count.max(1) - 1;
         let threshold = (place < self.candidates.len()).then(|| {
             let descending = |a: &Candidate, b: &Candidate| b.lower.total_cmp(&a.lower);
@@ -48,8 +49,8 @@ impl State {
 }
 
 impl Search {
-    /// Forgets all; so many of the largest count.
-    pub fn begin(&mut self, count: usize) {
+    /// Starts a search for the `count` largest logits.
+    pub fn reset(&mut self, count: usize) {
         *self.threshold.get_mut() = f32::NEG_INFINITY.to_bits();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         state.count = count;
@@ -57,12 +58,12 @@ impl Search {
         state.candidates.clear();
     }
 
-    /// Who is certainly below it need not be added.
+    /// Logits that are certainly below it need not be added.
     pub fn threshold(&self) -> f32 {
         f32::from_bits(self.threshold.load(Ordering::Relaxed))
     }
 
-    /// Adds tokens, their estimates and how far these may be off.
+    /// Adds tokens, their estimated logits and the error bounds of the estimates.
     pub fn add(&self, estimates: impl Iterator<Item = (usize, f32, f32)>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.candidates.extend(estimates.map(|(token, estimate, bound)| {
@@ -76,16 +77,16 @@ impl Search {
         if state.candidates.len() < state.limit {
             return;
         }
-        if let Some(threshold) = state.drop_lowest() {
+        if let Some(threshold) = state.prune() {
             self.threshold.store(threshold.to_bits(), Ordering::Relaxed);
         }
         state.limit = (CANDIDATES_MIN.max(2 * state.count)).max(2 * state.candidates.len());
     }
 
-    /// Those that may be among the largest, by ascending token.
-    pub fn end(&mut self) -> impl Iterator<Item = u32> {
+    /// Returns the tokens that can be among the largest, in ascending order.
+    pub fn finish(&mut self) -> impl Iterator<Item = u32> {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        state.drop_lowest();
+        state.prune();
         state.candidates.sort_unstable_by_key(|candidate| candidate.token);
         state.candidates.iter().map(|candidate| candidate.token)
     }
@@ -99,24 +100,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_largest_are_found_whatever_the_order(
+        fn largest_logits_are_found_in_any_order(
             logits in prop::collection::vec((-9.0f32..9.0, 0.0f32..2.0, -1.0f32..1.0), 1..700),
             count in 0usize..40,
         ) {
             let mut search = Search::default();
-            search.begin(count);
+            search.reset(count);
             let estimates: Vec<(usize, f32, f32)> = logits
                 .iter()
                 .enumerate()
-                // Off by some part of the bound.
+                // The error of the estimate is within its bound.
                 .map(|(token, (logit, bound, part))| (token, logit + part * 0.99 * bound, *bound))
                 .collect();
-            for some in estimates.chunks(7) {
+            for part in estimates.chunks(7) {
                 let threshold = search.threshold();
-                let may = some.iter().copied().filter(|(_, e, bound)| e + bound >= threshold);
-                search.add(may);
+                let kept = part.iter().copied().filter(|(_, e, bound)| e + bound >= threshold);
+                search.add(kept);
             }
-            let found: Vec<u32> = search.end().collect();
+            let found: Vec<u32> = search.finish().collect();
             prop_assert!(found.is_sorted_by(|a, b| a < b));
             let mut sorted: Vec<f32> = logits.iter().map(|(logit, _, _)| *logit).collect();
             sorted.sort_by(|a, b| b.total_cmp(a));

@@ -1,6 +1,6 @@
-//! What the screen leaves out, against the whole head.
+//! Screened logits compared with the whole head.
 
-use super::{super::head::HeadMode, *};
+use super::{super::HeadMode, *};
 use crate::files::{Dense, DenseType};
 
 const VOCAB: usize = 700;
@@ -15,29 +15,29 @@ fn head(weights: &[f32], mode: HeadMode) -> Head {
     Head::of(Dense { dtype: DenseType::F32, rows: VOCAB, cols: WIDTH, bytes }, mode, || {})
 }
 
-/// Logits of all rows, and those the screen leaves when so many of the largest are asked for.
+/// Logits of the whole head, and those that the screen computes for the `count` largest.
 fn both(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> (Vec<f32>, Vec<f32>) {
     let n = xs.len() / WIDTH;
-    let kernels = FloatKernels::of(isa).expect("asked for those that are there");
+    let kernels = FloatKernels::of(isa).expect("the ISA is available");
     let (head, mut scratch) = (head(weights, HeadMode::Exact), Vec::new());
     let mut whole = vec![0.0; n * VOCAB];
     for (x, logits) in xs.chunks_exact(WIDTH).zip(whole.chunks_exact_mut(VOCAB)) {
         head.logits(kernels, 0, VOCAB, x, &mut scratch, logits);
     }
-    let job = Job { head: &head, kernels, isa, xs, counts: &vec![count; n] };
+    let input = ScreenInput { head: &head, kernels, isa, xs, counts: &vec![count; n] };
     let screen = head.screen().expect("the vocabulary is large enough");
-    let (mut pool, mut screening) = (Pool::new(2), Screening::default());
-    screen.largest(&job, &mut pool, &mut screening);
-    assert_eq!(screening.found().count(), n);
+    let (mut pool, mut state) = (Pool::new(2), ScreenState::default());
+    screen.largest(&input, &mut pool, &mut state);
+    assert_eq!(state.found().count(), n);
     let mut screened = vec![f32::NEG_INFINITY; n * VOCAB];
-    for (list, screened) in screening.found().zip(screened.chunks_exact_mut(VOCAB)) {
-        assert!(list.is_sorted_by(|a, b| a.id < b.id), "each once, by ascending token");
+    for (list, screened) in state.found().zip(screened.chunks_exact_mut(VOCAB)) {
+        assert!(list.is_sorted_by(|a, b| a.id < b.id), "tokens ascend without duplicates");
         list.iter().for_each(|found| screened[found.id as usize] = found.logit);
     }
     (whole, screened)
 }
 
-/// Checks every row; returns how many logits were computed.
+/// Checks every row; returns the number of computed logits.
 fn check(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> usize {
     let (whole, screened) = both(isa, weights, xs, count);
     let mut computed = 0;
@@ -61,7 +61,7 @@ fn isas() -> impl Iterator<Item = Isa> {
 }
 
 #[test]
-fn the_largest_are_there_to_the_bit_and_most_others_are_not_computed() {
+fn largest_logits_are_exact_and_most_others_are_not_computed() {
     let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
     for (isa, n, count) in
         isas().flat_map(|isa| [(isa, 1, 1), (isa, 3, 20), (isa, 9, 1), (isa, 9, 20)])
@@ -73,18 +73,18 @@ fn the_largest_are_there_to_the_bit_and_most_others_are_not_computed() {
 }
 
 #[test]
-fn equal_logits_are_all_there() {
+fn all_of_equal_logits_are_found() {
     let weights: Vec<f32> = (0..VOCAB * WIDTH).map(|i| wave(i % (50 * WIDTH))).collect();
     for isa in isas() {
         let xs: Vec<f32> = (0..5 * WIDTH).map(|i| wave(i + 7)).collect();
-        // Every logit comes fourteen times.
+        // Every logit occurs fourteen times.
         assert!(check(isa, &weights, &xs, 1) >= 5 * 14);
         check(isa, &weights, &xs, 20);
     }
 }
 
 #[test]
-fn outliers_zeros_and_what_is_no_number_change_nothing() {
+fn outliers_zeros_nan_and_infinity_do_not_change_the_result() {
     for isa in isas() {
         let mut weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
         weights[3 * WIDTH..4 * WIDTH].fill(0.0);

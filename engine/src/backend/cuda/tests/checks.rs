@@ -1,4 +1,4 @@
-//! What is checked before a device is trusted, and before a step runs.
+//! Checks before a model starts on a device, and before a step runs.
 
 use super::{load, model, options, small, tokens};
 use crate::{
@@ -11,9 +11,9 @@ use crate::{
     kv::BlockId,
 };
 
-/// A device that norms wrongly does not start, whatever its products are.
+/// A device with correct products and wrong norms does not pass.
 #[test]
-fn the_self_test_sees_linears_norms() {
+fn self_test_covers_the_norms_of_linears() {
     let model = model("llama-norm-tiny");
     let Some(mut cuda) = load(&model, options(KvType::F16, HeadMode::Exact), small()) else {
         return;
@@ -26,17 +26,17 @@ fn the_self_test_sees_linears_norms() {
     };
     assert_ne!(norm, 0, "the model's linears have norms");
     let wrong: Vec<f32> = (0..cols).map(|i| if i == 3 { 9.0 } else { 1.0 }).collect();
-    cuda.device.write(norm, bytemuck::cast_slice(&wrong)).expect("it is the norm's place");
-    let refused = self_test::run(&mut cuda, &model).expect_err("it norms wrongly");
+    cuda.device.write(norm, bytemuck::cast_slice(&wrong)).expect("the norm is allocated");
+    let refused = self_test::run(&mut cuda, &model).expect_err("the norm is wrong");
     assert!(
         matches!(refused, CudaLoadError::SelfTest { linear: Linear::Down, rows: 1 }),
         "{refused}"
     );
 }
 
-/// Kernels that store and look at keys at once must not meet a sequence twice.
+/// Kernels that store keys and read keys at once must not get a sequence twice.
 #[test]
-fn a_step_with_a_sequence_twice_is_refused() {
+fn a_sequence_twice_in_a_step_is_refused() {
     let model = model("llama-tiny");
     let Some(mut cuda) = load(&model, options(KvType::F16, HeadMode::Exact), small()) else {
         return;
@@ -50,6 +50,6 @@ fn a_step_with_a_sequence_twice_is_refused() {
     step(&[chunk(&tokens[..], 0)]).expect("a prompt");
     let twice = step(&[chunk(&[5], 15), chunk(&[6], 16)]);
     assert!(matches!(twice, Err(StepError::SharedBlock { block: BlockId(0) })), "{twice:?}");
-    step(&[chunk(&[5], 15)]).expect("one after the other is what a sequence is");
-    step(&[chunk(&[6], 16)]).expect("one after the other is what a sequence is");
+    step(&[chunk(&[5], 15)]).expect("one position after another is valid");
+    step(&[chunk(&[6], 16)]).expect("one position after another is valid");
 }

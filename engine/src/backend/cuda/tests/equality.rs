@@ -1,4 +1,4 @@
-//! Steps against the CPU's, to the bit.
+//! Steps compared with the CPU's, bit by bit.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     backend::{
-        Backend, Position,
+        Backend, PositionLogits,
         cpu::{self, CpuOptions},
     },
     files::{self, Model},
@@ -26,8 +26,8 @@ fn on_cpu(model: &Arc<Model>, options: CudaOptions) -> Box<dyn Backend> {
     cpu::load(Arc::clone(model), options).expect("the CPU runs it")
 }
 
-/// Runs a step on both; compares all logits, and the largest as far as both must have them.
-fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &[Part]) {
+/// Runs a step on both backends; compares all logits, and of the largest those that were asked for.
+pub fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &[Part]) {
     let (mut want, mut got) = (run(cpu, parts), run(cuda, parts));
     assert_eq!(want.len(), got.len(), "{what}: positions");
     let counts: Vec<usize> = parts
@@ -51,16 +51,16 @@ fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &[Par
     }
 }
 
-/// Tokens and the bits of their logits.
-fn pairs(position: Position<'_>) -> Vec<(u32, u32)> {
+/// Returns tokens and the bits of their logits.
+pub fn pairs(position: PositionLogits<'_>) -> Vec<(u32, u32)> {
     match position {
-        Position::All(all) => all.iter().zip(0..).map(|(l, id)| (id, l.to_bits())).collect(),
-        Position::Largest(some) => some.iter().map(|t| (t.id, t.logit.to_bits())).collect(),
+        PositionLogits::All(all) => all.iter().zip(0..).map(|(l, id)| (id, l.to_bits())).collect(),
+        PositionLogits::Largest(some) => some.iter().map(|t| (t.id, t.logit.to_bits())).collect(),
     }
 }
 
-/// The largest, and all that equal the last of them.
-fn largest(pairs: &[(u32, u32)], count: usize) -> Vec<(u32, u32)> {
+/// Returns the largest logits, and those equal to the last of them.
+pub fn largest(pairs: &[(u32, u32)], count: usize) -> Vec<(u32, u32)> {
     let mut logits: Vec<f32> = pairs.iter().map(|(_, bits)| f32::from_bits(*bits)).collect();
     logits.sort_by(|a, b| b.total_cmp(a));
     let least = logits[count.clamp(1, logits.len()) - 1];
@@ -68,7 +68,7 @@ fn largest(pairs: &[(u32, u32)], count: usize) -> Vec<(u32, u32)> {
 }
 
 #[test]
-fn a_prompt_and_its_continuation_equal_the_cpus() {
+fn prompts_and_continuations_equal_the_cpus() {
     for name in MODELS {
         let model = model(name);
         let options = options(KvType::F16, HeadMode::Exact);
@@ -158,7 +158,7 @@ fn a_step_of_many_rows_equals_the_cpus() {
 }
 
 #[test]
-fn a_step_cut_into_passes_equals_a_whole_one() {
+fn a_step_of_several_passes_equals_the_cpus() {
     let model = model("llama-tiny");
     let options = options(KvType::F16, HeadMode::Exact);
     let limits = Limits { rows: 8, whole: 2, screened: 3, blocks: 4, recorded: 4 };
@@ -249,7 +249,7 @@ fn every_kind_of_head_and_cache_equals_the_cpus() {
     }
 }
 
-/// Shapes whose numbers are multiples of nothing.
+/// Shapes with sizes that are multiples of no tile.
 #[test]
 fn uneven_shapes_equal_the_cpus() {
     let folder = tempfile::tempdir().expect("a folder for a model");
@@ -272,9 +272,9 @@ fn uneven_shapes_equal_the_cpus() {
     check("decodes", cpu.as_mut(), &mut cuda, &parts);
 }
 
-/// Logits that equal one another leave more candidates than there is room for.
+/// Equal logits leave more candidates than fit.
 #[test]
-fn a_row_with_too_many_candidates_is_computed_as_a_whole() {
+fn a_row_with_too_many_candidates_gets_all_logits() {
     let folder = tempfile::tempdir().expect("a folder for a model");
     let mut config = files::shape("bitnet-2b").expect("a known shape");
     (config.hidden_size, config.layer_count) = (64, 1);
@@ -293,7 +293,7 @@ fn a_row_with_too_many_candidates_is_computed_as_a_whole() {
     let parts = [part(&tokens(3, 1), 0, 0, logits), part(&tokens(2, 2), 0, 1, LogitsFor::Last)];
     check("equal logits", cpu.as_mut(), &mut cuda, &parts);
     let mut all = run(&mut cuda, &parts[..1]);
-    assert!(pairs(all.position(0)).len() >= 128, "every token has 127 equals");
+    assert!(pairs(all.position(0)).len() >= 128, "every logit occurs 128 times");
 }
 
 /// Makes every row of the embedding one of the first eight.

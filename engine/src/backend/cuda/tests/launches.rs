@@ -1,4 +1,4 @@
-//! Which kernels steps of all sizes launch.
+//! The kernels that steps of all sizes launch.
 
 use std::{
     collections::BTreeSet,
@@ -9,26 +9,32 @@ use super::{
     super::{
         device::{Address, Device, DeviceError, Launch, Part as Read, Properties, Recording},
         modules::{MODULES, kernels_of},
+        step::CudaBackend,
     },
-    BLOCKS, HeadMode, KvType, Limits, LogitsFor, Part, load, model, options, part, run, tokens,
+    BLOCKS, HeadMode, KvType, Limits, LogitsFor, Part, device, load, model, options, part, run,
+    tokens,
 };
 
-/// Kernels that no step launches: peaks are for measurements.
+/// Kernels that no step launches: they measure peaks.
 const UNUSED: [&str; 3] = ["peak_read", "peak_mma_s8", "peak_fma_f32"];
 
-/// A device that computes nothing, and fails where it is told to.
+/// A device that records the names of launched kernels, computes nothing, and fails on request.
 struct Listener {
-    properties: Properties,
+    /// The device with the limits of launches.
+    real: Box<dyn Device>,
     launched: Arc<Mutex<BTreeSet<&'static str>>>,
     fails: Arc<Mutex<Option<DeviceError>>>,
 }
 
 impl Device for Listener {
     fn properties(&self) -> &Properties {
-        &self.properties
+        self.real.properties()
+    }
+    fn shared_bytes(&self, kernel: &str) -> u32 {
+        self.real.shared_bytes(kernel)
     }
     fn allocate(&mut self, _: usize) -> Result<Address, DeviceError> {
-        unreachable!("everything is allocated at load")
+        unreachable!("the backend allocates at load only")
     }
     fn write(&mut self, _: Address, _: &[u8]) -> Result<(), DeviceError> {
         Ok(())
@@ -42,7 +48,7 @@ impl Device for Listener {
     }
     fn launch(&mut self, launch: &Launch) -> Result<(), DeviceError> {
         assert!(launch.threads > 0 && launch.threads.is_multiple_of(32), "{launch:?}");
-        assert!(launch.shared_bytes <= self.properties.shared_bytes, "{launch:?}");
+        assert!(launch.shared_bytes <= self.shared_bytes(launch.kernel), "{launch:?}");
         self.launched.lock().expect("no test panics with it").insert(launch.kernel);
         Ok(())
     }
@@ -58,13 +64,21 @@ impl Device for Listener {
     }
 }
 
+/// Puts a [`Listener`] in the place of a backend's device.
+fn listen(
+    backend: &mut CudaBackend,
+    launched: Arc<Mutex<BTreeSet<&'static str>>>,
+    fails: Arc<Mutex<Option<DeviceError>>>,
+) {
+    let real = device().expect("the backend has one, too");
+    backend.device = Box::new(Listener { real, launched, fails });
+}
+
 fn launched_by(name: &str, kv: KvType, head: HeadMode) -> Option<BTreeSet<&'static str>> {
     let limits = Limits { rows: 700, whole: 16, screened: 80, ..Limits::default() };
     let mut backend = load(&model(name), options(kv, head), limits)?;
     let launched = Arc::<Mutex<BTreeSet<_>>>::default();
-    let properties = backend.device.properties().clone();
-    let listener = Listener { properties, launched: launched.clone(), fails: Arc::default() };
-    backend.device = Box::new(listener);
+    listen(&mut backend, launched.clone(), Arc::default());
     for count in [1, 2, 7, 13, 30, 60, 80] {
         let decodes: Vec<_> =
             (0..count).map(|i| part(&[1], 0, (i % BLOCKS) as u32, LogitsFor::Largest(2))).collect();
@@ -77,8 +91,9 @@ fn launched_by(name: &str, kv: KvType, head: HeadMode) -> Option<BTreeSet<&'stat
 }
 
 #[test]
-fn every_kernel_that_is_carried_is_launched_and_the_other_way_round() {
-    let carried: BTreeSet<&str> = MODULES.iter().flat_map(|(_, ptx)| kernels_of(ptx)).collect();
+fn launched_kernels_are_the_carried_ones() {
+    let carried: BTreeSet<&str> =
+        MODULES.iter().flat_map(|module| kernels_of(module.ptx)).collect();
     let mut launched: BTreeSet<&str> = UNUSED.into();
     for (name, kv, head) in [
         ("bitnet-online-tiny", KvType::F16, HeadMode::Exact),
@@ -90,20 +105,18 @@ fn every_kernel_that_is_carried_is_launched_and_the_other_way_round() {
         let Some(some) = launched_by(name, kv, head) else { return };
         launched.extend(some);
     }
-    // A head in int8 is never screened: it is as small as the copy.
+    // A head in int8 is not screened: it is as small as the copy.
     launched.insert("rescore_i8");
     assert_eq!(launched, carried);
 }
 
 #[test]
-fn a_device_that_is_lost_is_told_from_one_that_failed_once() {
+fn lost_devices_and_failed_calls_are_different_errors() {
     use crate::backend::{Backend as _, Chunk, Logits, StepError};
     let options = options(KvType::F16, HeadMode::Exact);
     let Some(mut backend) = load(&model("bitnet-tiny"), options, Limits::default()) else { return };
     let fails = Arc::<Mutex<Option<DeviceError>>>::default();
-    let properties = backend.device.properties().clone();
-    backend.device =
-        Box::new(Listener { properties, launched: Arc::default(), fails: fails.clone() });
+    listen(&mut backend, Arc::default(), fails.clone());
     let one = part(&[1], 0, 0, LogitsFor::Last);
     let mut step = |error| {
         *fails.lock().expect("nobody panicked") = error;
@@ -114,7 +127,7 @@ fn a_device_that_is_lost_is_told_from_one_that_failed_once() {
     let (doing, code) = ("waiting", "CUDA_ERROR".to_owned());
     let call = DeviceError::Call { doing, code: code.clone() };
     assert!(matches!(step(Some(call)), Err(StepError::Device(_))));
-    assert!(step(None).is_ok(), "it goes on");
+    assert!(step(None).is_ok(), "the backend keeps working");
     let sticky = DeviceError::Sticky { doing, code: code.clone() };
     assert!(matches!(step(Some(sticky)), Err(StepError::DeviceLost(_))));
     let lost = DeviceError::Lost { doing, code };

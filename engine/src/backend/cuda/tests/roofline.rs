@@ -1,4 +1,4 @@
-//! The measurement of kernels by themselves, on sizes that show that it works and nothing more.
+//! The measurement of kernels, on sizes that only show that it works.
 
 use super::{HeadMode, KvType, Limits, LogitsFor, load, model, options};
 use crate::{
@@ -9,9 +9,6 @@ use crate::{
     },
     measure::{Phase, Workload},
 };
-
-/// No time is kept to, and a launch is enough.
-const SHORT: Timing = Timing { seconds: 0.0, launches: 1, bytes: 1 << 20, rounds: 2 };
 
 fn measured(name: &str, batches: &[usize]) -> Option<Vec<StepTimes>> {
     let options = options(KvType::F16, HeadMode::Exact);
@@ -24,7 +21,7 @@ fn measured(name: &str, batches: &[usize]) -> Option<Vec<StepTimes>> {
         logits: LogitsFor::Largest(1),
         repetitions: 1,
     };
-    let found = roofline::of_backend(&mut backend, &workload, &SHORT).expect("steps run");
+    let found = roofline::of_backend(&mut backend, &workload, &Timing::QUICK).expect("steps run");
     let peaks = found.peaks;
     for rate in [peaks.read_bytes, peaks.copy_bytes, peaks.int8, peaks.f32, peaks.launch] {
         assert!(rate.is_finite() && rate > 0.0, "{peaks:?}");
@@ -56,9 +53,9 @@ fn every_kernel_of_a_step_is_measured() {
     }
 }
 
-/// By hand, for a linear of several matrices and for attention.
+/// Expected costs are computed by hand, for a linear of several matrices and for attention.
 #[test]
-fn work_is_counted_once() {
+fn costs_match_those_computed_by_hand() {
     let Some(steps) = measured("bitnet-tiny", &[3]) else { return };
     let model = model("bitnet-tiny");
     let config = model.config();
@@ -73,7 +70,7 @@ fn work_is_counted_once() {
         int8: 2 * 3 * features * cols,
         f32: 0,
     };
-    assert_eq!(linear.expect("three rows are few").cost, expected);
+    assert_eq!(linear.expect("three rows take the kernels for few").cost, expected);
     let values = steps[0].kernels.iter().find(|k| k.kernel.starts_with("attend_values"));
     // Three sequences of five tokens and the one that is decoded.
     let (seen, heads) = (3 * 6, config.head_count);
@@ -82,5 +79,5 @@ fn work_is_counted_once() {
         int8: 0,
         f32: 2 * seen * queries,
     };
-    assert_eq!(values.expect("so few sequences are spread").cost, expected);
+    assert_eq!(values.expect("attention of few sequences is split").cost, expected);
 }

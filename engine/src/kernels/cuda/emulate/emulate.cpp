@@ -1,30 +1,29 @@
-// The CUDA kernels as ordinary C++, behind one entry:
+// The CUDA kernels as ordinary C++. `driver.cpp` puts the CUDA driver's calls on top; `tests/` calls `launch`.
 //
-//     int launch(const char* kernel, const u32 grid[3], const u32 block[3], u32 shared, void** args)
+// Blocks run one after another, so a kernel must not wait for another block. A block's threads are fibers on
+// stacks of their own: each runs until it reaches `__syncthreads`, an operation of its warp or its end.
 //
-// which returns 0, or 1 for an unknown kernel and 2 for a shape it cannot run. `args[0]` points to the
-// kernel's struct (`args.cuh`); device memory is host memory. Tests of the host code load this library
-// as their device. Build, from engine/src/kernels/cuda:
-//
-//     g++ -O2 -std=c++17 -mavx2 -mfma -mf16c -ffp-contract=off -fno-strict-aliasing -DEMULATE
-//         -fPIC -shared -I. emulate/emulate.cpp -o libemulate.so
-//
-// Blocks run one after another, so a kernel must not wait for another block. A block's threads are
-// fibers on stacks of their own: each runs until it meets `__syncthreads`, an operation of its warp or
-// its end. Shared memory is filled with rubbish before each block, and asynchronous copies are carried
-// out only when they are waited for, so that forgetting to initialise or to wait shows in the results.
+// Errors of kernels that results would not show:
+// - Shared memory is filled with garbage before each block, and bytes after its end are checked for writes.
+// - Asynchronous copies are carried out only when they are waited for.
+// - An access to an address that is not a multiple of its size ends the launch with MISALIGNED_ADDRESS: the
+//   compiler checks every typed access (-fsanitize=alignment), `check_aligned` the ones it does not see.
+// - An access to memory that is not mapped ends the launch with ILLEGAL_ADDRESS: `driver.cpp` puts unmapped pages
+//   around every allocation.
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <vector>
 
 #ifndef EMULATE
 #define EMULATE
 #endif
-#include "emulate/cuda.h"
+#include "emulate/run.h"
 
 #include "kernels.h"
 
@@ -61,8 +60,10 @@ Fiber fibers[THREADS_MAX];
 Warp warps[THREADS_MAX / 32];
 void* scheduler_stack_pointer;
 u32 thread_count, live_count, in_barrier_count, shared_size;
+// The result of the launch: 0, or why a thread ended it.
+volatile int fault;
 alignas(128) u8 shared_bytes[SHARED_MAX];
-void (*body)(void**);
+Kernel body;
 void** body_args;
 
 extern "C" void emulate_switch(void** from, void* to);
@@ -89,8 +90,50 @@ emulate_switch:
 
 Fiber& self() { return *static_cast<Fiber*>(current); }
 
-// Lets the other threads run until this one is ready again.
+u8* stacks() {
+    static u8* base = static_cast<u8*>(mmap(nullptr, THREADS_MAX * STACK_BYTES, PROT_READ | PROT_WRITE,
+                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    return base;
+}
+
+// Runs the other threads until this one is ready again.
 void leave() { emulate_switch(&self().stack_pointer, scheduler_stack_pointer); }
+
+// Ends the launch; the block's threads are abandoned where they are.
+[[noreturn]] void end_launch(int code) {
+    fault = code;
+    leave();
+    abort();
+}
+
+[[noreturn]] void end_at_illegal_address() { end_launch(ILLEGAL_ADDRESS); }
+
+struct sigaction signal_action_before;
+
+// Continues a thread that touched unmapped memory in `end_at_illegal_address`.
+void on_illegal_access(int signal, siginfo_t* info, void* context) {
+    auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
+    u8* stack = reinterpret_cast<u8*>(registers[REG_RSP]);
+    if (!current || stack < stacks() || stack >= stacks() + THREADS_MAX * STACK_BYTES) {
+        sigaction(signal, &signal_action_before, nullptr);
+        return;
+    }
+    (void)info;
+    // A stack pointer as after a call, below the red zone.
+    registers[REG_RSP] = ((registers[REG_RSP] - 256) & ~15ll) - 8;
+    registers[REG_RIP] = reinterpret_cast<greg_t>(end_at_illegal_address);
+}
+
+// While it lives, illegal accesses of kernels end the launch and not the process.
+struct SignalHandler {
+    SignalHandler() {
+        struct sigaction action = {};
+        action.sa_sigaction = on_illegal_access;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+        sigaction(SIGSEGV, &action, &signal_action_before);
+    }
+    ~SignalHandler() { sigaction(SIGSEGV, &signal_action_before, nullptr); }
+};
 
 void release_barrier_if_full() {
     if (in_barrier_count < live_count) return;
@@ -109,12 +152,6 @@ void fiber_main() {
     abort();
 }
 
-u8* stacks() {
-    static u8* base = static_cast<u8*>(mmap(nullptr, THREADS_MAX * STACK_BYTES, PROT_READ | PROT_WRITE,
-                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    return base;
-}
-
 void prepare(u32 t) {
     Fiber& fiber = fibers[t];
     fiber.index = {t % block_size.x, t / block_size.x % block_size.y, t / block_size.x / block_size.y};
@@ -131,7 +168,7 @@ void prepare(u32 t) {
 
 void run_block() {
     size_t reach = std::min(sizeof shared_bytes, size_t(shared_size) + MARGIN);
-    memset(shared_bytes, 0xcd, reach);
+    memset(shared_bytes, 0xcd, reach);  // garbage
     live_count = thread_count;
     in_barrier_count = 0;
     for (u32 t = 0; t < thread_count; t++) prepare(t);
@@ -143,9 +180,10 @@ void run_block() {
             moved = true;
             current = &fibers[t];
             emulate_switch(&scheduler_stack_pointer, fibers[t].stack_pointer);
+            if (fault) return;
         }
         if (!moved) {
-            fprintf(stderr, "emulate: the threads of a block wait for one another\n");
+            fprintf(stderr, "emulate: deadlock between the threads of a block\n");
             abort();
         }
     }
@@ -185,7 +223,15 @@ void warp_operation(WarpOperation run, void* of_lane) {
     for (u32 l = 0; l < 32; l++) fibers[first + l].state = State::Ready;
 }
 
-void copy_async(void* to, const void* from, u32 bytes) { self().groups.back().push_back({to, from, bytes}); }
+void check_aligned(const void* at, u32 bytes) {
+    if (reinterpret_cast<size_t>(at) % bytes != 0) end_launch(MISALIGNED_ADDRESS);
+}
+
+void copy_async(void* to, const void* from, u32 bytes) {
+    check_aligned(to, bytes);
+    check_aligned(from, bytes);
+    self().groups.back().push_back({to, from, bytes});
+}
 
 void copy_commit() { self().groups.emplace_back(); }
 
@@ -199,30 +245,52 @@ void copy_wait(u32 groups_left) {
 
 }  // namespace emulate
 
-using namespace emulate;
+// Called by code compiled with -fsanitize=alignment before an access to a misaligned address.
+extern "C" void __ubsan_handle_type_mismatch_v1(void*, size_t at) {
+    using namespace emulate;
+    if (!current) {
+        fprintf(stderr, "emulate: misaligned access to %zx outside of kernels\n", at);
+        abort();
+    }
+    end_launch(MISALIGNED_ADDRESS);
+}
 
-extern "C" int launch(const char* name, const u32 grid[3], const u32 block[3], u32 shared, void** args) {
+namespace emulate {
+
+Kernel kernel_of(const char* name) {
+    for (const Entry& entry : ENTRIES) {
+        if (strcmp(entry.name, name) == 0) return entry.run;
+    }
+    return nullptr;
+}
+
+int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args) {
     static std::mutex one_at_a_time;
     std::lock_guard<std::mutex> lock(one_at_a_time);
-    void (*found)(void**) = nullptr;
-    for (const Entry& entry : ENTRIES) {
-        if (strcmp(entry.name, name) == 0) found = entry.run;
+    SignalHandler handler;
+    thread_count = block.x * block.y * block.z;
+    if (thread_count == 0 || thread_count > THREADS_MAX || thread_count % 32 != 0 || shared > SHARED_MAX) {
+        fprintf(stderr, "emulate: blocks of %u threads with %u bytes cannot be emulated\n", thread_count, shared);
+        abort();
     }
-    if (!found) return 1;
-    thread_count = block[0] * block[1] * block[2];
-    if (thread_count == 0 || thread_count > THREADS_MAX || thread_count % 32 != 0 || shared > SHARED_MAX) return 2;
-    grid_size = {grid[0], grid[1], grid[2]};
-    block_size = {block[0], block[1], block[2]};
-    shared_size = shared;
-    body = found;
-    body_args = args;
-    for (u32 z = 0; z < grid[2]; z++) {
-        for (u32 y = 0; y < grid[1]; y++) {
-            for (u32 x = 0; x < grid[0]; x++) {
+    grid_size = grid, block_size = block, shared_size = shared;
+    body = kernel, body_args = args, fault = 0;
+    for (u32 z = 0; z < grid.z && !fault; z++) {
+        for (u32 y = 0; y < grid.y && !fault; y++) {
+            for (u32 x = 0; x < grid.x && !fault; x++) {
                 block_index = {x, y, z};
                 run_block();
             }
         }
     }
-    return 0;
+    current = nullptr;
+    return fault;
+}
+
+}  // namespace emulate
+
+extern "C" int launch(const char* name, const u32 grid[3], const u32 block[3], u32 shared, void** args) {
+    emulate::Kernel kernel = emulate::kernel_of(name);
+    if (!kernel) return emulate::NOT_FOUND;
+    return emulate::run(kernel, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, args);
 }

@@ -1,4 +1,4 @@
-// Every kernel, and the table by which `launch` finds it.
+// Every kernel, and the table that finds it by name.
 
 #pragma once
 

@@ -58,7 +58,7 @@ struct Setup {
             sequences.push_back({position, count, table});
         }
         step = {rows, 0, 0, 0};
-        // What nobody wrote is NaN.
+        // Unwritten values are NaN.
         pool_bytes.assign(block_count * block_bytes(), 0xff);
         keys_of_pool.assign(size_t(block_count) * 16 * shape.kv_heads * shape.head_dim, NAN);
         values_of_pool = keys_of_pool;

@@ -1,13 +1,19 @@
-//! `cargo xtask gpu measure`: prefill and decode over batch sizes, against what was to be reached.
+//! `cargo xtask gpu measure`, and `final`: prefill and decode over batch sizes, beside the targets.
 
-use super::{Place, Target, list, number, print_targets};
+use std::fmt::Write as _;
 
-/// Sequences of a step, and tokens of prompt and answer.
-const SWEEPS: [(&str, &str, &str); 3] = [
+use super::{Place, Target, list, number, targets_table};
+
+/// Batches, tokens of the prompt, tokens to generate.
+type Workload = (&'static str, &'static str, &'static str);
+
+const WORKLOADS: [Workload; 3] = [
     ("1,2,4,8,16,32,64,128,256", "128", "64"),
     ("1,16,64,128,256", "512", "32"),
     ("1", "2048", "16"),
 ];
+
+const REHEARSED: [Workload; 1] = [("1,2", "12", "2")];
 
 /// One measurement.
 struct Row {
@@ -19,13 +25,13 @@ struct Row {
     highest: f64,
 }
 
-pub fn run(place: &Place) -> anyhow::Result<()> {
+pub fn run(place: &Place) -> anyhow::Result<String> {
     let model = place.model()?;
-    println!(
-        "| phase | prompt | batch | tokens/s | slowest … fastest |\n| --- | --- | --- | --- | --- |"
-    );
+    let mut text = "| phase | prompt | batch | tokens/s | slowest … fastest |\n\
+                    | --- | --- | --- | --- | --- |\n"
+        .to_owned();
     let mut rows = Vec::new();
-    for (batches, prompt, generate) in SWEEPS {
+    for &(batches, prompt, generate) in place.sizes(&WORKLOADS[..], &REHEARSED[..]) {
         let words =
             ["bench", "engine", "--batch", batches, "--prompt", prompt, "--generate", generate];
         for row in list(&place.measure(&words, &model)?, "rows")? {
@@ -38,12 +44,14 @@ pub fn run(place: &Place) -> anyhow::Result<()> {
                 highest: number(row, "tokens_per_s_highest"),
             };
             let Row { phase, batch, median, lowest, highest, .. } = &row;
-            println!("| {phase} | {prompt} | {batch} | {median:.0} | {lowest:.0} … {highest:.0} |");
+            writeln!(
+                text,
+                "| {phase} | {prompt} | {batch} | {median:.0} | {lowest:.0} … {highest:.0} |"
+            )?;
             rows.push(row);
         }
     }
-    print_targets(&targets(&rows));
-    Ok(())
+    Ok(text + &targets_table(&targets(&rows)))
 }
 
 fn targets(rows: &[Row]) -> [Target; 5] {

@@ -1,11 +1,10 @@
-//! Positions, KV writes and attention of a step.
+//! RoPE, KV writes and attention of a step.
 
 use super::{
+    buffers::{AttentionTask, Buffers, ROWS_PER_TASK, Row, Scratch, resized, with_scratch},
     disjoint::Disjoint,
-    forward::{
-        AttentionTask, Buffers, CpuBackend, ROWS_PER_TASK, Row, Scratch, room, with_scratch,
-    },
     kv_store::KvLayer,
+    load::CpuBackend,
 };
 use crate::{
     backend::Chunk,
@@ -21,8 +20,8 @@ fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     }
 }
 
-/// Queries, keys and values of a step, and where they go.
-struct Heads<'a, E> {
+/// Queries, keys and values of a step, and the KV storage of the layer.
+struct AttentionInput<'a, E> {
     config: &'a ModelConfig,
     kernels: &'a FloatKernels,
     chunks: &'a [Chunk<'a>],
@@ -34,23 +33,23 @@ struct Heads<'a, E> {
     layer: KvLayer<'a, E>,
 }
 
-impl<E: KvElement> Heads<'_, E> {
-    /// Query heads of a KV head.
+impl<E: KvElement> AttentionInput<'_, E> {
+    /// Query heads per KV head.
     fn group(&self) -> usize {
         self.config.head_count / self.config.kv_head_count
     }
 
-    /// Where a row's queries of a KV head lie, and their outputs. // (group, head_dim)
+    /// Range of a row's queries for a KV head, and of their outputs. // (group, head_dim)
     fn queries_at(&self, row: usize, kv_head: usize) -> std::ops::Range<usize> {
         let width = self.group() * self.config.head_dim;
         let start = (row * self.config.kv_head_count + kv_head) * width;
         start..start + width
     }
 
-    /// RoPE on a row's queries and keys of a KV head; its keys and values into their block.
+    /// Applies RoPE to a row's queries and keys of a KV head, and stores its keys and values.
     ///
     /// # Safety
-    /// Nobody else uses this row's queries and keys of the head, or its position in the block.
+    /// No other thread uses this row's queries and keys of the head, or its position in the block.
     unsafe fn rotate_and_store(&self, row: usize, kv_head: usize) {
         let (dim, half) = (self.config.head_dim, self.config.head_dim / 2);
         let at = (row * self.config.kv_head_count + kv_head) * dim;
@@ -73,10 +72,10 @@ impl<E: KvElement> Heads<'_, E> {
 }
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
-    /// RoPE on queries and keys, keys and values into their blocks, and attention.
+    /// Applies RoPE to queries and keys, stores keys and values in their blocks, and attends.
     ///
-    /// A task that has all rows of its chunk stores what it is about to read; rows of longer chunks
-    /// are stored before any task reads them.
+    /// An attention task with all rows of its chunk stores those rows itself, just before it reads them.
+    /// Rows of longer chunks are stored in a region of their own before any attention task.
     pub(super) fn attend(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
         let config = self.weights.config();
         let (dim, kernels) = (config.head_dim, self.kernels);
@@ -89,13 +88,13 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             rotations,
             attended,
             attention_tasks,
-            rows_apart,
+            prestored_rows,
             ..
         } = &mut self.buffers;
         attended.resize(rows.len() * config.head_count * dim, 0.0);
         let (attended, rows) = (Disjoint::new(attended), &rows[..]);
-        let (attention_tasks, rows_apart) = (&attention_tasks[..], &rows_apart[..]);
-        let heads = Heads {
+        let (attention_tasks, prestored_rows) = (&attention_tasks[..], &prestored_rows[..]);
+        let input = AttentionInput {
             config,
             kernels,
             chunks,
@@ -106,24 +105,24 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             values,
             layer: self.kv.layer(layer),
         };
-        let group = heads.group();
-        self.pool.run(rows_apart.len(), &|task| {
+        let group = input.group();
+        self.pool.run(prestored_rows.len(), &|task| {
             for kv_head in 0..config.kv_head_count {
                 // SAFETY: positions of a step are distinct, and each task has a row of its own.
-                unsafe { heads.rotate_and_store(rows_apart[task], kv_head) };
+                unsafe { input.rotate_and_store(prestored_rows[task], kv_head) };
             }
         });
         self.pool.run(attention_tasks.len(), &|index| {
             let AttentionTask { chunk, kv_head, rows: of_task } = attention_tasks[index].clone();
             if chunks[chunk].tokens.len() <= ROWS_PER_TASK {
                 for row in of_task.clone() {
-                    // SAFETY: this task alone has the rows and the head, and what a chunk writes,
-                    // no other reads.
-                    unsafe { heads.rotate_and_store(row, kv_head) };
+                    // SAFETY: this task alone has the rows and the head, and no other chunk reads what
+                    // this one writes.
+                    unsafe { input.rotate_and_store(row, kv_head) };
                 }
             }
             // SAFETY: the chunk's keys and values of this head have been written, here or before.
-            let tile = unsafe { heads.layer.tile(kv_head, chunks[chunk].blocks) };
+            let tile = unsafe { input.layer.tile(kv_head, chunks[chunk].blocks) };
             with_scratch(|scratch| {
                 let Scratch { floats, more_floats, scores, positions, .. } = scratch;
                 positions.clear();
@@ -133,12 +132,12 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 // SAFETY: each task reads and writes its own rows and heads.
                 let (queries_of, out_of) = unsafe {
                     (
-                        |row| &*heads.queries.part(heads.queries_at(row, kv_head)),
-                        |row| attended.part(heads.queries_at(row, kv_head)),
+                        |row| &*input.queries.part(input.queries_at(row, kv_head)),
+                        |row| attended.part(input.queries_at(row, kv_head)),
                     )
                 };
                 if of_task.len() == 1 && padded == dim {
-                    // Queries and outputs of one row lie as the kernel has them.
+                    // Queries and outputs of one row already have the kernel's layout.
                     let row = of_task.start;
                     let (queries, out) = (queries_of(row), out_of(row));
                     return kernels.attention(&tile, queries, positions, scores, out);
@@ -147,7 +146,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 for row in of_task.clone() {
                     floats.extend_from_slice(queries_of(row));
                 }
-                let outputs = room(more_floats, positions.len() * padded);
+                let outputs = resized(more_floats, positions.len() * padded);
                 kernels.attention(&tile, floats, positions, scores, outputs);
                 for (i, row) in of_task.clone().enumerate() {
                     for (h, head) in out_of(row).chunks_exact_mut(dim).enumerate() {

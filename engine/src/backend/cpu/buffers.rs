@@ -1,0 +1,112 @@
+//! Buffers of a step, the layout of its rows, and the scratch of each thread.
+
+use std::{cell::RefCell, ops::Range};
+
+use super::linears::TileTask;
+use crate::{backend::Chunk, kernels::Activations};
+
+/// Query rows per attention task.
+pub(super) const ROWS_PER_TASK: usize = 4;
+
+/// One token of the step.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub chunk: usize,
+    pub position: usize,
+    pub token: u32,
+}
+
+/// Queries of a few rows of one chunk for one KV head.
+#[derive(Clone)]
+pub(super) struct AttentionTask {
+    pub chunk: usize,
+    pub kv_head: usize,
+    pub rows: Range<usize>,
+}
+
+/// Int8 rows and their scales, the input of one or more linears.
+#[derive(Default)]
+pub(super) struct Quantized {
+    pub x: Activations,
+    pub scales: Vec<f32>, // (rows)
+}
+
+/// Buffers of a step, reused by the next one. Leading dimension: rows of the step.
+#[derive(Default)]
+pub(super) struct Buffers {
+    pub rows: Vec<Row>,
+    pub attention_tasks: Vec<AttentionTask>,
+    /// Rows of chunks with more than [`ROWS_PER_TASK`] rows: their keys and values are stored before any
+    /// attention task runs.
+    pub prestored_rows: Vec<usize>,
+    pub residual: Vec<f32>,  // (rows, hidden)
+    pub rotations: Vec<f32>, // (rows, 2, head_dim / 2): cosines, then sines
+    pub queries: Vec<f32>,   // (rows, heads * head_dim)
+    pub keys: Vec<f32>,      // (rows, kv_heads * head_dim)
+    pub values: Vec<f32>,    // (rows, kv_heads * head_dim)
+    pub attended: Vec<f32>,  // (rows, heads * head_dim)
+    pub gate: Vec<f32>,      // (rows, intermediate)
+    pub inputs: [Quantized; 3],
+    pub tile_tasks: Vec<TileTask>,
+    pub head_rows_all: Vec<f32>,     // (rows with all logits, hidden)
+    pub head_rows_largest: Vec<f32>, // (rows with some of the largest, hidden)
+}
+
+impl Buffers {
+    /// Lays out a step's rows and cuts its attention into tasks.
+    pub fn lay_out(&mut self, chunks: &[Chunk<'_>], kv_head_count: usize) {
+        let Self { rows, attention_tasks, prestored_rows, .. } = self;
+        rows.clear();
+        attention_tasks.clear();
+        prestored_rows.clear();
+        for (index, chunk) in chunks.iter().enumerate() {
+            let first = rows.len();
+            for (i, &token) in chunk.tokens.iter().enumerate() {
+                rows.push(Row { chunk: index, position: chunk.position + i, token });
+            }
+            if chunk.tokens.len() > ROWS_PER_TASK {
+                prestored_rows.extend(first..rows.len());
+            }
+            // One head after another: its keys and values stay in the cache from task to task.
+            attention_tasks.extend((0..kv_head_count).flat_map(|kv_head| {
+                let starts = (first..rows.len()).step_by(ROWS_PER_TASK);
+                let end = rows.len();
+                starts.map(move |start| AttentionTask {
+                    chunk: index,
+                    kv_head,
+                    rows: start..(start + ROWS_PER_TASK).min(end),
+                })
+            }));
+        }
+    }
+}
+
+/// Scratch of one thread.
+#[derive(Default)]
+pub(super) struct Scratch {
+    pub sums: Vec<i32>,
+    pub more_sums: Vec<i32>,
+    pub floats: Vec<f32>,
+    pub more_floats: Vec<f32>,
+    pub bytes: Vec<i8>,
+    pub scores: Vec<f32>,
+    pub positions: Vec<usize>,
+    pub candidates: Vec<(usize, f32, f32)>, // token, estimate, error bound of the estimate
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Calls `f` with the scratch of this thread.
+pub(super) fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
+    SCRATCH.with_borrow_mut(f)
+}
+
+/// Returns the first `len` elements of a buffer that only grows. Their values are unspecified.
+pub(super) fn resized<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    if buffer.len() < len {
+        buffer.resize(len, T::default());
+    }
+    &mut buffer[..len]
+}

@@ -1,0 +1,118 @@
+//! From an opened model file to a backend that can run steps.
+
+use std::sync::Arc;
+
+use half::f16;
+
+use super::{
+    CpuOptions, KvType, SelfTestError,
+    buffers::Buffers,
+    kv_store::{KvShape, KvStore},
+    pool::Pool,
+    screen::ScreenState,
+    self_test,
+    weights::Weights,
+};
+use crate::{
+    backend::{Backend, positions},
+    files::{Model, ModelError},
+    kernels::{
+        Isa,
+        float::{FloatKernels, KvElement},
+    },
+};
+
+/// Weights, KV storage and threads of one CPU engine.
+pub(super) struct CpuBackend<E> {
+    pub weights: Arc<Weights>,
+    pub kernels: &'static FloatKernels,
+    pub isa: Isa,
+    pub pool: Pool,
+    pub kv: KvStore<E>,
+    pub block_count: usize,
+    pub numerics_class: String,
+    /// RoPE frequencies `theta^(−2j / head_dim)`. // (head_dim / 2)
+    pub frequencies: Vec<f32>,
+    pub buffers: Buffers,
+    pub screen_state: ScreenState,
+}
+
+impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
+    /// Makes the KV pool and starts the threads.
+    fn new(
+        weights: Arc<Weights>,
+        kernels: &'static FloatKernels,
+        options: CpuOptions,
+        numerics_class: String,
+    ) -> Self {
+        let config = weights.config();
+        let kv = KvStore::new(KvShape::of(config), options.block_count);
+        let frequencies = positions::rope_frequencies(config.rope_theta, config.head_dim);
+        Self {
+            weights,
+            kernels,
+            isa: options.isa,
+            pool: Pool::new(options.threads),
+            kv,
+            block_count: options.block_count,
+            numerics_class,
+            frequencies,
+            buffers: Buffers::default(),
+            screen_state: ScreenState::default(),
+        }
+    }
+}
+
+/// An error that keeps the backend from starting.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The model file has an error.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The machine lacks the requested ISA.
+    #[error("this machine cannot run {isa} kernels")]
+    IsaUnavailable {
+        /// The requested ISA.
+        isa: Isa,
+    },
+    /// A kernel disagrees with its scalar definition on this machine.
+    #[error(transparent)]
+    SelfTest(#[from] SelfTestError),
+}
+
+/// Loads a model: decodes and repacks its weights, tests the kernels on them, makes the KV pool.
+///
+/// # Errors
+/// [`LoadError`]: the machine lacks the ISA, a tensor cannot be decoded, or the kernels fail their
+/// self-test.
+pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, LoadError> {
+    let kernels =
+        FloatKernels::of(options.isa).ok_or(LoadError::IsaUnavailable { isa: options.isa })?;
+    let class_prefix = model.fingerprint()?;
+    let weights = Weights::load(model, options.format, options.head)?;
+    self_test::run(&weights, options.isa, kernels)?;
+    let numerics_class =
+        format!("{class_prefix}/kv-{}/head-{}/cpu", options.kv.name(), weights.head.precision());
+    tracing::info!(
+        model = weights.model.name(),
+        format = %options.format,
+        isa = %options.isa,
+        threads = options.threads,
+        weight_bytes = weights.size_bytes(),
+        kv_blocks = options.block_count,
+        numerics_class,
+        "model loaded"
+    );
+    let weights = Arc::new(weights);
+    Ok(match options.kv {
+        KvType::F16 => Box::new(CpuBackend::<f16>::new(weights, kernels, options, numerics_class)),
+        KvType::F32 => Box::new(CpuBackend::<f32>::new(weights, kernels, options, numerics_class)),
+        KvType::Q8 => Box::new(CpuBackend::<i8>::new(weights, kernels, options, numerics_class)),
+    })
+}
+
+/// Bytes of one KV block of a model.
+pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
+    KvShape::of(model.config()).block_bytes(kv)
+}

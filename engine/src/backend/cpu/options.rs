@@ -1,0 +1,115 @@
+//! Options of the CPU backend and their names on the command line.
+
+use std::str::FromStr;
+
+use crate::{formats::Format, kernels::Isa};
+
+/// Element type of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvType {
+    /// Half precision, saturating.
+    #[default]
+    F16,
+    /// Single precision, for comparison with references.
+    F32,
+    /// Int8 with an f32 scale for each position and KV head, of keys and of values: half of f16's memory.
+    Q8,
+}
+
+impl KvType {
+    /// Bytes per element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+            Self::Q8 => 1,
+        }
+    }
+
+    /// Bytes of the scale of one position's keys, or values, for one KV head.
+    pub fn scale_bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::F32 => 0,
+            Self::Q8 => size_of::<f32>(),
+        }
+    }
+
+    /// `f16`, `f32` or `q8`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+            Self::Q8 => "q8",
+        }
+    }
+}
+
+/// A KV type other than `f16`, `f32` and `q8`.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown KV type '{0}' (expected f16, f32 or q8)")]
+pub struct UnknownKvType(pub String);
+
+impl FromStr for KvType {
+    type Err = UnknownKvType;
+
+    fn from_str(name: &str) -> Result<Self, UnknownKvType> {
+        let known = [Self::F16, Self::F32, Self::Q8].into_iter().find(|kv| kv.name() == name);
+        known.ok_or_else(|| UnknownKvType(name.to_owned()))
+    }
+}
+
+/// Storage of the head's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HeadMode {
+    /// As in the file, and exact. An int8 copy tells which rows can matter when only the largest logits
+    /// are requested ([`super::screen`]).
+    #[default]
+    Exact,
+    /// As in the file, without the copy: every logit is computed.
+    Full,
+    /// One int8 per weight and one scale per row: half the memory of f16, and lossy.
+    Q8,
+}
+
+impl HeadMode {
+    /// `exact`, `full` or `q8`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Full => "full",
+            Self::Q8 => "q8",
+        }
+    }
+}
+
+/// A head mode other than `exact`, `full` and `q8`.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown head '{0}' (expected exact, full or q8)")]
+pub struct UnknownHeadMode(pub String);
+
+impl FromStr for HeadMode {
+    type Err = UnknownHeadMode;
+
+    fn from_str(name: &str) -> Result<Self, UnknownHeadMode> {
+        let known =
+            [Self::Exact, Self::Full, Self::Q8].into_iter().find(|head| head.name() == name);
+        known.ok_or_else(|| UnknownHeadMode(name.to_owned()))
+    }
+}
+
+/// Options of [`super::load`].
+#[derive(Debug, Clone, Copy)]
+pub struct CpuOptions {
+    /// Packing of the ternary matrices.
+    pub format: Format,
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+    /// Threads of a step, at least 1.
+    pub threads: usize,
+    /// Element type of the KV cache.
+    pub kv: KvType,
+    /// Precision of the head.
+    pub head: HeadMode,
+    /// KV blocks (of 16 positions) in the pool.
+    pub block_count: usize,
+}

@@ -1,0 +1,106 @@
+//! A file of kernels on the device, with the shared memory that each kernel may have.
+
+use std::ffi::{CString, c_void};
+
+use cudarc::driver::{
+    DriverError,
+    result::{function, module},
+    sys::{self, CUfunction_attribute_enum as Attribute, CUjit_option_enum as JitOption},
+};
+
+use super::super::modules::{Module, kernels_of};
+use crate::formats::memory::AlignedBytes;
+
+/// Bytes of the compiler's messages that are kept.
+const LOG_BYTES: usize = 4 << 10;
+
+/// A kernel of a loaded module.
+#[derive(Debug, Clone, Copy)]
+pub struct Kernel {
+    pub function: sys::CUfunction,
+    /// Dynamic shared memory of a block at most.
+    pub dynamic_shared_bytes: u32,
+}
+
+/// Loads a module. Tries the images in the order of [`Module::images`]; reports the last error.
+///
+/// # Safety
+/// A context must be current.
+pub unsafe fn load(
+    module: &Module,
+    capability: (u32, u32),
+) -> Result<(sys::CUmodule, &'static str), DriverError> {
+    let mut result = Err(DriverError(sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU));
+    for (kind, image) in module.images(capability) {
+        // SAFETY: images are complete cubins, or PTX that ends with a zero; a context is current.
+        result =
+            unsafe { load_image(&image) }.map(|loaded| (loaded, kind)).map_err(|(error, log)| {
+                tracing::warn!(
+                    module = module.name,
+                    kind,
+                    ?error,
+                    log,
+                    "an image of kernels does not load"
+                );
+                error
+            });
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
+/// Loads one image; returns the compiler's messages with an error.
+///
+/// # Safety
+/// A context must be current; the image must be a cubin, or PTX that ends with a zero.
+unsafe fn load_image(image: &AlignedBytes) -> Result<sys::CUmodule, (DriverError, String)> {
+    let mut log = vec![0u8; LOG_BYTES];
+    let mut options =
+        [JitOption::CU_JIT_ERROR_LOG_BUFFER, JitOption::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    // The driver takes numbers as pointers.
+    let mut values =
+        [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG_BYTES)];
+    let mut loaded = std::ptr::null_mut();
+    // SAFETY: as the caller promises; the buffer has as many bytes as the options say.
+    let result = unsafe {
+        sys::cuModuleLoadDataEx(
+            &raw mut loaded,
+            image.as_ptr().cast(),
+            options.len() as u32,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    result.result().map(|()| loaded).map_err(|error| {
+        let text = String::from_utf8_lossy(&log);
+        (error, text.trim_end_matches('\0').to_owned())
+    })
+}
+
+/// Finds the kernels of a loaded module, and allows each all dynamic shared memory that its static part leaves.
+///
+/// # Safety
+/// The module must be loaded from `module`, and its context current.
+pub unsafe fn kernels(
+    module: &Module,
+    loaded: sys::CUmodule,
+    shared_bytes: u32,
+) -> Result<Vec<(&'static str, Kernel)>, DriverError> {
+    let kernel_of = |name: &'static str| {
+        let terminated = CString::new(name).expect("names have no zeros");
+        // SAFETY: the module is loaded, as the caller promises, and the function is one of its own.
+        unsafe {
+            let function = module::get_function(loaded, terminated)?;
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            let used = function::get_function_attribute(function, attribute)?;
+            let dynamic_shared_bytes = shared_bytes.saturating_sub(used.max(0) as u32);
+            let attribute = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let value = dynamic_shared_bytes as i32;
+            function::set_function_attribute(function, attribute, value)?;
+            Ok((name, Kernel { function, dynamic_shared_bytes }))
+        }
+    };
+    kernels_of(module.ptx).map(kernel_of).collect()
+}

@@ -1,0 +1,70 @@
+//! Constants that decide speed decide no result.
+
+use super::{
+    HeadMode, KvType, Limits, LogitsFor, Part, equality::pairs, load, model, options, part, run,
+    tokens,
+};
+use crate::{
+    backend::cuda::tuning::{self, Tuning},
+    measure::{Phase, Workload},
+};
+
+#[test]
+fn other_tunings_give_the_same_results() {
+    let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
+    let options = options(KvType::F16, HeadMode::Exact);
+    let Some(mut cuda) = load(&model("bitnet-online-tiny"), options, limits) else { return };
+    let blocks = |i: usize| (i * 2 % 88) as u32;
+    let prompts: Vec<Part> = (0..36)
+        .map(|i| part(&tokens(2 + i % 5, i as u32), 0, blocks(i), LogitsFor::Largest(2)))
+        .collect();
+    let decodes: Vec<Part> = (0..36)
+        .map(|i| part(&[i as u32], 2 + i % 5, blocks(i), LogitsFor::Largest(1 + i % 3)))
+        .collect();
+    // Candidates beyond the largest depend on the screen's digits; their logits do not.
+    let mut results = |tuning| {
+        cuda.set_tuning(tuning).expect("the device works");
+        [&prompts[..], &decodes, &decodes[..3]].map(|parts| {
+            let mut logits = run(&mut cuda, parts);
+            (0..logits.len())
+                .map(|index| super::equality::largest(&pairs(logits.position(index)), 1))
+                .collect::<Vec<_>>()
+        })
+    };
+    let expected = results(Tuning::default());
+    for tuning in [
+        Tuning { split_tasks: 0, one_digit_rows: 0, few_rows: 0, large_tile_rows: 0 },
+        Tuning {
+            split_tasks: 1 << 20,
+            one_digit_rows: 1 << 20,
+            few_rows: 64,
+            large_tile_rows: 1 << 20,
+        },
+        Tuning { few_rows: 16, large_tile_rows: 65, ..Tuning::default() },
+    ] {
+        assert_eq!(results(tuning), expected, "{tuning:?}");
+    }
+}
+
+#[test]
+fn a_sweep_measures_every_constant() {
+    let limits = Limits { rows: 256, whole: 16, screened: 16, ..Limits::default() };
+    let options = options(KvType::F16, HeadMode::Exact);
+    let Some(mut cuda) = load(&model("bitnet-tiny"), options, limits) else { return };
+    let workload = Workload {
+        batches: vec![1, 3],
+        prompt_tokens: 17,
+        generate_tokens: 1,
+        logits: LogitsFor::Largest(1),
+        repetitions: 1,
+    };
+    let trials = tuning::of_backend(&mut cuda, &workload, 0.0).expect("steps run");
+    assert!(trials.iter().all(|trial| trial.tokens_per_s > 0.0), "{trials:?}");
+    for constant in ["split_tasks", "one_digit_rows", "few_rows", "large_tile_rows"] {
+        let of: Vec<_> = trials.iter().filter(|trial| trial.constant == constant).collect();
+        let is_decode = constant == "split_tasks" || constant == "one_digit_rows";
+        assert!(of.iter().all(|trial| (trial.phase == Phase::Decode) == is_decode), "{of:?}");
+        assert!(of.len() > 2 && of.iter().any(|trial| trial.is_default), "{of:?}");
+    }
+    assert_eq!(cuda.tuning, Tuning::default(), "the backend is left as it was");
+}

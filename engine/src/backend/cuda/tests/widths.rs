@@ -1,0 +1,125 @@
+//! Two layers of the 2B model's widths: every kernel that its steps launch, at the sizes it is launched with.
+
+use std::sync::Arc;
+
+use super::{
+    CudaOptions, HeadMode, KvBlocks, KvType, Limits, LogitsFor, Part, equality::check, is_emulated,
+    load, part, tokens,
+};
+use crate::{
+    backend::{
+        Backend,
+        cpu::{self, CpuOptions},
+    },
+    files::{self, Model},
+    formats::Format,
+    kernels::Isa,
+    kv::{BLOCK_TOKENS, BlockId},
+};
+
+/// Sizes of the steps; widths are the same everywhere.
+struct Sizes {
+    vocab: usize,
+    /// Tokens of each prompt, and prompts. Contexts longer than a prompt repeat its blocks.
+    prompt: usize,
+    prompts: usize,
+    /// Rows of a prefill step.
+    chunk: usize,
+    /// Sequences of the decode steps.
+    decodes: &'static [usize],
+}
+
+/// On a device: the 2B model's vocabulary, 512-row chunks, up to 256 decodes.
+const ON_DEVICE: Sizes = Sizes {
+    vocab: 128_256,
+    prompt: 384,
+    prompts: 4,
+    chunk: 512,
+    decodes: &[1, 8, 64, 128, 192, 256],
+};
+/// In emulation: fewer rows and a smaller vocabulary, because an emulated row takes some 60 ms.
+const EMULATED: Sizes = Sizes { vocab: 2048, prompt: 36, prompts: 2, chunk: 72, decodes: &[1, 12] };
+
+/// Position of the first decode; the others' are up to 63 later.
+const CONTEXT: usize = 304;
+
+#[test]
+fn steps_of_the_2b_models_widths_equal_the_cpus() {
+    let sizes = if is_emulated() { EMULATED } else { ON_DEVICE };
+    let folder = tempfile::tempdir().expect("a folder for a model");
+    let mut config = files::shape("bitnet-2b").expect("a known shape");
+    (config.layer_count, config.vocab_size, config.context_length) = (2, sizes.vocab, 512);
+    files::synth(&config, folder.path(), 11).expect("the folder is writable");
+    let model = Arc::new(Model::open(folder.path()).expect("the model opens"));
+    let prompt_blocks = sizes.prompt.div_ceil(BLOCK_TOKENS);
+    let most = sizes.decodes.iter().copied().max().expect("there are decodes");
+    let block_count = sizes.prompts * prompt_blocks + most;
+    let (kv, head) = (KvType::F16, HeadMode::Exact);
+    let options = CudaOptions { ordinal: 0, kv, head, blocks: KvBlocks::Exactly(block_count) };
+    let limits = Limits { rows: sizes.chunk.max(most), ..Limits::default() };
+    let Some(mut cuda) = load(&model, options, limits) else { return };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (format, isa) = (Format::I2S, Isa::detect());
+    let options = CpuOptions { format, isa, threads, kv, head, block_count };
+    let mut cpu = cpu::load(Arc::clone(&model), options).expect("the CPU runs the model");
+    prefill(&sizes, cpu.as_mut(), &mut cuda);
+    for &count in sizes.decodes {
+        let decodes: Vec<Part> = (0..count)
+            .map(|i| {
+                let (decode, from) = decode(&sizes, i);
+                let own = *decode.blocks.last().expect("a position has a block");
+                for backend in [cpu.as_mut(), &mut cuda as &mut dyn Backend] {
+                    backend.copy_block(from, own);
+                }
+                decode
+            })
+            .collect();
+        // The second step replays the recording of the first.
+        for step in ["first", "again"] {
+            check(&format!("{count} decodes, {step}"), cpu.as_mut(), &mut cuda, &decodes);
+        }
+    }
+}
+
+/// Blocks of a prompt.
+fn blocks(sizes: &Sizes, prompt: usize) -> Vec<BlockId> {
+    let count = sizes.prompt.div_ceil(BLOCK_TOKENS);
+    (prompt * count..(prompt + 1) * count).map(|block| BlockId(block as u32)).collect()
+}
+
+/// Computes all prompts, laid end to end and cut into steps, each step twice.
+fn prefill(sizes: &Sizes, cpu: &mut dyn Backend, cuda: &mut dyn Backend) {
+    let total = sizes.prompts * sizes.prompt;
+    for first in (0..total).step_by(sizes.chunk) {
+        let rows = first..total.min(first + sizes.chunk);
+        let parts: Vec<Part> = (rows.start / sizes.prompt..rows.end.div_ceil(sizes.prompt))
+            .map(|prompt| {
+                let origin = prompt * sizes.prompt;
+                let start = rows.start.max(origin) - origin;
+                let end = rows.end.min(origin + sizes.prompt) - origin;
+                let tokens = &tokens(sizes.prompt, prompt as u32)[start..end];
+                let mut part = part(tokens, start, 0, LogitsFor::Largest(3));
+                part.blocks = blocks(sizes, prompt);
+                part.blocks.truncate(end.div_ceil(BLOCK_TOKENS));
+                part
+            })
+            .collect();
+        for step in ["first", "again"] {
+            check(&format!("rows {rows:?}, {step}"), cpu, cuda, &parts);
+        }
+    }
+}
+
+/// The decode of a sequence that continues a prompt, and the block that its last one is to be a copy of.
+fn decode(sizes: &Sizes, index: usize) -> (Part, BlockId) {
+    let position = CONTEXT + index % 64;
+    let prompt = blocks(sizes, index % sizes.prompts);
+    // Of a prompt that is shorter than the context, only blocks that are full.
+    let full = sizes.prompt / BLOCK_TOKENS;
+    let before = position / BLOCK_TOKENS;
+    let logits = if index % 32 == 5 { LogitsFor::Last } else { LogitsFor::Largest(1 + index % 4) };
+    let mut decode = part(&tokens(1, index as u32 + 9), position, 0, logits);
+    decode.blocks = (0..before).map(|block| prompt[block % full]).collect();
+    decode.blocks.push(BlockId((sizes.prompts * prompt.len() + index) as u32));
+    (decode, prompt[before % full])
+}

@@ -1,0 +1,213 @@
+//! Constants that decide speed and no result, and a sweep that measures other values of them.
+
+use std::time::Instant;
+
+use super::{
+    CudaOptions, KvBlocks, Limits,
+    device::{DeviceError, Properties},
+    driver,
+    roofline::RooflineError,
+    start,
+    step::CudaBackend,
+};
+use crate::{
+    backend::{Backend as _, Chunk, Logits},
+    files::Model,
+    measure::{PREFILL_ROWS, Phase, Sequences, Workload},
+};
+
+/// Which kernels run for a step. Every value gives the same results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tuning {
+    /// Attention tasks per multiprocessor up to which each decode's attention is split over blocks.
+    pub split_tasks: usize,
+    /// Screened rows from which the screen uses one digit instead of two.
+    pub one_digit_rows: usize,
+    /// Rows up to which linears use the kernels for few rows; those exist up to 64.
+    pub few_rows: usize,
+    /// Rows from which linears use the larger tiles.
+    pub large_tile_rows: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { split_tasks: 8, one_digit_rows: 33, few_rows: 64, large_tile_rows: 512 }
+    }
+}
+
+/// One constant with one value, measured.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trial {
+    /// Name of the constant: a field of [`Tuning`], or `step_rows`, the rows of a prefill step.
+    pub constant: &'static str,
+    /// The value.
+    pub value: usize,
+    /// Whether it is the default.
+    pub is_default: bool,
+    /// Kind of the measured steps.
+    pub phase: Phase,
+    /// Rows of a step.
+    pub rows: usize,
+    /// Tokens per second of all sequences.
+    pub tokens_per_s: f64,
+}
+
+/// A device and what was measured on it.
+#[derive(Debug, Clone)]
+pub struct Sweep {
+    /// The device.
+    pub device: Properties,
+    /// The measurements, by constant.
+    pub trials: Vec<Trial>,
+}
+
+/// Rows of prefill steps to measure.
+const STEP_ROWS: [usize; 5] = [256, 512, 1024, 2048, 4096];
+/// Rows of prefill steps on which kernels for few rows and tiles are compared.
+const TILE_ROWS: [usize; 4] = [48, 128, 384, 1024];
+
+/// More rows than any step has.
+const NEVER: usize = 1 << 20;
+
+/// Values of a constant to measure, and how to set them.
+struct Constant {
+    name: &'static str,
+    values: &'static [usize],
+    phase: Phase,
+    field: fn(&mut Tuning) -> &mut usize,
+}
+
+const CONSTANTS: [Constant; 4] = [
+    Constant {
+        name: "split_tasks",
+        values: &[0, 2, 4, 8, 16, 32],
+        phase: Phase::Decode,
+        field: |tuning| &mut tuning.split_tasks,
+    },
+    Constant {
+        name: "one_digit_rows",
+        values: &[1, 9, 33, 65, NEVER],
+        phase: Phase::Decode,
+        field: |tuning| &mut tuning.one_digit_rows,
+    },
+    Constant {
+        name: "few_rows",
+        values: &[8, 16, 32, 64],
+        phase: Phase::Prefill,
+        field: |tuning| &mut tuning.few_rows,
+    },
+    Constant {
+        name: "large_tile_rows",
+        values: &[65, 256, 512, 1024, NEVER],
+        phase: Phase::Prefill,
+        field: |tuning| &mut tuning.large_tile_rows,
+    },
+];
+
+/// Loads a model once and measures it with every value of every constant; `options.blocks` is ignored. With
+/// `quick`, every measurement is one step.
+///
+/// # Errors
+/// [`RooflineError`]: the model does not start, or a step failed.
+pub fn sweep(
+    model: &Model,
+    options: CudaOptions,
+    workload: &Workload,
+    quick: bool,
+) -> Result<Sweep, RooflineError> {
+    let device = driver::open(options.ordinal)?;
+    let options = CudaOptions { blocks: KvBlocks::Exactly(workload.block_count()), ..options };
+    let rows_max = STEP_ROWS[STEP_ROWS.len() - 1];
+    let limits = Limits { rows: rows_max, ..Limits::default() };
+    let mut backend = start(model, Box::new(device), options, limits)?;
+    let seconds = if quick { 0.0 } else { 0.1 };
+    let trials = of_backend(&mut backend, workload, seconds)?;
+    Ok(Sweep { device: backend.device.properties().clone(), trials })
+}
+
+/// As [`sweep`], on a backend with room for the workload; each measurement lasts so many seconds at least.
+pub(super) fn of_backend(
+    backend: &mut CudaBackend,
+    workload: &Workload,
+    seconds: f64,
+) -> Result<Vec<Trial>, RooflineError> {
+    let sequences = Sequences::new(workload, backend.vocab_size());
+    let total = workload.batches.iter().max().copied().unwrap_or(0) * workload.prompt_tokens;
+    let mut logits = Logits::default();
+    for first in (0..total).step_by(PREFILL_ROWS) {
+        let rows = first..total.min(first + PREFILL_ROWS);
+        backend.step(&sequences.prefill(rows), &mut logits)?;
+    }
+    let mut trials = Vec::new();
+    for constant in &CONSTANTS {
+        let default = *(constant.field)(&mut Tuning::default());
+        for &value in constant.values {
+            let mut tuning = Tuning::default();
+            *(constant.field)(&mut tuning) = value;
+            backend.set_tuning(tuning)?;
+            for (rows, chunks) in steps(constant.phase, workload, &sequences, total) {
+                trials.push(Trial {
+                    constant: constant.name,
+                    value,
+                    is_default: value == default,
+                    phase: constant.phase,
+                    rows,
+                    tokens_per_s: rate(backend, &chunks, seconds)?,
+                });
+            }
+        }
+    }
+    backend.set_tuning(Tuning::default())?;
+    let rows_max = total.min(backend.limits.rows);
+    for rows in STEP_ROWS.into_iter().filter(|rows| *rows <= rows_max) {
+        let tokens_per_s = rate(backend, &sequences.prefill(0..rows), seconds)?;
+        let (constant, is_default) = ("step_rows", rows == PREFILL_ROWS);
+        let phase = Phase::Prefill;
+        trials.push(Trial { constant, value: rows, is_default, phase, rows, tokens_per_s });
+    }
+    Ok(trials)
+}
+
+/// Steps of a phase to measure, with their rows.
+fn steps<'a>(
+    phase: Phase,
+    workload: &Workload,
+    sequences: &'a Sequences,
+    total: usize,
+) -> Vec<(usize, Vec<Chunk<'a>>)> {
+    let decode = |batch: &usize| (*batch, sequences.decode(*batch, workload.prompt_tokens));
+    let prefill = |rows: usize| (rows, sequences.prefill(0..rows));
+    match phase {
+        Phase::Decode => workload.batches.iter().map(decode).collect(),
+        Phase::Prefill => {
+            TILE_ROWS.into_iter().filter(|rows| *rows <= total).map(prefill).collect()
+        }
+    }
+}
+
+/// Measures the tokens per second of a step, repeated.
+fn rate(
+    backend: &mut CudaBackend,
+    chunks: &[Chunk<'_>],
+    seconds: f64,
+) -> Result<f64, RooflineError> {
+    let mut logits = Logits::default();
+    // The first records the launches.
+    backend.step(chunks, &mut logits)?;
+    let (start, mut steps) = (Instant::now(), 0.0);
+    while steps == 0.0 || start.elapsed().as_secs_f64() < seconds {
+        backend.step(chunks, &mut logits)?;
+        steps += 1.0;
+    }
+    let rows: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+    Ok(steps * rows as f64 / start.elapsed().as_secs_f64())
+}
+
+impl CudaBackend {
+    /// Changes the constants for later steps.
+    pub(super) fn set_tuning(&mut self, tuning: Tuning) -> Result<(), DeviceError> {
+        self.tuning = tuning;
+        self.state.coarse = false;
+        self.forget_recordings()
+    }
+}

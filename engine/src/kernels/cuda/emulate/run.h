@@ -1,0 +1,20 @@
+// What `emulate.cpp` offers to the emulated driver and to the kernels' tests.
+
+#pragma once
+#include "emulate/cuda.h"
+
+namespace emulate {
+
+// The codes of `CUresult` that a kernel can cause.
+constexpr int NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716;
+
+// A kernel; `args[0]` points to its struct (`args.cuh`). Device memory is host memory.
+typedef void (*Kernel)(void** args);
+
+// The kernel of a name, or null.
+Kernel kernel_of(const char* name);
+
+// Runs all blocks; returns 0 or the error that ended them.
+int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args);
+
+}  // namespace emulate

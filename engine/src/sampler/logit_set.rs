@@ -1,0 +1,48 @@
+//! The logits that a token is drawn from.
+
+use std::borrow::BorrowMut;
+
+use crate::backend::TokenLogit;
+
+/// Logits of one position: of every token, or of the tokens that can be drawn.
+pub trait LogitSet: ToOwned<Owned: BorrowMut<Self>> {
+    /// The logit of a token, if the set has it.
+    fn logit_mut(&mut self, token: u32) -> Option<&mut f32>;
+
+    /// All tokens of the set with their logits, by ascending token.
+    fn entries(&self) -> impl Iterator<Item = TokenLogit>;
+
+    /// Number of tokens in the set.
+    fn entry_count(&self) -> usize;
+}
+
+/// Logits of every token. // (vocab,)
+impl LogitSet for [f32] {
+    fn logit_mut(&mut self, token: u32) -> Option<&mut f32> {
+        self.get_mut(token as usize)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = TokenLogit> {
+        self.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit })
+    }
+
+    fn entry_count(&self) -> usize {
+        self.len()
+    }
+}
+
+/// Logits of some tokens, by ascending token.
+impl LogitSet for [TokenLogit] {
+    fn logit_mut(&mut self, token: u32) -> Option<&mut f32> {
+        let place = self.binary_search_by_key(&token, |choice| choice.id).ok()?;
+        Some(&mut self[place].logit)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = TokenLogit> {
+        self.iter().copied()
+    }
+
+    fn entry_count(&self) -> usize {
+        self.len()
+    }
+}

@@ -1,0 +1,26 @@
+//! `cargo xtask gpu sanitize`: one prefill and one decode under compute-sanitizer, which finds illegal accesses,
+//! races in shared memory, and barriers that not all threads reach.
+
+use anyhow::Context as _;
+
+use super::{Place, programs};
+use crate::process;
+
+const SANITIZER: &str = "compute-sanitizer";
+const TOOLS: [&str; 3] = ["memcheck", "racecheck", "synccheck"];
+/// A prefill of 70 rows takes the kernels with tiles, a decode of two sequences the ones for few rows.
+const WORDS: &str = "bench engine --batch 2 --prompt 35 --generate 1 --repetitions 1";
+
+pub fn run(place: &Place) -> anyhow::Result<String> {
+    if !programs::is_installed(SANITIZER) {
+        return Ok(format!("**Skipped**: {SANITIZER} is not installed."));
+    }
+    let model = place.model()?;
+    for tool in TOOLS {
+        let starter = [SANITIZER, "--tool", tool, "--error-exitcode", "9"];
+        let mut command = place.programs.under(&starter, place.programs.tritmill_path());
+        command.args(WORDS.split(' ')).args(["--device", &place.device, "--model"]).arg(&model);
+        process::run(&mut command).with_context(|| format!("{tool} found errors"))?;
+    }
+    Ok(format!("{} found no errors in `tritmill {WORDS}`.", TOOLS.join(", ")))
+}

@@ -1,0 +1,30 @@
+//! `cargo xtask gpu tuning`: other values of the constants that choose kernels, measured in one process.
+
+use std::fmt::Write as _;
+
+use super::{Place, list, number};
+
+pub fn run(place: &Place) -> anyhow::Result<String> {
+    let words = place.sizes(
+        "bench tuning --batch 1,8,32,64,128,256 --prompt 512",
+        "bench tuning --quick --batch 1,3 --prompt 20",
+    );
+    let words: Vec<&str> = words.split(' ').collect();
+    let found = place.measure(&words, &place.model()?)?;
+    let mut text =
+        "| constant | value | steps | tokens/s |\n| --- | --- | --- | --- |\n".to_owned();
+    for row in list(&found, "rows")? {
+        let word = |name: &str| row[name].as_str().unwrap_or_default();
+        let mark = if row["is_default"] == true { " (default)" } else { "" };
+        writeln!(
+            text,
+            "| {} | {}{mark} | {} {} | {:.0} |",
+            word("constant"),
+            row["value"],
+            word("phase"),
+            row["rows"],
+            number(row, "tokens_per_s")
+        )?;
+    }
+    Ok(text)
+}
