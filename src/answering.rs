@@ -7,7 +7,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tritmill_client::{
-    BatchFile, BatchProgress, Client, Counts, Identity, Notice, Relay, RelayProgress, Settings,
+    BatchFile, BatchProgress, Client, Identity, Notice, Relay, RelayProgress, Settings,
 };
 use tritmill_queue::{JobState, QueueName, Store, dispatch::MemoryDispatcher};
 use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};

@@ -9,8 +9,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError};
 use tritmill_queue::{
-    JobEvent, JobId, JobState, Operations as _, Outcome, QueueName,
-    store::{JobRecord, PostgresStore, operations::Worker},
+    JobEvent, JobId, JobState, Outcome, QueueName,
+    store::{JobRecord, PostgresStore, Workers as _, workers::Worker},
 };
 
 use crate::{

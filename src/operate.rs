@@ -8,10 +8,10 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tritmill_queue::{
-    Dispatcher as _, Entry, Job, JobId, Operations as _, QueueName, Tenant,
+    Dispatcher as _, Entry, Job, JobId, QueueName, Tenant,
     store::{
-        PostgresStore,
-        operations::{QueueOverview, QueueState},
+        DeadLetters as _, NumericsClasses as _, PostgresStore, QueueSettings as _, Workers as _,
+        queue_settings::{QueueOverview, QueueState},
     },
 };
 

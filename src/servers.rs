@@ -7,9 +7,12 @@ use clap::Args;
 use tokio::time::timeout;
 use tritmill_client::Client;
 use tritmill_queue::{
-    JobId, Operations, QueueName, Store, StoreError,
+    JobId, QueueName, Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{PostgresOptions, PostgresStore, RedisStore, classes::ClassError},
+    store::{
+        NumericsClasses as _, Operations, PostgresOptions, PostgresStore, RedisStore,
+        classes::ClassError,
+    },
 };
 
 /// URLs of the servers that producers and workers share.

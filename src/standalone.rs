@@ -15,8 +15,10 @@ use tokio::runtime::Runtime;
 use tritmill_admin::{App, Models};
 use tritmill_client::Client;
 use tritmill_queue::{
-    Operations as _, QueueName, dispatch::MemoryDispatcher, events::MemoryEvents,
-    store::SqliteStore,
+    QueueName,
+    dispatch::MemoryDispatcher,
+    events::MemoryEvents,
+    store::{NumericsClasses as _, SqliteStore},
 };
 use tritmill_worker::{Metrics, ServedModel, Worker};
 

@@ -13,8 +13,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError, LineReader, RawLine, parse_line};
 use tritmill_queue::{
-    Job, JobId, Operations as _, Priority, QueueName, Tenant, Timestamp, TraceParent,
-    store::{FAST_RETENTION, PostgresStore, operations::Worker},
+    Job, JobId, Priority, QueueName, Tenant, Timestamp, TraceParent,
+    store::{FAST_RETENTION, PostgresStore, Workers as _, workers::Worker},
 };
 
 use crate::{

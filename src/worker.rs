@@ -7,10 +7,7 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tokio::{
-    sync::watch,
-    task::JoinHandle,
-};
+use tokio::{sync::watch, task::JoinHandle};
 use tritmill_engine::{files::Model, load::EngineOptions};
 use tritmill_queue::{
     QueueName,

@@ -1,11 +1,11 @@
-// Keeps a page up to date: its own address, asked for as an event stream, sends its content whenever
-// that changes; the parts that are marked take their new form. Without this script a reload does.
+// Updates the page live: its own address, requested as an event stream, sends the content whenever it
+// changes; parts with data-live are replaced. Without this script, a reload does the same.
 'use strict';
 
 const state = document.querySelector('.link-state');
 let source = null;
 
-// Puts in what is new and leaves alone what is in use.
+// Replaces changed parts, except those with a focused input.
 function place(html) {
   const fresh = new DOMParser().parseFromString(html, 'text/html');
   for (const part of document.querySelectorAll('[data-live]')) {
@@ -36,7 +36,7 @@ function stop() {
   source = null;
 }
 
-// Nobody looks at a hidden page.
+// Hidden pages are not updated.
 document.addEventListener('visibilitychange', () => (document.hidden ? stop() : listen()));
 addEventListener('pagehide', stop);
 addEventListener('pageshow', listen);

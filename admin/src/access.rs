@@ -1,69 +1,91 @@
-//! Who calls, and whether it may.
+//! Authentication of API requests by key.
 
 use axum::{
-    extract::{Request, State},
-    http::{HeaderMap, header},
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderMap, header, request::Parts},
     middleware::Next,
     response::Response,
 };
-use tritmill_queue::{Tenant, store::KeyRole};
+use tritmill_queue::{
+    Tenant,
+    store::{ApiKey, KeyRole},
+};
 use uuid::Uuid;
 
 use crate::{app::App, error::ApiError, secret::Secret};
 
-/// What a route asks of its caller.
+/// What a route requires of its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Nothing.
     Public,
-    /// A key with this role, or one that allows more.
+    /// An API key with at least this role.
     Key(KeyRole),
-    /// A browser's session, of a key with this role, or of one that allows more.
+    /// A dashboard session of a key with at least this role.
     Page(KeyRole),
 }
 
-/// Who calls: whatever it asks for, it asks for as this tenant.
+/// The authenticated caller. Requests act on behalf of its tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Caller {
-    /// Its key, for the log.
+pub(crate) struct Caller {
+    /// Identifier of the API key.
     pub key: Uuid,
-    /// What people call that key.
+    /// Name of the API key.
     pub name: String,
-    /// Whose request it is.
+    /// Tenant that the key belongs to.
     pub tenant: Tenant,
-    /// What its key allows.
+    /// Role of the key.
     pub role: KeyRole,
 }
 
 impl Caller {
-    /// Whether it runs the service, for all tenants.
-    pub fn operates(&self) -> bool {
+    /// Whether the caller may act on all tenants.
+    pub fn may_operate(&self) -> bool {
         self.role >= KeyRole::Operate
+    }
+
+    /// Whether the caller may submit work for its tenant.
+    pub fn may_submit(&self) -> bool {
+        self.role >= KeyRole::Submit
     }
 }
 
-/// Lets a request pass whose key has the role, with its [`Caller`] among the extensions.
-pub(crate) async fn require(
+impl From<ApiKey> for Caller {
+    fn from(key: ApiKey) -> Self {
+        Self { key: key.id, name: key.name, tenant: key.tenant, role: key.role }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        parts.extensions.get().cloned().ok_or_else(ApiError::unauthorized)
+    }
+}
+
+/// Passes a request on if its key has the role, with the [`Caller`] in its extensions.
+pub(crate) async fn require_key(
     State((app, role)): State<(App, KeyRole)>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
     let caller = caller(&app, request.headers()).await?;
     if caller.role < role {
-        return Err(ApiError::forbidden(role.as_str()));
+        return Err(ApiError::forbidden(role));
     }
     request.extensions_mut().insert(caller);
     Ok(next.run(request).await)
 }
 
 async fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
-    let sent = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let secret = sent
+    let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let secret = header
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        // What cannot be a secret is no question for the store.
+        // A malformed secret is rejected without a query to the store.
         .and_then(|(_, secret)| Secret::parse(secret.trim()))
-        .ok_or_else(ApiError::no_key)?;
-    let key = app.store().key(&secret.hash()).await?.ok_or_else(ApiError::no_key)?;
-    Ok(Caller { key: key.id, name: key.name, tenant: key.tenant, role: key.role })
+        .ok_or_else(ApiError::unauthorized)?;
+    let key = app.store.key(&secret.hash()).await?.ok_or_else(ApiError::unauthorized)?;
+    Ok(key.into())
 }

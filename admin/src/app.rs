@@ -1,35 +1,39 @@
-//! What every request needs.
+//! [`App`]: the state that all requests share.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tritmill_client::{Client, http::AddressPolicy};
 use tritmill_queue::{
-    StoreError,
-    store::{ApiKey, FrontStore, KeyRole},
+    StoreError, Tenant,
+    store::{FrontStore, KeyRole},
 };
 
 use crate::{
-    dashboard::Dashboard,
-    ends::Ends,
-    health::Metrics,
+    changes::Changes,
+    dashboard::throttle::Throttle,
+    error::ApiError,
+    job_waiter::JobWaiter,
+    metrics::Metrics,
     models::Models,
     secret::{Secret, new_key},
-    watch::Changes,
 };
 
-/// What a caller may ask for at most.
+/// Dashboard pages that may update live at once.
+const LIVE_PAGES_MAX: usize = 512;
+
+/// Limits on what callers may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of an uploaded file.
+    /// Largest uploaded file, in bytes.
     pub file_bytes_max: u64,
-    /// Lines of a batch; at most `u32::MAX`.
+    /// Most lines of a batch; at most `u32::MAX`.
     pub batch_lines_max: u64,
-    /// How long a request that somebody waits for may take.
+    /// Longest time that a completion request may take.
     pub answer_within: Duration,
-    /// Answers that stream at once.
+    /// Responses that may stream at once.
     pub streams_max: usize,
-    /// Whom webhooks may call.
+    /// Addresses that webhooks may call.
     pub webhook_addresses: AddressPolicy,
 }
 
@@ -45,112 +49,84 @@ impl Default for Limits {
     }
 }
 
-/// The service, shared by all requests.
+/// The state shared by all requests and background tasks; cheap to clone.
 #[derive(Clone)]
-pub struct App(Arc<Inner>);
+pub struct App(Arc<State>);
 
-struct Inner {
-    client: Client,
-    store: Arc<dyn FrontStore>,
-    models: Models,
-    ends: Ends,
-    limits: Limits,
+/// The fields of [`App`].
+pub struct State {
+    pub(crate) client: Client,
+    pub(crate) store: Arc<dyn FrontStore>,
+    pub(crate) models: Models,
+    pub(crate) job_waiter: JobWaiter,
+    pub(crate) limits: Limits,
     streams: Arc<Semaphore>,
-    /// There is a batch to drive.
-    batches: Notify,
-    /// There is a batch whose end is to be told.
-    webhooks: Notify,
-    metrics: Metrics,
-    changes: Changes,
-    dashboard: Dashboard,
-    /// Whether what has no end of its own is to end.
+    /// Dashboard pages that update live.
+    pub(crate) live_pages: Arc<Semaphore>,
+    /// Login attempts to the dashboard.
+    pub(crate) logins: Throttle,
+    /// Wakes the batch driver.
+    pub(crate) batch_changed: Notify,
+    /// Wakes the webhook sender.
+    pub(crate) webhook_due: Notify,
+    pub(crate) metrics: Metrics,
+    pub(crate) changes: Changes,
+    /// Whether the service is stopping; ends streams that have no end of their own.
     stopping: watch::Sender<bool>,
 }
 
+impl Deref for App {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
 impl App {
-    /// The service over a store that `client` submits to. Within a runtime.
+    /// A service over `store`, to which `client` submits. Must be called within a Tokio runtime.
     pub fn new(client: Client, store: Arc<dyn FrontStore>, models: Models, limits: Limits) -> Self {
-        let ends = Ends::of(client.clone());
-        let streams = Arc::new(Semaphore::new(limits.streams_max));
-        Self(Arc::new(Inner {
+        Self(Arc::new(State {
+            job_waiter: JobWaiter::new(client.clone()),
             client,
             store,
             models,
-            ends,
             limits,
-            streams,
-            batches: Notify::new(),
-            webhooks: Notify::new(),
+            streams: Arc::new(Semaphore::new(limits.streams_max)),
+            live_pages: Arc::new(Semaphore::new(LIVE_PAGES_MAX)),
+            logins: Throttle::default(),
+            batch_changed: Notify::new(),
+            webhook_due: Notify::new(),
             metrics: Metrics::default(),
             changes: Changes::default(),
-            dashboard: Dashboard::default(),
             stopping: watch::Sender::new(false),
         }))
     }
 
-    /// Ends what would go on until its reader leaves, so that the service can stop.
+    /// Ends event streams, which would otherwise last until their reader leaves.
     pub fn stop(&self) {
-        self.0.stopping.send_replace(true);
+        self.stopping.send_replace(true);
     }
 
     /// Resolves when the service stops.
     pub(crate) async fn stopped(&self) {
-        // The sender is here.
-        let _ = self.0.stopping.subscribe().wait_for(|stop| *stop).await;
+        // Cannot fail: `self` holds the sender.
+        let _ = self.stopping.subscribe().wait_for(|stop| *stop).await;
     }
 
-    /// Makes the first key of all, an operator's, and returns its secret; none if there is a key.
+    /// Creates the first API key, with role operate, and returns its secret; `None` if a key exists.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// If the store fails.
     pub async fn first_key(&self) -> Result<Option<Secret>, StoreError> {
-        let (key, secret): (ApiKey, Secret) =
-            new_key(tritmill_queue::Tenant::default(), KeyRole::Operate, "first");
-        let is_first = self.store().add_first_key(&key, &secret.hash()).await?;
+        let (key, secret) = new_key(Tenant::default(), KeyRole::Operate, "first");
+        let is_first = self.store.add_first_key(&key, &secret.hash()).await?;
         Ok(is_first.then_some(secret))
     }
 
-    pub(crate) fn client(&self) -> &Client {
-        &self.0.client
-    }
-
-    pub(crate) fn store(&self) -> &Arc<dyn FrontStore> {
-        &self.0.store
-    }
-
-    pub(crate) fn models(&self) -> &Models {
-        &self.0.models
-    }
-
-    pub(crate) fn ends(&self) -> &Ends {
-        &self.0.ends
-    }
-
-    pub(crate) fn limits(&self) -> Limits {
-        self.0.limits
-    }
-
-    pub(crate) fn streams(&self) -> &Arc<Semaphore> {
-        &self.0.streams
-    }
-
-    pub(crate) fn batches(&self) -> &Notify {
-        &self.0.batches
-    }
-
-    pub(crate) fn changes(&self) -> &Changes {
-        &self.0.changes
-    }
-
-    pub(crate) fn webhooks(&self) -> &Notify {
-        &self.0.webhooks
-    }
-
-    pub(crate) fn metrics(&self) -> &Metrics {
-        &self.0.metrics
-    }
-
-    pub(crate) fn dashboard(&self) -> &Dashboard {
-        &self.0.dashboard
+    /// Reserves one of the streams that may run at once.
+    pub(crate) fn stream_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let full = |_| ApiError::busy("too many open streams: try again later");
+        self.streams.clone().try_acquire_owned().map_err(full)
     }
 }

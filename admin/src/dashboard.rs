@@ -1,19 +1,13 @@
-//! The dashboard: pages for people, made here and sent as they are.
+//! The dashboard: pages rendered on the server.
 //!
-//! A page is a struct of what it shows and a template for it ([`page::View`]), put into the frame with
-//! the navigation. Whoever asks for the same address as an event stream gets the page's content
-//! whenever it changes ([`live`]): the one script puts it in place, and without it a reload does. A
-//! form posts, something happens, and the browser is sent on to where it can be seen.
+//! A page is a struct with its data and a template ([`view::View`]), rendered into a frame with the
+//! navigation. A request for the same address as an event stream receives the page's content whenever it
+//! changes ([`live`]); the script puts it in place. Without the script, a reload does the same. A form
+//! posts, the action is done, and the browser is redirected to a page that shows the result.
 //!
-//! Invariants: every page and every action has its role in the router's table; what a visitor sees, it
-//! sees as its tenant, and an operator sees all. A form of another site does nothing
-//! ([`session::require`]). No page has inline script or style.
-
-use std::sync::Arc;
-
-use tokio::sync::Semaphore;
-
-use self::throttle::Throttle;
+//! Invariants: every page and every action has its role in [`ROUTES`](crate::ROUTES). A visitor sees the
+//! data of its tenant; an operator sees all. A form sent from another site has no effect
+//! ([`guard::require_session`]). Pages have no inline script or style.
 
 pub(crate) mod assets;
 pub(crate) mod audit;
@@ -21,6 +15,7 @@ pub(crate) mod batches;
 mod chart;
 pub(crate) mod dead_letters;
 mod filters;
+pub(crate) mod guard;
 mod history;
 pub(crate) mod integrity;
 pub(crate) mod job;
@@ -32,21 +27,7 @@ pub(crate) mod overview;
 pub(crate) mod page;
 pub(crate) mod queues;
 pub(crate) mod session;
-mod throttle;
+pub(crate) mod throttle;
 pub(crate) mod upload;
+mod view;
 pub(crate) mod workers;
-
-/// Pages that are kept up to date at once.
-const LIVE_MAX: usize = 512;
-
-/// What the dashboard keeps between requests.
-pub(crate) struct Dashboard {
-    logins: Throttle,
-    live: Arc<Semaphore>,
-}
-
-impl Default for Dashboard {
-    fn default() -> Self {
-        Self { logins: Throttle::default(), live: Arc::new(Semaphore::new(LIVE_MAX)) }
-    }
-}

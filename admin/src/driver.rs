@@ -1,14 +1,14 @@
-//! [`Driver`]: moves batches on, from a file of lines to a file of answers.
+//! [`Driver`]: processes batches, from a file of lines to a file of answers.
 //!
-//! Each step reads the batch, does its work and writes the batch under the epoch of its claim; a step
-//! that is interrupted is done again by whoever claims next, and does no harm twice: validation has no
-//! effect but its verdict, a line's job has an id of its line's, and an output file is seen only when
-//! the same transaction that completes it ends the batch.
+//! Each step reads the batch, does its work and writes the batch under the epoch of its claim. An
+//! interrupted step is repeated by the next process that claims the batch. Repeating is harmless:
+//! validation only writes its result, the id of a line's job depends on the line alone, and an output file
+//! becomes visible in the transaction that finishes the batch.
 //!
 //! | state | step | in |
 //! | --- | --- | --- |
-//! | `validating` | read every line, or say why it is no batch | `validate.rs` |
-//! | `in_progress` | submit lines as there is room, count what is over | `progress.rs` |
+//! | `validating` | read every line, or reject the file | `validate.rs` |
+//! | `in_progress` | submit lines as the queue has room, count finished jobs | `progress.rs` |
 //! | `finalizing`, `cancelling` | write the output files | `finish.rs` |
 
 mod finish;
@@ -33,29 +33,29 @@ use tritmill_queue::{
 
 use crate::app::App;
 
-/// How long a batch stays a driver's without a sign of life.
+/// Lease of a claimed batch.
 const LEASE: Duration = Duration::from_secs(15);
-/// Batches driven at once.
-const TOGETHER: usize = 16;
-/// Between two looks for batches that nobody drives.
-const LOOK: Duration = Duration::from_secs(1);
-/// Wait after a step failed, before the batch is let go.
+/// Most batches processed at once.
+const BATCHES_MAX: usize = 16;
+/// Pause between two claims.
+const POLL: Duration = Duration::from_secs(1);
+/// Pause after a failed step, before the batch is released.
 const RETRY: Duration = Duration::from_secs(2);
-/// Between two sweeps of files.
+/// Pause between two sweeps of files.
 const SWEEP: Duration = Duration::from_secs(3600);
 
-/// Why a step ended early.
+/// A step ended early.
 #[derive(Debug, thiserror::Error)]
 enum Interrupted {
-    /// The claim holds no more: somebody cancelled the batch, or drives it.
-    #[error("the claim is gone")]
+    /// The claim is no longer valid: the batch was cancelled or claimed by another process.
+    #[error("the claim is no longer valid")]
     Fenced,
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// Drives the batches of a service.
+/// Processes the batches of a service.
 pub struct Driver {
     app: App,
     owner: String,
@@ -67,7 +67,7 @@ impl Driver {
         Self { app, owner }
     }
 
-    /// Drives until `stop` says so, or nobody can say so any more; then lets go of what it holds.
+    /// Runs until `stop` is true or its sender is dropped, then releases its batches.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut driven = JoinSet::new();
         let mut sweep_at = Instant::now();
@@ -77,17 +77,17 @@ impl Driver {
                 self.sweep().await;
                 sweep_at = Instant::now() + SWEEP;
             }
-            for held in self.claim(TOGETHER.saturating_sub(driven.len())).await {
-                driven.spawn(drive(self.app.clone(), held, stop.clone()));
+            for claim in self.claim(BATCHES_MAX.saturating_sub(driven.len())).await {
+                driven.spawn(drive(self.app.clone(), claim, stop.clone()));
             }
-            self.app.metrics().batches_driven.set(i64::try_from(driven.len()).unwrap_or(i64::MAX));
+            self.app.metrics.batches_driven.set(i64::try_from(driven.len()).unwrap_or(i64::MAX));
             tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => break,
-                () = self.app.batches().notified() => {}
-                () = sleep(LOOK) => {}
+                () = self.app.batch_changed.notified() => {}
+                () = sleep(POLL) => {}
             }
         }
-        // They hear it too.
+        // They stop at the same signal.
         while driven.join_next().await.is_some() {}
     }
 
@@ -96,84 +96,88 @@ impl Driver {
         if limit == 0 {
             return Vec::new();
         }
-        let claimed = self.app.store().claim_batches(&self.owner, LEASE, limit).await;
+        let claimed = self.app.store.claim_batches(&self.owner, LEASE, limit).await;
         claimed.unwrap_or_else(|error| {
-            tracing::warn!(%error, "batches not claimed, trying again");
+            tracing::warn!(%error, "cannot claim batches, trying again");
             Vec::new()
         })
     }
 
     async fn sweep(&self) {
-        match self.app.store().sweep_files().await {
+        match self.app.store.sweep_files().await {
             Ok(0) => {}
-            Ok(files) => tracing::info!(files, "files swept: expired, or never completed"),
-            Err(error) => tracing::warn!(%error, "files not swept, trying again in an hour"),
+            Ok(files) => {
+                tracing::info!(files, "deleted files that expired or were never completed")
+            }
+            Err(error) => tracing::warn!(%error, "cannot sweep files, trying again in an hour"),
         }
     }
 }
 
-/// Drives one batch to its end, or as long as the claim holds.
-async fn drive(app: App, held: BatchClaim, mut stop: watch::Receiver<bool>) {
-    let (id, epoch) = (held.batch.id, held.epoch);
-    let renewing = Arc::clone(app.store());
+/// Processes one batch until it is finished or the claim is no longer valid.
+async fn drive(app: App, claim: BatchClaim, mut stop: watch::Receiver<bool>) {
+    let (id, epoch) = (claim.batch.id, claim.epoch);
+    let store = Arc::clone(&app.store);
     let renewed = async move {
         let mut held_until = Instant::now() + LEASE;
         loop {
             sleep(LEASE / 3).await;
-            let asked = Instant::now();
-            match renewing.renew_batch(id, epoch, LEASE).await {
-                Ok(true) => held_until = asked + LEASE,
+            let started = Instant::now();
+            match store.renew_batch(id, epoch, LEASE).await {
+                Ok(true) => held_until = started + LEASE,
                 Ok(false) => return,
-                // The last third is for what is under way.
+                // The last third of the lease is for the step that is running.
                 Err(_) if Instant::now() + LEASE / 3 >= held_until => return,
-                Err(error) => tracing::warn!(batch = %id, %error, "claim of a batch not renewed"),
+                Err(error) => {
+                    tracing::warn!(batch = %id, %error, "cannot renew the claim of a batch")
+                }
             }
         }
     };
     let ended = tokio::select! {
-        ended = advance(&app, held) => ended,
+        ended = advance(&app, claim) => ended,
         () = renewed => Err(Interrupted::Fenced),
         _ = stop.wait_for(|stop| *stop) => Ok(()),
     };
     match ended {
         Ok(()) => {}
         Err(Interrupted::Fenced) => {
-            tracing::info!(batch = %id, "a batch was cancelled, or is driven elsewhere");
-            app.batches().notify_one();
+            tracing::info!(batch = %id, "the batch was cancelled or claimed by another process");
+            app.batch_changed.notify_one();
             return;
         }
         Err(error) => {
-            tracing::warn!(batch = %id, %error, "a batch does not move on, trying again");
+            tracing::warn!(batch = %id, %error, "a step of the batch failed, trying again");
             sleep(RETRY).await;
         }
     }
-    // One that is over is nobody's; this only tells others that they need not wait for the lease.
-    if let Err(error) = app.store().release_batch(id, epoch).await {
-        tracing::debug!(batch = %id, %error, "a claim is left to run out");
+    // Saves other processes the wait for the end of the lease.
+    if let Err(error) = app.store.release_batch(id, epoch).await {
+        tracing::debug!(batch = %id, %error, "cannot release a batch, its lease will expire");
     }
-    app.webhooks().notify_one();
+    app.webhook_due.notify_one();
 }
 
-/// Takes step after step until the batch is over.
-async fn advance(app: &App, mut held: BatchClaim) -> Result<(), Interrupted> {
+/// Runs step after step until the batch is finished.
+async fn advance(app: &App, mut claim: BatchClaim) -> Result<(), Interrupted> {
     loop {
-        match held.batch.state {
-            BatchState::Validating => validate::validate(app, &mut held).await?,
-            BatchState::InProgress => progress::answer(app, &mut held).await?,
+        match claim.batch.state {
+            BatchState::Validating => validate::validate(app, &mut claim).await?,
+            BatchState::InProgress => progress::submit_and_count(app, &mut claim).await?,
             BatchState::Finalizing | BatchState::Cancelling => {
-                finish::finish(app, &mut held).await?
+                finish::finish(app, &mut claim).await?
             }
             state => {
-                tracing::info!(batch = %held.batch.id, state = state.as_str(), "batch is over");
+                tracing::info!(batch = %claim.batch.id, state = state.as_str(), "batch finished");
                 return Ok(());
             }
         }
     }
 }
 
-/// Writes a batch with what goes along.
-async fn save(app: &App, held: &BatchClaim, along: BatchWrites<'_>) -> Result<(), Interrupted> {
-    match app.store().save_batch(held, along).await? {
+/// Writes a batch, with jobs and files, in one transaction.
+async fn save(app: &App, claim: &BatchClaim, writes: BatchWrites<'_>) -> Result<(), Interrupted> {
+    match app.store.save_batch(claim, writes).await? {
         true => Ok(()),
         false => Err(Interrupted::Fenced),
     }

@@ -1,4 +1,4 @@
-//! What a caller hears when it gets no answer: a status, and a body of OpenAI's shape.
+//! [`ApiError`]: the status and the OpenAI-style body of a failed request.
 
 use std::time::Duration;
 
@@ -7,154 +7,181 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use serde::Serialize;
 use tritmill_client::{ClientError, FieldError, answer};
-use tritmill_queue::{JobError, StoreError};
+use tritmill_queue::{JobError, StoreError, store::KeyRole};
+use utoipa::ToSchema;
 
-/// When to come back to a store that is away.
-const STORE_AWAY: Duration = Duration::from_secs(2);
+/// `Retry-After` when the store is unavailable.
+const STORE_RETRY: Duration = Duration::from_secs(2);
+const INVALID: &str = "invalid_request_error";
 
-/// A refusal.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{status}: {message}")]
-pub struct ApiError {
-    status: StatusCode,
-    kind: &'static str,
-    code: String,
+/// The body of every failed request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct ErrorResponse {
+    error: ErrorDetail,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub(crate) struct ErrorDetail {
+    /// Explanation for people.
     message: String,
+    /// Class of the error.
+    #[schema(examples("invalid_request_error"))]
+    r#type: &'static str,
+    /// Name of the invalid field.
     param: Option<String>,
+    /// Error code for programs.
+    code: String,
+}
+
+/// A failed request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{status}: {}", .detail.message)]
+pub(crate) struct ApiError {
+    status: StatusCode,
+    detail: ErrorDetail,
     retry_after: Option<Duration>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &str, message: impl Into<String>) -> Self {
         let (code, message) = (code.to_owned(), message.into());
-        Self { status, kind, code, message, param: None, retry_after: None }
+        let detail = ErrorDetail { message, r#type: kind, param: None, code };
+        Self { status, detail, retry_after: None }
     }
 
-    /// The request cannot be served as it is.
+    /// An invalid request.
     pub fn invalid(code: &str, message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", code, message)
+        Self::new(StatusCode::BAD_REQUEST, INVALID, code, message)
     }
 
-    /// The field at fault.
+    /// A field with a value that is not allowed.
+    pub fn invalid_value(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::invalid("invalid_value", message).at(param)
+    }
+
+    /// A required field that is missing.
+    pub fn missing_field(param: &str) -> Self {
+        Self::invalid("missing_field", format!("{param} is missing")).at(param)
+    }
+
+    /// Names the field that caused the error.
     #[must_use]
-    pub fn at(self, param: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..self }
+    pub fn at(mut self, param: impl Into<String>) -> Self {
+        self.detail.param = Some(param.into());
+        self
     }
 
-    /// There is none, or none of the caller's.
+    /// An item that does not exist, or that belongs to another tenant.
     pub fn not_found(what: &str, id: &str) -> Self {
         let id: String = id.chars().filter(|c| !c.is_control()).take(80).collect();
         let message = format!("no such {what}: '{id}'");
-        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
+        Self::new(StatusCode::NOT_FOUND, INVALID, "not_found", message)
     }
 
-    /// No worker serves this model.
-    pub fn no_model(name: &str) -> Self {
-        let error = Self::not_found("model", name);
-        Self { code: "model_not_found".to_owned(), ..error }.at("model")
+    /// A model that no worker serves.
+    pub fn model_not_found(name: &str) -> Self {
+        let mut error = Self::not_found("model", name).at("model");
+        error.detail.code = "model_not_found".to_owned();
+        error
     }
 
-    /// No path or method of this name.
-    pub fn no_route() -> Self {
+    /// An unknown path or method.
+    pub fn unknown_url() -> Self {
         let message = "no such path or method";
-        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "unknown_url", message)
+        Self::new(StatusCode::NOT_FOUND, INVALID, "unknown_url", message)
     }
 
-    /// The key is missing, unknown or revoked.
-    pub fn no_key() -> Self {
+    /// A missing, unknown or revoked API key.
+    pub fn unauthorized() -> Self {
         let message = "no valid API key: send one as 'Authorization: Bearer tm-…'";
         let (status, kind) = (StatusCode::UNAUTHORIZED, "authentication_error");
         Self::new(status, kind, "invalid_api_key", message)
     }
 
-    /// The key does not allow it.
-    pub fn forbidden(needed: &str) -> Self {
-        let message = format!("this API key does not allow it: a key with role '{needed}' does");
+    /// An API key with too low a role.
+    pub fn forbidden(needed: KeyRole) -> Self {
+        let message = format!("this needs an API key with role '{}'", needed.as_str());
         Self::new(StatusCode::FORBIDDEN, "permission_error", "insufficient_role", message)
     }
 
-    /// A form that no page of ours sent.
+    /// A form that was sent from another site.
     pub fn other_site() -> Self {
-        let message = "another site sent this form: go back to the page and send it from there";
+        let message = "this form was sent from another site: send it from the dashboard";
         Self::new(StatusCode::FORBIDDEN, "permission_error", "other_site", message)
     }
 
-    /// Too many bytes.
+    /// A body that is too large.
     pub fn too_large(what: &str, limit_bytes: u64) -> Self {
         let message = format!("the {what} is larger than {limit_bytes} bytes");
-        let status = StatusCode::PAYLOAD_TOO_LARGE;
-        Self::new(status, "invalid_request_error", "too_large", message)
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, INVALID, "too_large", message)
     }
 
-    /// The caller stopped sending.
-    pub fn slow() -> Self {
+    /// A body that did not arrive in time.
+    pub fn request_timeout() -> Self {
         let message = "the request did not arrive in time";
-        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "timeout", message)
+        Self::new(StatusCode::REQUEST_TIMEOUT, INVALID, "timeout", message)
     }
 
-    /// No answer in time.
-    pub fn late() -> Self {
+    /// A job that was not answered in time.
+    pub fn answer_timeout() -> Self {
         let message = "no answer in time: the job was cancelled";
         Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "timeout", message)
     }
 
-    /// No more of this at once.
-    pub fn crowded(message: &str) -> Self {
+    /// Too many requests of this kind at once.
+    pub fn busy(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "busy", message);
         Self { retry_after: Some(Duration::from_secs(1)), ..error }
     }
 
-    /// How a job ended that was not answered.
-    pub fn job(error: &JobError) -> Self {
+    /// A job that failed.
+    pub fn job_failed(error: &JobError) -> Self {
         let (status, kind) = answer::status(error);
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let known = Self::new(status, kind, &error.code, &error.message);
-        Self { param: error.param.clone(), ..known }
+        let mut failed = Self::new(status, kind, &error.code, &error.message);
+        failed.detail.param.clone_from(&error.param);
+        failed
     }
 
-    /// It contradicts what was done before.
+    /// A request that contradicts an earlier one.
     pub fn conflict(code: &str, message: &str) -> Self {
-        Self::new(StatusCode::CONFLICT, "invalid_request_error", code, message)
+        Self::new(StatusCode::CONFLICT, INVALID, code, message)
     }
 
-    /// Somebody withdrew the job.
-    pub fn cancelled() -> Self {
-        Self::conflict("cancelled", "the job was cancelled")
-    }
-
-    /// The status of its response.
+    /// The status of the response.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// A sentence for people.
+    /// The explanation for people.
     pub fn message(&self) -> &str {
-        &self.message
+        &self.detail.message
     }
 
-    /// The body, as it is also sent within a stream.
-    pub fn body(&self) -> Value {
-        json!({
-            "error": {
-                "message": self.message,
-                "type": self.kind,
-                "param": self.param,
-                "code": self.code,
-            },
-        })
+    /// The body, which is also sent within streams.
+    pub fn body(self) -> ErrorResponse {
+        ErrorResponse { error: self.detail }
+    }
+
+    /// Name of the invalid field.
+    #[cfg(test)]
+    pub fn param(&self) -> Option<&str> {
+        self.detail.param.as_deref()
     }
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
-        if let Some(wait) = self.retry_after {
+        let (status, retry_after) = (self.status, self.retry_after);
+        let mut response = (status, Json(self.body())).into_response();
+        if let Some(wait) = retry_after {
             let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
         }
-        if self.status == StatusCode::UNAUTHORIZED {
+        if status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
         }
@@ -172,14 +199,19 @@ impl From<FieldError> for ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         if let StoreError::InvalidValue { what, problem } = &error {
-            return Self::invalid("invalid_value", format!("{what} {problem}")).at(*what);
+            return Self::invalid_value(*what, format!("{what} {problem}"));
         }
-        // The caller is told that, not what: the store's words are the operator's.
+        // Details of the store are for operators, not for callers.
         tracing::error!(%error, "the store failed a request");
-        let message = "the store does not answer: try again";
-        let away =
-            Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "unavailable", message);
-        Self { retry_after: Some(STORE_AWAY), ..away }
+        if let StoreError::Damaged { .. } = error {
+            let message = "stored data of this request is damaged: see the server's log";
+            let status = StatusCode::INTERNAL_SERVER_ERROR;
+            return Self::new(status, "server_error", "damaged_data", message);
+        }
+        let message = "the store is not available: try again";
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        let unavailable = Self::new(status, "server_error", "unavailable", message);
+        Self { retry_after: Some(STORE_RETRY), ..unavailable }
     }
 }
 
@@ -187,8 +219,9 @@ impl From<ClientError> for ApiError {
     fn from(error: ClientError) -> Self {
         match error {
             ClientError::Busy { retry_after, .. } => {
-                let busy = Self::crowded(&format!("the {error}"));
-                Self { retry_after: Some(retry_after), code: "queue_full".to_owned(), ..busy }
+                let mut full = Self::busy(format!("the {error}"));
+                full.detail.code = "queue_full".to_owned();
+                Self { retry_after: Some(retry_after), ..full }
             }
             ClientError::Store(error) => error.into(),
             ClientError::Unknown(id) => Self::not_found("job", &id.to_string()),
@@ -204,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_queue_says_when_to_come_back() {
+    fn full_queue_has_a_retry_after_header() {
         let limit = Limit::Tokens(7);
         let wait = Duration::from_millis(1200);
         let busy = ClientError::Busy { limit, accepted: 0, retry_after: wait };
@@ -214,10 +247,18 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_away_keeps_its_words_to_itself() {
-        let said = StoreError::Unavailable("password 'hunter2' refused".into());
-        let error = ApiError::from(said);
-        assert!(!error.body().to_string().contains("hunter2"));
-        assert_eq!(error.into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
+    fn store_errors_hide_their_details() {
+        let unavailable = StoreError::Unavailable("password 'hunter2' refused".into());
+        let damaged = StoreError::Damaged { what: "outcome", detail: "hunter2".to_owned() };
+        for (error, status, may_retry) in [
+            (unavailable, StatusCode::SERVICE_UNAVAILABLE, true),
+            (damaged, StatusCode::INTERNAL_SERVER_ERROR, false),
+        ] {
+            let error = ApiError::from(error);
+            assert!(!error.message().contains("hunter2"));
+            let response = error.into_response();
+            assert_eq!(response.status(), status);
+            assert_eq!(response.headers().contains_key(header::RETRY_AFTER), may_retry);
+        }
     }
 }

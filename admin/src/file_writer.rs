@@ -1,4 +1,4 @@
-//! [`FileWriter`]: writes a file into the store, a chunk at a time.
+//! [`FileWriter`]: writes a file to the store in chunks.
 
 use std::sync::Arc;
 
@@ -7,24 +7,24 @@ use tritmill_queue::{
     store::{FrontStore, files::FILE_CHUNK_BYTES, files::StoredFile},
 };
 
-/// A file that is being written. One that is dropped before it is complete is given up.
+/// A file that is being written. Dropping it before [`finish`](Self::finish) deletes what was written.
 pub(crate) struct FileWriter {
     store: Arc<dyn FrontStore>,
     file: StoredFile,
     chunk: Vec<u8>,
     number: u32,
     size_bytes: u64,
-    over: bool,
+    finished: bool,
 }
 
 impl FileWriter {
-    /// Begins a file.
+    /// Creates a file.
     pub async fn begin(store: Arc<dyn FrontStore>, file: &StoredFile) -> Result<Self, StoreError> {
         let file = store.create_file(file).await?;
-        Ok(Self { store, file, chunk: Vec::new(), number: 0, size_bytes: 0, over: false })
+        Ok(Self { store, file, chunk: Vec::new(), number: 0, size_bytes: 0, finished: false })
     }
 
-    /// The file, as it was begun.
+    /// The file, as it was created.
     pub fn file(&self) -> &StoredFile {
         &self.file
     }
@@ -34,14 +34,14 @@ impl FileWriter {
         self.size_bytes
     }
 
-    /// Adds bytes.
+    /// Appends bytes.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), StoreError> {
         self.size_bytes += bytes.len() as u64;
         while !bytes.is_empty() {
             let room = FILE_CHUNK_BYTES - self.chunk.len();
-            let (now, later) = bytes.split_at(bytes.len().min(room));
-            self.chunk.extend_from_slice(now);
-            bytes = later;
+            let (head, tail) = bytes.split_at(bytes.len().min(room));
+            self.chunk.extend_from_slice(head);
+            bytes = tail;
             if self.chunk.len() == FILE_CHUNK_BYTES {
                 self.flush().await?;
             }
@@ -56,27 +56,27 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Writes what is left. The caller completes the file then.
+    /// Writes the remaining bytes. The caller then marks the file as complete in the store.
     pub async fn finish(mut self) -> Result<StoredFile, StoreError> {
         if !self.chunk.is_empty() {
             self.flush().await?;
         }
-        self.over = true;
+        self.finished = true;
         Ok(StoredFile { size_bytes: self.size_bytes, ..self.file.clone() })
     }
 }
 
 impl Drop for FileWriter {
     fn drop(&mut self) {
-        if self.over {
+        if self.finished {
             return;
         }
         let (store, id) = (Arc::clone(&self.store), self.file.id);
-        // What a runtime that shuts down leaves is swept a day later.
+        // Without a runtime, at shutdown, the file is left to the daily sweep.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 if let Err(error) = store.abandon_file(id).await {
-                    tracing::debug!(%error, "an abandoned file is left to the sweep");
+                    tracing::debug!(%error, "an unfinished file is left to the sweep");
                 }
             });
         }

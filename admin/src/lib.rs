@@ -1,24 +1,27 @@
-//! The HTTP side of the queue: an OpenAI-compatible API over a store and a dispatcher.
+//! The HTTP API and the dashboard of Tritmill, over a store and a dispatcher.
 //!
-//! [`router`] is the table of contents: every route, with the role it asks for. A request is
-//! checked, becomes jobs through the producer's client, and is answered from the store. Batches are
-//! moved on by a [`Driver`], of which any number may run at once. Nothing here sees a model.
+//! [`ROUTES`] lists every route with the role it needs. A request is validated, becomes jobs through the
+//! producer's client, and is answered from the store. A [`Driver`] processes batches; any number of
+//! drivers may run at once. This crate never loads a model.
 //!
-//! Invariants: what a caller sees, it sees as a tenant: every read of a file or a batch names the
-//! tenant, and another's is not found, like none. No file, however long, is ever whole in memory. No
-//! secret and no prompt is in an error or a log line.
+//! Invariants: every read of a file or a batch names the caller's tenant; a file of another tenant looks
+//! like one that does not exist. Files are streamed and never held in memory as a whole. Error messages
+//! and log lines contain no secrets and no prompts.
 //!
-//! See also [`driver`] for how a batch is driven, and `queue/src/store/batches.rs` for its states.
+//! See also [`driver`] for the steps of a batch, and `queue/src/store/batches.rs` for its states.
+#![warn(missing_docs)]
 
 mod access;
 mod app;
+mod changes;
 mod dashboard;
 pub mod driver;
-mod ends;
 mod error;
+mod extract;
 mod file_writer;
 mod health;
-mod json;
+mod job_waiter;
+mod metrics;
 mod models;
 mod openai;
 mod openapi;
@@ -26,14 +29,14 @@ mod operator;
 mod router;
 mod secret;
 mod serve;
+mod sse;
 mod tls;
 mod watch;
 mod webhooks;
 
-pub use access::{Access, Caller};
+pub use access::Access;
 pub use app::{App, Limits};
 pub use driver::Driver;
-pub use error::ApiError;
 pub use models::Models;
 pub use router::{ROUTES, Route, router};
 pub use secret::{Secret, new_key};

@@ -1,71 +1,74 @@
-//! Which models are served.
+//! [`Models`]: the models that requests may name.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use tritmill_queue::{Operations, QueueName, StoreError, store::operations::RegisteredQueue};
+use tritmill_queue::{
+    QueueName, StoreError,
+    store::{NumericsClasses, classes::RegisteredQueue},
+};
 
-/// How late a caller may learn of a new model.
-const KNOWN_FOR: Duration = Duration::from_secs(2);
+/// How long a list of models is cached.
+const CACHE_FOR: Duration = Duration::from_secs(2);
 
-/// The queues that requests may name, as `MODEL` or `MODEL@FORMAT`.
+/// The queues that requests may name as `MODEL` or `MODEL@FORMAT`.
 pub struct Models(Source);
 
 enum Source {
     Fixed(Vec<RegisteredQueue>),
     Registered {
-        operations: Arc<dyn Operations>,
-        known: Mutex<Option<(Instant, Vec<RegisteredQueue>)>>,
+        classes: Arc<dyn NumericsClasses>,
+        cache: Mutex<Option<(Instant, Vec<RegisteredQueue>)>>,
     },
 }
 
 impl Models {
-    /// These alone.
+    /// A fixed list of queues.
     pub fn fixed(queues: Vec<RegisteredQueue>) -> Self {
         Self(Source::Fixed(queues))
     }
 
-    /// Those that workers have registered.
-    pub fn registered(operations: Arc<dyn Operations>) -> Self {
-        Self(Source::Registered { operations, known: Mutex::default() })
+    /// The queues that workers have registered.
+    pub fn registered(classes: Arc<dyn NumericsClasses>) -> Self {
+        Self(Source::Registered { classes, cache: Mutex::default() })
     }
 
-    /// All of them, the first registered first.
+    /// Returns all queues, in the order of registration.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// If the list cannot be read from the store.
     pub async fn all(&self) -> Result<Vec<RegisteredQueue>, StoreError> {
-        let (operations, known) = match &self.0 {
+        let (classes, cache) = match &self.0 {
             Source::Fixed(queues) => return Ok(queues.clone()),
-            Source::Registered { operations, known } => (operations, known),
+            Source::Registered { classes, cache } => (classes, cache),
         };
-        if let Some((at, queues)) = &*known.lock().unwrap_or_else(PoisonError::into_inner)
-            && at.elapsed() < KNOWN_FOR
+        if let Some((at, queues)) = &*cache.lock().unwrap_or_else(PoisonError::into_inner)
+            && at.elapsed() < CACHE_FOR
         {
             return Ok(queues.clone());
         }
-        let queues = operations.registered_queues().await?;
+        let queues = classes.registered_queues().await?;
         let now = Some((Instant::now(), queues.clone()));
-        *known.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *cache.lock().unwrap_or_else(PoisonError::into_inner) = now;
         Ok(queues)
     }
 
-    /// The queue that a request means: a name without a format means the one registered first.
+    /// Returns the queue of a model name. A name without a format means the format registered first.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// If the list cannot be read from the store.
     pub async fn find(&self, name: &str) -> Result<Option<QueueName>, StoreError> {
         Ok(find(self.all().await?, name).map(|found| found.queue))
     }
 }
 
-/// The one of these that a name means.
+/// Finds a queue by `MODEL@FORMAT`, or by `MODEL`.
 pub(crate) fn find(queues: Vec<RegisteredQueue>, name: &str) -> Option<RegisteredQueue> {
-    let whole = queues.iter().position(|known| known.queue.to_string() == name);
-    let at = whole.or_else(|| queues.iter().position(|known| known.queue.model == name))?;
-    queues.into_iter().nth(at)
+    let exact = queues.iter().position(|known| known.queue.to_string() == name);
+    let index = exact.or_else(|| queues.iter().position(|known| known.queue.model == name))?;
+    queues.into_iter().nth(index)
 }
 
 #[cfg(test)]
@@ -75,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_without_a_format_is_the_one_registered_first() {
+    fn model_without_a_format_means_the_one_registered_first() {
         let queue = |model: &str, format: &str| RegisteredQueue {
             queue: QueueName { model: model.to_owned(), format: format.to_owned() },
             at: Timestamp::default(),

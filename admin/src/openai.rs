@@ -1,9 +1,11 @@
-//! The API that OpenAI's clients speak: `/v1/…`. One file per noun.
+//! The OpenAI-compatible API, `/v1/…`, one module per noun.
 
+mod answer;
 pub(crate) mod batches;
 pub(crate) mod completions;
 pub(crate) mod files;
+mod list;
 pub(crate) mod models;
 pub(crate) mod multipart;
-mod paging;
+mod schemas;
 mod stream;

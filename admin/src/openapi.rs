@@ -1,33 +1,29 @@
-//! The API as a document, at `/openapi.json`: every route of the table, what it takes and what comes
-//! back. The types here are read by nobody but the document's readers; tests hold them to the routes
-//! and to the parameters that are understood.
+//! `/openapi.json`: the OpenAPI document of every API route. Tests hold it to the routes and to the
+//! parameters that requests may have.
 
 use axum::Json;
 use utoipa::{
     Modify, OpenApi,
     openapi::{
-        self,
+        self, ContentBuilder, Ref, ResponseBuilder,
         security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
     },
 };
 
 use crate::{
+    error::ErrorResponse,
     health,
-    openai::*,
-    operator::{dead_letters, events, history, jobs, keys, log, queues, story, workers},
+    openai::{batches, completions, files, models},
+    operator::{audit, dead_letters, events, history, job, jobs, keys, queues, workers},
 };
-
-mod schemas;
-
-pub(crate) use schemas::*;
 
 /// The document.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Tritmill",
-        description = "Batch text generation on ternary language models. Parameters and answers are \
-                       OpenAI's; what is not supported is refused by name.",
+        description = "Batch text generation on ternary language models. Requests and responses follow \
+                       OpenAI's API; unsupported parameters are rejected by name.",
     ),
     paths(
         health::alive, health::ready, health::metrics, document,
@@ -35,25 +31,25 @@ pub(crate) use schemas::*;
         completions::chat, completions::text,
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel,
-        jobs::list, jobs::count, jobs::cancel, story::one,
+        jobs::list, jobs::count, jobs::cancel, job::one,
         dead_letters::list, dead_letters::replay, dead_letters::purge,
         queues::list, queues::pause, queues::resume, queues::limit,
         queues::allow_class, queues::withdraw_class,
         history::list, history::integrity,
         workers::list, workers::drain,
-        keys::list, keys::create, keys::revoke, keys::erase, log::list,
+        keys::list, keys::create, keys::revoke, keys::erase, audit::list,
         events::changes, events::of_job,
     ),
-    components(schemas(Refused)),
-    modifiers(&Keys),
+    components(schemas(ErrorResponse)),
+    modifiers(&Common),
     security(("key" = [])),
 )]
 struct Document;
 
-/// Says how callers show their key.
-struct Keys;
+/// Adds what all routes have in common: the API key and the error responses.
+struct Common;
 
-impl Modify for Keys {
+impl Modify for Common {
     fn modify(&self, document: &mut openapi::OpenApi) {
         let key = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
@@ -61,12 +57,26 @@ impl Modify for Keys {
             .build();
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("key", SecurityScheme::Http(key));
+        let items = document.paths.paths.values_mut();
+        let operations = items.flat_map(|item| [&mut item.get, &mut item.post, &mut item.delete]);
+        // Public routes set `security`; they have no error responses in common.
+        for operation in operations.flatten().filter(|operation| operation.security.is_none()) {
+            for (status, description) in
+                [("4XX", "The request was rejected"), ("5XX", "The server failed: try again")]
+            {
+                let schema = Ref::from_schema_name("ErrorResponse");
+                let content = ContentBuilder::new().schema(Some(schema)).build();
+                let response = ResponseBuilder::new().description(description);
+                let response = response.content("application/json", content).build();
+                operation.responses.responses.insert(status.to_owned(), response.into());
+            }
+        }
     }
 }
 
-/// This document.
+/// Returns this document.
 #[utoipa::path(get, path = "/openapi.json", tag = "service", security(()),
-    responses((status = 200, description = "The API, described")))]
+    responses((status = 200, description = "OpenAPI document")))]
 pub(crate) async fn document() -> Json<openapi::OpenApi> {
     Json(Document::openapi())
 }
@@ -86,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn every_route_is_described_and_nothing_else() {
+    fn document_describes_exactly_the_routes() {
         let document = described();
         let paths = document["paths"].as_object().expect("paths");
         let described: BTreeSet<(String, String)> = paths
@@ -96,7 +106,7 @@ mod tests {
                 methods.map(move |method| (method.to_uppercase(), path.clone()))
             })
             .collect();
-        let api = || ROUTES.iter().filter(|route| !route.is_of_pages());
+        let api = || ROUTES.iter().filter(|route| !route.is_page());
         let routed: BTreeSet<(String, String)> =
             api().map(|route| (route.method.to_string(), route.path.replace("{*", "{"))).collect();
         assert_eq!(described, routed);
@@ -105,11 +115,17 @@ mod tests {
             let operation = &paths[&route.path.replace("{*", "{")][method];
             let is_open = operation["security"] == json!([{}]);
             assert_eq!(is_open, route.access == Access::Public, "{}", route.path);
+            for status in ["4XX", "5XX"] {
+                let schema =
+                    &operation["responses"][status]["content"]["application/json"]["schema"];
+                let reference = json!({ "$ref": "#/components/schemas/ErrorResponse" });
+                assert_eq!(*schema == reference, !is_open, "{status} of {}", route.path);
+            }
         }
     }
 
     #[test]
-    fn every_parameter_that_is_described_is_understood() {
+    fn every_described_parameter_is_known_to_the_parser() {
         let document = described();
         for (name, endpoint) in
             [("ChatRequest", Endpoint::Chat), ("TextRequest", Endpoint::Completions)]
@@ -117,8 +133,10 @@ mod tests {
             let schema = &document["components"]["schemas"][name];
             let properties = schema["properties"].as_object().expect("properties");
             assert!(properties.len() > 10, "{schema}");
+            assert_eq!(properties["seed"]["description"], "The same seed gives the same answer.");
+            assert!(!schema["required"].as_array().expect("a list").contains(&json!("logprobs")));
             for property in properties.keys().filter(|name| !name.starts_with("stream")) {
-                // Of no type that any parameter has: whoever knows it says so.
+                // A wrong type for every parameter: the error tells whether the parser knows it.
                 let value = json!({ "of": ["no", "type"] });
                 let body = Map::from_iter([(property.clone(), value)]);
                 match parse_body(endpoint, body) {

@@ -1,15 +1,28 @@
-//! `/admin/v1`: what operators see and do.
+//! `/admin/v1`: the API for operators, one module per noun.
 //!
-//! Each module is one noun. Types that are sent are described where they are made, so that the
-//! document says what is sent. Every act is noted, with the key that did it, before it is done.
+//! Response types are defined beside their handlers, so that the OpenAPI document describes what is sent.
+//! Every action is recorded in the audit log, with its key, before it is done.
 
+use axum::Json;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+pub(crate) mod audit;
 pub(crate) mod dead_letters;
 pub(crate) mod events;
 pub(crate) mod history;
+pub(crate) mod job;
 pub(crate) mod jobs;
 pub(crate) mod keys;
-pub(crate) mod log;
+pub(crate) mod params;
 pub(crate) mod queues;
-pub(crate) mod request;
-pub(crate) mod story;
 pub(crate) mod workers;
+
+/// Result of an action.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Done {
+    done: bool,
+}
+
+/// The response to a successful action.
+const DONE: Json<Done> = Json(Done { done: true });

@@ -1,4 +1,4 @@
-//! Every route, with what it asks of its caller.
+//! [`ROUTES`]: every route with its required access; [`router`] serves them.
 
 use axum::{
     Router,
@@ -13,21 +13,21 @@ use tritmill_queue::store::KeyRole::{Operate, Read, Submit};
 use crate::{
     access::{self, Access},
     app::App,
-    dashboard as pages,
+    dashboard::{self as pages, guard, session},
     error::ApiError,
     health,
     openai::{batches, completions, files, models},
     openapi,
-    operator::{dead_letters, events, history, jobs, keys, log, queues, story, workers},
+    operator::{audit, dead_letters, events, history, job, jobs, keys, queues, workers},
 };
 
 /// A route.
 pub struct Route {
-    /// Its method.
+    /// HTTP method.
     pub method: Method,
-    /// Its path, as axum writes it.
+    /// Path, in axum's syntax.
     pub path: &'static str,
-    /// Who may.
+    /// Access that the route requires.
     pub access: Access,
     handler: fn() -> MethodRouter<App>,
 }
@@ -44,11 +44,11 @@ const fn route(
 const READ: Access = Access::Key(Read);
 const SUBMIT: Access = Access::Key(Submit);
 const OPERATE: Access = Access::Key(Operate);
-const SEE: Access = Access::Page(Read);
-const ASK: Access = Access::Page(Submit);
-const RUN: Access = Access::Page(Operate);
+const READ_PAGE: Access = Access::Page(Read);
+const SUBMIT_PAGE: Access = Access::Page(Submit);
+const OPERATE_PAGE: Access = Access::Page(Operate);
 
-/// All of them. What is not here is not there.
+/// Every route of the service.
 #[rustfmt::skip]
 pub const ROUTES: &[Route] = &[
     route(Method::GET,    "/healthz",                   Access::Public, || get(health::alive)),
@@ -70,7 +70,7 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/v1/batches/{id}/cancel",    SUBMIT,  || post(batches::cancel)),
     route(Method::GET,    "/admin/v1/jobs",             READ,    || get(jobs::list)),
     route(Method::GET,    "/admin/v1/jobs/count",       READ,    || get(jobs::count)),
-    route(Method::GET,    "/admin/v1/jobs/{id}",        READ,    || get(story::one)),
+    route(Method::GET,    "/admin/v1/jobs/{id}",        READ,    || get(job::one)),
     route(Method::POST,   "/admin/v1/jobs/cancel",      OPERATE, || post(jobs::cancel)),
     route(Method::GET,    "/admin/v1/dead-letters",     OPERATE, || get(dead_letters::list)),
     route(Method::POST,   "/admin/v1/dead-letters/replay", OPERATE, || post(dead_letters::replay)),
@@ -91,46 +91,46 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/admin/v1/tenants/erase",    OPERATE, || post(keys::erase)),
     route(Method::GET,    "/admin/v1/events",           OPERATE, || get(events::changes)),
     route(Method::GET,    "/v1/jobs/{id}/events",       READ,    || get(events::of_job)),
-    route(Method::GET,    "/admin/v1/audit",            OPERATE, || get(log::list)),
+    route(Method::GET,    "/admin/v1/audit",            OPERATE, || get(audit::list)),
 
-    route(Method::GET,    "/",                          Access::Public, || get(pages::login::door)),
-    route(Method::GET,    "/dashboard/login",           Access::Public, || get(pages::login::ask)),
-    route(Method::POST,   "/dashboard/login",           Access::Public, || post(pages::login::open)),
+    route(Method::GET,    "/",                          Access::Public, || get(pages::login::root)),
+    route(Method::GET,    "/dashboard/login",           Access::Public, || get(pages::login::show)),
+    route(Method::POST,   "/dashboard/login",           Access::Public, || post(pages::login::log_in)),
     route(Method::GET,    "/dashboard/assets/{version}/{name}", Access::Public, || get(pages::assets::asset)),
-    route(Method::POST,   "/dashboard/logout",          SEE,     || post(pages::login::close)),
-    route(Method::GET,    "/dashboard",                 SEE,     || get(pages::page::home)),
-    route(Method::GET,    "/dashboard/overview",        RUN,     || get(pages::overview::show)),
-    route(Method::GET,    "/dashboard/queues/{queue}",  RUN,     || get(pages::queues::one)),
-    route(Method::POST,   "/dashboard/queues/{queue}",  RUN,     || post(pages::queues::set)),
-    route(Method::GET,    "/dashboard/workers",         RUN,     || get(pages::workers::list)),
-    route(Method::POST,   "/dashboard/workers",         RUN,     || post(pages::workers::drain)),
-    route(Method::GET,    "/dashboard/jobs",            SEE,     || get(pages::jobs::list)),
-    route(Method::GET,    "/dashboard/jobs/{id}",       SEE,     || get(pages::job::one)),
-    route(Method::POST,   "/dashboard/jobs/{id}/cancel", ASK,    || post(pages::job::cancel)),
-    route(Method::POST,   "/dashboard/jobs/{id}/replay", RUN,    || post(pages::job::replay)),
-    route(Method::GET,    "/dashboard/dead-letters",    RUN,     || get(pages::dead_letters::list)),
-    route(Method::POST,   "/dashboard/dead-letters/replay", RUN, || post(pages::dead_letters::replay)),
-    route(Method::POST,   "/dashboard/dead-letters/purge", RUN,  || post(pages::dead_letters::purge)),
-    route(Method::GET,    "/dashboard/integrity",       RUN,     || get(pages::integrity::show)),
-    route(Method::GET,    "/dashboard/batches",         SEE,     || get(pages::batches::list)),
-    route(Method::POST,   "/dashboard/batches",         ASK,     || post(pages::upload::upload)),
-    route(Method::GET,    "/dashboard/batches/{id}",    SEE,     || get(pages::batches::one)),
-    route(Method::POST,   "/dashboard/batches/{id}/cancel", ASK, || post(pages::batches::cancel)),
-    route(Method::GET,    "/dashboard/files/{id}",      SEE,     || get(pages::batches::download)),
-    route(Method::GET,    "/dashboard/audit",           RUN,     || get(pages::audit::list)),
-    route(Method::GET,    "/dashboard/keys",            RUN,     || get(pages::keys::list)),
-    route(Method::POST,   "/dashboard/keys",            RUN,     || post(pages::keys::create)),
-    route(Method::POST,   "/dashboard/keys/{id}/revoke", RUN,    || post(pages::keys::revoke)),
+    route(Method::POST,   "/dashboard/logout",          READ_PAGE, || post(pages::login::log_out)),
+    route(Method::GET,    "/dashboard",                 READ_PAGE, || get(pages::page::home)),
+    route(Method::GET,    "/dashboard/overview",        OPERATE_PAGE, || get(pages::overview::show)),
+    route(Method::GET,    "/dashboard/queues/{queue}",  OPERATE_PAGE, || get(pages::queues::one)),
+    route(Method::POST,   "/dashboard/queues/{queue}",  OPERATE_PAGE, || post(pages::queues::update)),
+    route(Method::GET,    "/dashboard/workers",         OPERATE_PAGE, || get(pages::workers::list)),
+    route(Method::POST,   "/dashboard/workers",         OPERATE_PAGE, || post(pages::workers::drain)),
+    route(Method::GET,    "/dashboard/jobs",            READ_PAGE, || get(pages::jobs::list)),
+    route(Method::GET,    "/dashboard/jobs/{id}",       READ_PAGE, || get(pages::job::one)),
+    route(Method::POST,   "/dashboard/jobs/{id}/cancel", SUBMIT_PAGE, || post(pages::job::cancel)),
+    route(Method::POST,   "/dashboard/jobs/{id}/replay", OPERATE_PAGE, || post(pages::job::replay)),
+    route(Method::GET,    "/dashboard/dead-letters",    OPERATE_PAGE, || get(pages::dead_letters::list)),
+    route(Method::POST,   "/dashboard/dead-letters/replay", OPERATE_PAGE, || post(pages::dead_letters::replay)),
+    route(Method::POST,   "/dashboard/dead-letters/purge", OPERATE_PAGE, || post(pages::dead_letters::purge)),
+    route(Method::GET,    "/dashboard/integrity",       OPERATE_PAGE, || get(pages::integrity::show)),
+    route(Method::GET,    "/dashboard/batches",         READ_PAGE, || get(pages::batches::list)),
+    route(Method::POST,   "/dashboard/batches",         SUBMIT_PAGE, || post(pages::upload::upload)),
+    route(Method::GET,    "/dashboard/batches/{id}",    READ_PAGE, || get(pages::batches::one)),
+    route(Method::POST,   "/dashboard/batches/{id}/cancel", SUBMIT_PAGE, || post(pages::batches::cancel)),
+    route(Method::GET,    "/dashboard/files/{id}",      READ_PAGE, || get(pages::batches::download)),
+    route(Method::GET,    "/dashboard/audit",           OPERATE_PAGE, || get(pages::audit::list)),
+    route(Method::GET,    "/dashboard/keys",            OPERATE_PAGE, || get(pages::keys::list)),
+    route(Method::POST,   "/dashboard/keys",            OPERATE_PAGE, || post(pages::keys::create)),
+    route(Method::POST,   "/dashboard/keys/{id}/revoke", OPERATE_PAGE, || post(pages::keys::revoke)),
 ];
 
 impl Route {
-    /// Whether it is of the dashboard, for people, and not of the API.
-    pub fn is_of_pages(&self) -> bool {
-        self.path == "/" || self.path.starts_with(pages::session::HOME)
+    /// Whether the route belongs to the dashboard, not to the API.
+    pub fn is_page(&self) -> bool {
+        self.path == "/" || self.path.starts_with(session::HOME)
     }
 }
 
-/// The service.
+/// Returns the service: the API and the dashboard.
 pub fn router(app: App) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
@@ -139,35 +139,35 @@ pub fn router(app: App) -> Router {
             Access::Public => handler,
             Access::Key(role) => {
                 let state = (app.clone(), role);
-                handler.route_layer(middleware::from_fn_with_state(state, access::require))
+                handler.route_layer(middleware::from_fn_with_state(state, access::require_key))
             }
             Access::Page(role) => {
                 let state = (app.clone(), role);
-                handler.route_layer(middleware::from_fn_with_state(state, pages::session::require))
+                handler.route_layer(middleware::from_fn_with_state(state, guard::require_session))
             }
         };
         router = router.route(route.path, handler);
     }
     router
-        .fallback(async || ApiError::no_route())
-        .method_not_allowed_fallback(async || ApiError::no_route())
-        .layer(middleware::from_fn(secure))
-        .layer(middleware::from_fn_with_state(app.clone(), health::count))
+        .fallback(async || ApiError::unknown_url())
+        .method_not_allowed_fallback(async || ApiError::unknown_url())
+        .layer(middleware::from_fn(add_security_headers))
+        .layer(middleware::from_fn_with_state(app.clone(), health::count_request))
         .with_state(app)
 }
 
-/// What browsers are told about every answer: it is data, nobody's but the caller's.
-async fn secure(request: Request, next: Next) -> Response {
+/// Adds headers that keep browsers from sniffing, framing, caching or running a response.
+async fn add_security_headers(request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
-    let said = [
+    let defaults = [
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-store"),
         (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
     ];
-    for (name, value) in said {
+    for (name, value) in defaults {
         headers.entry(name).or_insert(HeaderValue::from_static(value));
     }
     response

@@ -1,4 +1,4 @@
-//! Secrets of API keys: made, read and hashed.
+//! Secrets of API keys and sessions.
 
 use std::fmt::Write as _;
 
@@ -9,16 +9,17 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
-/// What every secret begins with, so that people and scanners know one.
+/// Prefix of every secret, so that people and scanners recognize it.
 const PREFIX: &str = "tm-";
-/// Hexadecimal digits after it: 256 bits.
+/// Hexadecimal digits after the prefix: 256 bits.
 const DIGITS: usize = 64;
 
-/// What opens the door. It is shown once and never logged: it has no `Debug` and no `Display`.
+/// The secret of an API key or a session. It is shown once and never logged, so it has neither `Debug` nor
+/// `Display`.
 pub struct Secret(String);
 
 impl Secret {
-    /// A fresh one.
+    /// Generates a random secret.
     pub fn generate() -> Self {
         let mut random = [0_u8; DIGITS / 2];
         getrandom::fill(&mut random).expect("the system has a source of randomness");
@@ -30,25 +31,25 @@ impl Secret {
         Self(text)
     }
 
-    /// What a caller sent, if it may be one.
+    /// Parses text that a caller sent; `None` if it is malformed.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.strip_prefix(PREFIX)?;
         let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         (digits.len() == DIGITS && digits.bytes().all(is_hex)).then(|| Self(text.to_owned()))
     }
 
-    /// What the store keeps of it.
+    /// The hash that the store keeps.
     pub fn hash(&self) -> KeyHash {
         Sha256::digest(self.0.as_bytes()).into()
     }
 
-    /// The text, to be shown to its owner.
+    /// The text, to show to its owner.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
-/// A new key and its secret.
+/// Creates an API key and its secret. The store sets the time of creation.
 pub fn new_key(tenant: Tenant, role: KeyRole, name: &str) -> (ApiKey, Secret) {
     let created_at = Timestamp::default();
     let name = name.to_owned();
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_read_from_its_own_text_and_no_other() {
+    fn only_well_formed_text_is_parsed_as_a_secret() {
         let secret = Secret::generate();
         let again = Secret::parse(secret.reveal()).expect("its own text");
         assert_eq!(secret.hash(), again.hash());

@@ -1,4 +1,4 @@
-//! The listener: connections within bounds, until told to stop.
+//! [`serve`]: the listener, with bounds on connections.
 
 use std::{
     convert::Infallible,
@@ -36,29 +36,29 @@ use tokio_rustls::server::TlsStream;
 
 use crate::tls::Tls;
 
-/// Connections at once; others wait in the system's backlog.
+/// Connections at once; further ones wait in the system's backlog.
 pub const CONNECTIONS_MAX: usize = 8192;
-/// Bytes of a request's line and headers.
+/// Most bytes of a request's line and headers.
 const HEAD_BYTES_MAX: usize = 32 << 10;
-/// Headers of a request.
+/// Most headers of a request.
 const HEADERS_MAX: usize = 64;
-/// How long line and headers may take to arrive, and a handshake before them.
+/// Longest time for a request's line and headers to arrive, and for a TLS handshake.
 const HEAD_WITHIN: Duration = Duration::from_secs(15);
-/// Wait before the listener is asked again after a failure, as for want of file descriptors.
+/// Pause after a failed accept, such as for lack of file descriptors.
 const ACCEPT_WAIT: Duration = Duration::from_millis(100);
-/// How long requests that run get to finish.
+/// Time for running requests to finish at shutdown.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// Who is at the other end of a connection: among the extensions of its requests.
+/// The peer of a connection, in the extensions of its requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer {
-    /// Where from; of a proxy, if there is one between.
+    /// Address of the client, or of a proxy in between.
     pub address: IpAddr,
-    /// Whether the connection is secured here.
+    /// Whether the connection uses TLS.
     pub is_secure: bool,
 }
 
-/// Answers until `stop` resolves, then lets the requests that run finish for a while.
+/// Serves requests until `stop` resolves, then gives running requests time to finish.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<Tls>,
@@ -71,7 +71,7 @@ pub async fn serve(
     loop {
         let next = async {
             let permit = Arc::clone(&connections).acquire_owned().await;
-            let permit = permit.expect("nobody closes the semaphore");
+            let permit = permit.expect("the semaphore is never closed");
             (permit, listener.accept().await)
         };
         let (permit, accepted) = tokio::select! {
@@ -80,23 +80,23 @@ pub async fn serve(
         };
         let (stream, address) = match accepted {
             Ok((stream, address)) => (stream, address.ip()),
-            Err(error) if of_the_connection(&error) => continue,
+            Err(error) if is_connection_error(&error) => continue,
             Err(error) => {
-                tracing::warn!(%error, "no connection accepted, trying again");
+                tracing::warn!(%error, "cannot accept a connection, trying again");
                 sleep(ACCEPT_WAIT).await;
                 continue;
             }
         };
-        // Small pieces of a stream are not to wait for more. Fails for one that is gone already.
+        // Sends small pieces of a stream at once. Fails if the peer is already gone.
         let _ = stream.set_nodelay(true);
         let (tls, router, watcher) = (tls.clone(), router.clone(), graceful.watcher());
         tokio::spawn(async move {
             let peer = Peer { address, is_secure: tls.is_some() };
             match tls {
-                None => answer(stream, peer, router, watcher).await,
+                None => serve_connection(stream, peer, router, watcher).await,
                 Some(tls) => {
-                    if let Some(stream) = shake_hands(&tls, stream).await {
-                        answer(stream, peer, router, watcher).await;
+                    if let Some(stream) = handshake(&tls, stream).await {
+                        serve_connection(stream, peer, router, watcher).await;
                     }
                 }
             }
@@ -105,22 +105,22 @@ pub async fn serve(
     }
     drop(listener);
     if timeout(DRAIN, graceful.shutdown()).await.is_err() {
-        tracing::warn!("requests that ran on were cut off");
+        tracing::warn!("requests still running were cut off");
     }
 }
 
-async fn shake_hands(tls: &Tls, stream: TcpStream) -> Option<TlsStream<TcpStream>> {
+async fn handshake(tls: &Tls, stream: TcpStream) -> Option<TlsStream<TcpStream>> {
     match timeout(HEAD_WITHIN, tls.accept(stream)).await {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
-            tracing::debug!(%error, "a handshake failed");
+            tracing::debug!(%error, "a TLS handshake failed");
             None
         }
         Err(_) => None,
     }
 }
 
-/// A request's body that says when it was read to its end.
+/// A request body that records whether it was read to its end.
 struct Watched {
     body: Incoming,
     ended: Arc<AtomicBool>,
@@ -150,8 +150,8 @@ impl Body for Watched {
     }
 }
 
-/// Answers the requests of a connection.
-async fn answer(
+/// Serves the requests of a connection.
+async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     peer: Peer,
     router: Router,
@@ -162,11 +162,11 @@ async fn answer(
         request.extensions_mut().insert(peer);
         let ended = Arc::new(AtomicBool::new(request.body().is_end_stream()));
         let request = request.map(|body| Watched { body, ended: Arc::clone(&ended) });
-        let answer = router.call(request);
+        let response = router.call(request);
         async move {
-            let mut response = answer.await?;
-            // A refusal may come before the body: what is left of that ends the connection. Who is not
-            // told sends the next request on it.
+            let mut response = response.await?;
+            // An error response may precede the end of the body, whose rest then ends the connection. A
+            // client that is not told would send its next request on it.
             if !ended.load(Ordering::Relaxed) {
                 let close = HeaderValue::from_static("close");
                 response.headers_mut().insert(header::CONNECTION, close);
@@ -185,7 +185,7 @@ async fn answer(
     }
 }
 
-fn of_the_connection(error: &io::Error) -> bool {
+fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

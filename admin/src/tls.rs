@@ -1,4 +1,4 @@
-//! TLS of the listener: a certificate and its key, from PEM files.
+//! [`Tls`]: certificate and private key of the listener, from PEM files.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -15,33 +15,33 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-/// Why connections cannot be secured.
+/// TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// The file of certificates cannot be read, or is no PEM.
+    /// The certificate file cannot be read, or is not PEM.
     #[error("cannot read certificates: {0}")]
     Certificates(#[source] pem::Error),
-    /// There is none in the file.
+    /// The certificate file holds no certificate.
     #[error("the file has no certificate")]
     NoCertificate,
-    /// The key's file cannot be read, or has no key.
+    /// The key file cannot be read, or holds no key.
     #[error("cannot read the private key: {0}")]
     Key(#[source] pem::Error),
-    /// Key and certificate do not fit one another, or are of no use here.
+    /// Key and certificate do not match, or are not supported.
     #[error("certificate and key cannot be used: {0}")]
-    Unfit(#[source] rustls::Error),
+    Unusable(#[source] rustls::Error),
 }
 
-/// What secures connections.
+/// Encrypts connections.
 #[derive(Clone)]
 pub struct Tls(TlsAcceptor);
 
 impl Tls {
-    /// A certificate with those that vouch for it, and its private key.
+    /// Loads a certificate with its chain, and its private key.
     ///
     /// # Errors
-    /// [`TlsError`].
+    /// If a file cannot be read, or its content cannot be used.
     pub fn from_files(certificates: &Path, key: &Path) -> Result<Self, TlsError> {
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificates)
             .and_then(Iterator::collect)
@@ -54,12 +54,12 @@ impl Tls {
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .and_then(|config| config.with_no_client_auth().with_single_cert(chain, key))
-            .map_err(TlsError::Unfit)?;
+            .map_err(TlsError::Unusable)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self(TlsAcceptor::from(Arc::new(config))))
     }
 
-    /// Shakes hands.
+    /// Performs the TLS handshake.
     pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         self.0.accept(stream).await
     }

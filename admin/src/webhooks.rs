@@ -1,8 +1,8 @@
-//! [`Webhooks`]: tells creators of batches that they are over.
+//! [`Webhooks`]: calls webhooks of finished batches.
 //!
-//! What is due lies in the store, where a claim makes it one process's for a while; what comes of a
-//! call is written under the claim's epoch. One that is killed in between calls again, or another
-//! does: a receiver hears at least once, each time under the same `webhook-id`.
+//! Due webhooks are claimed from the store with a lease; the result of a call is written under the claim's
+//! epoch. If a process dies in between, the webhook is called again, by this process or another: a receiver
+//! is called at least once, each time with the same `webhook-id`.
 
 pub(crate) mod signature;
 
@@ -22,32 +22,32 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
-use crate::{app::App, openai::batches::shown};
+use crate::{app::App, openai::batches::BatchView};
 
-/// How long a call stays a process's.
+/// Lease of a claimed webhook.
 const LEASE: Duration = Duration::from_secs(25);
-/// How long a call may take, its connection included.
+/// Time limit of a call, including the connection.
 const CALL_WITHIN: Duration = Duration::from_secs(10);
 const _: () = assert!(CALL_WITHIN.as_secs() * 2 < LEASE.as_secs());
-/// Calls at once.
-const TOGETHER: usize = 16;
-/// Between two looks for what is due.
-const LOOK: Duration = Duration::from_secs(1);
-/// Waits before the second call and those after it, in seconds: a day and a half in all.
-const WAITS_S: [u64; 9] = [1, 5, 30, 120, 600, 3600, 10_800, 36_000, 86_400];
+/// Most calls at once.
+const CALLS_MAX: usize = 16;
+/// Pause between two claims.
+const POLL: Duration = Duration::from_secs(1);
+/// Delays before the second call and the following ones, in seconds: a day and a half in all.
+const RETRY_DELAYS_S: [u64; 9] = [1, 5, 30, 120, 600, 3600, 10_800, 36_000, 86_400];
 
-/// Why a call does not count.
+/// A failed call.
 #[derive(Debug, thiserror::Error)]
-enum Missed {
+enum CallError {
     #[error(transparent)]
     Http(#[from] HttpError),
     #[error("answered {0}")]
     Status(u16),
-    #[error("has a secret that is none")]
+    #[error("malformed secret")]
     Secret,
 }
 
-/// Calls webhooks.
+/// Calls the webhooks of finished batches.
 pub struct Webhooks {
     app: App,
     owner: String,
@@ -55,84 +55,86 @@ pub struct Webhooks {
 }
 
 impl Webhooks {
-    /// Calls those of a service; `owner` names its process, for people.
+    /// A sender of a service's webhooks; `owner` names its process, for people.
     ///
     /// # Errors
-    /// [`BadCertificates`].
+    /// If the system's root certificates cannot be loaded.
     pub fn new(app: App, owner: String) -> Result<Self, BadCertificates> {
-        let client = HttpClient::new(app.limits().webhook_addresses, None)?;
+        let client = HttpClient::new(app.limits.webhook_addresses, None)?;
         Ok(Self { app, owner, client })
     }
 
-    /// Calls until `stop` says so, or nobody can say so any more.
+    /// Runs until `stop` is true or its sender is dropped.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut calls = JoinSet::new();
         loop {
             while calls.try_join_next().is_some() {}
-            let room = u32::try_from(TOGETHER.saturating_sub(calls.len())).unwrap_or(u32::MAX);
+            let room = u32::try_from(CALLS_MAX.saturating_sub(calls.len())).unwrap_or(u32::MAX);
             let claimed = match room {
                 0 => Ok(Vec::new()),
-                room => self.app.store().claim_webhooks(&self.owner, LEASE, room).await,
+                room => self.app.store.claim_webhooks(&self.owner, LEASE, room).await,
             };
             let claimed = claimed.unwrap_or_else(|error| {
-                tracing::warn!(%error, "webhooks not claimed, trying again");
+                tracing::warn!(%error, "cannot claim webhooks, trying again");
                 Vec::new()
             });
-            for held in claimed {
-                calls.spawn(tell(self.app.clone(), self.client.clone(), held));
+            for claim in claimed {
+                calls.spawn(deliver(self.app.clone(), self.client.clone(), claim));
             }
             tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => break,
-                () = self.app.webhooks().notified() => {}
-                () = sleep(LOOK) => {}
+                () = self.app.webhook_due.notified() => {}
+                () = sleep(POLL) => {}
             }
         }
-        // Each is bounded; what is not written in time is told again.
+        // Calls are bounded in time; one whose result is not written is repeated.
         while calls.join_next().await.is_some() {}
     }
 }
 
-/// Tells of one batch, once, and writes what came of it.
-async fn tell(app: App, client: HttpClient, mut held: BatchClaim) {
-    let id = held.batch.id;
-    if let Err(error) = tell_once(&app, &client, &mut held).await {
-        tracing::warn!(batch = %id, %error, "what came of a webhook is not written: it is called again");
+/// Calls a webhook once and records the result.
+async fn deliver(app: App, client: HttpClient, mut claim: BatchClaim) {
+    let id = claim.batch.id;
+    if let Err(error) = try_deliver(&app, &client, &mut claim).await {
+        tracing::warn!(batch = %id, %error, "cannot record a webhook call, calling again later");
         return;
     }
-    if let Err(error) = app.store().release_batch(id, held.epoch).await {
-        tracing::debug!(batch = %id, %error, "a claim is left to run out");
+    if let Err(error) = app.store.release_batch(id, claim.epoch).await {
+        tracing::debug!(batch = %id, %error, "cannot release a batch, its lease will expire");
     }
 }
 
-async fn tell_once(
+async fn try_deliver(
     app: &App,
     client: &HttpClient,
-    held: &mut BatchClaim,
+    claim: &mut BatchClaim,
 ) -> Result<(), StoreError> {
-    let Some(webhook) = held.batch.webhook.clone() else { return Ok(()) };
-    let called_at = app.store().now().await?;
-    let called = call(client, &held.batch, &webhook, called_at).await;
-    let now = app.store().now().await?;
-    held.batch.webhook = Some(noted(webhook, &called, now));
-    let batch = held.batch.id;
-    match called {
-        Ok(()) => tracing::info!(%batch, "webhook told"),
-        // The address is its creator's, and may hold a password of theirs.
-        Err(_) => tracing::info!(%batch, "webhook missed"),
+    let Some(webhook) = claim.batch.webhook.clone() else { return Ok(()) };
+    let called_at = app.store.now().await?;
+    let result = call(client, &claim.batch, &webhook, called_at).await;
+    let now = app.store.now().await?;
+    claim.batch.webhook = Some(after_call(webhook, &result, now));
+    let batch = claim.batch.id;
+    match result {
+        Ok(()) => tracing::info!(%batch, "webhook delivered"),
+        // Without the error: it may quote the URL, which may contain a password.
+        Err(_) => tracing::info!(%batch, "webhook call failed"),
     }
-    app.store().save_batch(held, BatchWrites::default()).await?;
+    app.store.save_batch(claim, BatchWrites::default()).await?;
     Ok(())
 }
 
-/// A webhook after a call.
-fn noted(webhook: Webhook, called: &Result<(), Missed>, now: Timestamp) -> Webhook {
+/// Returns the state of a webhook after a call.
+fn after_call(webhook: Webhook, result: &Result<(), CallError>, now: Timestamp) -> Webhook {
     let attempts = webhook.attempts.saturating_add(1);
-    let wait = WAITS_S.get(webhook.attempts as usize).copied().map(Duration::from_secs);
-    let (next_at, ended_at, error) = match (called, wait) {
+    let delay = RETRY_DELAYS_S.get(webhook.attempts as usize).copied().map(Duration::from_secs);
+    let (next_at, ended_at, error) = match (result, delay) {
         (Ok(()), _) => (None, Some(now), None),
-        // Gone, as HTTP has it: it wants no more calls.
-        (Err(Missed::Status(410)), _) | (Err(_), None) => (None, Some(now), called.as_ref().err()),
-        (Err(error), Some(wait)) => (Some(now.after(wait)), None, Some(error)),
+        // 410 Gone: the receiver wants no more calls.
+        (Err(error @ CallError::Status(410)), _) | (Err(error), None) => {
+            (None, Some(now), Some(error))
+        }
+        (Err(error), Some(delay)) => (Some(now.after(delay)), None, Some(error)),
     };
     let error = error.map(ToString::to_string);
     Webhook { attempts, next_at, ended_at, error, ..webhook }
@@ -143,15 +145,15 @@ async fn call(
     batch: &Batch,
     webhook: &Webhook,
     now: Timestamp,
-) -> Result<(), Missed> {
-    let key = signature::key(&webhook.secret).ok_or(Missed::Secret)?;
+) -> Result<(), CallError> {
+    let key = signature::key(&webhook.secret).ok_or(CallError::Secret)?;
     let id = format!("evt_{}", Uuid::from(batch.id).as_simple());
     let body = json!({
         "id": id,
         "object": "event",
         "type": format!("batch.{}", batch.state.as_str()),
         "created_at": now.seconds(),
-        "data": shown(batch),
+        "data": BatchView::from(batch.clone()),
     });
     let body = body.to_string();
     let signature = signature::sign(&key, &id, now.seconds(), &body);
@@ -162,10 +164,10 @@ async fn call(
         .header("webhook-timestamp", now.seconds())
         .header("webhook-signature", signature)
         .body(body);
-    let answer = client.send(request, CALL_WITHIN).await?;
-    match answer.status() {
+    let response = client.send(request, CALL_WITHIN).await?;
+    match response.status() {
         status if status.is_success() => Ok(()),
-        status => Err(Missed::Status(status.as_u16())),
+        status => Err(CallError::Status(status.as_u16())),
     }
 }
 
@@ -176,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_is_missed_is_made_again_later_and_not_for_ever() {
+    fn failed_calls_are_retried_with_growing_delays_and_not_forever() {
         let mut webhook = Webhook {
             url: "https://a.example/".to_owned(),
             secret: WebhookSecret(String::new()),
@@ -186,16 +188,16 @@ mod tests {
             error: None,
         };
         let now = Timestamp(1000);
-        let told = noted(webhook.clone(), &Ok(()), now);
-        assert_eq!((told.ended_at, told.error, told.attempts), (Some(now), None, 1));
-        let gone = noted(webhook.clone(), &Err(Missed::Status(410)), now);
+        let delivered = after_call(webhook.clone(), &Ok(()), now);
+        assert_eq!((delivered.ended_at, delivered.error, delivered.attempts), (Some(now), None, 1));
+        let gone = after_call(webhook.clone(), &Err(CallError::Status(410)), now);
         assert!(gone.ended_at.is_some() && gone.error.is_some());
-        for wait in WAITS_S {
-            webhook = noted(webhook, &Err(HttpError::Timeout(CALL_WITHIN).into()), now);
-            assert_eq!(webhook.next_at, Some(now.after(Duration::from_secs(wait))));
+        for delay in RETRY_DELAYS_S {
+            webhook = after_call(webhook, &Err(HttpError::Timeout(CALL_WITHIN).into()), now);
+            assert_eq!(webhook.next_at, Some(now.after(Duration::from_secs(delay))));
             assert_eq!(webhook.ended_at, None);
         }
-        webhook = noted(webhook, &Err(Missed::Status(500)), now);
+        webhook = after_call(webhook, &Err(CallError::Status(500)), now);
         assert_eq!((webhook.ended_at, webhook.attempts), (Some(now), 10));
         assert_eq!(webhook.error.as_deref(), Some("answered 500"));
     }

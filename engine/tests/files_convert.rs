@@ -6,6 +6,7 @@ mod support;
 
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
 use support::{check_same_weights, messages, open};
 use tempfile::TempDir;
 use tritmill_engine::{
@@ -27,23 +28,23 @@ fn check_same(a: &Model, b: &Model) {
     assert_eq!(rendered(a), rendered(b));
 }
 
+/// Converts a model, and checks that the result is the same model with the same fingerprint.
+fn convert_exactly(model: &Model, target: Target, out: &Path) -> Model {
+    assert_eq!(convert(model, target, out).unwrap().inexact_scale_count, 0, "{target}");
+    let converted = Model::open(out).unwrap();
+    check_same(model, &converted);
+    assert_eq!(model.fingerprint().unwrap(), converted.fingerprint().unwrap(), "{target}");
+    converted
+}
+
 #[test]
 fn i2_s_keeps_the_fingerprint_of_a_folder_with_multiplied_scales() {
     let dir = TempDir::new().unwrap();
     let model = open("bitnet-tiny");
     let out = dir.path().join("converted.gguf");
-    let report = convert(&model, Target::GgufI2S, &out).unwrap();
-    assert_eq!(report.inexact_scale_count, 0);
-    let converted = Model::open(&out).unwrap();
+    let converted = convert_exactly(&model, Target::GgufI2S, &out);
     assert_eq!(converted.name(), "converted");
-    check_same(&model, &converted);
-    assert_eq!(model.fingerprint().unwrap(), converted.fingerprint().unwrap());
-
-    let back = dir.path().join("back");
-    convert(&converted, Target::Folder, &back).unwrap();
-    let back = Model::open(&back).unwrap();
-    check_same(&model, &back);
-    assert_eq!(model.fingerprint().unwrap(), back.fingerprint().unwrap());
+    convert_exactly(&converted, Target::Folder, &dir.path().join("back"));
 }
 
 #[test]
@@ -76,21 +77,14 @@ fn dividing_scales_become_reciprocals_and_are_counted() {
 fn tq2_0_keeps_the_fingerprint_when_scales_fit_f16() {
     let dir = TempDir::new().unwrap();
     let model = open("gguf/synth-TQ1_0.gguf");
-    let out = dir.path().join("converted.gguf");
-    assert_eq!(convert(&model, Target::GgufTq2_0, &out).unwrap().inexact_scale_count, 0);
-    let converted = Model::open(&out).unwrap();
-    check_same(&model, &converted);
-    assert_eq!(model.fingerprint().unwrap(), converted.fingerprint().unwrap());
+    convert_exactly(&model, Target::GgufTq2_0, &dir.path().join("converted.gguf"));
 }
 
 #[test]
 fn online_folders_become_packed_ones() {
     let dir = TempDir::new().unwrap();
     let model = open("bitnet-online-tiny");
-    convert(&model, Target::Folder, dir.path()).unwrap();
-    let packed = Model::open(dir.path()).unwrap();
-    check_same(&model, &packed);
-    assert_eq!(model.fingerprint().unwrap(), packed.fingerprint().unwrap());
+    convert_exactly(&model, Target::Folder, dir.path());
 }
 
 #[test]
@@ -110,9 +104,7 @@ fn norms_before_linears_are_refused_with_the_tensor_name() {
     let model = open("llama-norm-tiny");
     let error = convert(&model, Target::GgufI2S, &dir.path().join("out.gguf")).unwrap_err();
     assert!(error.to_string().contains("self_attn.q_proj.rms_norm.weight"), "{error}");
-    convert(&model, Target::Folder, &dir.path().join("folder")).unwrap();
-    let folder = Model::open(&dir.path().join("folder")).unwrap();
-    assert_eq!(model.fingerprint().unwrap(), folder.fingerprint().unwrap());
+    convert_exactly(&model, Target::Folder, &dir.path().join("folder"));
 }
 
 fn shrink(config: &mut ModelConfig) {
@@ -147,6 +139,21 @@ fn synthetic_models_of_every_family_open_and_depend_on_the_seed() {
         }
         assert_eq!(a.tokenizer().encode("hé", true).unwrap(), [256, 104, 0xc3, 0xa9]);
     }
+}
+
+/// Benchmarks compare runs on synthetic models over time: the same seed must give the same bytes.
+#[test]
+fn synthetic_model_bytes_are_pinned() {
+    let dir = TempDir::new().unwrap();
+    let mut config = shape("bitnet-2b").unwrap();
+    shrink(&mut config);
+    synth(&config, dir.path(), 1).unwrap();
+    let mut hash = Sha256::new();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        hash.update(std::fs::read(dir.path().join(name)).unwrap());
+    }
+    let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hash, "7d2f0a0d8a21cef27dc9c42dbfe0b45d0f7c5a3e300995327d215e22b266d0f1");
 }
 
 #[test]
@@ -186,11 +193,7 @@ fn vocabulary_of_bytes_is_the_same_tokenizer_with_any_pre_tokenizer() {
     check_same(&split, &whole);
     assert_eq!(split.fingerprint().unwrap(), whole.fingerprint().unwrap());
 
-    let out = dir.path().join("bytes.gguf");
-    convert(&whole, Target::GgufI2S, &out).unwrap();
-    let converted = Model::open(&out).unwrap();
-    check_same(&whole, &converted);
-    assert_eq!(whole.fingerprint().unwrap(), converted.fingerprint().unwrap());
+    convert_exactly(&whole, Target::GgufI2S, &dir.path().join("bytes.gguf"));
 }
 
 #[test]
@@ -201,10 +204,6 @@ fn demo_model_keeps_its_fingerprint_in_every_container() {
     for (target, name) in
         [(Target::GgufI2S, "a.gguf"), (Target::GgufTq2_0, "b.gguf"), (Target::Folder, "folder")]
     {
-        let out = dir.path().join(name);
-        convert(&demo, target, &out).unwrap();
-        let converted = Model::open(&out).unwrap();
-        check_same(&demo, &converted);
-        assert_eq!(demo.fingerprint().unwrap(), converted.fingerprint().unwrap(), "{target}");
+        convert_exactly(&demo, target, &dir.path().join(name));
     }
 }

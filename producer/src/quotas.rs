@@ -7,20 +7,20 @@ use std::{
 };
 
 use tokio::time::Instant;
-use tritmill_queue::{Operations, QueueName, dispatch::Quotas};
+use tritmill_queue::{QueueName, dispatch::Quotas, store::QueueSettings};
 
 /// Time until a producer sees a change.
 const FRESH_FOR: Duration = Duration::from_secs(5);
 
 /// Quotas of queues, read from the store at most every [`FRESH_FOR`].
 pub(crate) struct QuotaCache {
-    operations: Arc<dyn Operations>,
+    settings: Arc<dyn QueueSettings>,
     known: Mutex<HashMap<QueueName, (Instant, Quotas)>>,
 }
 
 impl QuotaCache {
-    pub fn new(operations: Arc<dyn Operations>) -> Self {
-        Self { operations, known: Mutex::default() }
+    pub fn new(settings: Arc<dyn QueueSettings>) -> Self {
+        Self { settings, known: Mutex::default() }
     }
 
     /// Returns a queue's quotas. If the store does not answer, the last known ones still count; the
@@ -32,7 +32,7 @@ impl QuotaCache {
         {
             return quotas.clone();
         }
-        let quotas = match self.operations.quotas(queue).await {
+        let quotas = match self.settings.quotas(queue).await {
             Ok(quotas) => quotas,
             Err(error) => {
                 tracing::debug!(%error, "quotas not read");

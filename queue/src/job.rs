@@ -3,7 +3,7 @@
 //! ```text
 //! scheduled ─┐                        ┌─► completed
 //!            ▼                        ├─► failed      (attempts used up: dead letter)
-//! submit ─► queued ─claim─► running ──┼─► cancelled   (also straight from queued)
+//! submit ─► queued ─claim─► running ──┼─► cancelled   (also from queued)
 //!            ▲                │       └─► expired     (deadline; also from queued)
 //!            └── retrying ◄───┘  error with attempts left, after backoff;
 //!                                lease lost or handed back: queued at once
@@ -21,26 +21,26 @@ use crate::{
     trace::{self, TraceParent},
 };
 
-/// Attempts a job has when nothing else is said.
+/// Default number of attempts of a job.
 pub const ATTEMPTS_DEFAULT: u32 = 3;
 
-/// Name of a job, unique everywhere and ordered by time of submission (UUIDv7).
+/// Identifier of a job: a UUIDv7, so globally unique and ordered by time of submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobId(Uuid);
 
 impl JobId {
-    /// A fresh id, greater than every id this process made before.
+    /// Generates a new id, greater than every id that this process generated before.
     pub fn generate() -> Self {
         Self(Uuid::now_v7())
     }
 
-    /// The id with these bytes, if they are sixteen.
+    /// The id with these bytes; `None` unless there are sixteen.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Uuid::from_slice(bytes).ok().map(Self)
     }
 
-    /// The least id that could have been made at this time.
+    /// The smallest id with this time.
     pub fn first_of(at: Timestamp) -> Self {
         let ms = u128::from(u64::try_from(at.0).unwrap_or(0)).min((1 << 48) - 1);
         Self(Uuid::from_u128(ms << 80))
@@ -70,7 +70,7 @@ impl fmt::Display for JobId {
     }
 }
 
-/// Text that is no job id.
+/// A text is not a job id.
 #[derive(Debug, thiserror::Error)]
 #[error("'{0}' is not a job id")]
 pub struct InvalidJobId(pub String);
@@ -98,14 +98,14 @@ impl Timestamp {
         Self(self.0.saturating_add(ms))
     }
 
-    /// This time less `duration`, saturating.
+    /// This time minus `duration`, saturating.
     #[must_use]
     pub fn before(self, duration: Duration) -> Self {
         let ms = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_sub(ms))
     }
 
-    /// From `earlier` to this time; zero if it is not earlier.
+    /// Duration from `earlier` to this time; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
@@ -116,7 +116,7 @@ impl Timestamp {
     }
 }
 
-/// Who submitted a job; jobs and results belong to it.
+/// Owner of jobs and their results.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Tenant(pub String);
@@ -133,12 +133,12 @@ impl Default for Tenant {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// Somebody is waiting.
+    /// Interactive work.
     High,
     /// The default.
     #[default]
     Normal,
-    /// When there is room; still moves under load.
+    /// Background work; still gets its share under load.
     Low,
 }
 
@@ -146,7 +146,7 @@ impl Priority {
     /// All priorities, highest first.
     pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
 
-    /// Share of a busy queue.
+    /// Share of a queue under load.
     pub const fn weight(self) -> u32 {
         match self {
             Self::High => 16,
@@ -155,7 +155,7 @@ impl Priority {
         }
     }
 
-    /// The word used in stores and on the wire.
+    /// The name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::High => "high",
@@ -165,13 +165,13 @@ impl Priority {
     }
 }
 
-/// A word that is no priority or state.
+/// A name is not among the values of an enumeration.
 #[derive(Debug, thiserror::Error)]
 #[error("unknown {what} '{word}'")]
 pub struct UnknownWord {
-    /// What was expected.
+    /// The kind of value that was expected.
     pub what: &'static str,
-    /// What was found.
+    /// The name that was found.
     pub word: String,
 }
 
@@ -186,30 +186,30 @@ impl FromStr for Priority {
     }
 }
 
-/// Where a job is in its life. The module's diagram shows who moves it on.
+/// State of a job. The module's diagram shows the transitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// Waits for its time; the reconciler queues it.
+    /// To run at a later time; the reconciler queues it then.
     Scheduled,
-    /// Ready; a claim moves it on.
+    /// Ready to run; a claim starts it.
     Queued,
-    /// A worker holds its lease; finish, hand-back, cancel or the lease's end move it on.
+    /// Under a worker's lease, until finish, hand-back, cancel or the end of the lease.
     Running,
-    /// An attempt failed; the reconciler queues it after the backoff.
+    /// An attempt failed; the reconciler queues the job after the backoff.
     Retrying,
     /// Answered.
     Completed,
-    /// Attempts used up or refused for good: a dead letter with its errors.
+    /// Failed for good, with attempts used up or an invalid request: a dead letter.
     Failed,
-    /// Withdrawn by its tenant.
+    /// Cancelled by its tenant or an operator.
     Cancelled,
     /// Its deadline passed.
     Expired,
 }
 
 impl JobState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 8] = [
         Self::Scheduled,
         Self::Queued,
@@ -221,12 +221,12 @@ impl JobState {
         Self::Expired,
     ];
 
-    /// Whether the job is over.
+    /// Whether the state is terminal.
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled | Self::Expired)
     }
 
-    /// The word used in stores and on the wire.
+    /// The name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Scheduled => "scheduled",
@@ -252,13 +252,13 @@ impl FromStr for JobState {
     }
 }
 
-/// Who speaks in a [`Message`]. `developer` is read as `system`, as OpenAI does for older models.
+/// Speaker of a [`Message`]. `developer` is read as `system`, as OpenAI does for older models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Instructions.
     System,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
@@ -267,7 +267,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The word chat templates expect.
+    /// The name that chat templates expect.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -278,75 +278,75 @@ impl Role {
     }
 }
 
-/// One turn of a conversation.
+/// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks.
+    /// The speaker.
     pub role: Role,
-    /// What is said.
+    /// The text.
     pub content: String,
     /// Name of the speaker, for templates that use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// What the model is given.
+/// Input of the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prompt {
-    /// Text as it stands (`/v1/completions`).
+    /// Literal text (`/v1/completions`).
     Text(String),
-    /// A question: the user's message in the model's chat template, or the text as it stands for a
-    /// model without one (`{"prompt": …}` lines).
+    /// A user's message for the model's chat template; literal text for a model without a template
+    /// (`{"prompt": …}` lines).
     Question(String),
     /// A conversation for the model's chat template (`/v1/chat/completions`).
     Messages(Vec<Message>),
-    /// Token ids as they stand.
+    /// Literal token ids.
     Tokens(Vec<u32>),
 }
 
 /// One generation request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// Its name.
+    /// Its identifier.
     pub id: JobId,
-    /// Who asked.
+    /// Its owner.
     pub tenant: Tenant,
-    /// Where it waits.
+    /// Its queue.
     pub queue: QueueName,
-    /// How urgent it is.
+    /// Its priority.
     pub priority: Priority,
-    /// What the model is given.
+    /// Input of the model.
     pub prompt: Prompt,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Seed of the sampler, given by the caller or derived from the request, and kept so that every
+    /// Seed of the sampler, given by the caller or derived from the request; stored so that every
     /// attempt draws the same tokens.
     pub seed: u64,
     /// Claims that may end in an error or a lost lease before the job is a dead letter; at least 1.
     pub attempts_max: u32,
-    /// Not before this time.
+    /// Earliest time of a claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_at: Option<Timestamp>,
-    /// Not after this time.
+    /// Deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
-    /// Whether somebody may want to read the text while it is generated.
+    /// Whether workers publish the text while it is generated.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stream: bool,
-    /// The trace it belongs to.
+    /// Trace context of the submitter.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "trace::read")]
     pub traceparent: Option<TraceParent>,
-    /// What its line in a batch is called.
+    /// The caller's name for its line of a batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custom_id: Option<String>,
 }
 
-/// Bytes of a prompt that make a token, roughly; exact counts are the worker's.
+/// Rough number of prompt bytes per token; only workers know exact counts.
 const BYTES_PER_TOKEN: usize = 4;
 
 impl Job {
-    /// Tokens it is expected to take: its prompt by length, and all it may generate.
+    /// Estimated number of tokens: the prompt by its length, and the most that may be generated.
     pub fn cost(&self) -> u32 {
         let prompt = match &self.prompt {
             Prompt::Text(text) | Prompt::Question(text) => text.len() / BYTES_PER_TOKEN,
@@ -359,7 +359,7 @@ impl Job {
         u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)
     }
 
-    /// What a dispatcher keeps of it.
+    /// The entry for a dispatcher.
     pub fn entry(&self) -> Entry {
         Entry {
             id: self.id,
@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn job_ids_grow_and_survive_text() {
+    fn job_ids_are_increasing_and_round_trip_as_text() {
         let ids: Vec<JobId> = (0..1000).map(|_| JobId::generate()).collect();
         assert!(ids.is_sorted_by(|a, b| a < b));
         assert_eq!(ids[0].to_string().parse::<JobId>().expect("its own text"), ids[0]);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_and_priority_reads_its_own_word() {
+    fn states_and_priorities_parse_their_names() {
         for state in JobState::ALL {
             assert_eq!(state.as_str().parse::<JobState>().expect("its own word"), state);
         }

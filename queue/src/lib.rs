@@ -1,15 +1,21 @@
-//! What travels and where it rests: jobs, the dispatcher that hands them out and the store that
-//! remembers them.
+//! The queue of [Tritmill](https://github.com/tritmill/tritmill): jobs, the stores that record them and
+//! the dispatchers that hand them to workers.
 //!
-//! The crate owns the words of the queue ([`Job`], [`Sampling`], [`Outcome`]) and two traits: a
-//! [`Store`] is the durable truth (claims, leases, epochs, results), a [`Dispatcher`] says which
-//! job is next and may lose everything, since the store feeds it again. It knows nothing of tensors
+//! The crate defines the vocabulary of the queue ([`Job`], [`Sampling`], [`Outcome`]) and two traits. A
+//! [`Store`] holds the durable state: claims, leases, epochs, results. A [`Dispatcher`] decides which job
+//! is next; it may lose all its data, since the store fills it again. The crate knows nothing of tensors
 //! or model files.
 //!
-//! Invariants: a job has at most one terminal row; a claim raises the job's epoch and only the
+//! Invariants: a job reaches a terminal state at most once; a claim raises the job's epoch, and only the
 //! holder of that epoch can write; all leases and deadlines are on the store's clock.
 //!
-//! See also [`job`] for the life of a job and [`store`] for what each operation may change.
+//! See also [`job`] for the states of a job and [`store`] for what each operation changes.
+
+#![warn(missing_docs)]
+#![allow(
+    clippy::duplicate_mod,
+    reason = "the modules in store/sql are compiled for both databases"
+)]
 
 mod backoff;
 pub mod dispatch;

@@ -1,19 +1,19 @@
-//! How an attempt at a job ended: an answer, a refusal, or an error worth another attempt.
+//! The outcome of an attempt at a job: an answer, or an error.
 
 use serde::{Deserialize, Serialize};
 
-/// Why a choice's text ended.
+/// Reason for the end of a choice's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// An end-of-text token, a stop string or a stop token.
     Stop,
-    /// `max_tokens` or the end of the context.
+    /// `max_tokens` or the end of the context was reached.
     Length,
 }
 
 impl FinishReason {
-    /// OpenAI's word for it.
+    /// OpenAI's name of the reason.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -22,7 +22,7 @@ impl FinishReason {
     }
 }
 
-/// An alternative at one position.
+/// An alternative token at one position.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TopLogprob {
     /// Token id.
@@ -33,7 +33,7 @@ pub struct TopLogprob {
     pub logprob: f32,
 }
 
-/// The generated token at one position and its alternatives, likeliest first.
+/// The generated token at one position and its alternatives, most likely first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
     /// Token id.
@@ -42,30 +42,30 @@ pub struct TokenLogprob {
     pub bytes: Vec<u8>,
     /// Natural log of its probability; finite.
     pub logprob: f32,
-    /// As many as the job asked for.
+    /// As many alternatives as the job requested.
     pub top: Vec<TopLogprob>,
 }
 
 /// One generated text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
-    /// `0..n`.
+    /// Index in `0..n`.
     pub index: u32,
     /// The text, without the stop string that ended it.
     pub text: String,
-    /// Why it ended.
+    /// Reason for the end of the text.
     pub finish_reason: FinishReason,
-    /// Per generated token, when asked.
+    /// Log probability of each generated token, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<Vec<TokenLogprob>>,
 }
 
-/// Tokens a job took.
+/// Token counts of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Tokens generated, over all choices.
+    /// Generated tokens, over all choices.
     pub completion_tokens: u64,
 }
 
@@ -74,23 +74,23 @@ pub struct Usage {
 pub struct Completion {
     /// Name of the model that answered.
     pub model: String,
-    /// What a token depends on besides the job: the model's numerics class.
+    /// Numerics class of the worker: what a token depends on besides the job.
     pub fingerprint: String,
-    /// `n` choices, by index.
+    /// The `n` choices, by index.
     pub choices: Vec<Choice>,
-    /// Tokens it took.
+    /// Token counts.
     pub usage: Usage,
 }
 
-/// Whose fault an error is, and so what to do about it.
+/// Kind of an error; decides whether the job is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// The request can never be answered by this model: no further attempt.
+    /// This model can never answer the request: no further attempt.
     InvalidRequest,
-    /// The engine failed; another attempt may do better.
+    /// The engine failed: another attempt may succeed.
     Engine,
-    /// A worker lost its lease.
+    /// The worker lost its lease.
     LeaseLost,
 }
 
@@ -98,25 +98,25 @@ pub enum ErrorKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct JobError {
-    /// Whose fault it is.
+    /// Kind of the error.
     pub kind: ErrorKind,
-    /// A word for programs, e.g. `context_length_exceeded`.
+    /// Code for programs, e.g. `context_length_exceeded`.
     pub code: String,
-    /// A sentence for people.
+    /// Message for people.
     pub message: String,
-    /// The request's field at fault.
+    /// The wrong field of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub param: Option<String>,
 }
 
-/// How an attempt ended.
+/// Outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Answered.
+    /// An answer.
     Completed(Completion),
-    /// An error. The job is retried if its kind allows and attempts are left, else failed.
+    /// An error. The job is retried if the kind allows it and attempts are left; else it fails.
     Error(JobError),
-    /// The deadline passed while it ran.
+    /// The deadline passed during the attempt.
     Expired,
 }

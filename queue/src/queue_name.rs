@@ -1,10 +1,10 @@
-//! What a queue is called: a model and a format.
+//! The name of a queue: a model and a format.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// All jobs of one model in one format.
+/// Name of a queue: all jobs of one model in one format.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QueueName {
     /// Name of the model as workers serve it.
@@ -13,29 +13,29 @@ pub struct QueueName {
     pub format: String,
 }
 
-/// A model or format that no queue can be named after.
+/// The name of a model or format is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueNameError {
-    /// Nothing.
+    /// The name is empty.
     #[error("the name is empty")]
     Empty,
-    /// Too much.
+    /// The name is too long.
     #[error("the name has {0} bytes, the limit is {max}", max = QueueName::PART_BYTES_MAX)]
     Long(usize),
-    /// Something that a list, a log or a key cannot show.
+    /// The name has a control character, which lists, logs and keys cannot show.
     #[error("the name has a control character")]
     Control,
 }
 
 impl QueueName {
-    /// Longest name of a model or a format.
+    /// Longest name of a model or a format, in bytes.
     pub const PART_BYTES_MAX: usize = 256;
 
-    /// Whether a model or a format may be called so.
+    /// Checks the name of a model or a format.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// When the name is empty, too long, or has a control character.
     pub fn check_part(part: &str) -> Result<(), QueueNameError> {
         match part {
             "" => Err(QueueNameError::Empty),
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_short_and_can_be_shown() {
+    fn names_are_short_and_printable() {
         let check = |part: &str, expect| assert_eq!(QueueName::check_part(part), expect);
         check("demo", Ok(()));
         check("a{}:%\"' é@", Ok(()));

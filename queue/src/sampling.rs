@@ -1,4 +1,4 @@
-//! How tokens are chosen: the sampling parameters of a job, and the ranges they must lie in.
+//! The sampling parameters of a job and their valid ranges.
 //!
 //! Names and meanings are OpenAI's where OpenAI has the parameter (`temperature`, `top_p`,
 //! `presence_penalty`, `frequency_penalty`, `logit_bias`, `stop`, `n`, `logprobs`), vLLM's for the
@@ -6,13 +6,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Tokens a job may generate when it does not say.
+/// Default of `max_tokens`.
 pub const MAX_TOKENS_DEFAULT: u32 = 256;
-/// Most tokens a job may ask for.
+/// Highest `max_tokens`.
 pub const MAX_TOKENS_LIMIT: u32 = 1 << 20;
 /// Most choices per job.
 pub const CHOICES_LIMIT: u32 = 128;
-/// Most stop strings per job, and their longest length in bytes.
+/// Most stop strings per job.
 pub const STOP_LIMIT: usize = 64;
 /// Longest stop string in bytes.
 pub const STOP_BYTES_LIMIT: usize = 1024;
@@ -23,54 +23,55 @@ pub const TOP_LOGPROBS_LIMIT: u32 = 20;
 /// Most entries of a logit bias.
 pub const LOGIT_BIAS_LIMIT: usize = 1024;
 
-/// Sampling parameters. [`Sampling::validate`] holds before a job is accepted. What is left at its
-/// default is not written: it is most of it, and there are millions of jobs.
+/// Sampling parameters. A job is accepted only if [`Sampling::validate`] succeeds. Default values are
+/// not serialized: most are default, and there may be millions of jobs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
-    /// Tokens to generate at most; capped by the context at the worker.
+    /// Most tokens to generate; workers cap it by the context.
     pub max_tokens: u32,
-    /// Tokens to generate before an end-of-text token or stop may end the text.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Least tokens to generate before an end-of-text token or a stop may end the text.
+    #[serde(skip_serializing_if = "is_zero")]
     pub min_tokens: u32,
-    /// 0 is greedy.
+    /// Temperature; 0 is greedy.
     #[serde(skip_serializing_if = "is_one")]
     pub temperature: f32,
-    /// Keep the likeliest tokens; 0 keeps all.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Keep this many of the most likely tokens; 0 keeps all.
+    #[serde(skip_serializing_if = "is_zero")]
     pub top_k: u32,
-    /// Keep the smallest set with this probability; 1 keeps all.
+    /// Keep the smallest set of tokens with this probability; 1 keeps all.
     #[serde(skip_serializing_if = "is_one")]
     pub top_p: f32,
-    /// Keep tokens with at least this share of the likeliest one's probability; 0 keeps all.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Keep tokens with at least this share of the highest probability; 0 keeps all.
+    #[serde(skip_serializing_if = "is_zero")]
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens seen; 1 is off.
+    /// Divides positive and multiplies negative logits of tokens that occurred; 1 is off.
     #[serde(skip_serializing_if = "is_one")]
     pub repetition_penalty: f32,
-    /// Subtracted once from the logit of a token that was generated.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Subtracted once from the logit of each generated token.
+    #[serde(skip_serializing_if = "is_zero")]
     pub presence_penalty: f32,
-    /// Subtracted per time a token was generated.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Subtracted from a token's logit for each time it was generated.
+    #[serde(skip_serializing_if = "is_zero")]
     pub frequency_penalty: f32,
-    /// Added to a token's logit, by id.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Values added to the logits of tokens, by token id.
+    #[serde(skip_serializing_if = "is_zero")]
     pub logit_bias: Vec<(u32, f32)>,
-    /// The text ends before the first of these.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Stop strings; the text ends before the first one.
+    #[serde(skip_serializing_if = "is_zero")]
     pub stop: Vec<String>,
-    /// The text ends before the first of these tokens.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Stop tokens; the text ends before the first one.
+    #[serde(skip_serializing_if = "is_zero")]
     pub stop_tokens: Vec<u32>,
-    /// Go on past end-of-text tokens.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Whether to continue past end-of-text tokens.
+    #[serde(skip_serializing_if = "is_zero")]
     pub ignore_eos: bool,
-    /// Independent choices to generate.
+    /// Number of independent choices to generate.
     #[serde(skip_serializing_if = "is_one")]
     pub n: u32,
-    /// Return log probabilities, with this many alternatives per position.
-    #[serde(skip_serializing_if = "is_nothing")]
+    /// Number of alternatives per position in the log probabilities; `None` returns no log
+    /// probabilities.
+    #[serde(skip_serializing_if = "is_zero")]
     pub logprobs: Option<u32>,
 }
 
@@ -96,25 +97,25 @@ impl Default for Sampling {
     }
 }
 
-/// Whether a parameter is at its default, for those whose default is nothing.
-fn is_nothing<T: Default + PartialEq>(value: &T) -> bool {
+/// Whether a parameter with a zero or empty default has its default value.
+fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whether a parameter is at its default, for those whose default is one.
+/// Whether a parameter with the default 1 has its default value.
 fn is_one<T: From<u8> + PartialEq>(value: &T) -> bool {
     *value == T::from(1)
 }
 
-/// A parameter outside its range.
+/// A parameter is outside its range.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{field} must be {expected}, got {found}")]
 pub struct SamplingError {
-    /// The parameter, by its name in a request.
+    /// Name of the parameter in requests.
     pub field: &'static str,
-    /// What it may be.
+    /// Its valid range.
     pub expected: String,
-    /// What it was.
+    /// Its value.
     pub found: String,
 }
 
@@ -122,7 +123,7 @@ impl Sampling {
     /// Checks every parameter against its range.
     ///
     /// # Errors
-    /// The first parameter outside its range.
+    /// Reports the first parameter outside its range.
     pub fn validate(&self) -> Result<(), SamplingError> {
         within("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)?;
         within("min_tokens", self.min_tokens, 0, self.max_tokens)?;
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_outside_its_range_is_refused_by_name() {
+    fn value_outside_its_range_is_refused_by_name() {
         assert_eq!(
             refused(|s| s.temperature = 3.5),
             "temperature must be between 0 and 2, got 3.5"

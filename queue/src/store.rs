@@ -1,54 +1,69 @@
-//! The durable truth: the [`Store`] trait.
+//! The durable state of jobs: the [`Store`] trait and the stores that implement it.
 //!
 //! A claim raises a job's epoch and sets its lease; every later write names (id, epoch) and does
-//! nothing when the epoch has moved on, so a worker that lost its lease cannot write. All times are
-//! on the store's clock. Every operation is bulk: one statement or one transaction per call.
+//! nothing when the epoch has changed, so a worker that lost its lease cannot write. All times are on
+//! the store's clock. Every operation is bulk: one statement or one transaction per call. An operation
+//! that returns an error has written nothing, unless its documentation says otherwise.
 //!
-//! | operation | moves |
+//! | operation | changes |
 //! | --- | --- |
 //! | `submit` | nothing → queued or scheduled |
-//! | `claim` | queued, or running with its lease over → running, epoch + 1 |
-//! | `renew` | lease of running jobs |
-//! | `checkpoint` | what running jobs have saved |
+//! | `claim` | queued, or running with an expired lease → running, epoch + 1 |
+//! | `renew` | the lease of running jobs |
+//! | `checkpoint` | the checkpoint of running jobs |
 //! | `finish` | running → completed, failed, retrying, expired |
 //! | `hand_back` | running → queued, epoch + 1, no attempt counted |
 //! | `cancel` | any unfinished → cancelled, epoch + 1 |
-//! | `reconcile` | due scheduled and retrying → queued; lease over → queued or failed; deadline over → expired |
+//! | `reconcile` | due scheduled and retrying → queued; expired lease → queued or failed; deadline passed → expired |
+//!
+//! The other traits of this module are small, one for each kind of caller; [`Operations`] and
+//! [`FrontStore`] are sums of them. [`PostgresStore`] and [`SqliteStore`] implement all,
+//! [`RedisStore`] implements [`Store`] alone.
 
 mod attempts;
 pub mod audit;
 pub mod batches;
 pub mod bulk;
 pub mod classes;
+pub mod dead_letters;
+mod error;
 pub mod files;
 pub mod history;
 pub mod job_queries;
 mod job_query;
 pub mod keys;
-pub mod operations;
+pub mod maintenance;
 mod postgres;
+pub mod queue_settings;
 mod redis;
 mod sampler;
 pub mod sessions;
 mod sqlite;
 pub mod webhooks;
+pub mod workers;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 pub use audit::Audit;
 pub use batches::{Batch, BatchId, BatchState, Batches};
+pub use classes::NumericsClasses;
+pub use dead_letters::DeadLetters;
+pub use error::StoreError;
 pub use files::{FileId, Files, Page};
+pub use history::QueueHistory;
 pub use job_queries::{JobFilter, JobQueries};
 pub use keys::{ApiKey, KeyRole, Keys};
-pub use operations::Operations;
+pub use maintenance::{Maintained, Maintenance};
 pub use postgres::{
-    Conflict, Maintained, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError,
-    Submission, SubmitError,
+    Conflict, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError, Submission,
+    SubmitError,
 };
+pub use queue_settings::QueueSettings;
 pub use redis::{AcceptError, FAST_RETENTION, RedisConfigError, RedisStore};
 pub use sessions::Sessions;
-pub use sqlite::{AnsweredLine, Clock, IngestCounts, IngestedLine, RejectedLine, SqliteStore};
+pub use sqlite::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine, SqliteStore};
+pub use workers::Workers;
 
 use crate::{
     dispatch::Entry,
@@ -56,16 +71,19 @@ use crate::{
     outcome::{JobError, Outcome},
 };
 
-/// Who claims, and for how long.
+/// A clock that replaces a store's own.
+pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
+
+/// The worker that claims, and the length of its lease.
 #[derive(Debug, Clone)]
 pub struct Claimant<'a> {
-    /// Name of the process incarnation; for people, fencing goes by epoch.
+    /// Name of the process incarnation; for people, fencing uses the epoch.
     pub owner: &'a str,
-    /// From now on the store's clock.
+    /// Length of the lease, from now on the store's clock.
     pub lease: Duration,
 }
 
-/// A job somebody holds.
+/// Reference to a claim: a job and the epoch of the claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ClaimRef {
     /// The job.
@@ -83,14 +101,14 @@ pub struct Claim {
     pub epoch: i64,
     /// Attempts that ended before this claim.
     pub attempts: u32,
-    /// What the job's deadline leaves, if it has one.
+    /// Time left until the job's deadline, if it has one.
     pub expires_in: Option<Duration>,
-    /// What the claim before this one saved, if its lease was lost or it was handed back.
+    /// Checkpoint of the previous claim, if its lease was lost or it was handed back.
     pub checkpoint: Option<Vec<u8>>,
 }
 
 impl Claim {
-    /// The claim's id and epoch.
+    /// The reference that later writes name.
     pub fn claim_ref(&self) -> ClaimRef {
         ClaimRef { id: self.job.id, epoch: self.epoch }
     }
@@ -99,70 +117,70 @@ impl Claim {
 /// An attempt that ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FinishedAttempt {
-    /// Under which claim.
+    /// The claim of the attempt.
     pub claim: ClaimRef,
-    /// How.
+    /// How the attempt ended.
     pub outcome: Outcome,
-    /// From the claim to its first token, if it got so far.
+    /// Time from the claim to the first token, if there was one.
     pub first_token: Option<Duration>,
 }
 
-/// Where a finished attempt left its job.
+/// State of a job after [`Store::finish`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settled {
     /// The job.
     pub id: JobId,
-    /// Its state now: terminal, or retrying.
+    /// Its state: terminal, or retrying.
     pub state: JobState,
 }
 
-/// A job that is over.
+/// A job in a terminal state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FinishedJob {
     /// The job.
     pub id: JobId,
-    /// A terminal state.
+    /// Its terminal state.
     pub state: JobState,
-    /// The answer or the last error; none for a cancelled job.
+    /// The answer or the last error; `None` for a cancelled job.
     pub outcome: Option<Outcome>,
 }
 
-/// A job as the store knows it.
+/// A job with its state and errors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobRecord {
-    /// As submitted.
+    /// The job as submitted.
     pub job: Job,
-    /// Where it is.
+    /// Its state.
     pub state: JobState,
-    /// Claims, cancels and hand-backs so far.
+    /// Number of claims, cancels and hand-backs so far.
     pub epoch: i64,
     /// Attempts that ended in an error or a lost lease.
     pub attempts: u32,
     /// The terminal outcome of a completed, failed or expired job.
     pub outcome: Option<Outcome>,
-    /// When it ended.
+    /// Time at which it reached its terminal state.
     pub finished_at: Option<Timestamp>,
-    /// Every error of every attempt, oldest first.
+    /// The errors of its attempts, oldest first.
     pub errors: Vec<JobError>,
 }
 
-/// Most jobs that [`Reconciled`] names.
+/// Most entries in [`Reconciled::queued`].
 pub const RECONCILED_MAX: usize = 8192;
 
-/// What time has moved.
+/// What [`Store::reconcile`] changed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Reconciled {
     /// Jobs that changed their state.
     pub moved: u64,
-    /// Those of them whose lease was over.
+    /// Jobs among them whose lease expired.
     pub lapsed: u64,
-    /// Those that are queued now, of any queue, no more than [`RECONCILED_MAX`]: a dispatcher may
-    /// not know them, and the rest is found by [`Store::queued`].
+    /// Jobs that are queued now, of any queue, at most [`RECONCILED_MAX`]. A dispatcher may not know
+    /// them; [`Store::queued`] returns the rest.
     pub queued: Vec<Entry>,
 }
 
 impl Reconciled {
-    /// Adds what another statement moved.
+    /// Adds what another statement changed.
     fn extend(&mut self, moved: u64, queued: impl IntoIterator<Item = Entry>) {
         self.moved += moved;
         let room = RECONCILED_MAX.saturating_sub(self.queued.len());
@@ -173,21 +191,21 @@ impl Reconciled {
 /// Counts of jobs by state, and tokens of the completed ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
-    /// Waiting for their time.
+    /// Jobs to run at a later time.
     pub scheduled: u64,
-    /// Ready.
+    /// Jobs ready to run.
     pub queued: u64,
-    /// Under a lease.
+    /// Jobs under a lease.
     pub running: u64,
-    /// Waiting for another attempt.
+    /// Jobs that wait for another attempt.
     pub retrying: u64,
-    /// Answered.
+    /// Answered jobs.
     pub completed: u64,
     /// Dead letters.
     pub failed: u64,
-    /// Withdrawn.
+    /// Cancelled jobs.
     pub cancelled: u64,
-    /// Too late.
+    /// Jobs whose deadline passed.
     pub expired: u64,
     /// Prompt tokens of completed jobs.
     pub prompt_tokens: u64,
@@ -211,105 +229,49 @@ impl Progress {
     }
 }
 
-/// A store that did not do as told. Nothing of the call was written.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StoreError {
-    /// The database refused or cannot be reached; the call may be repeated.
-    #[error("store unavailable: {0}")]
-    Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The database's schema cannot be brought up to date.
-    #[error("store cannot be migrated: {0}")]
-    Migrate(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A job of another queue than the store keeps.
-    #[error("job {job} is not of queue {queue}, whose jobs are kept here")]
-    OtherQueue {
-        /// The job.
-        job: JobId,
-        /// The store's queue.
-        queue: QueueName,
-    },
-    /// A value that the store cannot hold: the call may not be repeated as it is.
-    #[error("{what} cannot be stored: {problem}")]
-    InvalidValue {
-        /// Which field.
-        what: &'static str,
-        /// Why not.
-        problem: String,
-    },
-    /// A row that this program did not write.
-    #[error("stored {what} is damaged: {detail}")]
-    Damaged {
-        /// Which column.
-        what: &'static str,
-        /// What was found.
-        detail: String,
-    },
-}
-
-/// The durable truth about jobs.
+/// The durable state of jobs.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Records jobs, in one transaction. A job whose id is known already stays as it is.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then none was recorded.
+    /// Records jobs, in one transaction. A job with a known id stays as it is.
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError>;
 
-    /// Claims those of `ids` that are queued or whose lease is over, each with a new epoch and a
-    /// lease. Ids that do not come back are over, waiting, unknown or under a live lease: the
-    /// caller acknowledges and forgets them.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then none was claimed.
+    /// Claims the jobs that are queued or whose lease expired, each with a new epoch and a lease. Ids
+    /// that are not returned are finished, not due, unknown or under a live lease: the caller
+    /// acknowledges them without running them. A job that cannot be read ends its attempt with an
+    /// error.
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError>;
 
-    /// Extends leases to `lease` from now and returns the claims that hold no more: their work
-    /// must stop.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then the old leases run on.
-    async fn renew(&self, held: &[ClaimRef], lease: Duration) -> Result<Vec<ClaimRef>, StoreError>;
+    /// Extends leases to `lease` from now. Returns the claims that no longer hold: their work must
+    /// stop. On an error the old leases continue.
+    async fn renew(
+        &self,
+        claims: &[ClaimRef],
+        lease: Duration,
+    ) -> Result<Vec<ClaimRef>, StoreError>;
 
-    /// Saves what running attempts have generated so far, in bytes of the caller's; each replaces
-    /// what the job had. The next claim brings it back, unless the attempt ends by `finish`, which
-    /// clears it. Returns the claims that hold no more: their work must stop.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then nothing was saved.
+    /// Saves checkpoints of running attempts, in a format of the caller's; each replaces the job's
+    /// previous one. The next claim returns it, unless `finish` ends the attempt, which deletes it.
+    /// Returns the claims that no longer hold: their work must stop.
     async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError>;
 
-    /// Records how attempts ended, in one transaction. Only those whose epoch still matches a
-    /// running job are written and returned; the others were fenced out and must be discarded.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then none was written, and the call may be repeated.
+    /// Records how attempts ended, in one transaction. Only attempts whose epoch still matches a
+    /// running job are written and returned; the results of the others must be discarded. The call
+    /// may be repeated after an error.
     async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError>;
 
-    /// Gives claims back without counting an attempt; returns those that were still held.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    async fn hand_back(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError>;
+    /// Releases claims without counting an attempt; returns the jobs whose claim still held.
+    async fn hand_back(&self, claims: &[ClaimRef]) -> Result<Vec<JobId>, StoreError>;
 
-    /// Withdraws jobs that are not over; returns those it withdrew.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Cancels the unfinished jobs; returns their ids.
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError>;
 
-    /// Moves what time has moved (see the module's table), of every queue, and says what: the
-    /// caller hands what was queued to the dispatcher. A lost lease counts as an attempt here.
-    ///
-    /// # Errors
-    /// [`StoreError`]; what was moved until then is found by [`Store::queued`].
+    /// Applies the changes of every queue that are due (see the module's table). The caller adds the
+    /// entries of queued jobs to the dispatcher. An expired lease counts as an attempt. What was
+    /// changed before an error stays changed; [`Store::queued`] returns those jobs.
     async fn reconcile(&self) -> Result<Reconciled, StoreError>;
 
-    /// Up to `limit` queued jobs of a queue with an id above `after`, in order of id: what a
-    /// dispatcher that came back empty must be fed.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns up to `limit` queued jobs of a queue with an id above `after`, in order of id. With
+    /// these a dispatcher that lost its data is filled again.
     async fn queued(
         &self,
         queue: &QueueName,
@@ -317,44 +279,46 @@ pub trait Store: Send + Sync {
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError>;
 
-    /// The time, on the clock that leases and deadlines go by.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the time on the clock of leases and deadlines.
     async fn now(&self) -> Result<Timestamp, StoreError>;
 
-    /// A job's whole story.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the state of a job; `None` if the id is unknown. Cheaper than [`job`](Self::job): reads
+    /// one column of one row.
+    async fn state(&self, id: JobId) -> Result<Option<JobState>, StoreError> {
+        Ok(self.job(id).await?.map(|record| record.state))
+    }
+
+    /// Returns a job with its state and errors.
     async fn job(&self, id: JobId) -> Result<Option<JobRecord>, StoreError>;
 
-    /// Those of `ids` that are over, and how.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the jobs in a terminal state, with their outcomes.
     async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, StoreError>;
 
-    /// How many jobs of a queue are not over.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the number of unfinished jobs of a queue.
     async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError>;
 
-    /// Counts over one queue, or over everything.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns counts over one queue, or over all.
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError>;
 }
 
-/// A store that HTTP clients can be served from, and operators.
+/// What operators and workers need besides [`Store`]: the sum of those traits.
+pub trait Operations:
+    QueueSettings + QueueHistory + NumericsClasses + Workers + DeadLetters + Maintenance
+{
+}
+
+impl<S> Operations for S where
+    S: QueueSettings + QueueHistory + NumericsClasses + Workers + DeadLetters + Maintenance
+{
+}
+
+/// A store that serves HTTP clients and operators: the sum of all traits.
 pub trait FrontStore:
     Store + Keys + Sessions + Files + Batches + Operations + JobQueries + Audit
 {
 }
 
-impl<S: Store + Keys + Sessions + Files + Batches + Operations + JobQueries + Audit> FrontStore
-    for S
+impl<S> FrontStore for S where
+    S: Store + Keys + Sessions + Files + Batches + Operations + JobQueries + Audit
 {
 }

@@ -1,4 +1,4 @@
-//! Which trace a job belongs to: W3C Trace Context.
+//! The trace context of a job (W3C Trace Context).
 
 use std::{fmt, str::FromStr};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// Characters of a value of version 00: version, trace, parent, flags.
 const LENGTH: usize = 2 + 1 + 32 + 1 + 16 + 1 + 2;
 
-/// A valid `traceparent`: the trace and the span of whoever submitted the job.
+/// A valid `traceparent`: the trace and the span of the submitter.
 ///
 /// ```
 /// use tritmill_queue::TraceParent;
@@ -23,7 +23,7 @@ const LENGTH: usize = 2 + 1 + 32 + 1 + 16 + 1 + 2;
 #[serde(transparent)]
 pub struct TraceParent(String);
 
-/// A text that is no `traceparent`.
+/// A text is not a valid `traceparent`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceParentError {
@@ -32,21 +32,21 @@ pub enum TraceParentError {
         "traceparent must be VERSION-TRACE-PARENT-FLAGS, of 2, 32, 16 and 2 lowercase hex digits"
     )]
     Shape,
-    /// The version that stands for none.
+    /// The version is `ff`, which is invalid.
     #[error("traceparent version ff is not allowed")]
     Version,
-    /// A trace or a parent of zeros.
+    /// The trace id or the parent id is all zeros.
     #[error("traceparent must not have a trace or a parent of zeros")]
     Zeros,
 }
 
 impl TraceParent {
-    /// The trace, in 32 hex digits.
+    /// The trace id, in 32 hex digits.
     pub fn trace_id(&self) -> &str {
         &self.0[3..35]
     }
 
-    /// The submitter's span, in 16 hex digits.
+    /// The id of the submitter's span, in 16 hex digits.
     pub fn parent_id(&self) -> &str {
         &self.0[36..52]
     }
@@ -61,7 +61,7 @@ impl fmt::Display for TraceParent {
 impl FromStr for TraceParent {
     type Err = TraceParentError;
 
-    /// Of a later version only the part that this one knows is kept, as the standard has it.
+    /// Of a later version only the part of version 00 is kept, as the standard says.
     fn from_str(text: &str) -> Result<Self, TraceParentError> {
         let (known, rest) = text.split_at_checked(LENGTH).ok_or(TraceParentError::Shape)?;
         let fits = known.bytes().enumerate().all(|(at, byte)| match at {
@@ -84,8 +84,7 @@ impl FromStr for TraceParent {
     }
 }
 
-/// Reads what a job carries. What this release cannot read is left out: a job is not refused for its
-/// trace.
+/// Deserializes a job's `traceparent`. An invalid one is dropped: a job is not refused for its trace.
 pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Option<TraceParent>, D::Error> {
     let text = Option::<String>::deserialize(from)?;
     Ok(text.and_then(|text| text.parse().ok()))
@@ -96,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_standard_allows_is_a_parent() {
+    fn only_valid_traceparents_parse() {
         let check = |text: &str, expected: Result<&str, TraceParentError>| {
             let parent = text.parse::<TraceParent>().map(|parent| parent.to_string());
             assert_eq!(parent, expected.map(str::to_owned), "{text}");

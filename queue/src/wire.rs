@@ -1,43 +1,43 @@
-//! How jobs and outcomes travel and rest: MessagePack with field names behind two bytes.
+//! Encoding of jobs and outcomes: two bytes, then MessagePack with field names.
 //!
 //! ```text
 //! byte 0   version, 1
 //! byte 1   0: MessagePack follows; 1: a zstd frame of it
 //! ```
 //!
-//! Readers ignore fields they do not know, and new fields have defaults, so that workers of two
-//! releases can share a queue. A layout that breaks this gets a new version. Encoded examples of
-//! every version are in `tests/data/wire` and must keep decoding.
+//! Readers ignore unknown fields, and new fields have defaults, so that workers of two releases can
+//! share a queue. A layout that breaks this gets a new version. Encoded examples of every version are
+//! in `tests/data/wire` and must remain decodable.
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// The version written.
+/// The version that is written.
 pub const VERSION: u8 = 1;
-/// From here on a value is compressed.
+/// Values longer than this are compressed.
 const COMPRESS_BYTES: usize = 4 << 10;
 const COMPRESSION_LEVEL: i32 = 1;
-/// Most bytes that a compressed value may become: far above any job, far below a machine's memory.
+/// Largest decompressed value: far above any job, far below a machine's memory.
 const DECODED_BYTES_MAX: usize = 64 << 20;
 const PLAIN: u8 = 0;
 const ZSTD: u8 = 1;
 
-/// Bytes that are no value of this program's.
+/// The bytes are not a value of this program.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// Fewer than the two leading bytes.
     #[error("{0} bytes are too few")]
     Short(usize),
-    /// A version of a later release.
+    /// The version is of a later release.
     #[error("wire version {0} is not known here (this release reads 1)")]
     Version(u8),
-    /// An unknown second byte.
+    /// The second byte is unknown.
     #[error("encoding {0} is not known")]
     Encoding(u8),
-    /// A zstd frame that is damaged or too large.
+    /// The zstd frame is damaged or too large.
     #[error("damaged compression: {0}")]
     Compression(#[source] std::io::Error),
-    /// Not the MessagePack that was expected.
+    /// The MessagePack does not match the type.
     #[error("{0}")]
     Value(#[source] rmp_serde::decode::Error),
 }
@@ -62,7 +62,7 @@ pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 /// Decodes a value.
 ///
 /// # Errors
-/// [`WireError`] says what is wrong with the bytes.
+/// When the bytes are of another version or damaged.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     let &[version, encoding, ref body @ ..] = bytes else {
         return Err(WireError::Short(bytes.len()));

@@ -1,4 +1,4 @@
-//! Every dispatcher passes the same suite; this file plugs them in.
+//! Runs the suite of rules on every dispatcher.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 

@@ -1,4 +1,4 @@
-//! Keys, files and batches: both stores that keep them pass the same suite.
+//! Keys, sessions, files and batches in Postgres and SQLite.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -32,7 +32,7 @@ fn key(role: KeyRole) -> ApiKey {
 }
 
 #[tokio::test]
-async fn a_key_opens_until_it_is_revoked_and_there_is_one_first() {
+async fn key_is_valid_until_revoked_and_only_one_is_first() {
     both(async |Rig { store, .. }| {
         let (one, two) = (key(KeyRole::Operate), key(KeyRole::Read));
         assert!(store.add_first_key(&one, &[1; 32]).await.unwrap());
@@ -54,7 +54,7 @@ async fn a_key_opens_until_it_is_revoked_and_there_is_one_first() {
 }
 
 #[tokio::test]
-async fn a_session_opens_what_its_key_opens_until_it_ends_or_the_key_does() {
+async fn session_is_valid_until_it_ends_or_its_key_is_revoked() {
     both(async |rig: Rig| {
         let (store, hour) = (&rig.store, Duration::from_secs(3600));
         let one = key(KeyRole::Submit);
@@ -64,10 +64,14 @@ async fn a_session_opens_what_its_key_opens_until_it_ends_or_the_key_does() {
         store.add_session(&[11; 32], one.id, hour).await.unwrap();
         let found = store.session(&[10; 32]).await.unwrap().unwrap();
         assert_eq!((found.id, found.role, found.tenant), (one.id, one.role, one.tenant.clone()));
-        assert_eq!(store.session(&[1; 32]).await.unwrap(), None, "a key is no session");
-        assert_eq!(store.key(&[10; 32]).await.unwrap(), None, "a session is no key");
+        assert_eq!(
+            store.session(&[1; 32]).await.unwrap(),
+            None,
+            "the hash of a key is not a session"
+        );
+        assert_eq!(store.key(&[10; 32]).await.unwrap(), None, "the hash of a session is not a key");
         rig.advance(hour / 2);
-        assert_eq!(store.session(&[10; 32]).await.unwrap(), None, "its time is up");
+        assert_eq!(store.session(&[10; 32]).await.unwrap(), None, "it has expired");
         assert!(store.session(&[11; 32]).await.unwrap().is_some());
         store.end_session(&[11; 32]).await.unwrap();
         assert_eq!(store.session(&[11; 32]).await.unwrap(), None, "it was ended");
@@ -75,7 +79,11 @@ async fn a_session_opens_what_its_key_opens_until_it_ends_or_the_key_does() {
             store.add_session(&[100 + session; 32], one.id, hour).await.unwrap();
             rig.advance(Duration::from_millis(1));
         }
-        assert_eq!(store.session(&[100; 32]).await.unwrap(), None, "one too many ends the first");
+        assert_eq!(
+            store.session(&[100; 32]).await.unwrap(),
+            None,
+            "the oldest session of a key ends"
+        );
         assert!(store.session(&[101; 32]).await.unwrap().is_some());
         store.revoke_key(one.id).await.unwrap();
         assert_eq!(store.session(&[101; 32]).await.unwrap(), None, "the key is revoked");
@@ -98,14 +106,14 @@ fn file(owner: &Tenant) -> StoredFile {
 const ALL: Page<FileId> = Page { after: None, limit: 100, ascending: false };
 
 #[tokio::test]
-async fn a_file_is_seen_by_its_tenant_when_it_is_complete_until_it_expires() {
+async fn file_is_visible_to_its_tenant_from_completion_to_expiry() {
     both(async |rig: Rig| {
         let (store, acme, other) = (&rig.store, tenant("acme"), tenant("other"));
         let new = file(&acme);
         store.create_file(&new).await.unwrap();
         store.put_chunk(new.id, 0, &[7; FILE_CHUNK_BYTES]).await.unwrap();
         store.put_chunk(new.id, 1, b"torn").await.unwrap();
-        // The same call again, as after an answer that got lost.
+        // Repeated, as after a lost response.
         store.put_chunk(new.id, 1, b"end").await.unwrap();
         assert_eq!(store.file(&acme, new.id).await.unwrap(), None);
         assert!(store.files(&acme, None, ALL).await.unwrap().is_empty());
@@ -186,7 +194,7 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
     }
 }
 
-/// A batch over a file that is complete, and both.
+/// Creates a complete file and a batch with it.
 async fn create(store: &Arc<dyn FrontStore>, owner: &Tenant) -> Batch {
     let input = file(owner);
     store.create_file(&input).await.unwrap();
@@ -201,7 +209,7 @@ async fn claim(store: &Arc<dyn FrontStore>) -> Option<BatchClaim> {
 }
 
 #[tokio::test]
-async fn a_batch_has_one_driver_and_an_older_one_writes_nothing() {
+async fn batch_has_one_driver_and_old_epochs_are_fenced() {
     both(async |rig: Rig| {
         let (store, acme) = (&rig.store, tenant("acme"));
         let new = create(store, &acme).await;
@@ -218,7 +226,7 @@ async fn a_batch_has_one_driver_and_an_older_one_writes_nothing() {
         assert_eq!(store.batch_progress(new.id).await.unwrap().queued, 0);
         assert_eq!(store.batch(&acme, new.id).await.unwrap().unwrap(), new);
         let held = BatchClaim { epoch: second.epoch, ..first };
-        // Twice, as after an answer that got lost.
+        // Repeated, as after a lost response.
         assert!(store.save_batch(&held, along).await.unwrap());
         assert!(store.save_batch(&held, along).await.unwrap());
         assert_eq!(store.batch_progress(new.id).await.unwrap().queued, 1);
@@ -230,7 +238,7 @@ async fn a_batch_has_one_driver_and_an_older_one_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_batch_is_cancelled_by_its_tenant_over_the_head_of_its_driver() {
+async fn cancelled_batch_ends_its_drivers_claim() {
     both(async |Rig { store, .. }| {
         let (acme, other) = (tenant("acme"), tenant("other"));
         let new = create(&store, &acme).await;
@@ -250,7 +258,7 @@ async fn a_batch_is_cancelled_by_its_tenant_over_the_head_of_its_driver() {
         assert!(store.save_batch(&held, BatchWrites { jobs: &[], files: &files }).await.unwrap());
         assert!(store.file(&acme, output.id).await.unwrap().is_some());
         store.release_batch(new.id, held.epoch).await.unwrap();
-        assert!(claim(&store).await.is_none(), "it is over");
+        assert!(claim(&store).await.is_none(), "it is finished");
         let again = store.cancel_batch(&acme, new.id).await.unwrap().unwrap();
         assert_eq!(again.state, BatchState::Cancelled);
         assert_eq!(store.delete_file(&acme, new.input).await.unwrap(), FileDeletion::Deleted);
@@ -262,7 +270,7 @@ async fn a_batch_is_cancelled_by_its_tenant_over_the_head_of_its_driver() {
 }
 
 #[tokio::test]
-async fn one_idempotency_key_makes_one_batch_of_a_tenant() {
+async fn idempotency_key_makes_one_batch_per_tenant() {
     both(async |Rig { store, .. }| {
         let (acme, other) = (tenant("acme"), tenant("other"));
         let first = create(&store, &acme).await;
@@ -283,7 +291,7 @@ async fn one_idempotency_key_makes_one_batch_of_a_tenant() {
 }
 
 #[tokio::test]
-async fn the_end_of_a_batch_is_due_to_be_told_once_it_is_over_and_until_it_is() {
+async fn webhook_is_due_from_the_end_of_the_batch_until_delivered() {
     both(async |rig: Rig| {
         let store = &rig.store;
         let mut batch = create(store, &tenant("acme")).await;
@@ -294,14 +302,14 @@ async fn the_end_of_a_batch_is_due_to_be_told_once_it_is_over_and_until_it_is() 
         held.batch.webhook =
             Some(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None });
         assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
-        assert!(told().await.is_empty(), "it is not over");
+        assert!(told().await.is_empty(), "the batch is unfinished");
         held.batch.enter(BatchState::Completed, Timestamp(9));
         assert!(store.save_batch(&held, BatchWrites::default()).await.unwrap());
-        assert!(told().await.is_empty(), "whoever ended it still holds it");
+        assert!(told().await.is_empty(), "the driver still has the claim");
         store.release_batch(batch.id, held.epoch).await.unwrap();
         let mut telling = told().await.pop().unwrap();
         assert_eq!(telling.batch, held.batch);
-        assert!(told().await.is_empty(), "one tells at a time");
+        assert!(told().await.is_empty(), "it is claimed");
         rig.advance(LEASE * 2);
         let again = told().await.pop().unwrap();
         assert!(
@@ -313,14 +321,14 @@ async fn the_end_of_a_batch_is_due_to_be_told_once_it_is_over_and_until_it_is() 
         telling.batch.webhook.as_mut().unwrap().next_at = Some(later);
         assert!(store.save_batch(&telling, BatchWrites::default()).await.unwrap());
         store.release_batch(batch.id, telling.epoch).await.unwrap();
-        assert!(told().await.is_empty(), "not before its time");
+        assert!(told().await.is_empty(), "the next call is not due");
         rig.advance(Duration::from_secs(61));
         let mut telling = told().await.pop().unwrap();
         telling.batch.webhook.as_mut().unwrap().ended_at = Some(later);
         assert!(store.save_batch(&telling, BatchWrites::default()).await.unwrap());
         store.release_batch(batch.id, telling.epoch).await.unwrap();
         rig.advance(LEASE * 2);
-        assert!(told().await.is_empty(), "all is told");
+        assert!(told().await.is_empty(), "delivery has ended");
         batch = store.batch(&batch.tenant, batch.id).await.unwrap().unwrap();
         assert_eq!(batch, telling.batch);
     })
@@ -328,7 +336,7 @@ async fn the_end_of_a_batch_is_due_to_be_told_once_it_is_over_and_until_it_is() 
 }
 
 #[tokio::test]
-async fn the_jobs_of_a_batch_are_counted_read_and_withdrawn_by_its_id() {
+async fn jobs_of_a_batch_are_counted_read_and_cancelled_by_its_id() {
     both(async |Rig { store, .. }| {
         let id = BatchId::generate();
         let mut jobs: Vec<Job> =

@@ -1,4 +1,4 @@
-//! What operators look at: both stores pass the same suite.
+//! Queries of operators, bulk actions, samples and the audit log in Postgres and SQLite.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -19,7 +19,7 @@ use tritmill_queue::{
         bulk::{self, BulkAction},
         history::Period,
         job_queries::{AttemptEnd, SCAN_MAX},
-        operations::{Heartbeat, Integrity, WorkerMetrics},
+        workers::{Heartbeat, Integrity, WorkerMetrics},
     },
 };
 use uuid::Uuid;
@@ -28,7 +28,7 @@ fn first(limit: u32) -> Page<JobId> {
     Page { after: None, limit, ascending: false }
 }
 
-/// Ids that a filter finds, page by page.
+/// The ids that match a filter, read page by page.
 async fn found(store: &Arc<dyn FrontStore>, filter: &JobFilter) -> Vec<JobId> {
     let (mut ids, mut page) = (Vec::new(), first(2));
     loop {
@@ -44,7 +44,7 @@ async fn found(store: &Arc<dyn FrontStore>, filter: &JobFilter) -> Vec<JobId> {
     ids
 }
 
-/// Claims jobs and ends them all in the same way.
+/// Claims jobs and finishes all with the same outcome.
 async fn end(store: &Arc<dyn FrontStore>, jobs: &[Job], outcome: Outcome) {
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     let claims = store.claim(&ids, by("w1")).await.unwrap();
@@ -59,7 +59,7 @@ fn refused(code: &str, message: &str) -> Outcome {
 }
 
 #[tokio::test]
-async fn jobs_are_found_by_whatever_is_known_of_them_the_latest_first() {
+async fn jobs_are_filtered_by_any_field_newest_first() {
     both(async |Rig { store, .. }| {
         let other = QueueName { model: "other".into(), format: "tl1".into() };
         let acme = Tenant("acme".into());
@@ -121,7 +121,7 @@ async fn jobs_are_found_by_whatever_is_known_of_them_the_latest_first() {
 }
 
 #[tokio::test]
-async fn a_page_looks_at_so_many_jobs_and_says_where_it_stopped() {
+async fn page_scans_a_bounded_number_of_jobs() {
     both(async |Rig { store, .. }| {
         let oldest = Job { tenant: Tenant("rare".into()), ..job() };
         let mut jobs = vec![oldest.clone()];
@@ -129,7 +129,7 @@ async fn a_page_looks_at_so_many_jobs_and_says_where_it_stopped() {
         for chunk in jobs.chunks(2000) {
             store.submit(chunk).await.unwrap();
         }
-        // No index knows formats alone.
+        // No index has the format alone.
         let filter = JobFilter { format: Some("none".into()), ..JobFilter::default() };
         let page = store.jobs(&filter, first(5)).await.unwrap();
         assert_eq!((page.jobs.len(), page.next), (0, Some(jobs[1].id)));
@@ -139,7 +139,7 @@ async fn a_page_looks_at_so_many_jobs_and_says_where_it_stopped() {
         assert_eq!(store.jobs(&filter, rest).await.unwrap().next, None);
         let all = store.count_jobs(&JobFilter::default()).await.unwrap();
         assert_eq!((all.jobs, all.or_more), (u64::from(SCAN_MAX), true));
-        // An index knows tenants: nothing else is looked at.
+        // An index has the tenant: no other job is scanned.
         let rare = JobFilter { tenant: Some(oldest.tenant), ..JobFilter::default() };
         assert_eq!(found(&store, &rare).await, [oldest.id]);
     })
@@ -147,7 +147,7 @@ async fn a_page_looks_at_so_many_jobs_and_says_where_it_stopped() {
 }
 
 #[tokio::test]
-async fn a_story_tells_every_attempt_with_its_worker_and_times() {
+async fn job_history_has_every_attempt_with_worker_and_times() {
     both(async |rig: Rig| {
         let (store, job) = (&rig.store, Job { custom_id: Some("a".into()), ..job() });
         store.submit(std::slice::from_ref(&job)).await.unwrap();
@@ -195,7 +195,7 @@ async fn a_story_tells_every_attempt_with_its_worker_and_times() {
 }
 
 #[tokio::test]
-async fn dead_letters_are_grouped_by_what_they_failed_with() {
+async fn dead_letters_are_grouped_by_error() {
     both(async |Rig { store, .. }| {
         let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
         store.submit(&jobs).await.unwrap();
@@ -218,7 +218,7 @@ async fn dead_letters_are_grouped_by_what_they_failed_with() {
 }
 
 #[tokio::test]
-async fn what_a_filter_finds_is_cancelled_replayed_and_purged_so_far_and_no_further() {
+async fn bulk_actions_apply_to_filtered_jobs_up_to_a_limit() {
     both(async |Rig { store: shared, .. }| {
         let store = &*shared;
         let jobs: Vec<Job> = (0..6).map(|_| job()).collect();
@@ -262,7 +262,7 @@ fn beat(owner: &str, integrity: Integrity) -> Heartbeat {
 }
 
 #[tokio::test]
-async fn what_workers_put_right_is_summed_and_outlives_them() {
+async fn fault_counters_are_summed_and_survive_their_workers() {
     both(async |Rig { store, .. }| {
         let counted = Integrity { results_fenced: 3, jobs_fed_again: 1, ..Integrity::default() };
         assert_eq!(store.integrity().await.unwrap(), Integrity::default());
@@ -281,7 +281,7 @@ async fn what_workers_put_right_is_summed_and_outlives_them() {
 }
 
 #[tokio::test]
-async fn samples_count_what_ended_once_and_add_up_over_periods() {
+async fn samples_count_each_finished_job_once() {
     both(async |rig: Rig| {
         let store = &rig.store;
         let before = job();
@@ -298,7 +298,7 @@ async fn samples_count_what_ended_once_and_add_up_over_periods() {
         end(store, &jobs[1..2], refused("c", "m")).await;
         rig.advance(Duration::from_secs(2));
         assert!(store.sample().await.unwrap());
-        assert!(!store.sample().await.unwrap(), "somebody did so a moment ago");
+        assert!(!store.sample().await.unwrap(), "the last sample is recent");
         let sampled = store.snapshot().await.unwrap().unwrap();
         let one = &sampled.queues[0];
         assert_eq!((&one.queue, one.depth.queued, one.totals.completed), (&queue(), 2, 1));
@@ -331,7 +331,7 @@ async fn samples_count_what_ended_once_and_add_up_over_periods() {
 }
 
 #[tokio::test]
-async fn a_tenant_that_is_erased_leaves_nothing_and_others_keep_theirs() {
+async fn erased_tenant_leaves_no_rows_and_others_are_kept() {
     both(async |Rig { store, .. }| {
         let acme = Tenant("acme".into());
         let theirs: Vec<Job> = (0..3).map(|_| Job { tenant: acme.clone(), ..job() }).collect();
@@ -353,7 +353,7 @@ async fn a_tenant_that_is_erased_leaves_nothing_and_others_keep_theirs() {
 }
 
 #[tokio::test]
-async fn acts_are_noted_with_their_time_the_latest_first() {
+async fn audit_log_is_newest_first() {
     both(async |rig: Rig| {
         let store = &rig.store;
         let mut ids = Vec::new();

@@ -1,4 +1,4 @@
-//! How long operators' reads take among a million jobs, on both stores.
+//! Latency of operator queries with a million jobs, in Postgres and SQLite.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -21,10 +21,10 @@ use tritmill_queue::{
 const JOBS: usize = 1_000_000;
 const CHUNK: usize = 2000;
 const REPEATS: usize = 50;
-/// What a page of the dashboard may wait for one of its reads.
+/// Longest acceptable time of one query of a dashboard page.
 const LIMIT: Duration = Duration::from_millis(100);
 
-/// A million jobs, most of them queued, of a hundred tenants; returns one that failed.
+/// Submits a million jobs of a hundred tenants, most of them queued; returns a failed one.
 async fn fill(store: &Arc<dyn FrontStore>) -> JobId {
     let mut some = None;
     for chunk in 0..JOBS / CHUNK {
@@ -50,7 +50,7 @@ async fn fill(store: &Arc<dyn FrontStore>) -> JobId {
     some.unwrap()
 }
 
-/// Prints how long something takes, and the slowest but one of a hundred.
+/// Runs something a hundred times; prints and returns the second slowest time.
 async fn time<F: Future<Output = ()>>(what: &str, read: impl Fn() -> F) -> Duration {
     let mut times = Vec::with_capacity(REPEATS);
     for _ in 0..REPEATS {
@@ -70,7 +70,7 @@ async fn time<F: Future<Output = ()>>(what: &str, read: impl Fn() -> F) -> Durat
 
 #[tokio::test]
 #[ignore = "takes minutes: a million jobs in each store"]
-async fn operators_reads_are_quick_among_a_million_jobs() {
+async fn operator_queries_are_fast_with_a_million_jobs() {
     both(async |rig: Rig| {
         let store = &rig.store;
         let failed = fill(store).await;

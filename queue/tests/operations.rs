@@ -1,4 +1,4 @@
-//! What operators set and see: both stores pass the same suite.
+//! Queue settings, numerics classes, workers and dead letters in Postgres and SQLite.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -16,7 +16,8 @@ use tritmill_queue::{
     store::{
         FrontStore, PostgresStore,
         classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
-        operations::{Directive, Heartbeat, QueueState, SILENT_ALIVE_MAX, WorkerMetrics},
+        queue_settings::QueueState,
+        workers::{Directive, Heartbeat, SILENT_ALIVE_MAX, WorkerMetrics},
     },
 };
 use tritmill_servers::Postgres;
@@ -39,7 +40,7 @@ fn beat() -> Heartbeat {
     }
 }
 
-/// Submits jobs and fails them for good.
+/// Submits jobs and makes them dead letters.
 async fn fail(store: &Arc<dyn FrontStore>, jobs: &[Job]) {
     store.submit(jobs).await.unwrap();
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
@@ -50,7 +51,7 @@ async fn fail(store: &Arc<dyn FrontStore>, jobs: &[Job]) {
 }
 
 #[tokio::test]
-async fn a_queue_keeps_what_is_set_for_it() {
+async fn queue_settings_are_stored() {
     both(async |Rig { store, .. }| {
         let untouched = QueueState::with_defaults(queue());
         assert_eq!(store.queue_state(&queue()).await.unwrap(), untouched);
@@ -66,7 +67,7 @@ async fn a_queue_keeps_what_is_set_for_it() {
 }
 
 #[tokio::test]
-async fn quotas_are_a_queues_and_its_tenants() {
+async fn quotas_are_stored_per_queue_and_tenant() {
     both(async |Rig { store, .. }| {
         assert_eq!(store.quotas(&queue()).await.unwrap(), Quotas::default());
         let [a, b] = ["a", "b"].map(|name| Tenant(name.to_owned()));
@@ -85,9 +86,9 @@ async fn quotas_are_a_queues_and_its_tenants() {
 }
 
 #[tokio::test]
-async fn a_worker_of_another_numerics_class_is_refused() {
+async fn worker_of_another_numerics_class_is_refused() {
     both(async |Rig { store, .. }| {
-        // A setting came first; the class is still free.
+        // The queue has a row but no class yet.
         store.set_paused(&queue(), false).await.unwrap();
         store.register_class(&queue(), "f16 exact").await.unwrap();
         store.register_class(&queue(), "f16 exact").await.unwrap();
@@ -104,15 +105,15 @@ async fn a_worker_of_another_numerics_class_is_refused() {
 }
 
 #[tokio::test]
-async fn a_class_that_is_allowed_serves_beside_the_first_until_it_is_withdrawn() {
+async fn allowed_class_is_accepted_until_withdrawn() {
     both(async |Rig { store, .. }| {
         let allowed = async || store.queue_state(&queue()).await.unwrap().allowed_classes;
-        // Before the queue has a class of its own, or a row.
+        // Before the queue has a class or a row.
         assert!(store.allow_class(&queue(), "cuda").await.unwrap());
-        assert!(!store.allow_class(&queue(), "cuda").await.unwrap(), "it is already");
+        assert!(!store.allow_class(&queue(), "cuda").await.unwrap(), "it is allowed already");
         store.register_class(&queue(), "cpu").await.unwrap();
         store.register_class(&queue(), "cuda").await.unwrap();
-        assert!(!store.allow_class(&queue(), "cpu").await.unwrap(), "its own");
+        assert!(!store.allow_class(&queue(), "cpu").await.unwrap(), "the own class");
         assert_eq!(allowed().await, ["cuda"]);
         assert_eq!(store.queue_state(&queue()).await.unwrap().class.as_deref(), Some("cpu"));
         assert_eq!(store.queues().await.unwrap()[0].settings.allowed_classes, ["cuda"]);
@@ -127,10 +128,10 @@ async fn a_class_that_is_allowed_serves_beside_the_first_until_it_is_withdrawn()
         };
         let drains = async |class| store.heartbeat(&of(class)).await.unwrap().drain;
         assert!(!drains("cuda").await && !drains("cpu").await);
-        assert!(!store.withdraw_class(&queue(), "cpu").await.unwrap(), "its own stays");
+        assert!(!store.withdraw_class(&queue(), "cpu").await.unwrap(), "the own class stays");
         assert!(store.withdraw_class(&queue(), "cuda").await.unwrap());
         assert!(!store.withdraw_class(&queue(), "cuda").await.unwrap());
-        assert!(drains("cuda").await, "it is to go");
+        assert!(drains("cuda").await, "its class was withdrawn");
         assert!(!drains("cpu").await && !drains("").await);
         let refused = store.register_class(&queue(), "cuda").await.unwrap_err();
         assert!(matches!(refused, ClassError::Mismatch { .. }), "{refused}");
@@ -148,10 +149,10 @@ async fn a_class_that_is_allowed_serves_beside_the_first_until_it_is_withdrawn()
 }
 
 #[tokio::test]
-async fn a_class_is_reset_when_nobody_serves_the_queue() {
+async fn class_is_reset_when_no_worker_is_alive() {
     both(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
-        assert_eq!(store.reset_class(&queue()).await.unwrap(), None, "it never had one");
+        assert_eq!(store.reset_class(&queue()).await.unwrap(), None, "the queue had no class");
         store.register_class(&queue(), "f16 exact").await.unwrap();
         store.allow_class(&queue(), "f32 exact").await.unwrap();
         let elsewhere = QueueName { format: "tl1".into(), ..queue() };
@@ -165,7 +166,7 @@ async fn a_class_is_reset_when_nobody_serves_the_queue() {
         assert_eq!(said, "queue tiny@i2_s is served by a, b: drain them first");
         assert_eq!(store.queue_state(&queue()).await.unwrap().class.as_deref(), Some("f16 exact"));
         store.forget_worker("a").await.unwrap();
-        // The other never said goodbye.
+        // The other worker ended without being forgotten.
         rig.advance(SILENT_ALIVE_MAX + Duration::from_millis(1));
         assert_eq!(store.reset_class(&queue()).await.unwrap().as_deref(), Some("f16 exact"));
         store.register_class(&queue(), "int8 fast").await.unwrap();
@@ -175,7 +176,7 @@ async fn a_class_is_reset_when_nobody_serves_the_queue() {
 }
 
 #[tokio::test]
-async fn queues_are_listed_with_their_counts_and_their_oldest_job() {
+async fn queues_are_listed_with_counts_and_oldest_job() {
     both(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         let other = QueueName { model: "another".into(), ..queue() };
@@ -198,7 +199,7 @@ async fn queues_are_listed_with_their_counts_and_their_oldest_job() {
 }
 
 #[tokio::test]
-async fn a_heartbeat_tells_the_worker_what_was_asked_of_it() {
+async fn heartbeat_returns_drain_and_pause() {
     both(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         let beat = beat();
@@ -225,13 +226,13 @@ async fn a_heartbeat_tells_the_worker_what_was_asked_of_it() {
         store.heartbeat(&beat).await.unwrap();
         rig.advance(Duration::from_millis(25 * 60 * 60 * 1000));
         store.maintain().await.unwrap();
-        assert!(store.workers().await.unwrap().is_empty(), "one that never said goodbye");
+        assert!(store.workers().await.unwrap().is_empty(), "a long silent worker is deleted");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_replay_is_a_new_job_and_the_dead_letter_stays() {
+async fn replay_is_a_new_job_and_keeps_the_dead_letter() {
     both(async |Rig { store, .. }| {
         let late = Some(Timestamp(1_700_000_001_000));
         let (dead, live) = (Job { expires_at: late, ..job() }, job());
@@ -283,7 +284,7 @@ async fn dead_letters_are_paged_and_purged() {
 }
 
 #[tokio::test]
-async fn deleted_jobs_leave_nothing_and_their_claims_hold_no_more() {
+async fn deleted_jobs_leave_no_rows_and_lose_their_claims() {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
     let store = Arc::new(PostgresStore::connect(&server.url()).await.unwrap());

@@ -1,4 +1,4 @@
-//! The big tables of the Postgres store come and go by day.
+//! Daily partitions of the Postgres store.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -16,6 +16,7 @@ use std::{
 use conformance::{answer, by, finished, job};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use tritmill_queue::store::Maintenance as _;
 use tritmill_queue::{
     Job, JobId, JobState, Store, Tenant, Timestamp,
     store::{Maintained, PostgresStore, RETENTION_DEFAULT, Submission},
@@ -27,7 +28,7 @@ const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 /// 2023-11-14.
 const TODAY: i64 = 19_675;
 
-/// The first column of a statement's first row, on a connection of its own.
+/// The first column of a statement's first row, read on a separate connection.
 async fn number(server: &Postgres, statement: &str) -> i64 {
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
@@ -38,14 +39,14 @@ fn ids(jobs: &[Job]) -> Vec<JobId> {
     jobs.iter().map(|job| job.id).collect()
 }
 
-/// A job whose id is of that day.
+/// A job with an id of that day.
 fn job_of(day: i64) -> Job {
     let ms = u128::try_from(day * DAY_MS + DAY_MS / 2).unwrap();
     let bits = Uuid::now_v7().as_u128() & ((1 << 80) - 1);
     Job { id: JobId::from(Uuid::from_u128(ms << 80 | bits)), ..job() }
 }
 
-/// Partitions of the table `jobs`, the default one left out.
+/// Partitions of the table `jobs` without the default one.
 async fn partitions(server: &Postgres) -> i64 {
     let statement = "SELECT count(*) FROM pg_inherits JOIN pg_class ON pg_class.oid = inhrelid
                      WHERE inhparent = 'jobs'::regclass AND relname <> 'jobs_default'";
@@ -53,11 +54,11 @@ async fn partitions(server: &Postgres) -> i64 {
 }
 
 #[tokio::test]
-async fn old_days_are_dropped_when_their_jobs_are_over() {
+async fn old_partitions_are_dropped_when_their_jobs_are_finished() {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
     let made = partitions(&server).await;
-    assert_eq!(made, 4, "migration makes today and three days");
+    assert_eq!(made, 4, "migration creates today and three days");
     let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
     let clock = Arc::clone(&now);
     let store = PostgresStore::connect(&server.url())
@@ -65,7 +66,7 @@ async fn old_days_are_dropped_when_their_jobs_are_over() {
         .unwrap()
         .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
 
-    // No partition is there for any of these: they rest in the default one, and move.
+    // These days have no partition: the jobs go to the default one and are moved.
     let (old, open, recent) = (job_of(TODAY - 20), job_of(TODAY - 10), job_of(TODAY - 1));
     let odd = Job { id: JobId::from(Uuid::from_u128(7)), ..job() };
     store.submit(&[old.clone(), open.clone(), recent.clone(), odd.clone()]).await.unwrap();
@@ -78,7 +79,7 @@ async fn old_days_are_dropped_when_their_jobs_are_over() {
     assert_eq!(store.retention().await.unwrap(), RETENTION_DEFAULT);
     store.set_retention(retention).await.unwrap();
     assert_eq!(store.retention().await.unwrap(), retention);
-    // Seven days of jobs, six of results, four of errors. What is old by its id has only just ended.
+    // Seven days of jobs, six of results, four of errors. Jobs with old ids have only just finished.
     let done = store.maintain().await.unwrap();
     let created = 7 + 6 + 4;
     let expected = Maintained { created, dropped: 0, kept_unfinished: 1, kept_recent: 1 };
@@ -86,7 +87,7 @@ async fn old_days_are_dropped_when_their_jobs_are_over() {
     assert_eq!(number(&server, "SELECT count(*) FROM jobs_default").await, 1);
     now.fetch_add(7 * DAY_MS, Ordering::SeqCst);
     let done = store.maintain().await.unwrap();
-    assert_eq!((done.dropped, done.kept_recent), (0, 2), "over for seven days, not longer");
+    assert_eq!((done.dropped, done.kept_recent), (0, 2), "finished seven days ago, not longer");
     for (id, state) in [
         (old.id, JobState::Completed),
         (open.id, JobState::Queued),
@@ -103,7 +104,7 @@ async fn old_days_are_dropped_when_their_jobs_are_over() {
     let again = store.maintain().await.unwrap();
     assert_eq!(again, Maintained { kept_unfinished: 1, ..Maintained::default() });
 
-    // Moved rows live on: this one is claimed, ends, and goes a retention later.
+    // A moved job can be claimed and finished, and is dropped one retention later.
     let held = store.claim(&[open.id], by("a")).await.unwrap()[0].claim_ref();
     store.finish(&[finished(held, answer("x"))]).await.unwrap();
     assert_eq!(store.maintain().await.unwrap().kept_recent, 1);
@@ -113,7 +114,7 @@ async fn old_days_are_dropped_when_their_jobs_are_over() {
 }
 
 #[tokio::test]
-async fn a_key_is_kept_as_long_as_its_job() {
+async fn idempotency_key_is_kept_as_long_as_its_job() {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
     let today = i64::try_from(Uuid::now_v7().as_u128() >> 80).unwrap() / DAY_MS;
@@ -137,7 +138,7 @@ async fn a_key_is_kept_as_long_as_its_job() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn maintenance_goes_on_beside_work_and_other_maintenance() {
+async fn maintenance_runs_alongside_work_and_other_maintenance() {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
     let store = PostgresStore::connect(&server.url()).await.unwrap();

@@ -33,7 +33,7 @@ async fn pull(dispatcher: &RedisDispatcher, consumer: &str, max: usize) -> Vec<D
     dispatcher.pull(Pull { queue: &queue, consumer, max, wait }).await.unwrap()
 }
 
-/// Delivered, claimed, answered, acknowledged; how many.
+/// Pulls, claims, answers and acknowledges jobs; returns how many.
 async fn answer_all(dispatcher: &RedisDispatcher, store: &RedisStore, consumer: &str) -> usize {
     let mut count = 0;
     loop {
@@ -75,7 +75,7 @@ async fn job_submitted_repeatedly_is_delivered_once() {
     let progress = store.progress(None).await.unwrap();
     assert_eq!((progress.queued, progress.completed, progress.prompt_tokens), (0, 1200, 3600));
     assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 0);
-    // A submission after the end changes nothing.
+    // Submitting a finished job again changes nothing.
     store.accept(&jobs).await.unwrap();
     assert!(pull(&dispatcher, "w", 1).await.is_empty());
     let waiting: Vec<String> = command(&redis, &["KEYS", "*:ids"]).await;
@@ -201,7 +201,7 @@ async fn foreign_strings_do_not_block_jobs() {
     store.accept(&jobs).await.unwrap();
     let key = |index: usize| format!("tm:{{tiny:i2_s}}:job:{}", jobs[index].id);
     let _: String = command(&redis, &["SET", &key(0), "garbage"]).await;
-    // A head that is right, before a job that is not.
+    // A valid header before an invalid job.
     let _: i64 = command(&redis, &["SETRANGE", &key(1), "60", "garbage"]).await;
     let claims = store.claim(&ids(&jobs), by("w")).await.unwrap();
     let claimed: Vec<JobId> = claims.iter().map(|claim| claim.job.id).collect();
@@ -212,7 +212,7 @@ async fn foreign_strings_do_not_block_jobs() {
 }
 
 #[tokio::test]
-async fn jobs_of_another_queue_and_a_second_class_are_refused() {
+async fn other_queue_and_second_class_are_refused() {
     let redis = Redis::start().unwrap();
     let (_, store) = connect(&redis);
     let mut other = job();
@@ -256,7 +256,7 @@ async fn evicting_redis_is_refused_and_full_one_is_busy() {
     store.check().await.unwrap();
     let refused = store.accept(&[job()]).await.unwrap_err();
     assert!(matches!(refused, AcceptError::Dispatch(DispatchError::Busy { .. })), "{refused}");
-    // What runs ends all the same.
+    // Running jobs still finish.
     assert_eq!(
         store.finish(&[finished(claims[0].claim_ref(), answer("x"))]).await.unwrap().len(),
         1

@@ -1,4 +1,4 @@
-//! Every store passes the same suite; this file plugs them in.
+//! Runs the suite of rules on every store.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
@@ -21,10 +21,10 @@ use tritmill_queue::{
 };
 use tritmill_servers::{Postgres, Redis};
 
-/// Where every clock starts.
+/// Start of every clock.
 const START: i64 = 1_700_000_000_000;
 
-/// A SQLite file of its own in a temporary folder, on a clock moved by hand.
+/// A SQLite file in a temporary folder, with a clock set by the test.
 struct Sqlite {
     folder: tempfile::TempDir,
     now: Arc<AtomicI64>,
@@ -57,7 +57,7 @@ impl Fixture for Sqlite {
 
 store_conformance!(sqlite, super::Sqlite);
 
-/// A Postgres of its own, on a clock moved by hand.
+/// A Postgres server, with a clock set by the test.
 struct Server {
     server: Postgres,
     now: Arc<AtomicI64>,
@@ -84,7 +84,7 @@ impl Fixture for Server {
 
 store_conformance!(postgres, super::Server);
 
-/// A Redis of its own, on a clock moved by hand.
+/// A Redis server, with a clock set by the test.
 struct Fast {
     server: Redis,
     now: Arc<AtomicI64>,
@@ -112,7 +112,7 @@ impl Fixture for Fast {
 store_conformance!(redis, super::Fast);
 
 #[tokio::test]
-async fn a_file_of_another_program_is_refused() {
+async fn file_of_another_program_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("letter.txt");
     std::fs::write(&path, "Dear Sir or Madam, this is no database at all. ".repeat(100)).unwrap();
@@ -133,4 +133,30 @@ async fn handing_everything_back_costs_no_attempt() {
         assert_eq!((claims.len(), claims[0].attempts), (1, 0));
         assert_eq!(store.hand_back_all().await.unwrap(), 1);
     }
+}
+
+#[tokio::test]
+async fn unreadable_job_does_not_stop_its_neighbours() {
+    use sqlx::Connection as _;
+    use tritmill_queue::{Claimant, JobState, Store};
+    let fixture = Sqlite::create();
+    let store = fixture.open().await;
+    let jobs = [conformance::job(), conformance::job()];
+    store.submit(&jobs).await.unwrap();
+    store.close().await;
+    let url = format!("sqlite:{}", fixture.path().display());
+    let mut connection = sqlx::SqliteConnection::connect(&url).await.unwrap();
+    sqlx::query("UPDATE jobs SET job = '{' WHERE id = $1")
+        .bind(uuid::Uuid::from(jobs[0].id))
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    connection.close().await.unwrap();
+    let store = fixture.open().await;
+    let by = Claimant { owner: "w", lease: Duration::from_secs(15) };
+    let claims = store.claim(&[jobs[0].id, jobs[1].id], by).await.unwrap();
+    assert_eq!(claims.iter().map(|claim| claim.job.id).collect::<Vec<_>>(), [jobs[1].id]);
+    let record = store.job(jobs[0].id).await.unwrap().unwrap();
+    assert_eq!((record.state, record.attempts), (JobState::Retrying, 1));
+    assert_eq!(record.errors[0].code, "unreadable");
 }

@@ -86,7 +86,7 @@ fn event() -> JobEvent {
     JobEvent::Delta { choice: 1, text: "Be".into() }
 }
 
-/// Every example: its file and what writes it now.
+/// The examples: file name and present encoding.
 fn examples() -> [(&'static str, Vec<u8>); 6] {
     [
         ("1-job-plain.bin", encode(&plain_job())),
@@ -120,7 +120,7 @@ fn committed_examples_decode() {
 }
 
 #[test]
-fn other_versions_and_encodings_are_told_apart() {
+fn other_versions_and_encodings_are_distinct_errors() {
     let mut bytes = encode(&plain_job());
     assert!(matches!(decode::<Job>(&[]), Err(WireError::Short(0))));
     assert!(matches!(decode::<Job>(&bytes[..1]), Err(WireError::Short(1))));
@@ -131,7 +131,7 @@ fn other_versions_and_encodings_are_told_apart() {
 }
 
 #[test]
-fn a_value_cut_anywhere_is_an_error() {
+fn truncated_value_is_an_error() {
     for bytes in [encode(&plain_job()), encode(&long_job())] {
         for end in 2..bytes.len() {
             let error = decode::<Job>(&bytes[..end]).expect_err("a part is not the whole");
@@ -141,7 +141,7 @@ fn a_value_cut_anywhere_is_an_error() {
 }
 
 #[test]
-fn a_job_is_not_refused_for_its_trace() {
+fn invalid_trace_does_not_invalidate_the_job() {
     let written = encode(&traced_job());
     let at = written.windows(3).position(|part| part == b"00-").unwrap();
     let mut odd = written.clone();
@@ -150,7 +150,7 @@ fn a_job_is_not_refused_for_its_trace() {
 }
 
 #[test]
-fn a_bomb_does_not_go_off() {
+fn decompression_is_limited() {
     let bomb = zstd::bulk::compress(&vec![0; 65 << 20], 19).unwrap();
     assert!(bomb.len() < 64 << 10);
     let bytes = [vec![1, 1], bomb].concat();
@@ -158,7 +158,7 @@ fn a_bomb_does_not_go_off() {
 }
 
 #[test]
-fn readers_ignore_what_a_later_release_adds() {
+fn readers_ignore_unknown_fields() {
     #[derive(serde::Serialize)]
     struct Later {
         prompt_tokens: u64,
@@ -228,20 +228,20 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_job_comes_back_as_it_was(job in jobs()) {
+    fn any_job_round_trips(job in jobs()) {
         prop_assert_eq!(decode::<Job>(&encode(&job)).unwrap(), job);
     }
 
     #[test]
-    fn any_bytes_are_an_answer(bytes in prop::collection::vec(any::<u8>(), 0..200), head in 0..3_u8) {
-        // Half-plausible heads reach the decoders.
+    fn any_bytes_decode_or_are_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200), head in 0..3_u8) {
+        // Plausible headers reach the decoders.
         let bytes = [&[1, head], &bytes[..]].concat();
         let _ = decode::<Job>(&bytes);
         let _ = decode::<Outcome>(&bytes);
     }
 
     #[test]
-    fn events_come_back_as_they_were(choice: u32, text: String, state in 0..JobState::ALL.len()) {
+    fn events_round_trip(choice: u32, text: String, state in 0..JobState::ALL.len()) {
         let finished = JobEvent::Finished { state: JobState::ALL[state] };
         for event in [JobEvent::Queued, JobEvent::Started, JobEvent::Delta { choice, text }, finished] {
             prop_assert_eq!(decode::<JobEvent>(&encode(&event)).unwrap(), event);

@@ -5,7 +5,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_queue::{
     QueueName,
-    store::{FrontStore, audit::AuditEntry, operations::Worker},
+    store::{FrontStore, audit::AuditEntry, workers::Worker},
 };
 
 use super::queue_name;

@@ -29,7 +29,7 @@ async fn log_in(window: &Window, key: &str) {
     window.picture("login").await;
     window.fill("#key", "tm-wrong").await;
     window.click("button.main").await;
-    window.sees(".problem", "opens nothing").await;
+    window.sees(".problem", "not valid").await;
     assert_eq!(window.errors().await.len(), 1, "one error: the refused login");
     window.fill("#key", key).await;
     window.click("button.main").await;
@@ -65,7 +65,7 @@ async fn upload_a_batch(window: &Window, fleet: &Fleet, lines: usize) {
     let input = window.find("#file").await;
     input.send_keys(file.to_str().unwrap()).await.unwrap();
     window.click(".upload button.main").await;
-    window.sees(".notice", "The file is here").await;
+    window.sees(".notice", "The file is uploaded").await;
     window.sees(".state", "in progress").await;
     // A reload of the page would lose this variable.
     window.client.execute("window.sameVisit = true", vec![]).await.unwrap();
@@ -160,11 +160,11 @@ async fn pause_a_queue(window: &Window, fleet: &Fleet) {
     let paused = || fleet.sql("SELECT paused FROM queues WHERE model = 'demo'");
     assert_eq!(paused().trim(), "t");
     window.click("button[value=resume]").await;
-    window.sees(".notice", "The queue goes on").await;
+    window.sees(".notice", "The queue is resumed").await;
     assert_eq!(paused().trim(), "f");
     window.fill("#tokens", "1,000,000").await;
     window.click("button[value=limit]").await;
-    window.sees(".notice", "The bound is set").await;
+    window.sees(".notice", "The limit is set").await;
     assert_eq!(window.attribute("#tokens", "value").await.as_deref(), Some("1,000,000"));
     window.is_sound("the queue").await;
     window.picture("queue").await;

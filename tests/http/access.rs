@@ -24,7 +24,7 @@ impl Visitor {
 
     /// Sends a request that passes the checks of access, if they allow it; it may fail later.
     fn ask(&self, admin: &Admin, route: &Route, path: &str) -> Answer {
-        match route.is_of_pages() {
+        match route.is_page() {
             true => ask_page(&admin.with(""), route, path, &self.session),
             false => ask(&self.caller, route, path),
         }
@@ -86,7 +86,7 @@ fn every_route_checks_role_and_tenant() {
         let (here, nowhere) = (path(route, &ids), path(route, &no_ids));
         let is_public = route.access == Access::Public;
         for stranger in ["", "tm-1", "nonsense", &format!("tm-{}", "0".repeat(64))] {
-            let answer = match route.is_of_pages() {
+            let answer = match route.is_page() {
                 true => {
                     let session = format!("tritmill_session={stranger}");
                     ask_page(&admin.with(""), route, &here, &session)
@@ -97,7 +97,7 @@ fn every_route_checks_role_and_tenant() {
                 Access::Page(_) => answer
                     .header("location")
                     .is_some_and(|to| to.starts_with("/dashboard/login?next=")),
-                _ => answer.status == 401 && !route.is_of_pages(),
+                _ => answer.status == 401 && !route.is_page(),
             };
             assert_eq!(is_refused, !is_public, "{here} without a key: {}", answer.status);
         }
@@ -112,7 +112,7 @@ fn every_route_checks_role_and_tenant() {
             };
             // A request of another tenant changes nothing.
             let answer = other.ask(&admin, route, &here);
-            let is_other_form = route.is_of_pages() && is_public;
+            let is_other_form = route.is_page() && is_public;
             assert_eq!(
                 answer.status == 403 && !is_other_form,
                 !allowed,

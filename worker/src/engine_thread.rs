@@ -93,7 +93,8 @@ impl EngineThread {
         let steps = Arc::clone(&step_count);
         let body = move || {
             let requests = HashMap::new();
-            EngineLoop { engine, device, requests, inbox, outbox, step_count: steps, metrics }.run();
+            EngineLoop { engine, device, requests, inbox, outbox, step_count: steps, metrics }
+                .run();
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
         Ok(Self { commands: Some(commands), reports, thread: Some(thread), step_count })

@@ -19,7 +19,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 use tritmill_engine::EngineStats;
-use tritmill_queue::{JobState, dispatch::RedisDispatcher, store::operations::Integrity};
+use tritmill_queue::{JobState, dispatch::RedisDispatcher, store::workers::Integrity};
 
 pub(crate) use self::engine::Steps;
 use self::engine::{EngineSteps, Latencies};
@@ -85,8 +85,10 @@ impl Default for Metrics {
         let leases_lost = counter("leases_lost", "Jobs stopped because their lease was lost");
         let leases_reclaimed =
             counter("leases_reclaimed", "Jobs with an expired lease, queued again or failed");
-        let duplicates =
-            counter("deliveries_suppressed", "Deliveries of jobs that were finished or claimed elsewhere");
+        let duplicates = counter(
+            "deliveries_suppressed",
+            "Deliveries of jobs that were finished or claimed elsewhere",
+        );
         let re_enqueued =
             counter("jobs_fed_again", "Queued jobs that were enqueued in the dispatcher again");
         let dependency_failures =
@@ -140,8 +142,16 @@ impl Collector for DispatcherCounters {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let stats = self.0.stats();
         let counts = [
-            ("stream_entries_foreign", "Stream entries dropped because they are not jobs", stats.foreign_entries),
-            ("stream_entries_deleted", "Pending entries that were deleted from the stream", stats.deleted_entries),
+            (
+                "stream_entries_foreign",
+                "Stream entries dropped because they are not jobs",
+                stats.foreign_entries,
+            ),
+            (
+                "stream_entries_deleted",
+                "Pending entries that were deleted from the stream",
+                stats.deleted_entries,
+            ),
             ("stream_entries_reclaimed", "Entries taken over from dead workers", stats.reclaimed),
             ("stream_entries_recovered", "Entries of reads whose answer was lost", stats.recovered),
             (
@@ -188,7 +198,8 @@ impl Metrics {
             return Some("draining".to_owned());
         }
         // One device that works is enough.
-        let failures: Option<Vec<String>> = self.device_failures_now.lock().iter().cloned().collect();
+        let failures: Option<Vec<String>> =
+            self.device_failures_now.lock().iter().cloned().collect();
         if let Some(failures) = failures.filter(|failures| !failures.is_empty()) {
             return Some(failures.join("; "));
         }
@@ -259,7 +270,12 @@ impl Metrics {
         self.steps.add(device, sequences, stats);
     }
 
-    pub(crate) fn record_latency(&self, first_token: Option<Duration>, took: Duration, tokens: u64) {
+    pub(crate) fn record_latency(
+        &self,
+        first_token: Option<Duration>,
+        took: Duration,
+        tokens: u64,
+    ) {
         self.latencies.record(first_token, took, tokens);
     }
 

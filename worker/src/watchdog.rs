@@ -56,7 +56,8 @@ mod tests {
             assert_eq!(watchdog.check(&[Some(step), None]), None, "steps end");
             assert_eq!(watchdog.check(&[None, None]), None, "the engines are idle");
         }
-        let hangs: Vec<_> = (0..=CHECKS).map(|n| watchdog.check(&[Some(n.into()), Some(7)])).collect();
+        let hangs: Vec<_> =
+            (0..=CHECKS).map(|n| watchdog.check(&[Some(n.into()), Some(7)])).collect();
         assert_eq!(hangs.iter().flatten().count(), 1);
         assert_eq!(hangs.last(), Some(&Some(1)), "the other engine's steps end");
     }

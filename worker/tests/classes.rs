@@ -15,8 +15,9 @@ use tritmill_engine::{
     kv::{BlockId, blocks_for},
     load::{self, EngineOptions},
 };
+use tritmill_queue::store::NumericsClasses as _;
 use tritmill_queue::{
-    Claimant, Completion, Job, JobId, JobState, Operations as _, Outcome, Prompt, Store,
+    Claimant, Completion, Job, JobId, JobState, Outcome, Prompt, Store,
     store::{SqliteStore, classes::ClassError},
     wire,
 };

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: the release program, stripped, with its debug symbols in a file beside it.
+//! `cargo xtask dist`: builds the stripped release program and a file with its debug symbols.
 
 use std::{fs, path::Path, process::Command};
 
@@ -21,13 +21,13 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Moves the debug symbols of a program to another file, which debuggers and `perf` find by a link
+/// Moves the debug symbols of a program to another file. Debuggers and `perf` find it by a link
 /// in the program.
 fn split(program: &Path, symbols: &Path) -> anyhow::Result<()> {
     let objcopy = || Command::new("objcopy");
     process::run(objcopy().arg("--only-keep-debug").arg(program).arg(symbols))?;
     process::run(objcopy().arg("--strip-debug").arg(program))?;
-    // The link is the file's name and a checksum: run where the file is.
+    // The link is a file name without a folder, so objcopy must run in the file's folder.
     let mut link = objcopy();
     link.current_dir(program.parent().context("a program lies in a folder")?);
     process::run(link.arg("--add-gnu-debuglink=tritmill.debug").arg(program))

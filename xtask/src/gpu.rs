@@ -69,7 +69,7 @@ impl Place {
 #[derive(Clone, Copy)]
 struct Part {
     name: &'static str,
-    /// Its programs are ended after this time.
+    /// After this time, its programs are ended.
     limit: Duration,
     /// Returns the report, in Markdown.
     run: fn(&Place) -> anyhow::Result<String>,

@@ -39,21 +39,23 @@ impl Lines {
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     ensure!(arguments.is_empty(), "lines takes no arguments");
     let listed = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.rs"])
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "*.rs", "*/Cargo.toml"])
         .current_dir(root())
         .output()
         .context("cannot start git")?;
     let names = String::from_utf8(listed.stdout).context("a file name is not UTF-8")?;
     // A deleted file is listed until the deletion is committed.
     let read = |name: &str| Some((name.to_owned(), fs::read_to_string(root().join(name)).ok()?));
-    let files: Vec<(String, String)> = names.lines().filter_map(read).collect();
+    let files: Vec<_> =
+        names.lines().filter(|name| name.ends_with(".rs")).filter_map(read).collect();
+    let folders: Vec<&str> = names.lines().filter_map(|n| n.strip_suffix("/Cargo.toml")).collect();
     let test_modules: Vec<String> =
         files.iter().flat_map(|(name, text)| test_modules(name, text)).collect();
     let mut crates: BTreeMap<&str, Lines> = BTreeMap::new();
     for (name, text) in &files {
         let in_tests = name.split('/').any(|part| ["tests", "benches"].contains(&part))
             || test_modules.iter().any(|module| is_in_module(name, module));
-        crates.entry(crate_of(name)).or_default().add(count(text, in_tests));
+        crates.entry(crate_of(name, &folders)).or_default().add(count(text, in_tests));
     }
     println!("crate             files     code    tests  comments   blank    total");
     let mut total = Lines::default();
@@ -66,10 +68,10 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 }
 
 /// The folder of the crate that a file belongs to; the root crate is `tritmill`.
-fn crate_of(name: &str) -> &str {
-    let folders = ["xtask/fuzz", "xtask/servers", "admin", "engine", "producer", "queue", "worker"];
-    let folder = folders.into_iter().find(|folder| name.starts_with(&format!("{folder}/")));
-    folder.unwrap_or(if name.starts_with("xtask/") { "xtask" } else { "tritmill" })
+fn crate_of<'a>(name: &str, folders: &[&'a str]) -> &'a str {
+    let parents =
+        folders.iter().filter(|folder| Path::new(name).starts_with(folder)).max_by_key(|f| f.len());
+    parents.map_or("tritmill", |folder| folder)
 }
 
 /// Paths, without `.rs`, of the module files that `text` declares under `#[cfg(test)]`.
@@ -127,5 +129,7 @@ mod tests {
         assert_eq!(test_modules("a/src/lib.rs", text), ["a/src/cases"]);
         assert_eq!(test_modules("a/src/b.rs", text), ["a/src/b/cases"]);
         assert!(is_in_module("a/src/cases/one.rs", "a/src/cases"));
+        assert_eq!(crate_of("a/b/src/c.rs", &["a", "a/b"]), "a/b");
+        assert_eq!(crate_of("src/c.rs", &["a", "a/b"]), "tritmill");
     }
 }

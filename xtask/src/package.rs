@@ -12,7 +12,7 @@ const UNPUBLISHED: [&str; 3] = ["xtask", "tritmill-servers", "tritmill-fuzz"];
 /// Crates that the client library consists of.
 const CLIENT: [&str; 2] = ["tritmill-client", "tritmill-queue"];
 
-/// A program of somebody who depends on the client library alone.
+/// A program that depends only on the client library.
 const PROGRAM: &str = r#"
 use tritmill_client::{Client, ClientError, Job, JobBuilder, JobId, JobState};
 

@@ -1,4 +1,4 @@
-//! What pages load: a stylesheet, a script and an icon, part of the program.
+//! Stylesheet, script and icon of the pages, compiled into the program.
 
 use std::sync::LazyLock;
 
@@ -15,7 +15,7 @@ const STYLE: &str = include_str!("../../assets/dashboard.css");
 const SCRIPT: &str = include_str!("../../assets/dashboard.js");
 const ICON: &str = include_str!("../../assets/icon.svg");
 
-/// A word that changes with the assets: pages load them under it, so that they may be kept.
+/// Returns a version that changes with the assets. It is part of their URLs, so browsers may cache them.
 pub(super) fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| {
         let digest = Sha256::digest([STYLE, SCRIPT, ICON].concat());
@@ -24,13 +24,13 @@ pub(super) fn version() -> &'static str {
     &VERSION
 }
 
-/// An asset by its name.
+/// Returns an asset.
 pub(crate) async fn asset(Path((_, name)): Path<(String, String)>) -> Response {
     let (kind, text) = match name.as_str() {
         "dashboard.css" => ("text/css; charset=utf-8", STYLE),
         "dashboard.js" => ("text/javascript; charset=utf-8", SCRIPT),
         "icon.svg" => ("image/svg+xml", ICON),
-        _ => return ApiError::no_route().into_response(),
+        _ => return ApiError::unknown_url().into_response(),
     };
     let headers = [(CONTENT_TYPE, kind), (CACHE_CONTROL, "public, max-age=31536000, immutable")];
     (headers, text).into_response()
@@ -42,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// The stylesheet's colours: those of the light scheme, with those of the dark one over them.
+    /// Returns the stylesheet's colours in the light and in the dark scheme.
     fn schemes() -> [HashMap<&'static str, [f64; 3]>; 2] {
         let colours = |text: &'static str| {
             text.lines().filter_map(|line| {
@@ -58,7 +58,7 @@ mod tests {
         [light, dark]
     }
 
-    /// As WCAG has it.
+    /// Returns the contrast ratio according to WCAG.
     fn contrast(one: [f64; 3], two: [f64; 3]) -> f64 {
         let luminance = |colour: [f64; 3]| {
             let [red, green, blue] = colour.map(|channel| {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn text_stands_out_from_what_it_is_on() {
+    fn text_has_enough_contrast_on_its_backgrounds() {
         const AA: f64 = 4.5;
         for colours in schemes() {
             assert!(colours.len() > 12, "{colours:?}");

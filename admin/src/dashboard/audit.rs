@@ -1,4 +1,4 @@
-//! What operators did, the latest first.
+//! Page of the audit log.
 
 use askama::Template;
 use axum::{extract::Query, response::Response};
@@ -11,25 +11,26 @@ use uuid::Uuid;
 
 use super::{
     filters,
-    page::{PageError, View, Visit},
+    page::Visit,
+    view::{PageError, View},
 };
 use crate::{app::App, error::ApiError};
 
-/// Lines of a page.
-const PAGE: u32 = 50;
+/// Entries per page.
+const PAGE_SIZE: u32 = 50;
 
 #[derive(Template)]
 #[template(path = "audit.html")]
-struct Log {
+struct AuditView {
     now: Timestamp,
     lines: Vec<AuditEntry>,
-    /// The last of the page, if there are more.
-    more: Option<Uuid>,
+    /// Last entry of the page, if there are more.
+    next: Option<Uuid>,
     is_first: bool,
 }
 
-impl Log {
-    /// How it was done, if there is anything to say of it.
+impl AuditView {
+    /// The parameters of the action as text, empty if there are none.
     fn detail(line: &AuditEntry) -> String {
         match line.detail.as_object() {
             Some(detail) if !detail.is_empty() => line.detail.to_string(),
@@ -38,36 +39,36 @@ impl Log {
     }
 }
 
-impl View for Log {
+impl View for AuditView {
     fn title(&self) -> String {
         "Audit log".to_owned()
     }
 }
 
-/// Which page of the log.
+/// A page of a list.
 #[derive(Deserialize)]
-pub(crate) struct After {
-    after: Option<String>,
+pub(crate) struct PageQuery {
+    pub(super) after: Option<String>,
 }
 
-/// The log.
+/// Shows a page of the log, the latest entries first.
 pub(crate) async fn list(
     visit: Visit,
-    Query(After { after }): Query<After>,
+    Query(PageQuery { after }): Query<PageQuery>,
 ) -> Result<Response, PageError> {
-    let line = |text: String| text.parse::<Uuid>().map_err(|_| ApiError::not_found("line", &text));
-    let after = after.map(line).transpose()?;
-    visit.show(move |app, _| look(app, after)).await
+    let entry = |id: String| id.parse::<Uuid>().map_err(|_| ApiError::not_found("entry", &id));
+    let after = after.map(entry).transpose()?;
+    visit.show(move |app, _| load(app, after)).await
 }
 
-async fn look(app: App, after: Option<Uuid>) -> Result<Log, PageError> {
-    let page = Page { after, limit: PAGE + 1, ascending: false };
-    let mut lines = app.store().audit_log(page).await?;
-    let has_more = lines.len() > PAGE as usize;
-    lines.truncate(PAGE as usize);
-    Ok(Log {
-        now: app.client().now().await?,
-        more: lines.last().map(|line| line.id).filter(|_| has_more),
+async fn load(app: App, after: Option<Uuid>) -> Result<AuditView, PageError> {
+    let page = Page { after, limit: PAGE_SIZE + 1, ascending: false };
+    let mut lines = app.store.audit_log(page).await?;
+    let has_more = lines.len() > PAGE_SIZE as usize;
+    lines.truncate(PAGE_SIZE as usize);
+    Ok(AuditView {
+        now: app.client.now().await?,
+        next: lines.last().map(|line| line.id).filter(|_| has_more),
         is_first: after.is_none(),
         lines,
     })

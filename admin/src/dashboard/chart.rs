@@ -1,33 +1,33 @@
-//! Charts over time, drawn here: lines on a linear or a logarithmic scale, or areas on top of one
-//! another. Colours are the stylesheet's, by class, so that a chart is legible in dark and in light.
+//! Charts over time as SVG: lines on a linear or logarithmic scale, or stacked areas. Colours come from the
+//! stylesheet, by class, so that charts are legible in the dark and the light scheme.
 
 use std::{fmt::Write as _, time::Duration};
 
 use askama::Template;
 use tritmill_queue::Timestamp;
 
-use super::filters::{civil, lasting, scaled};
+use super::filters::{date_and_time, duration_text, scaled};
 
-/// The drawing's size in its own units, and the plot's margins in it.
+/// Size of the drawing, and margins of the plot, in SVG units.
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 180.0;
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 8.0;
 const TOP: f64 = 8.0;
 const BOTTOM: f64 = 24.0;
-/// Labels of an axis at most.
+/// Most labels of the time axis.
 const LABELS_MAX: usize = 5;
 
-/// What is measured.
+/// Unit of the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// So many of something in a second.
+    /// Number per second.
     PerSecond,
-    /// A share of 1.
+    /// Share between 0 and 1.
     Share,
     /// Seconds, on a logarithmic scale.
     Latency,
-    /// So many.
+    /// Number.
     Count,
 }
 
@@ -36,7 +36,7 @@ impl Unit {
         match self {
             Self::PerSecond => format!("{}/s", scaled(value, "")),
             Self::Share => format!("{:.0} %", value * 100.0),
-            Self::Latency => lasting(Duration::try_from_secs_f64(value).unwrap_or_default()),
+            Self::Latency => duration_text(Duration::try_from_secs_f64(value).unwrap_or_default()),
             Self::Count => scaled(value, ""),
         }
     }
@@ -44,25 +44,25 @@ impl Unit {
 
 /// Values over time.
 pub(super) struct Series {
-    /// Its name in the legend.
+    /// Name in the legend.
     pub name: &'static str,
-    /// One value for each of the chart's times; none where nothing is known.
+    /// A value for each of the chart's times; `None` where there is no data.
     pub values: Vec<Option<f64>>,
 }
 
 /// A chart.
 pub(super) struct Chart {
-    /// What it shows.
+    /// Title.
     pub title: &'static str,
-    /// Of its values.
+    /// Unit of the values.
     pub unit: Unit,
-    /// Whether series are areas on top of one another.
+    /// Whether the series are stacked areas.
     pub is_stacked: bool,
-    /// When each value begins, in order.
+    /// Start of each value's time, in order.
     pub times: Vec<Timestamp>,
-    /// The end of the last value.
+    /// End of the last value's time.
     pub end: Timestamp,
-    /// What is drawn.
+    /// Series, the most important first.
     pub series: Vec<Series>,
 }
 
@@ -72,15 +72,15 @@ struct Drawing {
     title: &'static str,
     summary: String,
     legend: Vec<(usize, &'static str, String)>,
-    /// Places and texts along the axes.
+    /// Positions and labels along the axes.
     rows: Vec<(f64, String)>,
     columns: Vec<(f64, String)>,
     areas: Vec<(usize, String)>,
     lines: Vec<(usize, String)>,
-    /// Values with a gap on both sides.
+    /// Values with gaps on both sides, as paths.
     dots: Vec<(usize, String)>,
     is_stacked: bool,
-    /// Strips that tell their values when pointed at: place, width, text.
+    /// Areas that show their values as a tooltip: position, width, text.
     strips: Vec<(f64, f64, String)>,
     is_empty: bool,
 }
@@ -91,7 +91,7 @@ impl Drawing {
 }
 
 impl Chart {
-    /// Its drawing, as a part of a page.
+    /// Returns the chart as HTML.
     pub fn draw(&self) -> String {
         let tops = self.tops();
         let known = tops.iter().flatten().flatten().copied();
@@ -109,14 +109,14 @@ impl Chart {
             true => self.areas(&tops, &scale),
             false => Vec::new(),
         };
-        super::page::rendered(&Drawing {
+        super::view::render(&Drawing {
             title: self.title,
             summary: self.summary(),
             legend: self.legend(),
             rows: scale.ticks.iter().map(|tick| (scale.y(*tick), self.unit.text(*tick))).collect(),
             columns: self.columns(),
             areas: areas.into_iter().enumerate().collect(),
-            // The first is the one that matters: it comes last, on top.
+            // The first series is the most important: it is drawn last, on top.
             lines: lines.into_iter().enumerate().rev().collect(),
             dots: tops.iter().map(|top| self.dots(top, &scale)).enumerate().collect(),
             is_stacked: self.is_stacked,
@@ -125,7 +125,7 @@ impl Chart {
         })
     }
 
-    /// Where each series' line runs: on top of those before it, if they are stacked.
+    /// Returns the values of each series' line; stacked series add up.
     fn tops(&self) -> Vec<Vec<Option<f64>>> {
         let mut below = vec![0.0; self.times.len()];
         let mut top = |series: &Series| -> Vec<Option<f64>> {
@@ -151,7 +151,7 @@ impl Chart {
         LEFT + (WIDTH - LEFT - RIGHT) * at.since(self.begin()).as_secs_f64() / whole
     }
 
-    /// A value stands for the time until the next one begins, and is drawn in its middle.
+    /// Returns the x of a value: the middle of its time.
     fn middle(&self, index: usize) -> f64 {
         let next = self.times.get(index + 1).copied().unwrap_or(self.end);
         (self.x(self.times[index]) + self.x(next)) / 2.0
@@ -171,7 +171,7 @@ impl Chart {
         path
     }
 
-    /// Lines from values with a gap on both sides to themselves: their round caps are dots.
+    /// Returns lines of no length at values with gaps on both sides; their round caps are dots.
     fn dots(&self, values: &[Option<f64>], scale: &Scale) -> String {
         let mut path = String::new();
         let is_gap = |index: Option<usize>| {
@@ -187,7 +187,7 @@ impl Chart {
         path
     }
 
-    /// Areas between each line and the one below it; what is not known is nothing here.
+    /// Returns the areas between each line and the line below it; missing values count as zero.
     fn areas(&self, tops: &[Vec<Option<f64>>], scale: &Scale) -> Vec<String> {
         let mut floor = vec![0.0; self.times.len()];
         let mut areas = Vec::new();
@@ -209,7 +209,7 @@ impl Chart {
         areas
     }
 
-    /// Times along the axis, at whole minutes, hours or days.
+    /// Returns labels of the time axis at whole minutes, hours or days.
     fn columns(&self) -> Vec<(f64, String)> {
         const STEPS_S: [i64; 13] =
             [60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400, 604_800];
@@ -221,11 +221,11 @@ impl Chart {
         times
             .map(|at| {
                 let at = Timestamp(at * 1000);
-                let (date, time) = civil(at);
+                let (date, time) = date_and_time(at);
                 let text = if step >= 86_400 { date[5..].to_owned() } else { time[..5].to_owned() };
                 (self.x(at), text)
             })
-            // A label is not to run over the edge.
+            // Leaves out labels that would cross the right edge.
             .filter(|(x, _)| *x < WIDTH - RIGHT - 10.0)
             .collect()
     }
@@ -239,10 +239,10 @@ impl Chart {
         named.map(|(index, series)| (index, series.name, latest(series))).collect()
     }
 
-    /// The chart in words.
+    /// Returns a description for screen readers.
     fn summary(&self) -> String {
-        let (date, time) = civil(self.begin());
-        let mut text = format!("From {date} {time} UTC to {} UTC.", civil(self.end).1);
+        let (date, time) = date_and_time(self.begin());
+        let mut text = format!("From {date} {time} UTC to {} UTC.", date_and_time(self.end).1);
         for series in &self.series {
             let known = series.values.iter().copied().flatten();
             let (low, high) = known
@@ -262,7 +262,7 @@ impl Chart {
         let strip = |index: usize| {
             let at = self.x(self.times[index]);
             let next = self.times.get(index + 1).copied().unwrap_or(self.end);
-            let mut text = civil(self.times[index]).1[..5].to_owned();
+            let mut text = date_and_time(self.times[index]).1[..5].to_owned();
             let mut is_known = false;
             for series in &self.series {
                 if let Some(value) = series.values.get(index).copied().flatten() {
@@ -282,7 +282,7 @@ fn point(path: &mut String, step: char, x: f64, y: f64) {
     let _ = write!(path, "{step}{x:.1} {y:.1}");
 }
 
-/// The vertical axis.
+/// The value axis.
 struct Scale {
     low: f64,
     high: f64,
@@ -291,20 +291,20 @@ struct Scale {
 }
 
 impl Scale {
-    /// From zero to a round number that is no less than `high`, in steps of no less than `step_min`.
+    /// An axis from zero to a round number of at least `high`, in steps of at least `step_min`.
     fn linear(high: f64, step_min: f64) -> Self {
         let rough = (high / 4.0).max(step_min).max(1e-9);
         let decade = 10_f64.powf(rough.log10().floor());
         let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|of| of * decade);
         let step = step.into_iter().find(|step| *step >= rough * 0.999).unwrap_or(decade * 10.0);
-        // What never happened has an axis too.
+        // A series of zeros gets an axis too.
         let step = if high > 0.0 { step } else { 1.0 };
         let count = (high / step * 0.999).ceil().max(1.0) as u32;
         let ticks: Vec<f64> = (0..=count).map(|tick| f64::from(tick) * step).collect();
         Self { low: 0.0, high: f64::from(count) * step, is_log: false, ticks }
     }
 
-    /// Between the round durations around `low` and `high`.
+    /// An axis between the round durations around `low` and `high`.
     fn logarithmic(low: f64, high: f64) -> Self {
         const ROUND_S: [f64; 11] =
             [0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 36_000.0, 86_400.0, 864_000.0];
@@ -353,7 +353,7 @@ mod tests {
                 assert!((is - expect).abs() < 1e-9, "{high}: {:?}", scale.ticks);
             }
         }
-        assert_eq!(Scale::linear(2.0, 1.0).ticks, [0.0, 1.0, 2.0], "there is no half of a job");
+        assert_eq!(Scale::linear(2.0, 1.0).ticks, [0.0, 1.0, 2.0], "jobs have no fractions");
         assert_eq!(Scale::logarithmic(0.02, 3.0).ticks, [0.01, 0.1, 1.0, 10.0]);
         assert_eq!(Scale::logarithmic(f64::INFINITY, 0.0).ticks.len(), 3);
         assert_eq!(Scale::logarithmic(1e9, 1e9).ticks.len(), 2);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_in_what_is_known_is_a_gap_in_the_line() {
+    fn missing_values_are_gaps_in_the_line() {
         let drawn = chart(Unit::PerSecond, false, &[&[Some(1.0), Some(2.0), None, Some(3.0)]]);
         let path = drawn.split("class=\"line s0\" d=\"").nth(1).expect("a line");
         let path = path.split('"').next().expect("its path");
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn stacked_areas_lie_on_top_of_one_another() {
+    fn stacked_series_add_up() {
         let one = [Some(1.0), None];
         let drawn = chart(Unit::Count, true, &[&one, &one]);
         let tops = Chart {
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_of_nothing_says_so() {
+    fn chart_without_data_says_so() {
         let drawn = chart(Unit::Latency, false, &[&[None, None]]);
         assert!(drawn.contains("No data"), "{drawn}");
         assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");

@@ -1,7 +1,7 @@
-//! Dead letters, by what they failed with: replayed or purged, a group or all at once.
+//! Page of dead letters, in groups by error: replay and purge.
 
 use askama::Template;
-use axum::{Form, extract::rejection::FormRejection, response::Response};
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tritmill_queue::{
@@ -15,21 +15,22 @@ use uuid::Uuid;
 
 use super::{
     filters,
-    page::{PageError, View, Visit},
+    page::Visit,
     session::percent_encoded,
+    view::{PageError, PageForm, View},
 };
-use crate::{app::App, error::ApiError};
+use crate::{app::App, error::ApiError, operator::audit};
 
-/// Groups that a page shows.
+/// Most groups that the page shows.
 const GROUPS_MAX: usize = 100;
 
-/// A group as the page shows it.
-struct Shown {
+/// A group of dead letters in the table.
+struct GroupRow {
     group: DeadLetterGroup,
 }
 
-impl Shown {
-    /// The jobs in it.
+impl GroupRow {
+    /// URL of the list of its jobs.
     fn href(&self) -> String {
         format!(
             "/dashboard/jobs?state=failed&queue={}&error={}&signature={}",
@@ -43,7 +44,7 @@ impl Shown {
         format!("/dashboard/jobs/{}", self.group.last)
     }
 
-    /// When the latest was named.
+    /// Creation time of the latest job.
     fn last_at(&self) -> Timestamp {
         let at = Uuid::from(self.group.last).get_timestamp().map(|at| at.to_unix());
         at.map_or(Timestamp(0), |(seconds, _)| {
@@ -54,42 +55,42 @@ impl Shown {
 
 #[derive(Template)]
 #[template(path = "dead_letters.html")]
-struct Groups {
+struct DeadLettersView {
     now: Timestamp,
-    groups: Vec<Shown>,
+    groups: Vec<GroupRow>,
     total: u64,
     or_more: bool,
-    most: u64,
+    bulk_max: u64,
 }
 
-impl View for Groups {
+impl View for DeadLettersView {
     fn title(&self) -> String {
         "Dead letters".to_owned()
     }
 }
 
-/// Dead letters of all queues.
+/// Shows the dead letters of all queues.
 pub(crate) async fn list(visit: Visit) -> Result<Response, PageError> {
-    visit.show(|app, _| look(app)).await
+    visit.show(|app, _| load(app)).await
 }
 
-async fn look(app: App) -> Result<Groups, PageError> {
-    let found = app.store().dead_letter_groups(None).await?;
+async fn load(app: App) -> Result<DeadLettersView, PageError> {
+    let found = app.store.dead_letter_groups(None).await?;
     let total = found.groups.iter().map(|group| group.jobs).sum();
-    let groups = found.groups.into_iter().take(GROUPS_MAX).map(|group| Shown { group });
-    Ok(Groups {
-        now: app.client().now().await?,
+    let groups = found.groups.into_iter().take(GROUPS_MAX).map(|group| GroupRow { group });
+    Ok(DeadLettersView {
+        now: app.client.now().await?,
         groups: groups.collect(),
         total,
         or_more: found.or_more,
-        most: BULK_MAX,
+        bulk_max: BULK_MAX,
     })
 }
 
-/// Which of them, and how fast; nothing stands for all, at once.
+/// The dead letters to act on, and the rate of a replay; empty fields mean all, and at once.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct Wish {
+pub(crate) struct BulkForm {
     model: String,
     format: String,
     error: String,
@@ -97,7 +98,7 @@ pub(crate) struct Wish {
     per_second: String,
 }
 
-impl Wish {
+impl BulkForm {
     fn filter(&self) -> JobFilter {
         let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         JobFilter {
@@ -114,52 +115,46 @@ impl Wish {
             "" => Ok(None),
             text => {
                 let rate = text.parse().ok().filter(|rate| (1..=100_000).contains(rate));
-                let message = "jobs a second must be between 1 and 100000";
-                let refused = || ApiError::invalid("invalid_value", message).at("per_second");
-                rate.map(Some).ok_or_else(refused)
+                let message = "jobs per second must be between 1 and 100000";
+                rate.map(Some).ok_or_else(|| ApiError::invalid_value("per_second", message))
             }
         }
     }
 }
 
-const HERE: &str = "/dashboard/dead-letters";
-
-fn of(wish: Result<Form<Wish>, FormRejection>) -> Result<Wish, ApiError> {
-    let Form(wish) = wish.map_err(|error| ApiError::invalid("invalid_form", error.body_text()))?;
-    Ok(wish)
-}
-
 /// Submits dead letters again.
 pub(crate) async fn replay(
     visit: Visit,
-    wish: Result<Form<Wish>, FormRejection>,
+    PageForm(form): PageForm<BulkForm>,
 ) -> Result<Response, PageError> {
-    let wish = of(wish)?;
-    let act = BulkAction::Replay { per_second: wish.rate()? };
-    visit.note("dead_letters.replay", "jobs", json!({ "asked": wish })).await?;
-    let app = &visit.app;
-    let done = bulk::apply(app.store().as_ref(), &wish.filter(), act, None, BULK_MAX).await?;
-    // The others are announced when their time comes.
-    let due: Vec<_> = done.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
-    app.client().announce(&due).await;
-    Ok(visit.done(HERE, &said(done.done, "submitted again", done.next.is_some())))
+    let act = BulkAction::Replay { per_second: form.rate()? };
+    bulk(visit, form, "dead_letters.replay", act, "submitted again").await
 }
 
 /// Deletes dead letters.
 pub(crate) async fn purge(
     visit: Visit,
-    wish: Result<Form<Wish>, FormRejection>,
+    PageForm(form): PageForm<BulkForm>,
 ) -> Result<Response, PageError> {
-    let wish = of(wish)?;
-    visit.note("dead_letters.purge", "jobs", json!({ "asked": wish })).await?;
-    let filter = wish.filter();
-    let store = visit.app.store().as_ref();
-    let done = bulk::apply(store, &filter, BulkAction::Purge, None, BULK_MAX).await?;
-    Ok(visit.done(HERE, &said(done.done, "deleted", done.next.is_some())))
+    bulk(visit, form, "dead_letters.purge", BulkAction::Purge, "deleted").await
 }
 
-fn said(count: u64, what: &str, is_more: bool) -> String {
-    let letters = if count == 1 { "dead letter" } else { "dead letters" };
-    let more = if is_more { " There are more: do it again for the rest." } else { "" };
-    format!("{} {letters} {what}.{more}", filters::grouped(count))
+async fn bulk(
+    visit: Visit,
+    form: BulkForm,
+    action: &str,
+    act: BulkAction,
+    done: &str,
+) -> Result<Response, PageError> {
+    let app = &visit.app;
+    audit::record(app, &visit.caller, action, "jobs", json!({ "asked": form })).await?;
+    let result = bulk::apply(app.store.as_ref(), &form.filter(), act, None, BULK_MAX).await?;
+    // Jobs of a replay with a rate are announced when they are due.
+    let due: Vec<_> = result.jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
+    app.client.announce(&due).await;
+    let letters = if result.done == 1 { "dead letter" } else { "dead letters" };
+    let more =
+        if result.next.is_some() { " There are more: repeat this for the rest." } else { "" };
+    let notice = format!("{} {letters} {done}.{more}", filters::grouped(result.done));
+    Ok(visit.done("/dashboard/dead-letters", &notice))
 }

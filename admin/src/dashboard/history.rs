@@ -1,4 +1,4 @@
-//! How queues fared over time, as charts: of one queue, or of all together.
+//! Charts of one queue, or of all queues together, over time.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use tritmill_queue::{
 use super::chart::{Chart, Series, Unit};
 use crate::app::App;
 
-/// Columns of a chart at most.
+/// Most columns of a chart.
 const COLUMNS_MAX: usize = 96;
 
-/// How far back a chart goes.
+/// Time span of a chart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span {
-    /// As it is written in addresses.
+    /// Word in URLs.
     pub word: &'static str,
-    /// As people read it.
+    /// Name on pages.
     pub name: &'static str,
     length: Duration,
 }
@@ -26,7 +26,7 @@ pub(super) struct Span {
 const HOUR: u64 = 3600;
 
 impl Span {
-    /// All of them, the shortest first.
+    /// All time spans, the shortest first.
     pub const ALL: [Self; 5] = [
         Self { word: "15m", name: "15 min", length: Duration::from_secs(HOUR / 4) },
         Self { word: "1h", name: "1 h", length: Duration::from_secs(HOUR) },
@@ -35,13 +35,13 @@ impl Span {
         Self { word: "30d", name: "30 days", length: Duration::from_secs(30 * 24 * HOUR) },
     ];
 
-    /// The one of this word, or the shortest.
-    pub fn of(word: Option<&str>) -> Self {
+    /// Returns the time span of a word, by default the shortest.
+    pub fn parse(word: Option<&str>) -> Self {
         Self::ALL.into_iter().find(|span| Some(span.word) == word).unwrap_or(Self::ALL[0])
     }
 }
 
-/// Charts of a queue, or of all together, until now.
+/// Returns the charts of a queue, or of all queues together, until now.
 pub(super) async fn charts(
     app: &App,
     queue: Option<&QueueName>,
@@ -49,17 +49,17 @@ pub(super) async fn charts(
     now: Timestamp,
 ) -> Result<Vec<Chart>, StoreError> {
     let period = Period::for_span(span.length);
-    // The period that runs is not over: its counts would look like a fall.
+    // Without the current period, whose incomplete counts would look like a drop.
     let to = period.begin(now);
     let from = period.begin(Timestamp(to.0 - milliseconds(span.length)));
-    let points = app.store().samples(queue, period, from, to).await?;
-    Ok(Columns::of(&points, period, from, to).charts())
+    let points = app.store.samples(queue, period, from, to).await?;
+    Ok(Columns::new(&points, period, from, to).charts())
 }
 
-/// What happened in all queues in the last minute.
+/// Returns the sum of all queues over the last minute.
 pub(super) async fn last_minute(app: &App, now: Timestamp) -> Result<Sample, StoreError> {
     let from = Timestamp(now.0 - milliseconds(Duration::from_secs(60)));
-    let points = app.store().samples(None, Period::Seconds, from, now).await?;
+    let points = app.store.samples(None, Period::Seconds, from, now).await?;
     Ok(points.iter().fold(Sample::default(), |mut sum, point| {
         sum.merge(&point.sample);
         sum
@@ -70,7 +70,7 @@ fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Samples in columns of equal length; a column without any is of a time when nothing happened.
+/// Samples in columns of equal length. A column without samples stands for a time without jobs.
 struct Columns {
     times: Vec<Timestamp>,
     end: Timestamp,
@@ -78,7 +78,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(points: &[Point], period: Period, from: Timestamp, to: Timestamp) -> Self {
+    fn new(points: &[Point], period: Period, from: Timestamp, to: Timestamp) -> Self {
         let length = milliseconds(period.length());
         let periods = usize::try_from((to.0 - from.0) / length).unwrap_or(0).max(1);
         let step = length * periods.div_ceil(COLUMNS_MAX) as i64;
@@ -130,17 +130,17 @@ impl Columns {
                 "Throughput",
                 Unit::PerSecond,
                 vec![
-                    self.rate("answered", |sample| sample.completed),
+                    self.rate("completed", |sample| sample.completed),
                     self.rate("submitted", |sample| sample.arrived),
                 ],
             ),
             self.chart(
-                "Waiting",
+                "Queued",
                 Unit::Count,
                 vec![self.series("jobs", |sample| Some(sample.queued_mean()))],
             ),
-            self.latencies("Submission to start", |sample| &sample.latencies.start),
-            self.latencies("Run", |sample| &sample.latencies.run),
+            self.latencies("Queue wait", |sample| &sample.latencies.start),
+            self.latencies("Run time", |sample| &sample.latencies.run),
             self.latencies("Time to first token", |sample| &sample.latencies.first_token),
             self.chart(
                 "Tokens",
@@ -150,13 +150,16 @@ impl Columns {
                     self.rate("prefill", |sample| sample.prompt_tokens),
                 ],
             ),
-            // A worker may hold a job more than it has room for, for a moment.
+            // For a moment, a worker may hold a job more than it has slots.
             self.chart(
                 "Batch fill",
                 Unit::Share,
                 vec![self.series("fill", |sample| sample.batch_fill().map(|fill| fill.min(1.0)))],
             ),
-            Chart { is_stacked: true, ..self.chart("Errors", Unit::Count, errors) },
+            Chart {
+                is_stacked: true,
+                ..self.chart("Failed, expired, cancelled", Unit::Count, errors)
+            },
         ]
     }
 }
@@ -166,13 +169,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_fall_into_columns_of_equal_length() {
+    fn samples_are_summed_in_columns_of_equal_length() {
         let at = |seconds: i64, completed| Point {
             at: Timestamp(seconds * 1000),
             sample: Sample { completed, covered_ms: 10_000, looks: 1, ..Sample::default() },
         };
         let points = [at(0, 1), at(10, 2), at(3580, 3), at(3600, 9)];
-        let columns = Columns::of(&points, Period::Seconds, Timestamp(0), Timestamp(3_600_000));
+        let columns = Columns::new(&points, Period::Seconds, Timestamp(0), Timestamp(3_600_000));
         assert!(columns.samples.len() <= COLUMNS_MAX, "{}", columns.samples.len());
         assert_eq!(columns.samples[0].completed, 3, "two periods are one column");
         assert_eq!(columns.samples.last().map(|sample| sample.completed), Some(3));

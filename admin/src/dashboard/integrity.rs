@@ -1,13 +1,14 @@
-//! What was put right, or kept from going wrong: counters that tell whether promises were at stake.
+//! Page of integrity counters: faults that workers detected and corrected.
 
 use askama::Template;
 use axum::response::Response;
-use tritmill_queue::store::operations::Integrity;
+use tritmill_queue::store::workers::Integrity;
 
 use super::{
     filters,
-    page::{PageError, View, Visit},
-    workers::Shown,
+    page::Visit,
+    view::{PageError, View},
+    workers::WorkerRow,
 };
 use crate::app::App;
 
@@ -15,59 +16,57 @@ use crate::app::App;
 const MEANINGS: [(&str, &str); 6] = [
     (
         "Leases reclaimed",
-        "Jobs whose worker fell silent: queued again, or failed when their attempts were used up.",
+        "Jobs of workers that stopped responding. They were queued again, or failed if no attempts were left.",
     ),
     (
         "Leases lost",
-        "Jobs that a worker stopped because somebody else had them, or they were cancelled.",
+        "Jobs that a worker stopped because they were cancelled or claimed by another worker.",
     ),
     (
         "Results fenced",
-        "Results discarded because the claim they came from was gone. Nothing was written twice.",
+        "Results that were discarded because their claim was no longer valid. Nothing was written twice.",
     ),
     (
         "Duplicates suppressed",
-        "Deliveries of jobs that were over, withdrawn or somebody else's. None was run.",
+        "Deliveries of jobs that were already finished, cancelled or claimed. None was run.",
     ),
     (
-        "Queues the dispatcher lost",
-        "Times that Redis came back without a queue (NOGROUP), and it was made again.",
+        "Queues lost by Redis",
+        "Times that Redis came back without a queue (NOGROUP), which was then created again.",
     ),
-    (
-        "Jobs fed again",
-        "Queued jobs that the dispatcher did not know: the difference between store and dispatcher, mended.",
-    ),
+    ("Jobs announced again", "Queued jobs that Redis had lost. They were announced to it again."),
 ];
 
 #[derive(Template)]
 #[template(path = "integrity.html")]
-struct Counters {
+struct IntegrityView {
     all: Integrity,
-    workers: Vec<Shown>,
+    workers: Vec<WorkerRow>,
 }
 
-impl Counters {
-    /// What each counter is called, means and counts.
+impl IntegrityView {
+    /// Name, meaning and count of each counter.
     fn counters(&self) -> Vec<(&'static str, &'static str, u64)> {
         let counts = self.all.named().into_iter().map(|(_, count)| count);
-        MEANINGS.into_iter().zip(counts).map(|((name, what), count)| (name, what, count)).collect()
+        let named = MEANINGS.into_iter().zip(counts);
+        named.map(|((name, meaning), count)| (name, meaning, count)).collect()
     }
 }
 
-impl View for Counters {
+impl View for IntegrityView {
     fn title(&self) -> String {
         "Integrity".to_owned()
     }
 }
 
-/// All counters.
+/// Shows all counters.
 pub(crate) async fn show(visit: Visit) -> Result<Response, PageError> {
-    visit.show(|app, _| look(app)).await
+    visit.show(|app, _| load(app)).await
 }
 
-async fn look(app: App) -> Result<Counters, PageError> {
-    let workers = app.store().workers().await?;
-    let all = app.store().integrity().await?;
-    let workers = workers.into_iter().map(|worker| Shown { worker }).collect();
-    Ok(Counters { all, workers })
+async fn load(app: App) -> Result<IntegrityView, PageError> {
+    let workers = app.store.workers().await?;
+    let all = app.store.integrity().await?;
+    let workers = workers.into_iter().map(|worker| WorkerRow { worker }).collect();
+    Ok(IntegrityView { all, workers })
 }

@@ -1,4 +1,4 @@
-//! Jobs: those of the visitor's tenant, or of all for an operator, by what they are.
+//! Page of jobs with filters: those of the visitor's tenant; for operators, of all tenants.
 
 use askama::Template;
 use axum::{extract::Query, response::Response};
@@ -6,25 +6,26 @@ use serde::{Deserialize, Serialize};
 use tritmill_queue::{
     JobId, JobState, Tenant, Timestamp,
     store::{
-        BatchId, KeyRole, Page,
+        BatchId, Page,
         job_queries::{Count, JobFilter, JobSummary},
     },
 };
 
 use super::{
     filters,
-    page::{PageError, View, Visit},
+    page::Visit,
     session::percent_encoded,
+    view::{PageError, View},
 };
 use crate::{access::Caller, app::App, error::ApiError};
 
-/// Jobs of a page.
-const PAGE: u32 = 50;
+/// Jobs per page.
+const PAGE_SIZE: u32 = 50;
 
-/// What is looked for, as addresses have it; nothing stands for all.
+/// The filter, as in URLs; an empty field matches all jobs.
 #[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub(crate) struct Wish {
+pub(crate) struct FilterForm {
     state: String,
     queue: String,
     tenant: String,
@@ -35,7 +36,7 @@ pub(crate) struct Wish {
     before: String,
 }
 
-impl Wish {
+impl FilterForm {
     fn fields(&self) -> [(&'static str, &str); 7] {
         [
             ("state", &self.state),
@@ -48,7 +49,7 @@ impl Wish {
         ]
     }
 
-    /// The list's address, from a job on.
+    /// URL of the list of jobs before a job.
     fn href(&self, before: Option<JobId>) -> String {
         let before = before.map(|id| id.to_string()).unwrap_or_default();
         let fields = self.fields().into_iter().chain([("before", before.as_str())]);
@@ -63,9 +64,9 @@ impl Wish {
         self.fields().iter().any(|(_, value)| !value.is_empty())
     }
 
-    /// What it says, within what the caller may see.
-    pub fn filter(&self, caller: &Caller) -> Result<JobFilter, ApiError> {
-        let bad = |what: &'static str, value: &str| ApiError::not_found(what, value).at(what);
+    /// The filter for the store, limited to what the caller may see.
+    fn job_filter(&self, caller: &Caller) -> Result<JobFilter, ApiError> {
+        let unknown = |what: &'static str, value: &str| ApiError::not_found(what, value).at(what);
         let given = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let queue = given(&self.queue);
         let (model, format) = match queue.as_deref().map(|queue| queue.rsplit_once('@')) {
@@ -74,12 +75,12 @@ impl Wish {
             Some(Some((model, format))) => (Some(model.to_owned()), Some(format.to_owned())),
         };
         let state = given(&self.state)
-            .map(|state| state.parse::<JobState>().map_err(|_| bad("state", &state)));
+            .map(|state| state.parse::<JobState>().map_err(|_| unknown("state", &state)));
         let batch = given(&self.batch)
-            .map(|batch| batch.parse::<BatchId>().map_err(|_| bad("batch", &batch)));
-        let tenant = match caller.role {
-            KeyRole::Operate => given(&self.tenant).map(Tenant),
-            KeyRole::Read | KeyRole::Submit => Some(caller.tenant.clone()),
+            .map(|batch| batch.parse::<BatchId>().map_err(|_| unknown("batch", &batch)));
+        let tenant = match caller.may_operate() {
+            true => given(&self.tenant).map(Tenant),
+            false => Some(caller.tenant.clone()),
         };
         Ok(JobFilter {
             tenant,
@@ -98,9 +99,9 @@ impl Wish {
 
 #[derive(Template)]
 #[template(path = "jobs.html")]
-struct List {
+struct JobsView {
     now: Timestamp,
-    wish: Wish,
+    filter: FilterForm,
     states: [JobState; 8],
     is_operator: bool,
     jobs: Vec<JobSummary>,
@@ -108,39 +109,42 @@ struct List {
     next: Option<JobId>,
 }
 
-impl List {
-    /// The address of the next page.
-    fn more(&self) -> Option<String> {
-        self.next.map(|next| self.wish.href(Some(next)))
+impl JobsView {
+    /// URL of the next page.
+    fn next_href(&self) -> Option<String> {
+        self.next.map(|next| self.filter.href(Some(next)))
     }
 }
 
-impl View for List {
+impl View for JobsView {
     fn title(&self) -> String {
         "Jobs".to_owned()
     }
 }
 
-/// Jobs, the latest first.
-pub(crate) async fn list(visit: Visit, Query(wish): Query<Wish>) -> Result<Response, PageError> {
-    visit.show(move |app, caller| look(app, caller, wish.clone())).await
+/// Shows jobs, the latest first.
+pub(crate) async fn list(
+    visit: Visit,
+    Query(form): Query<FilterForm>,
+) -> Result<Response, PageError> {
+    visit.show(move |app, caller| load(app, caller, form.clone())).await
 }
 
-async fn look(app: App, caller: Caller, wish: Wish) -> Result<List, PageError> {
-    let filter = wish.filter(&caller)?;
-    let before = match wish.before.as_str() {
+async fn load(app: App, caller: Caller, form: FilterForm) -> Result<JobsView, PageError> {
+    let filter = form.job_filter(&caller)?;
+    let before = match form.before.as_str() {
         "" => None,
         text => Some(text.parse().map_err(|_| ApiError::not_found("job", text))?),
     };
-    let page = Page { after: before, limit: PAGE, ascending: false };
-    let store = app.store();
+    let page = Page { after: before, limit: PAGE_SIZE, ascending: false };
+    let store = &app.store;
     let (found, count) = tokio::try_join!(store.jobs(&filter, page), store.count_jobs(&filter))?;
-    Ok(List {
-        now: app.client().now().await?,
+    Ok(JobsView {
+        now: app.client.now().await?,
         count,
-        wish,
+        filter: form,
         states: JobState::ALL,
-        is_operator: caller.role == KeyRole::Operate,
+        is_operator: caller.may_operate(),
         jobs: found.jobs,
         next: found.next,
     })

@@ -1,108 +1,98 @@
-//! API keys: made, shown once, revoked.
+//! Page of API keys: create, show the secret once, revoke.
+
+use std::cmp::Reverse;
 
 use askama::Template;
-use axum::{
-    Form,
-    extract::{Path, rejection::FormRejection},
-    http::StatusCode,
-    response::Response,
-};
+use axum::{extract::Path, http::StatusCode, response::Response};
 use serde::Deserialize;
-use serde_json::json;
-use tritmill_queue::{
-    Tenant, Timestamp,
-    store::{ApiKey, KeyRole},
-};
+use tritmill_queue::{Timestamp, store::ApiKey};
 use uuid::Uuid;
 
 use super::{
     filters,
-    page::{PageError, View, Visit},
+    page::Visit,
+    view::{PageError, PageForm, View},
 };
-use crate::{app::App, error::ApiError, secret::new_key};
+use crate::{
+    app::App,
+    error::ApiError,
+    operator::keys::{create_key, revoke_key},
+};
 
-/// Characters of a tenant's or a key's name.
+/// Most characters of a tenant's or a key's name.
 const NAME_MAX: usize = 64;
 
 #[derive(Template)]
 #[template(path = "keys.html")]
-struct List {
+struct KeysView {
     now: Timestamp,
     keys: Vec<ApiKey>,
-    /// Of the visitor's own key.
+    /// The visitor's own key.
     own: Uuid,
-    /// The secret of a key that was made just now.
-    fresh: Option<(ApiKey, String)>,
+    /// A key that was just created, and its secret.
+    created: Option<(ApiKey, String)>,
 }
 
-impl View for List {
+impl View for KeysView {
     fn title(&self) -> String {
         "API keys".to_owned()
     }
 }
 
-async fn look(app: &App, own: Uuid, fresh: Option<(ApiKey, String)>) -> Result<List, PageError> {
-    let mut keys = app.store().keys().await?;
-    // Those that open something first, the latest first.
-    keys.sort_by_key(|key| (key.revoked_at.is_some(), std::cmp::Reverse(key.created_at)));
-    Ok(List { now: app.client().now().await?, keys, own, fresh })
+async fn load(
+    app: &App,
+    own: Uuid,
+    created: Option<(ApiKey, String)>,
+) -> Result<KeysView, PageError> {
+    let mut keys = app.store.keys().await?;
+    // Active keys first, the latest first.
+    keys.sort_by_key(|key| (key.revoked_at.is_some(), Reverse(key.created_at)));
+    Ok(KeysView { now: app.client.now().await?, keys, own, created })
 }
 
-/// Every key.
+/// Shows all keys.
 pub(crate) async fn list(visit: Visit) -> Result<Response, PageError> {
-    visit.show(|app, caller| async move { look(&app, caller.key, None).await }).await
+    visit.show(|app, caller| async move { load(&app, caller.key, None).await }).await
 }
 
-/// A key that is wished for.
+/// The form to create a key.
 #[derive(Deserialize)]
-pub(crate) struct Wish {
+pub(crate) struct KeyForm {
     tenant: String,
     role: String,
     #[serde(default)]
     name: String,
 }
 
-/// Makes a key and shows its secret, this once.
+/// Creates a key and shows its secret once.
 pub(crate) async fn create(
     visit: Visit,
-    wish: Result<Form<Wish>, FormRejection>,
+    PageForm(form): PageForm<KeyForm>,
 ) -> Result<Response, PageError> {
-    let Form(wish) = wish.map_err(|error| ApiError::invalid("invalid_form", error.body_text()))?;
-    let tenant = named("tenant", &wish.tenant)?;
-    let name = if wish.name.is_empty() { String::new() } else { named("name", &wish.name)? };
-    let role: KeyRole = wish
-        .role
-        .parse()
-        .map_err(|_| ApiError::invalid("invalid_value", "role must be read, submit or operate"))?;
-    let (key, secret) = new_key(Tenant(tenant), role, &name);
-    // First: it also says whether these texts can be kept.
-    visit.app.store().add_key(&key, &secret.hash()).await?;
-    let how = json!({ "tenant": key.tenant, "role": role.as_str(), "name": name });
-    visit.note("key.create", &key.id.to_string(), how).await?;
-    let secret = secret.reveal().to_owned();
-    let view = look(&visit.app, visit.caller.key, Some((key, secret))).await?;
+    let tenant = checked_name("tenant", &form.tenant)?;
+    let name = match form.name.as_str() {
+        "" => String::new(),
+        name => checked_name("name", name)?,
+    };
+    let (key, secret) = create_key(&visit.app, &visit.caller, tenant, &form.role, &name).await?;
+    let created = Some((key, secret.reveal().to_owned()));
+    let view = load(&visit.app, visit.caller.key, created).await?;
     Ok(visit.page(StatusCode::CREATED, &view))
 }
 
-/// A name that can be stored and shown.
-fn named(what: &'static str, text: &str) -> Result<String, ApiError> {
+/// Checks that a name is short and printable.
+fn checked_name(param: &'static str, text: &str) -> Result<String, ApiError> {
     let text = text.trim();
     let fits = (1..=NAME_MAX).contains(&text.chars().count());
     if !fits || text.chars().any(char::is_control) {
-        let message = format!("{what} must have 1 to {NAME_MAX} characters");
-        return Err(ApiError::invalid("invalid_value", message).at(what));
+        let message = format!("{param} must have 1 to {NAME_MAX} characters");
+        return Err(ApiError::invalid_value(param, message));
     }
     Ok(text.to_owned())
 }
 
 /// Revokes a key.
 pub(crate) async fn revoke(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
-    let unknown = || ApiError::not_found("key", &id);
-    let key: Uuid = id.parse().map_err(|_| unknown())?;
-    visit.note("key.revoke", &key.to_string(), json!({})).await?;
-    if !visit.app.store().revoke_key(key).await? {
-        return Err(unknown().into());
-    }
-    Ok(visit
-        .done("/dashboard/keys", "The key is revoked, and whoever was logged in with it is out."))
+    revoke_key(&visit.app, &visit.caller, &id).await?;
+    Ok(visit.done("/dashboard/keys", "The key is revoked. Its dashboard sessions are closed."))
 }

@@ -1,84 +1,76 @@
-//! Pages that are kept up to date: the page's own address, asked for as an event stream, sends its
-//! content whenever it has changed.
+//! Live pages: the address of a page, requested as an event stream, sends the page's content whenever it
+//! changes.
 
 use std::{convert::Infallible, time::Duration};
 
 use axum::{
     http::{HeaderMap, header::ACCEPT},
-    response::{
-        IntoResponse as _, Response,
-        sse::{Event, KeepAlive, Sse},
-    },
+    response::{Response, sse::Event},
 };
-use futures_util::{StreamExt as _, stream};
+use futures_util::stream;
 use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, sleep},
 };
 
 use super::{
-    page::{PageError, View, rendered},
     session::{self, Visitor},
+    view::{PageError, View, render},
 };
-use crate::{access::Caller, app::App, error::ApiError};
+use crate::{access::Caller, app::App, error::ApiError, sse};
 
-/// Between two looks; no less than so many times what a look takes.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-const LOOK_SHARE: u32 = 20;
-/// Between two signs of life while nothing changes.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Pause between two renderings, and its minimum as a multiple of a rendering's duration.
+const INTERVAL: Duration = Duration::from_secs(1);
+const INTERVAL_SHARE: u32 = 20;
 
 /// Whether the request is for an event stream.
-pub(super) fn is_asked_for(headers: &HeaderMap) -> bool {
+pub(super) fn is_requested(headers: &HeaderMap) -> bool {
     let accepted = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     accepted.is_some_and(|accept| accept.starts_with("text/event-stream"))
 }
 
-/// A page that somebody looks at.
-struct Watched<L> {
+/// A page that is shown live.
+struct LivePage<L> {
     app: App,
     visitor: Visitor,
-    look: L,
-    /// What was sent last.
+    load: L,
+    /// Content that was sent last.
     sent: String,
     wait: Duration,
-    /// Held while it streams.
+    /// Held while the page is live.
     _permit: OwnedSemaphorePermit,
 }
 
-/// The content of what `look` sees, whenever it has changed, while the session lasts.
-pub(super) fn stream<L, F, V>(app: App, visitor: Visitor, look: L) -> Result<Response, PageError>
+/// Streams the content of the view that `load` returns whenever it changes, while the session is valid.
+pub(super) fn stream<L, F, V>(app: App, visitor: Visitor, load: L) -> Result<Response, PageError>
 where
     L: Fn(App, Caller) -> F + Send + Sync + 'static,
     F: Future<Output = Result<V, PageError>> + Send + 'static,
     V: View,
 {
-    let permit = app.dashboard().live.clone().try_acquire_owned();
-    let permit = permit.map_err(|_| ApiError::crowded("too many pages are kept up to date"))?;
-    let stopped = app.clone();
-    let watched =
-        Watched { app, visitor, look, sent: String::new(), wait: LOOK_EVERY, _permit: permit };
-    let changes = stream::unfold(watched, Watched::next);
-    let changes = changes.take_until(async move { stopped.stopped().await });
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
-    Ok(Sse::new(changes).keep_alive(keep_alive).into_response())
+    let permit = app.live_pages.clone().try_acquire_owned();
+    let permit = permit.map_err(|_| ApiError::busy("too many live pages: try again later"))?;
+    let service = app.clone();
+    let page =
+        LivePage { app, visitor, load, sent: String::new(), wait: INTERVAL, _permit: permit };
+    Ok(sse::until_stopped(service, stream::unfold(page, LivePage::next)))
 }
 
-impl<L, F, V> Watched<L>
+impl<L, F, V> LivePage<L>
 where
     L: Fn(App, Caller) -> F + Send + Sync + 'static,
     F: Future<Output = Result<V, PageError>> + Send + 'static,
     V: View,
 {
-    /// The next change, if there is one before the session ends or the page is no more.
+    /// Returns the next change; `None` when the session is no longer valid or the page fails.
     async fn next(mut self) -> Option<(Result<Event, Infallible>, Self)> {
         loop {
             sleep(self.wait).await;
             let started = Instant::now();
             let visitor = session::of_session(&self.app, self.visitor.session).await.ok()??;
-            let view = (self.look)(self.app.clone(), visitor.caller).await.ok()?;
-            let content = rendered(&view);
-            self.wait = LOOK_EVERY.max(started.elapsed() * LOOK_SHARE);
+            let view = (self.load)(self.app.clone(), visitor.caller).await.ok()?;
+            let content = render(&view);
+            self.wait = INTERVAL.max(started.elapsed() * INTERVAL_SHARE);
             if content != self.sent {
                 let event = Event::default().data(content.replace('\r', ""));
                 self.sent = content;

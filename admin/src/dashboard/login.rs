@@ -1,4 +1,4 @@
-//! Logging in with an API key, and out.
+//! Login with an API key, and logout.
 
 use std::time::Instant;
 
@@ -6,46 +6,47 @@ use askama::Template;
 use axum::{
     Extension, Form,
     extract::{Query, State, rejection::FormRejection},
-    http::{HeaderMap, StatusCode, header::SET_COOKIE},
+    http::{HeaderMap, StatusCode},
     response::{IntoResponse as _, Redirect, Response},
 };
 use serde::Deserialize;
 
 use super::{
-    page::{self, PageError, Visit, rendered},
+    page::Visit,
     session,
+    view::{self, PageError, render},
 };
 use crate::{app::App, error::ApiError, secret::Secret, serve::Peer};
 
 #[derive(Template)]
 #[template(path = "login.html")]
-struct Login<'a> {
+struct LoginView<'a> {
     next: &'a str,
     problem: Option<&'a str>,
 }
 
 fn form(status: StatusCode, next: &str, problem: Option<&str>) -> Response {
-    page::plain(status, "Log in", &rendered(&Login { next, problem }))
+    view::plain(status, "Log in", &render(&LoginView { next, problem }))
 }
 
-/// Shows the way in.
-pub(crate) async fn door() -> Redirect {
+/// Redirects from `/` to the dashboard.
+pub(crate) async fn root() -> Redirect {
     Redirect::to(session::HOME)
 }
 
-/// Where to go afterwards.
+/// The page to open after login.
 #[derive(Deserialize)]
 pub(crate) struct Next {
     #[serde(default)]
     next: String,
 }
 
-/// Asks for a key.
-pub(crate) async fn ask(Query(Next { next }): Query<Next>) -> Response {
+/// Shows the login page.
+pub(crate) async fn show(Query(Next { next }): Query<Next>) -> Response {
     form(StatusCode::OK, session::destination(&next), None)
 }
 
-/// What was filled in.
+/// The login form.
 #[derive(Deserialize)]
 pub(crate) struct Credentials {
     #[serde(default)]
@@ -54,50 +55,47 @@ pub(crate) struct Credentials {
     next: String,
 }
 
-/// Opens a session of the key.
-pub(crate) async fn open(
+/// Logs a visitor in.
+pub(crate) async fn log_in(
     State(app): State<App>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     credentials: Result<Form<Credentials>, FormRejection>,
 ) -> Response {
-    if !session::is_of_this_site(&headers) {
-        return page::plain_error(&ApiError::other_site());
+    if !session::is_same_site(&headers) {
+        return view::error(None, &ApiError::other_site());
     }
     let Ok(Form(Credentials { key, next })) = credentials else {
         return form(StatusCode::BAD_REQUEST, session::HOME, Some("The form cannot be read."));
     };
     let next = session::destination(&next);
-    if let Err(wait) = app.dashboard().logins.admit(peer.address, Instant::now()) {
+    if let Err(wait) = app.logins.admit(peer.address, Instant::now()) {
         let seconds = wait.as_secs() + 1;
-        let problem = format!("Too many attempts: try again in {seconds} s.");
+        let problem = format!("Too many attempts. Try again in {seconds} s.");
         return form(StatusCode::TOO_MANY_REQUESTS, next, Some(&problem));
     }
-    match begin(&app, &key).await {
-        Ok(Some(secret)) => {
-            ([(SET_COOKIE, session::opened(&secret, peer))], Redirect::to(next)).into_response()
-        }
+    match open_session(&app, &key).await {
+        Ok(Some(secret)) => (session::opened(&secret, peer), Redirect::to(next)).into_response(),
         Ok(None) => {
-            let problem = "This key opens nothing: it is mistyped, unknown or revoked.";
+            let problem = "This API key is not valid. It may be mistyped or revoked.";
             form(StatusCode::UNAUTHORIZED, next, Some(problem))
         }
-        Err(error) => page::plain_error(&error),
+        Err(error) => view::error(None, &error),
     }
 }
 
-/// A session of the key with this secret.
-async fn begin(app: &App, key: &str) -> Result<Option<Secret>, ApiError> {
+/// Opens a session for an API key; `None` if the key is not valid.
+async fn open_session(app: &App, key: &str) -> Result<Option<Secret>, ApiError> {
     let Some(secret) = Secret::parse(key.trim()) else { return Ok(None) };
-    let Some(key) = app.store().key(&secret.hash()).await? else { return Ok(None) };
+    let Some(key) = app.store.key(&secret.hash()).await? else { return Ok(None) };
     let session = Secret::generate();
-    app.store().add_session(&session.hash(), key.id, session::LIFETIME).await?;
+    app.store.add_session(&session.hash(), key.id, session::LIFETIME).await?;
     tracing::info!(key = %key.id, "logged in");
     Ok(Some(session))
 }
 
 /// Ends the session.
-pub(crate) async fn close(visit: Visit) -> Result<Response, PageError> {
-    visit.app.store().end_session(&visit.visitor.session).await?;
-    let cookie = session::closed(visit.peer);
-    Ok(([(SET_COOKIE, cookie)], Redirect::to(session::LOGIN)).into_response())
+pub(crate) async fn log_out(visit: Visit) -> Result<Response, PageError> {
+    visit.app.store.end_session(&visit.visitor.session).await?;
+    Ok((session::closed(visit.peer), Redirect::to(session::LOGIN)).into_response())
 }

@@ -1,4 +1,4 @@
-//! The overview: every queue, and how all of them fare.
+//! Overview page: all queues, with totals and charts.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -14,29 +14,30 @@ use super::{
     chart::Chart,
     filters::{self, scaled},
     history::{self, Span},
-    page::{PageError, View, Visit},
+    page::Visit,
     session::percent_encoded,
+    view::{PageError, View},
 };
 use crate::{
     app::App,
     operator::queues::{self, QueueLoad},
 };
 
-/// By what queues can be sorted: the word in addresses, the table's head.
+/// Sort orders of the table: word in URLs, and column title.
 const SORTS: [(&str, &str); 5] = [
     ("name", "Queue"),
     ("queued", "Queued"),
     ("running", "Running"),
-    ("oldest", "Oldest waits"),
+    ("oldest", "Oldest job"),
     ("failed", "Failed"),
 ];
 
-/// A queue of the table.
-pub(super) struct Row {
+/// A queue in the table.
+pub(super) struct QueueRow {
     pub load: QueueLoad,
 }
 
-impl Row {
+impl QueueRow {
     pub fn name(&self) -> &QueueName {
         &self.load.settings.queue
     }
@@ -45,12 +46,12 @@ impl Row {
         self.load.depth()
     }
 
-    /// How long the oldest of those that wait has waited.
+    /// Age of the oldest queued job.
     pub fn oldest(&self) -> Option<Duration> {
         self.load.oldest_queued()
     }
 
-    /// What it did since sampling began.
+    /// Finished jobs and tokens since sampling began.
     pub fn totals(&self) -> Totals {
         self.load.sampled.as_ref().map_or_else(Totals::default, |sampled| sampled.totals)
     }
@@ -59,23 +60,23 @@ impl Row {
         format!("/dashboard/queues/{}", percent_encoded(&self.name().to_string()))
     }
 
-    /// What a glance should tell: a class of the stylesheet, and words.
+    /// Class in the stylesheet, and word, for the queue's state.
     pub fn state(&self) -> (&'static str, &'static str) {
         match (self.load.settings.paused, self.load.workers, self.depth().open()) {
             (true, ..) => ("paused", "paused"),
             (false, 0, 0) => ("idle", "idle"),
             (false, 0, _) => ("silent", "no workers"),
             (false, _, 0) => ("alive", "ready"),
-            (false, ..) => ("running", "working"),
+            (false, ..) => ("running", "busy"),
         }
     }
 
-    /// Their share of all jobs that were answered or failed.
+    /// Share of failed jobs among completed and failed ones, as text.
     fn failed_share(&self) -> Option<String> {
         let Totals { completed, failed, .. } = self.totals();
         let percent = 100.0 * failed as f64 / (completed + failed) as f64;
         (failed > 0).then(|| match percent {
-            little if little < 0.1 => "< 0.1 %".to_owned(),
+            small if small < 0.1 => "< 0.1 %".to_owned(),
             percent => format!("{percent:.1} %"),
         })
     }
@@ -83,56 +84,60 @@ impl Row {
 
 #[derive(Template)]
 #[template(path = "overview.html")]
-struct Overview {
+struct OverviewView {
     span: Span,
     sort: &'static str,
-    rows: Vec<Row>,
+    rows: Vec<QueueRow>,
     all: Depth,
     oldest: Option<Duration>,
-    lately: Sample,
+    /// Sum of all queues over the last minute.
+    last_minute: Sample,
     workers: u64,
     charts: Vec<Chart>,
 }
 
-impl Overview {
-    /// Jobs a second, lately.
-    fn answered(&self) -> String {
-        scaled(self.lately.per_second(self.lately.completed), "")
+impl OverviewView {
+    /// Completed jobs per second over the last minute.
+    fn completed(&self) -> String {
+        scaled(self.last_minute.per_second(self.last_minute.completed), "")
     }
 
-    /// Tokens a second, lately.
+    /// Generated tokens per second over the last minute.
     fn generated(&self) -> String {
-        scaled(self.lately.per_second(self.lately.completion_tokens), "")
+        scaled(self.last_minute.per_second(self.last_minute.completion_tokens), "")
     }
 }
 
-impl View for Overview {
+impl View for OverviewView {
     fn title(&self) -> String {
         "Overview".to_owned()
     }
 }
 
-/// How it is looked at.
+/// Time span and sort order.
 #[derive(Deserialize)]
-pub(crate) struct Wish {
+pub(crate) struct OverviewQuery {
     span: Option<String>,
     sort: Option<String>,
 }
 
-/// Every queue, and charts of all.
-pub(crate) async fn show(visit: Visit, Query(wish): Query<Wish>) -> Result<Response, PageError> {
-    let span = Span::of(wish.span.as_deref());
+/// Shows all queues, and charts of their sum.
+pub(crate) async fn show(
+    visit: Visit,
+    Query(query): Query<OverviewQuery>,
+) -> Result<Response, PageError> {
+    let span = Span::parse(query.span.as_deref());
     let sort =
-        SORTS.into_iter().map(|(word, _)| word).find(|sort| wish.sort.as_deref() == Some(sort));
+        SORTS.into_iter().map(|(word, _)| word).find(|sort| query.sort.as_deref() == Some(sort));
     let sort = sort.unwrap_or("oldest");
-    visit.show(move |app, _| look(app, span, sort)).await
+    visit.show(move |app, _| load(app, span, sort)).await
 }
 
-async fn look(app: App, span: Span, sort: &'static str) -> Result<Overview, PageError> {
-    let now = app.client().now().await?;
-    // By name, as they come.
-    let mut rows: Vec<Row> =
-        queues::loads(&app).await?.into_iter().map(|load| Row { load }).collect();
+async fn load(app: App, span: Span, sort: &'static str) -> Result<OverviewView, PageError> {
+    let now = app.client.now().await?;
+    // Sorted by name.
+    let mut rows: Vec<QueueRow> =
+        queues::loads(&app).await?.into_iter().map(|load| QueueRow { load }).collect();
     match sort {
         "queued" => rows.sort_by_key(|row| Reverse(row.depth().queued)),
         "running" => rows.sort_by_key(|row| Reverse(row.depth().running)),
@@ -142,12 +147,12 @@ async fn look(app: App, span: Span, sort: &'static str) -> Result<Overview, Page
     }
     let mut all = Depth::default();
     rows.iter().for_each(|row| all.merge(&row.depth()));
-    Ok(Overview {
+    Ok(OverviewView {
         span,
         sort,
         all,
-        oldest: rows.iter().filter_map(Row::oldest).max(),
-        lately: history::last_minute(&app, now).await?,
+        oldest: rows.iter().filter_map(QueueRow::oldest).max(),
+        last_minute: history::last_minute(&app, now).await?,
         workers: rows.iter().map(|row| row.load.workers).sum(),
         charts: history::charts(&app, None, span, now).await?,
         rows,

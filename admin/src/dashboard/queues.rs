@@ -1,9 +1,8 @@
-//! A queue: how it fares, who serves it, and what is set for it.
+//! Page of a queue: load, workers and settings.
 
 use askama::Template;
 use axum::{
-    Form,
-    extract::{Path, Query, rejection::FormRejection},
+    extract::{Path, Query},
     response::Response,
 };
 use serde::Deserialize;
@@ -14,34 +13,38 @@ use super::{
     chart::Chart,
     filters::{self, scaled},
     history::{self, Span},
-    overview::Row,
-    page::{PageError, View, Visit},
+    overview::QueueRow,
+    page::Visit,
     session::percent_encoded,
-    workers::Shown,
+    view::{PageError, PageForm, View},
+    workers::WorkerRow,
 };
 use crate::{
     app::App,
     error::ApiError,
-    operator::{queues, request},
+    operator::{
+        audit, params,
+        queues::{loads, set_paused},
+    },
 };
 
 #[derive(Template)]
 #[template(path = "queue.html")]
-struct One {
+struct QueueView {
     span: Span,
-    row: Row,
-    workers: Vec<Shown>,
+    row: QueueRow,
+    workers: Vec<WorkerRow>,
     charts: Vec<Chart>,
 }
 
-impl One {
-    /// Jobs a second that came, lately.
+impl QueueView {
+    /// Submitted jobs per second over the last minute.
     fn arrived(&self) -> String {
         scaled(self.row.load.rates().arrived, "")
     }
 
-    /// Jobs a second that ended, lately.
-    fn ended(&self) -> String {
+    /// Finished jobs per second over the last minute.
+    fn finished(&self) -> String {
         scaled(self.row.load.rates().ended, "")
     }
 
@@ -50,101 +53,95 @@ impl One {
     }
 }
 
-impl View for One {
+impl View for QueueView {
     fn title(&self) -> String {
         self.row.name().to_string()
     }
 }
 
-/// How it is looked at.
+/// Time span of the charts.
 #[derive(Deserialize)]
-pub(crate) struct Wish {
+pub(crate) struct SpanQuery {
     span: Option<String>,
 }
 
-/// A queue.
+/// Shows a queue.
 pub(crate) async fn one(
     visit: Visit,
     Path(name): Path<String>,
-    Query(wish): Query<Wish>,
+    Query(query): Query<SpanQuery>,
 ) -> Result<Response, PageError> {
-    let (name, span) = (request::queue(&name)?, Span::of(wish.span.as_deref()));
-    visit.show(move |app, _| look(app, name.clone(), span)).await
+    let (name, span) = (params::queue(&name)?, Span::parse(query.span.as_deref()));
+    visit.show(move |app, _| load(app, name.clone(), span)).await
 }
 
-async fn look(app: App, name: QueueName, span: Span) -> Result<One, PageError> {
-    let now = app.client().now().await?;
-    let load = queues::loads(&app).await?.into_iter().find(|load| load.settings.queue == name);
+async fn load(app: App, name: QueueName, span: Span) -> Result<QueueView, PageError> {
+    let now = app.client.now().await?;
+    let load = loads(&app).await?.into_iter().find(|load| load.settings.queue == name);
     let load = load.ok_or_else(|| ApiError::not_found("queue", &name.to_string()))?;
-    let workers = app.store().workers().await?.into_iter();
-    Ok(One {
+    let workers = app.store.workers().await?.into_iter();
+    Ok(QueueView {
         span,
-        row: Row { load },
+        row: QueueRow { load },
         workers: workers
             .filter(|worker| worker.heartbeat.queue == name)
-            .map(|worker| Shown { worker })
+            .map(|worker| WorkerRow { worker })
             .collect(),
         charts: history::charts(&app, Some(&name), span, now).await?,
     })
 }
 
-/// What is to be set.
+/// A form to change a queue's settings.
 #[derive(Deserialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
-pub(crate) enum Setting {
-    /// Workers leave it alone.
+pub(crate) enum SettingsForm {
     Pause,
-    /// They do so no more.
     Resume,
-    /// So many tokens may wait; nothing lifts the bound.
+    /// Limits the queued tokens; an empty text removes the limit.
     Limit {
         #[serde(default)]
         tokens: String,
     },
 }
 
-/// Pauses, resumes or bounds a queue.
-pub(crate) async fn set(
+/// Pauses, resumes or limits a queue.
+pub(crate) async fn update(
     visit: Visit,
     Path(name): Path<String>,
-    setting: Result<Form<Setting>, FormRejection>,
+    PageForm(form): PageForm<SettingsForm>,
 ) -> Result<Response, PageError> {
-    let name = request::queue(&name)?;
-    let Form(setting) =
-        setting.map_err(|error| ApiError::invalid("invalid_form", error.body_text()))?;
-    let store = visit.app.store();
-    let done = match setting {
-        Setting::Pause => {
-            visit.note("queue.pause", &name.to_string(), json!({})).await?;
-            store.set_paused(&name, true).await?;
-            "The queue is paused: what runs ends, and nothing new begins."
+    let name = params::queue(&name)?;
+    let (app, caller) = (&visit.app, &visit.caller);
+    let notice = match form {
+        SettingsForm::Pause => {
+            set_paused(app, caller, &name, true).await?;
+            "The queue is paused. Running jobs finish; no new ones start."
         }
-        Setting::Resume => {
-            visit.note("queue.resume", &name.to_string(), json!({})).await?;
-            store.set_paused(&name, false).await?;
-            "The queue goes on."
+        SettingsForm::Resume => {
+            set_paused(app, caller, &name, false).await?;
+            "The queue is resumed."
         }
-        Setting::Limit { tokens } => {
-            let tokens = bound(&tokens)?;
-            let how = json!({ "limit_tokens": tokens });
-            visit.note("queue.limit", &name.to_string(), how).await?;
-            store.set_limit(&name, tokens).await?;
-            "The bound is set: producers hear of it within seconds."
+        SettingsForm::Limit { tokens } => {
+            let tokens = parse_limit(&tokens)?;
+            let detail = json!({ "limit_tokens": tokens });
+            audit::record(app, caller, "queue.limit", &name.to_string(), detail).await?;
+            app.store.set_limit(&name, tokens).await?;
+            "The limit is set. It applies within seconds."
         }
     };
-    let there = format!("/dashboard/queues/{}", percent_encoded(&name.to_string()));
-    Ok(visit.done(&there, done))
+    let page = format!("/dashboard/queues/{}", percent_encoded(&name.to_string()));
+    Ok(visit.done(&page, notice))
 }
 
-/// Tokens, with or without separators; none for nothing.
-fn bound(text: &str) -> Result<Option<u64>, ApiError> {
+/// Parses a number of tokens, with or without separators; empty text means no limit.
+fn parse_limit(text: &str) -> Result<Option<u64>, ApiError> {
     let digits: String = text.chars().filter(|c| !matches!(c, ' ' | ',' | '_')).collect();
     if digits.is_empty() {
         return Ok(None);
     }
     let tokens = digits.parse::<u64>().ok().filter(|tokens| (1..=i64::MAX as u64).contains(tokens));
-    let refused = || ApiError::invalid("invalid_value", "tokens must be a number above 0");
-    tokens.map(Some).ok_or_else(|| refused().at("tokens"))
+    let invalid = || ApiError::invalid_value("tokens", "tokens must be a number above 0");
+    tokens.map(Some).ok_or_else(invalid)
 }
 
 #[cfg(test)]
@@ -152,11 +149,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_is_a_number_or_nothing() {
-        assert_eq!(bound(" "), Ok(None));
-        assert_eq!(bound("50,000 000"), Ok(Some(50_000_000)));
+    fn limit_is_a_positive_number_or_empty() {
+        assert_eq!(parse_limit(" "), Ok(None));
+        assert_eq!(parse_limit("50,000 000"), Ok(Some(50_000_000)));
         for wrong in ["0", "-1", "1.5", "many", "99999999999999999999"] {
-            assert!(bound(wrong).is_err(), "{wrong}");
+            assert!(parse_limit(wrong).is_err(), "{wrong}");
         }
     }
 }

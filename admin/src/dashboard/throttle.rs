@@ -1,4 +1,4 @@
-//! How often somebody may try to log in.
+//! [`Throttle`]: limits login attempts per address.
 
 use std::{
     collections::HashMap,
@@ -7,33 +7,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Attempts at once from one address, and until there is one more.
+/// Attempts that an address may make at once, and the time until it may make one more.
 const BURST: u32 = 20;
 const REFILL: Duration = Duration::from_secs(3);
-/// Addresses that are remembered.
+/// Most addresses in memory.
 const ADDRESSES_MAX: usize = 4096;
 
-/// Attempts by address: each has [`BURST`], and gets one back every [`REFILL`].
+/// Login attempts by address: each address has [`BURST`] attempts and regains one every [`REFILL`]. The map
+/// holds the time when an address has all its attempts again.
 #[derive(Default)]
-pub(super) struct Throttle(Mutex<HashMap<IpAddr, Instant>>);
+pub(crate) struct Throttle(Mutex<HashMap<IpAddr, Instant>>);
 
 impl Throttle {
-    /// Takes an attempt, or says when there is one.
-    ///
-    /// # Errors
-    /// How long to wait.
+    /// Counts an attempt, or returns how long to wait for the next one.
     pub fn admit(&self, address: IpAddr, now: Instant) -> Result<(), Duration> {
         let mut full_at = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if full_at.len() >= ADDRESSES_MAX {
             full_at.retain(|_, at| *at > now);
         }
-        // Kept is when an address has all its attempts again: each takes that further away.
+        // Each attempt moves the time of the full count further away.
         let at = full_at.get(&address).copied().unwrap_or(now).max(now) + REFILL;
         let wait = at.saturating_duration_since(now + REFILL * BURST);
         if !wait.is_zero() {
             return Err(wait);
         }
-        // Where everybody tries at once nobody new is remembered, nor held up.
+        // While the map is full, new addresses are neither stored nor limited.
         if full_at.len() < ADDRESSES_MAX || full_at.contains_key(&address) {
             full_at.insert(address, at);
         }
@@ -46,14 +44,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_so_many_attempts_and_gets_them_back() {
+    fn address_regains_its_attempts_over_time() {
         let (throttle, now) = (Throttle::default(), Instant::now());
         let (one, two) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         for _ in 0..BURST {
             assert_eq!(throttle.admit(one, now), Ok(()));
         }
         assert_eq!(throttle.admit(one, now), Err(REFILL));
-        assert_eq!(throttle.admit(two, now), Ok(()), "another is not held up");
+        assert_eq!(throttle.admit(two, now), Ok(()), "another address is not limited");
         assert_eq!(throttle.admit(one, now + REFILL), Ok(()));
         assert_eq!(throttle.admit(one, now + REFILL), Err(REFILL));
     }

@@ -1,34 +1,34 @@
-//! Workers: who they are, what they do, and asking them to drain.
+//! Page of workers: state, load and draining.
 
 use std::time::Duration;
 
 use askama::Template;
-use axum::{Form, extract::rejection::FormRejection, response::Response};
+use axum::response::Response;
 use serde::Deserialize;
-use serde_json::json;
-use tritmill_queue::store::operations::Worker;
+use tritmill_queue::store::workers::{Worker, WorkerMetrics};
 
 use super::{
     filters::{self, scaled},
-    page::{PageError, View, Visit},
+    page::Visit,
     session::percent_encoded,
+    view::{PageError, PageForm, View},
 };
-use crate::{app::App, error::ApiError};
+use crate::{app::App, operator::workers::drain_worker};
 
-/// A worker as pages show it.
-pub(super) struct Shown {
+/// A worker in a table.
+pub(super) struct WorkerRow {
     pub worker: Worker,
 }
 
-impl Shown {
-    /// A class of the stylesheet, and words.
+impl WorkerRow {
+    /// Class in the stylesheet, and word, for the worker's state.
     pub fn state(&self) -> (&'static str, &'static str) {
         match &self.worker {
-            worker if !worker.is_alive() => ("silent", "silent"),
+            worker if !worker.is_alive() => ("silent", "offline"),
             worker if worker.heartbeat.draining || worker.drain_requested => {
                 ("draining", "draining")
             }
-            worker if worker.heartbeat.running > 0 => ("running", "working"),
+            worker if worker.heartbeat.running > 0 => ("running", "busy"),
             _ => ("alive", "ready"),
         }
     }
@@ -41,42 +41,43 @@ impl Shown {
         format!("/dashboard/queues/{}", percent_encoded(&self.worker.heartbeat.queue.to_string()))
     }
 
-    /// Percent of the KV blocks that are in use.
-    pub fn kv(&self) -> f64 {
-        let measured = &self.worker.heartbeat.metrics;
-        percent(measured.kv_blocks_used, measured.kv_blocks_total)
+    fn metrics(&self) -> &WorkerMetrics {
+        &self.worker.heartbeat.metrics
     }
 
-    /// Percent of the prompt tokens that were found in the cache.
-    pub fn hits(&self) -> f64 {
-        let measured = &self.worker.heartbeat.metrics;
-        percent(
-            measured.prefix_hit_tokens,
-            measured.prefix_hit_tokens + measured.prefix_miss_tokens,
-        )
+    /// Percentage of KV blocks in use.
+    pub fn kv_usage(&self) -> f64 {
+        percent(self.metrics().kv_blocks_used, self.metrics().kv_blocks_total)
     }
 
-    /// Where it computes.
+    /// Percentage of prompt tokens found in the prefix cache.
+    pub fn cache_hits(&self) -> f64 {
+        let hits = self.metrics().prefix_hit_tokens;
+        percent(hits, hits + self.metrics().prefix_miss_tokens)
+    }
+
+    /// Device and instruction set.
     pub fn device(&self) -> String {
-        let measured = &self.worker.heartbeat.metrics;
-        let known = [&measured.device, &measured.isa];
+        let known = [&self.metrics().device, &self.metrics().isa];
         known.into_iter().filter(|word| !word.is_empty()).cloned().collect::<Vec<_>>().join(" ")
     }
 
     pub fn prefill(&self) -> String {
-        scaled(self.worker.heartbeat.metrics.prefill_tokens_per_s, "")
+        scaled(self.metrics().prefill_tokens_per_s, "")
     }
 
     pub fn decode(&self) -> String {
-        scaled(self.worker.heartbeat.metrics.decode_tokens_per_s, "")
+        scaled(self.metrics().decode_tokens_per_s, "")
     }
 
+    /// Time since the worker renewed its lease.
     pub fn lease_age(&self) -> Option<Duration> {
-        self.worker.heartbeat.metrics.lease_age_ms.map(Duration::from_millis)
+        self.metrics().lease_age_ms.map(Duration::from_millis)
     }
 
+    /// Time since the worker read its queue.
     pub fn read_age(&self) -> Option<Duration> {
-        self.worker.heartbeat.metrics.read_age_ms.map(Duration::from_millis)
+        self.metrics().read_age_ms.map(Duration::from_millis)
     }
 }
 
@@ -86,48 +87,43 @@ fn percent(part: u64, whole: u64) -> f64 {
 
 #[derive(Template)]
 #[template(path = "workers.html")]
-struct List {
-    workers: Vec<Shown>,
+struct WorkersView {
+    workers: Vec<WorkerRow>,
 }
 
-impl View for List {
+impl View for WorkersView {
     fn title(&self) -> String {
         "Workers".to_owned()
     }
 }
 
-/// Every worker that was heard of lately.
+/// Shows the workers that sent a heartbeat within a day.
 pub(crate) async fn list(visit: Visit) -> Result<Response, PageError> {
-    visit.show(|app, _| look(app)).await
+    visit.show(|app, _| load(app)).await
 }
 
-async fn look(app: App) -> Result<List, PageError> {
-    let workers = app.store().workers().await?;
-    let mut workers: Vec<Shown> = workers.into_iter().map(|worker| Shown { worker }).collect();
-    // Those that live first; otherwise by name, as they come.
-    workers.sort_by_key(|shown| !shown.worker.is_alive());
-    Ok(List { workers })
+async fn load(app: App) -> Result<WorkersView, PageError> {
+    let workers = app.store.workers().await?;
+    let mut workers: Vec<_> = workers.into_iter().map(|worker| WorkerRow { worker }).collect();
+    // Live workers first; otherwise by name, as the store returns them.
+    workers.sort_by_key(|row| !row.worker.is_alive());
+    Ok(WorkersView { workers })
 }
 
-/// Who is to drain.
+/// The form to drain a worker.
 #[derive(Deserialize)]
-pub(crate) struct Whom {
+pub(crate) struct DrainForm {
     owner: String,
 }
 
 /// Asks a worker to drain.
 pub(crate) async fn drain(
     visit: Visit,
-    whom: Result<Form<Whom>, FormRejection>,
+    PageForm(DrainForm { owner }): PageForm<DrainForm>,
 ) -> Result<Response, PageError> {
-    let Form(Whom { owner }) =
-        whom.map_err(|error| ApiError::invalid("invalid_form", error.body_text()))?;
-    visit.note("worker.drain", &owner, json!({})).await?;
-    if !visit.app.store().request_drain(&owner).await? {
-        return Err(ApiError::not_found("worker", &owner).into());
-    }
+    drain_worker(&visit.app, &visit.caller, &owner).await?;
     Ok(visit.done(
         "/dashboard/workers",
-        "The worker finishes what it has, hands back the rest and ends.",
+        "The worker finishes what it can, returns its other jobs to the queue and exits.",
     ))
 }

@@ -1,7 +1,7 @@
-//! The last step: answers to one file, errors to another, in the order of the input.
+//! The last step: writes answers to one file and errors to another, in the order of the input.
 //!
-//! Every attempt writes files of its own. They are seen once the transaction that ends the batch has
-//! completed them; those of an attempt that broke off are swept.
+//! Every attempt writes new files. They become visible in the transaction that finishes the batch; files
+//! of an interrupted attempt are swept.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -18,24 +18,25 @@ use tritmill_queue::{
 use super::{Interrupted, lines, save};
 use crate::{app::App, file_writer::FileWriter};
 
-/// Writes the output of a batch whose jobs are over, or are to be; then it is over.
-pub(super) async fn finish(app: &App, held: &mut BatchClaim) -> Result<(), Interrupted> {
-    if held.batch.state == BatchState::Cancelling {
-        app.store().cancel_batch_jobs(held.batch.id).await?;
+/// Cancels the remaining jobs of a cancelled batch, writes the output files and finishes the batch.
+pub(super) async fn finish(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {
+    if claim.batch.state == BatchState::Cancelling {
+        app.store.cancel_batch_jobs(claim.batch.id).await?;
     }
-    let mut written = Written::default();
-    // One that was cancelled before it was validated has nothing to tell.
-    if held.batch.at.in_progress.is_some() {
-        let mut pages = lines::read(app.store(), held.batch.input, FilePosition::default());
+    let mut output = Output::default();
+    // A batch that was cancelled before its validation has no output.
+    if claim.batch.at.in_progress.is_some() {
+        let mut pages = lines::read(&app.store, claim.batch.input, FilePosition::default());
         while let Some(page) = pages.recv().await {
-            write_page(app, &held.batch, page?, &mut written).await?;
+            write_page(app, &claim.batch, page?, &mut output).await?;
         }
     }
-    let now = app.store().now().await?;
-    let expires_at = held.batch.output_expires_s.map(|s| now.after(Duration::from_secs(s)));
-    let Written { answers, errors, completed, failed, overdue, .. } = written;
+    let now = app.store.now().await?;
+    let expires_at = claim.batch.output_expires_s.map(|s| now.after(Duration::from_secs(s)));
+    let Output { answers, errors, completed, failed, overdue, .. } = output;
     let mut files = Vec::new();
-    for (writer, place) in [(answers, &mut held.batch.output), (errors, &mut held.batch.error_file)]
+    for (writer, place) in
+        [(answers, &mut claim.batch.output), (errors, &mut claim.batch.error_file)]
     {
         if let Some(writer) = writer {
             let file = writer.finish().await?;
@@ -43,31 +44,31 @@ pub(super) async fn finish(app: &App, held: &mut BatchClaim) -> Result<(), Inter
             *place = Some(file.id);
         }
     }
-    (held.batch.completed, held.batch.failed) = (completed, failed);
-    held.batch.enter(
-        match held.batch.state {
+    (claim.batch.completed, claim.batch.failed) = (completed, failed);
+    claim.batch.enter(
+        match claim.batch.state {
             BatchState::Cancelling => BatchState::Cancelled,
-            _ if held.batch.overdue || overdue => BatchState::Expired,
+            _ if claim.batch.overdue || overdue => BatchState::Expired,
             _ => BatchState::Completed,
         },
         now,
     );
-    save(app, held, BatchWrites { files: &files, ..BatchWrites::default() }).await
+    save(app, claim, BatchWrites { files: &files, ..BatchWrites::default() }).await
 }
 
-/// The two files, as far as they are written.
+/// The two output files and their counts.
 #[derive(Default)]
-struct Written {
+struct Output {
     answers: Option<FileWriter>,
     errors: Option<FileWriter>,
     completed: u64,
     failed: u64,
-    /// A line's time was up.
+    /// Whether a line expired.
     overdue: bool,
 }
 
-impl Written {
-    async fn line(
+impl Output {
+    async fn write_line(
         &mut self,
         app: &App,
         batch: &Batch,
@@ -90,7 +91,7 @@ impl Written {
                     created_at: Timestamp::default(),
                     expires_at: None,
                 };
-                writer.insert(FileWriter::begin(Arc::clone(app.store()), &file).await?)
+                writer.insert(FileWriter::begin(Arc::clone(&app.store), &file).await?)
             }
         };
         line.push('\n');
@@ -103,54 +104,55 @@ async fn write_page(
     app: &App,
     batch: &Batch,
     page: lines::Lines,
-    written: &mut Written,
+    output: &mut Output,
 ) -> Result<(), Interrupted> {
     let number = |line: Option<&lines::Line>| {
         line.and_then(|line| u32::try_from(line.after.line).ok()).unwrap_or(u32::MAX)
     };
     let (first, last) = (number(page.first()), number(page.last()));
-    let ends = app.store().finished_lines(batch.id, first, last).await?;
+    let ends = app.store.finished_lines(batch.id, first, last).await?;
     let mut ends: HashMap<u64, FinishedLine> =
         ends.into_iter().map(|end| (u64::from(end.line), end)).collect();
     for line in page {
         let (is_answer, line) = match line.parsed {
-            Ok(request) => answered(batch, &request, ends.remove(&request.number), written),
+            Ok(request) => output_line(batch, &request, ends.remove(&request.number), output),
             Err(line) => {
                 let RefusedLine { key, custom_id, refusal } = *line;
                 (false, answer::refusal_line(&key, custom_id.as_deref(), &refusal))
             }
         };
-        written.line(app, batch, is_answer, line).await?;
+        output.write_line(app, batch, is_answer, line).await?;
     }
     Ok(())
 }
 
-/// The output line of a request, and whether it is an answer.
-fn answered(
+/// Returns the output line of a request, and whether it is an answer.
+fn output_line(
     batch: &Batch,
     request: &Request,
     end: Option<FinishedLine>,
-    written: &mut Written,
+    output: &mut Output,
 ) -> (bool, String) {
     let unanswered = |code: &str, message: &str| {
         (false, answer::unanswered_line(&request.key, &request.custom_id, code, message))
     };
     let cancelled = || unanswered("batch_cancelled", "the request was cancelled");
-    let expired = || unanswered("batch_expired", "the batch's time was up before it was answered");
+    let expired =
+        || unanswered("batch_expired", "the batch expired before the request was answered");
     let is_cancelled = batch.state == BatchState::Cancelling;
     let (outcome, finished_at) = match end {
         Some(FinishedLine { outcome: Some(Outcome::Expired), .. }) => {
-            written.overdue = true;
+            output.overdue = true;
             return expired();
         }
         Some(FinishedLine { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),
-        // Withdrawn by this batch's own end, or by an operator.
+        // Cancelled when this batch expired, or by an operator.
         Some(FinishedLine { outcome: None, .. }) if batch.overdue => return expired(),
         Some(FinishedLine { outcome: None, .. }) => return cancelled(),
         // Never submitted.
         None if is_cancelled => return cancelled(),
         None if batch.overdue => return expired(),
-        None => (Outcome::Error(lost()), batch.created_at),
+        None => (Outcome::Error(job_deleted()), batch.created_at),
     };
     let is_answer = matches!(outcome, Outcome::Completed(_));
     let line = answer::line(&AnsweredLine {
@@ -165,12 +167,12 @@ fn answered(
     (is_answer, line)
 }
 
-/// A job that the store does not know any more.
-fn lost() -> JobError {
+/// The error of a job that the store no longer has.
+fn job_deleted() -> JobError {
     JobError {
         kind: ErrorKind::Engine,
         code: "job_deleted".to_owned(),
-        message: "the job was deleted before its batch was over".to_owned(),
+        message: "the job was deleted before its batch finished".to_owned(),
         param: None,
     }
 }

@@ -1,4 +1,4 @@
-//! Reads and parses the lines of a stored file, on a thread of its own and some way ahead.
+//! Reads and parses the lines of a stored file ahead of time, on a separate thread.
 
 use std::{
     io::{self, BufRead, Read},
@@ -12,45 +12,45 @@ use tritmill_queue::{
     store::{FileId, FrontStore, batches::FilePosition, files::FILE_CHUNK_BYTES},
 };
 
-/// Lines that travel together, and their bytes, give or take one line.
+/// Most lines of a page, and their bytes, which may be exceeded by one line.
 const PAGE_LINES: usize = 1000;
 const PAGE_BYTES: u64 = 1 << 20;
 /// Pages read ahead.
 const AHEAD: usize = 1;
 
-/// A line that is not blank.
+/// A non-blank line.
 pub(super) struct Line {
-    /// Where the next one begins.
+    /// Position of the next line.
     pub after: FilePosition,
-    /// What it says.
+    /// The request, or why the line is invalid.
     pub parsed: Result<Request, Box<RefusedLine>>,
 }
 
-/// Lines that were read together; never empty.
+/// A page of lines; never empty.
 pub(super) type Lines = Vec<Line>;
 
-/// The lines of a file from a place on. Reading ends when the receiver is dropped.
+/// Reads the lines of a file from a position on. Reading ends when the receiver is dropped.
 pub(super) fn read(
     store: &Arc<dyn FrontStore>,
     file: FileId,
     from: FilePosition,
 ) -> mpsc::Receiver<Result<Lines, StoreError>> {
-    let (tell, told) = mpsc::channel(AHEAD);
+    let (sender, receiver) = mpsc::channel(AHEAD);
     let chunks = Chunks::at(Arc::clone(store), file, from.offset_bytes);
     spawn_blocking(move || {
         let mut reader = LineReader::after(chunks, from.line, from.offset_bytes);
         loop {
             let page = page(&mut reader).map_err(store_error);
-            let is_last = page.as_ref().map_or(true, Vec::is_empty);
-            if page.as_ref().is_ok_and(Vec::is_empty) || tell.blocking_send(page).is_err() {
-                return;
-            }
-            if is_last {
+            let is_error = page.is_err();
+            if page.as_ref().is_ok_and(Vec::is_empty)
+                || sender.blocking_send(page).is_err()
+                || is_error
+            {
                 return;
             }
         }
     });
-    told
+    receiver
 }
 
 fn page(reader: &mut LineReader<Chunks>) -> io::Result<Lines> {
@@ -64,21 +64,21 @@ fn page(reader: &mut LineReader<Chunks>) -> io::Result<Lines> {
     Ok(lines)
 }
 
-/// The store's error, out of the reader's.
+/// Extracts the store's error from the reader's.
 fn store_error(error: io::Error) -> StoreError {
     error.downcast::<StoreError>().unwrap_or_else(|error| StoreError::Unavailable(Box::new(error)))
 }
 
-/// A stored file as a reader, one chunk in memory.
+/// A reader of a stored file that holds one chunk in memory.
 struct Chunks {
     store: Arc<dyn FrontStore>,
     runtime: Handle,
     file: FileId,
-    /// Of the chunk that comes next.
+    /// Number of the next chunk.
     number: u32,
     chunk: Vec<u8>,
     position: usize,
-    /// Bytes of the first chunk that are not wanted.
+    /// Bytes of the first chunk to skip.
     skip: usize,
 }
 
@@ -110,9 +110,7 @@ impl BufRead for Chunks {
 
 impl Read for Chunks {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let available = self.fill_buf()?;
-        let count = available.len().min(buffer.len());
-        buffer[..count].copy_from_slice(&available[..count]);
+        let count = self.fill_buf()?.read(buffer)?;
         self.consume(count);
         Ok(count)
     }

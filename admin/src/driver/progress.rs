@@ -1,4 +1,4 @@
-//! The second step: lines become jobs as there is room, and are counted as they end.
+//! The second step: submits lines as the queue has room, and counts finished jobs.
 
 use std::time::Duration;
 
@@ -18,127 +18,131 @@ use tritmill_queue::{
 use super::{Interrupted, lines, save};
 use crate::app::App;
 
-/// Between two counts: grows from the first to the last while nothing changes, and is no less than
-/// so many times what a count takes.
+/// Pause between two counts; doubles from the first to the last while nothing changes. The share is its
+/// minimum as a multiple of a count's duration.
 const COUNT_FIRST: Duration = Duration::from_millis(200);
 const COUNT_LAST: Duration = Duration::from_secs(3);
 const COUNT_SHARE: u32 = 20;
 /// Longest wait for room in the queue.
 const BUSY_LAST: Duration = Duration::from_secs(3);
 
-/// Submits and counts until every line is answered, or time is up; then the batch is finalizing.
-pub(super) async fn answer(app: &App, held: &mut BatchClaim) -> Result<(), Interrupted> {
-    let mut feed = Feed::of(app, &held.batch);
+/// Submits and counts until every line is answered or the batch expires; then the batch is finalizing.
+pub(super) async fn submit_and_count(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {
+    let mut feed = Feed::new(app, &claim.batch);
     let (mut count_at, mut wait) = (Instant::now() + COUNT_FIRST, COUNT_FIRST);
     loop {
-        let now = app.store().now().await?;
-        if now >= held.batch.expires_at {
-            app.store().cancel_batch_jobs(held.batch.id).await?;
-            held.batch.overdue = true;
-            held.batch.enter(BatchState::Finalizing, now);
-            return save(app, held, BatchWrites::default()).await;
+        let now = app.store.now().await?;
+        if now >= claim.batch.expires_at {
+            app.store.cancel_batch_jobs(claim.batch.id).await?;
+            claim.batch.overdue = true;
+            claim.batch.enter(BatchState::Finalizing, now);
+            return save(app, claim, BatchWrites::default()).await;
         }
-        let fed = feed.submit(app, held).await?;
+        let submitted = feed.submit(app, claim).await?;
         if count_at <= Instant::now() {
             let started = Instant::now();
-            let (is_over, changed) = count(app, held).await?;
-            if is_over && matches!(fed, Fed::All) {
-                held.batch.enter(BatchState::Finalizing, now);
-                return save(app, held, BatchWrites::default()).await;
+            let (all_finished, changed) = count(app, claim).await?;
+            if all_finished && matches!(submitted, Submitted::All) {
+                claim.batch.enter(BatchState::Finalizing, now);
+                return save(app, claim, BatchWrites::default()).await;
             }
             if changed {
-                save(app, held, BatchWrites::default()).await?;
+                save(app, claim, BatchWrites::default()).await?;
             }
             wait = if changed { COUNT_FIRST } else { (wait * 2).min(COUNT_LAST) };
             count_at = Instant::now() + wait.max(started.elapsed() * COUNT_SHARE);
         }
-        match fed {
-            Fed::More => {}
-            Fed::Busy(retry) => sleep(retry.min(BUSY_LAST)).await,
-            Fed::All => sleep(count_at.saturating_duration_since(Instant::now())).await,
+        match submitted {
+            Submitted::More => {}
+            Submitted::Busy(retry) => sleep(retry.min(BUSY_LAST)).await,
+            Submitted::All => sleep(count_at.saturating_duration_since(Instant::now())).await,
         }
     }
 }
 
-/// Counts the batch's jobs: whether all that were submitted are over, and whether anything changed.
-async fn count(app: &App, held: &mut BatchClaim) -> Result<(bool, bool), StoreError> {
-    let progress = app.store().batch_progress(held.batch.id).await?;
+/// Counts the batch's jobs. Returns whether all submitted jobs are finished, and whether counts changed.
+async fn count(app: &App, claim: &mut BatchClaim) -> Result<(bool, bool), StoreError> {
+    let progress = app.store.batch_progress(claim.batch.id).await?;
     let unfinished = progress.scheduled + progress.queued + progress.running + progress.retrying;
-    let failed = held.batch.refused + progress.failed + progress.expired + progress.cancelled;
-    let changed = (held.batch.completed, held.batch.failed) != (progress.completed, failed);
-    (held.batch.completed, held.batch.failed) = (progress.completed, failed);
+    let failed = claim.batch.refused + progress.failed + progress.expired + progress.cancelled;
+    let changed = (claim.batch.completed, claim.batch.failed) != (progress.completed, failed);
+    (claim.batch.completed, claim.batch.failed) = (progress.completed, failed);
     Ok((unfinished == 0, changed))
 }
 
-/// What became of the next jobs.
-enum Fed {
-    /// They were submitted.
+/// Result of submitting the next jobs.
+enum Submitted {
+    /// They were submitted, or the page had no valid lines.
     More,
-    /// There is no room for them yet.
+    /// The queue is full; try again after this time.
     Busy(Duration),
-    /// There are none.
+    /// No lines are left.
     All,
 }
 
-/// The lines that are to be submitted.
+/// The lines to submit.
 struct Feed {
     pages: mpsc::Receiver<Result<lines::Lines, StoreError>>,
-    /// Read, not submitted, each with the place after its line, the next one last.
-    waiting: Vec<(Job, FilePosition)>,
-    /// Where the last line that was read ends.
+    /// Jobs read but not submitted, each with the position after its line; the next job comes last.
+    pending: Vec<(Job, FilePosition)>,
+    /// Position after the last line that was read.
     read: FilePosition,
-    /// Jobs that are tried together: fewer when there is no room.
-    together: usize,
+    /// Jobs to submit in the next transaction; fewer when the queue is nearly full.
+    chunk: usize,
 }
 
-/// Jobs of one transaction.
-const TOGETHER: usize = 1000;
+/// Most jobs of one transaction.
+const CHUNK_MAX: usize = 1000;
 
 impl Feed {
-    fn of(app: &App, batch: &Batch) -> Self {
-        let pages = lines::read(app.store(), batch.input, batch.submitted);
-        Self { pages, waiting: Vec::new(), read: batch.submitted, together: TOGETHER }
+    fn new(app: &App, batch: &Batch) -> Self {
+        let pages = lines::read(&app.store, batch.input, batch.submitted);
+        Self { pages, pending: Vec::new(), read: batch.submitted, chunk: CHUNK_MAX }
     }
 
     /// Submits the next jobs.
-    async fn submit(&mut self, app: &App, held: &mut BatchClaim) -> Result<Fed, Interrupted> {
-        if self.waiting.is_empty() {
-            let Some(page) = self.pages.recv().await else { return Ok(Fed::All) };
+    async fn submit(
+        &mut self,
+        app: &App,
+        claim: &mut BatchClaim,
+    ) -> Result<Submitted, Interrupted> {
+        if self.pending.is_empty() {
+            let Some(page) = self.pages.recv().await else { return Ok(Submitted::All) };
             let page = page?;
             self.read = page.last().map_or(self.read, |line| line.after);
-            self.waiting =
-                page.into_iter().rev().filter_map(|line| job(&held.batch, line)).collect();
-            if self.waiting.is_empty() {
-                return Ok(Fed::More);
+            self.pending =
+                page.into_iter().rev().filter_map(|line| job(&claim.batch, line)).collect();
+            if self.pending.is_empty() {
+                return Ok(Submitted::More);
             }
         }
-        let first = self.waiting.len().saturating_sub(self.together);
+        let first = self.pending.len().saturating_sub(self.chunk);
         let next: Vec<Job> =
-            self.waiting[first..].iter().rev().map(|(job, _)| job.clone()).collect();
-        match app.client().admit(&next).await {
+            self.pending[first..].iter().rev().map(|(job, _)| job.clone()).collect();
+        match app.client.admit(&next).await {
             Ok(()) => {}
             Err(ClientError::Busy { .. }) if next.len() > 1 => {
-                self.together = (next.len() / 8).max(1);
-                return Ok(Fed::More);
+                self.chunk = (next.len() / 8).max(1);
+                return Ok(Submitted::More);
             }
-            Err(ClientError::Busy { retry_after, .. }) => return Ok(Fed::Busy(retry_after)),
+            Err(ClientError::Busy { retry_after, .. }) => return Ok(Submitted::Busy(retry_after)),
             Err(ClientError::Store(error)) => return Err(error.into()),
             Err(other) => return Err(StoreError::Unavailable(Box::new(other)).into()),
         }
-        self.together = (self.together * 2).min(TOGETHER);
-        held.batch.submitted = match first {
+        self.chunk = (self.chunk * 2).min(CHUNK_MAX);
+        claim.batch.submitted = match first {
             0 => self.read,
-            _ => self.waiting[first].1,
+            _ => self.pending[first].1,
         };
-        save(app, held, BatchWrites { jobs: &next, ..BatchWrites::default() }).await?;
-        self.waiting.truncate(first);
-        app.client().announce(&next).await;
-        tracing::debug!(batch = %held.batch.id, jobs = next.len(), "lines submitted");
-        Ok(Fed::More)
+        save(app, claim, BatchWrites { jobs: &next, ..BatchWrites::default() }).await?;
+        self.pending.truncate(first);
+        app.client.announce(&next).await;
+        tracing::debug!(batch = %claim.batch.id, jobs = next.len(), "lines submitted");
+        Ok(Submitted::More)
     }
 }
 
-/// The job of a line, if it is one's.
+/// Returns the job of a valid line.
 fn job(batch: &Batch, line: lines::Line) -> Option<(Job, FilePosition)> {
     let request = line.parsed.ok()?;
     let number = u32::try_from(request.number).ok()?;

@@ -1,165 +1,223 @@
-//! `/v1/batches`: files answered line by line.
+//! `/v1/batches`: files that are answered line by line.
 
-mod asked;
+mod request;
 
 use axum::{
-    Extension, Json,
-    body::Body,
-    extract::{Path, Query as QueryOf, State, rejection::QueryRejection},
+    Json,
+    extract::{Path, State},
     http::HeaderMap,
 };
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use tritmill_queue::{
     Timestamp,
     store::{
         Batch, BatchId, BatchState, FileId, Page,
-        batches::{BatchTimes, FilePosition},
+        batches::{BatchError, BatchTimes, FilePosition},
         files::FilePurpose,
         webhooks::Webhook,
     },
 };
+use utoipa::ToSchema;
 
-use self::asked::Asked;
-use super::paging::{self, Query};
+use self::request::NewBatch;
+use super::{
+    list::{List, ListQuery},
+    schemas::BatchRequest,
+};
 use crate::{
     access::Caller,
     app::App,
     error::ApiError,
-    json,
-    openapi::{self as schemas, BatchList, BatchRequest, Refused},
+    extract::{JsonBody, QueryParams},
 };
 
-/// Batches of a list.
+/// Batches of a list by default, and at most.
 const LIST_DEFAULT: u32 = 20;
 const LIST_MAX: u32 = 100;
-/// Bytes of an idempotency key.
+/// Most bytes of an idempotency key.
 const KEY_BYTES_MAX: usize = 255;
 
-/// A batch as callers see it.
-pub(crate) fn shown(batch: &Batch) -> Value {
-    let at = |time: Option<Timestamp>| time.map(Timestamp::seconds);
-    let BatchTimes { in_progress, finalizing, completed, failed, expired, cancelling, cancelled } =
-        batch.at;
-    let errors =
-        (!batch.errors.is_empty()).then(|| json!({ "object": "list", "data": batch.errors }));
-    json!({
-        "id": batch.id.to_string(),
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "model": batch.queue.as_ref().map(ToString::to_string),
-        "errors": errors,
-        "input_file_id": batch.input.to_string(),
-        "completion_window": batch.completion_window,
-        "status": batch.state.as_str(),
-        "output_file_id": batch.output.map(|id| id.to_string()),
-        "error_file_id": batch.error_file.map(|id| id.to_string()),
-        "created_at": batch.created_at.seconds(),
-        "in_progress_at": at(in_progress),
-        "expires_at": batch.expires_at.seconds(),
-        "finalizing_at": at(finalizing),
-        "completed_at": at(completed),
-        "failed_at": at(failed),
-        "expired_at": at(expired),
-        "cancelling_at": at(cancelling),
-        "cancelled_at": at(cancelled),
-        "request_counts": {
-            "total": batch.lines,
-            "completed": batch.completed,
-            "failed": batch.failed,
-        },
-        "metadata": batch.metadata,
-        "webhook": batch.webhook.as_ref().map(webhook),
-    })
+/// A batch.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Batch)]
+pub(crate) struct BatchView {
+    id: String,
+    object: &'static str,
+    endpoint: String,
+    model: Option<String>,
+    errors: Option<BatchErrors>,
+    input_file_id: String,
+    completion_window: String,
+    /// `validating`, `in_progress`, `finalizing`, `cancelling`; finally `completed`, `failed`, `expired` or
+    /// `cancelled`.
+    status: &'static str,
+    output_file_id: Option<String>,
+    error_file_id: Option<String>,
+    created_at: i64,
+    in_progress_at: Option<i64>,
+    expires_at: i64,
+    finalizing_at: Option<i64>,
+    completed_at: Option<i64>,
+    failed_at: Option<i64>,
+    expired_at: Option<i64>,
+    cancelling_at: Option<i64>,
+    cancelled_at: Option<i64>,
+    request_counts: RequestCounts,
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Map<String, Value>>,
+    webhook: Option<WebhookView>,
 }
 
-/// A webhook as callers see it: not its secret.
-fn webhook(webhook: &Webhook) -> Value {
-    let status = match (webhook.ended_at, &webhook.error) {
-        (None, _) => "pending",
-        (Some(_), None) => "delivered",
-        (Some(_), Some(_)) => "failed",
-    };
-    json!({
-        "url": webhook.url,
-        "status": status,
-        "attempts": webhook.attempts,
-        "error": webhook.error,
-    })
+/// Errors of a rejected input file.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct BatchErrors {
+    object: &'static str,
+    #[schema(value_type = Vec<Object>)]
+    data: Vec<BatchError>,
 }
 
-fn unknown(id: &str) -> ApiError {
-    ApiError::not_found("batch", id)
+/// Numbers of lines.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RequestCounts {
+    total: u64,
+    completed: u64,
+    failed: u64,
 }
 
-/// Takes a batch.
-#[utoipa::path(post, path = "/v1/batches", tag = "batches",
-    request_body = BatchRequest,
-    params(("Idempotency-Key" = Option<String>, Header,
-        description = "Asking twice under one key makes one batch")),
-    responses((status = 200, description = "It is validating", body = schemas::Batch),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
-pub(crate) async fn create(
-    State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Json<Value>, ApiError> {
-    let idempotency_key = idempotency_key(&headers)?;
-    let asked = json::object(body).await?;
-    let batch = take(&app, &caller, asked, idempotency_key).await?;
-    let mut answer = shown(&batch);
-    if let Some(webhook) = &batch.webhook {
-        // To its creator alone, and here alone.
-        answer["webhook"]["secret"] = json!(webhook.secret);
-    }
-    Ok(Json(answer))
+/// The webhook of a batch.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Webhook)]
+pub(crate) struct WebhookView {
+    url: String,
+    /// `pending`; finally `delivered` or `failed`.
+    status: &'static str,
+    /// Number of calls.
+    attempts: u32,
+    /// Error of the last call.
+    error: Option<String>,
+    /// Present only in the response that creates the batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<String>,
 }
 
-/// The key that a request bears, if it is one.
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
-    let is_good = |text: &&str| (1..=KEY_BYTES_MAX).contains(&text.len());
-    match value.to_str().ok().filter(is_good) {
-        Some(text) => Ok(Some(text.to_owned())),
-        None => {
-            let message = format!("Idempotency-Key must be 1 to {KEY_BYTES_MAX} ASCII characters");
-            Err(ApiError::invalid("invalid_value", message).at("Idempotency-Key"))
+impl From<Batch> for BatchView {
+    fn from(batch: Batch) -> Self {
+        let at = |time: Option<Timestamp>| time.map(Timestamp::seconds);
+        let BatchTimes {
+            in_progress,
+            finalizing,
+            completed,
+            failed,
+            expired,
+            cancelling,
+            cancelled,
+        } = batch.at;
+        let has_errors = !batch.errors.is_empty();
+        Self {
+            id: batch.id.to_string(),
+            object: "batch",
+            endpoint: batch.endpoint,
+            model: batch.queue.map(|queue| queue.to_string()),
+            errors: has_errors.then_some(BatchErrors { object: "list", data: batch.errors }),
+            input_file_id: batch.input.to_string(),
+            completion_window: batch.completion_window,
+            status: batch.state.as_str(),
+            output_file_id: batch.output.map(|id| id.to_string()),
+            error_file_id: batch.error_file.map(|id| id.to_string()),
+            created_at: batch.created_at.seconds(),
+            in_progress_at: at(in_progress),
+            expires_at: batch.expires_at.seconds(),
+            finalizing_at: at(finalizing),
+            completed_at: at(completed),
+            failed_at: at(failed),
+            expired_at: at(expired),
+            cancelling_at: at(cancelling),
+            cancelled_at: at(cancelled),
+            request_counts: RequestCounts {
+                total: batch.lines,
+                completed: batch.completed,
+                failed: batch.failed,
+            },
+            metadata: batch.metadata,
+            webhook: batch.webhook.map(WebhookView::from),
         }
     }
 }
 
-/// Records the batch that a caller asks for, or finds the one that was asked for under the same key.
-///
-/// # Errors
-/// What is wrong with it, by the field's name.
-pub(crate) async fn take(
+impl From<Webhook> for WebhookView {
+    fn from(webhook: Webhook) -> Self {
+        let status = match (webhook.ended_at, &webhook.error) {
+            (None, _) => "pending",
+            (Some(_), None) => "delivered",
+            (Some(_), Some(_)) => "failed",
+        };
+        let Webhook { url, attempts, error, .. } = webhook;
+        Self { url, status, attempts, error, secret: None }
+    }
+}
+
+/// Creates a batch.
+#[utoipa::path(post, path = "/v1/batches", tag = "batches",
+    request_body = BatchRequest,
+    params(("Idempotency-Key" = Option<String>, Header,
+        description = "Requests with the same key create one batch")),
+    responses((status = 200, description = "The batch, which is validating", body = BatchView)))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> Result<Json<BatchView>, ApiError> {
+    let batch = create_batch(&app, &caller, body, idempotency_key(&headers)?).await?;
+    let secret = batch.webhook.as_ref().map(|webhook| webhook.secret.0.clone());
+    let mut view = BatchView::from(batch);
+    if let Some(webhook) = &mut view.webhook {
+        webhook.secret = secret;
+    }
+    Ok(Json(view))
+}
+
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+    let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
+    let is_valid = |text: &&str| (1..=KEY_BYTES_MAX).contains(&text.len());
+    match value.to_str().ok().filter(is_valid) {
+        Some(text) => Ok(Some(text.to_owned())),
+        None => {
+            let message = format!("Idempotency-Key must be 1 to {KEY_BYTES_MAX} ASCII characters");
+            Err(ApiError::invalid_value("Idempotency-Key", message))
+        }
+    }
+}
+
+/// Creates a batch, or returns the one that was created with the same idempotency key.
+pub(crate) async fn create_batch(
     app: &App,
     caller: &Caller,
-    asked: Map<String, Value>,
+    body: Map<String, Value>,
     idempotency_key: Option<String>,
 ) -> Result<Batch, ApiError> {
-    let asked = Asked::read(asked, app.limits().webhook_addresses)?;
-    let no_file = || ApiError::not_found("file", &asked.input).at("input_file_id");
-    let input: FileId = asked.input.parse().map_err(|_| no_file())?;
-    let file = app.store().file(&caller.tenant, input).await?.ok_or_else(no_file)?;
+    let new = NewBatch::parse(body, app.limits.webhook_addresses)?;
+    let no_file = || ApiError::not_found("file", &new.input).at("input_file_id");
+    let input: FileId = new.input.parse().map_err(|_| no_file())?;
+    let file = app.store.file(&caller.tenant, input).await?.ok_or_else(no_file)?;
     if file.purpose != FilePurpose::Batch {
         let message = "input_file_id must be a file of purpose 'batch'";
-        return Err(ApiError::invalid("invalid_value", message).at("input_file_id"));
+        return Err(ApiError::invalid_value("input_file_id", message));
     }
-    let created_at = app.client().now().await?;
+    let created_at = app.client.now().await?;
     let batch = Batch {
         id: BatchId::generate(),
         tenant: caller.tenant.clone(),
         state: BatchState::Validating,
-        endpoint: asked.endpoint,
+        endpoint: new.endpoint,
         input,
-        completion_window: asked.window,
-        priority: asked.priority,
-        metadata: asked.metadata,
-        output_expires_s: asked.output_expires_s,
+        completion_window: new.window,
+        priority: new.priority,
+        metadata: new.metadata,
+        output_expires_s: new.output_expires_s,
         created_at,
-        expires_at: created_at.after(asked.within),
+        expires_at: created_at.after(new.within),
         at: BatchTimes::default(),
         queue: None,
         lines: 0,
@@ -172,101 +230,89 @@ pub(crate) async fn take(
         error_file: None,
         overdue: false,
         idempotency_key,
-        webhook: asked.webhook,
+        webhook: new.webhook,
     };
-    let known = app.store().create_batch(&batch).await?;
-    if known.as_ref().is_some_and(|known| !is_the_same(known, &batch)) {
-        let message = "the idempotency key was used for another batch: choose another";
+    let known = app.store.create_batch(&batch).await?;
+    if known.as_ref().is_some_and(|known| !is_same_request(known, &batch)) {
+        let message = "the idempotency key was used for a different batch: choose another key";
         return Err(ApiError::conflict("idempotency_conflict", message).at("Idempotency-Key"));
     }
     if known.is_none() {
-        app.batches().notify_one();
+        app.batch_changed.notify_one();
         tracing::info!(key = %caller.key, batch = %batch.id, %input, "batch created");
     }
     Ok(known.unwrap_or(batch))
 }
 
-/// Whether both were asked for in the same words.
-fn is_the_same(known: &Batch, new: &Batch) -> bool {
-    let words = |batch: &Batch| {
-        let url = batch.webhook.as_ref().map(|webhook| webhook.url.clone());
-        let Batch { input, endpoint, completion_window, priority, .. } = batch.clone();
-        (input, endpoint, completion_window, priority, url)
-    };
-    words(known) == words(new)
+/// Whether both batches come from equal requests.
+fn is_same_request(known: &Batch, new: &Batch) -> bool {
+    let url = |batch: &Batch| batch.webhook.as_ref().map(|webhook| webhook.url.clone());
+    known.input == new.input
+        && known.endpoint == new.endpoint
+        && known.completion_window == new.completion_window
+        && known.priority == new.priority
+        && url(known) == url(new)
         && known.metadata == new.metadata
         && known.output_expires_s == new.output_expires_s
 }
 
-/// The caller's batches.
-#[utoipa::path(get, path = "/v1/batches", tag = "batches",
-    params(Query),
-    responses((status = 200, description = "The latest first", body = BatchList),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+/// Lists the tenant's batches.
+#[utoipa::path(get, path = "/v1/batches", tag = "batches", params(ListQuery),
+    responses((status = 200, description = "The latest first", body = List<BatchView>)))]
 pub(crate) async fn list(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    query: Result<QueryOf<Query>, QueryRejection>,
-) -> Result<Json<Value>, ApiError> {
-    let page: Page<BatchId> = paging::read(query)?.page(LIST_DEFAULT, LIST_MAX)?;
-    let batches = app.store().batches(&caller.tenant, page).await?;
-    Ok(Json(paging::list(&page, batches.iter().map(shown).collect())))
+    caller: Caller,
+    QueryParams(query): QueryParams<ListQuery>,
+) -> Result<Json<List<BatchView>>, ApiError> {
+    let page: Page<BatchId> = query.page(LIST_DEFAULT, LIST_MAX)?;
+    let batches = app.store.batches(&caller.tenant, page).await?;
+    let batches = batches.into_iter().map(BatchView::from).collect();
+    Ok(Json(List::new(&page, batches, |batch| &batch.id)))
 }
 
-/// Where a batch is.
-#[utoipa::path(get, path = "/v1/batches/{id}", tag = "batches",
-    params(("id" = String, Path)),
-    responses((status = 200, description = "Where it is", body = schemas::Batch),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+/// Returns a batch.
+#[utoipa::path(get, path = "/v1/batches/{id}", tag = "batches", params(("id" = String, Path)),
+    responses((status = 200, description = "The batch", body = BatchView)))]
 pub(crate) async fn one(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    Ok(Json(shown(&find(&app, &caller, &id).await?)))
+) -> Result<Json<BatchView>, ApiError> {
+    Ok(Json(find(&app, &caller, &id).await?.into()))
 }
 
-/// The caller's batch of this name.
-///
-/// # Errors
-/// If there is none.
+/// Finds a batch of the caller's tenant.
 pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
-    let batch: BatchId = id.parse().map_err(|_| unknown(id))?;
-    app.store().batch(&caller.tenant, batch).await?.ok_or_else(|| unknown(id))
+    let unknown = || ApiError::not_found("batch", id);
+    let batch: BatchId = id.parse().map_err(|_| unknown())?;
+    app.store.batch(&caller.tenant, batch).await?.ok_or_else(unknown)
 }
 
-/// Withdraws it.
+/// Cancels a batch.
 #[utoipa::path(post, path = "/v1/batches/{id}/cancel", tag = "batches",
     params(("id" = String, Path)),
-    responses((status = 200, description = "It is cancelling", body = schemas::Batch),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "The batch, which is cancelling", body = BatchView)))]
 pub(crate) async fn cancel(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
     Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    Ok(Json(shown(&withdraw(&app, &caller, &id).await?)))
+) -> Result<Json<BatchView>, ApiError> {
+    Ok(Json(cancel_batch(&app, &caller, &id).await?.into()))
 }
 
-/// Withdraws the caller's batch of this name.
-///
-/// # Errors
-/// If there is none, or if it is over.
-pub(crate) async fn withdraw(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
-    let batch: BatchId = id.parse().map_err(|_| unknown(id))?;
-    let batch = app.store().cancel_batch(&caller.tenant, batch).await?;
-    let batch = batch.ok_or_else(|| unknown(id))?;
+/// Cancels a batch of the caller's tenant, unless it is finished.
+pub(crate) async fn cancel_batch(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
+    let unknown = || ApiError::not_found("batch", id);
+    let batch: BatchId = id.parse().map_err(|_| unknown())?;
+    let batch = app.store.cancel_batch(&caller.tenant, batch).await?.ok_or_else(unknown)?;
     match batch.state {
         BatchState::Cancelling | BatchState::Cancelled => {
-            app.batches().notify_one();
+            app.batch_changed.notify_one();
             tracing::info!(key = %caller.key, batch = %batch.id, "batch cancelled");
             Ok(batch)
         }
         state => {
-            let message = format!("a batch that is {} cannot be cancelled", state.as_str());
+            let message = format!("a batch in state '{}' cannot be cancelled", state.as_str());
             Err(ApiError::invalid("invalid_state", message))
         }
     }

@@ -1,7 +1,7 @@
-//! Reads multipart bodies in pieces, within bounds.
+//! Reads multipart bodies in chunks, within bounds.
 //!
-//! The parser keeps what it cannot make sense of yet. A body that never gets to the point is cut off
-//! when it has sent more than [`UNREAD_BYTES_MAX`] since the last piece that was understood.
+//! The parser buffers bytes that it cannot parse yet. A body is rejected when more than
+//! [`UNPARSED_BYTES_MAX`] arrived since the last parsed chunk.
 
 use std::{
     io,
@@ -23,29 +23,29 @@ use futures_util::Stream;
 use multer::{Field, Multipart};
 use tokio::time::timeout;
 
-use crate::{error::ApiError, json};
+use crate::{error::ApiError, extract};
 
-/// Bytes that may come between two pieces that are understood.
-const UNREAD_BYTES_MAX: usize = 1 << 20;
-/// How long the next piece may take.
-const PIECE_WITHIN: Duration = Duration::from_secs(30);
-/// Bytes of a value that is no file.
+/// Most bytes between two parsed chunks.
+const UNPARSED_BYTES_MAX: usize = 1 << 20;
+/// Longest time for the next chunk to arrive.
+const CHUNK_WITHIN: Duration = Duration::from_secs(30);
+/// Most bytes of a value other than a file.
 const VALUE_BYTES_MAX: usize = 1024;
 
-/// A form that arrives.
+/// A form that is being received.
 pub(crate) struct Form {
     parts: Multipart<'static>,
-    bytes: Bytewise,
+    bytes: SharedBody,
 }
 
-/// The bytes of a body, shared by the parser and whoever discards what the parser gave up on.
+/// The bytes of a body, shared by the parser and [`Form::drain`].
 #[derive(Clone)]
-struct Bytewise {
+struct SharedBody {
     body: Arc<Mutex<BodyDataStream>>,
-    unread: Arc<AtomicUsize>,
+    unparsed: Arc<AtomicUsize>,
 }
 
-impl Stream for Bytewise {
+impl Stream for SharedBody {
     type Item = io::Result<Bytes>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -54,84 +54,78 @@ impl Stream for Bytewise {
         let Some(Ok(bytes)) = next else {
             return Poll::Ready(next.map(|error| error.map_err(io::Error::other)));
         };
-        let before = self.unread.fetch_add(bytes.len(), Ordering::Relaxed);
-        Poll::Ready(Some(match before > UNREAD_BYTES_MAX {
-            true => Err(io::Error::other("too many bytes that are no part")),
+        let before = self.unparsed.fetch_add(bytes.len(), Ordering::Relaxed);
+        Poll::Ready(Some(match before > UNPARSED_BYTES_MAX {
+            true => Err(io::Error::other("too many bytes outside of a part")),
             false => Ok(bytes),
         }))
     }
 }
 
-/// One of its parts.
+/// A part of a form.
 pub(crate) struct Part {
     field: Field<'static>,
-    unread: Arc<AtomicUsize>,
+    unparsed: Arc<AtomicUsize>,
 }
 
-fn broken(error: &multer::Error) -> ApiError {
-    // Its words quote no content.
-    ApiError::invalid("invalid_multipart", format!("the form cannot be read: {error}"))
+fn invalid(error: &multer::Error) -> ApiError {
+    // The parser's messages quote no content.
+    ApiError::invalid("invalid_multipart", format!("invalid form: {error}"))
 }
 
 async fn in_time<T>(
     next: impl Future<Output = multer::Result<T>>,
-    unread: &AtomicUsize,
+    unparsed: &AtomicUsize,
 ) -> Result<T, ApiError> {
-    match timeout(PIECE_WITHIN, next).await {
-        Ok(Ok(piece)) => {
-            unread.store(0, Ordering::Relaxed);
-            Ok(piece)
+    match timeout(CHUNK_WITHIN, next).await {
+        Ok(Ok(value)) => {
+            unparsed.store(0, Ordering::Relaxed);
+            Ok(value)
         }
-        Ok(Err(error)) => Err(broken(&error)),
-        Err(_) => Err(ApiError::slow()),
+        Ok(Err(error)) => Err(invalid(&error)),
+        Err(_) => Err(ApiError::request_timeout()),
     }
 }
 
 impl Form {
-    /// The form in this body.
-    ///
-    /// # Errors
-    /// If the headers do not say that it is one.
-    pub fn of(headers: &HeaderMap, body: Body) -> Result<Self, ApiError> {
+    /// A form from a request's headers and body.
+    pub fn new(headers: &HeaderMap, body: Body) -> Result<Self, ApiError> {
         let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let boundary =
             kind.and_then(|kind| multer::parse_boundary(kind).ok()).ok_or_else(|| {
                 let message = "the body must be multipart/form-data with a boundary";
                 ApiError::invalid("invalid_content_type", message)
             })?;
-        let unread = Arc::new(AtomicUsize::new(0));
-        let bytes = Bytewise { body: Arc::new(Mutex::new(body.into_data_stream())), unread };
+        let unparsed = Arc::new(AtomicUsize::new(0));
+        let bytes = SharedBody { body: Arc::new(Mutex::new(body.into_data_stream())), unparsed };
         Ok(Self { parts: Multipart::new(bytes.clone(), boundary), bytes })
     }
 
-    /// Reads on without a purpose, for a while, so that a caller that still sends gets to read why it
-    /// was refused.
-    pub async fn discard(self) {
+    /// Discards the rest of the body, within bounds, so that a caller that is still sending receives the
+    /// error response.
+    pub async fn drain(self) {
         let Self { parts, bytes } = self;
         drop(parts);
-        // Nobody else has it any more, nor counts.
+        // Always succeeds: the parser held the other reference.
         if let Some(body) = Arc::into_inner(bytes.body) {
-            json::discard(body.into_inner().unwrap_or_else(PoisonError::into_inner)).await;
+            extract::drain(body.into_inner().unwrap_or_else(PoisonError::into_inner)).await;
         }
     }
 
-    /// The next part.
-    ///
-    /// # Errors
-    /// If it cannot be read, or does not come.
+    /// Returns the next part.
     pub async fn next(&mut self) -> Result<Option<Part>, ApiError> {
-        let field = in_time(self.parts.next_field(), &self.bytes.unread).await?;
-        Ok(field.map(|field| Part { field, unread: Arc::clone(&self.bytes.unread) }))
+        let field = in_time(self.parts.next_field(), &self.bytes.unparsed).await?;
+        Ok(field.map(|field| Part { field, unparsed: Arc::clone(&self.bytes.unparsed) }))
     }
 }
 
 impl Part {
-    /// The form's name for it.
+    /// Name of the field.
     pub fn name(&self) -> &str {
         self.field.name().unwrap_or_default()
     }
 
-    /// The name of its file, as far as it is one: no folders, nothing that cannot be shown.
+    /// Name of the file, without folders and control characters.
     pub fn filename(&self) -> String {
         let given = self.field.file_name().unwrap_or_default();
         let last = given.rsplit(['/', '\\']).next().unwrap_or_default();
@@ -139,28 +133,22 @@ impl Part {
         if name.is_empty() { "file.jsonl".to_owned() } else { name }
     }
 
-    /// Its next piece.
-    ///
-    /// # Errors
-    /// As of [`Form::next`].
-    pub async fn piece(&mut self) -> Result<Option<Bytes>, ApiError> {
-        in_time(self.field.chunk(), &self.unread).await
+    /// Returns the next chunk of the content.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
+        in_time(self.field.chunk(), &self.unparsed).await
     }
 
-    /// All of it, as a short text.
-    ///
-    /// # Errors
-    /// As of [`Form::next`], and if it is none.
+    /// Returns the whole content as a short text.
     pub async fn value(mut self) -> Result<String, ApiError> {
         let mut value = Vec::new();
-        while let Some(piece) = self.piece().await? {
-            value.extend_from_slice(&piece);
+        while let Some(chunk) = self.chunk().await? {
+            value.extend_from_slice(&chunk);
             if value.len() > VALUE_BYTES_MAX {
                 let message = format!("the value is longer than {VALUE_BYTES_MAX} bytes");
-                return Err(ApiError::invalid("invalid_value", message).at(self.name()));
+                return Err(ApiError::invalid_value(self.name(), message));
             }
         }
-        let refuse = |_| ApiError::invalid("invalid_value", "the value is not UTF-8");
-        String::from_utf8(value).map_err(|error| refuse(error).at(self.name()))
+        let invalid = |_| ApiError::invalid_value(self.name(), "the value is not UTF-8");
+        String::from_utf8(value).map_err(invalid)
     }
 }

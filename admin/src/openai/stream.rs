@@ -1,16 +1,13 @@
-//! An answer in pieces: server-sent events.
+//! Streamed answers: server-sent events.
 //!
-//! Text comes from the job's events, which are no record: they may be late, come twice (a second
-//! attempt starts over, with the same tokens) or not at all. So what was sent is counted by choice,
-//! only what goes beyond it is sent, and the end, which comes from the store, brings the rest: text that
-//! is missing, log probabilities, usage.
+//! Text comes from the job's events, which are not durable: they may be late, come twice (a second
+//! attempt starts over, with the same tokens) or not at all. The stream therefore counts the text it sent
+//! for each choice and sends only what goes beyond it. When the job finishes, the store's result provides
+//! the rest: missing text, log probabilities and usage.
 
 use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
-use axum::response::{
-    IntoResponse as _, Response,
-    sse::{Event, KeepAlive, Sse},
-};
+use axum::response::{Response, sse::Event};
 use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::{
@@ -20,254 +17,250 @@ use tokio::{
 use tritmill_client::{Endpoint, answer};
 use tritmill_queue::{EventId, FinishReason, FinishedJob, JobEvent};
 
-use super::completions::{Answered, Awaited, Streaming, completed};
-use crate::{app::App, error::ApiError};
+use super::answer::{AnswerHead, AwaitedJob, Streaming, completion};
+use crate::{app::App, error::ApiError, sse};
 
-/// Between two looks at the job's events: grows from the first to the last while nothing comes.
+/// Pause between two reads of the job's events; doubles from the first to the last while there are none.
 const POLL_FIRST: Duration = Duration::from_millis(20);
 const POLL_LAST: Duration = Duration::from_millis(200);
-/// And is no less than this for each answer that streams: so many ask 5,000 times a second together.
+/// Minimum pause per streaming answer, so that all of them together read 5,000 times per second.
 const POLL_EACH: Duration = Duration::from_micros(200);
-/// Pieces that wait for the caller's connection.
-const PIECES: usize = 16;
-/// How long the head of the response waits for the first piece: an error that comes before it is a
-/// status, not a piece.
+/// Chunks that may wait for the caller's connection.
+const CHUNKS_MAX: usize = 16;
+/// How long the response head waits for the first chunk. An error before then becomes a status instead of
+/// a chunk.
 const HEAD_WAIT: Duration = Duration::from_secs(10);
-/// Between two signs of life while nothing comes.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// A job whose text is sent on.
-pub(super) struct Follow {
+/// A job and the answer that streams from it.
+pub(super) struct AnswerStream {
     pub app: App,
-    pub awaited: Awaited,
-    pub of: Answered,
+    pub awaited: AwaitedJob,
+    pub head: AnswerHead,
     pub streaming: Streaming,
-    /// Choices that were asked for.
+    /// Number of requested choices.
     pub choices: u32,
-    /// Told when the job is over.
+    /// Receives the job's result.
     pub end: oneshot::Receiver<FinishedJob>,
-    /// Held while it streams.
+    /// Held while the answer streams.
     pub permit: Option<OwnedSemaphorePermit>,
 }
 
-/// What the caller is told.
-enum Piece {
+/// A part of the streamed answer.
+enum Chunk {
     Data(Value),
     Failed(ApiError),
     Done,
 }
 
-impl Piece {
+impl Chunk {
     fn event(self) -> Event {
         match self {
             Self::Data(value) => Event::default().data(value.to_string()),
-            Self::Failed(error) => Event::default().data(error.body().to_string()),
+            Self::Failed(error) => Event::default().data(json!(error.body()).to_string()),
             Self::Done => Event::default().data("[DONE]"),
         }
     }
 }
 
-impl Follow {
-    /// The response: its first pieces are there, or an error that came before any.
+impl AnswerStream {
+    /// Returns the response once its first chunk is there, or an error that occurred before it.
     pub async fn respond(self) -> Result<Response, ApiError> {
-        let (tell, mut told) = mpsc::channel(PIECES);
-        tokio::spawn(self.run(tell));
-        // Dropping this side, here or with the response, ends the task, which cancels the job.
-        let first = match timeout(HEAD_WAIT, told.recv()).await {
-            Ok(Some(Piece::Failed(error))) => return Err(error),
-            Ok(Some(piece)) => Some(piece),
-            Ok(None) => return Err(ApiError::late()),
+        let (sender, mut receiver) = mpsc::channel(CHUNKS_MAX);
+        tokio::spawn(self.run(sender));
+        // Dropping the receiver, here or with the response, ends the task, which cancels the job.
+        let first = match timeout(HEAD_WAIT, receiver.recv()).await {
+            Ok(Some(Chunk::Failed(error))) => return Err(error),
+            Ok(Some(chunk)) => Some(chunk),
+            Ok(None) => return Err(ApiError::answer_timeout()),
             Err(_) => None,
         };
-        let events = stream::unfold((first, told), async |(first, mut told)| {
-            let piece = match first {
-                Some(piece) => piece,
-                None => told.recv().await?,
+        let events = stream::unfold((first, receiver), async |(first, mut receiver)| {
+            let chunk = match first {
+                Some(chunk) => chunk,
+                None => receiver.recv().await?,
             };
-            Some((Ok::<_, Infallible>(piece.event()), (None, told)))
+            Some((Ok::<_, Infallible>(chunk.event()), (None, receiver)))
         });
-        let alive = KeepAlive::new().interval(KEEP_ALIVE);
-        Ok(Sse::new(events).keep_alive(alive).into_response())
+        Ok(sse::response(events))
     }
 
-    /// Tells what happens until the end, or until nobody listens.
-    async fn run(mut self, tell: mpsc::Sender<Piece>) {
-        let (streams, permit) = (self.app.metrics().streams.clone(), self.permit.take());
+    /// Sends chunks until the answer is complete or the receiver is dropped.
+    async fn run(mut self, sender: mpsc::Sender<Chunk>) {
+        let (streams, permit) = (self.app.metrics.streams.clone(), self.permit.take());
         streams.inc();
-        self.tell_all(tell).await;
+        self.send_chunks(sender).await;
         streams.dec();
         drop(permit);
     }
 
-    async fn tell_all(mut self, tell: mpsc::Sender<Piece>) {
-        let until = Instant::now() + self.app.limits().answer_within;
-        let (mut text, mut last) = (Text::default(), EventId::default());
+    async fn send_chunks(mut self, sender: mpsc::Sender<Chunk>) {
+        let until = Instant::now() + self.app.limits.answer_within;
+        let (mut text, mut last) = (SentText::default(), EventId::default());
         let mut wait = POLL_FIRST;
         loop {
-            let pieces = tokio::select! {
+            let chunks = tokio::select! {
                 biased;
-                () = tell.closed() => return,
+                () = sender.closed() => return,
                 ended = &mut self.end => {
-                    self.awaited.over();
-                    self.ended(ended.map_err(|_| ApiError::late()), &mut text)
+                    self.awaited.is_finished = true;
+                    self.finish(ended.map_err(|_| ApiError::answer_timeout()), &mut text)
                 }
                 () = sleep(wait) => {
-                    let events = self.app.client().events_after(self.of.id, last).await;
+                    let events = self.app.client.events_after(self.head.id, last).await;
                     last = events.last().map_or(last, |(id, _)| *id);
                     wait = match events.is_empty() {
                         true => (wait * 2).min(POLL_LAST),
                         false => POLL_FIRST,
                     };
-                    let streams = self.app.metrics().streams.get();
+                    let streams = self.app.metrics.streams.get();
                     wait = wait.max(POLL_EACH * u32::try_from(streams).unwrap_or_default());
-                    let heard = events.into_iter().map(|(_, event)| event);
-                    heard.flat_map(|event| self.heard(event, &mut text)).collect()
+                    let events = events.into_iter().map(|(_, event)| event);
+                    events.flat_map(|event| self.event_chunks(event, &mut text)).collect()
                 }
-                () = tokio::time::sleep_until(until) => vec![Piece::Failed(ApiError::late())],
+                () = tokio::time::sleep_until(until) => vec![Chunk::Failed(ApiError::answer_timeout())],
             };
-            for piece in pieces {
-                let is_last = matches!(piece, Piece::Done | Piece::Failed(_));
-                // Gone while it was sent: the next turn would see it too.
-                if tell.send(piece).await.is_err() || is_last {
+            for chunk in chunks {
+                let is_last = matches!(chunk, Chunk::Done | Chunk::Failed(_));
+                if sender.send(chunk).await.is_err() || is_last {
                     return;
                 }
             }
         }
     }
 
-    /// What an event adds.
-    fn heard(&self, event: JobEvent, text: &mut Text) -> Vec<Piece> {
+    /// Returns the chunks that follow from an event.
+    fn event_chunks(&self, event: JobEvent, text: &mut SentText) -> Vec<Chunk> {
         match event {
             JobEvent::Started => {
                 text.start_over();
                 Vec::new()
             }
-            JobEvent::Delta { choice, text: piece } if choice < self.choices => {
-                let more = text.add(choice, &piece).map(str::to_owned);
-                more.map_or_else(Vec::new, |more| self.add(choice, &more, text))
+            JobEvent::Delta { choice, text: delta } if choice < self.choices => {
+                let new = text.add(choice, &delta).map(str::to_owned);
+                new.map_or_else(Vec::new, |new| self.text_chunks(choice, &new, text))
             }
             _ => Vec::new(),
         }
     }
 
-    /// More text of a choice; the first piece of a conversation's says who speaks.
-    fn add(&self, choice: u32, more: &str, text: &mut Text) -> Vec<Piece> {
-        let is_first = text.is_first(choice);
-        let delta = match self.of.endpoint {
-            Endpoint::Chat if is_first => json!({ "role": "assistant", "content": more }),
-            Endpoint::Chat => json!({ "content": more }),
-            Endpoint::Completions | Endpoint::Plain => json!(more),
+    /// Returns the chunks for new text of a choice. The first chunk of a chat choice carries the role.
+    fn text_chunks(&self, choice: u32, new: &str, text: &mut SentText) -> Vec<Chunk> {
+        let is_first = text.begin(choice);
+        let delta = match self.head.endpoint {
+            Endpoint::Chat if is_first => json!({ "role": "assistant", "content": new }),
+            Endpoint::Chat => json!({ "content": new }),
+            Endpoint::Completions | Endpoint::Plain => json!(new),
         };
-        vec![self.piece(choice, delta, Value::Null, None)]
+        vec![self.choice_chunk(choice, delta, Value::Null, None)]
     }
 
-    /// The rest: text that no event brought, why each choice ended, what it took.
-    fn ended(&self, ended: Result<FinishedJob, ApiError>, text: &mut Text) -> Vec<Piece> {
-        let completion = match ended.and_then(completed) {
+    /// Returns the last chunks: text that no event brought, the finish reason of each choice, and usage.
+    fn finish(&self, ended: Result<FinishedJob, ApiError>, text: &mut SentText) -> Vec<Chunk> {
+        let completion = match ended.and_then(completion) {
             Ok(completion) => completion,
-            Err(error) => return vec![Piece::Failed(error)],
+            Err(error) => return vec![Chunk::Failed(error)],
         };
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         for choice in &completion.choices {
             let rest = text.rest(choice.index, &choice.text);
-            if !rest.is_empty() || text.is_silent(choice.index) {
-                pieces.extend(self.add(choice.index, rest, text));
+            if !rest.is_empty() || !text.has_begun(choice.index) {
+                chunks.extend(self.text_chunks(choice.index, rest, text));
             }
-            let nothing = match self.of.endpoint {
+            let empty = match self.head.endpoint {
                 Endpoint::Chat => json!({}),
                 Endpoint::Completions | Endpoint::Plain => json!(""),
             };
-            let logprobs = answer::logprobs(self.of.endpoint.shape(), choice);
+            let logprobs = answer::logprobs(self.head.endpoint.shape(), choice);
             let finish = Some(choice.finish_reason);
-            pieces.push(self.piece(choice.index, nothing, json!(logprobs), finish));
+            chunks.push(self.choice_chunk(choice.index, empty, json!(logprobs), finish));
         }
         if self.streaming.include_usage {
-            pieces.push(self.frame(json!([]), answer::usage(&completion)));
+            chunks.push(self.chunk(json!([]), answer::usage(&completion)));
         }
-        pieces.push(Piece::Done);
-        pieces
+        chunks.push(Chunk::Done);
+        chunks
     }
 
-    /// One choice's piece.
-    fn piece(
+    /// Returns a chunk of one choice.
+    fn choice_chunk(
         &self,
         choice: u32,
         delta: Value,
         logprobs: Value,
         finish: Option<FinishReason>,
-    ) -> Piece {
-        let name = if self.of.endpoint == Endpoint::Chat { "delta" } else { "text" };
+    ) -> Chunk {
+        let name = if self.head.endpoint == Endpoint::Chat { "delta" } else { "text" };
         let finish = finish.map(FinishReason::as_str);
         let choice = json!([
             { "index": choice, name: delta, "logprobs": logprobs, "finish_reason": finish },
         ]);
-        self.frame(choice, Value::Null)
+        self.chunk(choice, Value::Null)
     }
 
-    /// What all pieces have.
-    fn frame(&self, choices: Value, usage: Value) -> Piece {
-        let shape = self.of.endpoint.shape();
-        let object = match self.of.endpoint {
+    /// Returns a chunk with the fields that all chunks have.
+    fn chunk(&self, choices: Value, usage: Value) -> Chunk {
+        let shape = self.head.endpoint.shape();
+        let object = match self.head.endpoint {
             Endpoint::Chat => "chat.completion.chunk",
             Endpoint::Completions | Endpoint::Plain => "text_completion",
         };
-        let mut frame = json!({
-            "id": answer::id(self.of.id.as_bytes(), shape),
+        let mut chunk = json!({
+            "id": answer::id(self.head.id.as_bytes(), shape),
             "object": object,
-            "created": self.of.created.seconds(),
-            "model": self.of.queue.model,
+            "created": self.head.created.seconds(),
+            "model": self.head.queue.model,
             "choices": choices,
         });
         if self.streaming.include_usage {
-            frame["usage"] = usage;
+            chunk["usage"] = usage;
         }
-        Piece::Data(frame)
+        Chunk::Data(chunk)
     }
 }
 
-/// How much of each choice's text came, in this attempt, and was sent, ever.
+/// How much text of each choice arrived in the current attempt, and how much was ever sent.
 #[derive(Debug, Default)]
-struct Text(BTreeMap<u32, Sent>);
+struct SentText(BTreeMap<u32, ChoiceText>);
 
 #[derive(Debug, Default)]
-struct Sent {
-    came_bytes: usize,
+struct ChoiceText {
+    arrived_bytes: usize,
     sent_bytes: usize,
-    spoke: bool,
+    has_begun: bool,
 }
 
-impl Text {
-    /// An attempt begins: its text comes from the start, and is the same.
+impl SentText {
+    /// Starts a new attempt, which generates the same text from the start.
     fn start_over(&mut self) {
-        self.0.values_mut().for_each(|sent| sent.came_bytes = 0);
+        self.0.values_mut().for_each(|text| text.arrived_bytes = 0);
     }
 
-    /// The part of a piece that was not sent, if there is any; it counts as sent.
-    fn add<'a>(&mut self, choice: u32, piece: &'a str) -> Option<&'a str> {
-        let sent = self.0.entry(choice).or_default();
-        let known = sent.sent_bytes.saturating_sub(sent.came_bytes).min(piece.len());
-        sent.came_bytes += piece.len();
-        let more = piece.get(known..).filter(|more| !more.is_empty())?;
-        sent.sent_bytes = sent.came_bytes;
-        Some(more)
+    /// Returns the part of a delta that was not sent yet, if any, and counts it as sent.
+    fn add<'a>(&mut self, choice: u32, delta: &'a str) -> Option<&'a str> {
+        let text = self.0.entry(choice).or_default();
+        let known = text.sent_bytes.saturating_sub(text.arrived_bytes).min(delta.len());
+        text.arrived_bytes += delta.len();
+        let new = delta.get(known..).filter(|new| !new.is_empty())?;
+        text.sent_bytes = text.arrived_bytes;
+        Some(new)
     }
 
-    /// What of the whole text was not sent; it counts as sent.
-    fn rest<'a>(&mut self, choice: u32, whole: &'a str) -> &'a str {
-        let sent = self.0.entry(choice).or_default();
-        let rest = whole.get(sent.sent_bytes..).unwrap_or_default();
-        sent.sent_bytes = whole.len();
+    /// Returns the part of the complete text that was not sent yet, and counts it as sent.
+    fn rest<'a>(&mut self, choice: u32, complete: &'a str) -> &'a str {
+        let text = self.0.entry(choice).or_default();
+        let rest = complete.get(text.sent_bytes..).unwrap_or_default();
+        text.sent_bytes = complete.len();
         rest
     }
 
-    /// Whether nothing was said yet of a choice.
-    fn is_silent(&self, choice: u32) -> bool {
-        self.0.get(&choice).is_none_or(|sent| !sent.spoke)
+    /// Returns whether a chunk of the choice was sent.
+    fn has_begun(&self, choice: u32) -> bool {
+        self.0.get(&choice).is_some_and(|text| text.has_begun)
     }
 
-    /// As [`is_silent`](Self::is_silent), and from now on it is not.
-    fn is_first(&mut self, choice: u32) -> bool {
-        !std::mem::replace(&mut self.0.entry(choice).or_default().spoke, true)
+    /// Marks the choice as begun; returns whether this is its first chunk.
+    fn begin(&mut self, choice: u32) -> bool {
+        !std::mem::replace(&mut self.0.entry(choice).or_default().has_begun, true)
     }
 }
 
@@ -276,8 +269,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_that_comes_again_is_not_sent_again() {
-        let mut text = Text::default();
+    fn repeated_text_is_sent_once() {
+        let mut text = SentText::default();
         assert_eq!(text.add(0, "2024-"), Some("2024-"));
         text.start_over();
         assert_eq!(text.add(0, "20"), None);

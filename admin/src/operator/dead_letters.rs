@@ -1,36 +1,38 @@
-//! Dead letters: what they failed with, and what to do about them.
+//! Dead letters: groups by error, replay and purge.
 
-use axum::{
-    Extension, Json,
-    body::Body,
-    extract::{Query, State, rejection::QueryRejection},
-};
+use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tritmill_queue::store::{bulk::BulkAction, job_queries::DeadLetterGroup};
 use utoipa::ToSchema;
 
 use super::{
-    jobs::{self, BulkRequest, BulkView},
-    request,
+    jobs::{self, BulkRequest, BulkResult},
+    params,
 };
-use crate::{access::Caller, app::App, error::ApiError, openapi::Refused};
+use crate::{
+    access::Caller,
+    app::App,
+    error::ApiError,
+    extract::{JsonBody, QueryParams},
+};
 
-/// Of which queue.
+/// Selects a queue.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[serde(default, deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct QueueQuery {
-    /// `MODEL@FORMAT`; all queues without.
+    /// `MODEL@FORMAT`; all queues by default.
     #[param(nullable = false)]
     queue: Option<String>,
 }
 
-/// Dead letters that failed alike.
+/// Dead letters of a queue with the same error.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct GroupView {
+pub(crate) struct DeadLetterGroupView {
     queue: String,
     error_code: String,
-    /// The message, numbers and ids aside.
+    /// The error message without numbers and ids.
     error_signature: String,
     jobs: u64,
     /// The oldest job.
@@ -39,7 +41,7 @@ pub(crate) struct GroupView {
     last: String,
 }
 
-impl From<DeadLetterGroup> for GroupView {
+impl From<DeadLetterGroup> for DeadLetterGroupView {
     fn from(group: DeadLetterGroup) -> Self {
         Self {
             queue: group.queue.to_string(),
@@ -52,56 +54,49 @@ impl From<DeadLetterGroup> for GroupView {
     }
 }
 
-/// All groups.
+/// Groups of dead letters.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct GroupList {
-    /// The largest first.
-    data: Vec<GroupView>,
-    /// There are more dead letters: the latest 10,000 were looked at.
+pub(crate) struct DeadLetterGroupList {
+    /// Groups, the largest first.
+    data: Vec<DeadLetterGroupView>,
+    /// True if there are more dead letters than the latest 10,000, which were counted.
     or_more: bool,
 }
 
-/// Dead letters by what they failed with; the jobs themselves are listed by `/admin/v1/jobs`.
+/// Lists dead letters in groups by error. `/admin/v1/jobs` lists the jobs themselves.
 #[utoipa::path(get, path = "/admin/v1/dead-letters", tag = "dead letters", params(QueueQuery),
-    responses((status = 200, description = "The largest group first", body = GroupList),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "The largest group first", body = DeadLetterGroupList)))]
 pub(crate) async fn list(
     State(app): State<App>,
-    query: Result<Query<QueueQuery>, QueryRejection>,
-) -> Result<Json<GroupList>, ApiError> {
-    let queue = request::query(query)?.queue;
-    let queue = queue.as_deref().map(request::queue).transpose()?;
-    let found = app.store().dead_letter_groups(queue.as_ref()).await?;
-    let data = found.groups.into_iter().map(GroupView::from).collect();
-    Ok(Json(GroupList { data, or_more: found.or_more }))
+    QueryParams(QueueQuery { queue }): QueryParams<QueueQuery>,
+) -> Result<Json<DeadLetterGroupList>, ApiError> {
+    let queue = queue.as_deref().map(params::queue).transpose()?;
+    let found = app.store.dead_letter_groups(queue.as_ref()).await?;
+    let data = found.groups.into_iter().map(DeadLetterGroupView::from).collect();
+    Ok(Json(DeadLetterGroupList { data, or_more: found.or_more }))
 }
 
-/// Submits the dead letters that a filter finds again, all at once or so many a second.
+/// Submits the dead letters that match a filter again, all at once or at a rate per second.
 #[utoipa::path(post, path = "/admin/v1/dead-letters/replay", tag = "dead letters",
     request_body = BulkRequest,
-    responses((status = 200, description = "The new jobs", body = BulkView),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "The new jobs", body = BulkResult)))]
 pub(crate) async fn replay(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
-) -> Result<Json<BulkView>, ApiError> {
+    caller: Caller,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> Result<Json<BulkResult>, ApiError> {
     let replay = |per_second| BulkAction::Replay { per_second };
-    jobs::act(&app, &caller, "dead_letters.replay", body, replay).await
+    jobs::bulk(&app, &caller, "dead_letters.replay", body, replay).await
 }
 
-/// Deletes the dead letters that a filter finds.
+/// Deletes the dead letters that match a filter.
 #[utoipa::path(post, path = "/admin/v1/dead-letters/purge", tag = "dead letters",
     request_body = BulkRequest,
-    responses((status = 200, description = "How many there were", body = BulkView),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Number of deleted dead letters", body = BulkResult)))]
 pub(crate) async fn purge(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
-) -> Result<Json<BulkView>, ApiError> {
-    jobs::act(&app, &caller, "dead_letters.purge", body, |_| BulkAction::Purge).await
+    caller: Caller,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> Result<Json<BulkResult>, ApiError> {
+    jobs::bulk(&app, &caller, "dead_letters.purge", body, |_| BulkAction::Purge).await
 }

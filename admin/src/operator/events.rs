@@ -1,20 +1,16 @@
-//! Events, as they come: what changes in the service, and what happens to one job.
+//! Event streams: changes in the service, and the events of one job.
 //!
-//! Server-sent events with ids: who comes back with `Last-Event-ID` hears what it missed, as far as it
-//! is kept.
+//! Server-sent events carry ids. A client that reconnects with `Last-Event-ID` gets the events it missed,
+//! as far as they are kept.
 
 use std::{collections::VecDeque, convert::Infallible, time::Duration};
 
 use axum::{
-    Extension,
     extract::{Path, State},
     http::HeaderMap,
-    response::{
-        IntoResponse as _, Response,
-        sse::{Event, KeepAlive, Sse},
-    },
+    response::{Response, sse::Event},
 };
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::stream;
 use serde_json::json;
 use tokio::{
     sync::OwnedSemaphorePermit,
@@ -22,71 +18,49 @@ use tokio::{
 };
 use tritmill_queue::{EventId, JobEvent, JobId};
 
-use super::story;
-use crate::{access::Caller, app::App, error::ApiError, openapi::Refused, watch::ChangeId};
+use super::job;
+use crate::{access::Caller, app::App, changes::ChangeId, error::ApiError, sse};
 
-/// Between two signs of life while nothing comes.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// After this a subscriber has to come back: its key may have been revoked.
+/// Longest time that a stream stays open; reconnecting checks the key again.
 const OPEN_MAX: Duration = Duration::from_secs(3600);
-/// Between two looks at a job's events: grows from the first to the last while nothing comes.
+/// Pause between two reads of a job's events; doubles from the first to the last while there are none.
 const POLL_FIRST: Duration = Duration::from_millis(25);
 const POLL_LAST: Duration = Duration::from_millis(500);
-/// Between two questions to the store whether a job is over.
-const ASK: Duration = Duration::from_secs(1);
+/// Pause between two queries to the store whether a job is finished.
+const STATE_POLL: Duration = Duration::from_secs(1);
 
-/// Room for one more subscriber.
-fn permit(app: &App) -> Result<OwnedSemaphorePermit, ApiError> {
-    let crowded = |_| ApiError::crowded("too many answers stream at once");
-    app.streams().clone().try_acquire_owned().map_err(crowded)
-}
-
-/// The events as an answer, which ends when the service stops.
-fn respond(
-    app: App,
-    events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static,
-) -> Response {
-    let events = events.take_until(Box::pin(async move { app.stopped().await }));
-    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
-}
-
-fn last_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>, ApiError> {
+fn last_event_id<T: std::str::FromStr>(headers: &HeaderMap) -> Result<Option<T>, ApiError> {
     let Some(text) = headers.get("last-event-id") else { return Ok(None) };
     let id = text.to_str().ok().and_then(|text| text.parse().ok());
-    let bad = || {
-        let message = "Last-Event-ID must be the id of an event";
-        ApiError::invalid("invalid_value", message).at("Last-Event-ID")
-    };
-    id.map(Some).ok_or_else(bad)
+    let message = "Last-Event-ID must be the id of an event";
+    id.map(Some).ok_or_else(|| ApiError::invalid_value("Last-Event-ID", message))
 }
 
-/// What changes: queues, workers, batches, and jobs that start or fail for good. `reset` says that
-/// some changes were missed: read the lists again.
+/// Streams changes of queues, workers and batches, and jobs that start or fail permanently. An event
+/// `reset` says that changes were missed: read the lists again.
 #[utoipa::path(get, path = "/admin/v1/events", tag = "service",
     params(("Last-Event-ID" = Option<String>, Header, nullable = false)),
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream",
-            body = String),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+            body = String)))]
 pub(crate) async fn changes(
     State(app): State<App>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let permit = permit(&app)?;
-    // Subscribed before anything is read, so that nothing is missed in between.
-    let told = app.changes().subscribe();
-    let after = last_id::<ChangeId>(&headers)?.unwrap_or(*told.borrow());
+    let permit = app.stream_permit()?;
+    // Subscribes before it reads, so that no change is missed in between.
+    let latest = app.changes.subscribe();
+    let after = last_event_id::<ChangeId>(&headers)?.unwrap_or(*latest.borrow());
     let until = Instant::now() + OPEN_MAX;
     let service = app.clone();
-    let start = (app, told, after, VecDeque::<Event>::new(), permit);
+    let start = (app, latest, after, VecDeque::<Event>::new(), permit);
     let events =
-        stream::unfold(start, move |(app, mut told, mut after, mut ready, permit)| async move {
+        stream::unfold(start, move |(app, mut latest, mut after, mut ready, permit)| async move {
             loop {
                 if let Some(event) = ready.pop_front() {
-                    return Some((Ok(event), (app, told, after, ready, permit)));
+                    return Some((Ok(event), (app, latest, after, ready, permit)));
                 }
-                told.borrow_and_update();
-                let (changes, missed) = app.changes().after(after);
+                latest.borrow_and_update();
+                let (changes, missed) = app.changes.after(after);
                 if missed {
                     ready.push_back(Event::default().event("reset").data("{}"));
                 }
@@ -97,110 +71,108 @@ pub(crate) async fn changes(
                 }
                 if ready.is_empty() {
                     let left = until.saturating_duration_since(Instant::now());
-                    // Time is up, or the service ends.
-                    timeout(left, told.changed()).await.ok()?.ok()?;
+                    // Ends the stream when time is up or the service ends.
+                    timeout(left, latest.changed()).await.ok()?.ok()?;
                 }
             }
         });
-    Ok(respond(service, events))
+    Ok(sse::until_stopped(service, events))
 }
 
-/// Where a subscriber of a job is.
-struct Following {
+/// State of a stream of a job's events.
+struct JobStream {
     app: App,
     id: JobId,
     after: EventId,
     ready: VecDeque<Event>,
     wait: Duration,
-    asked: Instant,
+    state_read_at: Instant,
     until: Instant,
-    is_over: bool,
+    is_finished: bool,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Following {
+impl JobStream {
     async fn next(mut self) -> Option<(Result<Event, Infallible>, Self)> {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Some((Ok(event), self));
             }
-            if self.is_over || Instant::now() >= self.until {
+            if self.is_finished || Instant::now() >= self.until {
                 return None;
             }
-            let events = self.app.client().events_after(self.id, self.after).await;
+            let events = self.app.client.events_after(self.id, self.after).await;
             self.wait = match events.is_empty() {
                 true => (self.wait * 2).min(POLL_LAST),
                 false => POLL_FIRST,
             };
             for (id, event) in events {
                 self.after = id;
-                self.is_over |= matches!(event, JobEvent::Finished { .. });
-                self.ready.extend(shown(&event).map(|shown| shown.id(id.to_string())));
+                self.is_finished |= matches!(event, JobEvent::Finished { .. });
+                self.ready.extend(sse_event(&event).map(|event| event.id(id.to_string())));
             }
-            if self.ready.is_empty() && self.asked.elapsed() >= ASK {
-                self.ask().await;
+            if self.ready.is_empty() && self.state_read_at.elapsed() >= STATE_POLL {
+                self.read_state().await;
             }
-            if self.ready.is_empty() && !self.is_over {
+            if self.ready.is_empty() && !self.is_finished {
                 sleep(self.wait).await;
             }
         }
     }
 
-    /// Events are no record: the store knows whether the job is over.
-    async fn ask(&mut self) {
-        self.asked = Instant::now();
-        match self.app.client().finished(&[self.id]).await {
+    /// Asks the store whether the job is finished, because its events may be lost.
+    async fn read_state(&mut self) {
+        self.state_read_at = Instant::now();
+        match self.app.client.finished(&[self.id]).await {
             Ok(ended) => {
                 if let Some(ended) = ended.first() {
-                    self.is_over = true;
-                    self.ready.extend(shown(&JobEvent::Finished { state: ended.state }));
+                    self.is_finished = true;
+                    self.ready.extend(sse_event(&JobEvent::Finished { state: ended.state }));
                 }
             }
-            Err(error) => tracing::debug!(%error, "the end of a job not asked for"),
+            Err(error) => tracing::debug!(%error, "cannot read the state of a job"),
         }
     }
 }
 
-fn shown(event: &JobEvent) -> Option<Event> {
+fn sse_event(event: &JobEvent) -> Option<Event> {
     let (kind, data) = match event {
         JobEvent::Queued => ("queued", json!({})),
         JobEvent::Started => ("started", json!({})),
         JobEvent::Delta { choice, text } => ("delta", json!({ "choice": choice, "text": text })),
         JobEvent::Finished { state } => ("finished", json!({ "state": state.as_str() })),
-        // Of a later release.
+        // An event of a later release.
         _ => return None,
     };
     Some(Event::default().event(kind).data(data.to_string()))
 }
 
-/// What happens to a job, from its first event on: `queued`, `started`, `delta` (its text, if the job
-/// streams; what came before a `started` is void) and `finished`.
+/// Streams the events of a job from its first one on: `queued`, `started`, `delta` (text of a job that
+/// streams; discard it when another `started` follows) and `finished`.
 #[utoipa::path(get, path = "/v1/jobs/{id}/events", tag = "jobs",
     params(("id" = String, Path), ("Last-Event-ID" = Option<String>, Header, nullable = false)),
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream",
-            body = String),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+            body = String)))]
 pub(crate) async fn of_job(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
-    let after = last_id(&headers)?.unwrap_or_default();
-    let story = story::find(&app, &caller, &id).await?;
+    let after = last_event_id(&headers)?.unwrap_or_default();
+    let history = job::find(&app, &caller, &id).await?;
     let now = Instant::now();
-    let following = Following {
-        _permit: permit(&app)?,
-        id: story.record.job.id,
+    let stream = JobStream {
+        _permit: app.stream_permit()?,
+        id: history.record.job.id,
         after,
         ready: VecDeque::new(),
         wait: POLL_FIRST,
-        // The end is asked for as soon as there are no events.
-        asked: now.checked_sub(ASK).unwrap_or(now),
+        // The state is read as soon as there are no events.
+        state_read_at: now.checked_sub(STATE_POLL).unwrap_or(now),
         until: now + OPEN_MAX,
-        is_over: false,
+        is_finished: false,
         app: app.clone(),
     };
-    Ok(respond(app, stream::unfold(following, Following::next)))
+    Ok(sse::until_stopped(app, stream::unfold(stream, JobStream::next)))
 }

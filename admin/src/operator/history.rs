@@ -1,38 +1,32 @@
-//! How queues fared, from minutes to weeks, and what was put right.
+//! History of queues, from minutes to weeks, and the integrity counters.
 
 use std::time::Duration;
 
-use axum::{
-    Json,
-    extract::{Query, State, rejection::QueryRejection},
-};
+use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
-use tritmill_queue::store::{
-    history::{Histogram, Period, Point, downsample},
-    operations::Integrity,
-};
+use tritmill_queue::store::history::{Histogram, Period, Point, downsample};
 use utoipa::ToSchema;
 
-use super::request::{self, bounded, parsed};
-use crate::{app::App, error::ApiError, openapi::Refused};
+use super::params::{self, number};
+use crate::{app::App, error::ApiError, extract::QueryParams};
 
-/// Points of an answer at most.
+/// Most points of a response.
 const POINTS_MAX: u64 = 1000;
-/// The longest time back.
+/// Longest time span, in minutes.
 const MINUTES_MAX: u64 = 90 * 24 * 60;
 
-/// Of what, and how far back.
+/// Queue and time span.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
 #[serde(default, deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct HistoryQuery {
-    /// `MODEL@FORMAT`; all queues together without.
+    /// `MODEL@FORMAT`; the sum of all queues by default.
     #[param(nullable = false)]
     queue: Option<String>,
-    /// How far back; an hour without.
+    /// Time span until now; 60 by default.
     #[param(nullable = false, value_type = Option<u64>, minimum = 1, maximum = 129600)]
     minutes: Option<String>,
-    /// Points at most; 120 without.
+    /// Most points to return; 120 by default.
     #[param(nullable = false, value_type = Option<u64>, minimum = 1, maximum = 1000)]
     points: Option<String>,
 }
@@ -53,7 +47,7 @@ impl From<&Histogram> for Percentiles {
     }
 }
 
-/// A time and what happened from then to the next.
+/// State and rates of a queue from `at_ms` until the next point.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct PointView {
     at_ms: i64,
@@ -65,13 +59,13 @@ pub(crate) struct PointView {
     failed_per_s: f64,
     prompt_tokens_per_s: f64,
     completion_tokens_per_s: f64,
-    /// Share of the workers' room that was used.
+    /// Share of the workers' slots that were used.
     batch_fill: Option<f64>,
-    /// From submission to the first claim.
+    /// Time from submission to the first claim.
     start: Percentiles,
-    /// From the last claim to the end.
+    /// Time from the last claim to the end.
     run: Percentiles,
-    /// From submission to the first token.
+    /// Time from submission to the first token.
     first_token: Percentiles,
 }
 
@@ -95,72 +89,60 @@ impl From<Point> for PointView {
     }
 }
 
-/// Points in order of time.
+/// Points of a history.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct PointList {
+    /// Points, the oldest first.
     data: Vec<PointView>,
 }
 
-/// How a queue fared, or all together.
+/// Returns the history of a queue, or of all queues together.
 #[utoipa::path(get, path = "/admin/v1/history", tag = "queues", params(HistoryQuery),
-    responses((status = 200, description = "The oldest first", body = PointList),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "The oldest first", body = PointList)))]
 pub(crate) async fn list(
     State(app): State<App>,
-    query: Result<Query<HistoryQuery>, QueryRejection>,
+    QueryParams(query): QueryParams<HistoryQuery>,
 ) -> Result<Json<PointList>, ApiError> {
-    let HistoryQuery { queue, minutes, points } = request::query(query)?;
-    let queue = queue.as_deref().map(request::queue).transpose()?;
-    let minutes =
-        bounded("minutes", parsed("minutes", "a number", minutes.as_deref())?, 60, MINUTES_MAX)?;
-    let most =
-        bounded("points", parsed("points", "a number", points.as_deref())?, 120, POINTS_MAX)?;
+    let HistoryQuery { queue, minutes, points } = query;
+    let queue = queue.as_deref().map(params::queue).transpose()?;
+    let minutes = number("minutes", minutes.as_deref(), 60, MINUTES_MAX)?;
+    let points = number("points", points.as_deref(), 120, POINTS_MAX)?;
     let span = Duration::from_secs(minutes * 60);
-    let now = app.store().now().await?;
+    let now = app.store.now().await?;
     let (period, from) = (Period::for_span(span), now.before(span));
-    let found = app.store().samples(queue.as_ref(), period, from, now.after(span)).await?;
-    let data = downsample(found, most as usize).into_iter().map(PointView::from).collect();
+    let samples = app.store.samples(queue.as_ref(), period, from, now.after(span)).await?;
+    let data = downsample(samples, points as usize).into_iter().map(PointView::from).collect();
     Ok(Json(PointList { data }))
 }
 
-/// What was put right, or kept from going wrong, by all workers so far.
+/// Faults detected and corrected by all workers. Each count is a prevented loss.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct IntegrityView {
-    /// Jobs whose lease was over, queued again or failed.
+    /// Jobs of expired leases that were queued again or failed.
     leases_reclaimed: u64,
-    /// Jobs that a worker stopped, since their claim was gone.
+    /// Jobs that a worker stopped because its claim was no longer valid.
     leases_lost: u64,
-    /// Results that were discarded, since the claim was gone.
+    /// Results that were discarded because their claim was no longer valid.
     results_fenced: u64,
-    /// Deliveries of jobs that were over, withdrawn or somebody else's.
+    /// Deliveries of jobs that were finished, cancelled or claimed by another worker.
     duplicates_suppressed: u64,
     /// Times that the dispatcher had lost a queue (NOGROUP).
     dispatcher_losses: u64,
-    /// Queued jobs that the dispatcher did not know and was told of again.
+    /// Queued jobs that were announced again because the dispatcher had lost them.
     jobs_fed_again: u64,
 }
 
-/// What was put right.
+/// Returns counts of faults that were detected and corrected.
 #[utoipa::path(get, path = "/admin/v1/integrity", tag = "service",
-    responses((status = 200, description = "Counts", body = IntegrityView),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Counts", body = IntegrityView)))]
 pub(crate) async fn integrity(State(app): State<App>) -> Result<Json<IntegrityView>, ApiError> {
-    let Integrity {
-        leases_reclaimed,
-        leases_lost,
-        results_fenced,
-        duplicates_suppressed,
-        dispatcher_losses,
-        jobs_fed_again,
-    } = app.store().integrity().await?;
+    let all = app.store.integrity().await?;
     Ok(Json(IntegrityView {
-        leases_reclaimed,
-        leases_lost,
-        results_fenced,
-        duplicates_suppressed,
-        dispatcher_losses,
-        jobs_fed_again,
+        leases_reclaimed: all.leases_reclaimed,
+        leases_lost: all.leases_lost,
+        results_fenced: all.results_fenced,
+        duplicates_suppressed: all.duplicates_suppressed,
+        dispatcher_losses: all.dispatcher_losses,
+        jobs_fed_again: all.jobs_fed_again,
     }))
 }

@@ -1,82 +1,40 @@
-//! Jobs: lists of them, and acts on many at once.
+//! Jobs: lists, counts, and actions on many at once.
 
-use axum::{
-    Extension, Json,
-    body::Body,
-    extract::{Query, State, rejection::QueryRejection},
-};
+use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tritmill_queue::{
     JobId, Timestamp,
     store::{
         Page,
-        bulk::{self, BULK_MAX, BulkAction, BulkResult},
+        bulk::{self, BULK_MAX, BulkAction},
         job_queries::{Count, JobSummary},
     },
 };
 use utoipa::ToSchema;
 
 use super::{
-    log,
-    request::{self, Filter, bounded, parsed},
+    audit,
+    params::{Filter, LIST_DEFAULT, LIST_MAX, bounded, number, parsed},
 };
-use crate::{access::Caller, app::App, error::ApiError, json, openapi::Refused};
+use crate::{
+    access::Caller,
+    app::App,
+    error::ApiError,
+    extract::{JsonBody, QueryParams, from_map},
+};
 
-const LIST_DEFAULT: u64 = 50;
-const LIST_MAX: u64 = 200;
-
-/// Where in a list.
-#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
-#[serde(default)]
+/// A page of a list.
+#[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Place {
-    /// Jobs at most.
-    #[param(nullable = false, value_type = Option<u64>, minimum = 1, maximum = 200)]
-    limit: Option<String>,
-    /// `next` of the page before.
+#[expect(dead_code, reason = "describes parameters that `list` takes from the query")]
+pub(crate) struct PageQuery {
+    /// Most jobs to return.
+    #[param(nullable = false, minimum = 1, maximum = 200)]
+    limit: Option<u64>,
+    /// `next` of the previous page.
     #[param(nullable = false)]
     after: Option<String>,
-}
-
-/// A filter and a place in one query.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct ListQuery {
-    limit: Option<String>,
-    after: Option<String>,
-    tenant: Option<String>,
-    model: Option<String>,
-    format: Option<String>,
-    state: Option<String>,
-    error_code: Option<String>,
-    error_signature: Option<String>,
-    custom_id: Option<String>,
-    batch: Option<String>,
-    from_ms: Option<String>,
-    to_ms: Option<String>,
-}
-
-impl ListQuery {
-    fn read(self) -> Result<(Filter, Page<JobId>), ApiError> {
-        let expected = format!("between 1 and {LIST_MAX}");
-        let limit = parsed("limit", &expected, self.limit.as_deref())?;
-        let limit = bounded("limit", limit, LIST_DEFAULT, LIST_MAX)?;
-        let after = parsed("after", "a job's id", self.after.as_deref())?;
-        let filter = Filter {
-            tenant: self.tenant,
-            model: self.model,
-            format: self.format,
-            state: self.state,
-            error_code: self.error_code,
-            error_signature: self.error_signature,
-            custom_id: self.custom_id,
-            batch: self.batch,
-            from_ms: parsed("from_ms", "milliseconds", self.from_ms.as_deref())?,
-            to_ms: parsed("to_ms", "milliseconds", self.to_ms.as_deref())?,
-        };
-        Ok((filter, Page { after, limit: limit as u32, ascending: false }))
-    }
 }
 
 /// A job in a list.
@@ -89,7 +47,7 @@ pub(crate) struct JobView {
     state: &'static str,
     attempts: u32,
     custom_id: Option<String>,
-    /// Who claimed it last.
+    /// Worker that claimed it last.
     worker: Option<String>,
     error_code: Option<String>,
     submitted_at_ms: i64,
@@ -121,123 +79,119 @@ impl From<JobSummary> for JobView {
     }
 }
 
-/// Some jobs.
+/// A page of jobs.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct JobList {
-    /// The latest first.
+    /// Jobs, the latest first.
     data: Vec<JobView>,
-    /// Give it as `after` to look on; also when nothing was found so far.
+    /// Pass as `after` to get the next page, which may exist even if this one is empty.
     next: Option<String>,
 }
 
-/// The caller's jobs; an operator's, all.
-#[utoipa::path(get, path = "/admin/v1/jobs", tag = "jobs", params(Filter, Place),
-    responses((status = 200, description = "The latest first", body = JobList),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+/// Lists the jobs of the caller's tenant; for operators, of all tenants.
+#[utoipa::path(get, path = "/admin/v1/jobs", tag = "jobs", params(Filter, PageQuery),
+    responses((status = 200, description = "The latest first", body = JobList)))]
 pub(crate) async fn list(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    query: Result<Query<ListQuery>, QueryRejection>,
+    caller: Caller,
+    QueryParams(query): QueryParams<Map<String, Value>>,
 ) -> Result<Json<JobList>, ApiError> {
-    let (filter, page) = request::query(query)?.read()?;
-    let found = app.store().jobs(&filter.of(&caller)?, page).await?;
+    let text = |param: &str| query.get(param).and_then(Value::as_str);
+    let limit = number("limit", text("limit"), LIST_DEFAULT, LIST_MAX)?;
+    let after: Option<JobId> = parsed("after", "a job id", text("after"))?;
+    let page = Page { after, limit: limit as u32, ascending: false };
+    let filter = Filter::from_query(query)?.for_caller(&caller)?;
+    let found = app.store.jobs(&filter, page).await?;
     let data = found.jobs.into_iter().map(JobView::from).collect();
     Ok(Json(JobList { data, next: found.next.map(|id| id.to_string()) }))
 }
 
-/// How many.
+/// Number of jobs.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct CountView {
+pub(crate) struct JobCount {
     jobs: u64,
-    /// There may be more: the latest 10,000 were looked at.
+    /// True if there may be more than the latest 10,000, which were counted.
     or_more: bool,
 }
 
-/// How many jobs a filter finds, before anything is done to them.
+/// Counts the jobs that match a filter, for example before a bulk action.
 #[utoipa::path(get, path = "/admin/v1/jobs/count", tag = "jobs", params(Filter),
-    responses((status = 200, description = "So many, or more", body = CountView),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Number of jobs", body = JobCount)))]
 pub(crate) async fn count(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    query: Result<Query<ListQuery>, QueryRejection>,
-) -> Result<Json<CountView>, ApiError> {
-    let (filter, _) = request::query(query)?.read()?;
-    let Count { jobs, or_more } = app.store().count_jobs(&filter.of(&caller)?).await?;
-    Ok(Json(CountView { jobs, or_more }))
+    caller: Caller,
+    QueryParams(query): QueryParams<Map<String, Value>>,
+) -> Result<Json<JobCount>, ApiError> {
+    let filter = Filter::from_query(query)?.for_caller(&caller)?;
+    let Count { jobs, or_more } = app.store.count_jobs(&filter).await?;
+    Ok(Json(JobCount { jobs, or_more }))
 }
 
-/// What to act on.
+/// An action on many jobs.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BulkRequest {
-    /// Which jobs; at least one condition.
+    /// Jobs to act on; at least one condition is required.
     filter: Filter,
-    /// Jobs at most.
+    /// Most jobs to act on.
     #[schema(minimum = 1, maximum = 10000, nullable = false)]
     limit: Option<u64>,
-    /// `next` of the call before.
+    /// `next` of the previous call.
     #[schema(nullable = false)]
     after: Option<String>,
-    /// Of replays: how many may begin in a second.
+    /// For replays: jobs that may start per second.
     #[schema(minimum = 1, nullable = false)]
     per_second: Option<u32>,
 }
 
-/// What was done.
+/// Result of an action on many jobs.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct BulkView {
-    /// Jobs that were changed.
+pub(crate) struct BulkResult {
+    /// Number of jobs that were changed.
     done: u64,
-    /// Give it as `after` to go on; none: there is nothing left.
+    /// Pass as `after` to continue; null when no jobs are left.
     next: Option<String>,
-    /// New jobs, of a replay.
+    /// New jobs of a replay.
     jobs: Vec<String>,
 }
 
-/// Reads a request, notes it and does it.
-pub(super) async fn act(
+/// Validates a request for a bulk action, records it in the audit log and does it.
+pub(super) async fn bulk(
     app: &App,
     caller: &Caller,
     action: &str,
-    body: Body,
-    act_of: impl Fn(Option<u32>) -> BulkAction,
-) -> Result<Json<BulkView>, ApiError> {
-    let map = json::object(body).await?;
-    let detail = serde_json::Value::Object(map.clone());
-    let BulkRequest { filter, limit, after, per_second } = request::body(map)?;
+    body: Map<String, Value>,
+    act: impl Fn(Option<u32>) -> BulkAction,
+) -> Result<Json<BulkResult>, ApiError> {
+    let detail = json!({ "asked": body });
+    let BulkRequest { filter, limit, after, per_second } = from_map(body)?;
     let limit = bounded("limit", limit, BULK_MAX, BULK_MAX)?;
-    let after: Option<JobId> = parsed("after", "a job's id", after.as_deref())?;
-    let filter = filter.of(caller)?;
+    let after: Option<JobId> = parsed("after", "a job id", after.as_deref())?;
+    let filter = filter.for_caller(caller)?;
     if filter == Default::default() {
-        let message = "filter must have a condition: nothing is done to all jobs at once";
+        let message = "filter must have at least one condition";
         return Err(ApiError::invalid("missing_field", message).at("filter"));
     }
     if per_second == Some(0) {
-        let message = "per_second must be at least 1";
-        return Err(ApiError::invalid("invalid_value", message).at("per_second"));
+        return Err(ApiError::invalid_value("per_second", "per_second must be at least 1"));
     }
-    log::note(app, caller, action, "jobs", json!({ "asked": detail })).await?;
-    let store = app.store().as_ref();
-    let BulkResult { done, next, jobs } =
-        bulk::apply(store, &filter, act_of(per_second), after, limit).await?;
+    audit::record(app, caller, action, "jobs", detail).await?;
+    let store = app.store.as_ref();
+    let bulk::BulkResult { done, next, jobs } =
+        bulk::apply(store, &filter, act(per_second), after, limit).await?;
     let due: Vec<_> = jobs.iter().filter(|job| job.run_at.is_none()).cloned().collect();
-    app.client().announce(&due).await;
+    app.client.announce(&due).await;
     let jobs = jobs.iter().map(|job| job.id.to_string()).collect();
-    Ok(Json(BulkView { done, next: next.map(|id| id.to_string()), jobs }))
+    Ok(Json(BulkResult { done, next: next.map(|id| id.to_string()), jobs }))
 }
 
-/// Withdraws what a filter finds and is not over.
+/// Cancels the unfinished jobs that match a filter.
 #[utoipa::path(post, path = "/admin/v1/jobs/cancel", tag = "jobs", request_body = BulkRequest,
-    responses((status = 200, description = "What was withdrawn", body = BulkView),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Number of cancelled jobs", body = BulkResult)))]
 pub(crate) async fn cancel(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
-) -> Result<Json<BulkView>, ApiError> {
-    act(&app, &caller, "jobs.cancel", body, |_| BulkAction::Cancel).await
+    caller: Caller,
+    JsonBody(body): JsonBody<Map<String, Value>>,
+) -> Result<Json<BulkResult>, ApiError> {
+    bulk(&app, &caller, "jobs.cancel", body, |_| BulkAction::Cancel).await
 }

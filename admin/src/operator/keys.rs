@@ -1,23 +1,28 @@
-//! Keys and tenants.
+//! API keys and tenants.
 
 use axum::{
-    Extension, Json,
-    body::Body,
+    Json,
     extract::{Path, State},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tritmill_queue::{
     Tenant,
-    store::{ApiKey, KeyRole, operations::Erased},
+    store::{ApiKey, KeyRole, maintenance::Erased},
 };
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use super::{log, queues::Done, request};
-use crate::{access::Caller, app::App, error::ApiError, json, openapi::Refused, secret::new_key};
+use super::{DONE, Done, audit, params};
+use crate::{
+    access::Caller,
+    app::App,
+    error::ApiError,
+    extract::JsonBody,
+    secret::{Secret, new_key},
+};
 
-/// A key, without its secret.
+/// An API key, without its secret.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct KeyView {
     id: String,
@@ -41,132 +46,136 @@ impl From<ApiKey> for KeyView {
     }
 }
 
-/// Keys.
+/// API keys.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct KeyList {
-    /// The oldest first.
+    /// Keys, the oldest first.
     data: Vec<KeyView>,
 }
 
-/// Every key of every tenant.
+/// Lists the API keys of all tenants.
 #[utoipa::path(get, path = "/admin/v1/keys", tag = "keys",
-    responses((status = 200, description = "The oldest first", body = KeyList),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "The oldest first", body = KeyList)))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<KeyList>, ApiError> {
-    let keys = app.store().keys().await?;
+    let keys = app.store.keys().await?;
     Ok(Json(KeyList { data: keys.into_iter().map(KeyView::from).collect() }))
 }
 
-/// A key to be made.
+/// An API key to create.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeyRequest {
-    /// Whose requests it makes.
+    /// Tenant that the key belongs to.
     #[schema(min_length = 1)]
     tenant: String,
-    /// `read`, `submit` or `operate`: each allows what the one before it does, and more.
+    /// `read`, `submit` or `operate`; each role includes the ones before it.
     role: String,
-    /// What people call it.
+    /// Name of the key, for people.
     #[serde(default)]
     name: String,
 }
 
-/// A key that was made.
+/// A created API key.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct NewKey {
     id: String,
-    /// Shown this once.
+    /// The secret. It is not shown again.
     secret: String,
 }
 
-/// Makes a key.
+/// Creates an API key.
 #[utoipa::path(post, path = "/admin/v1/keys", tag = "keys", request_body = KeyRequest,
-    responses((status = 200, description = "Its secret, which is shown this once", body = NewKey),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "The key with its secret", body = NewKey)))]
 pub(crate) async fn create(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
+    caller: Caller,
+    JsonBody(KeyRequest { tenant, role, name }): JsonBody<KeyRequest>,
 ) -> Result<Json<NewKey>, ApiError> {
-    let KeyRequest { tenant, role, name } = request::body(json::object(body).await?)?;
     if tenant.is_empty() {
-        let message = "tenant must not be empty";
-        return Err(ApiError::invalid("invalid_value", message).at("tenant"));
+        return Err(ApiError::invalid_value("tenant", "tenant must not be empty"));
     }
-    let role: KeyRole = role.parse().map_err(|_| {
-        let message = "role must be 'read', 'submit' or 'operate'";
-        ApiError::invalid("invalid_value", message).at("role")
-    })?;
-    let (key, secret) = new_key(Tenant(tenant.clone()), role, &name);
-    // First: it also says whether these texts can be kept.
-    app.store().add_key(&key, &secret.hash()).await?;
-    let detail = json!({ "tenant": tenant, "role": role.as_str(), "name": name });
-    log::note(&app, &caller, "key.create", &key.id.to_string(), detail).await?;
+    let (key, secret) = create_key(&app, &caller, tenant, &role, &name).await?;
     Ok(Json(NewKey { id: key.id.to_string(), secret: secret.reveal().to_owned() }))
 }
 
-/// Revokes a key: it opens nothing from now on.
-#[utoipa::path(delete, path = "/admin/v1/keys/{id}", tag = "keys", params(("id" = String, Path)),
-    responses((status = 200, description = "It opens nothing any more", body = Done),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
-pub(crate) async fn revoke(
-    State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
-) -> Result<Json<Done>, ApiError> {
-    let unknown = || ApiError::not_found("key", &id);
-    let key: Uuid = id.parse().map_err(|_| unknown())?;
-    log::note(&app, &caller, "key.revoke", &key.to_string(), json!({})).await?;
-    match app.store().revoke_key(key).await? {
-        true => Ok(Done::YES),
-        false => Err(unknown()),
-    }
+/// Creates an API key and records it in the audit log.
+pub(crate) async fn create_key(
+    app: &App,
+    caller: &Caller,
+    tenant: String,
+    role: &str,
+    name: &str,
+) -> Result<(ApiKey, Secret), ApiError> {
+    let role: KeyRole = role.parse().map_err(|_| {
+        ApiError::invalid_value("role", "role must be 'read', 'submit' or 'operate'")
+    })?;
+    let (key, secret) = new_key(Tenant(tenant), role, name);
+    // Before the audit log: the store also checks that it can hold these texts.
+    app.store.add_key(&key, &secret.hash()).await?;
+    let detail = json!({ "tenant": key.tenant, "role": role.as_str(), "name": name });
+    audit::record(app, caller, "key.create", &key.id.to_string(), detail).await?;
+    Ok((key, secret))
 }
 
-/// A tenant that is to leave nothing behind.
+/// Revokes an API key, which is rejected from then on.
+#[utoipa::path(delete, path = "/admin/v1/keys/{id}", tag = "keys", params(("id" = String, Path)),
+    responses((status = 200, description = "The key is revoked", body = Done)))]
+pub(crate) async fn revoke(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Done>, ApiError> {
+    revoke_key(&app, &caller, &id).await?;
+    Ok(DONE)
+}
+
+/// Revokes an API key and records it in the audit log.
+pub(crate) async fn revoke_key(app: &App, caller: &Caller, id: &str) -> Result<(), ApiError> {
+    let unknown = || ApiError::not_found("key", id);
+    let key: Uuid = id.parse().map_err(|_| unknown())?;
+    audit::record(app, caller, "key.revoke", &key.to_string(), json!({})).await?;
+    if !app.store.revoke_key(key).await? {
+        return Err(unknown());
+    }
+    Ok(())
+}
+
+/// A tenant to erase.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EraseRequest {
     tenant: String,
-    /// The same once more.
+    /// The tenant again.
     confirm: String,
 }
 
-/// What was deleted.
+/// Numbers of deleted items.
 #[derive(Serialize, ToSchema)]
-pub(crate) struct ErasedView {
+pub(crate) struct EraseResult {
     keys: u64,
     batches: u64,
     files: u64,
     jobs: u64,
-    /// Whether nothing is left; else the same call goes on.
+    /// True when nothing is left; otherwise repeat the call.
     done: bool,
 }
 
-/// Deletes all that a tenant has: keys, batches, files, quotas, jobs and their results.
+/// Deletes everything of a tenant: keys, batches, files, quotas, jobs and their results.
 #[utoipa::path(post, path = "/admin/v1/tenants/erase", tag = "keys", request_body = EraseRequest,
-    responses((status = 200, description = "What was deleted", body = ErasedView),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Numbers of deleted items", body = EraseResult)))]
 pub(crate) async fn erase(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
-) -> Result<Json<ErasedView>, ApiError> {
-    let EraseRequest { tenant, confirm } = request::body(json::object(body).await?)?;
+    caller: Caller,
+    JsonBody(EraseRequest { tenant, confirm }): JsonBody<EraseRequest>,
+) -> Result<Json<EraseResult>, ApiError> {
     if tenant != confirm {
-        let message = "confirm must be the tenant once more";
-        return Err(ApiError::invalid("invalid_value", message).at("confirm"));
+        return Err(ApiError::invalid_value("confirm", "confirm must repeat the tenant"));
     }
-    let tenant = request::tenant(&tenant)?;
+    let tenant = params::tenant(&tenant)?;
     if tenant == caller.tenant {
-        let message = "tenant must not be the caller's own";
-        return Err(ApiError::invalid("invalid_value", message).at("tenant"));
+        return Err(ApiError::invalid_value("tenant", "tenant must not be the caller's own"));
     }
-    log::note(&app, &caller, "tenant.erase", &tenant.0, json!({})).await?;
-    let Erased { keys, batches, files, jobs, done } = app.store().erase_tenant(&tenant).await?;
-    Ok(Json(ErasedView { keys, batches, files, jobs, done }))
+    audit::record(&app, &caller, "tenant.erase", &tenant.0, json!({})).await?;
+    let Erased { keys, batches, files, jobs, done } = app.store.erase_tenant(&tenant).await?;
+    Ok(Json(EraseResult { keys, batches, files, jobs, done }))
 }

@@ -1,8 +1,8 @@
-//! Queues: what they hold, how fast they move, and what is set for them.
+//! Queues: load, rates and settings.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use axum::{Extension, Json, body::Body, extract::State};
+use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tritmill_queue::{
@@ -10,48 +10,49 @@ use tritmill_queue::{
     store::{
         classes,
         history::{Depth, QueueSnapshot, Rates, Totals},
-        operations::{QueueState, Worker},
+        queue_settings::QueueState,
+        workers::Worker,
     },
 };
 use utoipa::ToSchema;
 
-use super::{log, request};
-use crate::{access::Caller, app::App, error::ApiError, json, openapi::Refused};
+use super::{DONE, Done, audit, params};
+use crate::{access::Caller, app::App, error::ApiError, extract::JsonBody};
 
-/// All that is known of a queue: what the API shows, and pages.
+/// Settings and state of a queue, for the API and the dashboard.
 #[derive(Debug, Clone)]
 pub(crate) struct QueueLoad {
-    /// What is set.
+    /// Settings.
     pub settings: QueueState,
-    /// What it holds and does, as of the last sample; none before the first.
+    /// Depth and rates at the last sample; `None` before the first.
     pub sampled: Option<QueueSnapshot>,
-    /// When that was.
+    /// Time of the last sample.
     pub sampled_at: Option<Timestamp>,
-    /// Workers that live.
+    /// Live workers.
     pub workers: u64,
-    /// Jobs that they have room for.
+    /// Jobs that the live workers can run at once.
     pub slots: u64,
 }
 
 impl QueueLoad {
-    /// What it held.
+    /// Returns the numbers of jobs at the last sample.
     pub fn depth(&self) -> Depth {
         self.sampled.as_ref().map_or_else(Depth::default, |sampled| sampled.depth)
     }
 
-    /// What it does a second.
+    /// Returns the rates per second at the last sample.
     pub fn rates(&self) -> Rates {
         self.sampled.as_ref().map_or_else(Rates::default, |sampled| sampled.rates)
     }
 
-    /// How long the oldest queued job had waited.
+    /// Returns the age of the oldest queued job at the last sample.
     pub fn oldest_queued(&self) -> Option<Duration> {
         Some(self.sampled_at?.since(self.depth().oldest_queued_at?))
     }
 
-    /// How long what is open takes at the present rate; unknown while nothing ends.
+    /// Returns the time until the queue is empty at the present rate; `None` while no job finishes.
     pub fn drains_in(&self) -> Option<Duration> {
-        /// Slower than a job in some minutes is no rate to go by.
+        /// Slower rates, of a job in some minutes, allow no estimate.
         const RATE_MIN: f64 = 0.002;
         match (self.depth().open(), self.rates().ended) {
             (0, _) => Some(Duration::ZERO),
@@ -61,9 +62,9 @@ impl QueueLoad {
     }
 }
 
-/// Every queue that is set, sampled or served, by name.
+/// Loads every queue that has settings, samples or live workers, by name.
 pub(crate) async fn loads(app: &App) -> Result<Vec<QueueLoad>, ApiError> {
-    let store = app.store();
+    let store = &app.store;
     let mut loads: BTreeMap<QueueName, QueueLoad> = BTreeMap::new();
     let blank = |settings: QueueState, at| QueueLoad {
         settings,
@@ -72,20 +73,20 @@ pub(crate) async fn loads(app: &App) -> Result<Vec<QueueLoad>, ApiError> {
         workers: 0,
         slots: 0,
     };
+    let default = |queue: &QueueName| QueueState::with_defaults(queue.clone());
     let sampled = store.snapshot().await?;
     let at = sampled.as_ref().map(|sampled| sampled.at);
     for settings in store.queue_states().await? {
         loads.insert(settings.queue.clone(), blank(settings, at));
     }
-    let untouched = |queue: &QueueName| QueueState::with_defaults(queue.clone());
     for queue in sampled.into_iter().flat_map(|sampled| sampled.queues) {
         let name = queue.queue.clone();
-        let load = loads.entry(name.clone()).or_insert_with(|| blank(untouched(&name), at));
+        let load = loads.entry(name.clone()).or_insert_with(|| blank(default(&name), at));
         load.sampled = Some(queue);
     }
     for worker in store.workers().await?.iter().filter(|worker| Worker::is_alive(worker)) {
         let name = &worker.heartbeat.queue;
-        let load = loads.entry(name.clone()).or_insert_with(|| blank(untouched(name), at));
+        let load = loads.entry(name.clone()).or_insert_with(|| blank(default(name), at));
         load.workers += 1;
         load.slots += u64::from(worker.heartbeat.slots);
     }
@@ -98,28 +99,28 @@ pub(crate) struct QueueView {
     queue: String,
     paused: bool,
     limit_tokens: Option<u64>,
-    /// Of its first worker.
+    /// Numerics class of the first worker that served the queue.
     numerics_class: Option<String>,
-    /// That its workers may have as well.
+    /// Further numerics classes that its workers may have.
     allowed_classes: Vec<String>,
-    /// How priorities share a busy queue.
+    /// Shares of the priorities in a busy queue.
     weights: BTreeMap<&'static str, u32>,
     scheduled: u64,
     queued: u64,
     running: u64,
     retrying: u64,
-    /// There are more than these: so many were counted.
+    /// True if there are more jobs than were counted.
     or_more: bool,
     oldest_queued_s: Option<f64>,
-    /// Jobs a second, over the last minute or so.
+    /// Rates over about the last minute.
     arrived_per_s: f64,
     ended_per_s: f64,
     failed_per_s: f64,
     prompt_tokens_per_s: f64,
     completion_tokens_per_s: f64,
-    /// How long what is there takes at this rate.
+    /// Estimated time until the queue is empty.
     drains_in_s: Option<f64>,
-    /// Since sampling began.
+    /// Finished jobs and tokens since sampling began.
     completed: u64,
     failed: u64,
     cancelled: u64,
@@ -127,6 +128,7 @@ pub(crate) struct QueueView {
     prompt_tokens: u64,
     completion_tokens: u64,
     workers: u64,
+    /// Jobs that the live workers can run at once.
     slots: u64,
     sampled_at_ms: Option<i64>,
 }
@@ -171,20 +173,18 @@ impl From<QueueLoad> for QueueView {
 /// Queues.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct QueueList {
-    /// By name.
+    /// Queues by name.
     data: Vec<QueueView>,
 }
 
-/// Every queue.
+/// Lists all queues.
 #[utoipa::path(get, path = "/admin/v1/queues", tag = "queues",
-    responses((status = 200, description = "By name", body = QueueList),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "By name", body = QueueList)))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<QueueList>, ApiError> {
     Ok(Json(QueueList { data: loads(&app).await?.into_iter().map(QueueView::from).collect() }))
 }
 
-/// Which queue.
+/// A queue.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QueueRequest {
@@ -193,156 +193,132 @@ pub(crate) struct QueueRequest {
     queue: String,
 }
 
-/// What was done.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct Done {
-    done: bool,
-}
-
-impl Done {
-    /// Done.
-    pub const YES: Json<Self> = Json(Self { done: true });
-}
-
-async fn set_paused(
+/// Pauses or resumes a queue and records it in the audit log.
+pub(crate) async fn set_paused(
     app: &App,
     caller: &Caller,
-    body: Body,
+    queue: &QueueName,
     paused: bool,
-) -> Result<Json<Done>, ApiError> {
-    let request: QueueRequest = request::body(json::object(body).await?)?;
-    let queue = request::queue(&request.queue)?;
+) -> Result<(), ApiError> {
     let action = if paused { "queue.pause" } else { "queue.resume" };
-    log::note(app, caller, action, &queue.to_string(), json!({})).await?;
-    app.store().set_paused(&queue, paused).await?;
-    Ok(Done::YES)
+    audit::record(app, caller, action, &queue.to_string(), json!({})).await?;
+    Ok(app.store.set_paused(queue, paused).await?)
 }
 
-/// Lets workers take nothing new.
+/// Pauses a queue: workers start no more of its jobs.
 #[utoipa::path(post, path = "/admin/v1/queues/pause", tag = "queues", request_body = QueueRequest,
-    responses((status = 200, description = "They hear it within seconds", body = Done),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Workers follow within seconds", body = Done)))]
 pub(crate) async fn pause(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
+    caller: Caller,
+    JsonBody(QueueRequest { queue }): JsonBody<QueueRequest>,
 ) -> Result<Json<Done>, ApiError> {
-    set_paused(&app, &caller, body, true).await
+    set_paused(&app, &caller, &params::queue(&queue)?, true).await?;
+    Ok(DONE)
 }
 
-/// Lets them go on.
+/// Resumes a paused queue.
 #[utoipa::path(post, path = "/admin/v1/queues/resume", tag = "queues", request_body = QueueRequest,
-    responses((status = 200, description = "They hear it within seconds", body = Done),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Workers follow within seconds", body = Done)))]
 pub(crate) async fn resume(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
+    caller: Caller,
+    JsonBody(QueueRequest { queue }): JsonBody<QueueRequest>,
 ) -> Result<Json<Done>, ApiError> {
-    set_paused(&app, &caller, body, false).await
+    set_paused(&app, &caller, &params::queue(&queue)?, false).await?;
+    Ok(DONE)
 }
 
-/// What may wait.
+/// A limit on queued tokens.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LimitRequest {
     /// `MODEL@FORMAT`.
     queue: String,
-    /// Tokens; none lifts the bound.
+    /// Tokens; null removes the limit.
     limit_tokens: Option<u64>,
-    /// Of this tenant's alone.
+    /// Limits this tenant only.
     #[schema(nullable = false)]
     tenant: Option<String>,
-    /// Of each tenant's that has no bound of its own.
+    /// Limits each tenant that has no limit of its own.
     #[serde(default)]
     each_tenant: bool,
 }
 
-/// Bounds what may wait in a queue, of all, of a tenant or of each.
+/// Limits the queued tokens of a queue: of all tenants together, of one tenant or of each tenant.
 #[utoipa::path(post, path = "/admin/v1/queues/limit", tag = "queues", request_body = LimitRequest,
-    responses((status = 200, description = "Producers heed it within seconds", body = Done),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Producers follow within seconds", body = Done)))]
 pub(crate) async fn limit(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
+    caller: Caller,
+    JsonBody(request): JsonBody<LimitRequest>,
 ) -> Result<Json<Done>, ApiError> {
-    let LimitRequest { queue, limit_tokens, tenant, each_tenant } =
-        request::body(json::object(body).await?)?;
-    let queue = request::queue(&queue)?;
+    let LimitRequest { queue, limit_tokens, tenant, each_tenant } = request;
+    let queue = params::queue(&queue)?;
     if tenant.is_some() && each_tenant {
-        let message = "tenant and each_tenant exclude one another";
-        return Err(ApiError::invalid("invalid_value", message).at("each_tenant"));
+        let message = "tenant and each_tenant exclude each other";
+        return Err(ApiError::invalid_value("each_tenant", message));
     }
-    let tenant = tenant.map(|name| request::tenant(&name)).transpose()?;
+    let tenant = tenant.map(|name| params::tenant(&name)).transpose()?;
     let detail =
         json!({ "limit_tokens": limit_tokens, "tenant": tenant, "each_tenant": each_tenant });
-    log::note(&app, &caller, "queue.limit", &queue.to_string(), detail).await?;
-    let store = app.store();
+    audit::record(&app, &caller, "queue.limit", &queue.to_string(), detail).await?;
     match tenant {
-        None if !each_tenant => store.set_limit(&queue, limit_tokens).await?,
-        tenant => store.set_quota(&queue, tenant.as_ref(), limit_tokens).await?,
+        None if !each_tenant => app.store.set_limit(&queue, limit_tokens).await?,
+        tenant => app.store.set_quota(&queue, tenant.as_ref(), limit_tokens).await?,
     }
-    Ok(Done::YES)
+    Ok(DONE)
 }
 
-/// Which class of which queue.
+/// A numerics class of a queue.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClassRequest {
     /// `MODEL@FORMAT`.
     queue: String,
-    /// As a worker's refusal names it.
+    /// Numerics class, as the error message of a rejected worker names it.
     #[schema(examples("3f…/kv-f16/head-exact/cuda"))]
     numerics_class: String,
 }
 
 impl ClassRequest {
-    async fn of(body: Body) -> Result<(QueueName, String), ApiError> {
-        let Self { queue, numerics_class } = request::body(json::object(body).await?)?;
-        classes::check(&numerics_class)?;
-        Ok((request::queue(&queue)?, numerics_class))
+    fn validated(self) -> Result<(QueueName, String), ApiError> {
+        classes::check(&self.numerics_class)?;
+        Ok((params::queue(&self.queue)?, self.numerics_class))
     }
 }
 
-/// Lets workers of another numerics class serve a queue as well. From then on its answers are of either
-/// class, and name it; a job that one class began, the other begins anew.
+/// Allows workers of another numerics class to serve a queue as well. Results then come from either class
+/// and name it; a job that moves to the other class restarts from its prompt.
 #[utoipa::path(post, path = "/admin/v1/queues/allow-class", tag = "queues",
     request_body = ClassRequest,
-    responses((status = 200, description = "Workers of this class may start", body = Done),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Workers of this class may start", body = Done)))]
 pub(crate) async fn allow_class(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
+    caller: Caller,
+    JsonBody(request): JsonBody<ClassRequest>,
 ) -> Result<Json<Done>, ApiError> {
-    let (queue, class) = ClassRequest::of(body).await?;
-    let how = json!({ "numerics_class": class });
-    log::note(&app, &caller, "queue.allow_class", &queue.to_string(), how).await?;
-    app.store().allow_class(&queue, &class).await?;
-    Ok(Done::YES)
+    let (queue, class) = request.validated()?;
+    let detail = json!({ "numerics_class": class });
+    audit::record(&app, &caller, "queue.allow_class", &queue.to_string(), detail).await?;
+    app.store.allow_class(&queue, &class).await?;
+    Ok(DONE)
 }
 
-/// Takes it back: workers of this class drain, and start no more.
+/// Withdraws an allowed numerics class: its workers drain and may not start again.
 #[utoipa::path(post, path = "/admin/v1/queues/withdraw-class", tag = "queues",
     request_body = ClassRequest,
-    responses((status = 200, description = "They hear it within seconds", body = Done),
-        (status = "4XX", description = "Refused", body = Refused),
-        (status = "5XX", description = "Try again", body = Refused),))]
+    responses((status = 200, description = "Workers follow within seconds", body = Done)))]
 pub(crate) async fn withdraw_class(
     State(app): State<App>,
-    Extension(caller): Extension<Caller>,
-    body: Body,
+    caller: Caller,
+    JsonBody(request): JsonBody<ClassRequest>,
 ) -> Result<Json<Done>, ApiError> {
-    let (queue, class) = ClassRequest::of(body).await?;
-    let how = json!({ "numerics_class": class });
-    log::note(&app, &caller, "queue.withdraw_class", &queue.to_string(), how).await?;
-    match app.store().withdraw_class(&queue, &class).await? {
-        true => Ok(Done::YES),
+    let (queue, class) = request.validated()?;
+    let detail = json!({ "numerics_class": class });
+    audit::record(&app, &caller, "queue.withdraw_class", &queue.to_string(), detail).await?;
+    match app.store.withdraw_class(&queue, &class).await? {
+        true => Ok(DONE),
         false => Err(ApiError::not_found("allowed class", &class)),
     }
 }

@@ -1,29 +1,29 @@
-//! Signatures of webhooks, as Standard Webhooks have them: HMAC-SHA256 over id, time and body.
+//! Webhook signatures according to Standard Webhooks: HMAC-SHA256 over id, time and body.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use tritmill_queue::store::webhooks::WebhookSecret;
 
-/// What every secret begins with.
+/// Prefix of every secret.
 const PREFIX: &str = "whsec_";
-/// Bytes of a key.
+/// Allowed lengths of a key, in bytes.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
-/// A fresh secret.
+/// Generates a random secret.
 pub(crate) fn generate() -> WebhookSecret {
     let mut random = [0_u8; 32];
     getrandom::fill(&mut random).expect("the system has a source of randomness");
     WebhookSecret(format!("{PREFIX}{}", STANDARD.encode(random)))
 }
 
-/// The key that a secret spells; none if it is no secret.
+/// Decodes the key of a secret; `None` if the secret is malformed.
 pub(crate) fn key(secret: &WebhookSecret) -> Option<Vec<u8>> {
     let key = STANDARD.decode(secret.0.strip_prefix(PREFIX)?).ok()?;
     KEY_BYTES.contains(&key.len()).then_some(key)
 }
 
-/// The value of `webhook-signature`.
+/// Returns the value of the `webhook-signature` header.
 pub(super) fn sign(key: &[u8], id: &str, seconds: i64, body: &str) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
     mac.update(format!("{id}.{seconds}.{body}").as_bytes());
@@ -35,8 +35,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_is_that_of_the_published_example() {
-        // Of the specification's reference libraries.
+    fn signature_equals_the_published_example() {
+        // From the reference libraries of the specification.
         let secret = WebhookSecret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned());
         let key = key(&secret).expect("a secret");
         let signed =
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_spells_a_key_of_some_length() {
+    fn malformed_secrets_have_no_key() {
         assert_eq!(key(&generate()).map(|key| key.len()), Some(32));
         let short = format!("whsec_{}", STANDARD.encode([1; 23]));
         for wrong in ["", "whsec_", "whsec_%%%%", &short, "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"] {

@@ -111,7 +111,7 @@ proptest! {
                 }
                 Action::Cancel(_) => {}
                 Action::FailNextStep => {
-                    harness.control.lock().expect("no panic holds it").fail_next = true;
+                    harness.fail_next_step();
                 }
                 Action::Step(count) => {
                     for _ in 0..count {

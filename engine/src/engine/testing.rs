@@ -232,15 +232,24 @@ impl Harness {
         assert_eq!((stats.blocks_used, stats.running, stats.pending), (0, 0, 0));
     }
 
+    pub fn fail_next_step(&self) {
+        self.control.lock().expect("no panic holds it").fail_next = true;
+    }
+
     pub fn output(&self, id: RequestId) -> &Output {
         &self.outputs[&id].0
     }
 
-    /// Submits a request, runs until the engine is idle, and returns the choices.
-    pub fn answer(&mut self, request: &Request) -> Vec<Choice> {
+    /// Submits a request, runs until the engine is idle, and returns the output.
+    pub fn complete(&mut self, request: &Request) -> &Output {
         let id = self.submit(request);
         self.run();
-        self.output(id).choices.clone()
+        self.output(id)
+    }
+
+    /// The choices of [`Self::complete`].
+    pub fn choices(&mut self, request: &Request) -> Vec<Choice> {
+        self.complete(request).choices.clone()
     }
 }
 

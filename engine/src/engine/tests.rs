@@ -42,7 +42,7 @@ fn check_together(config: EngineConfig, blocks: usize, requests: &[Request]) -> 
 #[test]
 fn tokens_are_the_same_alone_and_in_any_batch() {
     for request in mixture() {
-        assert_eq!(Harness::new(config(), 40).answer(&request), expected(&request));
+        assert_eq!(Harness::new(config(), 40).choices(&request), expected(&request));
     }
     check_together(config(), 200, &mixture());
     let mut reversed = mixture();
@@ -75,13 +75,12 @@ fn tokens_are_the_same_from_a_cached_prefix() {
     let mut harness = Harness::new(config(), 100);
     for round in 0..3 {
         for request in mixture() {
-            let id = harness.submit(&request);
-            harness.run();
-            assert_eq!(harness.output(id).choices, expected(&request));
+            let output = harness.complete(&request);
+            assert_eq!(output.choices, expected(&request));
             let length = request.prompt.len();
             let cached = if round == 0 { 0 } else { (length / 16 * 16).min(length - 1) };
             if round > 0 || length < 16 {
-                assert_eq!(harness.output(id).cached_tokens, cached);
+                assert_eq!(output.cached_tokens, cached);
             }
         }
     }
@@ -91,7 +90,7 @@ fn tokens_are_the_same_from_a_cached_prefix() {
 fn fully_cached_prompt_computes_only_its_last_token() {
     let mut harness = Harness::new(config(), 40);
     let request = request(1, 32, 1);
-    harness.answer(&request);
+    harness.choices(&request);
     let id = harness.submit(&request);
     let report = harness.step();
     assert_eq!((report.prefill_tokens, report.rows), (1, 1));
@@ -120,24 +119,22 @@ fn last_block_of_a_fully_cached_prompt_is_copied_while_others_read_it() {
 fn tenants_do_not_share_prefixes() {
     let mut harness = Harness::new(config(), 40);
     let mut request = request(1, 40, 2);
-    harness.answer(&request);
+    harness.choices(&request);
     request.salt = b"another".to_vec();
-    let id = harness.submit(&request);
-    harness.run();
-    assert_eq!(harness.output(id).cached_tokens, 0);
-    assert_eq!(harness.output(id).choices, expected(&request));
+    let output = harness.complete(&request);
+    assert_eq!(output.cached_tokens, 0);
+    assert_eq!(output.choices, expected(&request));
 }
 
 #[test]
 fn generated_blocks_are_reused_by_a_longer_prompt() {
     let mut harness = Harness::new(config(), 40);
     let mut next = request(3, 20, 30);
-    let tokens = harness.answer(&next)[0].tokens.clone();
+    let tokens = harness.choices(&next)[0].tokens.clone();
     next.prompt.extend(&tokens);
-    let id = harness.submit(&next);
-    harness.run();
-    assert_eq!(harness.output(id).cached_tokens, 48, "49 of 50 positions were computed");
-    assert_eq!(harness.output(id).choices, expected(&next));
+    let output = harness.complete(&next);
+    assert_eq!(output.cached_tokens, 48, "49 of 50 positions were computed");
+    assert_eq!(output.choices, expected(&next));
 }
 
 #[test]
@@ -154,7 +151,7 @@ fn choices_share_the_prompt_and_are_independent() {
         assert_eq!(output.choices, expected(&request));
         assert_eq!((output.prompt_tokens, output.completion_tokens), (length, 125));
         request.sampling.n = 2;
-        let fewer = Harness::new(config(), 60).answer(&request);
+        let fewer = Harness::new(config(), 60).choices(&request);
         assert_eq!(fewer, harness.output(id).choices[..2]);
     }
 }
@@ -163,7 +160,7 @@ fn choices_share_the_prompt_and_are_independent() {
 fn different_choices_differ() {
     let mut request = request(2, 10, 25);
     request.sampling.n = 3;
-    let choices = Harness::new(config(), 60).answer(&request);
+    let choices = Harness::new(config(), 60).choices(&request);
     assert_ne!(choices[0].tokens, choices[1].tokens);
     assert_ne!(choices[1].tokens, choices[2].tokens);
 }

@@ -231,7 +231,11 @@ impl Inner {
         let fenced = deliveries.len().saturating_sub(count) as u64;
         add(&self.stats.fenced_acknowledgements, fenced);
         if fenced > 0 {
-            tracing::debug!(consumer = name, fenced, "acknowledgement of entries that belong to others refused");
+            tracing::debug!(
+                consumer = name,
+                fenced,
+                "acknowledgement of entries that belong to others refused"
+            );
         }
         Ok(count)
     }

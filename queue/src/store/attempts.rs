@@ -1,4 +1,4 @@
-//! What the end of an attempt means for its job: the rules every store shares.
+//! Rules for the end of an attempt that every store shares.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::{
     outcome::{ErrorKind, JobError, Outcome},
 };
 
-/// Wait before the second attempt; doubles per attempt.
+/// Wait before the second attempt; doubles with each attempt.
 pub(super) const BACKOFF_BASE: Duration = Duration::from_millis(250);
 /// Longest wait between attempts.
 pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(60);
-/// Doublings that are counted: enough to reach the longest wait.
+/// Most doublings: enough to reach the longest wait.
 pub(super) const BACKOFF_DOUBLINGS_MAX: u32 = 16;
 
-/// What a job fails with when its last attempt lost its lease.
+/// The error of an attempt that lost its lease.
 pub(super) fn lease_lost() -> JobError {
     JobError {
         kind: ErrorKind::LeaseLost,
@@ -25,8 +25,8 @@ pub(super) fn lease_lost() -> JobError {
     }
 }
 
-/// What an attempt ends with whose worker cannot read the job: damaged bytes, or those of a later
-/// release, whose own workers may do better.
+/// The error of an attempt at a job that cannot be read: its bytes are damaged, or of a later release
+/// (then a worker of that release may succeed).
 pub(super) fn unreadable(error: &StoreError) -> JobError {
     JobError {
         kind: ErrorKind::Engine,
@@ -39,13 +39,13 @@ pub(super) fn unreadable(error: &StoreError) -> JobError {
 /// Longest signature in characters.
 const SIGNATURE_MAX: usize = 160;
 
-/// What an error says with `#` for every word that has a digit, so that errors that differ in
-/// numbers and ids alone read alike.
+/// An error's message with `#` for every word with a digit, so that errors that differ only in numbers
+/// and ids have the same signature.
 pub(super) fn signature(error: &JobError) -> String {
     let is_word = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_');
     let mut signature = String::new();
     let mut word = String::new();
-    // One more, which is of no word and ends the last.
+    // The newline ends the last word.
     for c in error.message.chars().take(4 * SIGNATURE_MAX).chain(['\n']) {
         if is_word(c) {
             word.push(c);
@@ -60,7 +60,7 @@ pub(super) fn signature(error: &JobError) -> String {
     signature
 }
 
-/// The state an outcome leads to.
+/// The state that an outcome leads to.
 pub(super) fn verdict(outcome: &Outcome, attempts: u32, attempts_max: u32) -> JobState {
     match outcome {
         Outcome::Completed(_) => JobState::Completed,
@@ -71,7 +71,7 @@ pub(super) fn verdict(outcome: &Outcome, attempts: u32, attempts_max: u32) -> Jo
     }
 }
 
-/// Factor of a wait, in `0.5..1`, drawn from the id.
+/// Factor of a wait, in `0.5..1`, derived from the id.
 pub(super) fn jitter(id: JobId) -> f64 {
     0.5 + f64::from(id.as_bytes()[15]) / 512.0
 }
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_that_differ_in_numbers_and_ids_have_one_signature() {
+    fn signature_ignores_numbers_and_ids() {
         let check = |message: &str, expect: &str| {
             let error = JobError { message: message.to_owned(), ..lease_lost() };
             assert_eq!(signature(&error), expect);

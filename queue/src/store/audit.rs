@@ -1,4 +1,4 @@
-//! What operators did: a line for each act, written before the act itself.
+//! The audit log: one entry for each operator action, written before the action.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -7,30 +7,30 @@ use uuid::Uuid;
 use super::{Page, StoreError};
 use crate::job::Timestamp;
 
-/// Lines that are kept; older ones are deleted with new ones' coming.
+/// Most entries that are kept; each new entry deletes the oldest beyond that.
 pub const AUDIT_MAX: u32 = 100_000;
 
-/// An act.
+/// An entry of the audit log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditEntry {
-    /// Names it; ids are in the order of time.
+    /// Its identifier; ids are in the order of time.
     pub id: Uuid,
-    /// When; set by the store.
+    /// Time of the action; set by the store.
     pub at: Timestamp,
-    /// Whose key; none at the command line.
+    /// The operator's key; `None` for the command line.
     pub key: Option<Uuid>,
-    /// What people call that key.
+    /// Name of the key.
     pub key_name: String,
-    /// What: `queue.pause`.
+    /// The action, e.g. `queue.pause`.
     pub action: String,
-    /// On what: the name of a queue, a worker, a tenant.
+    /// Target of the action: the name of a queue, a worker or a tenant.
     pub target: String,
-    /// How: a JSON object.
+    /// Parameters of the action: a JSON object.
     pub detail: Value,
 }
 
 impl AuditEntry {
-    /// An act without a key.
+    /// An entry for an action from the command line.
     pub fn from_command_line(action: &str, target: &str, detail: Value) -> Self {
         Self {
             id: Uuid::now_v7(),
@@ -44,18 +44,12 @@ impl AuditEntry {
     }
 }
 
-/// The log of acts.
+/// The audit log.
 #[async_trait]
 pub trait Audit: Send + Sync {
-    /// Writes a line.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then the act is not to be done.
-    async fn record_audit(&self, line: &AuditEntry) -> Result<(), StoreError>;
+    /// Appends an entry. If that fails, the action must not be carried out.
+    async fn record_audit(&self, entry: &AuditEntry) -> Result<(), StoreError>;
 
-    /// Lines, the latest first (`page.ascending` has no effect).
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns entries, the newest first (`page.ascending` has no effect).
     async fn audit_log(&self, page: Page<Uuid>) -> Result<Vec<AuditEntry>, StoreError>;
 }

@@ -1,19 +1,19 @@
-//! Batches: a file of lines answered together.
+//! Batches: a file of lines that are answered together.
 //!
 //! ```text
 //! validating ─► in_progress ─► finalizing ─► completed
-//!     │             ├── too late ─► finalizing ─► expired
+//!     │             ├── deadline ─► finalizing ─► expired
 //!     │             └── cancel ──► cancelling ─► cancelled    (also from validating)
-//!     └─► failed      nothing of it was submitted
+//!     └─► failed      nothing was submitted
 //! ```
 //!
-//! Whoever drives a batch holds its lease by an epoch, as a worker holds a job: a write under an older
-//! epoch writes nothing, so any number of processes may drive and none does so twice. A cancel raises
-//! the epoch too.
+//! The process that drives a batch holds a lease with an epoch, as a worker does for a job: a write under
+//! an older epoch writes nothing. So any number of processes may drive batches, each batch by one at a
+//! time. A cancel raises the epoch too.
 //!
-//! The jobs of a batch are named by it: a job's id is the batch's with the line's number in its last
-//! 32 bits. So a line is submitted once however often it is tried, no table of lines is needed, and
-//! the jobs of a batch are a range of ids.
+//! The id of a batch's job is the batch's id with the line's number in its last 32 bits. So a line is
+//! submitted once however often that is tried, no table of lines is needed, and the jobs of a batch are
+//! a range of ids.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -27,27 +27,27 @@ use crate::{
     outcome::Outcome,
 };
 
-/// Names a batch; its last 32 bits are zero.
+/// Identifier of a batch; its last 32 bits are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BatchId(Uuid);
 
-/// The bits of a line's number.
+/// Mask of the line's number.
 const LINE_BITS: u128 = u32::MAX as u128;
 
 impl BatchId {
-    /// A fresh one. The generator counts in the bits above the last 32, so no other id that this
-    /// process makes falls among the batch's jobs.
+    /// Generates a new id. The generator counts in the bits above the last 32, so no other id of this
+    /// process is in the range of the batch's jobs.
     pub fn generate() -> Self {
         Self(Uuid::from_u128(Uuid::now_v7().as_u128() & !LINE_BITS))
     }
 
-    /// The id of the job that answers this line, from 1.
+    /// The id of the job for a line (from 1).
     pub fn job(self, line: u32) -> JobId {
         Uuid::from_u128(self.0.as_u128() | u128::from(line)).into()
     }
 
-    /// The line that a job of this batch answers.
+    /// The line of a job; `None` if the job is not of this batch.
     pub fn line(self, job: JobId) -> Option<u32> {
         let id = Uuid::from(job).as_u128();
         let line = u32::try_from(id & LINE_BITS).ok()?;
@@ -76,35 +76,35 @@ impl FromStr for BatchId {
     }
 }
 
-/// Where a batch is in its life. The module's diagram shows what comes next.
+/// State of a batch. The module's diagram shows the transitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BatchState {
-    /// Its lines are read and checked.
+    /// Its lines are being checked.
     Validating,
-    /// Its lines are submitted and answered.
+    /// Its lines are being submitted and answered.
     InProgress,
-    /// Its output is written.
+    /// Its output is being written.
     Finalizing,
-    /// Over: every line has its answer or error.
+    /// Terminal: every line has its answer or error.
     Completed,
-    /// Over: its file is no batch.
+    /// Terminal: its file is invalid.
     Failed,
-    /// Over: time was up before every line was answered.
+    /// Terminal: its deadline passed before every line was answered.
     Expired,
-    /// Somebody withdrew it: its jobs are cancelled and its output is written.
+    /// Cancelled by its tenant: its jobs are being cancelled and its output written.
     Cancelling,
-    /// Over: withdrawn.
+    /// Terminal: cancelled.
     Cancelled,
 }
 
 impl BatchState {
-    /// Whether it is over.
+    /// Whether the state is terminal.
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Expired | Self::Cancelled)
     }
 
-    /// The word used in stores and on the wire.
+    /// The name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Validating => "validating",
@@ -119,29 +119,29 @@ impl BatchState {
     }
 }
 
-/// Something wrong with a batch's file.
+/// An error in a batch's file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchError {
-    /// A word for programs.
+    /// Code for programs.
     pub code: String,
-    /// The line, from 1, if it is one's.
+    /// The line (from 1), if the error is in one.
     pub line: Option<u64>,
-    /// A sentence for people.
+    /// Message for people.
     pub message: String,
-    /// The field at fault.
+    /// The wrong field.
     pub param: Option<String>,
 }
 
-/// A place in a file of lines.
+/// A position in a file of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct FilePosition {
-    /// Lines before it.
+    /// Lines before the position.
     pub line: u64,
-    /// Bytes before it.
+    /// Bytes before the position.
     pub offset_bytes: u64,
 }
 
-/// When a batch came into each of its states.
+/// Times at which a batch entered each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BatchTimes {
@@ -161,74 +161,74 @@ pub struct BatchTimes {
     pub cancelled: Option<Timestamp>,
 }
 
-/// A batch as it is kept: one JSON document, beside the columns that are searched.
+/// A batch, stored as one JSON document beside the columns that are searched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
-    /// Its name.
+    /// Its identifier.
     pub id: BatchId,
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: Tenant,
-    /// Where it is.
+    /// Its state.
     pub state: BatchState,
-    /// The endpoint of every line.
+    /// The endpoint of all its lines.
     pub endpoint: String,
-    /// Its lines.
+    /// File with its lines.
     pub input: FileId,
-    /// As its creator wrote it.
+    /// Completion window as its creator wrote it.
     pub completion_window: String,
-    /// How urgent its jobs are.
+    /// Priority of its jobs.
     pub priority: Priority,
-    /// Up to sixteen pairs of its creator's, as a JSON object.
+    /// Up to sixteen pairs from its creator, as a JSON object.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// How long its output is kept after it was made, in seconds.
+    /// Retention of its output files, in seconds.
     pub output_expires_s: Option<u64>,
-    /// When it came.
+    /// Creation time.
     pub created_at: Timestamp,
-    /// When time is up.
+    /// Deadline.
     pub expires_at: Timestamp,
-    /// When it moved on.
+    /// Times of its state changes.
     #[serde(default)]
     pub at: BatchTimes,
-    /// The queue of all its lines; unknown before it is validated.
+    /// The queue of its jobs; `None` before validation.
     #[serde(default)]
     pub queue: Option<QueueName>,
-    /// Lines of its file.
+    /// Number of lines in its file.
     #[serde(default)]
     pub lines: u64,
-    /// Lines whose body cannot be served: errors without a job.
+    /// Rejected lines: errors without a job.
     #[serde(default)]
     pub refused: u64,
-    /// What was submitted.
+    /// Position up to which lines were submitted.
     #[serde(default)]
     pub submitted: FilePosition,
-    /// Lines answered, as counted last.
+    /// Answered lines at the last count.
     #[serde(default)]
     pub completed: u64,
-    /// Lines with an error, as counted last.
+    /// Lines with an error at the last count.
     #[serde(default)]
     pub failed: u64,
-    /// Why it is no batch.
+    /// Errors in its file.
     #[serde(default)]
     pub errors: Vec<BatchError>,
-    /// Answers.
+    /// File with the answers.
     #[serde(default)]
     pub output: Option<FileId>,
-    /// Errors.
+    /// File with the errors.
     #[serde(default)]
     pub error_file: Option<FileId>,
-    /// Whether time was up before every line was answered.
+    /// Whether the deadline passed before every line was answered.
     #[serde(default)]
     pub overdue: bool,
-    /// A word of its creator's, who makes no second batch of a tenant's under it.
+    /// Idempotency key from its creator: a tenant has one batch per key.
     #[serde(default)]
     pub idempotency_key: Option<String>,
-    /// Who is to be told of its end.
+    /// Webhook to call when it reaches a terminal state.
     #[serde(default)]
     pub webhook: Option<Webhook>,
 }
 
 impl Batch {
-    /// Moves it to a state, and notes when.
+    /// Sets the state and records the time.
     pub fn enter(&mut self, state: BatchState, now: Timestamp) {
         self.state = state;
         let at = match state {
@@ -245,72 +245,61 @@ impl Batch {
     }
 }
 
-/// A batch somebody drives.
+/// A claimed batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchClaim {
-    /// As it was claimed.
+    /// The batch as it was claimed.
     pub batch: Batch,
     /// The epoch of the claim.
     pub epoch: i64,
 }
 
-/// What a write to a batch brings along, in the same transaction.
+/// Jobs and files that are written in the same transaction as a batch.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BatchWrites<'a> {
-    /// Jobs that are submitted; known ids stay as they are.
+    /// Jobs to submit; jobs with known ids stay as they are.
     pub jobs: &'a [Job],
-    /// Files that are complete now, with their lengths and when they expire.
+    /// Files to complete, with their sizes and expiry times.
     pub files: &'a [(FileId, u64, Option<Timestamp>)],
 }
 
-/// How a line's job ended.
+/// The result of a line's job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FinishedLine {
-    /// The line, from 1.
+    /// The line (from 1).
     pub line: u32,
-    /// A terminal state.
+    /// Its terminal state.
     pub state: JobState,
-    /// The answer or the last error; none for a cancelled job.
+    /// The answer or the last error; `None` for a cancelled job.
     pub outcome: Option<Outcome>,
-    /// When.
+    /// Time at which it finished.
     pub finished_at: Timestamp,
 }
 
 /// Batches in a store.
 #[async_trait]
 pub trait Batches: Send + Sync {
-    /// Records a batch that nobody drives yet; or returns the one that its tenant made under the same
-    /// idempotency key, as it is now.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Records a new, unclaimed batch; or returns the batch that its tenant created under the same
+    /// idempotency key.
     async fn create_batch(&self, batch: &Batch) -> Result<Option<Batch>, StoreError>;
 
-    /// A batch of a tenant.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns a batch of a tenant.
     async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;
 
-    /// Batches of a tenant, the latest first unless the page says otherwise.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns batches of a tenant, the newest first unless the page says otherwise.
     async fn batches(&self, tenant: &Tenant, page: Page<BatchId>)
     -> Result<Vec<Batch>, StoreError>;
 
-    /// Withdraws a batch of a tenant that is validating or in progress: it is cancelling then, and
-    /// whoever drives it does so no more. Any other stays as it is. Returns it as it is afterwards.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Cancels a batch of a tenant that is validating or in progress: its state becomes cancelling, and
+    /// the claim of the process that drives it ends. A batch in another state stays as it is. Returns
+    /// the batch as it is afterwards.
     async fn cancel_batch(&self, tenant: &Tenant, id: BatchId)
     -> Result<Option<Batch>, StoreError>;
 
-    /// Claims up to `limit` batches that are not over and that nobody drives, the oldest first.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then none was claimed.
+    /// Returns the newest batches of all tenants, the newest first.
+    async fn latest_batches(&self, limit: u32) -> Result<Vec<Batch>, StoreError>;
+
+    /// Claims up to `limit` unfinished and unclaimed batches, the oldest first.
     async fn claim_batches(
         &self,
         owner: &str,
@@ -318,11 +307,8 @@ pub trait Batches: Send + Sync {
         limit: u32,
     ) -> Result<Vec<BatchClaim>, StoreError>;
 
-    /// Claims up to `limit` batches whose [end is to be told](Batch::webhook_due), the longest due
+    /// Claims up to `limit` batches whose [webhook is due](Batch::webhook_due), the earliest due
     /// first.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then none was claimed.
     async fn claim_webhooks(
         &self,
         owner: &str,
@@ -330,10 +316,8 @@ pub trait Batches: Send + Sync {
         limit: u32,
     ) -> Result<Vec<BatchClaim>, StoreError>;
 
-    /// Extends a claim; false if it holds no more.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then the old lease runs on.
+    /// Extends a claim's lease; returns false if the claim no longer holds. On an error the old lease
+    /// continues.
     async fn renew_batch(
         &self,
         id: BatchId,
@@ -341,39 +325,24 @@ pub trait Batches: Send + Sync {
         lease: Duration,
     ) -> Result<bool, StoreError>;
 
-    /// Lets go of a claim, for others at once.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Releases a claim, so that others can claim the batch at once.
     async fn release_batch(&self, id: BatchId, epoch: i64) -> Result<(), StoreError>;
 
-    /// Writes a claimed batch with what goes along, all or nothing; false if the claim holds no more,
-    /// and then nothing is written.
-    ///
-    /// # Errors
-    /// [`StoreError`]; the same call may be repeated.
+    /// Writes a claimed batch with its jobs and files, in one transaction; returns false and writes
+    /// nothing if the claim no longer holds. May be repeated after an error.
     async fn save_batch(
         &self,
-        held: &BatchClaim,
-        along: BatchWrites<'_>,
+        claim: &BatchClaim,
+        writes: BatchWrites<'_>,
     ) -> Result<bool, StoreError>;
 
     /// Counts a batch's jobs by state.
-    ///
-    /// # Errors
-    /// [`StoreError`].
     async fn batch_progress(&self, id: BatchId) -> Result<Progress, StoreError>;
 
-    /// Withdraws every job of a batch that is not over; returns how many.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Cancels the unfinished jobs of a batch; returns how many.
     async fn cancel_batch_jobs(&self, id: BatchId) -> Result<u64, StoreError>;
 
-    /// How the jobs of lines `first..=last` ended, those that have.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the results of the lines `first..=last` whose jobs are finished.
     async fn finished_lines(
         &self,
         id: BatchId,
@@ -387,7 +356,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jobs_of_a_batch_are_a_range_that_no_other_id_falls_into() {
+    fn jobs_of_a_batch_are_a_range_without_other_ids() {
         let (before, batch, after) = (JobId::generate(), BatchId::generate(), JobId::generate());
         assert!(before < batch.job(1) && batch.job(1) < batch.job(2));
         assert!(batch.job(u32::MAX) < after, "the generator counts above a line's bits");
@@ -396,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_id_has_one_spelling() {
+    fn batch_id_has_one_form() {
         let id = BatchId::generate();
         assert_eq!(id.to_string().parse::<BatchId>().expect("its own text"), id);
         let job = format!("batch_{}", Uuid::from(id.job(1)).as_simple());

@@ -1,58 +1,56 @@
-//! Acts on many jobs at once: whatever a filter finds, in chunks, so far and no further.
+//! Actions on all jobs that a filter matches, in chunks and with an upper limit.
 //!
-//! Nothing here is one transaction: each chunk is done by itself, and [`BulkResult::next`] says where to go
-//! on. Doing the same again is harmless to what was withdrawn or purged; a replay makes new jobs, so
-//! whoever goes on goes on from there.
+//! There is no transaction over the whole: each chunk is done by itself, and [`BulkResult::next`] says
+//! where to continue. Repeating a cancel or a purge is harmless; a replay makes new jobs, so continue
+//! from `next`.
 
 use std::time::Duration;
 
-use super::{FrontStore, Page, StoreError, job_queries::JobFilter, operations::Pace};
+use super::{FrontStore, Page, StoreError, dead_letters::Pace, job_queries::JobFilter};
 use crate::job::{Job, JobId, JobState};
 
 /// Jobs of one chunk.
 const CHUNK: u32 = 500;
-/// Pages of one call that may turn out to be empty.
+/// Most pages that one call reads.
 const PAGES_MAX: u32 = 64;
-/// Most jobs of one call.
+/// Most jobs that one call changes.
 pub const BULK_MAX: u64 = 10_000;
 
-/// What one call did.
+/// Result of one call.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct BulkResult {
-    /// Jobs that it changed.
+    /// Number of jobs changed.
     pub done: u64,
-    /// Where to go on, if there may be more.
+    /// Where to continue if there may be more jobs.
     pub next: Option<JobId>,
-    /// New jobs, of replays: the caller hands them to the dispatcher.
+    /// New jobs of a replay; the caller adds their entries to the dispatcher.
     pub jobs: Vec<Job>,
 }
 
-/// What is to be done.
+/// An action on jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BulkAction {
-    /// Withdraw what is not over.
+    /// Cancel unfinished jobs.
     Cancel,
     /// Submit dead letters again.
     Replay {
-        /// How many of a call may begin a second; the others wait. None: all at once.
+        /// Jobs that become due per second; `None`: all at once.
         per_second: Option<u32>,
     },
     /// Delete dead letters.
     Purge,
 }
 
-/// Acts on up to `most` jobs that a filter finds, with ids below `after`, the latest first.
-///
-/// # Errors
-/// [`StoreError`]; what was done until then stays done.
+/// Applies an action to up to `most` jobs that match a filter and have ids below `after`, the newest
+/// first. What was done before an error stays done.
 pub async fn apply(
     store: &dyn FrontStore,
     filter: &JobFilter,
-    act: BulkAction,
+    action: BulkAction,
     after: Option<JobId>,
     most: u64,
 ) -> Result<BulkResult, StoreError> {
-    let filter = match act {
+    let filter = match action {
         BulkAction::Cancel => filter.clone(),
         BulkAction::Replay { .. } | BulkAction::Purge => {
             JobFilter { state: Some(JobState::Failed), ..filter.clone() }
@@ -70,7 +68,7 @@ pub async fn apply(
         let found = store.jobs(&filter, page).await?;
         let ids: Vec<JobId> = found.jobs.iter().map(|job| job.id).collect();
         bulk.next = found.next;
-        match act {
+        match action {
             _ if ids.is_empty() => {}
             BulkAction::Cancel => bulk.done += store.cancel(&ids).await?.len() as u64,
             BulkAction::Purge => bulk.done += store.purge(&ids).await?,

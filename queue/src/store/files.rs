@@ -1,8 +1,8 @@
-//! Files of batches: what was uploaded, and what is there to fetch.
+//! Files of batches: uploaded input and output to download.
 //!
-//! A file is a row and chunks of [`FILE_CHUNK_BYTES`], so that neither side ever holds a whole one. It
-//! is written once, by one writer, and seen by its tenant when it is complete. A writer that died
-//! leaves an incomplete one, which is swept a day later.
+//! A file is a row and chunks of [`FILE_CHUNK_BYTES`], so that no process holds a whole file in memory.
+//! One writer writes it once; its tenant sees it when it is complete. If the writer dies, the incomplete
+//! file is deleted a day later.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -13,18 +13,18 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::job::{Tenant, Timestamp, UnknownWord};
 
-/// Bytes of every chunk but a file's last.
+/// Size of every chunk except a file's last.
 pub const FILE_CHUNK_BYTES: usize = 1 << 20;
-/// How long an incomplete file is left alone.
+/// Age at which an incomplete file is deleted.
 pub const INCOMPLETE_MAX: Duration = Duration::from_secs(86_400);
 
-/// Names a file; ordered by time.
+/// Identifier of a file; ordered by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FileId(pub Uuid);
 
 impl FileId {
-    /// A fresh one.
+    /// Generates a new id.
     pub fn generate() -> Self {
         Self(Uuid::now_v7())
     }
@@ -36,7 +36,7 @@ impl fmt::Display for FileId {
     }
 }
 
-/// Reads a prefix and the 32 hexadecimal digits after it, and no other spelling of a UUID.
+/// Parses a prefix followed by the 32 hexadecimal digits of a UUID; other forms of a UUID are refused.
 pub(crate) fn prefixed(text: &str, prefix: &str) -> Option<Uuid> {
     let digits = text.strip_prefix(prefix).filter(|digits| digits.len() == 32)?;
     Uuid::try_parse(digits).ok()
@@ -51,17 +51,17 @@ impl FromStr for FileId {
     }
 }
 
-/// What a file is for.
+/// Purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FilePurpose {
-    /// Lines to be answered.
+    /// Input lines of a batch.
     Batch,
-    /// Answers, or errors.
+    /// Answers or errors of a batch.
     BatchOutput,
 }
 
 impl FilePurpose {
-    /// The word used in stores and on the wire.
+    /// The name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Batch => "batch",
@@ -82,30 +82,30 @@ impl FromStr for FilePurpose {
 /// A file, without its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredFile {
-    /// Its name here.
+    /// Its identifier.
     pub id: FileId,
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: Tenant,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: FilePurpose,
-    /// What its maker calls it.
+    /// Name given by its creator.
     pub filename: String,
-    /// Its length.
+    /// Size in bytes.
     pub size_bytes: u64,
-    /// When it was begun.
+    /// Creation time.
     pub created_at: Timestamp,
-    /// When it is gone.
+    /// Time at which it expires.
     pub expires_at: Option<Timestamp>,
 }
 
-/// A page of a list, the latest first unless `ascending`.
+/// A page of a list, the newest first unless `ascending`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page<Id> {
-    /// The item before the first, in the list's order.
+    /// The last item of the previous page.
     pub after: Option<Id>,
-    /// Items at most.
+    /// Most items on the page.
     pub limit: u32,
-    /// The oldest first.
+    /// Whether the order is oldest first.
     pub ascending: bool,
 }
 
@@ -123,24 +123,14 @@ pub enum FileDeletion {
 /// Files in a store.
 #[async_trait]
 pub trait Files: Send + Sync {
-    /// Begins a file; its length is not known yet, its `created_at` is set here. Returns it as it is
-    /// kept.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Creates an incomplete file. The size is ignored and `created_at` is set by the store. Returns the
+    /// file as stored.
     async fn create_file(&self, file: &StoredFile) -> Result<StoredFile, StoreError>;
 
-    /// Adds the chunk with this number, from 0 on, to a file that is not complete.
-    ///
-    /// # Errors
-    /// [`StoreError`]; the same call may be repeated.
+    /// Writes a chunk (numbered from 0) of an incomplete file. May be repeated after an error.
     async fn put_chunk(&self, id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError>;
 
-    /// Completes a file: from now on it is seen, and changed no more. `expires_at` is what it says
-    /// then.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Completes a file: from now on it is visible and immutable. Also sets `expires_at`.
     async fn complete_file(
         &self,
         id: FileId,
@@ -148,16 +138,10 @@ pub trait Files: Send + Sync {
         expires_at: Option<Timestamp>,
     ) -> Result<(), StoreError>;
 
-    /// A complete file of a tenant.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns a complete file of a tenant.
     async fn file(&self, tenant: &Tenant, id: FileId) -> Result<Option<StoredFile>, StoreError>;
 
-    /// Complete files of a tenant.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns complete files of a tenant.
     async fn files(
         &self,
         tenant: &Tenant,
@@ -165,29 +149,16 @@ pub trait Files: Send + Sync {
         page: Page<FileId>,
     ) -> Result<Vec<StoredFile>, StoreError>;
 
-    /// A chunk; none after the last.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns a chunk; `None` after the last.
     async fn chunk(&self, id: FileId, number: u32) -> Result<Option<Vec<u8>>, StoreError>;
 
     /// Deletes a complete file of a tenant.
-    ///
-    /// # Errors
-    /// [`StoreError`].
     async fn delete_file(&self, tenant: &Tenant, id: FileId) -> Result<FileDeletion, StoreError>;
 
-    /// Deletes a file that its writer gave up, if it is not complete.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Deletes a file if it is incomplete.
     async fn abandon_file(&self, id: FileId) -> Result<(), StoreError>;
 
-    /// Deletes what has expired, and what was begun more than [`INCOMPLETE_MAX`] ago and never
-    /// completed; returns how many files went.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Deletes expired files, and incomplete files older than [`INCOMPLETE_MAX`]; returns how many.
     async fn sweep_files(&self) -> Result<u64, StoreError>;
 }
 
@@ -196,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_id_has_one_spelling() {
+    fn file_id_has_one_form() {
         let id = FileId::generate();
         assert_eq!(id.to_string().parse::<FileId>().expect("its own text"), id);
         let hyphens = format!("file-{}", id.0.as_hyphenated());

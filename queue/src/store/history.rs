@@ -1,28 +1,29 @@
-//! How queues fare over time: samples that add up.
+//! Samples of queues over time.
 //!
-//! Every few seconds one process, whichever comes first, looks at the queues
-//! ([`Operations::sample`](super::Operations::sample)) and adds what it sees to a period of ten seconds,
-//! one of a minute and one of an hour, of each queue and of all together. So a coarse period is exactly
-//! the sum of the fine ones, and each kind is kept for as long as somebody would look at it so closely.
-//! Percentiles are read from histograms with fixed bounds, which add up too.
+//! Every few seconds one process samples the queues ([`QueueHistory::sample`]) and adds the result to a
+//! period of ten seconds, one of a minute and one of an hour, for each queue and for all together. So a
+//! long period is exactly the sum of the short ones, and each kind has its own retention. Percentiles
+//! are read from histograms with fixed bounds, which can be added too.
 //!
-//! A sample counts what ended since the one before it: no job is counted twice, and none is read again.
+//! A sample counts the jobs that finished since the previous one: each job is counted and read once.
 
 mod histogram;
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 pub use self::histogram::{BUCKETS_MS, Histogram};
+use super::StoreError;
 use crate::job::{QueueName, Timestamp};
 
-/// Least time between two samples.
+/// Shortest time between two samples.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
-/// Waiting jobs of a queue that are counted one by one.
+/// Most jobs of a queue and state that are counted.
 pub(super) const DEPTH_MAX: i64 = 1_000_000;
 
-/// How long a sample's period is.
+/// Length of a sample's period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Period {
     /// Ten seconds.
@@ -34,10 +35,10 @@ pub enum Period {
 }
 
 impl Period {
-    /// All of them, the shortest first.
+    /// All periods, the shortest first.
     pub const ALL: [Self; 3] = [Self::Seconds, Self::Minute, Self::Hour];
 
-    /// Its length.
+    /// The length of the period.
     pub const fn length(self) -> Duration {
         Duration::from_secs(match self {
             Self::Seconds => 10,
@@ -46,7 +47,7 @@ impl Period {
         })
     }
 
-    /// How long samples of it are kept.
+    /// How long samples of the period are kept.
     pub const fn kept(self) -> Duration {
         const HOUR: u64 = 3600;
         Duration::from_secs(match self {
@@ -56,7 +57,7 @@ impl Period {
         })
     }
 
-    /// The shortest one that is kept so long and has no more than a day's minutes in it.
+    /// The shortest period that is kept for `span` and divides it into at most 1440 samples.
     pub fn for_span(span: Duration) -> Self {
         const SAMPLES_MAX: u32 = 24 * 60;
         let fits = |period: &Self| {
@@ -65,63 +66,63 @@ impl Period {
         Self::ALL.into_iter().find(fits).unwrap_or(Self::Hour)
     }
 
-    /// The begin of the period that a time falls in.
+    /// The start of the period that contains a time.
     pub fn begin(self, at: Timestamp) -> Timestamp {
         let length = self.length().as_millis() as i64;
         Timestamp(at.0.div_euclid(length) * length)
     }
 }
 
-/// What happened in a period; two of them add up.
+/// Counts over a period. Samples of two periods can be added.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sample {
-    /// How often it was looked; the sums below are over these.
+    /// Number of observations; the sums below are over these.
     pub looks: u64,
-    /// Time that the counts below cover, in milliseconds.
+    /// Time covered by the counts below, in milliseconds.
     pub covered_ms: u64,
-    /// Queued jobs, summed over the looks.
+    /// Queued jobs, summed over the observations.
     pub queued_sum: u64,
-    /// Queued jobs at most.
+    /// Highest number of queued jobs.
     pub queued_max: u64,
-    /// Running jobs, summed over the looks.
+    /// Running jobs, summed over the observations.
     pub running_sum: u64,
-    /// Jobs that the workers had room for, summed over the looks.
+    /// Slots of the workers, summed over the observations.
     pub slots_sum: u64,
-    /// How long the oldest queued job had waited at most, in milliseconds.
+    /// Highest age of the oldest queued job, in milliseconds.
     pub oldest_ms_max: u64,
-    /// Jobs that came.
+    /// Submitted jobs.
     pub arrived: u64,
-    /// Jobs that were answered.
+    /// Completed jobs.
     pub completed: u64,
-    /// Jobs that failed for good.
+    /// Failed jobs.
     pub failed: u64,
-    /// Jobs that were withdrawn.
+    /// Cancelled jobs.
     pub cancelled: u64,
-    /// Jobs whose deadline passed.
+    /// Expired jobs.
     pub expired: u64,
-    /// Prompt tokens of answered jobs.
+    /// Prompt tokens of completed jobs.
     pub prompt_tokens: u64,
-    /// Generated tokens of answered jobs.
+    /// Generated tokens of completed jobs.
     pub completion_tokens: u64,
-    /// How long jobs took.
+    /// Latencies of finished jobs.
     pub latencies: Latencies,
 }
 
-/// How long jobs took that ended.
+/// Latencies of finished jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latencies {
     /// From submission to the first claim.
     pub start: Histogram,
-    /// From the last claim to the end, of answered jobs.
+    /// From the last claim to the end, of completed jobs.
     pub run: Histogram,
-    /// From submission to the first token, of answered jobs.
+    /// From submission to the first token, of completed jobs.
     pub first_token: Histogram,
 }
 
 impl Latencies {
-    /// Adds another's.
+    /// Adds other latencies.
     pub fn merge(&mut self, other: &Self) {
         self.start.merge(&other.start);
         self.run.merge(&other.run);
@@ -130,7 +131,7 @@ impl Latencies {
 }
 
 impl Sample {
-    /// Adds another period's.
+    /// Adds the sample of another period.
     pub fn merge(&mut self, other: &Self) {
         self.looks += other.looks;
         self.covered_ms += other.covered_ms;
@@ -149,79 +150,79 @@ impl Sample {
         self.latencies.merge(&other.latencies);
     }
 
-    /// Jobs that ended.
+    /// Number of finished jobs.
     pub fn ended(&self) -> u64 {
         self.completed + self.failed + self.cancelled + self.expired
     }
 
-    /// So many of something in this period, by the second.
+    /// A count of this period per second.
     pub fn per_second(&self, count: u64) -> f64 {
         count as f64 * 1000.0 / self.covered_ms.max(1) as f64
     }
 
-    /// Queued jobs in the mean.
+    /// Mean number of queued jobs.
     pub fn queued_mean(&self) -> f64 {
         self.queued_sum as f64 / self.looks.max(1) as f64
     }
 
-    /// Which share of the room for running jobs was used in the mean; none where there was no room.
+    /// Mean share of the slots that were in use; `None` without slots.
     pub fn batch_fill(&self) -> Option<f64> {
         (self.slots_sum > 0).then(|| self.running_sum as f64 / self.slots_sum as f64)
     }
 
-    /// Whether nothing waited, ran or happened.
+    /// Whether all counts are zero.
     pub(super) fn is_idle(&self) -> bool {
         self.queued_sum + self.running_sum + self.slots_sum + self.arrived + self.ended() == 0
     }
 }
 
-/// A period's sample.
+/// The sample of one period.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Point {
-    /// When the period begins.
+    /// Start of the period.
     pub at: Timestamp,
-    /// What happened in it.
+    /// Counts over the period.
     pub sample: Sample,
 }
 
-/// The same points in no more than `most`, by adding up neighbours.
+/// Reduces points to at most `most` by adding neighbours.
 pub fn downsample(points: Vec<Point>, most: usize) -> Vec<Point> {
-    let together = points.len().div_ceil(most.max(1)).max(1);
-    let mut thinned: Vec<Point> = Vec::with_capacity(most);
+    let per_point = points.len().div_ceil(most.max(1)).max(1);
+    let mut reduced: Vec<Point> = Vec::with_capacity(most);
     for (index, point) in points.into_iter().enumerate() {
-        match thinned.last_mut() {
-            Some(last) if index % together != 0 => last.sample.merge(&point.sample),
-            _ => thinned.push(point),
+        match reduced.last_mut() {
+            Some(last) if index % per_point != 0 => last.sample.merge(&point.sample),
+            _ => reduced.push(point),
         }
     }
-    thinned
+    reduced
 }
 
-/// What a queue holds.
+/// Unfinished jobs of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Depth {
-    /// Waiting for their time.
+    /// Jobs to run at a later time.
     pub scheduled: u64,
-    /// Ready.
+    /// Jobs ready to run.
     pub queued: u64,
-    /// Under a lease.
+    /// Jobs under a lease.
     pub running: u64,
-    /// Waiting for another attempt.
+    /// Jobs that wait for another attempt.
     pub retrying: u64,
-    /// There are more than these: so many were counted.
+    /// Whether there are more jobs than were counted.
     pub or_more: bool,
-    /// When the oldest queued job came.
+    /// Submission time of the oldest queued job.
     pub oldest_queued_at: Option<Timestamp>,
 }
 
 impl Depth {
-    /// Jobs that are not over.
+    /// Number of unfinished jobs.
     pub fn open(&self) -> u64 {
         self.scheduled + self.queued + self.running + self.retrying
     }
 
-    /// Adds another queue's.
+    /// Adds another queue.
     pub fn merge(&mut self, other: &Self) {
         self.scheduled += other.scheduled;
         self.queued += other.queued;
@@ -239,17 +240,17 @@ impl Depth {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Totals {
-    /// Answered.
+    /// Completed jobs.
     pub completed: u64,
-    /// Failed for good.
+    /// Failed jobs.
     pub failed: u64,
-    /// Withdrawn.
+    /// Cancelled jobs.
     pub cancelled: u64,
-    /// Too late.
+    /// Expired jobs.
     pub expired: u64,
-    /// Prompt tokens of answered jobs.
+    /// Prompt tokens of completed jobs.
     pub prompt_tokens: u64,
-    /// Generated tokens of answered jobs.
+    /// Generated tokens of completed jobs.
     pub completion_tokens: u64,
 }
 
@@ -265,24 +266,24 @@ impl Totals {
     }
 }
 
-/// What happens a second, over the last minute or so.
+/// Rates per second, averaged over about a minute.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rates {
-    /// Jobs that come.
+    /// Submitted jobs.
     pub arrived: f64,
-    /// Jobs that end, however.
+    /// Finished jobs in any terminal state.
     pub ended: f64,
-    /// Jobs that fail for good.
+    /// Failed jobs.
     pub failed: f64,
-    /// Prompt tokens of answered jobs.
+    /// Prompt tokens of completed jobs.
     pub prompt_tokens: f64,
-    /// Generated tokens of answered jobs.
+    /// Generated tokens of completed jobs.
     pub completion_tokens: f64,
 }
 
 impl Rates {
-    /// After another sample: what is a minute old counts for little more than a third.
+    /// Rates after another sample; a sample that is a minute old has a weight of 1/e.
     pub(super) fn after(self, sample: &Sample) -> Self {
         const MINUTE_MS: f64 = 60_000.0;
         let kept = (-(sample.covered_ms as f64) / MINUTE_MS).exp();
@@ -297,31 +298,52 @@ impl Rates {
     }
 }
 
-/// A queue when it was sampled.
+/// A queue at its latest sample.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QueueSnapshot {
     /// The queue.
     pub queue: QueueName,
-    /// What it held.
+    /// Its unfinished jobs.
     pub depth: Depth,
-    /// What it did since sampling began.
+    /// Its finished jobs and tokens since sampling began.
     pub totals: Totals,
-    /// What it does a second.
+    /// Its rates.
     pub rates: Rates,
-    /// When anything of it was seen last.
+    /// Time of the latest sample with any activity.
     pub seen_at: Timestamp,
     /// Its latencies since sampling began.
     #[serde(default)]
     pub latencies: Latencies,
 }
 
-/// All queues when they were sampled.
+/// All queues at the latest sample.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Snapshot {
-    /// When.
+    /// Time of the sample.
     pub at: Timestamp,
-    /// Each queue, by name.
+    /// The queues, by name.
     pub queues: Vec<QueueSnapshot>,
+}
+
+/// Samples of the queues over time.
+#[async_trait]
+pub trait QueueHistory: Send + Sync {
+    /// Samples the queues, unless another process did so a moment ago; returns whether it did. To be
+    /// called every few seconds, by any number of processes.
+    async fn sample(&self) -> Result<bool, StoreError>;
+
+    /// Returns the queues at their latest sample; `None` before the first one.
+    async fn snapshot(&self) -> Result<Option<Snapshot>, StoreError>;
+
+    /// Returns the samples of a queue, or of all together, whose periods start in `from..to`, in
+    /// order.
+    async fn samples(
+        &self,
+        queue: Option<&QueueName>,
+        period: Period,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<Point>, StoreError>;
 }
 
 #[cfg(test)]
@@ -329,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_add_up() {
+    fn samples_can_be_added() {
         let sample = |queued, completed| Sample {
             looks: 1,
             covered_ms: 2000,
@@ -345,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_is_shown_in_the_shortest_period_that_is_not_too_much() {
+    fn span_uses_the_shortest_period_that_fits() {
         for (hours, period) in [
             (1, Period::Seconds),
             (6, Period::Minute),

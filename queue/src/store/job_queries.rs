@@ -1,54 +1,49 @@
-//! What operators look at: the [`JobQueries`] trait.
+//! Queries of operators about jobs: the [`JobQueries`] trait.
 //!
-//! Everything here is bounded, however many jobs there are. A list looks at no more than [`SCAN_MAX`]
-//! jobs a page, along one index, and says where it stopped; a count says when it stopped counting;
-//! what a queue holds is as it was when somebody sampled it last (see [`history`](super::history)).
+//! The cost of each query is bounded, however many jobs there are. A list scans at most [`SCAN_MAX`] jobs
+//! per page along one index and returns where it stopped; a count says whether it stopped early.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{
-    Batch, BatchId, Page, StoreError,
-    history::{Period, Point, Snapshot},
-    operations::Integrity,
-};
+use super::{BatchId, Page, StoreError};
 use crate::{
     job::{JobId, JobState, Priority, QueueName, Tenant, Timestamp},
     outcome::JobError,
     store::JobRecord,
 };
 
-/// Jobs that one page or count looks at.
+/// Most jobs that one page or count scans.
 pub const SCAN_MAX: u32 = 10_000;
 
-/// Which jobs; everything that is set must hold.
+/// Conditions on jobs; all that are set must match.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobFilter {
-    /// Whose.
+    /// The tenant.
     pub tenant: Option<Tenant>,
-    /// Of this model.
+    /// The model.
     pub model: Option<String>,
-    /// In this format.
+    /// The format.
     pub format: Option<String>,
-    /// In this state.
+    /// The state.
     pub state: Option<JobState>,
-    /// Dead letters with this code.
+    /// Code of a dead letter's error.
     pub error_code: Option<String>,
-    /// Dead letters whose error reads so, numbers and ids aside.
+    /// Signature of a dead letter's error: its message without numbers and ids.
     pub error_signature: Option<String>,
-    /// The lines of batches that are called so.
+    /// The caller's name for a line of a batch.
     pub custom_id: Option<String>,
-    /// Of this batch.
+    /// The batch.
     pub batch: Option<BatchId>,
-    /// Named at this time or later. A batch's jobs are named when it is made.
+    /// Earliest time of the id. The ids of a batch's jobs have the time of the batch.
     pub from: Option<Timestamp>,
-    /// Named before this time.
+    /// End of the range of id times; excluded.
     pub to: Option<Timestamp>,
 }
 
 impl JobFilter {
-    /// Dead letters of a queue, or of all.
+    /// The dead letters of a queue, or of all queues.
     pub fn dead_letters(queue: Option<&QueueName>) -> Self {
         Self {
             state: Some(JobState::Failed),
@@ -64,125 +59,125 @@ impl JobFilter {
 pub struct JobSummary {
     /// The job.
     pub id: JobId,
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: Tenant,
-    /// Where it waits or waited.
+    /// Its queue.
     pub queue: QueueName,
-    /// How urgent it is.
+    /// Its priority.
     pub priority: Priority,
-    /// Where it is.
+    /// Its state.
     pub state: JobState,
     /// Attempts that ended in an error or a lost lease.
     pub attempts: u32,
-    /// Its name in its batch.
+    /// The caller's name for it in its batch.
     pub custom_id: Option<String>,
-    /// Who claimed it last.
+    /// The worker that claimed it last.
     pub owner: Option<String>,
-    /// What its latest attempt ended in, if that was an error.
+    /// Error code of its latest attempt, if that ended in an error.
     pub error_code: Option<String>,
-    /// When it came.
+    /// Submission time.
     pub submitted_at: Timestamp,
-    /// When it was claimed first.
+    /// Time of the first claim.
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// Time at which it reached its terminal state.
     pub finished_at: Option<Timestamp>,
-    /// Tokens of its prompt and its answer, once it is answered.
+    /// Tokens of its prompt, once it is completed.
     pub prompt_tokens: u64,
-    /// Tokens of its answer.
+    /// Tokens of its answer, once it is completed.
     pub completion_tokens: u64,
 }
 
-/// Some jobs of a list.
+/// A page of a list of jobs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobPage {
-    /// Those that were found, the latest first.
+    /// The jobs found, the newest first.
     pub jobs: Vec<JobSummary>,
-    /// Where to look on, if there may be more: also when nothing was found so far.
+    /// Where to continue if there may be more jobs; may be set although no job was found.
     pub next: Option<JobId>,
 }
 
-/// How many, as far as was counted.
+/// A number of jobs, possibly incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Count {
-    /// So many were found.
+    /// Jobs counted.
     pub jobs: u64,
-    /// There may be more: [`SCAN_MAX`] jobs were looked at.
+    /// There may be more: the count stopped after [`SCAN_MAX`] jobs.
     pub or_more: bool,
 }
 
-/// A job from its submission to its end.
+/// A job's attempts and errors, from its submission to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobHistory {
     /// The job, its state and its outcome.
     pub record: JobRecord,
-    /// The dead letter that it repeats.
+    /// The dead letter that it is a replay of.
     pub replay_of: Option<JobId>,
-    /// When it came.
+    /// Submission time.
     pub submitted_at: Timestamp,
-    /// When it was claimed first.
+    /// Time of the first claim.
     pub started_at: Option<Timestamp>,
-    /// From when on it may run, if it is to wait.
+    /// Time at which it is due, if it is scheduled or retrying.
     pub run_at: Option<Timestamp>,
-    /// When the present lease ends.
+    /// End of the present lease.
     pub lease_until: Option<Timestamp>,
-    /// Every attempt that ended and the one that runs, the oldest first. Claims that were handed back
-    /// are none.
+    /// The ended attempts and the running one, oldest first. Claims that were handed back are not
+    /// attempts.
     pub attempts: Vec<Attempt>,
 }
 
-/// One claim of a job that ended, or runs.
+/// One attempt at a job, ended or running.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attempt {
-    /// The claim's.
+    /// Epoch of its claim.
     pub epoch: i64,
-    /// Which process; unknown of attempts that an earlier release recorded.
+    /// Worker of the attempt; `None` if an earlier release recorded it.
     pub owner: Option<String>,
-    /// When it was claimed.
+    /// Time of the claim.
     pub claimed_at: Option<Timestamp>,
-    /// From the claim to its first token.
+    /// Time from the claim to the first token.
     pub first_token: Option<Duration>,
-    /// When it ended; none while it runs.
+    /// Time of its end; `None` while it runs.
     pub ended_at: Option<Timestamp>,
-    /// How.
+    /// How it ended.
     pub end: AttemptEnd,
 }
 
 /// How an attempt ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AttemptEnd {
-    /// It runs.
+    /// Still running.
     Running,
-    /// In an answer.
+    /// With an answer.
     Completed,
-    /// In an error, or a lost lease.
+    /// With an error or a lost lease.
     Error(JobError),
-    /// With the job's deadline.
+    /// At the job's deadline.
     Expired,
 }
 
-/// Dead letters of one queue that failed alike.
+/// Dead letters of one queue with the same error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeadLetterGroup {
     /// The queue.
     pub queue: QueueName,
-    /// The errors' code; `unknown` for what an earlier release recorded.
+    /// Code of the error; `unknown` if an earlier release recorded it.
     pub error_code: String,
-    /// Their message, numbers and ids aside.
+    /// Message of the error without numbers and ids.
     pub error_signature: String,
-    /// How many.
+    /// Number of dead letters.
     pub jobs: u64,
-    /// The oldest.
+    /// The oldest dead letter.
     pub first: JobId,
-    /// The latest.
+    /// The newest dead letter.
     pub last: JobId,
 }
 
-/// Dead letters by what they failed with.
+/// Dead letters grouped by error.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeadLetterGroups {
-    /// The largest first.
+    /// The groups, the largest first.
     pub groups: Vec<DeadLetterGroup>,
-    /// There are more dead letters: the latest [`SCAN_MAX`] were looked at.
+    /// There may be more dead letters: only the newest [`SCAN_MAX`] were scanned.
     pub or_more: bool,
 }
 
@@ -193,63 +188,21 @@ impl DeadLetterGroups {
     }
 }
 
-/// Reads for operators.
+/// Queries of operators about jobs.
 #[async_trait]
 pub trait JobQueries: Send + Sync {
-    /// Jobs with ids below `page.after`, the latest first (`page.ascending` has no effect).
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns jobs with ids below `page.after`, the newest first (`page.ascending` has no effect).
     async fn jobs(&self, filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError>;
 
-    /// How many jobs there are, as far as [`SCAN_MAX`] of them tell.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Counts jobs, scanning at most [`SCAN_MAX`].
     async fn count_jobs(&self, filter: &JobFilter) -> Result<Count, StoreError>;
 
-    /// All that is known of a job.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns a job with its attempts and errors.
     async fn job_history(&self, id: JobId) -> Result<Option<JobHistory>, StoreError>;
 
-    /// The latest dead letters, of one queue or all, by what they failed with.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Groups the newest dead letters of one queue, or of all, by error.
     async fn dead_letter_groups(
         &self,
         queue: Option<&QueueName>,
     ) -> Result<DeadLetterGroups, StoreError>;
-
-    /// How the queues were when they were sampled last; none before the first time.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    async fn snapshot(&self) -> Result<Option<Snapshot>, StoreError>;
-
-    /// Samples of a queue, or of all together, of the periods that begin in `from..to`, in order.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    async fn samples(
-        &self,
-        queue: Option<&QueueName>,
-        period: Period,
-        from: Timestamp,
-        to: Timestamp,
-    ) -> Result<Vec<Point>, StoreError>;
-
-    /// The latest batches of all tenants, the latest first.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    async fn latest_batches(&self, limit: u32) -> Result<Vec<Batch>, StoreError>;
-
-    /// What all workers counted, those that are gone included.
-    ///
-    /// # Errors
-    /// [`StoreError`].
-    async fn integrity(&self) -> Result<Integrity, StoreError>;
 }

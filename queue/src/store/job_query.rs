@@ -1,9 +1,11 @@
-//! [`JobFilter`] as SQL, for both databases.
+//! [`JobFilter`] as SQL.
 //!
-//! A list walks down one index in the order of ids, past [`SCAN_MAX`] jobs at most, and tests what the
-//! index does not know on each. So the inner query has the conditions of one index alone, and the rest
-//! is outside: an unlucky filter costs as much as a page of jobs that match nothing, never a walk
-//! through all. States are spelled out, since only then do partial indexes serve.
+//! A list scans one index downwards in the order of ids, at most [`SCAN_MAX`] jobs, and tests the other
+//! conditions on each job. So the inner query has only conditions that one index answers, and the rest
+//! is outside: a filter that matches little costs a page of jobs, never a scan of all. States are
+//! literals, since only then are partial indexes used.
+
+use std::marker::PhantomData;
 
 use sqlx::{Database, Encode, QueryBuilder, Type};
 use uuid::Uuid;
@@ -11,7 +13,7 @@ use uuid::Uuid;
 use super::job_queries::{JobFilter, SCAN_MAX};
 use crate::job::{JobId, JobState};
 
-/// States whose jobs are listed by `jobs_set_apart`.
+/// States in the partial index `jobs_set_apart`.
 const SET_APART: [JobState; 5] = [
     JobState::Scheduled,
     JobState::Retrying,
@@ -20,36 +22,42 @@ const SET_APART: [JobState; 5] = [
     JobState::Expired,
 ];
 
-/// What of a job is in a list.
+/// The columns of a list.
 const COLUMNS: &str = "id, tenant, model, format, priority, state, attempts, submitted_at, \
                        started_at, owner, custom_id, error_code, error_signature";
 
-/// Groups of dead letters in a list.
+/// Most groups of dead letters in a list.
 const GROUPS_MAX: u32 = 200;
 
-/// Something that must hold of a job.
+/// A condition on a job.
 #[derive(Debug, Clone, PartialEq)]
 enum Condition<'a> {
-    /// A column has this value.
+    /// The column has this value.
     Is(&'static str, &'a str),
-    /// It is in this state.
+    /// The job is in this state.
     State(JobState),
-    /// Its id is this or greater.
+    /// The id is this or greater.
     From(JobId),
-    /// Its id is less.
+    /// The id is less.
     Below(JobId),
 }
 
-/// A filter in two parts, and what binds ids.
-pub(super) struct JobQuery<'a, I> {
+/// A filter for one database, in two parts.
+pub(super) struct JobQuery<'a, DB> {
+    /// Conditions that an index answers.
     indexed: Vec<Condition<'a>>,
+    /// Conditions that are tested on each job.
     rest: Vec<Condition<'a>>,
-    id: fn(JobId) -> I,
+    database: PhantomData<DB>,
 }
 
-impl<'a, I> JobQuery<'a, I> {
-    /// Jobs below an id; `id` says how ids are bound.
-    pub fn new(filter: &'a JobFilter, before: Option<JobId>, id: fn(JobId) -> I) -> Self {
+impl<'a, DB: Database> JobQuery<'a, DB>
+where
+    String: for<'q> Encode<'q, DB> + Type<DB>,
+    Uuid: for<'q> Encode<'q, DB> + Type<DB>,
+{
+    /// Jobs that match the filter and have ids below `before`.
+    pub fn new(filter: &'a JobFilter, before: Option<JobId>) -> Self {
         let JobFilter { tenant, model, format, error_code, error_signature, custom_id, .. } =
             filter;
         let is = |column, value: &'a Option<String>| {
@@ -60,7 +68,7 @@ impl<'a, I> JobQuery<'a, I> {
         let (code, signature) =
             (is("error_code", error_code), is("error_signature", error_signature));
         let custom_id = is("custom_id", custom_id);
-        // Of jobs that have an error, only dead letters are looked for by it.
+        // A search by error finds dead letters only.
         let of_errors = code.is_some() || signature.is_some();
         let state = filter.state.or(of_errors.then_some(JobState::Failed));
         let by_queue = matches!(state, Some(JobState::Queued | JobState::Failed))
@@ -85,51 +93,36 @@ impl<'a, I> JobQuery<'a, I> {
         let rest =
             all.into_iter().flatten().filter(|one| !indexed.contains(*one)).cloned().collect();
         indexed.extend(range(filter, before));
-        Self { indexed, rest, id }
+        Self { indexed, rest, database: PhantomData }
     }
 
-    /// Up to `limit` jobs, the latest first.
-    pub fn page<DB>(&self, limit: u32) -> QueryBuilder<DB>
-    where
-        DB: Database,
-        String: for<'q> Encode<'q, DB> + Type<DB>,
-        I: for<'q> Encode<'q, DB> + Type<DB>,
-    {
+    /// Up to `limit` jobs, the newest first.
+    pub fn page(&self, limit: u32) -> QueryBuilder<DB> {
         let mut query = QueryBuilder::new("SELECT * FROM (");
         self.scan(&mut query, COLUMNS, SCAN_MAX);
         query.push(") AS scanned");
-        self.hold(&mut query, &self.rest);
+        self.conditions(&mut query, &self.rest);
         query.push(format_args!(" ORDER BY id DESC LIMIT {limit}"));
         query
     }
 
-    /// The last job that a page looks at, if there may be jobs beyond.
-    pub fn scan_end<DB>(&self) -> QueryBuilder<DB>
-    where
-        DB: Database,
-        String: for<'q> Encode<'q, DB> + Type<DB>,
-        I: for<'q> Encode<'q, DB> + Type<DB>,
-    {
+    /// The last job that a page scans, if there may be more jobs.
+    pub fn scan_end(&self) -> QueryBuilder<DB> {
         let mut query = QueryBuilder::new("SELECT id FROM (");
         self.scan(&mut query, "id", SCAN_MAX);
         query.push(format_args!(") AS scanned ORDER BY id DESC LIMIT 1 OFFSET {}", SCAN_MAX - 1));
         query
     }
 
-    /// One row: `scanned` jobs, one more than [`SCAN_MAX`] if there are more, and `jobs` of them that
-    /// match.
-    pub fn count<DB>(&self) -> QueryBuilder<DB>
-    where
-        DB: Database,
-        String: for<'q> Encode<'q, DB> + Type<DB>,
-        I: for<'q> Encode<'q, DB> + Type<DB>,
-    {
+    /// One row: the number of `scanned` jobs ([`SCAN_MAX`] + 1 if there are more) and of matching `jobs`
+    /// among them.
+    pub fn count(&self) -> QueryBuilder<DB> {
         let mut query = QueryBuilder::new("SELECT count(*) AS scanned, count(*) FILTER (");
         match self.rest.is_empty() {
             true => {
                 query.push("WHERE true");
             }
-            false => self.hold(&mut query, &self.rest),
+            false => self.conditions(&mut query, &self.rest),
         }
         query.push(") AS jobs FROM (");
         self.scan(&mut query, COLUMNS, SCAN_MAX + 1);
@@ -137,14 +130,9 @@ impl<'a, I> JobQuery<'a, I> {
         query
     }
 
-    /// Dead letters by queue and error, the most frequent first; `id` is an id as text, whose order is
-    /// that of ids.
-    pub fn groups<DB>(&self, id: &str) -> QueryBuilder<DB>
-    where
-        DB: Database,
-        String: for<'q> Encode<'q, DB> + Type<DB>,
-        I: for<'q> Encode<'q, DB> + Type<DB>,
-    {
+    /// Dead letters by queue and error, the most frequent first; `id` is an expression for the id as
+    /// text, in the same order.
+    pub fn groups(&self, id: &str) -> QueryBuilder<DB> {
         let mut query = QueryBuilder::new(format!(
             "SELECT model, format, coalesce(error_code, 'unknown') AS error_code,
                     coalesce(error_signature, '') AS error_signature, count(*) AS jobs,
@@ -156,30 +144,20 @@ impl<'a, I> JobQuery<'a, I> {
         query
     }
 
-    /// The walk along the index.
-    fn scan<DB>(&self, query: &mut QueryBuilder<DB>, columns: &str, limit: u32)
-    where
-        DB: Database,
-        String: for<'q> Encode<'q, DB> + Type<DB>,
-        I: for<'q> Encode<'q, DB> + Type<DB>,
-    {
+    /// The scan along the index.
+    fn scan(&self, query: &mut QueryBuilder<DB>, columns: &str, limit: u32) {
         query.push(format_args!("SELECT {columns} FROM jobs"));
-        self.hold(query, &self.indexed);
+        self.conditions(query, &self.indexed);
         query.push(format_args!(" ORDER BY id DESC LIMIT {limit}"));
     }
 
-    fn hold<DB>(&self, query: &mut QueryBuilder<DB>, conditions: &[Condition<'_>])
-    where
-        DB: Database,
-        String: for<'q> Encode<'q, DB> + Type<DB>,
-        I: for<'q> Encode<'q, DB> + Type<DB>,
-    {
+    fn conditions(&self, query: &mut QueryBuilder<DB>, conditions: &[Condition<'_>]) {
         for (index, condition) in conditions.iter().enumerate() {
             query.push(if index == 0 { " WHERE " } else { " AND " });
             match condition {
                 Condition::Is(column, value) => {
                     if *column == "custom_id" {
-                        // Spelled out for the partial index.
+                        // Needed for the partial index.
                         query.push("custom_id IS NOT NULL AND ");
                     }
                     query.push(format_args!("{column} = ")).push_bind((*value).to_owned());
@@ -192,17 +170,17 @@ impl<'a, I> JobQuery<'a, I> {
                     }
                 }
                 Condition::From(id) => {
-                    query.push("id >= ").push_bind((self.id)(*id));
+                    query.push("id >= ").push_bind(Uuid::from(*id));
                 }
                 Condition::Below(id) => {
-                    query.push("id < ").push_bind((self.id)(*id));
+                    query.push("id < ").push_bind(Uuid::from(*id));
                 }
             }
         }
     }
 }
 
-/// The range of ids that a filter and the place in a list leave.
+/// The range of ids that match a filter and the position in a list.
 fn range<'a>(filter: &JobFilter, before: Option<JobId>) -> Vec<Condition<'a>> {
     let (first, end) = filter.batch.map_or((None, None), |batch| {
         let after_last = Uuid::from(batch.job(u32::MAX)).as_u128().saturating_add(1);
@@ -221,8 +199,7 @@ mod tests {
     use crate::job::Tenant;
 
     fn check(filter: &JobFilter, inner: &str, outer: &str) {
-        let query = JobQuery::new(filter, None, |id| id.to_string());
-        let sql = query.page::<Sqlite>(7).into_string();
+        let sql = JobQuery::<Sqlite>::new(filter, None).page(7).into_string();
         let (scan, rest) = sql.split_once(") AS scanned").expect("a scan");
         let end = format!("ORDER BY id DESC LIMIT {SCAN_MAX}");
         assert!(scan.ends_with(&format!("FROM jobs{inner} {end}")), "{sql}");
@@ -230,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_walk_is_along_one_index_and_the_rest_is_tested_on_what_it_meets() {
+    fn scan_uses_one_index_and_other_conditions_are_tested_outside() {
         let all = JobFilter::default();
         let failed = "state = 'failed' AND state IN \
                       ('scheduled', 'retrying', 'failed', 'cancelled', 'expired')";

@@ -1,4 +1,4 @@
-//! Who may ask: API keys, of which the store keeps a hash.
+//! API keys. The store keeps a hash of each.
 
 use std::str::FromStr;
 
@@ -8,22 +8,22 @@ use uuid::Uuid;
 use super::StoreError;
 use crate::job::{Tenant, Timestamp, UnknownWord};
 
-/// What a key allows, each one more than the one before it.
+/// Role of a key. Each role includes the one before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KeyRole {
-    /// See what is the tenant's.
+    /// Read the tenant's jobs, files and batches.
     Read,
-    /// And ask for work.
+    /// Also submit, cancel and delete.
     Submit,
-    /// And run the service, for all tenants.
+    /// Also operate the service, for all tenants.
     Operate,
 }
 
 impl KeyRole {
-    /// Every role, the least first.
+    /// All roles, the least first.
     pub const ALL: [Self; 3] = [Self::Read, Self::Submit, Self::Operate];
 
-    /// The word used in stores and on the wire.
+    /// The name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -42,58 +42,43 @@ impl FromStr for KeyRole {
     }
 }
 
-/// A key, without its secret.
+/// A key without its secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiKey {
-    /// Names it in lists.
+    /// Its identifier.
     pub id: Uuid,
-    /// Whose requests it makes.
+    /// The tenant of its requests.
     pub tenant: Tenant,
-    /// What it allows.
+    /// Its role.
     pub role: KeyRole,
-    /// What people call it.
+    /// Its name, for people.
     pub name: String,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Timestamp,
-    /// Since when it opens nothing.
+    /// Time of its revocation.
     pub revoked_at: Option<Timestamp>,
 }
 
-/// SHA-256 of a key's secret. The secrets are random and 256 bits long: nothing slower is needed.
+/// SHA-256 of a key's secret. Secrets are random and have 256 bits, so no slower hash is needed.
 pub type KeyHash = [u8; 32];
 
 /// Keys in a store.
 #[async_trait]
 pub trait Keys: Send + Sync {
-    /// Keeps a key; its `created_at` is set here.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Adds a key; `created_at` is set by the store.
     async fn add_key(&self, key: &ApiKey, hash: &KeyHash) -> Result<(), StoreError>;
 
-    /// Keeps a key if it is the first of all; whether it was. Of several processes that try, one is
-    /// told so.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Adds a key if there is none yet; returns whether it did. Of several concurrent calls one
+    /// succeeds.
     async fn add_first_key(&self, key: &ApiKey, hash: &KeyHash) -> Result<bool, StoreError>;
 
-    /// The key with this hash, if it is not revoked.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the key with this hash, unless it is revoked.
     async fn key(&self, hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;
 
-    /// Every key, the oldest first.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns all keys, the oldest first.
     async fn keys(&self) -> Result<Vec<ApiKey>, StoreError>;
 
-    /// Revokes a key; false if there is none of this id that opens anything.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Revokes a key; returns false if there is no valid key with this id.
     async fn revoke_key(&self, id: Uuid) -> Result<bool, StoreError>;
 }
 
@@ -102,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roles_are_ordered_and_read_their_own_word() {
+    fn roles_are_ordered_and_parse_their_names() {
         assert!(KeyRole::ALL.is_sorted());
         for role in KeyRole::ALL {
             assert_eq!(role.as_str().parse::<KeyRole>().expect("its own word"), role);

@@ -1,4 +1,4 @@
-//! What a look at the queues adds to their history: the same for both databases, which only count.
+//! Samples from observations of the queues. The databases only count; the rest is the same for both.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,54 +7,54 @@ use serde::{Deserialize, Serialize};
 use super::history::{Depth, Latencies, QueueSnapshot, SAMPLE_EVERY, Sample};
 use crate::job::{JobState, QueueName, Timestamp};
 
-/// A queue of which nothing was seen for so long is forgotten until something is.
+/// A queue without activity for this long is dropped until there is some.
 const FORGOTTEN_AFTER_MS: i64 = 24 * 60 * 60 * 1000;
-/// Time that one look can answer for: more has passed if nobody looked.
+/// Longest time that one observation covers; more has passed if no process sampled.
 const COVERED_MS_MAX: i64 = 60_000;
 
-/// Looks take at most one part of so many of the time: with a million jobs waiting, a count of them
-/// takes longer than a few.
+/// Observations take at most 1/`SHARE` of the time: counting a million queued jobs takes longer than
+/// counting a few.
 const SHARE: u64 = 20;
 
-/// How far sampling has come.
+/// State of the sampler.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct State {
-    /// Up to where what ended was counted; the store's own measure.
+    /// Position up to which finished jobs were counted, in the store's own measure.
     pub cursor: i64,
-    /// The queues as they were, by name.
+    /// The queues at the latest sample, by name.
     pub queues: Vec<QueueSnapshot>,
-    /// For how long after the last look there is none, for it took its share of that.
+    /// Least time until the next observation, derived from the duration of the last one.
     #[serde(default)]
     pub rest_ms: u64,
 }
 
 impl State {
-    /// Whether the last look was long enough ago.
+    /// Whether the next observation is due.
     pub fn is_due(&self, taken_at: Timestamp, now: Timestamp) -> bool {
         now.since(taken_at) >= SAMPLE_EVERY.max(Duration::from_millis(self.rest_ms))
     }
 
-    /// Notes how long a look took.
+    /// Records the duration of an observation.
     pub fn took(&mut self, time: Duration) {
         self.rest_ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).saturating_mul(SHARE);
     }
 }
 
-/// What was counted of one queue.
+/// Counts of one queue.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Look {
-    /// What it holds.
+pub(super) struct Observation {
+    /// Its unfinished jobs.
     pub depth: Depth,
-    /// Jobs that its workers have room for.
+    /// Slots of its workers.
     pub slots: u64,
-    /// What ended since the last look: counts, tokens, latencies.
+    /// Jobs that finished since the last observation: counts, tokens, latencies.
     pub ended: Sample,
 }
 
-/// What was counted, by queue.
-pub(super) type Looks = BTreeMap<QueueName, Look>;
+/// Counts by queue.
+pub(super) type Observations = BTreeMap<QueueName, Observation>;
 
-/// Adds to a histogram, as the databases name it.
+/// Adds to the histogram with this name.
 pub(super) fn latency(sample: &mut Sample, name: &str, bucket: usize, jobs: u64, sum_ms: u64) {
     match name {
         "start" => sample.latencies.start.add(bucket, jobs, sum_ms),
@@ -63,19 +63,19 @@ pub(super) fn latency(sample: &mut Sample, name: &str, bucket: usize, jobs: u64,
     }
 }
 
-/// Adds to the count of what ended in a state.
-pub(super) fn end(sample: &mut Sample, state: &str, jobs: u64) {
+/// Adds to the number of jobs that finished in a state.
+pub(super) fn finished(sample: &mut Sample, state: &str, jobs: u64) {
     match state.parse() {
         Ok(JobState::Completed) => sample.completed += jobs,
         Ok(JobState::Failed) => sample.failed += jobs,
         Ok(JobState::Cancelled) => sample.cancelled += jobs,
         Ok(JobState::Expired) => sample.expired += jobs,
-        // It was revived since: it ends again.
+        // The job has left its terminal state since: it finishes again.
         _ => {}
     }
 }
 
-/// Notes how many jobs are in a state, of which no more than `most` were counted.
+/// Sets the number of jobs in a state; at most `most` were counted.
 pub(super) fn open(depth: &mut Depth, state: JobState, jobs: u64, most: u64) {
     match state {
         JobState::Queued => depth.queued = jobs,
@@ -87,23 +87,23 @@ pub(super) fn open(depth: &mut Depth, state: JobState, jobs: u64, most: u64) {
     depth.or_more |= jobs >= most;
 }
 
-/// Takes a look into the state; returns what is to be added to each queue's periods, and to those of
-/// all together, which have no name.
+/// Adds observations to the state; returns the samples to add to each queue's periods, and to those of
+/// all queues together (`None`).
 pub(super) fn advance(
     state: &mut State,
     taken_at: Timestamp,
     now: Timestamp,
-    mut looks: Looks,
+    mut observed: Observations,
 ) -> Vec<(Option<QueueName>, Sample)> {
     let covered_ms = (now.0 - taken_at.0).clamp(1, COVERED_MS_MAX);
     for known in &state.queues {
-        // Nothing of it: that is also something.
-        looks.entry(known.queue.clone()).or_default();
+        // A queue without counts gets a sample of zeros.
+        observed.entry(known.queue.clone()).or_default();
     }
     let mut known: BTreeMap<QueueName, QueueSnapshot> =
         std::mem::take(&mut state.queues).into_iter().map(|one| (one.queue.clone(), one)).collect();
-    let (mut samples, mut all) = (Vec::with_capacity(looks.len() + 1), Sample::default());
-    for (queue, look) in looks {
+    let (mut samples, mut all) = (Vec::with_capacity(observed.len() + 1), Sample::default());
+    for (queue, observation) in observed {
         let before = known.remove(&queue);
         let is_first = before.is_none();
         let mut sampled = before.unwrap_or_else(|| QueueSnapshot {
@@ -114,11 +114,11 @@ pub(super) fn advance(
             seen_at: now,
             latencies: Latencies::default(),
         });
-        let sample = sample(&sampled.depth, &look, covered_ms, now, is_first);
+        let sample = sample(&sampled.depth, &observation, covered_ms, now, is_first);
         sampled.totals.add(&sample);
         sampled.rates = sampled.rates.after(&sample);
         sampled.latencies.merge(&sample.latencies);
-        sampled.depth = look.depth;
+        sampled.depth = observation.depth;
         merge_concurrent(&mut all, &sample);
         if !sample.is_idle() {
             sampled.seen_at = now;
@@ -135,10 +135,16 @@ pub(super) fn advance(
 }
 
 /// One queue's sample.
-fn sample(before: &Depth, look: &Look, covered_ms: i64, now: Timestamp, is_first: bool) -> Sample {
-    let Look { depth, slots, ended } = look;
-    // Whatever is there or ended, and was not there before, came. Not so at the first look: nobody
-    // knows since when it is there.
+fn sample(
+    before: &Depth,
+    observation: &Observation,
+    covered_ms: i64,
+    now: Timestamp,
+    is_first: bool,
+) -> Sample {
+    let Observation { depth, slots, ended } = observation;
+    // Jobs that are present or finished now and were not present before were submitted since. At the
+    // first observation that is unknown.
     let arrived = match is_first {
         true => 0,
         false => (depth.open() + ended.ended()).saturating_sub(before.open()),
@@ -157,7 +163,8 @@ fn sample(before: &Depth, look: &Look, covered_ms: i64, now: Timestamp, is_first
     }
 }
 
-/// Adds another queue's sample of the same look: what they hold at once adds up.
+/// Adds another queue's sample of the same observation: the maxima occur at the same time, so they add
+/// up.
 fn merge_concurrent(all: &mut Sample, other: &Sample) {
     let queued_max = all.queued_max + other.queued_max;
     all.merge(other);
@@ -172,13 +179,13 @@ mod tests {
         QueueName { model: model.to_owned(), format: "i2_s".to_owned() }
     }
 
-    fn look(queued: u64, completed: u64) -> Look {
+    fn observation(queued: u64, completed: u64) -> Observation {
         let depth = Depth { queued, ..Depth::default() };
-        Look { depth, slots: 4, ended: Sample { completed, ..Sample::default() } }
+        Observation { depth, slots: 4, ended: Sample { completed, ..Sample::default() } }
     }
 
     #[test]
-    fn looks_that_take_long_are_further_apart() {
+    fn slow_observations_are_further_apart() {
         let (taken_at, after) = (Timestamp(0), |ms| Timestamp(ms));
         let mut state = State::default();
         assert!(!state.is_due(taken_at, after(1_999)) && state.is_due(taken_at, after(2_000)));
@@ -193,22 +200,25 @@ mod tests {
     }
 
     #[test]
-    fn what_came_is_what_is_there_or_ended_and_was_not_there_before() {
+    fn submitted_jobs_are_derived_from_depth_and_finished_jobs() {
         let mut state = State::default();
         let at = |s: i64| Timestamp(s * 1000);
-        let looks = Looks::from([(queue("a"), look(100, 0)), (queue("b"), look(0, 0))]);
-        let first = advance(&mut state, at(0), at(2), looks);
+        let observed = Observations::from([
+            (queue("a"), observation(100, 0)),
+            (queue("b"), observation(0, 0)),
+        ]);
+        let first = advance(&mut state, at(0), at(2), observed);
         assert_eq!(first.len(), 3, "two queues and all");
         assert_eq!((first[0].1.arrived, first[2].1.queued_max), (0, 100));
-        let looks = Looks::from([(queue("a"), look(90, 30))]);
-        let second = advance(&mut state, at(2), at(4), looks);
+        let observed = Observations::from([(queue("a"), observation(90, 30))]);
+        let second = advance(&mut state, at(2), at(4), observed);
         assert_eq!((second[0].1.arrived, second[0].1.completed), (20, 30));
         let all = &second.last().expect("all").1;
         assert_eq!((all.looks, all.covered_ms, all.arrived), (1, 2000, 20));
         assert_eq!(state.queues[0].totals.completed, 30);
         assert!(state.queues[0].rates.ended > 0.4 && state.queues[0].rates.ended < 15.0);
-        // Nobody looked for days.
-        let late = advance(&mut state, at(4), at(400_000), Looks::new());
+        // No process sampled for days.
+        let late = advance(&mut state, at(4), at(400_000), Observations::new());
         assert_eq!(late.last().expect("all").1.covered_ms, COVERED_MS_MAX.unsigned_abs());
         assert!(
             state.queues.iter().all(|queue| queue.seen_at == at(400_000))

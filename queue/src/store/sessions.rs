@@ -1,4 +1,4 @@
-//! Who is logged in: sessions of browsers, each of an API key, of whose secret the store keeps a hash.
+//! Browser sessions, each of an API key. The store keeps a hash of the session's secret.
 
 use std::time::Duration;
 
@@ -10,16 +10,13 @@ use super::{
     keys::{ApiKey, KeyHash},
 };
 
-/// Sessions that a key has at most: one more ends the one that would have ended first.
+/// Most sessions of a key: one more ends the session that would expire first.
 pub const SESSIONS_PER_KEY_MAX: u32 = 32;
 
 /// Sessions in a store.
 #[async_trait]
 pub trait Sessions: Send + Sync {
-    /// Keeps a session of a key for so long. Those whose time is up are forgotten.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Adds a session of a key with a lifetime; deletes expired sessions.
     async fn add_session(
         &self,
         hash: &KeyHash,
@@ -27,15 +24,10 @@ pub trait Sessions: Send + Sync {
         lifetime: Duration,
     ) -> Result<(), StoreError>;
 
-    /// The key of the session with this hash, if the session lasts and the key is not revoked.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the key of the session with this hash, unless the session has expired or the key is
+    /// revoked.
     async fn session(&self, hash: &KeyHash) -> Result<Option<ApiKey>, StoreError>;
 
-    /// Ends a session, if there is one.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Ends a session if it exists.
     async fn end_session(&self, hash: &KeyHash) -> Result<(), StoreError>;
 }

@@ -1,8 +1,8 @@
-//! Webhooks: a batch's creator hears that it is over.
+//! Webhooks: calls to a batch's creator when the batch has finished.
 //!
-//! What is to be told is part of the batch, so it is due with the transaction that ends the batch.
-//! Whoever tells claims the batch again, by the same lease and epoch as whoever drove it, and writes
-//! what came of it: told at least once, under one name.
+//! A webhook is part of its batch, so it is due with the transaction that finishes the batch. The process
+//! that calls it claims the batch again, with the same kind of lease and epoch as for driving it, and
+//! writes the result: delivered at least once, under one id.
 
 use std::fmt;
 
@@ -11,28 +11,28 @@ use serde::{Deserialize, Serialize};
 use super::batches::Batch;
 use crate::job::Timestamp;
 
-/// Who wants to hear, and how far that is.
+/// A webhook and the progress of its delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Webhook {
-    /// Whom to call.
+    /// URL to call.
     pub url: String,
-    /// Proves who calls.
+    /// Key of the signatures.
     pub secret: WebhookSecret,
     /// Calls so far.
     #[serde(default)]
     pub attempts: u32,
-    /// When to call next; none before the first call.
+    /// Time of the next call; `None` before the first.
     #[serde(default)]
     pub next_at: Option<Timestamp>,
-    /// Set when there are no more calls.
+    /// Time at which delivery ended, successfully or not.
     #[serde(default)]
     pub ended_at: Option<Timestamp>,
-    /// Why the last call was none that counts.
+    /// Error of the last call.
     #[serde(default)]
     pub error: Option<String>,
 }
 
-/// The key of the calls' signatures, as their receiver writes it. It is not shown.
+/// The key of the signatures, in the form that the receiver uses. Debug output hides it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WebhookSecret(pub String);
@@ -44,8 +44,8 @@ impl fmt::Debug for WebhookSecret {
 }
 
 impl Batch {
-    /// Since when somebody is to be told of its end; none while it is not over, and if nobody is, or
-    /// is any more.
+    /// Time since which the webhook is due; `None` while the batch is unfinished, and when it has no
+    /// webhook or delivery has ended.
     pub fn webhook_due(&self) -> Option<Timestamp> {
         let webhook = self.webhook.as_ref().filter(|webhook| webhook.ended_at.is_none())?;
         self.state.is_terminal().then(|| webhook.next_at.unwrap_or_default())
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_not_in_what_is_logged() {
+    fn debug_output_hides_the_secret() {
         let secret = WebhookSecret("whsec_aHVudGVyMg==".to_owned());
         assert!(!format!("{secret:?}").contains("aHVu"));
         assert_eq!(serde_json::json!(secret), "whsec_aHVudGVyMg==");

@@ -1,4 +1,4 @@
-//! Both stores that operators and HTTP clients are served from, each on a clock moved by hand.
+//! The stores with all traits, each with a clock set by the test.
 
 use std::{
     sync::{
@@ -14,14 +14,14 @@ use tritmill_queue::{
 };
 use tritmill_servers::Postgres;
 
-/// A store, and what moves its clock.
+/// A store and its clock.
 pub struct Rig {
     pub store: Arc<dyn FrontStore>,
     now: Arc<AtomicI64>,
 }
 
 impl Rig {
-    /// Moves the clock.
+    /// Advances the clock.
     pub fn advance(&self, by: Duration) {
         self.now.fetch_add(i64::try_from(by.as_millis()).unwrap(), Ordering::SeqCst);
     }
@@ -33,7 +33,7 @@ fn clock() -> (Arc<AtomicI64>, Arc<dyn Fn() -> Timestamp + Send + Sync>) {
     (now, Arc::new(move || Timestamp(read.load(Ordering::SeqCst))))
 }
 
-/// Runs a rule against both stores.
+/// Runs a rule on both stores.
 pub async fn both<F: Future<Output = ()>>(rule: impl Fn(Rig) -> F) {
     let folder = tempfile::tempdir().unwrap();
     let (now, clock_of_file) = clock();

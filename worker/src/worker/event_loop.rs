@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tritmill_engine::backend::StepError;
-use tritmill_queue::{Backoff, Delivery, ClaimRef, JobEvent, JobId, store::operations::Directive};
+use tritmill_queue::{Backoff, ClaimRef, Delivery, JobEvent, JobId, store::workers::Directive};
 
 use self::calls::{Answer, Calls, Feed};
 use super::{

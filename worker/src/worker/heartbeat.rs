@@ -8,7 +8,7 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::operations::{Directive, Heartbeat, WorkerMetrics},
+    store::workers::{Directive, Heartbeat, WorkerMetrics},
 };
 
 use super::{Worker, WorkerConfig};

@@ -139,7 +139,10 @@ mod tests {
         }
     }
 
-    async fn reconciler(store: Arc<SqliteStore>, bound: usize) -> (Reconciler, Arc<MemoryDispatcher>) {
+    async fn reconciler(
+        store: Arc<SqliteStore>,
+        bound: usize,
+    ) -> (Reconciler, Arc<MemoryDispatcher>) {
         let dispatcher = Arc::new(MemoryDispatcher::new(bound));
         let reconciler = Reconciler {
             store,

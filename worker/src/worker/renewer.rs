@@ -6,7 +6,7 @@ use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, timeout},
 };
-use tritmill_queue::{Delivery, Dispatcher, ClaimRef, Store};
+use tritmill_queue::{ClaimRef, Delivery, Dispatcher, Store};
 
 use crate::{mailbox::Mailbox, metrics::Metrics};
 

@@ -99,7 +99,7 @@ fn panic_of_a_task_on_any_thread_reaches_the_caller_and_the_pool_stays_usable() 
             pool.run(2, &|task| {
                 ran.fetch_add(1, Ordering::Relaxed);
                 if task == 1 {
-                    // Without the panic hook, whose output would fill the log.
+                    // Without the panic hook: its output would fill the log.
                     resume_unwind(Box::new("task 1 fails"));
                 }
             });

@@ -1,5 +1,5 @@
 //! What tests share: Redis, Postgres and browsers on free ports in temporary folders, seeded random
-//! numbers, and the rule for tests whose programs are missing.
+//! numbers, and the rule for tests that lack a program.
 //!
 //! A server stops when it is dropped, and the system kills it when the test itself is killed. Start
 //! it on the thread that runs the test: the system ties its life to that thread.

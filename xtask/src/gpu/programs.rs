@@ -5,7 +5,7 @@ use std::{
     ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
@@ -22,7 +22,8 @@ pub struct Programs {
     tests: Option<PathBuf>,
     /// Folder of the driver's library, of an emulated one.
     driver: Option<PathBuf>,
-    limit: Duration,
+    /// When programs are ended.
+    deadline: Option<Instant>,
 }
 
 impl Programs {
@@ -38,7 +39,7 @@ impl Programs {
 
     /// A command line without tests beside it.
     pub fn of(tritmill: PathBuf) -> Self {
-        Self { tritmill, tests: None, driver: None, limit: Duration::MAX }
+        Self { tritmill, tests: None, driver: None, deadline: None }
     }
 
     /// Uses the driver's library in a folder.
@@ -46,9 +47,9 @@ impl Programs {
         Self { driver: Some(folder), ..self }
     }
 
-    /// Ends programs that run longer than a limit.
+    /// Ends all programs that are started from now on when the limit is over.
     pub fn limit(&mut self, limit: Duration) {
-        self.limit = limit;
+        self.deadline = Some(Instant::now() + limit);
     }
 
     /// Where the command line is.
@@ -64,7 +65,10 @@ impl Programs {
     /// A program started by another, which takes words before the program's name.
     pub fn under(&self, starter: &[&str], program: &Path) -> Command {
         let mut command = Command::new("timeout");
-        let seconds = self.limit.as_secs().min(24 * 60 * 60).to_string();
+        // For `timeout`, 0 means no limit.
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        let seconds =
+            self.deadline.map_or(0, |deadline| left(deadline).as_secs().max(1)).to_string();
         command.args(["--kill-after=10", &seconds]).args(starter).arg(program);
         command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
         if let Some(folder) = &self.driver {

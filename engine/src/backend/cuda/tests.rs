@@ -72,9 +72,11 @@ mod ordinals {
     pub const RELEASED: usize = 8;
 }
 
-/// Opens an emulated device; `None` where the driver cannot be emulated.
+/// Opens an emulated device; `None` where the driver cannot be emulated, and in runs on a real device: a process has
+/// one driver.
 fn emulated_device(ordinal: usize) -> Option<driver::Driver> {
-    emulated::load().then(|| driver::open(ordinal).expect("emulated devices open"))
+    (is_emulated() && emulated::load())
+        .then(|| driver::open(ordinal).expect("emulated devices open"))
 }
 
 fn load(model: &Model, options: CudaOptions, limits: Limits) -> Option<CudaBackend> {

@@ -46,9 +46,7 @@ fn request_finishes_with_its_text_at_its_deadline() {
     let mut harness = Harness::new(config(), 40);
     let mut late = request(1, 20, 30);
     late.deadline = Some(harness.now + Duration::from_secs(4));
-    let id = harness.submit(&late);
-    harness.run();
-    let (_, choice) = only(&harness, id);
+    let choice = &harness.complete(&late).choices[0];
     assert_eq!(choice.finish_reason, FinishReason::Deadline);
     assert_eq!(choice.tokens, expected(&late)[0].tokens[..3], "steps at 1, 2 and 3 seconds");
 }
@@ -71,7 +69,7 @@ fn failed_step_fails_its_requests_and_the_engine_continues() {
     let requests: Vec<Request> = (0..4).map(|kind| request(kind, 20, 10)).collect();
     let ids: Vec<RequestId> = requests.iter().map(|request| harness.submit(request)).collect();
     harness.step();
-    harness.control.lock().expect("no panic").fail_next = true;
+    harness.fail_next_step();
     let report = harness.step();
     assert!(report.failed);
     harness.run();
@@ -96,12 +94,11 @@ fn blocks_of_a_failed_step_leave_the_prefix_cache() {
     let request = request(1, 40, 30);
     harness.submit(&request);
     harness.step();
-    harness.control.lock().expect("no panic").fail_next = true;
+    harness.fail_next_step();
     harness.step();
-    let id = harness.submit(&request);
-    harness.run();
-    assert_eq!(harness.output(id).cached_tokens, 0);
-    assert_eq!(harness.output(id).choices, expected(&request));
+    let output = harness.complete(&request);
+    assert_eq!(output.cached_tokens, 0);
+    assert_eq!(output.choices, expected(&request));
 }
 
 #[test]
@@ -156,7 +153,7 @@ fn idle_engine_runs_no_step() {
 #[test]
 fn max_tokens_is_capped_by_the_context() {
     let request = request(1, CONTEXT - 3, 50);
-    let choices = Harness::new(config(), 40).answer(&request);
+    let choices = Harness::new(config(), 40).choices(&request);
     assert_eq!(choices, expected(&request));
     assert_eq!(choices[0].tokens.len(), 3);
     assert_eq!(choices[0].finish_reason, FinishReason::Length);
@@ -195,14 +192,14 @@ fn repeating(letter: u32, sampling: SamplingParams) -> Request {
 #[test]
 fn stop_token_ends_the_choice_and_is_not_in_the_text() {
     let sampling = SamplingParams { stop_tokens: vec![2], ..SamplingParams::greedy(9) };
-    let choice = &Harness::new(config(), 9).answer(&repeating(2, sampling))[0];
+    let choice = &Harness::new(config(), 9).choices(&repeating(2, sampling))[0];
     assert_eq!((choice.tokens.as_slice(), choice.text.as_str()), ([2].as_slice(), ""));
     assert_eq!(choice.finish_reason, FinishReason::Stop);
 }
 
 #[test]
 fn end_of_sequence_respects_min_tokens_and_ignore_eos() {
-    let answer = |sampling| Harness::new(config(), 9).answer(&repeating(EOS, sampling)).remove(0);
+    let answer = |sampling| Harness::new(config(), 9).choices(&repeating(EOS, sampling)).remove(0);
     let choice = answer(SamplingParams::greedy(9));
     assert_eq!((choice.tokens, choice.finish_reason), (vec![EOS], FinishReason::Stop));
     let choice = answer(SamplingParams { min_tokens: 4, ..SamplingParams::greedy(9) });
@@ -217,23 +214,23 @@ fn end_of_sequence_respects_min_tokens_and_ignore_eos() {
 fn stop_string_cuts_the_text_and_keeps_the_tokens() {
     let stop = vec!["ccc".to_owned()];
     let sampling = SamplingParams { stop: stop.clone(), ..SamplingParams::greedy(9) };
-    let choice = &Harness::new(config(), 9).answer(&repeating(2, sampling))[0];
+    let choice = &Harness::new(config(), 9).choices(&repeating(2, sampling))[0];
     assert_eq!((choice.tokens.as_slice(), choice.text.as_str()), ([2; 3].as_slice(), ""));
     assert_eq!(choice.finish_reason, FinishReason::Stop);
     let sampling = SamplingParams { stop, min_tokens: 5, ..SamplingParams::greedy(9) };
-    let choice = &Harness::new(config(), 9).answer(&repeating(2, sampling))[0];
+    let choice = &Harness::new(config(), 9).choices(&repeating(2, sampling))[0];
     assert_eq!((choice.tokens.as_slice(), choice.text.as_str()), ([2; 5].as_slice(), "cc"));
 }
 
 #[test]
 fn text_equals_that_of_all_bytes_decoded_together() {
     // Token 26 is the first byte of a two-byte character.
-    let choice = &Harness::new(config(), 9).answer(&repeating(26, SamplingParams::greedy(2)))[0];
+    let choice = &Harness::new(config(), 9).choices(&repeating(26, SamplingParams::greedy(2)))[0];
     assert_eq!(choice.text, "\u{fffd}\u{fffd}");
     let letters = Letters::new();
     for mut request in mixture() {
         request.sampling.ignore_eos = false;
-        let choice = &Harness::new(config(), 40).answer(&request)[0];
+        let choice = &Harness::new(config(), 40).choices(&request)[0];
         let shown = choice.tokens.iter().filter(|token| !letters.is_special(**token));
         let bytes: Vec<u8> = shown.flat_map(|token| letters.bytes(*token)).copied().collect();
         assert_eq!(choice.text, String::from_utf8_lossy(&bytes));
@@ -245,9 +242,9 @@ fn logprobs_describe_every_token_and_do_not_change_the_draw() {
     let mut request = request(4, 10, 12);
     request.sampling.top_k = 5;
     request.sampling.logit_bias = [(3, 2.0)].into();
-    let plain = Harness::new(config(), 9).answer(&request);
+    let plain = Harness::new(config(), 9).choices(&request);
     request.sampling.logprobs = Some(3);
-    let choice = &Harness::new(config(), 9).answer(&request)[0];
+    let choice = &Harness::new(config(), 9).choices(&request)[0];
     assert_eq!(choice.tokens, plain[0].tokens);
     let logprobs = choice.logprobs.as_ref().expect("logprobs were requested");
     assert_eq!(logprobs.len(), choice.tokens.len());

@@ -89,7 +89,8 @@ impl Drop for Handover {
         let Ok(Ok(look)) = self.answer.try_recv() else { return };
         let (inner, consumer) = (Arc::clone(&self.inner), std::mem::take(&mut self.consumer));
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { inner.hand_back_unclaimed(&consumer, look.deliveries).await });
+            runtime
+                .spawn(async move { inner.hand_back_unclaimed(&consumer, look.deliveries).await });
         }
     }
 }

@@ -1,19 +1,24 @@
-//! The moves of a job's life that somebody asks for, one statement each.
+//! Changes of jobs on request, one statement each.
 //!
-//! A statement that changes jobs finds them by `id = ANY($1)`, which reads the primary keys of just
-//! the partitions concerned, and joins what belongs to each from arrays. Under READ COMMITTED a row
-//! that somebody else holds is waited for and then tested again, so of two claims of a job one gets
-//! it, and a write under an old epoch finds nothing.
+//! A statement that changes jobs finds them by `id = ANY($1)`, which reads the primary keys of only the
+//! partitions concerned, and joins the values of each job from arrays. Under READ COMMITTED a row that
+//! another transaction holds is waited for and then tested again: of two claims of a job one succeeds,
+//! and a write under an old epoch matches nothing.
 
 use std::{
     collections::{HashMap, HashSet},
     time::Duration,
 };
 
-use sqlx::{PgConnection, PgExecutor, PgPool, postgres::PgRow};
+use sqlx::{PgConnection, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{milliseconds, rows, unavailable};
+use super::{
+    PostgresStore,
+    calls::query,
+    dialect::{decode, id_list, storable},
+    rows::{self, milliseconds, stored},
+};
 use crate::{
     job::{Job, JobId, JobState},
     outcome::{JobError, Outcome, Usage},
@@ -24,23 +29,23 @@ use crate::{
     wire,
 };
 
-/// Records jobs as queued or scheduled; known ids stay as they are. `replay_of` names the dead
-/// letter that each one repeats.
+/// Records jobs as queued or scheduled; jobs with known ids stay as they are. `replay_of` has the dead
+/// letter that each job repeats.
 pub(super) async fn insert_jobs(
     connection: &mut PgConnection,
     jobs: &[Job],
-    replay_of: Option<&[Uuid]>,
+    replay_of: Option<&[JobId]>,
     now: Option<i64>,
 ) -> Result<(), StoreError> {
     for job in jobs {
-        rows::storable("model", &job.queue.model)?;
-        rows::storable("format", &job.queue.format)?;
-        rows::storable("tenant", &job.tenant.0)?;
-        rows::storable("custom_id", job.custom_id.as_deref().unwrap_or_default())?;
+        storable("model", &job.queue.model)?;
+        storable("format", &job.queue.format)?;
+        storable("tenant", &job.tenant.0)?;
+        storable("custom_id", job.custom_id.as_deref().unwrap_or_default())?;
     }
     let attempts_max = |job: &Job| i32::try_from(job.attempts_max.max(1)).unwrap_or(i32::MAX);
     let column = |of: fn(&Job) -> &str| jobs.iter().map(of).collect::<Vec<_>>();
-    sqlx::query(
+    query(
         "WITH clock AS (SELECT store_now_ms($1) AS now)
          INSERT INTO jobs (id, model, format, tenant, priority, state, cost, attempts_max, run_at,
                            expires_at, submitted_at, replay_of, job, custom_id)
@@ -64,27 +69,25 @@ pub(super) async fn insert_jobs(
     .bind(jobs.iter().map(attempts_max).collect::<Vec<_>>())
     .bind(jobs.iter().map(|job| job.run_at.map(|at| at.0)).collect::<Vec<_>>())
     .bind(jobs.iter().map(|job| job.expires_at.map(|at| at.0)).collect::<Vec<_>>())
-    .bind(
-        replay_of
-            .map_or_else(|| vec![None; jobs.len()], |ids| ids.iter().copied().map(Some).collect()),
-    )
+    .bind(replay_of.map_or_else(
+        || vec![None; jobs.len()],
+        |ids| ids.iter().map(|id| Some(Uuid::from(*id))).collect(),
+    ))
     .bind(jobs.iter().map(wire::encode).collect::<Vec<_>>())
     .bind(jobs.iter().map(|job| job.custom_id.as_deref()).collect::<Vec<_>>())
     .execute(connection)
-    .await
-    .map_err(unavailable)?;
+    .await?;
     Ok(())
 }
 
-/// Claims those of `ids` that are queued or whose lease is over, in the order given. A lost lease
-/// counts as an attempt; a job that it leaves none is the reconciler's.
+/// Claims the jobs that are queued or whose lease expired, in the order of `ids`. A lost lease counts as
+/// an attempt; a job without attempts left is failed by the reconciler.
 pub(super) async fn claim(
-    pool: &PgPool,
+    store: &PostgresStore,
     ids: &[JobId],
     by: Claimant<'_>,
-    now: Option<i64>,
 ) -> Result<Vec<Claim>, StoreError> {
-    let claimed = sqlx::query(
+    let claim = query(
         "WITH clock AS (SELECT store_now_ms($1) AS now), claimed AS (
              UPDATE jobs
              SET state = 'running', epoch = epoch + 1, owner = $3,
@@ -111,37 +114,31 @@ pub(super) async fn claim(
          SELECT id, epoch, attempts, job, checkpoint, expires_at - now AS expires_in
          FROM claimed, clock",
     )
-    .bind(now)
-    .bind(rows::sorted(ids.iter().copied()))
+    .bind(store.clock_parameter())
+    .bind(id_list(ids.iter().copied()))
     .bind(by.owner)
     .bind(milliseconds(by.lease))
-    .bind(wire::encode(&lease_lost()))
-    .fetch_all(pool)
-    .await
-    .map_err(unavailable)?;
+    .bind(wire::encode(&lease_lost()));
+    let claimed = store.fetch_all(claim).await?;
     let mut claims = HashMap::with_capacity(claimed.len());
     let mut unreadable = Vec::new();
     for row in &claimed {
-        let id = rows::id(row, "id")?;
+        let claim = rows::claim_ref(row)?;
         match claim_of(row) {
-            Ok(claim) => {
-                claims.insert(id, claim);
+            Ok(read) => {
+                claims.insert(claim.id, read);
             }
             Err(error) => {
-                tracing::error!(job = %id, %error, "a claimed job cannot be read");
+                tracing::error!(job = %claim.id, %error, "a claimed job cannot be read");
                 let outcome = Outcome::Error(attempts::unreadable(&error));
-                unreadable.push(FinishedAttempt {
-                    claim: rows::held(row)?,
-                    outcome,
-                    first_token: None,
-                });
+                unreadable.push(FinishedAttempt { claim, outcome, first_token: None });
             }
         }
     }
     if !unreadable.is_empty()
-        && let Err(error) = finish(pool, &unreadable, now).await
+        && let Err(error) = finish(store, &unreadable).await
     {
-        // Their leases run out: their neighbours must not wait for that.
+        // Their leases expire; the readable jobs must not wait for that.
         tracing::warn!(%error, "attempts at unreadable jobs not recorded");
     }
     Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
@@ -150,99 +147,93 @@ pub(super) async fn claim(
 fn claim_of(row: &PgRow) -> Result<Claim, StoreError> {
     let expires_in: Option<i64> = rows::get(row, "expires_in")?;
     Ok(Claim {
-        job: rows::decode(row, "job")?,
+        job: decode(row, "job")?,
         epoch: rows::integer(row, "epoch")?,
-        attempts: rows::attempts(row)?,
+        attempts: rows::attempts(row, "attempts")?,
         expires_in: expires_in.map(rows::duration),
         checkpoint: rows::get(row, "checkpoint")?,
     })
 }
 
-/// Those of `held` that are not among the rows.
+/// The claims that are not among the rows.
 fn lost(
-    held: impl IntoIterator<Item = ClaimRef>,
+    claims: impl IntoIterator<Item = ClaimRef>,
     kept: &[PgRow],
 ) -> Result<Vec<ClaimRef>, StoreError> {
-    let kept: HashSet<ClaimRef> = kept.iter().map(rows::held).collect::<Result<_, _>>()?;
-    Ok(held.into_iter().filter(|held| !kept.contains(held)).collect())
+    let kept: HashSet<ClaimRef> = kept.iter().map(rows::claim_ref).collect::<Result<_, _>>()?;
+    Ok(claims.into_iter().filter(|claim| !kept.contains(claim)).collect())
 }
 
-/// Extends leases; returns the claims that hold no more.
+/// Ids in ascending order, and their epochs.
+fn columns(claims: &[ClaimRef]) -> (Vec<Uuid>, Vec<i64>) {
+    let mut sorted: Vec<(Uuid, i64)> =
+        claims.iter().map(|claim| (Uuid::from(claim.id), claim.epoch)).collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    sorted.into_iter().unzip()
+}
+
+/// Extends leases; returns the claims that no longer hold.
 pub(super) async fn renew(
-    pool: &PgPool,
-    held: &[ClaimRef],
+    store: &PostgresStore,
+    claims: &[ClaimRef],
     lease: Duration,
-    now: Option<i64>,
 ) -> Result<Vec<ClaimRef>, StoreError> {
-    let (ids, epochs) = rows::columns(held);
-    let kept = sqlx::query(
+    let (ids, epochs) = columns(claims);
+    let renew = query(
         "UPDATE jobs SET lease_until = store_now_ms($1) + $2
-         FROM UNNEST($3::uuid[], $4::bigint[]) AS held (id, epoch)
-         WHERE jobs.id = ANY($3) AND jobs.id = held.id AND jobs.epoch = held.epoch
+         FROM UNNEST($3::uuid[], $4::bigint[]) AS claim (id, epoch)
+         WHERE jobs.id = ANY($3) AND jobs.id = claim.id AND jobs.epoch = claim.epoch
            AND jobs.state = 'running'
          RETURNING jobs.id, jobs.epoch",
-    )
-    .bind(now)
-    .bind(milliseconds(lease))
-    .bind(ids)
-    .bind(epochs)
-    .fetch_all(pool)
-    .await
-    .map_err(unavailable)?;
-    lost(held.iter().copied(), &kept)
+    );
+    let renew =
+        renew.bind(store.clock_parameter()).bind(milliseconds(lease)).bind(ids).bind(epochs);
+    lost(claims.iter().copied(), &store.fetch_all(renew).await?)
 }
 
-/// Saves the work of the claims that hold; returns the others.
+/// Saves the checkpoints of the claims that hold; returns the other claims.
 pub(super) async fn checkpoint(
-    pool: &PgPool,
+    store: &PostgresStore,
     saved: &[(ClaimRef, Vec<u8>)],
 ) -> Result<Vec<ClaimRef>, StoreError> {
-    // The last one of a claim that is named twice.
+    // Of a claim that occurs twice, the last one counts.
     let last: HashMap<ClaimRef, &[u8]> =
-        saved.iter().map(|(held, bytes)| (*held, bytes.as_slice())).collect();
+        saved.iter().map(|(claim, bytes)| (*claim, bytes.as_slice())).collect();
     let mut last: Vec<(ClaimRef, &[u8])> = last.into_iter().collect();
-    last.sort_unstable_by_key(|(held, _)| (held.id, held.epoch));
-    let kept = sqlx::query(
+    last.sort_unstable_by_key(|(claim, _)| (claim.id, claim.epoch));
+    let save = query(
         "UPDATE jobs SET checkpoint = saved.bytes
          FROM UNNEST($1::uuid[], $2::bigint[], $3::bytea[]) AS saved (id, epoch, bytes)
          WHERE jobs.id = ANY($1) AND jobs.id = saved.id AND jobs.epoch = saved.epoch
            AND jobs.state = 'running'
          RETURNING jobs.id, jobs.epoch",
     )
-    .bind(last.iter().map(|(held, _)| Uuid::from(held.id)).collect::<Vec<_>>())
-    .bind(last.iter().map(|(held, _)| held.epoch).collect::<Vec<_>>())
-    .bind(last.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>())
-    .fetch_all(pool)
-    .await
-    .map_err(unavailable)?;
-    lost(saved.iter().map(|(held, _)| *held), &kept)
+    .bind(last.iter().map(|(claim, _)| Uuid::from(claim.id)).collect::<Vec<_>>())
+    .bind(last.iter().map(|(claim, _)| claim.epoch).collect::<Vec<_>>())
+    .bind(last.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>());
+    lost(saved.iter().map(|(claim, _)| *claim), &store.fetch_all(save).await?)
 }
 
-/// Gives claims back; returns those that were held.
-pub(super) async fn hand_back(pool: &PgPool, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
-    let (ids, epochs) = rows::columns(held);
-    let returned = sqlx::query(
+/// Releases claims without counting an attempt; returns the jobs whose claim held.
+pub(super) async fn hand_back(
+    store: &PostgresStore,
+    claims: &[ClaimRef],
+) -> Result<Vec<JobId>, StoreError> {
+    let (ids, epochs) = columns(claims);
+    let release = query(
         "UPDATE jobs SET state = 'queued', epoch = jobs.epoch + 1, owner = NULL, lease_until = NULL
-         FROM UNNEST($1::uuid[], $2::bigint[]) AS held (id, epoch)
-         WHERE jobs.id = ANY($1) AND jobs.id = held.id AND jobs.epoch = held.epoch
+         FROM UNNEST($1::uuid[], $2::bigint[]) AS claim (id, epoch)
+         WHERE jobs.id = ANY($1) AND jobs.id = claim.id AND jobs.epoch = claim.epoch
            AND jobs.state = 'running'
          RETURNING jobs.id",
-    )
-    .bind(ids)
-    .bind(epochs)
-    .fetch_all(pool)
-    .await
-    .map_err(unavailable)?;
-    rows::ids(&returned)
+    );
+    rows::ids(&store.fetch_all(release.bind(ids).bind(epochs)).await?)
 }
 
-/// Withdraws jobs that are not over.
-pub(super) async fn cancel(
-    pool: &PgPool,
-    ids: &[JobId],
-    now: Option<i64>,
-) -> Result<Vec<JobId>, StoreError> {
-    let cancelled = sqlx::query(
+/// Cancels jobs that are not in a terminal state.
+pub(super) async fn cancel(store: &PostgresStore, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
+    let cancel = query(
         "WITH cancelled AS (
              UPDATE jobs SET state = 'cancelled', epoch = epoch + 1, owner = NULL,
                              lease_until = NULL, run_at = NULL, checkpoint = NULL
@@ -253,36 +244,40 @@ pub(super) async fn cancel(
              SELECT id, tenant, model, format, store_now_ms($1) FROM cancelled
          )
          SELECT id FROM cancelled",
-    )
-    .bind(now)
-    .bind(rows::sorted(ids.iter().copied()))
-    .fetch_all(pool)
-    .await
-    .map_err(unavailable)?;
-    rows::ids(&cancelled)
+    );
+    let cancel = cancel.bind(store.clock_parameter()).bind(id_list(ids.iter().copied()));
+    rows::ids(&store.fetch_all(cancel).await?)
 }
 
-/// Deletes jobs with their results and errors, whatever their state.
-pub(super) async fn delete(
-    executor: impl PgExecutor<'_>,
-    ids: &[JobId],
-) -> Result<u64, StoreError> {
-    let row = sqlx::query(
+/// Deletes jobs in any state with their results and errors; returns how many were deleted.
+pub(super) async fn delete(store: &PostgresStore, ids: &[JobId]) -> Result<u64, StoreError> {
+    let delete = query(
         "WITH deleted AS (DELETE FROM jobs WHERE id = ANY($1) RETURNING id),
-              unrecorded AS (DELETE FROM results WHERE job_id = ANY($1)),
-              forgiven AS (DELETE FROM attempt_errors WHERE job_id = ANY($1))
+              deleted_results AS (DELETE FROM results WHERE job_id = ANY($1)),
+              deleted_errors AS (DELETE FROM attempt_errors WHERE job_id = ANY($1))
          SELECT count(*) AS jobs FROM deleted",
-    )
-    .bind(rows::sorted(ids.iter().copied()))
-    .fetch_one(executor)
-    .await
-    .map_err(unavailable)?;
-    rows::count(&row, "jobs")
+    );
+    rows::count(&store.fetch_one(delete.bind(id_list(ids.iter().copied()))).await?, "jobs")
 }
 
-/// Records the attempts whose epoch still holds: state, result, usage and error at once. The others
-/// were fenced out. The verdict is completed here, where the attempts are known: an error of a job
-/// that has no attempt left fails it.
+/// Deletes dead letters with their results and errors; returns how many were deleted.
+pub(super) async fn purge(store: &PostgresStore, ids: &[JobId]) -> Result<u64, StoreError> {
+    let purge = query(
+        "WITH purged AS (
+             DELETE FROM jobs WHERE id = ANY($1) AND state = 'failed' RETURNING id
+         ), purged_results AS (
+             DELETE FROM results USING purged WHERE job_id = ANY($1) AND job_id = purged.id
+         ), purged_errors AS (
+             DELETE FROM attempt_errors USING purged WHERE job_id = ANY($1) AND job_id = purged.id
+         )
+         SELECT count(*) AS jobs FROM purged",
+    );
+    rows::count(&store.fetch_one(purge.bind(id_list(ids.iter().copied()))).await?, "jobs")
+}
+
+/// Records the attempts whose claim holds: state, result, usage and error at once. The others were
+/// fenced out. The statement completes the verdict, since it knows the attempts: an error of a job
+/// without attempts left fails it.
 const FINISH: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
     SELECT * FROM UNNEST($2::uuid[], $3::bigint[], $4::text[], $5::bytea[], $6::bytea[],
@@ -320,12 +315,11 @@ SELECT id, state FROM settled";
 
 /// See [`FINISH`].
 pub(super) async fn finish(
-    pool: &PgPool,
+    store: &PostgresStore,
     finished: &[FinishedAttempt],
-    now: Option<i64>,
 ) -> Result<Vec<Settled>, StoreError> {
     let mut seen = HashSet::with_capacity(finished.len());
-    // An attempt named twice in one call is recorded as it was named first.
+    // Of a claim that occurs twice, the first one counts.
     let mut done: Vec<&FinishedAttempt> =
         finished.iter().filter(|done| seen.insert(done.claim)).collect();
     done.sort_unstable_by_key(|done| (done.claim.id, done.claim.epoch));
@@ -341,26 +335,23 @@ pub(super) async fn finish(
     }
     let errors = || done.iter().map(error);
     let verdict = |done: &&FinishedAttempt| attempts::verdict(&done.outcome, 0, u32::MAX).as_str();
-    let tokens = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-    let settled = sqlx::query(FINISH)
-        .bind(now)
+    let finish = query(FINISH)
+        .bind(store.clock_parameter())
         .bind(done.iter().map(|done| Uuid::from(done.claim.id)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| done.claim.epoch).collect::<Vec<_>>())
         .bind(done.iter().map(verdict).collect::<Vec<_>>())
         .bind(done.iter().map(|done| wire::encode(&done.outcome)).collect::<Vec<_>>())
         .bind(errors().map(|error| error.map(wire::encode)).collect::<Vec<_>>())
-        .bind(done.iter().map(|done| tokens(usage(done).prompt_tokens)).collect::<Vec<_>>())
-        .bind(done.iter().map(|done| tokens(usage(done).completion_tokens)).collect::<Vec<_>>())
+        .bind(done.iter().map(|done| stored(usage(done).prompt_tokens)).collect::<Vec<_>>())
+        .bind(done.iter().map(|done| stored(usage(done).completion_tokens)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| attempts::jitter(done.claim.id)).collect::<Vec<_>>())
         .bind(attempts::BACKOFF_BASE.as_secs_f64() * 1000.0)
         .bind(attempts::BACKOFF_MAX.as_secs_f64() * 1000.0)
         .bind(f64::from(attempts::BACKOFF_DOUBLINGS_MAX))
         .bind(errors().map(|error| error.map(|error| &*error.code)).collect::<Vec<_>>())
         .bind(errors().map(|error| error.map(attempts::signature)).collect::<Vec<_>>())
-        .bind(done.iter().map(|done| done.first_token.map(milliseconds)).collect::<Vec<_>>())
-        .fetch_all(pool)
-        .await
-        .map_err(unavailable)?;
+        .bind(done.iter().map(|done| done.first_token.map(milliseconds)).collect::<Vec<_>>());
+    let settled = store.fetch_all(finish).await?;
     let mut states: HashMap<JobId, JobState> = settled
         .iter()
         .map(|row| Ok((rows::id(row, "id")?, rows::state(row)?)))

@@ -1,4 +1,4 @@
-//! Where the server is, and the first connection to it.
+//! Connection URLs and the first connection.
 
 use std::{str::FromStr, time::Duration};
 
@@ -8,16 +8,15 @@ use sqlx::{
 };
 use tokio::time::timeout;
 
-use super::{NoAnswer, told, unavailable};
-use crate::store::StoreError;
+use super::NoAnswer;
+use crate::store::{StoreError, error::without_source_line};
 
 /// Name under which the server lists this program's connections.
 const APPLICATION_NAME: &str = "tritmill";
-/// How long to ask why no connection could be had.
+/// How long to look for the reason why no connection was made.
 const EXPLAIN_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a URL may say after its `?`. Others are refused: one that is misspelt would be ignored, and
-/// written to the log with its value.
+/// Parameters of a URL. Others are refused: sqlx ignores an unknown one and logs it with its value.
 const PARAMETERS: [&str; 11] = [
     "application_name",
     "dbname",
@@ -32,12 +31,12 @@ const PARAMETERS: [&str; 11] = [
     "user",
 ];
 
-/// A parameter of a URL that is not known.
+/// A URL has an unknown parameter.
 #[derive(Debug, thiserror::Error)]
 #[error("unknown parameter in the database URL (known: {})", PARAMETERS.join(", "))]
 struct UnknownParameter;
 
-/// A file that a URL names and that cannot be read.
+/// A file that a URL names cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {parameter} {path}: {error}")]
 struct NoFile {
@@ -62,12 +61,12 @@ pub(super) fn parse(url: &str) -> Result<PgConnectOptions, StoreError> {
             }
         }
     }
-    let options = PgConnectOptions::from_str(url).map_err(unavailable)?;
+    let options = PgConnectOptions::from_str(url)?;
     let name = options.get_application_name().unwrap_or(APPLICATION_NAME).to_owned();
     Ok(options.application_name(&name))
 }
 
-/// A server that no connection can be made to, and why: names no password.
+/// No connection can be made to a server, and why. The message has no password.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot connect to {address}: {source}")]
 struct Unreachable {
@@ -75,8 +74,8 @@ struct Unreachable {
     source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Opens a pool with one connection. A server that is just starting is waited for; one that stays
-/// away is reported with the reason, which the pool would keep to itself.
+/// Opens a pool with one connection. Waits for a server that is starting; if none answers, the error has
+/// the reason, which the pool does not report.
 pub(super) async fn pool(
     options: PgPoolOptions,
     server: PgConnectOptions,
@@ -90,13 +89,13 @@ pub(super) async fn pool(
         Ok(pool) => return Ok(pool),
         Err(sqlx::Error::PoolTimedOut) => {
             match timeout(EXPLAIN_LIMIT, PgConnection::connect_with(&server)).await {
-                // It came at the last moment.
-                Ok(Ok(_)) => return options.connect_with(server).await.map_err(unavailable),
-                Ok(Err(error)) => told(error),
+                // The server has come up meanwhile.
+                Ok(Ok(_)) => return Ok(options.connect_with(server).await?),
+                Ok(Err(error)) => without_source_line(error),
                 Err(_) => NoAnswer(limit).into(),
             }
         }
-        Err(error) => told(error),
+        Err(error) => without_source_line(error),
     };
     Err(StoreError::Unavailable(Box::new(Unreachable { address, source })))
 }

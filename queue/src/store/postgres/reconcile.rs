@@ -1,13 +1,10 @@
-//! The moves that time makes: leases that run out, deadlines, jobs that are due.
+//! Changes of jobs that time causes: expired leases, deadlines, due jobs.
 //!
-//! Each statement moves a bounded number of jobs and passes over those that somebody else holds at
-//! the moment, so that several reconcilers share the work and none waits for a claim or a finish.
+//! Each statement changes a bounded number of jobs and skips those that another transaction holds, so
+//! that several reconcilers share the work and none waits for a claim or a finish.
 
-use sqlx::PgPool;
-
-use super::{rows, unavailable};
+use super::{PostgresStore, calls::query, rows};
 use crate::{
-    job::JobState,
     outcome::Outcome,
     store::{
         Reconciled, StoreError,
@@ -16,10 +13,10 @@ use crate::{
     wire,
 };
 
-/// Jobs that one statement moves.
+/// Jobs that one statement changes.
 const BATCH: i32 = 1000;
 
-/// Ends running attempts whose lease is over: back to queued, or a dead letter.
+/// Ends running attempts whose lease expired: the jobs are queued again or become dead letters.
 const LAPSE: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     SELECT id FROM jobs WHERE state = 'running' AND lease_until <= (SELECT now FROM clock)
@@ -43,7 +40,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
 )
 SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
-/// Ends waiting jobs whose deadline has passed; ordered as [`PROMOTE`] is.
+/// Expires unclaimed jobs whose deadline has passed; ordered like [`PROMOTE`].
 const EXPIRE: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     SELECT id FROM jobs
@@ -59,9 +56,9 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
 )
 SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
-/// Queues scheduled and retrying jobs whose time has come. In the order of their index: in that of
-/// ids, a planner without figures walks through a million jobs to find none. Locked rows are
-/// skipped, so no order is needed against deadlocks.
+/// Queues scheduled and retrying jobs that are due, in the order of their index: in the order of ids, a
+/// planner without statistics scans a million jobs to find none. Locked rows are skipped, so the order
+/// does not matter for deadlocks.
 const PROMOTE: &str = "
 WITH due AS MATERIALIZED (
     SELECT id FROM jobs
@@ -74,39 +71,33 @@ WITH due AS MATERIALIZED (
 )
 SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
-/// Moves what time has moved, and says what.
-pub(super) async fn reconcile(pool: &PgPool, now: Option<i64>) -> Result<Reconciled, StoreError> {
+/// Applies all changes that are due; returns what changed.
+pub(super) async fn reconcile(store: &PostgresStore) -> Result<Reconciled, StoreError> {
     let error = lease_lost();
     let (code, signature) = (error.code.clone().into_bytes(), signature(&error).into_bytes());
     let values = [wire::encode(&error), wire::encode(&Outcome::Error(error)), code, signature];
     let mut done = Reconciled::default();
-    repeat(pool, LAPSE, now, &values, &mut done).await?;
+    repeat(store, LAPSE, &values, &mut done).await?;
     done.lapsed = done.moved;
-    repeat(pool, EXPIRE, now, &[wire::encode(&Outcome::Expired)], &mut done).await?;
-    repeat(pool, PROMOTE, now, &[], &mut done).await?;
+    repeat(store, EXPIRE, &[wire::encode(&Outcome::Expired)], &mut done).await?;
+    repeat(store, PROMOTE, &[], &mut done).await?;
     Ok(done)
 }
 
-/// Repeats a statement until it finds less than it may move.
+/// Repeats a statement until it finds fewer jobs than it may change.
 async fn repeat(
-    pool: &PgPool,
+    store: &PostgresStore,
     statement: &'static str,
-    now: Option<i64>,
     values: &[Vec<u8>],
     done: &mut Reconciled,
 ) -> Result<(), StoreError> {
     loop {
-        let query = sqlx::query(statement).bind(now).bind(BATCH);
-        let query = values.iter().fold(query, |query, value| query.bind(value));
-        let moved = query.fetch_all(pool).await.map_err(unavailable)?;
-        let mut queued = Vec::new();
-        for row in &moved {
-            if rows::state(row)? == JobState::Queued {
-                queued.push(rows::entry(row, &rows::queue(row)?)?);
-            }
-        }
-        done.extend(moved.len() as u64, queued);
-        if moved.len() < BATCH as usize {
+        let change = query(statement).bind(store.clock_parameter()).bind(BATCH);
+        let change = values.iter().fold(change, |change, value| change.bind(value));
+        let changed = store.fetch_all(change).await?;
+        let queued = changed.iter().map(rows::queued).collect::<Result<Vec<_>, _>>()?;
+        done.extend(changed.len() as u64, queued.into_iter().flatten());
+        if changed.len() < BATCH as usize {
             return Ok(());
         }
     }

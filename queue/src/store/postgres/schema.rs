@@ -1,32 +1,32 @@
-//! The schema's version: who brings it up to date, and who refuses to run on an older one.
+//! The schema's version: migration to the latest, and the check at connection.
 //!
-//! Migrations expand, then contract, so a program runs on any schema that is at least its own: the
-//! schema is migrated first, then the processes are replaced one by one.
+//! Migrations expand, then contract, so a program runs on any schema that is at least its own: migrate
+//! the schema first, then replace the processes one by one.
 
 use sqlx::{
     PgPool, Row as _,
     migrate::{MigrateError, Migrator},
 };
 
-use super::{rows, unavailable};
+use super::rows;
 use crate::store::StoreError;
 
 /// The schema, embedded in the program: forward only.
 fn migrations() -> Migrator {
-    let mut migrator = sqlx::migrate!("../migrations/postgres");
-    // What a later release has run stays.
+    let mut migrator = sqlx::migrate!("migrations/postgres");
+    // Migrations of a later release are left alone.
     migrator.set_ignore_missing(true);
     migrator
 }
 
-/// A schema this program cannot run on; the source of a [`StoreError::Migrate`].
+/// The schema is missing or too old; the source of a [`StoreError::Migrate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SchemaError {
-    /// An empty database, or one of another program.
+    /// The database is empty or belongs to another program.
     #[error("the database has no tritmill schema: run tritmill migrate")]
     Missing,
-    /// The schema of an earlier release.
+    /// The schema is of an earlier release.
     #[error("the schema lacks migration {missing} (it is at {found}): run tritmill migrate")]
     Older {
         /// The latest migration it has.
@@ -40,7 +40,7 @@ pub enum SchemaError {
 pub(super) async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
     migrations().run(pool).await.map_err(|error| match error {
         MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
-            match unavailable(error) {
+            match StoreError::from(error) {
                 StoreError::Unavailable(said) => StoreError::Migrate(said),
                 other => other,
             }
@@ -49,21 +49,18 @@ pub(super) async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
     })
 }
 
-/// Refuses a schema that lacks a migration of this program's.
+/// Returns an error if the schema lacks a migration of this program.
 pub(super) async fn check(pool: &PgPool) -> Result<(), StoreError> {
     let refuse = |error: SchemaError| StoreError::Migrate(Box::new(error));
     let exists: bool = sqlx::query("SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS there")
         .fetch_one(pool)
         .await
-        .and_then(|row| row.try_get("there"))
-        .map_err(unavailable)?;
+        .and_then(|row| row.try_get("there"))?;
     if !exists {
         return Err(refuse(SchemaError::Missing));
     }
-    let applied = sqlx::query("SELECT version FROM _sqlx_migrations WHERE success")
-        .fetch_all(pool)
-        .await
-        .map_err(unavailable)?;
+    let applied =
+        sqlx::query("SELECT version FROM _sqlx_migrations WHERE success").fetch_all(pool).await?;
     let applied: Vec<i64> =
         applied.iter().map(|row| rows::integer(row, "version")).collect::<Result<_, _>>()?;
     let Some(&found) = applied.iter().max() else { return Err(refuse(SchemaError::Missing)) };

@@ -1,157 +1,128 @@
-//! The batch file of an embedded run: which line of the input is which job, and what is known of
-//! its answer.
+//! The batch file of an embedded run: the lines of the input, their jobs and their answers.
 //!
-//! Every start reads the whole input again under a new run number. A line is found again by its
-//! key (a hash of what it asks), keeps its job and its answer, and only changes its number; a line
-//! with a new key gets a new job; what the run did not see is pruned. So the rows follow the input
-//! whatever was edited, and an answer is never computed twice.
+//! Every start reads the whole input again under a new run number. A line is recognised by its key (a
+//! hash of its content): it keeps its job and its answer and changes only its number. A line with a new
+//! key gets a new job; lines that the run did not see are pruned. So the rows follow any edit of the
+//! input, and no answer is computed twice.
 
 use std::collections::HashMap;
 
 use serde_json::json;
-use sqlx::{Row, SqliteConnection, sqlite::SqliteRow};
+use uuid::Uuid;
 
 use super::{
     super::StoreError,
-    SqliteStore, claims,
+    SqliteStore,
+    calls::{Connection, Row, query},
+    claims,
+    dialect::{self, hex},
     rows::{self, to_json},
-    unavailable,
 };
 use crate::{
     job::{Job, JobId, QueueName, Timestamp},
     outcome::Outcome,
 };
 
-/// A line of the input, parsed.
+/// A parsed line of the input.
 #[derive(Debug, Clone)]
 pub struct IngestedLine {
-    /// What the line asks, as a hash: the same key means the same answer.
+    /// Hash of the line's content: equal keys have equal answers.
     pub key: [u8; 32],
-    /// In the input, from 1.
+    /// Number of the line in the input, from 1.
     pub number: u64,
-    /// The caller's name for it, if it has a readable one.
+    /// The caller's name for the line, if it has a readable one.
     pub custom_id: Option<String>,
     /// Form of the answer (`chat`, `completion`, `refusal`).
     pub shape: &'static str,
-    /// The job it became, or why not (JSON).
+    /// The line's job, or the reason why it has none (JSON).
     pub content: Result<Box<Job>, String>,
 }
 
-/// What an ingested chunk held.
+/// Number of lines in an ingested chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IngestCounts {
-    /// Lines that became a job now.
+    /// Lines with a new job.
     pub added: u64,
-    /// Lines whose job was known.
+    /// Lines with a known job.
     pub known: u64,
-    /// Lines that were refused.
+    /// Rejected lines.
     pub refused: u64,
 }
 
-/// Why a line was refused, as the codec wrote it.
+/// A rejected line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RejectedLine {
-    /// In the input, from 1.
+    /// Number of the line in the input, from 1.
     pub number: u64,
     /// The caller's name for the line, if it has a readable one.
     pub custom_id: Option<String>,
     /// The line's key.
     pub key: Vec<u8>,
-    /// The codec's JSON.
+    /// The reason, as JSON.
     pub refusal: String,
 }
 
-/// A line's answer.
+/// A line with its answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnsweredLine {
-    /// In the order of commit.
+    /// Position in the order of commits.
     pub seq: i64,
-    /// Line in the input, from 1.
+    /// Number of the line in the input, from 1.
     pub number: u64,
-    /// The caller's name for it.
+    /// The caller's name for the line.
     pub custom_id: Option<String>,
     /// The line's key.
     pub key: Vec<u8>,
     /// Form of the answer.
     pub shape: String,
-    /// How it ended; `None` for a cancelled job.
+    /// How the job ended; `None` for a cancelled job.
     pub outcome: Option<Outcome>,
-    /// When.
+    /// Time at which the job finished.
     pub finished_at: Timestamp,
 }
 
 impl SqliteStore {
-    /// A fact about the file, if it was set.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns a named fact about the file, if it was set.
     pub async fn fact(&self, name: &str) -> Result<Option<String>, StoreError> {
-        let row = sqlx::query("SELECT value FROM facts WHERE name = ?1")
-            .bind(name)
-            .fetch_optional(&self.pool)
-            .await
-            .map_err(unavailable)?;
-        row.map(|row| rows::text(&row, "value")).transpose()
+        let found = query("SELECT value FROM facts WHERE name = $1").bind(name);
+        self.fetch_optional(found).await?.map(|row| rows::get(&row, "value")).transpose()
     }
 
-    /// Sets a fact about the file.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Sets a named fact about the file.
     pub async fn set_fact(&self, name: &str, value: &str) -> Result<(), StoreError> {
-        sqlx::query("INSERT OR REPLACE INTO facts (name, value) VALUES (?1, ?2)")
-            .bind(name)
-            .bind(value)
-            .execute(&self.pool)
-            .await
-            .map_err(unavailable)?;
-        Ok(())
+        let set = query("INSERT OR REPLACE INTO facts (name, value) VALUES ($1, $2)");
+        self.execute(set.bind(name).bind(value)).await.map(drop)
     }
 
-    /// A number no earlier run had.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns a new run number, greater than those of all earlier runs.
     pub async fn begin_run(&self) -> Result<i64, StoreError> {
-        let row = sqlx::query(
+        let next = query(
             "INSERT INTO facts (name, value) VALUES ('run', '1')
              ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1
              RETURNING CAST(value AS INTEGER) AS run",
-        )
-        .fetch_one(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        rows::integer(&row, "run")
+        );
+        rows::integer(&self.fetch_one(next).await?, "run")
     }
 
-    /// For each of the names that this run has seen, the first line that bore it.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the first line of this run for each of the names.
     pub async fn first_lines(
         &self,
         run: i64,
         custom_ids: &[&str],
     ) -> Result<HashMap<String, u64>, StoreError> {
-        let found = sqlx::query(
-            // The cross join keeps the names outside and looks each up by its index; left alone,
-            // the planner scans every line of the run.
+        // The cross join makes the planner look up each name by its index; otherwise it scans every
+        // line of the run.
+        let found = query(
             "SELECT custom_id, min(number) AS number
-             FROM json_each(?1) AS name CROSS JOIN lines ON lines.custom_id = name.value
-             WHERE run = ?2 GROUP BY custom_id",
-        )
-        .bind(to_json(&custom_ids)?)
-        .bind(run)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        found.iter().map(|row| Ok((rows::text(row, "custom_id")?, number(row)?))).collect()
+             FROM json_each($1) AS name CROSS JOIN lines ON lines.custom_id = name.value
+             WHERE run = $2 GROUP BY custom_id",
+        );
+        let found = self.fetch_all(found.bind(to_json(&custom_ids)).bind(run)).await?;
+        let line = |row| Ok((rows::get(row, "custom_id")?, rows::count(row, "number")?));
+        found.iter().map(line).collect()
     }
 
-    /// Records a chunk of lines and the jobs of those that are new, in one transaction.
-    ///
-    /// # Errors
-    /// [`StoreError`]; then nothing of the chunk was recorded.
+    /// Records a chunk of lines and the jobs of the new ones, in one transaction.
     pub async fn ingest(
         &self,
         run: i64,
@@ -159,155 +130,113 @@ impl SqliteStore {
     ) -> Result<IngestCounts, StoreError> {
         let mut tx = self.begin().await?;
         let kept = upsert(&mut tx, run, lines).await?;
-        let mut seen = IngestCounts::default();
+        let mut counts = IngestCounts::default();
         let mut added = Vec::new();
         for line in lines {
             match &line.content {
-                Err(_) => seen.refused += 1,
+                Err(_) => counts.refused += 1,
                 Ok(job) if kept.get(line.key.as_slice()) == Some(&job.id) => {
-                    seen.added += 1;
+                    counts.added += 1;
                     added.push((**job).clone());
                 }
-                Ok(_) => seen.known += 1,
+                Ok(_) => counts.known += 1,
             }
         }
-        claims::insert_jobs(&mut tx, &added, None, self.now()).await?;
-        tx.commit().await.map_err(unavailable)?;
-        Ok(seen)
+        claims::insert_jobs(&mut tx, &added, None, self.clock_parameter()).await?;
+        tx.commit().await?;
+        Ok(counts)
     }
 
-    /// Forgets the lines that `run` did not see, with their jobs and answers; returns how many.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Deletes the lines that `run` did not see, with their jobs and answers; returns how many.
     pub async fn prune(&self, run: i64) -> Result<u64, StoreError> {
         let mut tx = self.begin().await?;
-        sqlx::query("DELETE FROM jobs WHERE id IN (SELECT job_id FROM lines WHERE run < ?1)")
+        query("DELETE FROM jobs WHERE id IN (SELECT job_id FROM lines WHERE run < $1)")
             .bind(run)
             .execute(&mut *tx)
-            .await
-            .map_err(unavailable)?;
-        let done = sqlx::query("DELETE FROM lines WHERE run < ?1")
-            .bind(run)
-            .execute(&mut *tx)
-            .await
-            .map_err(unavailable)?;
-        tx.commit().await.map_err(unavailable)?;
-        Ok(done.rows_affected())
+            .await?;
+        let lines = query("DELETE FROM lines WHERE run < $1").bind(run).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(lines.rows_affected())
     }
 
-    /// Forgets lines that ended without an answer though nothing was wrong with them, with their
-    /// jobs, so that the next run sees them for the first time; returns how many.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Deletes the valid lines that ended without an answer, with their jobs, so that the next run
+    /// submits them again; returns how many.
     pub async fn forget_failures(&self) -> Result<u64, StoreError> {
         let mut tx = self.begin().await?;
-        let lines = sqlx::query(
+        let lines = query(
             "DELETE FROM lines WHERE job_id IN (
                  SELECT job_id FROM results JOIN jobs ON jobs.id = results.job_id
                  WHERE state IN ('failed', 'cancelled', 'expired')
                    AND coalesce(outcome ->> '$.error.kind', '') <> 'invalid_request')",
-        )
-        .execute(&mut *tx)
-        .await
-        .map_err(unavailable)?;
-        sqlx::query(
+        );
+        let lines = lines.execute(&mut *tx).await?;
+        query(
             "DELETE FROM jobs WHERE id NOT IN (SELECT job_id FROM lines WHERE job_id IS NOT NULL)",
         )
         .execute(&mut *tx)
-        .await
-        .map_err(unavailable)?;
-        tx.commit().await.map_err(unavailable)?;
+        .await?;
+        tx.commit().await?;
         Ok(lines.rows_affected())
     }
 
-    /// Puts every unfinished job into `queue`: the same model may be served in another format now.
-    /// Reads every job.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Moves every unfinished job to `queue`: the model may now be served in another format. Reads
+    /// every job.
     pub async fn move_unfinished(&self, queue: &QueueName) -> Result<(), StoreError> {
-        sqlx::query(
-            "UPDATE jobs SET model = ?1, format = ?2
+        let update = query(
+            "UPDATE jobs SET model = $1, format = $2
              WHERE state IN ('scheduled', 'queued', 'running', 'retrying')
-               AND (model <> ?1 OR format <> ?2)",
-        )
-        .bind(&queue.model)
-        .bind(&queue.format)
-        .execute(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        Ok(())
+               AND (model <> $1 OR format <> $2)",
+        );
+        self.execute(update.bind(&queue.model).bind(&queue.format)).await.map(drop)
     }
 
-    /// Rejected lines above line `after`, in order of line.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns rejected lines after line `after`, in order of line.
     pub async fn rejected_lines(
         &self,
         after: u64,
         limit: u32,
     ) -> Result<Vec<RejectedLine>, StoreError> {
-        let found = sqlx::query(
+        let found = query(
             "SELECT number, custom_id, key, refusal FROM lines
-             WHERE job_id IS NULL AND number > ?1 ORDER BY number LIMIT ?2",
-        )
-        .bind(i64::try_from(after).unwrap_or(i64::MAX))
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        found.iter().map(refused).collect()
+             WHERE job_id IS NULL AND number > $1 ORDER BY number LIMIT $2",
+        );
+        self.fetch_all(found.bind(rows::stored(after)).bind(limit))
+            .await?
+            .iter()
+            .map(rejected)
+            .collect()
     }
 
-    /// Answers committed after `seq`, in order of commit.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns answers committed after `seq`, in order of commit.
     pub async fn answers(&self, after: i64, limit: u32) -> Result<Vec<AnsweredLine>, StoreError> {
-        let found = sqlx::query(
+        let found = query(
             "SELECT seq, number, custom_id, key, shape, outcome, finished_at
              FROM results JOIN lines ON lines.job_id = results.job_id
-             WHERE seq > ?1 ORDER BY seq LIMIT ?2",
-        )
-        .bind(after)
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(unavailable)?;
-        found.iter().map(answer).collect()
+             WHERE seq > $1 ORDER BY seq LIMIT $2",
+        );
+        self.fetch_all(found.bind(after).bind(limit)).await?.iter().map(answered).collect()
     }
 
-    /// What is known of the lines above line `after`, in order of line, up to the first that is
-    /// not answered.
-    ///
-    /// # Errors
-    /// [`StoreError`].
+    /// Returns the lines after line `after`, in order of line, up to the first without an answer.
     pub async fn answers_in_order(
         &self,
         after: u64,
         limit: u32,
     ) -> Result<Vec<Result<AnsweredLine, RejectedLine>>, StoreError> {
-        let found = sqlx::query(
+        let found = query(
             "SELECT seq, number, custom_id, key, shape, lines.job_id AS job_id, refusal, outcome,
                     finished_at
              FROM lines LEFT JOIN results ON lines.job_id = results.job_id
-             WHERE number > ?1 ORDER BY number LIMIT ?2",
-        )
-        .bind(i64::try_from(after).unwrap_or(i64::MAX))
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await
-        .map_err(unavailable)?;
+             WHERE number > $1 ORDER BY number LIMIT $2",
+        );
+        let found = self.fetch_all(found.bind(rows::stored(after)).bind(limit)).await?;
         let mut known = Vec::with_capacity(found.len());
         for row in &found {
-            let job_id: Option<Vec<u8>> = row.try_get("job_id").map_err(unavailable)?;
-            let seq: Option<i64> = row.try_get("seq").map_err(unavailable)?;
+            let job_id: Option<Uuid> = rows::get(row, "job_id")?;
+            let seq: Option<i64> = rows::get(row, "seq")?;
             match (job_id, seq) {
-                (None, _) => known.push(Err(refused(row)?)),
-                (Some(_), Some(_)) => known.push(Ok(answer(row)?)),
+                (None, _) => known.push(Err(rejected(row)?)),
+                (Some(_), Some(_)) => known.push(Ok(answered(row)?)),
                 (Some(_), None) => break,
             }
         }
@@ -315,9 +244,9 @@ impl SqliteStore {
     }
 }
 
-/// Writes the lines; returns which job each key of a job has now.
+/// Writes the lines; returns the job of each key that has one.
 async fn upsert(
-    tx: &mut SqliteConnection,
+    tx: &mut Connection,
     run: i64,
     lines: &[IngestedLine],
 ) -> Result<HashMap<Vec<u8>, JobId>, StoreError> {
@@ -325,63 +254,54 @@ async fn upsert(
         .iter()
         .map(|line| {
             json!({
-                "key": rows::hex(&line.key),
+                "key": hex(&line.key),
                 "number": line.number,
                 "custom_id": line.custom_id,
                 "shape": line.shape,
-                "job_id": line.content.as_ref().ok().map(|job| rows::hex(job.id.as_bytes())),
+                "job_id": line.content.as_ref().ok().map(|job| hex(job.id.as_bytes())),
                 "refusal": line.content.as_ref().err(),
             })
         })
         .collect();
-    let written = sqlx::query(
+    let written = query(
         "INSERT INTO lines (key, number, run, custom_id, shape, job_id, refusal)
-         SELECT unhex(value ->> 'key'), value ->> 'number', ?2, value ->> 'custom_id',
+         SELECT unhex(value ->> 'key'), value ->> 'number', $2, value ->> 'custom_id',
                 value ->> 'shape', unhex(value ->> 'job_id'), value ->> 'refusal'
-         FROM json_each(?1) WHERE true
+         FROM json_each($1) WHERE true
          ON CONFLICT (key) DO UPDATE SET number = excluded.number, run = excluded.run,
                                          shape = excluded.shape, refusal = excluded.refusal
          RETURNING key, job_id",
     )
-    .bind(to_json(&parsed)?)
+    .bind(to_json(&parsed))
     .bind(run)
     .fetch_all(tx)
-    .await
-    .map_err(unavailable)?;
+    .await?;
     let mut kept = HashMap::with_capacity(written.len());
     for row in &written {
-        let job_id: Option<Vec<u8>> = row.try_get("job_id").map_err(unavailable)?;
-        if job_id.is_some() {
-            let key = row.try_get("key").map_err(unavailable)?;
-            kept.insert(key, rows::id(row, "job_id")?);
+        if let Some(job) = rows::get::<Option<Uuid>>(row, "job_id")? {
+            kept.insert(rows::get(row, "key")?, JobId::from(job));
         }
     }
     Ok(kept)
 }
 
-fn number(row: &SqliteRow) -> Result<u64, StoreError> {
-    let number = rows::integer(row, "number")?;
-    u64::try_from(number).map_err(|_| rows::damaged("line number", number))
-}
-
-fn refused(row: &SqliteRow) -> Result<RejectedLine, StoreError> {
+fn rejected(row: &Row) -> Result<RejectedLine, StoreError> {
     Ok(RejectedLine {
-        number: number(row)?,
-        custom_id: row.try_get("custom_id").map_err(unavailable)?,
-        key: row.try_get("key").map_err(unavailable)?,
-        refusal: rows::text(row, "refusal")?,
+        number: rows::count(row, "number")?,
+        custom_id: rows::get(row, "custom_id")?,
+        key: rows::get(row, "key")?,
+        refusal: rows::get(row, "refusal")?,
     })
 }
 
-fn answer(row: &SqliteRow) -> Result<AnsweredLine, StoreError> {
-    let outcome: Option<String> = row.try_get("outcome").map_err(unavailable)?;
+fn answered(row: &Row) -> Result<AnsweredLine, StoreError> {
     Ok(AnsweredLine {
         seq: rows::integer(row, "seq")?,
-        number: number(row)?,
-        custom_id: row.try_get("custom_id").map_err(unavailable)?,
-        key: row.try_get("key").map_err(unavailable)?,
-        shape: rows::text(row, "shape")?,
-        outcome: outcome.map(|json| rows::from_json("outcome", &json)).transpose()?,
-        finished_at: Timestamp(rows::integer(row, "finished_at")?),
+        number: rows::count(row, "number")?,
+        custom_id: rows::get(row, "custom_id")?,
+        key: rows::get(row, "key")?,
+        shape: rows::get(row, "shape")?,
+        outcome: dialect::outcome(row)?.0,
+        finished_at: rows::time(row, "finished_at")?,
     })
 }

@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tritmill_engine::Request;
-use tritmill_queue::{Claim, Delivery, ClaimRef, JobError, JobId, Settled, StoreError};
+use tritmill_queue::{Claim, ClaimRef, Delivery, JobError, JobId, Settled, StoreError};
 
 use crate::worker::{Committed, WorkerError, in_flight::EndedClaim};
 

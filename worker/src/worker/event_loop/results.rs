@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tritmill_queue::{Delivery, ClaimRef, JobEvent, Outcome, Settled};
+use tritmill_queue::{ClaimRef, Delivery, JobEvent, Outcome, Settled};
 
 use super::{
     EventLoop,

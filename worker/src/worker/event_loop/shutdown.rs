@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tritmill_queue::{Delivery, ClaimRef};
+use tritmill_queue::{ClaimRef, Delivery};
 
 use super::{EventLoop, calls::Answer};
 use crate::worker::{Mode, Worker, WorkerError};

@@ -1,0 +1,52 @@
+//! Middleware that checks the session of a dashboard request.
+
+use axum::{
+    extract::{Request, State},
+    http::Method,
+    middleware::Next,
+    response::{IntoResponse as _, Redirect, Response},
+};
+use tritmill_queue::store::KeyRole;
+
+use super::{live, session, view};
+use crate::{app::App, error::ApiError};
+
+/// Passes a request on if its session's key has the role, with the [`Visitor`](session::Visitor) in its
+/// extensions; redirects visitors who are not logged in. Renders errors of the page.
+pub(crate) async fn require_session(
+    State((app, role)): State<(App, KeyRole)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let visitor = match session::visitor(&app, request.headers()).await {
+        Ok(Some(visitor)) => visitor,
+        Ok(None) => return to_login(&request),
+        Err(error) => return view::error(None, &error),
+    };
+    let caller = visitor.caller.clone();
+    if caller.role < role {
+        return view::error(Some(&caller), &ApiError::forbidden(role));
+    }
+    if request.method() != Method::GET && !session::is_same_site(request.headers()) {
+        return view::error(Some(&caller), &ApiError::other_site());
+    }
+    request.extensions_mut().insert(visitor);
+    let mut response = next.run(request).await;
+    match response.extensions_mut().remove::<ApiError>() {
+        Some(error) => view::error(Some(&caller), &error),
+        None => response,
+    }
+}
+
+fn to_login(request: &Request) -> Response {
+    if live::is_requested(request.headers()) {
+        // An event source would follow a redirect to a page that is not a stream.
+        return view::error(None, &ApiError::unauthorized());
+    }
+    let back = match *request.method() {
+        Method::GET => request.uri().path_and_query().map_or(session::HOME, |path| path.as_str()),
+        _ => session::HOME,
+    };
+    let next = session::percent_encoded(back);
+    Redirect::to(&format!("{}?next={next}", session::LOGIN)).into_response()
+}

@@ -1,0 +1,100 @@
+//! Extractors for queries and JSON bodies, with bounds and [`ApiError`]s.
+
+use std::time::Duration;
+
+use axum::{
+    body::BodyDataStream,
+    extract::{FromRequest, FromRequestParts, Query, Request},
+    http::request::Parts,
+};
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use tokio::time::timeout;
+use tritmill_client::LINE_BYTES_MAX;
+
+use crate::error::ApiError;
+
+/// Longest time for a body to arrive.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
+/// How much of a rejected body is still read, and for how long, before the connection is closed.
+const DRAIN_BYTES_MAX: usize = 32 << 20;
+const DRAIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// The query string.
+pub(crate) struct QueryParams<T>(pub T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for QueryParams<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        match Query::try_from_uri(&parts.uri) {
+            Ok(Query(query)) => Ok(Self(query)),
+            Err(rejection) => Err(ApiError::invalid("invalid_query", rejection.body_text())),
+        }
+    }
+}
+
+/// A body that is a JSON object. The parser bounds its depth.
+pub(crate) struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequest<S> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
+        let mut body = request.into_body().into_data_stream();
+        let bytes = match timeout(ARRIVES_WITHIN, read(&mut body)).await {
+            Ok(Ok(bytes)) => bytes,
+            Ok(Err(error)) => {
+                drain(body).await;
+                return Err(error);
+            }
+            Err(_) => return Err(ApiError::request_timeout()),
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(Value::Object(map)) => from_map(map).map(Self),
+            Ok(_) => Err(ApiError::invalid("invalid_type", "the body must be a JSON object")),
+            Err(error) => {
+                let (line, column) = (error.line(), error.column());
+                let message = format!("invalid JSON at line {line}, column {column}");
+                Err(ApiError::invalid("invalid_json", message))
+            }
+        }
+    }
+}
+
+/// Deserializes a JSON object.
+pub(crate) fn from_map<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T, ApiError> {
+    serde_json::from_value(Value::Object(map))
+        .map_err(|error| ApiError::invalid("invalid_value", format!("invalid body: {error}")))
+}
+
+async fn read(body: &mut BodyDataStream) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = body.next().await {
+        let broken = |_| ApiError::invalid("incomplete_body", "the body ended early");
+        let chunk = chunk.map_err(broken)?;
+        if bytes.len() + chunk.len() > LINE_BYTES_MAX {
+            return Err(ApiError::too_large("body", LINE_BYTES_MAX as u64));
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+/// Reads and discards the rest of a body, within bounds. The system resets a connection that is closed
+/// with unread bytes, and a caller that is still sending would not see its response.
+pub(crate) async fn drain<E>(mut body: impl Stream<Item = Result<Bytes, E>> + Unpin) {
+    let reading = async {
+        let mut left = DRAIN_BYTES_MAX;
+        while let Some(chunk) = body.next().await {
+            match chunk.map(|chunk| left.checked_sub(chunk.len())) {
+                Ok(Some(rest)) => left = rest,
+                Ok(None) | Err(_) => return,
+            }
+        }
+    };
+    // The response is the same whether or not this ends in time.
+    let _ = timeout(DRAIN_WITHIN, reading).await;
+}

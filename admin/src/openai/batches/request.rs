@@ -1,0 +1,220 @@
+//! [`NewBatch`]: parses and validates a request to create a batch.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use tritmill_client::{
+    Endpoint, Fields,
+    http::{AddressPolicy, check_target},
+};
+use tritmill_queue::{
+    Priority,
+    store::webhooks::{Webhook, WebhookSecret},
+};
+
+use crate::{
+    error::ApiError,
+    openai::files::{EXPIRES_S, invalid_expiry},
+    webhooks::signature,
+};
+
+/// Most pairs of metadata, and characters of a name and a value.
+const PAIRS_MAX: usize = 16;
+const KEY_MAX: usize = 64;
+const VALUE_MAX: usize = 512;
+/// Longest completion window.
+const WINDOW_MAX: Duration = Duration::from_secs(365 * 86_400);
+/// Most bytes of a webhook's URL.
+const URL_BYTES_MAX: usize = 2048;
+
+/// A validated request to create a batch.
+pub(super) struct NewBatch {
+    /// Input file, which may not exist.
+    pub input: String,
+    pub endpoint: String,
+    /// Completion window as text, and as a duration.
+    pub window: String,
+    pub within: Duration,
+    pub priority: Priority,
+    pub metadata: Option<Map<String, Value>>,
+    pub output_expires_s: Option<u64>,
+    pub webhook: Option<Webhook>,
+}
+
+impl NewBatch {
+    /// Parses a body. `allowed` says which addresses webhooks may call.
+    ///
+    /// # Errors
+    /// Names the first invalid field.
+    pub fn parse(map: Map<String, Value>, allowed: AddressPolicy) -> Result<Self, ApiError> {
+        let mut fields = Fields::new(map, "");
+        let mut required =
+            |name: &str| fields.text(name)?.ok_or_else(|| ApiError::missing_field(name));
+        let (input, endpoint) = (required("input_file_id")?, required("endpoint")?);
+        let window = required("completion_window")?;
+        if ![Endpoint::Chat, Endpoint::Completions].map(Endpoint::as_str).contains(&&*endpoint) {
+            let message = "endpoint must be '/v1/chat/completions' or '/v1/completions'";
+            return Err(ApiError::invalid_value("endpoint", message));
+        }
+        let within = duration(&window).ok_or_else(|| {
+            let message = "completion_window must be a number and one of s, m, h, d, at most 365d";
+            ApiError::invalid_value("completion_window", message)
+        })?;
+        let priority = match fields.text("priority")?.as_deref().map(str::parse) {
+            None => Priority::Normal,
+            Some(Ok(priority @ (Priority::Normal | Priority::Low))) => priority,
+            Some(_) => {
+                let message =
+                    "priority must be 'normal' or 'low'; 'high' is for completion requests";
+                return Err(ApiError::invalid_value("priority", message));
+            }
+        };
+        let metadata = fields.take("metadata").map(metadata).transpose()?;
+        let output_expires_s = fields.take("output_expires_after").map(expiry).transpose()?;
+        let webhook = fields.take("webhook").map(|value| webhook(value, allowed)).transpose()?;
+        fields.finish()?;
+        Ok(Self { input, endpoint, window, within, priority, metadata, output_expires_s, webhook })
+    }
+}
+
+/// Parses a duration such as `24h`, `90s` or `7d`.
+fn duration(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return None,
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let count: u64 = is_number.then(|| digits.parse().ok()).flatten()?;
+    let window = Duration::from_secs(count.checked_mul(seconds)?);
+    (!window.is_zero() && window <= WINDOW_MAX).then_some(window)
+}
+
+fn metadata(value: Value) -> Result<Map<String, Value>, ApiError> {
+    let invalid = |message: String| ApiError::invalid_value("metadata", message);
+    let Value::Object(map) = value else {
+        return Err(invalid("metadata must be an object".to_owned()));
+    };
+    if map.len() > PAIRS_MAX {
+        return Err(invalid(format!(
+            "metadata has {} pairs; at most {PAIRS_MAX} are allowed",
+            map.len()
+        )));
+    }
+    for (key, value) in &map {
+        let fits = value.as_str().is_some_and(|value| value.chars().count() <= VALUE_MAX);
+        if key.chars().count() > KEY_MAX || !fits || key.contains('\0') {
+            return Err(invalid(format!(
+                "metadata values must be strings of at most {VALUE_MAX} characters, with names of at \
+                 most {KEY_MAX}"
+            )));
+        }
+        if value.as_str().is_some_and(|value| value.contains('\0')) {
+            return Err(invalid("metadata must not contain NUL characters".to_owned()));
+        }
+    }
+    Ok(map)
+}
+
+fn expiry(value: Value) -> Result<u64, ApiError> {
+    let invalid = || invalid_expiry("output_expires_after");
+    let Value::Object(map) = value else { return Err(invalid()) };
+    let mut fields = Fields::new(map, "output_expires_after.");
+    let is_known = fields.text("anchor")?.as_deref() == Some("created_at");
+    let seconds = fields.count("seconds")?.map(u64::from);
+    fields.finish()?;
+    seconds.filter(|seconds| is_known && EXPIRES_S.contains(seconds)).ok_or_else(invalid)
+}
+
+/// Validates a webhook; generates a secret if none is given.
+fn webhook(value: Value, allowed: AddressPolicy) -> Result<Webhook, ApiError> {
+    let invalid =
+        |param: &str, problem: &str| ApiError::invalid_value(param, format!("{param} {problem}"));
+    let Value::Object(map) = value else {
+        return Err(invalid("webhook", "must be an object"));
+    };
+    let mut fields = Fields::new(map, "webhook.");
+    let url = fields.text("url")?.ok_or_else(|| ApiError::missing_field("webhook.url"))?;
+    if url.len() > URL_BYTES_MAX {
+        return Err(invalid("webhook.url", &format!("is longer than {URL_BYTES_MAX} bytes")));
+    }
+    check_target(&url, allowed)
+        .map_err(|error| invalid("webhook.url", &format!("cannot be called: {error}")))?;
+    let secret = fields.text("secret")?.map_or_else(signature::generate, WebhookSecret);
+    if signature::key(&secret).is_none() {
+        return Err(invalid("webhook.secret", "must be whsec_ and the base64 of 24 to 64 bytes"));
+    }
+    fields.finish()?;
+    Ok(Webhook { url, secret, attempts: 0, next_at: None, ended_at: None, error: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn window_is_a_number_with_a_unit() {
+        let check = |text: &str, seconds: Option<u64>| {
+            assert_eq!(duration(text), seconds.map(Duration::from_secs), "{text}");
+        };
+        check("24h", Some(86_400));
+        check("90s", Some(90));
+        check("7d", Some(604_800));
+        let too_long = "99999999999999999999d";
+        for wrong in ["", "h", "0h", "24", "-1h", "+1h", "1.5h", "24 h", "366d", "1é", too_long] {
+            check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn errors_name_the_invalid_field() {
+        let invalid = |change: Value| {
+            let valid = json!({
+                "input_file_id": "file-0",
+                "endpoint": "/v1/completions",
+                "completion_window": "24h",
+            });
+            let (Value::Object(mut map), Value::Object(change)) = (valid, change) else {
+                panic!("objects")
+            };
+            map.extend(change);
+            let error = NewBatch::parse(map, AddressPolicy::PublicOnly).err()?;
+            Some(error.param().expect("a field").to_owned())
+        };
+        assert_eq!(invalid(json!({ "metadata": { "a": "b" }, "priority": "low" })), None);
+        let hook = |url: &str| json!({ "webhook": { "url": url } });
+        assert_eq!(invalid(hook("https://hooks.example/x")), None);
+        let many: Map<String, Value> = (0..17).map(|n| (n.to_string(), json!("x"))).collect();
+        for (wrong, param) in [
+            (json!({ "endpoint": "/v1/embeddings" }), "endpoint"),
+            (json!({ "completion_window": "soon" }), "completion_window"),
+            (json!({ "metadata": [] }), "metadata"),
+            (json!({ "metadata": many }), "metadata"),
+            (json!({ "metadata": { "a": "x".repeat(513) } }), "metadata"),
+            (json!({ "metadata": { "k".repeat(65): "x" } }), "metadata"),
+            (json!({ "metadata": { "a": 1 } }), "metadata"),
+            (json!({ "priority": "high" }), "priority"),
+            (
+                json!({ "output_expires_after": { "anchor": "created_at", "seconds": 1 } }),
+                "output_expires_after",
+            ),
+            (json!({ "webhook": "https://hooks.example/x" }), "webhook"),
+            (json!({ "webhook": {} }), "webhook.url"),
+            (hook("ftp://hooks.example/x"), "webhook.url"),
+            (hook("http://127.0.0.1:6379/"), "webhook.url"),
+            (hook(&format!("https://hooks.example/{}", "x".repeat(2048))), "webhook.url"),
+            (
+                json!({ "webhook": { "url": "https://hooks.example/", "secret": "hunter2" } }),
+                "webhook.secret",
+            ),
+            (json!({ "color": "red" }), "color"),
+        ] {
+            assert_eq!(invalid(wrong.clone()).as_deref(), Some(param), "{wrong}");
+        }
+    }
+}

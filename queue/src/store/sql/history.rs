@@ -1,0 +1,71 @@
+//! Samples of the queues.
+
+use async_trait::async_trait;
+
+use super::{
+    SqlStore,
+    calls::{Connection, query},
+    rows, sampler,
+};
+use crate::{
+    job::{QueueName, Timestamp},
+    store::{
+        StoreError,
+        history::{Period, Point, QueueHistory, Snapshot},
+        sampler::State,
+    },
+};
+
+/// The columns of a queue; the empty name stands for all queues together.
+pub(super) fn names(queue: Option<&QueueName>) -> (&str, &str) {
+    queue.map_or(("", ""), |queue| (&queue.model, &queue.format))
+}
+
+#[async_trait]
+impl QueueHistory for SqlStore {
+    async fn sample(&self) -> Result<bool, StoreError> {
+        self.within(sampler::sample(self)).await
+    }
+
+    async fn snapshot(&self) -> Result<Option<Snapshot>, StoreError> {
+        let found = query("SELECT taken_at, CAST(state AS text) AS state FROM sampler");
+        let Some(row) = self.fetch_optional(found).await? else { return Ok(None) };
+        let State { queues, .. } = rows::document(&row, "state")?;
+        Ok(Some(Snapshot { at: rows::time(&row, "taken_at")?, queues }))
+    }
+
+    async fn samples(
+        &self,
+        queue: Option<&QueueName>,
+        period: Period,
+        from: Timestamp,
+        to: Timestamp,
+    ) -> Result<Vec<Point>, StoreError> {
+        let (model, format) = names(queue);
+        let found = query(
+            "SELECT at, CAST(sample AS text) AS sample FROM samples
+             WHERE model = $1 AND format = $2 AND period_s = $3 AND at >= $4 AND at < $5
+             ORDER BY at",
+        )
+        .bind(model)
+        .bind(format)
+        .bind(period.length().as_secs() as i64)
+        .bind(period.begin(from).0)
+        .bind(to.0);
+        let point =
+            |row| Ok(Point { at: rows::time(row, "at")?, sample: rows::document(row, "sample")? });
+        self.fetch_all(found).await?.iter().map(point).collect()
+    }
+}
+
+/// Deletes samples that are past the retention of their period.
+pub(super) async fn sweep(connection: &mut Connection, now: i64) -> Result<(), StoreError> {
+    for period in Period::ALL {
+        query("DELETE FROM samples WHERE period_s = $1 AND at < $2")
+            .bind(period.length().as_secs() as i64)
+            .bind(now.saturating_sub(rows::milliseconds(period.kept())))
+            .execute(&mut *connection)
+            .await?;
+    }
+    Ok(())
+}

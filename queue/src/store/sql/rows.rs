@@ -1,0 +1,171 @@
+//! Conversion of rows. A value that this program did not write is an error, never a panic.
+
+use std::time::Duration;
+
+use serde::{Serialize, de::DeserializeOwned};
+use sqlx::{Decode, Row as _, Type};
+use uuid::Uuid;
+
+use super::{
+    calls::Row,
+    dialect::{self, Db},
+};
+use crate::{
+    dispatch::Entry,
+    job::{Job, JobId, JobState, Priority, Prompt, QueueName, Tenant, Timestamp},
+    outcome::JobError,
+    sampling::Sampling,
+    store::{ClaimRef, StoreError, attempts},
+};
+
+pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
+    StoreError::Damaged { what, detail: detail.to_string() }
+}
+
+/// A column of a type that fits the schema.
+pub(super) fn get<'r, T>(row: &'r Row, column: &str) -> Result<T, StoreError>
+where
+    T: Decode<'r, Db> + Type<Db>,
+{
+    Ok(row.try_get(column)?)
+}
+
+pub(super) fn integer(row: &Row, column: &str) -> Result<i64, StoreError> {
+    get(row, column)
+}
+
+/// A 64-bit column that is never negative.
+pub(super) fn count(row: &Row, column: &'static str) -> Result<u64, StoreError> {
+    let value = integer(row, column)?;
+    u64::try_from(value).map_err(|_| damaged(column, value))
+}
+
+/// A 64-bit column with a value of 32 bits.
+pub(super) fn small(row: &Row, column: &'static str) -> Result<u32, StoreError> {
+    let value = integer(row, column)?;
+    u32::try_from(value).map_err(|_| damaged(column, value))
+}
+
+/// A 32-bit column that is never negative.
+pub(super) fn attempts(row: &Row, column: &'static str) -> Result<u32, StoreError> {
+    let value: i32 = get(row, column)?;
+    u32::try_from(value).map_err(|_| damaged(column, value))
+}
+
+pub(super) fn time(row: &Row, column: &str) -> Result<Timestamp, StoreError> {
+    integer(row, column).map(Timestamp)
+}
+
+pub(super) fn time_or_none(row: &Row, column: &str) -> Result<Option<Timestamp>, StoreError> {
+    Ok(get::<Option<i64>>(row, column)?.map(Timestamp))
+}
+
+/// A number of tokens, or NULL.
+pub(super) fn tokens(row: &Row, column: &str) -> Result<Option<u64>, StoreError> {
+    Ok(get::<Option<i64>>(row, column)?.map(i64::unsigned_abs))
+}
+
+/// A difference of two times; zero if the earlier one is later.
+pub(super) fn duration(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+/// A duration in the schema's milliseconds.
+pub(super) fn milliseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A count as a 64-bit column stores it.
+pub(super) fn stored(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+pub(super) fn id(row: &Row, column: &str) -> Result<JobId, StoreError> {
+    get::<Uuid>(row, column).map(JobId::from)
+}
+
+pub(super) fn ids(rows: &[Row]) -> Result<Vec<JobId>, StoreError> {
+    rows.iter().map(|row| id(row, "id")).collect()
+}
+
+pub(super) fn claim_ref(row: &Row) -> Result<ClaimRef, StoreError> {
+    Ok(ClaimRef { id: id(row, "id")?, epoch: integer(row, "epoch")? })
+}
+
+/// A word of an enumeration.
+pub(super) fn word<T>(row: &Row, column: &'static str) -> Result<T, StoreError>
+where
+    T: std::str::FromStr<Err: std::fmt::Display>,
+{
+    get::<&str>(row, column)?.parse().map_err(|error| damaged(column, error))
+}
+
+pub(super) fn state(row: &Row) -> Result<JobState, StoreError> {
+    word(row, "state")
+}
+
+pub(super) fn queue(row: &Row) -> Result<QueueName, StoreError> {
+    Ok(QueueName { model: get(row, "model")?, format: get(row, "format")? })
+}
+
+/// A JSON document, read as text.
+pub(super) fn document<T: DeserializeOwned>(
+    row: &Row,
+    column: &'static str,
+) -> Result<T, StoreError> {
+    serde_json::from_str(get(row, column)?).map_err(|error| damaged(column, error))
+}
+
+/// A value of this program as JSON text.
+pub(super) fn to_json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("maps of this program have text keys")
+}
+
+/// A job. If it cannot be read, a stand-in made from its other columns, and the reason.
+pub(super) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
+    let error = match dialect::decode(row, "job") {
+        Ok(job) => return Ok((job, None)),
+        Err(error @ StoreError::Damaged { .. }) => error,
+        Err(error) => return Err(error),
+    };
+    let job = Job {
+        id: id(row, "id")?,
+        tenant: Tenant(get(row, "tenant")?),
+        queue: queue(row)?,
+        priority: word(row, "priority")?,
+        prompt: Prompt::Text(String::new()),
+        sampling: Sampling::default(),
+        seed: 0,
+        attempts_max: attempts(row, "attempts_max")?,
+        run_at: None,
+        expires_at: None,
+        stream: false,
+        traceparent: None,
+        custom_id: None,
+    };
+    Ok((job, Some(attempts::unreadable(&error))))
+}
+
+/// An attempt's error, or the reason why it cannot be read.
+pub(super) fn attempt_error(row: &Row) -> Result<JobError, StoreError> {
+    match dialect::decode(row, "error") {
+        Err(error @ StoreError::Damaged { .. }) => Ok(attempts::unreadable(&error)),
+        read => read,
+    }
+}
+
+/// The entry of a queued job, from the columns `id`, `tenant`, `priority` and `cost`.
+pub(super) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
+    Ok(Entry {
+        id: id(row, "id")?,
+        queue,
+        priority: word::<Priority>(row, "priority")?,
+        tenant: Tenant(get(row, "tenant")?),
+        cost: small(row, "cost")?,
+    })
+}
+
+/// The entry of a job that changed its state, if it is queued now.
+pub(super) fn queued(row: &Row) -> Result<Option<Entry>, StoreError> {
+    (state(row)? == JobState::Queued).then(|| entry(row, queue(row)?)).transpose()
+}

@@ -1,0 +1,214 @@
+//! Connections: schemas, wrong addresses and passwords, restarts, silent servers.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use tritmill_queue::{
+    Store, StoreError,
+    store::{PostgresOptions, PostgresStore, SchemaError},
+};
+use tritmill_servers::Postgres;
+
+use super::{
+    conformance::{answer, by, finished, job},
+    execute, ids, number, start,
+};
+
+async fn text(server: &Postgres, statement: &str) -> String {
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
+    row.get(0)
+}
+
+fn cause(error: StoreError) -> SchemaError {
+    match error {
+        StoreError::Migrate(cause) => *cause.downcast().unwrap(),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn concurrent_migrations_succeed() {
+    let server = Postgres::start().unwrap();
+    let url = server.url();
+    let opens = (0..4).map(|_| {
+        let url = url.clone();
+        tokio::spawn(async move {
+            PostgresStore::migrate(&url).await.unwrap();
+            PostgresStore::connect(&url).await.unwrap().submit(&[job()]).await.unwrap();
+        })
+    });
+    for opened in join_all(opens).await {
+        opened.unwrap();
+    }
+    let store = PostgresStore::connect(&url).await.unwrap();
+    assert_eq!(store.progress(None).await.unwrap().queued, 4);
+}
+
+#[tokio::test]
+async fn older_schema_is_refused() {
+    let server = Postgres::start().unwrap();
+    let url = server.url();
+    let refused = PostgresStore::connect(&url).await.unwrap_err();
+    assert_eq!(cause(refused), SchemaError::Missing);
+
+    PostgresStore::migrate(&url).await.unwrap();
+    let last = number(&server, "SELECT max(version) FROM _sqlx_migrations").await;
+    let earlier = format!("SELECT max(version) FROM _sqlx_migrations WHERE version < {last}");
+    let found = number(&server, &earlier).await;
+    execute(
+        &server,
+        &format!(
+            "INSERT INTO _sqlx_migrations VALUES ({}, 'of a later release', now(), true, 'x', 0)",
+            last + 1,
+        ),
+    )
+    .await;
+    PostgresStore::connect(&url).await.unwrap();
+    PostgresStore::migrate(&url).await.unwrap();
+
+    execute(&server, &format!("DELETE FROM _sqlx_migrations WHERE version >= {last}")).await;
+    let refused = PostgresStore::connect(&url).await.unwrap_err();
+    assert_eq!(cause(refused), SchemaError::Older { found, missing: last });
+}
+
+#[tokio::test]
+async fn password_is_never_printed() {
+    let (server, store) = start().await;
+    let at = format!("127.0.0.1:{}", server.port());
+    let secret = "hunter2";
+    let options = PostgresOptions {
+        connections_max: 1,
+        acquire_timeout: Duration::from_millis(200),
+        ..PostgresOptions::default()
+    };
+    let mut shown = vec![format!("{store:?}")];
+    for url in [
+        format!("postgres://postgres:{secret}@{at}/no_such_database"),
+        format!("postgres://nobody:{secret}@{at}/postgres"),
+        format!("postgres://postgres:{secret}@{at}/postgres?sslmode=require"),
+        format!("postgres://postgres:{secret}@{at}/postgres?sslmode=perhaps"),
+        format!("postgres://postgres:{secret}@127.0.0.1:1/postgres"),
+        format!("postgres://postgres:{secret}@127.0.0.1:port/postgres"),
+        format!("postgres://postgres:{secret}@"),
+        format!("postgres:{secret}"),
+        format!("postgres://postgres@{at}/postgres?pasword={secret}"),
+    ] {
+        match PostgresStore::connect_with(&url, options).await {
+            Ok(store) => shown.push(format!("{store:?}")),
+            Err(error) => {
+                assert!(matches!(error, StoreError::Unavailable(_)), "{error}");
+                shown.extend([format!("{error}"), format!("{error:?}")]);
+            }
+        }
+    }
+    let url = format!("postgres://postgres:{secret}@{at}/postgres");
+    shown.push(format!("{:?}", PostgresStore::connect(&url).await.unwrap()));
+    assert!(shown.len() > 10);
+    for text in shown {
+        assert!(!text.contains(secret), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn connection_error_names_server_and_reason() {
+    let (server, _store) = start().await;
+    let at = format!("127.0.0.1:{}", server.port());
+    // Accepts connections and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    let options = PostgresOptions {
+        acquire_timeout: Duration::from_millis(200),
+        ..PostgresOptions::default()
+    };
+    let closed = "127.0.0.1:1".to_owned();
+    for (url, address, reason) in [
+        (format!("postgres://postgres:hunter2@{closed}/postgres"), closed, "refused"),
+        (format!("postgres://nobody:hunter2@{at}/postgres"), at.clone(), "\"nobody\""),
+        (format!("postgres://postgres:hunter2@{at}/nothing"), at, "\"nothing\""),
+        (format!("postgres://postgres:hunter2@{silent}/postgres"), silent, "no answer"),
+    ] {
+        let refused = PostgresStore::connect_with(&url, options).await.unwrap_err();
+        assert!(matches!(refused, StoreError::Unavailable(_)), "{refused}");
+        let said = refused.to_string();
+        assert!(said.contains(reason) && said.contains(&address), "{said}");
+        assert!(!said.contains("hunter2") && !said.contains("pool"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_password_is_reported() {
+    let (server, _store) = start().await;
+    execute(&server, "CREATE ROLE careful SUPERUSER LOGIN PASSWORD 'right'").await;
+    let folder = text(&server, "SHOW hba_file").await;
+    let rules = std::fs::read_to_string(&folder).unwrap();
+    std::fs::write(&folder, format!("host all careful all scram-sha-256\n{rules}")).unwrap();
+    execute(&server, "SELECT pg_reload_conf()").await;
+    let url =
+        |password| format!("postgres://careful:{password}@127.0.0.1:{}/postgres", server.port());
+    let said = loop {
+        match PostgresStore::connect(&url("wrong")).await {
+            Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(refused) => break refused.to_string(),
+        }
+    };
+    assert!(said.contains("password authentication failed"), "{said}");
+    assert!(!said.contains("wrong"), "{said}");
+    PostgresStore::connect(&url("right")).await.unwrap();
+}
+
+#[tokio::test]
+async fn server_restart_fails_only_the_calls_in_progress() {
+    let mut server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let options = PostgresOptions {
+        connections_max: 4,
+        acquire_timeout: Duration::from_millis(300),
+        ..PostgresOptions::default()
+    };
+    let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
+    let jobs = [job(), job()];
+    store.submit(&jobs).await.unwrap();
+    let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
+    // Every connection of the pool has been in use.
+    join_all((0..4).map(|_| store.job(jobs[0].id))).await;
+
+    server.kill();
+    let done: Vec<_> =
+        claims.iter().map(|claim| finished(claim.claim_ref(), answer("x"))).collect();
+    let lost = store.finish(&done).await.unwrap_err();
+    assert!(matches!(lost, StoreError::Unavailable(_)), "{lost}");
+    server.restart().unwrap();
+    // At most one error for each recently used connection.
+    let mut errors = 0;
+    let mut settled = store.finish(&done).await;
+    while settled.is_err() {
+        errors += 1;
+        assert!(errors <= 4, "{settled:?}");
+        settled = store.finish(&done).await;
+    }
+    assert_eq!(settled.unwrap().len(), 2);
+    while errors < 4 && store.progress(None).await.is_err() {
+        errors += 1;
+    }
+    assert_eq!(store.progress(None).await.unwrap().completed, 2);
+}
+
+#[tokio::test]
+async fn silent_server_times_out() {
+    let (server, _) = start().await;
+    let call_timeout = Duration::from_millis(200);
+    let options = PostgresOptions { call_timeout, ..PostgresOptions::default() };
+    let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
+    let job = job();
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let mut tx = connection.begin().await.unwrap();
+    sqlx::raw_sql("LOCK TABLE jobs").execute(&mut *tx).await.unwrap();
+    let silent = store.submit(std::slice::from_ref(&job)).await.unwrap_err();
+    assert!(silent.to_string().contains("no answer"), "{silent}");
+    tx.rollback().await.unwrap();
+    // The first call may have succeeded; repeating it is harmless.
+    store.submit(std::slice::from_ref(&job)).await.unwrap();
+    assert_eq!(store.progress(None).await.unwrap().queued, 1);
+}
