@@ -59,7 +59,7 @@ fn unknown_commands_are_refused_with_a_hint() {
 fn unsupported_device_lists_are_refused() {
     fails(&["demo", "--device", "cuda:0,cpu"], "start a worker for each");
     fails(&["demo", "--device", "gpu"], "cuda:all");
-    let one = "one device is needed here, not cuda:0,cuda:1";
+    let one = "expected one device, not cuda:0,cuda:1";
     fails(&["bench", "engine", "--device", "cuda:0,cuda:1"], one);
     fails(&["model", "generate", "--prompt", "a", "--device", "cuda:all"], "not cuda:all");
 }

@@ -1,7 +1,7 @@
 //! The HTTP API and the dashboard of Tritmill, over a store and a dispatcher.
 //!
 //! [`ROUTES`] lists every route with the role it needs. A request is validated, becomes jobs through the
-//! producer's client, and is answered from the store. A [`Driver`] processes batches; any number of
+//! client crate, and is answered from the store. A [`Driver`] processes batches; any number of
 //! drivers may run at once. This crate never loads a model.
 //!
 //! Invariants: every read of a file or a batch names the caller's tenant; a file of another tenant looks

@@ -1,7 +1,7 @@
 //! `/admin/v1`: the API for operators, one module per noun.
 //!
 //! Response types are defined beside their handlers, so that the OpenAPI document describes what is sent.
-//! Every action is recorded in the audit log, with its key, before it is done.
+//! Every action is recorded in the audit log, with the API key, before it is done; a new key, right after.
 
 use axum::Json;
 use serde::Serialize;

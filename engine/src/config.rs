@@ -1,21 +1,30 @@
-//! The shape and conventions of a model, validated once when its file is opened.
+//! The shape and conventions of a model, validated when its file is opened.
+
+use serde::Serialize;
+
+use crate::names::names;
 
 /// The gate of the feed-forward block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Activation {
     /// `relu(gate)² ⊙ up` (BitNet b1.58 2B4T).
+    #[serde(rename = "relu2")]
     SquaredRelu,
     /// `silu(gate) ⊙ up` (Llama, Falcon, 1bitLLM).
+    #[serde(rename = "silu")]
     Silu,
 }
 
-/// Everything about a model that the forward pass needs besides its tensors.
+names!(Activation, "activation", SquaredRelu = "relu2", Silu = "silu");
+
+/// The shape and conventions of a model: what the forward pass needs besides the tensors.
 ///
-/// Q and K rows are always in Hugging Face (half-split) order here: readers of `llama` GGUF files
-/// undo the converter's permutation, so RoPE has one pairing.
-#[derive(Debug, Clone, PartialEq)]
+/// Q and K rows are always in Hugging Face (half-split) order, so RoPE has one pairing: the reader of
+/// `llama` GGUF files undoes the permutation of the converter.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelConfig {
-    /// Architecture as the file names it (`bitnet`, `llama`, `bitnet-b1.58`, …).
+    /// Architecture name in the file (`bitnet`, `llama`, `bitnet-b1.58`, …).
+    #[serde(skip)]
     pub architecture: String,
     /// Width of the residual stream.
     pub hidden_size: usize,

@@ -1,12 +1,42 @@
-//! Tokens in, tokens out: ternary (BitNet b1.58) language models on CPUs.
+//! Text generation with ternary (BitNet b1.58) language models on CPUs and NVIDIA GPUs.
 //!
-//! The crate owns model files ([`files`]), the lossless packings of ternary weights ([`formats`])
-//! and their kernels ([`kernels`]), the KV cache ([`kv`]), the scheduler ([`scheduler`]), the
-//! sampler ([`sampler`]) and the loop that joins them ([`Engine`]). It knows nothing of jobs,
-//! networks or databases.
+//! The crate reads model files ([`files`]), packs their ternary weights ([`formats`]), runs them on a
+//! device ([`backend`]) and joins device, scheduler, KV cache and sampler in an [`Engine`] that
+//! serves many requests at once. It does no network, queue or database work.
 //!
-//! Promise: the tokens a request gets depend on the request and the model alone, never on its
-//! batch mates, the thread count, the ISA or the packing. ARCHITECTURE.md says how.
+//! The tokens of a request depend on the request and the model alone: never on the other requests
+//! of a batch, the thread count, the instruction set or the packing.
+//!
+//! ```
+//! use std::{path::Path, sync::Arc};
+//!
+//! use tritmill_engine::{
+//!     Request, SamplingParams,
+//!     files::Model,
+//!     generate,
+//!     load::{self, EngineOptions},
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A Hugging Face folder or a GGUF file.
+//! let model = Arc::new(Model::open(Path::new("tests/golden/bitnet-tiny"))?);
+//! let mut engine = load::engine(&model, &EngineOptions::default())?;
+//!
+//! let sampling = SamplingParams { max_tokens: 16, temperature: 0.0, ..SamplingParams::default() };
+//! let prompt = model.tokenizer().encode("The capital of France is", true)?;
+//! let request = Request { prompt, sampling, ..Request::default() };
+//! let output = generate::run(&mut engine, request, |_choice, text| print!("{text}"))?;
+//! assert!(output.choices[0].tokens.len() <= 16);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! To serve several requests, call [`Engine::submit`] for each and [`Engine::step`] in a loop.
+//!
+//! Items that the documentation hides serve the tests, benchmarks and fuzz targets of this
+//! repository. They may change in any release.
+
+#![warn(missing_docs)]
 
 pub mod backend;
 pub mod chat;
@@ -19,15 +49,17 @@ pub mod kernels;
 pub mod kv;
 pub mod load;
 pub mod logits;
-pub mod math;
+mod math;
 pub mod measure;
+mod names;
 mod request;
-pub mod sampler;
-pub mod scheduler;
-pub mod text;
+mod sampler;
+mod scheduler;
+mod text;
 pub mod tokenizer;
 
 pub use engine::{Engine, EngineConfig, EngineStats, StepReport};
+pub use names::UnknownName;
 pub use request::{
     Choice, Event, FinishReason, Output, Request, RequestError, RequestId, SubmitError,
     TokenLogprob,

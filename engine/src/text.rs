@@ -21,7 +21,7 @@ pub struct TextAssembler {
     pending: Vec<u8>,
     text: String,
     /// Bytes of `text` that were returned.
-    revealed: usize,
+    returned: usize,
     /// Bytes of `text` that need no further search for the end of a stop string.
     searched: usize,
     stopped: bool,
@@ -31,11 +31,6 @@ impl TextAssembler {
     /// Makes an empty text that is cut before the first of `stops`.
     pub fn new(stops: &[String]) -> Self {
         Self { stops: stops.to_vec(), ..Self::default() }
-    }
-
-    /// The text so far, including text that is still held back.
-    pub fn text(&self) -> &str {
-        &self.text
     }
 
     /// Appends a token's bytes. True if that completed a stop string: the text is cut before it and takes no
@@ -75,8 +70,8 @@ impl TextAssembler {
     }
 
     fn take_until(&mut self, end: usize) -> String {
-        let delta = self.text[self.revealed..end].to_owned();
-        self.revealed = end;
+        let delta = self.text[self.returned..end].to_owned();
+        self.returned = end;
         delta
     }
 
@@ -128,7 +123,7 @@ impl TextAssembler {
         if self.stopped {
             return 0;
         }
-        let text = &self.text.as_bytes()[self.revealed..];
+        let text = &self.text.as_bytes()[self.returned..];
         let longest = |stop: &String| {
             let stop = stop.as_bytes();
             let most = text.len().min(stop.len() - 1);
@@ -178,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn stop_string_across_tokens_cuts_the_text_and_is_never_revealed() {
+    fn stop_string_across_tokens_cuts_the_text_and_is_never_returned() {
         let (deltas, text, stopped) = assemble(&["\n\nQ:"], &[b"one\n", b"\n", b"Q", b":two"]);
         assert_eq!(deltas, ["one", "", "", "", ""]);
         assert_eq!(text, "one");
@@ -186,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_of_a_stop_string_is_revealed_if_it_does_not_complete() {
+    fn prefix_of_a_stop_string_is_returned_if_it_does_not_complete() {
         let (deltas, text, stopped) = assemble(&["abcd"], &[b"xab", b"cab", b"ce"]);
         assert_eq!(deltas, ["x", "abc", "abce", ""]);
         assert_eq!(text, "xabcabce");

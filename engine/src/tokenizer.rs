@@ -1,12 +1,12 @@
-//! Text to tokens and back: byte-level BPE, as every supported model uses.
+//! Text to tokens and back, by byte-level BPE.
 //!
-//! Encoding is the `tokenizers` crate, configured by a `tokenizer.json` (GGUF metadata are turned
-//! into one first, see `files::gguf_tokenizer`). Decoding is a table: each token is a byte string,
-//! so text is the concatenation of its tokens' bytes. A streaming reader takes
-//! [`Tokenizer::token_bytes`] and may cut only where the bytes so far are whole characters.
+//! Encoding uses the `tokenizers` crate with a `tokenizer.json` (for GGUF files, one that
+//! `files::gguf_tokenizer` builds from the metadata). Decoding uses a table: each token is a byte string,
+//! and text is the concatenation of its tokens' bytes. [`Tokenizer::token_bytes`] may end inside a
+//! character.
 //!
-//! What would make encoding depend on anything but the text (dropout, truncation, padding) and
-//! vocabularies that are not byte-level (SentencePiece) are refused or switched off at load.
+//! Truncation and padding are switched off, so that encoding depends on the text alone. Dropout and
+//! vocabularies that are not byte-level (SentencePiece) are errors.
 
 mod config;
 mod description;
@@ -20,11 +20,11 @@ use description::{
 use table::TokenTable;
 pub(crate) use table::{TokenKind, byte_alphabet};
 
-/// A tokenizer that cannot be used, or text that it cannot encode.
+/// A tokenizer is invalid or not supported, or a text cannot be encoded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// A JSON file that does not have the expected form.
+    /// A JSON file does not have the expected form.
     #[error("{file} is not valid: {source}")]
     Json {
         /// Name of the file.
@@ -33,17 +33,17 @@ pub enum TokenizerError {
         #[source]
         source: serde_json::Error,
     },
-    /// A tokenizer of a kind that is not byte-level BPE.
+    /// The tokenizer is not byte-level BPE.
     #[error("tokenizer.json: {key} is {value}: {why}")]
     Unsupported {
         /// Dotted name.
         key: &'static str,
-        /// What the file says, shortened.
+        /// The value in the file, shortened.
         value: String,
-        /// Why it is refused.
+        /// The reason.
         why: &'static str,
     },
-    /// A token whose id the embedding has no row for.
+    /// The embedding has no row for the id of a token.
     #[error("token {token:?} has id {id}, outside the vocabulary of {vocab_size}")]
     TokenOutOfRange {
         /// The token's text, shortened.
@@ -53,13 +53,13 @@ pub enum TokenizerError {
         /// Rows of the embedding.
         vocab_size: usize,
     },
-    /// Two tokens with one id.
+    /// Two tokens have the same id.
     #[error("id {id} belongs to two tokens")]
     DuplicateId {
         /// The id.
         id: u32,
     },
-    /// An added token whose id is neither in the vocabulary nor the next free one.
+    /// The id of an added token is neither in the vocabulary nor the next free one.
     #[error("added token {token:?} cannot have id {id}")]
     AddedTokenId {
         /// The token's text, shortened.
@@ -67,7 +67,7 @@ pub enum TokenizerError {
         /// The id in the file.
         id: u32,
     },
-    /// A problem that only the tokenizer library can name.
+    /// An error of the tokenizer library.
     #[error("tokenizer: {0}")]
     Library(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -78,7 +78,7 @@ pub(crate) struct Vocabulary {
     pub tokens: Vec<Option<(String, TokenKind)>>,
     /// Pairs separated by a space, by rank.
     pub merges: Vec<String>,
-    /// The name GGUF files have for the pre-tokenizer, if there is one.
+    /// The name of the pre-tokenizer in GGUF files, if it has one.
     pub pre: Option<&'static str>,
 }
 
@@ -92,10 +92,10 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Builds the tokenizer that a `tokenizer.json` describes.
+    /// Builds a tokenizer from a `tokenizer.json`.
     ///
     /// # Errors
-    /// If it is malformed, or not byte-level BPE.
+    /// If the file is malformed, or the tokenizer is not byte-level BPE.
     pub fn from_json(bytes: &[u8]) -> Result<Self, TokenizerError> {
         let json: TokenizerJson = serde_json::from_slice(bytes)
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
@@ -112,18 +112,18 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Encodes text. With `add_special`, what the model wants around a plain prompt (usually a BOS
-    /// token) is added. The text's own special-token strings become special tokens either way.
+    /// Encodes text. With `add_special`, adds the tokens that the model expects around a plain prompt
+    /// (usually BOS). Names of special tokens in the text become special tokens in both cases.
     ///
     /// # Errors
-    /// [`TokenizerError::Library`] if the pre-tokenizer's regular expression gives up.
+    /// [`TokenizerError::Library`] if the regular expression of the pre-tokenizer fails.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TokenizerError> {
         let encoding =
             self.inner.encode_fast(text, add_special).map_err(TokenizerError::Library)?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Decodes tokens; bytes that are no UTF-8 become U+FFFD, unknown ids become nothing.
+    /// Decodes tokens. Invalid UTF-8 becomes U+FFFD; unknown ids are skipped.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut bytes = Vec::new();
         for &id in ids {
@@ -134,8 +134,8 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes a token stands for; special tokens stand for their own text. `None` for ids that
-    /// no token has (models pad their vocabulary).
+    /// The bytes of a token; a special token stands for its name. `None` for ids without a token (models
+    /// pad their vocabulary).
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.tokens.bytes(id)
     }
@@ -150,7 +150,7 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// One more than the largest id of a token.
+    /// The largest token id plus one.
     pub fn id_limit(&self) -> u32 {
         self.tokens.entries.len() as u32
     }
@@ -166,13 +166,13 @@ impl Tokenizer {
         Err(TokenizerError::TokenOutOfRange { token, id, vocab_size })
     }
 
-    /// BLAKE3 of what the tokenizer does: its tokens by id, merges, pre-tokenizer, and what it puts
-    /// around a prompt; the same for a `tokenizer.json` and the GGUF metadata made of it.
+    /// BLAKE3 of the tokenizer's behaviour: tokens by id, merges, pre-tokenizer, and the tokens around a
+    /// prompt. A `tokenizer.json` and the GGUF metadata converted from it have the same digest.
     pub(crate) fn digest(&self) -> [u8; 32] {
         self.digest
     }
 
-    /// The tokens and merges as text, for writing them in another form.
+    /// The tokens and merges as text, for writing other formats.
     pub(crate) fn vocabulary(&self) -> Result<Vocabulary, TokenizerError> {
         let json: TokenizerJson = serde_json::from_slice(&self.json)
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
@@ -186,14 +186,14 @@ impl Tokenizer {
         Ok(Vocabulary { tokens, merges, pre })
     }
 
-    /// The `tokenizer.json` this was built from.
+    /// The `tokenizer.json` of this tokenizer.
     pub(crate) fn json(&self) -> &[u8] {
         &self.json
     }
 }
 
-/// The library numbers added tokens itself, from the size of the vocabulary on, and only warns when
-/// the file says otherwise.
+/// Checks the ids of added tokens: the library numbers them from the size of the vocabulary on, and
+/// only warns if the file has other ids.
 fn check_ids(inner: &tokenizers::Tokenizer, json: &TokenizerJson) -> Result<(), TokenizerError> {
     for token in &json.added_tokens {
         if inner.token_to_id(&token.content) != Some(token.id) {

@@ -6,6 +6,7 @@ mod support;
 
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
 use support::{check_same_weights, messages, open};
 use tempfile::TempDir;
 use tritmill_engine::{
@@ -138,6 +139,21 @@ fn synthetic_models_of_every_family_open_and_depend_on_the_seed() {
         }
         assert_eq!(a.tokenizer().encode("hé", true).unwrap(), [256, 104, 0xc3, 0xa9]);
     }
+}
+
+/// Benchmarks compare runs on synthetic models over time: the same seed must give the same bytes.
+#[test]
+fn synthetic_model_bytes_are_pinned() {
+    let dir = TempDir::new().unwrap();
+    let mut config = shape("bitnet-2b").unwrap();
+    shrink(&mut config);
+    synth(&config, dir.path(), 1).unwrap();
+    let mut hash = Sha256::new();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        hash.update(std::fs::read(dir.path().join(name)).unwrap());
+    }
+    let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hash, "7d2f0a0d8a21cef27dc9c42dbfe0b45d0f7c5a3e300995327d215e22b266d0f1");
 }
 
 #[test]

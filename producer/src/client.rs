@@ -274,7 +274,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Unknown`] or [`ClientError::Store`].
     pub async fn poll(&self, id: JobId) -> Result<JobState, ClientError> {
-        Ok(self.result(id).await?.state)
+        self.store.state(id).await?.ok_or(ClientError::Unknown(id))
     }
 
     /// Returns a job with its errors and, once it is finished, its outcome.

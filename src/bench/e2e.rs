@@ -17,10 +17,9 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tritmill_client::{Client, JobBuilder};
 use tritmill_engine::{
-    Engine, Request,
+    Engine, Request, SamplingParams,
     files::Model,
     load::{self, EngineOptions},
-    sampler::SamplingParams,
 };
 use tritmill_queue::{Job, JobId, QueueName, Sampling};
 use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};

@@ -1,4 +1,4 @@
-//! Schemas of requests that are parsed field by field, and of completions, which the producer writes.
+//! Schemas of requests that are parsed field by field, and of completions, which the client crate writes.
 //!
 //! A test holds the fields of completion requests to the parser.
 

@@ -106,7 +106,7 @@ pub(crate) struct Filter {
     /// Earliest creation time, in milliseconds since 1970.
     #[param(nullable = false)]
     from_ms: Option<i64>,
-    /// Creation time before which the job was created, in milliseconds since 1970.
+    /// End of the creation times (exclusive), in milliseconds since 1970.
     #[param(nullable = false)]
     to_ms: Option<i64>,
 }

@@ -1,22 +1,24 @@
-//! Converting models between containers without touching what they compute.
+//! Converts models between containers without changing what they compute.
 //!
-//! Trits, norms, embedding, tokenizer and chat template come out as they went in. Scales do too,
-//! with two exceptions that are counted in the [`Report`]: a scale to divide by (`bitlinear`
-//! folders) becomes its f32 reciprocal in GGUF files, which only multiply; and `TQ2_0` holds scales
-//! as f16, to which others are rounded. Both change results in the last digits, so such a model
-//! has another fingerprint. What a format cannot hold at all is refused by the tensor's name before
-//! anything is written.
+//! Trits, norms, embedding, tokenizer and chat template stay exactly the same. So do scales, with two
+//! exceptions that the [`Report`] counts: GGUF readers only multiply, so a scale to divide by
+//! (`bitlinear` folders) becomes its f32 reciprocal; and `TQ2_0` holds scales as f16, so other scales
+//! are rounded. Both change results in the last digits and therefore the fingerprint. A tensor that
+//! the target format cannot hold is an error that names it, before anything is written.
 
-use std::{fmt, path::Path, str::FromStr};
+use std::path::Path;
 
 use super::{
     convert_folder, convert_gguf,
     error::{ModelError, Problem},
     model::Model,
 };
-use crate::config::{Linear, ModelConfig};
+use crate::{
+    config::{Linear, ModelConfig},
+    names::names,
+};
 
-/// What to convert to.
+/// The container and packing to convert to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// A GGUF file with `I2_S` tensors, x86 layout, as bitnet.cpp reads it.
@@ -27,55 +29,23 @@ pub enum Target {
     Folder,
 }
 
-impl Target {
-    /// Every target.
-    pub const ALL: [Self; 3] = [Self::GgufI2S, Self::GgufTq2_0, Self::Folder];
+names!(Target, "conversion target", GgufI2S = "i2_s", GgufTq2_0 = "tq2_0", Folder = "folder");
 
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::GgufI2S => "i2_s",
-            Self::GgufTq2_0 => "tq2_0",
-            Self::Folder => "folder",
-        }
-    }
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A target name that is none of `i2_s`, `tq2_0`, `folder`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown conversion target '{0}' (expected i2_s, tq2_0 or folder)")]
-pub struct UnknownTarget(pub String);
-
-impl FromStr for Target {
-    type Err = UnknownTarget;
-
-    fn from_str(name: &str) -> Result<Self, UnknownTarget> {
-        Self::ALL
-            .into_iter()
-            .find(|target| target.name() == name)
-            .ok_or_else(|| UnknownTarget(name.to_owned()))
-    }
-}
-
-/// What a conversion did.
+/// The result of a conversion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Report {
     /// Tensors written.
     pub tensor_count: usize,
-    /// Ternary tensors whose scale is not exactly the source's; 0 means the fingerprint is kept.
+    /// Ternary tensors with a scale that differs from the source's; 0 means that the fingerprint stays
+    /// the same.
     pub inexact_scale_count: usize,
 }
 
-/// Writes `model` in another container: a file for the GGUF targets, else a folder.
+/// Writes `model` to `out`: a file for the GGUF targets, else a folder.
 ///
 /// # Errors
-/// [`ModelError::Unconvertible`] names the tensor that the target cannot hold; errors of reading
-/// the model and writing the file are passed on.
+/// [`ModelError::Unconvertible`] names the tensor that the target cannot hold. Errors while reading
+/// the model or writing the file are returned as they are.
 pub fn convert(model: &Model, to: Target, out: &Path) -> Result<Report, ModelError> {
     match to {
         Target::Folder => convert_folder::write(model, out),
@@ -96,8 +66,8 @@ pub(super) fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The one end token that the format has a key for: what templates call `eos_token`, else the
-/// first.
+/// The end token for formats with a single key for it: the template's `eos_token`, else the first
+/// one of the configuration.
 pub(super) fn eos_token(model: &Model) -> Option<u32> {
     model
         .chat_template()

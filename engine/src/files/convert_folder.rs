@@ -1,4 +1,4 @@
-//! Writing a model as a Hugging Face folder with packed ternary weights.
+//! Writes a model as a Hugging Face folder with packed ternary weights.
 
 use std::{io::Write, path::Path};
 
@@ -6,8 +6,8 @@ use super::{
     convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
     dense::{Dense, DenseType},
     error::{ModelError, Problem},
-    hf,
     hf_config::WeightStorage,
+    hf_tensors,
     hf_write::{self, FolderTexts},
     model::{Model, norm_len},
     safetensors::Dtype,
@@ -18,13 +18,13 @@ use crate::{
     formats::Scale,
 };
 
-/// What one tensor of a folder is made of.
+/// The source of one tensor of the folder.
 enum Source {
     Embedding,
     Head,
     Norm(Norm),
     Linear(usize, Linear),
-    /// The scale of the linear before it.
+    /// The scale of the linear that precedes it in the plan.
     ScaleOfLast,
 }
 
@@ -80,7 +80,7 @@ fn folder_plan(model: &Model) -> Result<Vec<(hf_write::TensorPlan, Source)>, Mod
         add("lm_head.weight".to_owned(), folder_type(head), &shape, Source::Head);
     }
     for norm in model.norms() {
-        add(hf::norm_name(norm), Dtype::F32, &[norm_len(config, norm)], Source::Norm(norm));
+        add(hf_tensors::norm_name(norm), Dtype::F32, &[norm_len(config, norm)], Source::Norm(norm));
     }
     for (layer, linear) in linears(config) {
         let (rows, cols) = config.linear_shape(linear);
@@ -89,7 +89,7 @@ fn folder_plan(model: &Model) -> Result<Vec<(hf_write::TensorPlan, Source)>, Mod
             let tensor = model.ternary_name(layer, linear).to_owned();
             return Err(refuse(tensor, Target::Folder, problem));
         }
-        let name = hf::linear_name(layer, linear);
+        let name = hf_tensors::linear_name(layer, linear);
         let scale = format!("{name}_scale");
         add(name, Dtype::U8, &[rows / 4, cols], Source::Linear(layer, linear));
         add(scale, Dtype::F32, &[1], Source::ScaleOfLast);
@@ -97,8 +97,8 @@ fn folder_plan(model: &Model) -> Result<Vec<(hf_write::TensorPlan, Source)>, Mod
     Ok(plan)
 }
 
-/// The folder's type for a dense tensor: its own, or F32 for block quantizations (whose
-/// dequantized values F32 holds exactly).
+/// The folder's type for a dense tensor: the tensor's own, or F32 for block quantizations, whose
+/// dequantized values F32 holds exactly.
 fn folder_type(dtype: DenseType) -> Dtype {
     match dtype {
         DenseType::F16 => Dtype::F16,

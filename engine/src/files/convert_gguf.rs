@@ -1,6 +1,6 @@
-//! Writing a model as a GGUF file that bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`) reads.
+//! Writes a model as a GGUF file for bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`).
 //!
-//! Besides the keys those engines know, the file carries [`gguf_model::EOS_TOKENS_KEY`], the exact
+//! Besides the keys that those engines know, the file has [`gguf_model::EOS_TOKENS_KEY`], the complete
 //! list of end tokens: the format itself has room for one.
 
 use std::{
@@ -18,7 +18,7 @@ use super::{
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ2_0_BYTES},
     gguf_tokenizer::{TYPE_CONTROL, TYPE_NORMAL, TYPE_UNUSED, TYPE_USER_DEFINED},
     gguf_write::{self, Meta, TensorPlan},
-    hf,
+    hf_tensors,
     model::{DenseTensor, Model, norm_len},
     partial::Partial,
     ternary_write,
@@ -29,12 +29,12 @@ use crate::{
     tokenizer::TokenKind,
 };
 
-/// The name a GGUF reader picks the conventions by.
+/// The architecture name, by which GGUF readers select their conventions.
 fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     let config = model.config();
     if config.linear_norm_eps.is_some() {
         let problem = Problem::Other("the format has no norms in front of linears");
-        return Err(refuse(hf::norm_name(Norm::Linear(0, Linear::Q)), to, problem));
+        return Err(refuse(hf_tensors::norm_name(Norm::Linear(0, Linear::Q)), to, problem));
     }
     let name = match (config.sub_norms, config.activation) {
         (true, Activation::SquaredRelu) => "bitnet-b1.58",
@@ -42,7 +42,7 @@ fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
         (false, Activation::Silu) => "llama",
         (false, Activation::SquaredRelu) => {
             let problem = Problem::Other("no architecture has squared ReLU without sub-norms");
-            return Err(refuse(hf::linear_name(0, Linear::Gate), to, problem));
+            return Err(refuse(hf_tensors::linear_name(0, Linear::Gate), to, problem));
         }
     };
     if config.sub_norms && !config.tied_head {
@@ -88,8 +88,8 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
     Ok(Report { tensor_count: plan.len(), inexact_scale_count })
 }
 
-/// The tensor directory, in the order in which [`write`] writes the data. Norms are F32 whatever
-/// they were: no reader takes others.
+/// The tensor directory, in the order in which [`write`] writes the data. Norms are always F32,
+/// because readers accept no other type.
 fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     let config = model.config();
     let tensors = &model.parts().tensors;
@@ -125,14 +125,14 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     Ok(plan)
 }
 
-/// The stored bytes of a ternary tensor, and whether its scale is still what it was.
+/// The stored bytes of a ternary tensor, and whether its scale is unchanged.
 fn encode(matrix: &TernaryMatrix, to: Target) -> (Vec<u8>, bool) {
     let (scale, is_multiplier) = match matrix.scale {
         Scale::Multiply(scale) => (scale, true),
         Scale::Divide(scale) => (1.0 / scale, false),
     };
     if to == Target::GgufTq2_0 {
-        // A scale below f16's range would become 0, one above it infinite: the nearest end is kept.
+        // A scale below f16's range would become 0 and one above it infinite, so it is clamped.
         let least = f16::from_bits(1);
         let rounded = f16::from_f32(scale).max(least).min(f16::MAX);
         let exact = is_multiplier && rounded.to_f32() == scale;
@@ -147,14 +147,11 @@ fn permute(matrix: &mut TernaryMatrix, linear: Linear, config: &ModelConfig) {
     if !matches!(linear, Linear::Q | Linear::K) {
         return;
     }
-    let half = config.head_dim / 2;
-    let mut rows = Vec::with_capacity(matrix.trits.len());
-    for row in 0..matrix.rows {
-        let (head, within) = (row / config.head_dim, row % config.head_dim);
-        let source = head * config.head_dim + (within % 2) * half + within / 2;
-        rows.extend_from_slice(&matrix.trits[source * matrix.cols..][..matrix.cols]);
-    }
-    matrix.trits = rows;
+    let head_dim = config.head_dim;
+    matrix.reorder_rows(|row| {
+        let (head, within) = (row / head_dim, row % head_dim);
+        head * head_dim + (within % 2) * (head_dim / 2) + within / 2
+    });
 }
 
 fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {

@@ -1,10 +1,10 @@
-//! Matrices that are not ternary: the embedding and the head, read in place, row by row.
+//! Dense matrices (the embedding and the head), read in place row by row.
 
 use half::{bf16, f16};
 
 use super::quants;
 
-/// Element types of dense tensors.
+/// Element type of a dense tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DenseType {
     /// IEEE single precision, little-endian.
@@ -20,7 +20,7 @@ pub enum DenseType {
 }
 
 impl DenseType {
-    /// Elements and bytes of the smallest unit a row is made of.
+    /// Elements and bytes of one block, the smallest unit of a row.
     pub const fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
@@ -54,8 +54,8 @@ impl DenseType {
 
 /// A dense matrix inside a model file, row-major.
 ///
-/// `bytes` is the tensor as stored: little-endian, **of any alignment** (safetensors promises none),
-/// exactly `rows` times [`DenseType::row_bytes`].
+/// `bytes` is the tensor as stored: little-endian, **with any alignment** (safetensors guarantees
+/// none), exactly `rows` times [`DenseType::row_bytes`].
 #[derive(Debug, Clone, Copy)]
 pub struct Dense<'a> {
     /// Element type.
@@ -89,7 +89,7 @@ impl<'a> Dense<'a> {
     }
 }
 
-/// Decodes whole blocks of `bytes` into `out`; the caller has checked the lengths.
+/// Decodes whole blocks of `bytes` into `out`; the caller checks the lengths.
 pub(crate) fn widen(dtype: DenseType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         DenseType::F32 => {

@@ -1,48 +1,48 @@
-//! What can be wrong with a model file. Every variant names the file, tensor or key at fault, and
-//! where there is one, the byte offset.
+//! Errors of model files. Every variant names the file, tensor or key at fault, and the byte offset
+//! if there is one.
 
-use std::{fmt, io, path::PathBuf};
+use std::{fmt, io, ops::Range, path::PathBuf};
 
 use crate::{chat::TemplateError, tokenizer::TokenizerError};
 
-/// A model that cannot be opened, read or written.
+/// A model cannot be opened, read, converted or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The operating system refused.
+    /// A file operation failed.
     #[error("{}: {source}", path.display())]
     Io {
         /// File or folder.
         path: PathBuf,
-        /// What it said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
     /// The path is neither a model folder nor a `.gguf` or `.safetensors` file.
     #[error("{} is neither a model folder nor a .gguf or .safetensors file", path.display())]
     NotAModel {
-        /// What was asked for.
+        /// The given path.
         path: PathBuf,
     },
-    /// A file that the folder must have.
+    /// A required file of the folder is missing.
     #[error("{file} is missing: {why}")]
     MissingFile {
         /// Name inside the folder.
         file: String,
-        /// What it is needed for.
+        /// The purpose of the file, or why it is missing.
         why: &'static str,
     },
-    /// A file whose bytes do not follow its format.
+    /// The bytes of a file do not follow its format.
     #[error("{file} at byte {offset}: {problem}")]
     Malformed {
         /// Name of the file.
         file: String,
-        /// Where in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
-        /// What is wrong there.
+        /// The defect at that offset.
         problem: Problem,
     },
-    /// A JSON file that does not parse.
+    /// A JSON file does not parse.
     #[error("{file} is not valid JSON: {source}")]
     Json {
         /// Name of the file.
@@ -51,157 +51,157 @@ pub enum ModelError {
         #[source]
         source: serde_json::Error,
     },
-    /// A configuration or metadata key that must be there.
+    /// A required configuration or metadata key is missing.
     #[error("key {key} is missing")]
     MissingKey {
         /// Dotted name.
         key: String,
     },
-    /// A key whose value has the wrong type or lies outside its range.
+    /// The value of a key has the wrong type or is out of range.
     #[error("key {key} is {value}, expected {expected}")]
     BadKey {
         /// Dotted name.
         key: String,
-        /// What the file says, shortened.
+        /// The value in the file, shortened.
         value: String,
-        /// What would be right.
+        /// A description of valid values.
         expected: &'static str,
     },
-    /// A key that asks for mathematics this engine does not do.
+    /// A key asks for a computation that the engine does not support.
     #[error("key {key} = {value} is not supported: {why}")]
     UnsupportedKey {
         /// Dotted name.
         key: String,
-        /// What the file says, shortened.
+        /// The value in the file, shortened.
         value: String,
-        /// What it would change.
+        /// The unsupported feature.
         why: &'static str,
     },
-    /// A tensor that the configuration requires.
+    /// A tensor that the configuration requires is missing.
     #[error("tensor {tensor} is missing")]
     MissingTensor {
         /// Name in the file.
         tensor: String,
     },
-    /// A tensor that the forward pass would have to use but does not know.
+    /// A tensor has no role in the forward pass.
     #[error("tensor {tensor} is not part of a supported model")]
     UnexpectedTensor {
         /// Name in the file.
         tensor: String,
     },
-    /// A tensor in a type that cannot be read here.
+    /// The type of a tensor is not supported for its role.
     #[error("tensor {tensor} has type {found}, expected {expected}")]
     TensorType {
         /// Name in the file.
         tensor: String,
-        /// Type as the file names it.
+        /// Type name in the file.
         found: String,
-        /// What would be right.
+        /// Names of the supported types.
         expected: &'static str,
     },
-    /// A tensor whose shape disagrees with the configuration.
+    /// The shape of a tensor disagrees with the configuration.
     #[error("tensor {tensor} has shape {found:?}, expected {expected:?}")]
     TensorShape {
         /// Name in the file.
         tensor: String,
         /// Shape in the file.
         found: Vec<u64>,
-        /// Shape by the configuration.
+        /// Shape that follows from the configuration.
         expected: Vec<u64>,
     },
-    /// A tensor whose bytes cannot be right.
+    /// The bytes of a tensor are invalid.
     #[error("tensor {tensor} at byte {offset}: {problem}")]
     BadTensor {
         /// Name in the file.
         tensor: String,
-        /// Where in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
-        /// What is wrong there.
+        /// The defect at that offset.
         problem: Problem,
     },
-    /// The tokenizer cannot be used.
+    /// The tokenizer is invalid or not supported.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The chat template cannot be used.
+    /// The chat template is invalid.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// A conversion that the target format cannot hold.
+    /// The target format of a conversion cannot hold a tensor.
     #[error("tensor {tensor} cannot become {target}: {problem}")]
     Unconvertible {
         /// Name in the source model.
         tensor: String,
         /// The target format.
         target: &'static str,
-        /// Which rule it breaks.
+        /// The reason.
         problem: Problem,
     },
 }
 
-/// A defect at a known place of a file.
+/// A defect in a file.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The file ends before what it announces.
+    /// The file is shorter than it says.
     Truncated {
-        /// Bytes announced from the offset on.
+        /// Bytes that should follow the offset.
         needed: u64,
-        /// Bytes there are.
+        /// Bytes that do.
         available: u64,
     },
-    /// A count, length or size beyond what the file or this reader can hold.
+    /// A count, length or size exceeds the file or a limit of the reader.
     TooLarge {
-        /// What is counted.
+        /// The counted thing.
         what: &'static str,
-        /// The announced number.
+        /// The number in the file.
         value: u64,
-        /// The largest accepted one.
+        /// The largest accepted number.
         limit: u64,
     },
-    /// A size that disagrees with another one.
+    /// A tensor size disagrees with its type and shape.
     SizeMismatch {
-        /// Bytes announced.
+        /// Size in the file, in bytes.
         found: u64,
-        /// Bytes that type and shape need.
+        /// Size by type and shape, in bytes.
         expected: u64,
     },
-    /// The first bytes are not the format's.
+    /// The file does not start with the magic bytes of its format.
     BadMagic,
-    /// A version this reader does not know.
+    /// The format version is not supported.
     Version(u32),
-    /// An unknown type id.
+    /// A type id is unknown.
     UnknownType(u32),
-    /// A name that occurs twice.
+    /// A name occurs twice.
     Duplicate(String),
-    /// Text that is not UTF-8.
+    /// A text is not UTF-8.
     NotUtf8,
-    /// An offset that is not a multiple of the file's alignment.
+    /// An offset is not a multiple of the file's alignment.
     Misaligned {
         /// The offset.
         value: u64,
         /// The alignment.
         alignment: u64,
     },
-    /// A ternary code that means nothing.
+    /// A code does not stand for a trit.
     BadCode {
         /// The code.
         code: u8,
     },
-    /// A scale that is zero, negative, infinite or not a number.
+    /// A scale is zero, negative, infinite or not a number.
     BadScale(f32),
-    /// Blocks of one tensor with different scales.
+    /// Blocks of one tensor have different scales.
     MixedScales(f32, f32),
-    /// A dimension that is not a multiple of the format's block.
+    /// A dimension is not a multiple of the format's block.
     NotAMultiple {
-        /// What is counted.
+        /// The dimension.
         what: &'static str,
-        /// The number.
+        /// Its size.
         value: u64,
-        /// The block.
+        /// The block size.
         of: u64,
     },
-    /// A value that is not a number or infinite where the model needs a number.
+    /// A value is infinite or not a number.
     NotFinite,
-    /// Anything said best in words.
+    /// Any other defect, in words.
     Other(&'static str),
 }
 
@@ -209,15 +209,15 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Truncated { needed, available } => {
-                write!(f, "needs {needed} bytes, the file has {available}")
+                write!(f, "needs {needed} bytes, but the file has {available}")
             }
             Self::TooLarge { what, value, limit } => {
-                write!(f, "{what} {value} is over the limit of {limit}")
+                write!(f, "{what} {value} exceeds the limit of {limit}")
             }
             Self::SizeMismatch { found, expected } => {
-                write!(f, "has {found} bytes, type and shape need {expected}")
+                write!(f, "has {found} bytes, but type and shape need {expected}")
             }
-            Self::BadMagic => f.write_str("the first bytes are not the format's"),
+            Self::BadMagic => f.write_str("wrong magic bytes"),
             Self::Version(version) => write!(f, "version {version} is not supported"),
             Self::UnknownType(id) => write!(f, "unknown type id {id}"),
             Self::Duplicate(name) => write!(f, "{name} occurs twice"),
@@ -228,7 +228,10 @@ impl fmt::Display for Problem {
             Self::BadCode { code } => write!(f, "code {code} is not a ternary value"),
             Self::BadScale(scale) => write!(f, "scale {scale} is not a positive number"),
             Self::MixedScales(a, b) => {
-                write!(f, "blocks have different scales ({a} and {b}), one per tensor is supported")
+                write!(
+                    f,
+                    "blocks have different scales ({a} and {b}), only one scale per tensor is supported"
+                )
             }
             Self::NotAMultiple { what, value, of } => {
                 write!(f, "{what} {value} is not a multiple of {of}")
@@ -253,7 +256,7 @@ impl ModelError {
     }
 }
 
-/// A value for an error message, shortened so that a hostile file cannot fill the log.
+/// Shortens a value for an error message, so that a hostile file cannot fill the log.
 pub(crate) fn shorten(value: impl fmt::Display) -> String {
     const LIMIT: usize = 80;
     let text = value.to_string();
@@ -261,4 +264,18 @@ pub(crate) fn shorten(value: impl fmt::Display) -> String {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }
+}
+
+/// Refuses tensors that share bytes; gaps between them are allowed.
+pub(crate) fn check_overlaps(mut tensors: Vec<(Range<usize>, &str)>) -> Result<(), ModelError> {
+    tensors.retain(|(range, _)| !range.is_empty());
+    tensors.sort_by_key(|(range, _)| range.start);
+    for pair in tensors.windows(2) {
+        let ((first, _), (second, name)) = (&pair[0], &pair[1]);
+        if second.start < first.end {
+            let problem = Problem::Other("its bytes overlap another tensor's");
+            return Err(ModelError::bad_tensor(name, second.start as u64, problem));
+        }
+    }
+    Ok(())
 }

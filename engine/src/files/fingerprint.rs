@@ -1,33 +1,29 @@
-//! What a model computes, as 32 bytes.
+//! The identity of what a model computes, as 32 bytes.
 
 use std::fmt;
 
 use rayon::prelude::*;
 
-use super::{
-    dense::Dense,
-    error::ModelError,
-    model::{Model, norm_len},
-};
+use super::{convert::f32_bytes, dense::Dense, error::ModelError, model::Model};
 use crate::{
     config::{Activation, Linear, ModelConfig},
     formats::{Scale, TernaryMatrix},
 };
 
-/// BLAKE3 over everything the output depends on, whatever file it came from: a packed folder and
-/// the GGUF made of it have the same fingerprint if they hold the same values.
+/// A BLAKE3 hash of everything that the output of a model depends on, independent of the container:
+/// a packed folder and a GGUF file with the same values have the same fingerprint.
 ///
-/// It is the hash of these parts, in this order, each hashed by itself:
+/// It hashes the hashes of these parts, in this order:
 /// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
 ///    norms, tied head, and the sorted end tokens (context length and names are left out);
-/// 2. the tokenizer: tokens by id, merges, pre-tokenizer, what it puts around a prompt;
+/// 2. the tokenizer: tokens by id, merges, pre-tokenizer, tokens put around a prompt;
 /// 3. per layer and linear (`Linear::ALL`): rows, columns, trits in row-major 2-bit codes
 ///    (trit + 1, first in the lowest bits), then whether the scale multiplies or divides, and its
 ///    f32 bits;
 /// 4. every norm in the order of the forward pass, as f32;
 /// 5. the embedding, and the head unless tied: all elements widened to f32, in groups of 1024 rows.
 ///
-/// The chat template is not part of it: it shapes the prompt, not what follows from it.
+/// The chat template is not included: it shapes the prompt, not the answer to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 32]);
 
@@ -64,16 +60,15 @@ pub(crate) fn compute(model: &Model) -> Result<Fingerprint, ModelError> {
     let mut hasher = blake3::Hasher::new_derive_key("tritmill model fingerprint");
     hasher.update(&config_digest(config));
     hasher.update(&model.tokenizer().digest());
-    // One tensor after the other keeps memory to one decoded tensor; decoding it, and hashing
-    // groups of its rows, run in parallel.
+    // Tensors follow one another, so that memory holds one decoded tensor. Its decoding and the
+    // hashing of its parts run in parallel.
     for layer in 0..config.layer_count {
         for linear in Linear::ALL {
             hasher.update(&ternary_digest(&model.ternary(layer, linear)?));
         }
     }
     for norm in model.norms() {
-        debug_assert_eq!(model.norm(norm)?.len(), norm_len(config, norm));
-        hasher.update(&f32_digest(&model.norm(norm)?));
+        hasher.update(blake3::hash(&f32_bytes(&model.norm(norm)?)).as_bytes());
     }
     dense_digests(&mut hasher, model.embedding());
     if !config.tied_head {
@@ -112,7 +107,7 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
 }
 
 fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
-    // A whole number of bytes per part, so that parts do not share one.
+    // A multiple of 4, so that no byte belongs to two parts.
     const TRITS: usize = 1 << 20;
     let parts: Vec<[u8; 32]> = matrix
         .trits
@@ -143,14 +138,6 @@ fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {
     *hasher.finalize().as_bytes()
 }
 
-fn f32_digest(values: &[f32]) -> [u8; 32] {
-    let mut bytes = Vec::with_capacity(values.len() * 4);
-    for value in values {
-        bytes.extend_from_slice(&value.to_bits().to_le_bytes());
-    }
-    *blake3::hash(&bytes).as_bytes()
-}
-
 fn dense_digests(hasher: &mut blake3::Hasher, matrix: Dense<'_>) {
     let parts: Vec<[u8; 32]> = (0..matrix.rows.div_ceil(DENSE_ROWS))
         .into_par_iter()
@@ -158,13 +145,9 @@ fn dense_digests(hasher: &mut blake3::Hasher, matrix: Dense<'_>) {
             || vec![0f32; matrix.cols],
             |row, part| {
                 let mut hasher = blake3::Hasher::new();
-                let mut bytes = Vec::with_capacity(matrix.cols * 4);
                 for index in part * DENSE_ROWS..((part + 1) * DENSE_ROWS).min(matrix.rows) {
                     matrix.row(index, row);
-                    bytes.clear();
-                    row.iter()
-                        .for_each(|value| bytes.extend_from_slice(&value.to_bits().to_le_bytes()));
-                    hasher.update(&bytes);
+                    hasher.update(&f32_bytes(row));
                 }
                 *hasher.finalize().as_bytes()
             },

@@ -1,16 +1,15 @@
 //! The GGUF container: magic, version, metadata, tensor directory, aligned data.
 //!
 //! Layout: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>. Versions 2 and 3,
-//! little-endian. This file knows the container only; what keys and tensors mean is
-//! [`super::gguf_model`]'s business. Everything borrows from the file's bytes: arrays are kept as
-//! the bytes they are and walked when read, so a file that announces 2⁶⁰ entries fails at the end
-//! of its bytes, not at an allocation.
+//! little-endian. This module reads the container; [`super::gguf_model`] interprets keys and tensors.
+//! Everything borrows from the file's bytes: arrays stay as bytes and are walked when read, so a file
+//! that announces 2⁶⁰ entries fails at the end of its bytes, not at an allocation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::error::{ModelError, Problem};
 
-/// Alignment of tensor data when the file does not say.
+/// Alignment of tensor data in files without `general.alignment`.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
 /// Largest alignment accepted.
 const ALIGNMENT_MAX: u64 = 1 << 20;
@@ -36,7 +35,7 @@ pub enum Value<'a> {
     Array(Array<'a>),
 }
 
-/// A metadata array, as its bytes; every element was checked to lie inside the file.
+/// A metadata array as bytes; the parser has checked that every element lies inside the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     type_id: u32,
@@ -46,17 +45,17 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// Elements; all of them are really in the file.
+    /// Number of elements, all inside the file.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there are none.
+    /// Whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The elements, in order; text that is not UTF-8 is an error when it is reached.
+    /// The elements, in order; an element that is not UTF-8 is an error.
     pub fn values(&self, file: &'a str) -> impl Iterator<Item = Result<Value<'a>, ModelError>> {
         let mut reader = Reader { file, bytes: self.bytes, position: 0, base: self.offset };
         let type_id = self.type_id;
@@ -64,7 +63,7 @@ impl<'a> Array<'a> {
     }
 }
 
-/// A tensor of the directory. Nothing about its size has been checked.
+/// A tensor of the directory. Its size is unchecked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorEntry<'a> {
     /// Name in the file.
@@ -73,16 +72,16 @@ pub struct TensorEntry<'a> {
     pub dims: Vec<u64>,
     /// ggml type id.
     pub type_id: u32,
-    /// Where the data start, from the start of the data section; a multiple of the alignment.
+    /// Offset of the data in the data section, in bytes; a multiple of the alignment.
     pub offset: u64,
-    /// Where this entry stands in the file, for error messages.
+    /// Offset of this entry in the file, for error messages.
     pub entry_offset: u64,
 }
 
 /// A parsed file header.
 #[derive(Debug)]
 pub struct Gguf<'a> {
-    /// 2 or 3.
+    /// Format version, 2 or 3.
     pub version: u32,
     /// Alignment of tensor data.
     pub alignment: u64,
@@ -90,14 +89,14 @@ pub struct Gguf<'a> {
     pub metadata: BTreeMap<&'a str, Value<'a>>,
     /// The tensor directory, in the order of the file.
     pub tensors: Vec<TensorEntry<'a>>,
-    /// Where the data section starts in the file.
+    /// Offset of the data section in the file, in bytes.
     pub data_start: u64,
 }
 
 /// Parses the header of a GGUF file; `file` is its name for error messages.
 ///
 /// # Errors
-/// [`ModelError::Malformed`] with the byte offset.
+/// The first defect, with its byte offset.
 pub fn parse<'a>(file: &'a str, bytes: &'a [u8]) -> Result<Gguf<'a>, ModelError> {
     let mut reader = Reader { file, bytes, position: 0, base: 0 };
     if reader.take(4)? != b"GGUF" {
@@ -178,7 +177,7 @@ fn directory<'a>(
     Ok(tensors)
 }
 
-/// A cursor over the file that never reads past its end.
+/// A cursor over the file that returns an error at its end.
 struct Reader<'a> {
     file: &'a str,
     bytes: &'a [u8],
@@ -220,7 +219,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A number of things of at least `size` bytes each, so that it is bounded by the file.
+    /// A count of elements of at least `size` bytes each, so that the file bounds it.
     fn count(&mut self, what: &'static str, size: u64) -> Result<u64, ModelError> {
         let at = self.position;
         let value = self.u64()?;
@@ -300,8 +299,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// ggml's name of a tensor type. Ids 36 to 39 are bitnet.cpp's; `is_bitnet_cpp` decides where
-/// llama.cpp gave the id another meaning (39 is TL2 or MXFP4).
+/// ggml's name of a tensor type. Ids 36 to 39 belong to bitnet.cpp; `is_bitnet_cpp` decides on ids
+/// that mean another type in llama.cpp (39 is TL2 or MXFP4).
 pub fn type_name(type_id: u32, is_bitnet_cpp: bool) -> &'static str {
     match type_id {
         0 => "F32",

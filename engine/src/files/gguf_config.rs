@@ -1,4 +1,4 @@
-//! GGUF metadata to a [`ModelConfig`], and the conventions that go with each architecture.
+//! Reads a [`ModelConfig`] from GGUF metadata, with the conventions of each architecture.
 //!
 //! | `general.architecture` | Q/K rows in the file | gate | sub-norms | head |
 //! | --- | --- | --- | --- | --- |
@@ -6,8 +6,8 @@
 //! | `bitnet` | as in Hugging Face | SiLU | yes | the embedding |
 //! | `llama` | permuted for adjacent-pair RoPE | SiLU | no | `output.weight`, or the embedding |
 //!
-//! Every key under the architecture's prefix must be known: an unknown one may change the
-//! mathematics, so it is refused by its name.
+//! An unknown key under the architecture's prefix may change the computation, so it is an error that
+//! names the key.
 
 use super::{
     error::{ModelError, shorten},
@@ -33,7 +33,7 @@ impl Architecture {
     }
 }
 
-/// Keys under the architecture's prefix that are read here.
+/// Supported keys under the architecture's prefix.
 const KNOWN_KEYS: [&str; 14] = [
     "vocab_size",
     "context_length",
@@ -51,8 +51,8 @@ const KNOWN_KEYS: [&str; 14] = [
     "attention.value_length",
 ];
 
-/// Reads everything but the tokens; `vocab_size` comes from the embedding's shape, and
-/// `eos_tokens` from the tokenizer.
+/// Reads everything except the tokens. `vocab_size` comes from the embedding's shape; the tokenizer
+/// sets `eos_tokens`.
 pub(crate) fn parse(
     gguf: &Gguf<'_>,
     vocab_size: u64,
@@ -64,7 +64,7 @@ pub(crate) fn parse(
         "bitnet-b1.58" | "bitnet-25" => Architecture::BitnetB158,
         "bitnet" => Architecture::Bitnet,
         "llama" => Architecture::Llama,
-        _ => return Err(global.unsupported("general.architecture", "an unknown family")),
+        _ => return Err(global.unsupported("general.architecture", "unknown model family")),
     };
     let prefix = format!("{name}.");
     let keys = Keys { gguf, prefix: &prefix };
@@ -86,7 +86,7 @@ pub(crate) fn parse(
     }
     for key in ["attention.value_length", "rope.dimension_count"] {
         if keys.size(key, WIDTH_MAX)?.is_some_and(|length| length != head_dim) {
-            return Err(keys.unsupported(key, "a width other than the head's"));
+            return Err(keys.unsupported(key, "widths other than the head's"));
         }
     }
     if !(1..=VOCAB_MAX).contains(&vocab_size)
@@ -126,10 +126,10 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
         if let Some(key) = key.strip_prefix(keys.prefix)
             && !KNOWN_KEYS.contains(&key)
         {
-            return Err(keys.unsupported(key, "its effect on the model is not known"));
+            return Err(keys.unsupported(key, "unknown key"));
         }
     }
-    // Converters of `bitnet` models write a linear scaling by 1, which is none.
+    // Converters of `bitnet` models write a linear scaling by 1, which changes nothing.
     let factor = keys.positive("rope.scaling.factor", f32::MAX)?;
     match keys.text("rope.scaling.type")? {
         None | Some("none") => {}
@@ -140,7 +140,7 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
         return Err(keys.unsupported("rope.scaling.factor", "RoPE scaling"));
     }
     if global.text("general.type")?.is_some_and(|kind| kind != "model") {
-        return Err(global.unsupported("general.type", "not a model"));
+        return Err(global.unsupported("general.type", "the file does not hold a model"));
     }
     if global.size("split.count", u64::from(u16::MAX)).ok().flatten().is_some_and(|n| n > 1) {
         return Err(global.unsupported("split.count", "split files; merge them first"));
@@ -148,7 +148,7 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
     Ok(())
 }
 
-/// Typed access to the metadata; errors carry the whole key.
+/// Typed access to the metadata; errors name the whole key.
 pub(crate) struct Keys<'a> {
     pub gguf: &'a Gguf<'a>,
     pub prefix: &'a str,

@@ -1,15 +1,16 @@
-//! GGUF tensors to roles: which name is which matrix, in which type, and where its bytes are.
+//! GGUF tensors to roles: the tensor of the file for each matrix and norm, its type, and the location
+//! of its bytes.
 //!
-//! Sizes come from type and shape, never from where the next tensor starts. `I2_S` is the
-//! exception to ggml's block rule: `K·M/4` bytes of codes, then 32 bytes of which only the first
-//! four (the f32 scale) were ever written; the rest is not read. Ids above 35 mean different types
-//! in bitnet.cpp and llama.cpp; only `I2_S` is read, the others are refused by name.
+//! Sizes follow from type and shape, never from the start of the next tensor. `I2_S` is the exception
+//! to ggml's block rule: `K·M/4` bytes of codes, then 32 bytes. The encoder only writes the first four
+//! of these (the f32 scale), so the others are not read. Ids above 35 mean different types in
+//! bitnet.cpp and llama.cpp; `I2_S` is the only supported one.
 
 use std::{collections::HashMap, ops::Range, path::Path};
 
 use super::{
     dense::DenseType,
-    error::{ModelError, Problem},
+    error::{ModelError, Problem, check_overlaps},
     gguf::{self, Gguf, TensorEntry},
     gguf_config::{self, Architecture},
     gguf_ternary::{I2_S_BLOCK, I2_S_TAIL, TQ_BLOCK, TQ1_0_BYTES, TQ2_0_BYTES},
@@ -26,7 +27,7 @@ pub(crate) fn open(path: &Path) -> Result<Parts, ModelError> {
     from_bytes(&name, Bytes::map(path)?)
 }
 
-/// Opens a file that is mapped or in memory.
+/// Opens a mapped file or one in memory.
 pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> {
     let file = format!("{name}.gguf");
     let gguf = gguf::parse(&file, &bytes)?;
@@ -66,10 +67,10 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
 
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
 pub(crate) const HEAD: &str = "output.weight";
-/// All end tokens, in files written by [`super::convert`].
+/// Key of the list of all end tokens, in files from [`super::convert`].
 pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
 
-/// The file's name of a linear's weights.
+/// Name of a linear's tensor in the file.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
     let role = match linear {
         Linear::Q => "attn_q",
@@ -83,7 +84,7 @@ pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
     format!("blk.{layer}.{role}.weight")
 }
 
-/// The file's name of a norm's weights; the format has no per-linear norms.
+/// Name of a norm's tensor in the file; the format has no per-linear norms.
 pub(crate) fn norm_name(norm: Norm) -> Option<String> {
     Some(match norm {
         Norm::Attention(layer) => format!("blk.{layer}.attn_norm.weight"),
@@ -114,7 +115,7 @@ impl<'a> Finder<'a> {
         let shape = [config.hidden_size, config.vocab_size];
         let embedding = self.dense(EMBEDDING, &shape)?;
         let head = if config.tied_head { None } else { Some(self.dense(HEAD, &shape)?) };
-        // Not reserved ahead: a false layer count must fail at its first missing tensor.
+        // Not reserved ahead: a false layer count must fail at the first missing tensor.
         let mut linears = Vec::new();
         for layer in 0..config.layer_count {
             let mut of_layer = Vec::with_capacity(Linear::ALL.len());
@@ -150,7 +151,7 @@ impl<'a> Finder<'a> {
         Ok(entry)
     }
 
-    /// The bytes of a tensor of known size, after checking that the file has them.
+    /// The bytes of a tensor of known size, checked against the file's length.
     fn span(&mut self, entry: &'a TensorEntry<'a>, size: usize) -> Result<Span, ModelError> {
         let start = self.data_start.checked_add(entry.offset);
         let end = start.and_then(|start| start.checked_add(size as u64));
@@ -198,7 +199,7 @@ impl<'a> Finder<'a> {
         Ok(DenseTensor { name: name.to_owned(), span, rows, cols, dtype })
     }
 
-    /// `bytes`, or the error for a row that is not a whole number of blocks.
+    /// Returns `bytes`, or an error if a row is not a whole number of blocks.
     fn row_size(
         &self,
         entry: &TensorEntry<'_>,
@@ -235,7 +236,7 @@ impl<'a> Finder<'a> {
             34 => Packing::Tq1_0,
             35 => Packing::Tq2_0,
             _ => {
-                // The span keeps the codes: the scale is read now, the garbage behind it never.
+                // The span keeps the codes. The scale is read now; the bytes after it are garbage.
                 let at = span.range.start + codes;
                 span.range.end = at;
                 let tail = self.bytes[at..].first_chunk().copied().unwrap_or_default();
@@ -249,26 +250,21 @@ impl<'a> Finder<'a> {
         Ok(TernaryTensor { name: name.to_owned(), span, rows, cols, packing, permuted_heads: None })
     }
 
-    /// Refuses tensors without a role and tensors that share bytes; returns the listing in the
-    /// order of the file.
+    /// Returns the listing in the order of the file.
+    ///
+    /// # Errors
+    /// If a tensor has no role, or two tensors share bytes.
     fn finish(
         mut self,
         gguf: &Gguf<'_>,
         config: &ModelConfig,
     ) -> Result<Vec<TensorInfo>, ModelError> {
-        // The graph of a tied model never reads its head.
+        // A tied model does not use its head.
         self.entries.retain(|&name, _| !(config.tied_head && name == HEAD));
         if let Some(tensor) = self.entries.keys().min() {
             return Err(ModelError::UnexpectedTensor { tensor: (*tensor).to_owned() });
         }
-        self.ranges.sort_by_key(|(range, _)| range.start);
-        for pair in self.ranges.windows(2) {
-            let ((first, _), (second, name)) = (&pair[0], &pair[1]);
-            if second.start < first.end {
-                let problem = Problem::Other("its bytes overlap another tensor's");
-                return Err(ModelError::bad_tensor(name, second.start as u64, problem));
-            }
-        }
+        check_overlaps(self.ranges)?;
         let order: HashMap<&str, usize> =
             gguf.tensors.iter().enumerate().map(|(i, entry)| (entry.name, i)).collect();
         self.listing.sort_by_key(|info| order.get(info.name.as_str()).copied());

@@ -2,18 +2,18 @@
 //!
 //! - `I2_S`, x86 layout: all weights as one row-major stream, blocks of 128 weights in 32 bytes;
 //!   weight `j` of a block is in byte `j mod 32` at bit `6 − 2·(j div 32)`; code = trit + 1. One
-//!   f32 scale follows the codes, then 28 bytes that the encoder never wrote (garbage, not read).
+//!   f32 scale follows the codes, then 28 bytes of garbage that the encoder does not write.
 //! - `TQ2_0`: blocks of 256 in 66 bytes: weight `h·128 + l·32 + m` in byte `h·32 + m` at bit `2l`,
 //!   code = trit + 1; f16 scale at byte 64.
 //! - `TQ1_0`: blocks of 256 in 54 bytes: five base-3 digits per byte (four in the last four bytes),
 //!   most significant first, stored as `ceil(256·v / 243)`; f16 scale at byte 52.
 //!
-//! `I2_S` has a silent variant with the same type id: 64 weights in 16 bytes, written by ARM builds
-//! of bitnet.cpp since November 2025. **No file says which it is**; the x86 layout, that of the
-//! published models, is what is read.
+//! `I2_S` has a variant with the same type id: 64 weights in 16 bytes, written by ARM builds of
+//! bitnet.cpp since November 2025. **Files do not tell the two apart**; the reader assumes the x86
+//! layout, which the published models use.
 //!
-//! `TQ` blocks carry a scale each. A ternary model has one per tensor, so all blocks must agree;
-//! blocks of zeros may carry 0.
+//! Each `TQ` block has a scale. A ternary model has one scale per tensor, so all blocks must agree;
+//! blocks of zeros may have the scale 0.
 
 use half::f16;
 use rayon::prelude::*;
@@ -84,8 +84,8 @@ pub(crate) fn decode_tq2_0(stored: &Stored<'_>, trits: &mut [i8]) -> Result<f32,
 
 /// Decodes a `TQ1_0` tensor; returns its scale.
 ///
-/// Digit `n` of byte `q` is `((q · 3ⁿ mod 256) · 3) >> 8`: the shift cuts the leading base-3 digit
-/// off a fraction of 256, and the multiplication moves the next one up.
+/// Digit `n` of byte `q` is `((q · 3ⁿ mod 256) · 3) >> 8`: the multiplication moves the digit to the
+/// front of a base-3 fraction of 256, and the shift extracts it.
 pub(crate) fn decode_tq1_0(stored: &Stored<'_>, trits: &mut [i8]) -> Result<f32, ModelError> {
     let blocks = stored.bytes.as_chunks::<TQ1_0_BYTES>().0;
     let digit = |byte: u8, power: u8| ((u16::from(byte.wrapping_mul(power)) * 3) >> 8) as i8 - 1;
@@ -105,7 +105,7 @@ pub(crate) fn decode_tq1_0(stored: &Stored<'_>, trits: &mut [i8]) -> Result<f32,
     one_scale(stored, blocks, trits)
 }
 
-/// The scale all blocks share; it is the last two bytes of a block.
+/// The scale that all blocks share; it is in the last two bytes of a block.
 fn one_scale<const N: usize>(
     stored: &Stored<'_>,
     blocks: &[[u8; N]],
@@ -129,6 +129,6 @@ fn one_scale<const N: usize>(
             Some(_) => {}
         }
     }
-    // A tensor of zeros multiplies to zero with any scale.
+    // A tensor of zeros gives zero with any scale.
     Ok(shared.unwrap_or(1.0))
 }

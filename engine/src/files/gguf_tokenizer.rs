@@ -1,11 +1,9 @@
-//! A GGUF file's vocabulary, as the `tokenizer.json` it was made of.
+//! Rebuilds a `tokenizer.json` from the vocabulary of a GGUF file.
 //!
-//! The metadata keep tokens, their types and merges; the pre-tokenizer is only named
-//! (`tokenizer.ggml.pre`). Files without that key exist, the published BitNet b1.58 2B4T among
-//! them: they are read with the pre-tokenizer of Llama 3, which that model was trained with.
-//! Names that do not mean exactly a known regular expression are refused.
-
-use std::collections::HashSet;
+//! The metadata hold tokens, their types and merges, but only the name of the pre-tokenizer
+//! (`tokenizer.ggml.pre`). Files without that key, such as the published BitNet b1.58 2B4T, get the
+//! pre-tokenizer of Llama 3, with which that model was trained. A name that does not stand for
+//! exactly one known regular expression is an error.
 
 use serde_json::{Map, Value as Json, json};
 
@@ -14,11 +12,12 @@ use super::{
     gguf::{Array, Gguf, Value},
     gguf_config::Keys,
     gguf_model::EOS_TOKENS_KEY,
+    tokenizer_json::{self, TokenizerJson, byte_level},
 };
 use crate::{
     chat::ChatTemplate,
     config::ModelConfig,
-    tokenizer::{LLAMA3_REGEX, Tokenizer, TokenizerError},
+    tokenizer::{Tokenizer, TokenizerError},
 };
 
 /// Token types of GGUF files.
@@ -27,8 +26,8 @@ pub(crate) const TYPE_CONTROL: i64 = 3;
 pub(crate) const TYPE_USER_DEFINED: i64 = 4;
 pub(crate) const TYPE_UNUSED: i64 = 5;
 
-/// Control tokens that end a turn, whatever `eos_token_id` says: the format has one key, models
-/// have several such tokens (llama.cpp knows them by the same names).
+/// Control tokens that end a turn besides `eos_token_id`: the format has one key, but models have
+/// several such tokens (llama.cpp recognizes the same names).
 const END_TOKENS: [&str; 7] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -39,7 +38,7 @@ const END_TOKENS: [&str; 7] = [
     "<end_of_turn>",
 ];
 
-/// What the metadata say about text.
+/// Tokenizer, template and end tokens of a file.
 pub(crate) struct Text {
     pub tokenizer: Tokenizer,
     pub chat_template: Option<ChatTemplate>,
@@ -60,7 +59,7 @@ pub(crate) fn read(file: &str, gguf: &Gguf<'_>, config: &ModelConfig) -> Result<
         return Err(keys.unsupported("tokenizer.ggml.model", why));
     }
     let tokens = tokens(file, &keys, config.vocab_size)?;
-    let json = tokenizer_json(file, &keys, &tokens, config)?;
+    let json = to_json(file, &keys, &tokens, config)?;
     let bytes = serde_json::to_vec(&json)
         .map_err(|source| TokenizerError::Json { file: "tokenizer metadata", source })?;
     let tokenizer = Tokenizer::from_json(&bytes)?;
@@ -151,7 +150,7 @@ fn tokens<'a>(
     Ok(tokens)
 }
 
-fn tokenizer_json(
+fn to_json(
     file: &str,
     keys: &Keys<'_>,
     tokens: &[Token<'_>],
@@ -161,7 +160,7 @@ fn tokenizer_json(
     let mut added = Vec::new();
     for (id, token) in tokens.iter().enumerate() {
         if token.kind == TYPE_UNUSED {
-            continue; // A row of padding: no text encodes to it.
+            continue; // Padding: no text encodes to it.
         }
         if vocab.insert(token.text.to_owned(), json!(id)).is_some() {
             let value = shorten(format!("{:?} twice", token.text));
@@ -169,33 +168,24 @@ fn tokenizer_json(
             return Err(ModelError::BadKey { key, value, expected: "distinct tokens" });
         }
         if matches!(token.kind, TYPE_CONTROL | TYPE_USER_DEFINED) {
-            added.push(json!({
-                "id": id, "content": token.text, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": token.kind == TYPE_CONTROL,
-            }));
+            let is_special = token.kind == TYPE_CONTROL;
+            added.push(tokenizer_json::added_token(id as u32, token.text, is_special));
         }
     }
     let (pre_tokenizer, ignore_merges) = pre_tokenizer(keys)?;
     let merges = merges(file, keys, &vocab)?;
-    Ok(json!({
-        "version": "1.0", "truncation": null, "padding": null,
-        "added_tokens": added, "normalizer": null, "pre_tokenizer": pre_tokenizer,
-        "post_processor": post_processor(keys, tokens, config)?,
-        "decoder": byte_level(true),
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null,
-            "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": false,
-            "byte_fallback": false, "ignore_merges": ignore_merges,
-            "vocab": vocab, "merges": merges,
-        },
-    }))
-}
-
-fn byte_level(use_regex: bool) -> Json {
-    json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-        "use_regex": use_regex,
-    })
+    let post_processor = post_processor(keys, tokens, config)?;
+    let decoder = byte_level(true);
+    let json = TokenizerJson {
+        added,
+        pre_tokenizer,
+        post_processor,
+        decoder,
+        ignore_merges,
+        vocab,
+        merges,
+    };
+    Ok(json.into_json())
 }
 
 /// The pre-tokenizer, and whether a piece that is a token skips the merges.
@@ -203,20 +193,15 @@ fn pre_tokenizer(keys: &Keys<'_>) -> Result<(Json, bool), ModelError> {
     match keys.text("tokenizer.ggml.pre")?.unwrap_or("llama-bpe") {
         // llama.cpp gives all of these one regular expression.
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => {
-            let split = json!({
-                "type": "Split", "pattern": { "Regex": LLAMA3_REGEX },
-                "behavior": "Isolated", "invert": false,
-            });
-            let list = json!({ "type": "Sequence", "pretokenizers": [split, byte_level(false)] });
-            Ok((list, true))
+            Ok((tokenizer_json::llama3_pre_tokenizer(), true))
         }
         "gpt-2" => Ok((byte_level(true), false)),
-        _ => Err(keys.unsupported("tokenizer.ggml.pre", "an unknown pre-tokenizer")),
+        _ => Err(keys.unsupported("tokenizer.ggml.pre", "unknown pre-tokenizer")),
     }
 }
 
-/// Merges as pairs. One whose parts or result are no tokens can never yield a token; it is left
-/// out, which changes no encoding that ends in tokens.
+/// Merges as pairs. A merge can only apply if its parts and its result are tokens; others are left
+/// out, which changes no encoding.
 fn merges(file: &str, keys: &Keys<'_>, vocab: &Map<String, Json>) -> Result<Vec<Json>, ModelError> {
     const KEY: &str = "tokenizer.ggml.merges";
     let Some(list) = array(keys, KEY)? else {
@@ -238,7 +223,7 @@ fn merges(file: &str, keys: &Keys<'_>, vocab: &Map<String, Json>) -> Result<Vec<
     Ok(merges)
 }
 
-/// What is put around a prompt: a BOS token unless the file says no, an EOS token if it says so.
+/// Tokens put around a prompt: BOS by default, EOS if the file asks for it.
 fn post_processor(
     keys: &Keys<'_>,
     tokens: &[Token<'_>],
@@ -251,19 +236,5 @@ fn post_processor(
     let text_of = |id: u32| tokens.get(id as usize).map(|token| (id, token.text));
     let bos = config.bos_token.filter(|_| add_bos).and_then(text_of);
     let eos = eos.filter(|_| add_eos).and_then(text_of);
-
-    let piece = |&(_, text): &(u32, &str)| json!({ "SpecialToken": { "id": text, "type_id": 0 } });
-    let mut single = Vec::from_iter(bos.as_ref().map(piece));
-    single.push(json!({ "Sequence": { "id": "A", "type_id": 0 } }));
-    single.extend(eos.as_ref().map(piece));
-    let mut pair = single.clone();
-    pair.push(json!({ "Sequence": { "id": "B", "type_id": 1 } }));
-    let mut special = Map::new();
-    let mut seen = HashSet::new();
-    for (id, text) in bos.into_iter().chain(eos).filter(|(id, _)| seen.insert(*id)) {
-        special.insert(text.to_owned(), json!({ "id": text, "ids": [id], "tokens": [text] }));
-    }
-    Ok(json!({
-        "type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special,
-    }))
+    Ok(tokenizer_json::post_processor(bos, eos))
 }

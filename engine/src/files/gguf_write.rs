@@ -1,4 +1,4 @@
-//! Writing GGUF files: version 3, little-endian, tensors aligned to 32 bytes.
+//! Writes GGUF files: version 3, little-endian, tensors aligned to 32 bytes.
 
 use std::io::{self, Write};
 
@@ -16,11 +16,11 @@ pub(crate) enum Meta {
     I32s(Vec<i32>),
 }
 
-/// A tensor to write; its bytes follow later, in the same order.
+/// A tensor to write; the data of all tensors follow the header in the same order.
 #[derive(Debug, Clone)]
 pub(crate) struct TensorPlan {
     pub name: String,
-    /// Fastest first.
+    /// Dimensions, fastest first.
     pub dims: Vec<u64>,
     pub type_id: u32,
     pub size_bytes: u64,
@@ -37,12 +37,12 @@ pub(crate) fn write_header(
     header.extend((tensors.len() as u64).to_le_bytes());
     header.extend((metadata.len() as u64).to_le_bytes());
     for (key, value) in metadata {
-        push_text(&mut header, key);
+        header.extend(text(key));
         push_value(&mut header, value);
     }
     let mut offset = 0u64;
     for tensor in tensors {
-        push_text(&mut header, &tensor.name);
+        header.extend(text(&tensor.name));
         header.extend((tensor.dims.len() as u32).to_le_bytes());
         tensor.dims.iter().for_each(|dim| header.extend(dim.to_le_bytes()));
         header.extend(tensor.type_id.to_le_bytes());
@@ -59,46 +59,28 @@ pub(crate) fn write_padding(out: &mut impl Write, size_bytes: u64) -> io::Result
     out.write_all(&[0; DEFAULT_ALIGNMENT as usize][..padding as usize])
 }
 
-fn push_text(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
 }
 
+/// Appends the type id of a value and its bytes. An array (9) has the elements' type and number before
+/// the elements.
 fn push_value(out: &mut Vec<u8>, value: &Meta) {
-    // Value type ids of the specification; arrays (9) repeat the element's type and the length.
-    let mut array = |type_id: u32, len: usize| {
-        out.extend(9u32.to_le_bytes());
-        out.extend(type_id.to_le_bytes());
-        out.extend((len as u64).to_le_bytes());
+    let array = |type_id: u32, elements: Vec<Vec<u8>>| {
+        let mut bytes = type_id.to_le_bytes().to_vec();
+        bytes.extend((elements.len() as u64).to_le_bytes());
+        bytes.extend(elements.concat());
+        (9, bytes)
     };
-    match value {
-        Meta::Texts(texts) => {
-            array(8, texts.len());
-            texts.iter().for_each(|text| push_text(out, text));
-        }
-        Meta::U32s(numbers) => {
-            array(4, numbers.len());
-            numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
-        }
-        Meta::I32s(numbers) => {
-            array(5, numbers.len());
-            numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
-        }
-        Meta::U32(number) => {
-            out.extend(4u32.to_le_bytes());
-            out.extend(number.to_le_bytes());
-        }
-        Meta::F32(number) => {
-            out.extend(6u32.to_le_bytes());
-            out.extend(number.to_le_bytes());
-        }
-        Meta::Bool(flag) => {
-            out.extend(7u32.to_le_bytes());
-            out.push(u8::from(*flag));
-        }
-        Meta::Text(text) => {
-            out.extend(8u32.to_le_bytes());
-            push_text(out, text);
-        }
-    }
+    let (type_id, bytes): (u32, Vec<u8>) = match value {
+        Meta::U32(number) => (4, number.to_le_bytes().to_vec()),
+        Meta::F32(number) => (6, number.to_le_bytes().to_vec()),
+        Meta::Bool(flag) => (7, vec![u8::from(*flag)]),
+        Meta::Text(value) => (8, text(value)),
+        Meta::Texts(texts) => array(8, texts.iter().map(|value| text(value)).collect()),
+        Meta::U32s(numbers) => array(4, numbers.iter().map(|n| n.to_le_bytes().to_vec()).collect()),
+        Meta::I32s(numbers) => array(5, numbers.iter().map(|n| n.to_le_bytes().to_vec()).collect()),
+    };
+    out.extend(type_id.to_le_bytes());
+    out.extend(bytes);
 }

@@ -1,7 +1,7 @@
 //! Hugging Face folders: `config.json`, `tokenizer.json` and safetensors, sharded or not.
 //!
-//! Every tensor of the files must have a role in the forward pass, and every role its tensor, in
-//! the shape the configuration gives: a file is understood whole or refused by name.
+//! Every tensor must have a role in the forward pass, and every role a tensor of the shape that follows
+//! from the configuration. Anything else is an error that names the tensor.
 
 use std::{
     borrow::Cow,
@@ -14,21 +14,15 @@ use std::{
 use serde::Deserialize;
 
 use super::{
-    dense::DenseType,
     error::{ModelError, Problem},
-    hf_config::{self, HfConfig, WeightStorage},
+    hf_config::{self, HfConfig},
+    hf_tensors,
     mmap::Bytes,
-    model::{
-        DenseTensor, EmbeddedFolder, Parts, Span, TensorInfo, Tensors, TernaryTensor, norm_len,
-        norms,
-    },
-    safetensors::{self, Dtype, TensorEntry},
-    ternary::Packing,
+    model::{EmbeddedFolder, Parts, TensorInfo},
+    safetensors,
 };
 use crate::{
     chat::ChatTemplate,
-    config::{Linear, ModelConfig, Norm},
-    formats::Scale,
     tokenizer::{Tokenizer, TokenizerConfig},
 };
 
@@ -39,7 +33,7 @@ const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 /// Most shards accepted.
 const SHARDS_MAX: usize = 4096;
 
-/// The files of a folder, wherever they come from.
+/// The files of a folder on disk or in the program.
 struct Folder<'a> {
     config: Cow<'a, [u8]>,
     tokenizer: Cow<'a, [u8]>,
@@ -59,7 +53,7 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
         let why = if path.join("tokenizer.model").exists() {
             "SentencePiece vocabularies (tokenizer.model) are not supported"
         } else {
-            "text becomes tokens by it"
+            "it defines the vocabulary"
         };
         return Err(missing("tokenizer.json", why));
     };
@@ -81,7 +75,7 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
     assemble(&folder_name(path), folder)
 }
 
-/// Opens a folder that is part of the program.
+/// Opens a folder that is embedded in the program.
 pub(crate) fn open_embedded(name: &str, files: EmbeddedFolder) -> Result<Parts, ModelError> {
     let folder = Folder {
         config: files.config.into(),
@@ -104,7 +98,7 @@ fn folder_name(path: &Path) -> String {
     path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Reads a whole file of bounded size; `None` if there is no such file.
+/// Reads a whole file of bounded size; `None` if it does not exist.
 fn read_optional(folder: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
     let path = folder.join(name);
     let file = match fs::File::open(&path) {
@@ -141,10 +135,10 @@ fn open_shards(folder: &Path) -> Result<Vec<(String, Bytes)>, ModelError> {
         .collect()
 }
 
-/// The distinct file names of a shard index, sorted. A name may not leave the folder.
+/// The distinct file names of a shard index, sorted.
 ///
 /// # Errors
-/// [`ModelError::Json`] or [`ModelError::Malformed`].
+/// If the index is malformed, or a name is a path instead of a plain file name.
 pub fn shard_names(file: &str, bytes: &[u8]) -> Result<Vec<String>, ModelError> {
     #[derive(Deserialize)]
     struct Index {
@@ -207,9 +201,7 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
         }
         files.push(bytes);
     }
-    let mut finder = Finder { entries, files: &files };
-    let tensors = finder.tensors(&model, storage)?;
-    finder.refuse_leftovers(&model)?;
+    let tensors = hf_tensors::find(entries, &files, &model, storage)?;
     Ok(Parts {
         name: name.to_owned(),
         container: "safetensors",
@@ -220,182 +212,4 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
         tokenizer,
         chat_template,
     })
-}
-
-/// Takes tensors out of the files' listing, one role at a time.
-struct Finder<'a> {
-    entries: HashMap<String, (usize, TensorEntry)>,
-    files: &'a [Bytes],
-}
-
-impl Finder<'_> {
-    fn tensors(
-        &mut self,
-        config: &ModelConfig,
-        storage: WeightStorage,
-    ) -> Result<Tensors, ModelError> {
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = self.dense("model.embed_tokens.weight".to_owned(), &[vocab, hidden])?;
-        let head = if config.tied_head {
-            None
-        } else {
-            Some(self.dense("lm_head.weight".to_owned(), &[vocab, hidden])?)
-        };
-        // Not reserved ahead: a false layer count must fail at its first missing tensor.
-        let mut linears = Vec::new();
-        for layer in 0..config.layer_count {
-            let mut of_layer = Vec::with_capacity(Linear::ALL.len());
-            for linear in Linear::ALL {
-                let (rows, cols) = config.linear_shape(linear);
-                of_layer.push(self.linear(linear_name(layer, linear), rows, cols, storage)?);
-            }
-            linears.push(of_layer);
-        }
-        let mut by_role = HashMap::new();
-        for norm in norms(config) {
-            by_role.insert(norm, self.dense(norm_name(norm), &[norm_len(config, norm)])?);
-        }
-        Ok(Tensors { linears, norms: by_role, embedding, head })
-    }
-
-    fn take(&mut self, name: &str) -> Result<(usize, TensorEntry), ModelError> {
-        self.entries
-            .remove(name)
-            .ok_or_else(|| ModelError::MissingTensor { tensor: name.to_owned() })
-    }
-
-    fn dense(&mut self, name: String, shape: &[usize]) -> Result<DenseTensor, ModelError> {
-        let (file, entry) = self.take(&name)?;
-        let dtype = dense_type(&entry, "F32, F16 or BF16")?;
-        check_shape(&entry, shape)?;
-        let span = Span { file, range: entry.range };
-        let (rows, cols) = match *shape {
-            [rows, cols] => (rows, cols),
-            _ => (1, shape[0]),
-        };
-        Ok(DenseTensor { name, span, rows, cols, dtype })
-    }
-
-    fn linear(
-        &mut self,
-        name: String,
-        rows: usize,
-        cols: usize,
-        storage: WeightStorage,
-    ) -> Result<TernaryTensor, ModelError> {
-        let (file, entry) = self.take(&name)?;
-        let packing = if storage == WeightStorage::Online {
-            check_shape(&entry, &[rows, cols])?;
-            Packing::Online(dense_type(&entry, "F32, F16 or BF16")?)
-        } else {
-            if entry.dtype != Dtype::U8 {
-                return Err(wrong_type(&entry, "U8 (packed ternary)"));
-            }
-            if !rows.is_multiple_of(4) {
-                let problem =
-                    Problem::NotAMultiple { what: "row count", value: rows as u64, of: 4 };
-                return Err(ModelError::bad_tensor(&name, entry.range.start as u64, problem));
-            }
-            check_shape(&entry, &[rows / 4, cols])?;
-            let scale = self.scale(format!("{name}_scale"))?;
-            Packing::Planar(match storage {
-                WeightStorage::PackedDivide => Scale::Divide(scale),
-                _ => Scale::Multiply(scale),
-            })
-        };
-        let span = Span { file, range: entry.range };
-        Ok(TernaryTensor { name, span, rows, cols, packing, permuted_heads: None })
-    }
-
-    /// A `weight_scale` tensor: one element, whatever the number of dimensions.
-    fn scale(&mut self, name: String) -> Result<f32, ModelError> {
-        let (file, entry) = self.take(&name)?;
-        let dtype = dense_type(&entry, "F32, F16 or BF16")?;
-        if entry.shape.iter().any(|&dim| dim != 1) {
-            return Err(shape_error(&entry, &[1]));
-        }
-        let mut scale = [0f32];
-        super::dense::widen(dtype, &self.files[file][entry.range.clone()], &mut scale);
-        if !(scale[0].is_finite() && scale[0] > 0.0) {
-            let problem = Problem::BadScale(scale[0]);
-            return Err(ModelError::bad_tensor(&name, entry.range.start as u64, problem));
-        }
-        Ok(scale[0])
-    }
-
-    /// Anything nobody asked for may change the mathematics.
-    fn refuse_leftovers(self, config: &ModelConfig) -> Result<(), ModelError> {
-        let ignored = |name: &str| {
-            // A tied model never uses its head; frequencies follow from theta.
-            (config.tied_head && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
-        };
-        let mut left: Vec<String> =
-            self.entries.into_keys().filter(|name| !ignored(name)).collect();
-        left.sort_unstable();
-        match left.into_iter().next() {
-            Some(tensor) => Err(ModelError::UnexpectedTensor { tensor }),
-            None => Ok(()),
-        }
-    }
-}
-
-fn dense_type(entry: &TensorEntry, expected: &'static str) -> Result<DenseType, ModelError> {
-    match entry.dtype {
-        Dtype::F32 => Ok(DenseType::F32),
-        Dtype::F16 => Ok(DenseType::F16),
-        Dtype::Bf16 => Ok(DenseType::Bf16),
-        _ => Err(wrong_type(entry, expected)),
-    }
-}
-
-fn wrong_type(entry: &TensorEntry, expected: &'static str) -> ModelError {
-    let found = super::error::shorten(entry.dtype.name());
-    ModelError::TensorType { tensor: entry.name.clone(), found, expected }
-}
-
-fn check_shape(entry: &TensorEntry, shape: &[usize]) -> Result<(), ModelError> {
-    if entry.shape.iter().copied().eq(shape.iter().map(|&dim| dim as u64)) {
-        return Ok(());
-    }
-    Err(shape_error(entry, shape))
-}
-
-fn shape_error(entry: &TensorEntry, shape: &[usize]) -> ModelError {
-    let found = entry.shape.iter().copied().take(8).collect();
-    let expected = shape.iter().map(|&dim| dim as u64).collect();
-    ModelError::TensorShape { tensor: entry.name.clone(), found, expected }
-}
-
-/// Module path of a linear inside its layer.
-fn linear_module(linear: Linear) -> &'static str {
-    match linear {
-        Linear::Q => "self_attn.q_proj",
-        Linear::K => "self_attn.k_proj",
-        Linear::V => "self_attn.v_proj",
-        Linear::O => "self_attn.o_proj",
-        Linear::Gate => "mlp.gate_proj",
-        Linear::Up => "mlp.up_proj",
-        Linear::Down => "mlp.down_proj",
-    }
-}
-
-/// The folder's name of a linear's weights.
-pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
-    format!("model.layers.{layer}.{}.weight", linear_module(linear))
-}
-
-/// The folder's name of a norm's weights.
-pub(crate) fn norm_name(norm: Norm) -> String {
-    match norm {
-        Norm::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
-        Norm::AttentionSub(layer) => format!("model.layers.{layer}.self_attn.attn_sub_norm.weight"),
-        Norm::FeedForward(layer) => {
-            format!("model.layers.{layer}.post_attention_layernorm.weight")
-        }
-        Norm::FeedForwardSub(layer) => format!("model.layers.{layer}.mlp.ffn_sub_norm.weight"),
-        Norm::Linear(layer, linear) => {
-            format!("model.layers.{layer}.{}.rms_norm.weight", linear_module(linear))
-        }
-        Norm::Final => "model.norm.weight".to_owned(),
-    }
 }

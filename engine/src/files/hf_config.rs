@@ -1,15 +1,15 @@
 //! `config.json` and `generation_config.json` of a Hugging Face folder.
 //!
-//! Unknown keys are ignored, except those known to change the mathematics: [`DANGEROUS_KEYS`] may
-//! only have the value that changes nothing, and anything in the RoPE and quantization blocks must
-//! be understood. Defaults are those of transformers' `BitNetConfig` and `LlamaConfig`.
+//! Unknown keys are ignored, except in the RoPE and quantization blocks, where they are errors.
+//! [`UNSUPPORTED_KEYS`] may only have the value that changes nothing. Defaults are those of
+//! transformers' `BitNetConfig` and `LlamaConfig`.
 
 use serde_json::{Map, Value};
 
 use super::error::{ModelError, shorten};
 use crate::config::{Activation, ModelConfig};
 
-/// Widest dimension accepted. An int8 activation row of this width cannot overflow an i32 sum.
+/// Largest width of a matrix. An int8 activation row of this width cannot overflow an i32 sum.
 pub const WIDTH_MAX: u64 = 1 << 20;
 /// Most layers accepted.
 pub const LAYERS_MAX: u64 = 4096;
@@ -17,27 +17,27 @@ pub const LAYERS_MAX: u64 = 4096;
 pub const VOCAB_MAX: u64 = 1 << 24;
 const _: () = assert!(WIDTH_MAX * 128 < i32::MAX as u64);
 
-/// How the ternary linears of the folder are stored.
+/// Storage of the ternary linears of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightStorage {
-    /// Packed; the result is multiplied by `weight_scale`.
+    /// Packed trits; the result is multiplied by `weight_scale`.
     PackedMultiply,
-    /// Packed; the result is divided by `weight_scale`.
+    /// Packed trits; the result is divided by `weight_scale`.
     PackedDivide,
     /// Dense master weights, quantized at load.
     Online,
 }
 
-/// What `config.json` says.
+/// The contents of `config.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HfConfig {
-    /// Shape and conventions.
+    /// Shape and conventions of the model.
     pub model: ModelConfig,
-    /// How the linears are stored.
+    /// Storage of the linears.
     pub storage: WeightStorage,
 }
 
-/// The value of a dangerous key that changes nothing (null and absence never do).
+/// The value of an unsupported key that changes nothing (null and absence never do).
 #[derive(Clone, Copy)]
 enum Harmless {
     False,
@@ -46,9 +46,8 @@ enum Harmless {
     Nothing,
 }
 
-/// Keys that change the mathematics in ways this engine does not follow, each with the value at
-/// which it does not, and what it would change.
-const DANGEROUS_KEYS: &[(&str, Harmless, &str)] = &[
+/// Keys for features that the engine does not support: key, harmless value, feature.
+const UNSUPPORTED_KEYS: &[(&str, Harmless, &str)] = &[
     ("attention_bias", Harmless::False, "biases"),
     ("mlp_bias", Harmless::False, "biases"),
     ("qkv_bias", Harmless::False, "biases"),
@@ -93,7 +92,7 @@ const DANGEROUS_KEYS: &[(&str, Harmless, &str)] = &[
 /// Parses `config.json`.
 ///
 /// # Errors
-/// Names the key that is missing, out of range, or asks for what is not supported.
+/// Names the key that is missing, out of range or not supported.
 pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let root: Map<String, Value> = serde_json::from_slice(bytes)
         .map_err(|source| ModelError::Json { file: "config.json".to_owned(), source })?;
@@ -103,14 +102,14 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         "llama" => false,
         _ => return Err(keys.unsupported("model_type", "only bitnet and llama are known")),
     };
-    refuse_dangerous_keys(&keys)?;
+    refuse_unsupported_keys(&keys)?;
     let (storage, linear_norm_eps) = quantization(&keys)?;
 
     let hidden_size = keys.required_size("hidden_size", WIDTH_MAX)?;
     let head_count = keys.required_size("num_attention_heads", WIDTH_MAX)?;
     let kv_head_count = match keys.size("num_key_value_heads", WIDTH_MAX)? {
         Some(count) => count,
-        // `BitNetConfig` defaults to 5, which is never what a file without the key means.
+        // The default of `BitNetConfig` is 5, which fits no model without the key.
         None if is_bitnet && !root.contains_key("num_key_value_heads") => {
             return Err(ModelError::MissingKey { key: "num_key_value_heads".to_owned() });
         }
@@ -154,7 +153,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     Ok(HfConfig { model, storage })
 }
 
-/// The tokens that end a generation by `generation_config.json`.
+/// Reads the tokens that end a generation from `generation_config.json`.
 ///
 /// # Errors
 /// As [`parse`].
@@ -164,8 +163,8 @@ pub fn parse_generation_eos(bytes: &[u8], vocab_size: usize) -> Result<Vec<u32>,
     Keys { map: &root, prefix: "generation_config." }.token_ids("eos_token_id", vocab_size)
 }
 
-fn refuse_dangerous_keys(keys: &Keys<'_>) -> Result<(), ModelError> {
-    for &(key, harmless, changes) in DANGEROUS_KEYS {
+fn refuse_unsupported_keys(keys: &Keys<'_>) -> Result<(), ModelError> {
+    for &(key, harmless, feature) in UNSUPPORTED_KEYS {
         let Some(value) = keys.get(key) else { continue };
         let fine = match harmless {
             Harmless::False => value == &Value::Bool(false),
@@ -174,7 +173,7 @@ fn refuse_dangerous_keys(keys: &Keys<'_>) -> Result<(), ModelError> {
             Harmless::Nothing => false,
         };
         if !fine {
-            return Err(keys.unsupported(key, changes));
+            return Err(keys.unsupported(key, feature));
         }
     }
     let window_off = keys.get("use_sliding_window") == Some(&Value::Bool(false));
@@ -200,7 +199,7 @@ fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError
     }
 }
 
-/// Theta is a key of its own, or in `rope_parameters`; a scaling other than `default` is refused.
+/// Reads theta, which is a top-level key or in `rope_parameters`, and refuses RoPE scaling.
 fn rope_theta(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
     let mut theta = keys.positive("rope_theta")?;
     for block in ["rope_scaling", "rope_parameters"] {
@@ -244,7 +243,7 @@ fn quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), ModelEr
             "modules_to_not_convert",
         ];
         if !KNOWN.contains(&key.as_str()) && keys.get(key).is_some() {
-            return Err(keys.unsupported(key, "an unknown detail of the quantization"));
+            return Err(keys.unsupported(key, "unknown key"));
         }
     }
     if keys.required_text("quant_method")? != "bitnet" {
@@ -274,7 +273,7 @@ fn quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), ModelEr
     Ok((storage, with_norm.then_some(eps)))
 }
 
-/// A linear listed as not converted would be dense: only head and embedding may be.
+/// Refuses dense linears inside the layers: only head, embedding and norms may be unconverted.
 fn check_unconverted_modules(keys: &Keys<'_>) -> Result<(), ModelError> {
     const KEY: &str = "modules_to_not_convert";
     let Some(value) = keys.get(KEY) else { return Ok(()) };
@@ -290,7 +289,7 @@ fn check_unconverted_modules(keys: &Keys<'_>) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Typed access to a JSON object; errors carry the dotted name.
+/// Typed access to a JSON object; errors name the dotted key.
 struct Keys<'a> {
     map: &'a Map<String, Value>,
     prefix: &'a str,

@@ -1,4 +1,4 @@
-//! Writing Hugging Face folders: `config.json` and one safetensors file, streamed.
+//! Writes Hugging Face folders: the JSON files and one safetensors file, streamed.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 use serde_json::{Map, Value, json};
 
 use super::{error::ModelError, hf_config::WeightStorage, partial::Partial, safetensors::Dtype};
-use crate::config::{Activation, ModelConfig};
+use crate::config::ModelConfig;
 
 /// A tensor to write.
 #[derive(Debug, Clone)]
@@ -33,8 +33,8 @@ pub(crate) struct FolderTexts<'a> {
     pub chat_template: Option<&'a str>,
 }
 
-/// Writes a folder; `data` writes the bytes of tensor `i` of the plan. The weights appear under
-/// their name only when they are complete.
+/// Writes a folder; `data` writes the bytes of tensor `i` of the plan. The weights get their name once
+/// they are complete.
 pub(crate) fn write_folder(
     folder: &Path,
     config: &ModelConfig,
@@ -77,7 +77,7 @@ pub(crate) fn write_folder(
     partial.finish()
 }
 
-/// The safetensors header, padded with spaces so that the data are 8-byte aligned.
+/// The safetensors header, padded with spaces to align the data to 8 bytes.
 fn header(tensors: &[TensorPlan]) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".to_owned(), json!({ "format": "pt" }));
@@ -103,10 +103,6 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     } else {
         ("LlamaForCausalLM", "llama")
     };
-    let hidden_act = match config.activation {
-        Activation::SquaredRelu => "relu2",
-        Activation::Silu => "silu",
-    };
     let (linear_class, mode) = match storage {
         WeightStorage::PackedMultiply => ("autobitlinear", "offline"),
         WeightStorage::PackedDivide => ("bitlinear", "offline"),
@@ -122,7 +118,7 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     json!({
         "architectures": [family],
         "model_type": model_type,
-        "hidden_act": hidden_act,
+        "hidden_act": config.activation.name(),
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "num_hidden_layers": config.layer_count,
@@ -142,7 +138,7 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     })
 }
 
-/// An [`io::Error`] with the path it is about.
+/// Adds a path to an [`io::Error`].
 pub(crate) fn at(path: &Path) -> impl Fn(io::Error) -> ModelError {
     move |error| ModelError::io(path, error)
 }

@@ -1,15 +1,15 @@
-//! A description of a model, for people and for `--json`.
+//! A description of a model, as text and JSON.
 
 use serde::Serialize;
 
 use super::{
     error::ModelError,
     fingerprint::Fingerprint,
-    model::{Model, TensorInfo},
+    model::{Model, TensorInfo, norm_len},
 };
-use crate::config::{Activation, ModelConfig};
+use crate::config::{Linear, ModelConfig};
 
-/// What a model file holds.
+/// A description of a model file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
     /// Name of the folder or file.
@@ -19,79 +19,30 @@ pub struct Inspection {
     /// Architecture as the file names it.
     pub architecture: String,
     /// Shape and conventions.
-    pub config: Shape,
+    pub config: ModelConfig,
     /// Weights of the ternary linears.
     pub ternary_parameter_count: u64,
     /// Weights of embedding, head and norms.
     pub dense_parameter_count: u64,
     /// Bytes of all tensors in the file.
     pub size_bytes: u64,
-    /// Whether the model brings a chat template.
+    /// Whether the model has a chat template.
     pub has_chat_template: bool,
-    /// Tokens of the vocabulary that have text.
+    /// Ids of the vocabulary that have a token.
     pub token_count: usize,
     /// Identity of what the model computes.
     pub fingerprint: Fingerprint,
-    /// Every tensor, as the file lists it.
+    /// Every tensor, in the order of the file.
     pub tensors: Vec<TensorInfo>,
 }
 
-/// [`ModelConfig`] in a form that serializes.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[expect(missing_docs, reason = "each field is documented in ModelConfig")]
-pub struct Shape {
-    pub hidden_size: usize,
-    pub layer_count: usize,
-    pub head_count: usize,
-    pub kv_head_count: usize,
-    pub head_dim: usize,
-    pub intermediate_size: usize,
-    pub vocab_size: usize,
-    pub context_length: usize,
-    pub rms_norm_eps: f32,
-    pub rope_theta: f32,
-    pub activation: &'static str,
-    pub sub_norms: bool,
-    pub linear_norm_eps: Option<f32>,
-    pub tied_head: bool,
-    pub bos_token: Option<u32>,
-    pub eos_tokens: Vec<u32>,
-}
-
-impl From<&ModelConfig> for Shape {
-    fn from(config: &ModelConfig) -> Self {
-        Self {
-            hidden_size: config.hidden_size,
-            layer_count: config.layer_count,
-            head_count: config.head_count,
-            kv_head_count: config.kv_head_count,
-            head_dim: config.head_dim,
-            intermediate_size: config.intermediate_size,
-            vocab_size: config.vocab_size,
-            context_length: config.context_length,
-            rms_norm_eps: config.rms_norm_eps,
-            rope_theta: config.rope_theta,
-            activation: match config.activation {
-                Activation::SquaredRelu => "relu2",
-                Activation::Silu => "silu",
-            },
-            sub_norms: config.sub_norms,
-            linear_norm_eps: config.linear_norm_eps,
-            tied_head: config.tied_head,
-            bos_token: config.bos_token,
-            eos_tokens: config.eos_tokens.clone(),
-        }
-    }
-}
-
-/// Describes a model. Reads all of it, for the fingerprint; so a model that can be inspected has
-/// no tensor that cannot be decoded.
+/// Describes a model. The fingerprint reads every tensor, so this also checks that all can be decoded.
 ///
 /// # Errors
 /// As [`Model::fingerprint`].
 pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
     let config = model.config();
-    let per_layer: usize = crate::config::Linear::ALL
+    let per_layer: usize = Linear::ALL
         .iter()
         .map(|&linear| {
             let (rows, cols) = config.linear_shape(linear);
@@ -99,14 +50,14 @@ pub fn inspect(model: &Model) -> Result<Inspection, ModelError> {
         })
         .sum();
     let matrices = if config.tied_head { 1 } else { 2 };
-    let norms: usize = model.norms().iter().map(|&norm| super::model::norm_len(config, norm)).sum();
+    let norms: usize = model.norms().iter().map(|&norm| norm_len(config, norm)).sum();
     let dense = matrices * config.vocab_size * config.hidden_size + norms;
     let tokenizer = model.tokenizer();
     Ok(Inspection {
         name: model.name().to_owned(),
         container: model.container(),
         architecture: config.architecture.clone(),
-        config: Shape::from(config),
+        config: config.clone(),
         ternary_parameter_count: (per_layer * config.layer_count) as u64,
         dense_parameter_count: dense as u64,
         size_bytes: model.tensors().iter().map(|tensor| tensor.size_bytes).sum(),

@@ -1,8 +1,8 @@
-//! Where a model's bytes live: a read-only memory mapping, or bytes that are part of the program.
+//! Storage of a model file: a read-only memory mapping, or bytes in memory.
 //!
-//! The one place outside the kernels with `unsafe`: mapping a file is sound only while nobody
-//! truncates it, which no program can check. Model files are written once and then only read;
-//! `tritmill` never opens one for writing in place (converters write a temporary file and rename).
+//! Mapping a file needs `unsafe`: it is sound only while the file is not truncated, which a program
+//! cannot check. Model files are written once and then only read; `tritmill` never writes to one in
+//! place (converters write a temporary file and rename it).
 
 use std::{fs::File, ops::Deref, path::Path};
 
@@ -15,17 +15,17 @@ use super::error::ModelError;
 pub enum Bytes {
     /// A mapped file.
     Mapped(Mmap),
-    /// Bytes inside the program.
+    /// Bytes embedded in the program.
     Static(&'static [u8]),
-    /// Bytes on the heap, for files handed over in memory.
+    /// Bytes on the heap.
     Owned(Vec<u8>),
 }
 
 impl Bytes {
-    /// Maps a file. An empty file is an empty slice (the system call would refuse it).
+    /// Maps a file. An empty file becomes an empty slice, because the system call refuses it.
     ///
     /// # Errors
-    /// What the operating system says, with the path.
+    /// [`ModelError::Io`] with the path.
     pub fn map(path: &Path) -> Result<Self, ModelError> {
         let wrap = |source| ModelError::io(path, source);
         let file = File::open(path).map_err(wrap)?;
@@ -35,12 +35,12 @@ impl Bytes {
         // SAFETY: the mapping is read-only and private to this value; the module documentation
         // states the one assumption, that the file is not truncated while it is open.
         let map = unsafe { Mmap::map(&file) }.map_err(wrap)?;
-        // Tensors are read front to back; a kernel that ignores the hint loses nothing.
+        // Tensors are read front to back. The hint only affects speed.
         let _ = map.advise(Advice::Sequential);
         Ok(Self::Mapped(map))
     }
 
-    /// Tells the system that the pages are not needed for now; reading them again reads the file.
+    /// Lets the system drop the pages from memory; a later access reads them from the file again.
     pub fn release_pages(&self) {
         if let Self::Mapped(map) = self {
             // SAFETY: `DontNeed` on a read-only mapping of a file drops clean pages; the next

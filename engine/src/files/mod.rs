@@ -1,10 +1,10 @@
-//! Model files: Hugging Face folders and GGUF, read, written and described.
+//! Reads, writes and describes model files: Hugging Face folders and GGUF.
 //!
-//! A reader turns a file into roles (which tensor is the query projection of layer 3, how it is
-//! packed, where its bytes are) and a [`crate::config::ModelConfig`]; [`Model`] is all that the
-//! rest of the engine sees, whatever the container. Files are not trusted: every count, length,
-//! offset and shape is checked against the bytes that are really there before it is used, and
-//! whatever would change the mathematics without being understood is refused by its name.
+//! A reader turns a file into a [`crate::config::ModelConfig`] and a tensor for each role (the query
+//! projection of layer 3, say) with its packing and location. The rest of the engine sees a
+//! [`Model`], which is the same for all containers. Files are not trusted: every count, length,
+//! offset and shape is checked against the bytes of the file before use, and an unknown feature that
+//! may change the computation is an error that names it.
 
 mod convert;
 mod convert_folder;
@@ -12,6 +12,7 @@ mod convert_gguf;
 mod dense;
 mod error;
 mod fingerprint;
+#[doc(hidden)]
 pub mod gguf;
 mod gguf_config;
 mod gguf_model;
@@ -19,26 +20,31 @@ mod gguf_ternary;
 mod gguf_tokenizer;
 mod gguf_write;
 mod hf;
+#[doc(hidden)]
 pub mod hf_config;
+mod hf_tensors;
 mod hf_write;
 mod inspect;
 mod mmap;
 mod model;
 mod partial;
 mod quants;
+#[doc(hidden)]
 pub mod safetensors;
 mod synth;
 mod ternary;
 mod ternary_write;
+mod tokenizer_json;
 
 pub(crate) use error::shorten;
+#[doc(hidden)]
+pub use hf::shard_names;
 pub use {
-    convert::{Report, Target, UnknownTarget, convert},
+    convert::{Report, Target, convert},
     dense::{Dense, DenseType},
     error::{ModelError, Problem},
     fingerprint::Fingerprint,
-    hf::shard_names,
-    inspect::{Inspection, Shape, inspect},
+    inspect::{Inspection, inspect},
     model::{EmbeddedFolder, Model, TensorInfo},
     synth::{VOCAB_MIN, shape, shape_names, synth},
 };

@@ -1,10 +1,9 @@
-//! An opened model: its configuration, and its tensors decoded on demand.
+//! An opened model: its configuration, and tensors that are decoded on demand.
 //!
-//! A model file is opened once: everything that can be checked without reading the weights is
-//! checked then (headers, names, types, shapes, sizes, tokenizer, template). Weights stay in the
-//! mapped file; [`Model::ternary`] decodes one tensor at a time, so that loading needs memory for
-//! one decoded tensor, not for the model. What only the data can show (a code that is no trit) is
-//! an error of that call.
+//! Opening checks everything except the weights: headers, names, types, shapes, sizes, tokenizer and
+//! template. Weights stay in the mapped file; [`Model::ternary`] decodes one tensor at a time, so that
+//! loading needs memory for one decoded tensor instead of the whole model. Invalid data (a code that
+//! is not a trit, say) is an error of that call.
 
 use std::{collections::HashMap, ops::Range, path::Path, sync::OnceLock};
 
@@ -28,7 +27,7 @@ use crate::{
 pub struct TensorInfo {
     /// Name in the file.
     pub name: String,
-    /// Type as the file names it.
+    /// Type name in the file.
     #[serde(rename = "type")]
     pub type_name: String,
     /// Dimensions, slowest first (GGUF files store them the other way round).
@@ -37,7 +36,7 @@ pub struct TensorInfo {
     pub size_bytes: u64,
 }
 
-/// Bytes of one tensor: which file, and where in it.
+/// Location of a tensor's bytes: index of the file, and range in it.
 #[derive(Debug, Clone)]
 pub(crate) struct Span {
     pub file: usize,
@@ -52,7 +51,7 @@ pub(crate) struct TernaryTensor {
     pub rows: usize,
     pub cols: usize,
     pub packing: Packing,
-    /// Heads whose rows the file holds in adjacent-pair RoPE order.
+    /// Number of heads, if the file has their rows in adjacent-pair RoPE order.
     pub permuted_heads: Option<usize>,
 }
 
@@ -77,7 +76,7 @@ pub(crate) struct Tensors {
     pub head: Option<DenseTensor>,
 }
 
-/// All that a reader found in its files.
+/// The result of reading the files of a model.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub name: String,
@@ -97,7 +96,7 @@ pub struct Model {
     fingerprint: OnceLock<Fingerprint>,
 }
 
-/// The files of a Hugging Face folder that are part of the program.
+/// The files of a Hugging Face folder that is embedded in the program.
 #[derive(Debug, Clone, Copy)]
 pub struct EmbeddedFolder {
     /// `config.json`
@@ -106,7 +105,7 @@ pub struct EmbeddedFolder {
     pub tokenizer: &'static [u8],
     /// `tokenizer_config.json`: special tokens and chat template.
     pub tokenizer_config: Option<&'static [u8]>,
-    /// `generation_config.json`: more tokens that end a generation.
+    /// `generation_config.json`: additional tokens that end a generation.
     pub generation_config: Option<&'static [u8]>,
     /// `model.safetensors`
     pub weights: &'static [u8],
@@ -136,7 +135,7 @@ impl Model {
         Ok(Self::new(parts))
     }
 
-    /// Opens a model whose files are part of the program.
+    /// Opens a model that is embedded in the program.
     ///
     /// # Errors
     /// As [`Model::open`].
@@ -144,7 +143,7 @@ impl Model {
         Ok(Self::new(hf::open_embedded(name, folder)?))
     }
 
-    /// Opens a `.gguf` file that lies in memory.
+    /// Opens a `.gguf` file in memory.
     ///
     /// # Errors
     /// As [`Model::open`].
@@ -176,12 +175,12 @@ impl Model {
         &self.parts.tokenizer
     }
 
-    /// How messages become a prompt, if the model says so.
+    /// The chat template, which turns messages into a prompt.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.parts.chat_template.as_ref()
     }
 
-    /// The tensors as the files list them.
+    /// The tensors, in the order of the files.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.parts.listing
     }
@@ -189,8 +188,8 @@ impl Model {
     /// Decodes one ternary matrix, its Q and K rows in half-split RoPE order.
     ///
     /// # Errors
-    /// [`ModelError::BadTensor`] if a code is no trit, a scale is not a positive number, or blocks
-    /// disagree about it.
+    /// [`ModelError::BadTensor`] if a code is not a trit, the scale is not a positive number, or blocks
+    /// have different scales.
     ///
     /// # Panics
     /// If `layer` is not below `config().layer_count`.
@@ -206,12 +205,12 @@ impl Model {
         };
         let mut matrix = stored.decode()?;
         if let Some(heads) = tensor.permuted_heads {
-            matrix.trits = unpermute(&matrix, heads);
+            unpermute(&mut matrix, heads);
         }
         Ok(matrix)
     }
 
-    /// The file's name of a ternary tensor.
+    /// The name of a ternary tensor in the file.
     ///
     /// # Panics
     /// If `layer` is not below `config().layer_count`.
@@ -222,8 +221,8 @@ impl Model {
     /// A norm's weights, widened to f32.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`] for a norm that this model does not have,
-    /// [`ModelError::BadTensor`] for a weight that is not a number.
+    /// [`ModelError::MissingTensor`] if the model does not have this norm, [`ModelError::BadTensor`] if
+    /// a weight is infinite or not a number.
     pub fn norm(&self, norm: Norm) -> Result<Vec<f32>, ModelError> {
         let Some(tensor) = self.parts.tensors.norms.get(&norm) else {
             return Err(ModelError::MissingTensor { tensor: format!("{norm:?}") });
@@ -237,7 +236,7 @@ impl Model {
         Ok(weights)
     }
 
-    /// The norms this model has, in the order of the forward pass.
+    /// The norms of this model, in the order of the forward pass.
     pub fn norms(&self) -> Vec<Norm> {
         norms(&self.parts.config)
     }
@@ -252,8 +251,7 @@ impl Model {
         self.dense(self.parts.tensors.head.as_ref().unwrap_or(&self.parts.tensors.embedding))
     }
 
-    /// Identity of what the model computes; see [`Fingerprint`]. Computed at the first call, which
-    /// reads the whole model.
+    /// Identity of what the model computes; see [`Fingerprint`]. The first call reads the whole model.
     ///
     /// # Errors
     /// As [`Model::ternary`] and [`Model::norm`].
@@ -265,8 +263,8 @@ impl Model {
         Ok(*self.fingerprint.get_or_init(|| computed))
     }
 
-    /// Gives the file's pages back to the system after the weights were repacked. Reading again
-    /// is allowed and reads the file. Does nothing for embedded models.
+    /// Lets the system drop the file's pages from memory, for use after the weights are packed. A later
+    /// access reads the file again. Does nothing for embedded models.
     pub fn release_pages(&self) {
         self.parts.files.iter().for_each(Bytes::release_pages);
     }
@@ -289,7 +287,7 @@ impl Model {
     }
 }
 
-/// The norms a configuration asks for, in the order of the forward pass.
+/// The norms of a configuration, in the order of the forward pass.
 pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
     let mut norms = Vec::new();
     for layer in 0..config.layer_count {
@@ -315,16 +313,13 @@ pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
     }
 }
 
-/// Undoes the row order that llama.cpp's converter gives Q and K for adjacent-pair RoPE: within a
+/// Undoes the row order of Q and K that llama.cpp's converter writes for adjacent-pair RoPE: within a
 /// head, row `2i + j` of the file is row `j·head_dim/2 + i` of the half-split order.
-fn unpermute(matrix: &TernaryMatrix, heads: usize) -> Vec<i8> {
+fn unpermute(matrix: &mut TernaryMatrix, heads: usize) {
     let head_dim = matrix.rows / heads;
-    let mut rows = Vec::with_capacity(matrix.trits.len());
-    for row in 0..matrix.rows {
+    matrix.reorder_rows(|row| {
         let (head, within) = (row / head_dim, row % head_dim);
         let (j, i) = (within / (head_dim / 2), within % (head_dim / 2));
-        let source = head * head_dim + 2 * i + j;
-        rows.extend_from_slice(&matrix.trits[source * matrix.cols..][..matrix.cols]);
-    }
-    rows
+        head * head_dim + 2 * i + j
+    });
 }

@@ -1,8 +1,7 @@
-//! A file that appears under its name only when it is complete.
+//! A file that gets its name once it is complete.
 //!
-//! Models are mapped by whoever serves them; a converter that wrote in place would let them see a
-//! half-written file. The bytes go to `NAME.partial`, which is renamed at the end and removed if
-//! the writer gives up.
+//! Other processes may map the target, so it must never be half-written. The bytes go to
+//! `NAME.partial`, which is renamed at the end, or removed if writing fails.
 
 use std::{
     ffi::OsString,
@@ -23,7 +22,7 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    /// Creates `target.partial`, replacing one left by a crash.
+    /// Creates `target.partial`, replacing a leftover of a crash.
     pub fn create(target: &Path) -> Result<Self, ModelError> {
         let mut name = target.file_name().map_or_else(OsString::new, OsString::from);
         name.push(".partial");
@@ -37,12 +36,12 @@ impl Partial {
         &self.file
     }
 
-    /// An error of writing to it.
+    /// An error of writing to the file.
     pub fn error(&self, source: io::Error) -> ModelError {
         ModelError::io(&self.temporary, source)
     }
 
-    /// Makes the bytes durable and gives the file its name.
+    /// Syncs the file and renames it to the target.
     pub fn finish(mut self) -> Result<(), ModelError> {
         self.file.sync_all().map_err(|error| self.error(error))?;
         fs::rename(&self.temporary, &self.target)
@@ -55,7 +54,7 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if !self.finished {
-            // Nothing is lost if this fails: the name ends in `.partial`.
+            // A leftover is harmless: its name ends in `.partial`.
             let _ = fs::remove_file(&self.temporary);
         }
     }

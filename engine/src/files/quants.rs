@@ -1,7 +1,7 @@
-//! Block quantizations of ggml that models use next to ternary weights: `Q8_0` and `Q6_K`.
+//! Block quantizations of ggml that models use for dense matrices: `Q8_0` and `Q6_K`.
 //!
 //! Formulas and layouts: ggml `ggml-quants.c`, `dequantize_row_q8_0` and `dequantize_row_q6_K`;
-//! products are taken in the same order, so results are equal bit for bit.
+//! products have the same order, so results are equal bit for bit.
 
 use half::f16;
 

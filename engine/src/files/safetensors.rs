@@ -1,20 +1,19 @@
 //! The safetensors header: an 8-byte little-endian length, a JSON object of tensors, then data.
 //!
-//! Layout: <https://github.com/huggingface/safetensors>. Only the header is read here; tensors are
-//! byte ranges of the file, each checked against its type, its shape and the file's length before
-//! anything uses it. Nothing is allocated in proportion to a number in the file: the header is
-//! parsed from bytes that are really there.
+//! Layout: <https://github.com/huggingface/safetensors>. This module reads the header. Tensors are byte
+//! ranges of the file, checked against type, shape and file length. Allocations do not depend on
+//! numbers in the file: the header is parsed from bytes that exist.
 
 use std::ops::Range;
 
 use serde::Deserialize;
 
-use super::error::{ModelError, Problem};
+use super::error::{ModelError, Problem, check_overlaps};
 
 /// Largest header accepted, the limit of the reference implementation.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// Element types of the format that a model of ours can have; others keep their name.
+/// Element type of a tensor; types that models do not need are kept as names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dtype {
     /// 8-bit unsigned: packed ternary weights.
@@ -25,12 +24,12 @@ pub enum Dtype {
     Bf16,
     /// IEEE single precision.
     F32,
-    /// A type this reader knows only by name.
+    /// Any other type, by name.
     Other(String),
 }
 
 impl Dtype {
-    /// Bytes per element; `None` for types that are only known by name.
+    /// Bytes per element; `None` for [`Self::Other`].
     pub fn size_bytes(&self) -> Option<u64> {
         match self {
             Self::U8 => Some(1),
@@ -73,7 +72,7 @@ pub struct TensorEntry {
     pub dtype: Dtype,
     /// Dimensions, slowest first.
     pub shape: Vec<u64>,
-    /// Bytes in the file; lies inside it, and fits type and shape.
+    /// Byte range in the file, checked against the file's length, the type and the shape.
     pub range: Range<usize>,
 }
 
@@ -84,10 +83,10 @@ struct RawEntry {
     data_offsets: (u64, u64),
 }
 
-/// The tensors of a safetensors file, in the order of its header.
+/// Parses the header of a safetensors file; returns its tensors in the order of the header.
 ///
 /// # Errors
-/// [`ModelError::Malformed`], [`ModelError::Json`] or [`ModelError::BadTensor`].
+/// If the header is malformed, or a tensor does not fit its type, its shape or the file.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<TensorEntry>, ModelError> {
     let available = bytes.len() as u64;
     let Some(prefix) = bytes.first_chunk::<8>() else {
@@ -120,7 +119,8 @@ pub fn parse(file: &str, bytes: &[u8]) -> Result<Vec<TensorEntry>, ModelError> {
             .map_err(|source| ModelError::Json { file: format!("{file}: {name}"), source })?;
         tensors.push(check_entry(name, raw, data_start as u64, available)?);
     }
-    check_overlaps(&tensors)?;
+    let ranges = tensors.iter().map(|tensor| (tensor.range.clone(), tensor.name.as_str()));
+    check_overlaps(ranges.collect())?;
     Ok(tensors)
 }
 
@@ -150,17 +150,4 @@ fn check_entry(
     }
     let range = (data_start + begin) as usize..(data_start + end) as usize;
     Ok(TensorEntry { name, dtype, shape: raw.shape, range })
-}
-
-/// Tensors may leave gaps but never share bytes.
-fn check_overlaps(tensors: &[TensorEntry]) -> Result<(), ModelError> {
-    let mut order: Vec<&TensorEntry> = tensors.iter().filter(|t| !t.range.is_empty()).collect();
-    order.sort_by_key(|tensor| tensor.range.start);
-    for pair in order.windows(2) {
-        if pair[1].range.start < pair[0].range.end {
-            let problem = Problem::Other("its bytes overlap another tensor's");
-            return Err(ModelError::bad_tensor(&pair[1].name, pair[1].range.start as u64, problem));
-        }
-    }
-    Ok(())
 }

@@ -1,8 +1,9 @@
-//! Random ternary models in the shapes of real ones, for benchmarks and tests of scale.
+//! Random ternary models in the shapes of real ones, for benchmarks and scale tests.
 //!
-//! They know no language, but cost what a real model costs: the same matrices, the same packing,
-//! the full vocabulary. Weights are a function of the seed, the tensor and the position alone;
-//! they are made and written in bounded memory.
+//! They generate nonsense at the cost of a real model: the same matrices, packing and vocabulary.
+//! Weights depend on the seed, the tensor and the position alone; they are generated and written in
+//! bounded memory, in parallel. The generator is [`SplitMix`], and must stay so: with another one, the
+//! same seed would give another model.
 
 use std::{io::Write, path::Path};
 
@@ -11,15 +12,16 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::ModelError,
-    hf,
     hf_config::WeightStorage,
+    hf_tensors,
     hf_write::{self, FolderTexts, TensorPlan},
     model::{norm_len, norms},
     safetensors::Dtype,
+    tokenizer_json::{self, TokenizerJson},
 };
 use crate::{
     config::{Activation, Linear, ModelConfig, Norm},
-    tokenizer::{LLAMA3_REGEX, byte_alphabet},
+    tokenizer::byte_alphabet,
 };
 
 /// The special tokens of a synthetic model; their ids follow the 256 bytes.
@@ -27,12 +29,12 @@ const SPECIAL: [&str; 4] =
     ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"];
 const BOS: u32 = 256;
 const EOS: u32 = 259;
-/// Smallest vocabulary that holds them.
+/// Smallest vocabulary: 256 bytes and the special tokens.
 pub const VOCAB_MIN: usize = 260;
 
 const CHAT_TEMPLATE: &str = "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
 
-/// Names and sizes of the models whose shapes are known here.
+/// Name and sizes of a known model.
 struct Preset {
     name: &'static str,
     family: Family,
@@ -53,7 +55,7 @@ enum Family {
     BitNet,
     /// 1bitLLM: sub-norms with SiLU.
     OneBit,
-    /// Llama, Falcon3: no sub-norms, a head of its own.
+    /// Llama, Falcon3: no sub-norms, a separate head.
     Llama,
 }
 
@@ -69,12 +71,12 @@ const PRESETS: [Preset; 8] = [
     Preset { name: "falcon3-10b", family: Family::Llama, hidden: 3072, layers: 40, heads: 12, kv_heads: 4, head_dim: 256, intermediate: 23_040, vocab: 131_072, context: 8192, theta: 1_000_042.0 },
 ];
 
-/// Names of the known shapes.
+/// Names of the models with a known shape.
 pub fn shape_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|preset| preset.name)
 }
 
-/// The configuration of a known shape; change its fields for others.
+/// The configuration of a known model; its fields can be changed for other shapes.
 pub fn shape(name: &str) -> Option<ModelConfig> {
     let preset = PRESETS.iter().find(|preset| preset.name == name)?;
     let is_llama = preset.family == Family::Llama;
@@ -103,25 +105,25 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
     })
 }
 
-/// What one tensor is filled with.
+/// The random contents of a tensor.
 #[derive(Clone, Copy)]
 enum Fill {
     /// Packed trits, about a third of each value.
     Trits,
-    /// bf16 of mean 0 and about this deviation.
+    /// bf16 with mean 0 and about this standard deviation.
     Bell(f32),
     /// bf16 around 1.
     NearOne,
-    /// One bf16.
+    /// The same bf16 everywhere.
     Constant(f32),
 }
 
-/// Writes a random model as a folder. The token ids of `config` are replaced by those of the
-/// byte-level tokenizer that comes with it.
+/// Writes a random model as a folder, with a byte-level tokenizer that replaces the token ids of
+/// `config`.
 ///
 /// # Errors
 /// [`ModelError::BadKey`] if the vocabulary is smaller than [`VOCAB_MIN`] or an output size is not
-/// a multiple of 4; errors of writing are passed on.
+/// a multiple of 4; [`ModelError::Io`] if writing fails.
 pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelError> {
     let bad = |key: &str, value: usize, expected| {
         Err(ModelError::BadKey { key: key.to_owned(), value: value.to_string(), expected })
@@ -137,7 +139,7 @@ pub fn synth(config: &ModelConfig, out: &Path, seed: u64) -> Result<(), ModelErr
     }
     let config = ModelConfig { bos_token: Some(BOS), eos_tokens: vec![EOS], ..config.clone() };
     let (plan, fills): (Vec<_>, Vec<_>) = plan(&config).into_iter().unzip();
-    let tokenizer = tokenizer_json().to_string();
+    let tokenizer = byte_tokenizer().to_string();
     let texts = FolderTexts {
         tokenizer: tokenizer.as_bytes(),
         bos_token: Some(SPECIAL[0]),
@@ -165,17 +167,17 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
         add("lm_head.weight".to_owned(), Dtype::Bf16, &table, Fill::Bell(0.02));
     }
     for norm in norms(config) {
-        // A random tied model with a plain final norm only repeats its last token.
+        // With a plain final norm, a random tied model only repeats its last token.
         let fill = if norm == Norm::Final { Fill::Bell(0.1) } else { Fill::NearOne };
-        add(hf::norm_name(norm), Dtype::Bf16, &[norm_len(config, norm)], fill);
+        add(hf_tensors::norm_name(norm), Dtype::Bf16, &[norm_len(config, norm)], fill);
     }
     for layer in 0..config.layer_count {
         for linear in Linear::ALL {
             let (rows, cols) = config.linear_shape(linear);
-            let name = hf::linear_name(layer, linear);
+            let name = hf_tensors::linear_name(layer, linear);
             let scale = format!("{name}_scale");
             add(name, Dtype::U8, &[rows / 4, cols], Fill::Trits);
-            // Trits have variance 2/3: this keeps the variance of what passes through.
+            // Trits have variance 2/3: this scale preserves the variance of the activations.
             let factor = (1.5 / cols as f32).sqrt();
             add(scale, Dtype::Bf16, &[1], Fill::Constant(factor));
         }
@@ -183,9 +185,9 @@ fn plan(config: &ModelConfig) -> Vec<(TensorPlan, Fill)> {
     plan
 }
 
-/// Bytes made and written at a time.
+/// Bytes generated and written at a time.
 const WINDOW: usize = 16 << 20;
-/// Bytes made from one counter value.
+/// Bytes generated from one counter value.
 const PIECE: usize = 64 << 10;
 
 fn fill(fill: Fill, size: u64, seed: u64, writer: &mut dyn Write) -> std::io::Result<()> {
@@ -210,8 +212,8 @@ fn fill(fill: Fill, size: u64, seed: u64, writer: &mut dyn Write) -> std::io::Re
     Ok(())
 }
 
-/// Packed bytes of four trits each, by a random byte: the 81 combinations share the 256 values as
-/// evenly as whole numbers allow.
+/// Maps a random byte to a packed byte of four trits: the 81 combinations share the 256 values as
+/// evenly as possible.
 fn four_trits() -> [u8; 256] {
     std::array::from_fn(|byte| {
         let mut rest = byte * 81 / 256;
@@ -258,50 +260,23 @@ impl SplitMix {
     }
 }
 
-/// A byte-level tokenizer without merges: a token per byte, and the special ones.
-fn tokenizer_json() -> Value {
+/// A byte-level tokenizer without merges: one token per byte, and the special tokens.
+fn byte_tokenizer() -> Value {
     let mut vocab = Map::new();
     let mut alphabet: Vec<(char, u8)> = byte_alphabet().into_iter().collect();
     alphabet.sort_unstable_by_key(|&(_, byte)| byte);
     for (character, byte) in alphabet {
         vocab.insert(character.to_string(), json!(byte));
     }
-    let added: Vec<Value> = SPECIAL
-        .iter()
-        .enumerate()
-        .map(|(index, token)| {
-            json!({
-                "id": 256 + index, "content": token, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false, "special": true,
-            })
-        })
-        .collect();
-    let byte_level = json!({
-        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false,
-    });
-    let split = json!({
-        "type": "Split", "pattern": { "Regex": LLAMA3_REGEX }, "behavior": "Isolated",
-        "invert": false,
-    });
-    let bos = json!({ "SpecialToken": { "id": SPECIAL[0], "type_id": 0 } });
-    json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added,
-        "normalizer": null,
-        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [split, byte_level] },
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [bos, { "Sequence": { "id": "A", "type_id": 0 } }],
-            "pair": [bos, { "Sequence": { "id": "A", "type_id": 0 } },
-                     { "Sequence": { "id": "B", "type_id": 1 } }],
-            "special_tokens": {
-                SPECIAL[0]: { "id": SPECIAL[0], "ids": [BOS], "tokens": [SPECIAL[0]] },
-            },
-        },
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": true, "vocab": vocab, "merges": [],
-        },
-    })
+    let added = |(id, token): (u32, &&str)| tokenizer_json::added_token(id, token, true);
+    TokenizerJson {
+        added: (BOS..).zip(&SPECIAL).map(added).collect(),
+        pre_tokenizer: tokenizer_json::llama3_pre_tokenizer(),
+        post_processor: tokenizer_json::post_processor(Some((BOS, SPECIAL[0])), None),
+        decoder: tokenizer_json::byte_level(false),
+        ignore_merges: true,
+        vocab,
+        merges: Vec::new(),
+    }
+    .into_json()
 }

@@ -1,4 +1,4 @@
-//! From stored bytes to trits: every packing a model file may use, decoded to row-major i8.
+//! Decodes every packing of ternary tensors in model files to row-major i8 trits.
 //!
 //! Layouts:
 //! - *planar* (transformers `integrations/bitnet.py`, `unpack_weights`): U8 `[out/4, in]`; with
@@ -7,9 +7,9 @@
 //!   `t = clamp(round_half_even(W · (1/m)), −1, 1)`, all in f32.
 //! - `I2_S`, `TQ1_0`, `TQ2_0`: see [`super::gguf_ternary`].
 //!
-//! A decoder sees exactly the bytes its shape needs; what a tensor's length must be was checked
-//! when the file was opened. What is only visible in the data (code 3, a bad scale) is an error
-//! of the decode, with the tensor's name and the byte's offset in the file.
+//! A decoder gets exactly the bytes that the shape needs: tensor lengths are checked when the file is
+//! opened. Defects in the data (code 3, a bad scale) are errors of the decoder, with the tensor's
+//! name and the byte offset in the file.
 
 use rayon::prelude::*;
 
@@ -20,14 +20,14 @@ use super::{
 };
 use crate::formats::{Scale, TernaryMatrix};
 
-/// How a ternary tensor is stored.
+/// Storage of a ternary tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Packing {
-    /// Hugging Face packed; the scale is a tensor of its own.
+    /// Hugging Face packed; the scale comes from a separate tensor.
     Planar(Scale),
-    /// Dense master weights, quantized when loaded.
+    /// Dense master weights, quantized at load.
     Online(DenseType),
-    /// bitnet.cpp, blocks of 128 weights, one f32 scale behind the codes.
+    /// bitnet.cpp, blocks of 128 weights, one f32 scale after the codes.
     I2S(f32),
     /// llama.cpp, base-3 digits.
     Tq1_0,
@@ -35,7 +35,7 @@ pub(crate) enum Packing {
     Tq2_0,
 }
 
-/// A stored ternary tensor: its bytes and all that is needed to decode them.
+/// A stored ternary tensor, with everything needed to decode it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stored<'a> {
     pub name: &'a str,
@@ -43,7 +43,7 @@ pub(crate) struct Stored<'a> {
     pub cols: usize,
     pub packing: Packing,
     pub bytes: &'a [u8],
-    /// Where `bytes` start in the file, for error messages.
+    /// Offset of `bytes` in the file, for error messages.
     pub offset: u64,
 }
 
@@ -94,7 +94,7 @@ impl Stored<'_> {
         Ok(())
     }
 
-    /// The error for 2-bit codes of which one is 3; finds the byte.
+    /// The error for the first 2-bit code that is 3.
     pub fn first_code_three(&self) -> ModelError {
         let byte = self.bytes.iter().position(|b| b & (b >> 1) & 0x55 != 0).unwrap_or(0);
         self.error(byte, Problem::BadCode { code: 3 })
@@ -102,9 +102,9 @@ impl Stored<'_> {
 
     /// Quantizes dense weights; returns the scale `m`.
     ///
-    /// The mean is summed in f64, row by row and then over the rows, always in the same order: it
-    /// does not depend on the number of threads, and is the correctly rounded f32 mean but for
-    /// ties (the reference sums f32 pairwise and may differ in the last bit).
+    /// The mean is summed in f64, row by row and then over the rows, in a fixed order that does not
+    /// depend on the number of threads. Except for ties it is the correctly rounded f32 mean; the
+    /// reference sums f32 pairwise and may differ in the last bit.
     fn online(&self, dtype: DenseType, trits: &mut [i8]) -> Result<f32, ModelError> {
         let row_bytes = self.bytes.len() / self.rows;
         let rows = self.bytes.par_chunks_exact(row_bytes);

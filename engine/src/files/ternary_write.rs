@@ -1,4 +1,4 @@
-//! Trits to stored bytes: the inverse of [`super::ternary`] and [`super::gguf_ternary`].
+//! Encodes trits for model files: the inverse of [`super::ternary`] and [`super::gguf_ternary`].
 
 use half::f16;
 use rayon::prelude::*;

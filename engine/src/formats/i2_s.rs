@@ -2,8 +2,8 @@
 //!
 //! A block is 16 inputs in 64 bytes. Byte `i` of row `r` (offset `4 r + i`) holds input `4 g + i`
 //! of the block at bits `2 g`, `2 g + 1`, for `g` in `0..4`: one shift and one mask turn the whole
-//! vector into the codes of four consecutive inputs of all rows. Codes are the published ones
-//! (0, 1, 2 for −1, 0, +1); the order of bytes is ours, chosen for that.
+//! vector into the codes of four consecutive inputs of all rows. The codes are the published ones
+//! (0, 1, 2 for −1, 0, +1); the byte order is chosen for this kernel.
 
 use super::layout::{BLOCK_COLS_MAX, Layout, Place};
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_of_a_row_lie_at_the_documented_bits() {
+    fn codes_are_at_the_documented_bits() {
         let mut tile = [0; 64];
         let trits = [-1, 0, 1, 1, 0, 0, 0, 0, 1, -1, -1, -1, 1, 1, 0, -1];
         I2S::set(&mut tile, Place { block: 0, row: 2 }, &trits);

@@ -1,24 +1,24 @@
-//! What the packings have in common: tiles of output rows, cut along the inputs into blocks.
+//! The common part of the packings: tiles of output rows, cut into blocks along the inputs.
 //!
 //! A tile holds [`TILE_ROWS`] output rows. A block of a tile holds [`Layout::BLOCK_COLS`]
-//! consecutive inputs of those rows in 64 bytes of indices: four bytes a row, because the kernels
-//! multiply four unsigned codes (`trit + 1`) by four activations in each 32-bit lane, and a
-//! vector of 16 lanes is then a tile's 16 sums with no addition across lanes. How a byte holds
-//! several codes is the format's own matter.
+//! consecutive inputs of those rows in 64 bytes of indices, four bytes a row. A kernel multiplies four
+//! unsigned codes (`trit + 1`) by four activations in each 32-bit lane, so a vector of 16 lanes holds
+//! the tile's 16 sums without additions across lanes. Each format defines how a byte holds several
+//! codes.
 
 /// Output rows of a tile.
 pub const TILE_ROWS: usize = 16;
 
-/// The widest block of any format.
+/// Largest [`Layout::BLOCK_COLS`] of all formats.
 pub(crate) const BLOCK_COLS_MAX: usize = 24;
 
-/// A packing. Everything is a function of one tile's bytes.
+/// A packing of one tile.
 pub(crate) trait Layout {
     /// Inputs of a block; a multiple of 4.
     const BLOCK_COLS: usize;
 
-    /// Position in a block's activations → input in the block. Position `4 g + i` meets byte `i`
-    /// of the lanes of the kernel's code vector `g`.
+    /// Input of the block for each position of a block's activations. Position `4 g + i` is multiplied
+    /// by byte `i` of the lanes of the kernel's code vector `g`.
     const ORDER: &'static [u8];
 
     /// Bytes of a tile of `blocks` blocks; a multiple of 64.
@@ -29,7 +29,7 @@ pub(crate) trait Layout {
     /// Packs `trits` (one row's part of a block, `BLOCK_COLS` values in −1..=1) into a zeroed tile.
     fn set(tile: &mut [u8], place: Place, trits: &[i8]);
 
-    /// The trits that [`Layout::set`] packed, in the first `BLOCK_COLS` places.
+    /// Unpacks the trits that [`Layout::set`] packed, into the first `BLOCK_COLS` elements.
     fn get(tile: &[u8], place: Place) -> [i8; BLOCK_COLS_MAX];
 }
 
@@ -43,14 +43,13 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Offset of the place's four index bytes in a tile of nothing but blocks; byte `i` of them is
-    /// `+ i`.
+    /// Offset of the place's four index bytes in a tile that consists of 64-byte blocks.
     pub fn byte(self) -> usize {
         64 * self.block + 4 * self.row
     }
 }
 
-/// Calls `$body` with `$layout` naming the layout type of `$format`.
+/// Evaluates `$body` with `$layout` as the layout type of `$format`.
 macro_rules! with_layout {
     ($format:expr, $layout:ident => $body:expr) => {
         match $format {

@@ -1,8 +1,8 @@
-//! Zeroed bytes at a multiple of 64: heap for little, huge pages for much.
+//! Zeroed bytes aligned to 64: small buffers on the heap, large ones in huge pages.
 //!
-//! A step reads every packed weight once, so its page walks cost as much as its cache misses
-//! allow; 2 MiB pages take them away. Matrices are no multiple of such pages, so they lie one after
-//! another in large chunks, each of which begins at one.
+//! A step reads every packed weight once, so page walks slow it down noticeably; 2 MiB pages avoid
+//! them. Matrix sizes are not multiples of such pages, so matrices lie one after another in large
+//! chunks, which start at a huge page.
 
 use std::{
     ops::{Deref, DerefMut, Range},
@@ -12,10 +12,10 @@ use std::{
 use bytemuck::{Pod, Zeroable};
 use memmap2::MmapMut;
 
-/// From here on bytes lie in a chunk.
+/// Smallest buffer that is placed in a chunk.
 const CHUNKED_BYTES_MIN: usize = 128 << 10;
 const HUGE_PAGE: usize = 2 << 20;
-/// A chunk that several matrices share. Pages that were never written take no memory.
+/// Size of a chunk that several matrices share. Pages that are never written take no memory.
 const CHUNK_BYTES: usize = 64 << 20;
 
 /// A cache line.
@@ -23,23 +23,23 @@ const CHUNK_BYTES: usize = 64 << 20;
 #[repr(C, align(64))]
 pub(crate) struct Line(pub [u8; 64]);
 
-/// A mapping that begins at a huge page. It is freed with the last of its parts.
+/// A mapping that starts at a huge page; freed with the last of its parts.
 struct Chunk {
     _map: MmapMut,
     data: *mut u8,
     len: usize,
 }
 
-// SAFETY: `data` points into the chunk's own mapping; parts of it are handed out once each.
+// SAFETY: `data` points into the chunk's own mapping; each part of it is handed out once.
 unsafe impl Send for Chunk {}
-// SAFETY: as for `Send`: nothing is read or written but through those parts.
+// SAFETY: as for `Send`: only the owners of those parts read or write.
 unsafe impl Sync for Chunk {}
 
 impl Chunk {
     fn new(len: usize) -> Option<Self> {
         let mut map = MmapMut::map_anon(len.checked_add(HUGE_PAGE)?).ok()?;
         #[cfg(target_os = "linux")]
-        // Only speed depends on the answer: a kernel without huge pages refuses.
+        // The result only affects speed: a kernel without huge pages returns an error.
         let _ = map.advise(memmap2::Advice::HugePage);
         let start = map.as_ptr().align_offset(HUGE_PAGE);
         let data = map[start..].as_mut_ptr();
@@ -47,17 +47,17 @@ impl Chunk {
     }
 }
 
-/// The chunk in use, and how much of it is.
+/// The current chunk, and its used bytes.
 static CHUNK: Mutex<Option<(Weak<Chunk>, usize)>> = Mutex::new(None);
 
-/// A part of a chunk that nobody else has: of the one in use if there is room, else of a new one.
+/// An exclusive part of the current chunk if it has room, else of a new one.
 fn part_of_chunk(len: usize) -> Option<(Arc<Chunk>, Range<usize>)> {
     if len > CHUNK_BYTES / 2 {
         let chunk = Chunk::new(len.next_multiple_of(HUGE_PAGE))?;
         return Some((Arc::new(chunk), 0..len));
     }
     let mut current = CHUNK.lock().unwrap_or_else(PoisonError::into_inner);
-    // What was freed in a chunk is not used again: it is no longer zero.
+    // Freed parts are not reused, because they are no longer zero.
     let usable = current.as_ref().and_then(|(chunk, used)| {
         let chunk = chunk.upgrade()?;
         (chunk.len - used >= len).then_some((chunk, *used))
@@ -70,11 +70,11 @@ fn part_of_chunk(len: usize) -> Option<(Arc<Chunk>, Range<usize>)> {
     Some((chunk, used..used + len))
 }
 
-/// A buffer of bytes that starts at a multiple of 64. // (len,)
+/// A buffer that is aligned to 64 bytes. // (len,)
 pub(crate) enum AlignedBytes {
-    /// Whole lines from the allocator.
+    /// Cache lines from the allocator.
     Heap(Vec<Line>),
-    /// Part of a mapping; no other value has a byte of it.
+    /// An exclusive part of a mapping.
     Chunked(Part),
 }
 
@@ -102,7 +102,8 @@ impl Deref for AlignedBytes {
     fn deref(&self) -> &[u8] {
         match self {
             Self::Heap(lines) => bytemuck::cast_slice(lines),
-            // SAFETY: the range is inside the chunk, which lives as long as this part, and of no other.
+            // SAFETY: the range is inside the chunk, which lives as long as this part, and belongs to
+            // no other part.
             Self::Chunked(Part { chunk, range }) => unsafe {
                 std::slice::from_raw_parts(chunk.data.add(range.start), range.len())
             },
@@ -114,7 +115,7 @@ impl DerefMut for AlignedBytes {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Heap(lines) => bytemuck::cast_slice_mut(lines),
-            // SAFETY: as in `deref`; `&mut self` is the only way to these bytes.
+            // SAFETY: as in `deref`; `&mut self` is the only access to these bytes.
             Self::Chunked(Part { chunk, range }) => unsafe {
                 std::slice::from_raw_parts_mut(chunk.data.add(range.start), range.len())
             },
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_zero_aligned_and_nobody_elses() {
+    fn buffers_are_zeroed_aligned_and_disjoint() {
         let sizes = [0, 64, CHUNKED_BYTES_MIN - 64, CHUNKED_BYTES_MIN, HUGE_PAGE + 64, CHUNK_BYTES];
         let mut all: Vec<AlignedBytes> = Vec::new();
         for (round, len) in sizes.into_iter().cycle().take(40).enumerate() {

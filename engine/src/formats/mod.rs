@@ -1,9 +1,7 @@
-//! Lossless packings of trits: how a ternary matrix lies in memory for the kernels.
+//! Lossless packings of ternary matrices in memory.
 //!
-//! [`PackedMatrix`] holds a matrix in one of the [`Format`]s. Each format is one file that says
-//! where every bit lies; all instruction sets share that layout.
-
-use std::{fmt, str::FromStr};
+//! A `PackedMatrix` holds a matrix in one of the [`Format`]s. One module per format defines the layout,
+//! which all instruction sets share.
 
 pub(crate) mod i2_s;
 pub(crate) mod layout;
@@ -12,8 +10,13 @@ mod packed;
 pub(crate) mod tl1;
 pub(crate) mod tl2;
 
+#[doc(hidden)]
 pub use layout::TILE_ROWS;
-pub use packed::{COLS_MAX, PackError, PackedMatrix};
+pub use packed::PackError;
+#[doc(hidden)]
+pub use packed::PackedMatrix;
+
+use crate::names::names;
 
 /// A ternary matrix as read from a model file: trits and one scale.
 #[derive(Debug, Clone)]
@@ -24,11 +27,20 @@ pub struct TernaryMatrix {
     pub cols: usize,
     /// −1, 0 or 1, row-major. // (rows, cols)
     pub trits: Vec<i8>,
-    /// How the integer sum becomes the output.
+    /// The factor or divisor of the integer sums.
     pub scale: Scale,
 }
 
-/// What turns the integer sum `a` and the activation scale `s` into the output of a linear.
+impl TernaryMatrix {
+    /// Reorders the rows: row `i` becomes the old row `source(i)`.
+    pub(crate) fn reorder_rows(&mut self, source: impl Fn(usize) -> usize) {
+        let row = |index| &self.trits[source(index) * self.cols..][..self.cols];
+        let rows: Vec<&[i8]> = (0..self.rows).map(row).collect();
+        self.trits = rows.concat();
+    }
+}
+
+/// Computes the output of a linear from the integer sum `a` and the activation scale `s`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scale {
     /// `y = (a / s) * scale`: `autobitlinear`, online models, GGUF.
@@ -37,7 +49,7 @@ pub enum Scale {
     Divide(f32),
 }
 
-/// How ternary weights are packed for a kernel. All three hold the same trits.
+/// A packing of ternary weights. All formats are lossless, so they give the same results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// 2 bits a weight.
@@ -48,35 +60,4 @@ pub enum Format {
     Tl2,
 }
 
-impl Format {
-    /// Every format.
-    pub const ALL: [Self; 3] = [Self::I2S, Self::Tl1, Self::Tl2];
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::I2S => "i2_s",
-            Self::Tl1 => "tl1",
-            Self::Tl2 => "tl2",
-        })
-    }
-}
-
-/// A format name that is none of `i2_s`, `tl1`, `tl2`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown format '{0}' (expected i2_s, tl1 or tl2)")]
-pub struct UnknownFormat(pub String);
-
-impl FromStr for Format {
-    type Err = UnknownFormat;
-
-    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        match name {
-            "i2_s" => Ok(Self::I2S),
-            "tl1" => Ok(Self::Tl1),
-            "tl2" => Ok(Self::Tl2),
-            other => Err(UnknownFormat(other.to_owned())),
-        }
-    }
-}
+names!(Format, "format", I2S = "i2_s", Tl1 = "tl1", Tl2 = "tl2");

@@ -1,8 +1,8 @@
-//! [`PackedMatrix`]: a ternary matrix in the layout of its format, for the kernels to read.
+//! [`PackedMatrix`]: a ternary matrix in the layout of its format, as the kernels read it.
 //!
-//! Rows are cut into tiles (see [`super::layout`]); a tile's bytes are contiguous and start at a
-//! multiple of 64. Rows past the last and inputs past the last of a row are trits of 0, so that
-//! kernels know no partial tile and no partial block.
+//! Rows are cut into tiles (see [`super::layout`]); a tile's bytes are contiguous and aligned to 64. The
+//! last tile and the last block of a row are padded with zero trits, so that kernels only see whole
+//! tiles and blocks.
 
 use std::{fmt, ops::Range};
 
@@ -14,8 +14,8 @@ use super::{
     memory::AlignedBytes,
 };
 
-/// Most inputs of a matrix. Keeps every int32 sum of a kernel, whatever it scales codes by, far
-/// from overflow: at most 128 · 192 · 2^16 < 2^31 for a lane.
+/// Largest number of inputs of a matrix. It keeps every int32 sum of a kernel far from overflow, for
+/// any scaling of the codes: at most 128 · 192 · 2^16 < 2^31 in a lane.
 pub const COLS_MAX: usize = 1 << 18;
 
 /// One packed ternary matrix. Immutable; share it by `Arc`.
@@ -28,11 +28,11 @@ pub struct PackedMatrix {
     bytes: AlignedBytes, // (tile, tile_bytes)
 }
 
-/// Why a matrix cannot be packed.
+/// A matrix cannot be packed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
-    /// No rows or no columns.
+    /// The matrix has no rows or no columns.
     #[error("a matrix of {rows} x {cols} is empty")]
     Empty {
         /// Output features.
@@ -40,8 +40,8 @@ pub enum PackError {
         /// Input features.
         cols: usize,
     },
-    /// More columns than [`COLS_MAX`].
-    #[error("{cols} columns, more than the kernels' limit of {COLS_MAX}")]
+    /// The matrix has more columns than the kernels support.
+    #[error("{cols} columns exceed the limit of {COLS_MAX}")]
     TooWide {
         /// Input features.
         cols: usize,
@@ -56,7 +56,7 @@ pub enum PackError {
         /// Trits given.
         found: usize,
     },
-    /// A value that is none of −1, 0, 1.
+    /// A value is not −1, 0 or 1.
     #[error("value {value} at row {row}, column {col} is not a trit")]
     NotATrit {
         /// Row of the value.
@@ -68,21 +68,21 @@ pub enum PackError {
     },
 }
 
-/// Where the first value lies that is no trit.
-fn first_of_none(trits: &[i8]) -> Option<usize> {
+/// Index of the first value that is not a trit.
+fn first_invalid(trits: &[i8]) -> Option<usize> {
     const CHUNK: usize = 1 << 16;
-    let is_none = |trit: &i8| !(-1..=1).contains(trit);
-    // All of a chunk are looked at, with no way out in between: so vectors do it.
-    let has_one = |chunk: &[i8]| chunk.iter().fold(false, |found, trit| found | is_none(trit));
+    let is_invalid = |trit: &i8| !(-1..=1).contains(trit);
+    // Without an early exit inside a chunk, the loop is vectorized.
+    let has_one = |chunk: &[i8]| chunk.iter().fold(false, |found, trit| found | is_invalid(trit));
     let chunk = trits.par_chunks(CHUNK).position_first(has_one)?;
-    trits[chunk * CHUNK..].iter().position(is_none).map(|at| chunk * CHUNK + at)
+    trits[chunk * CHUNK..].iter().position(is_invalid).map(|at| chunk * CHUNK + at)
 }
 
 impl PackedMatrix {
     /// Packs `trits`, `(rows, cols)` row-major, on rayon's threads.
     ///
     /// # Errors
-    /// See [`PackError`].
+    /// If the shape is empty, too wide or does not match `trits`, or a value is not a trit.
     pub fn pack(format: Format, rows: usize, cols: usize, trits: &[i8]) -> Result<Self, PackError> {
         if rows == 0 || cols == 0 {
             return Err(PackError::Empty { rows, cols });
@@ -93,7 +93,7 @@ impl PackedMatrix {
         if rows.checked_mul(cols) != Some(trits.len()) {
             return Err(PackError::WrongLength { rows, cols, found: trits.len() });
         }
-        if let Some(at) = first_of_none(trits) {
+        if let Some(at) = first_invalid(trits) {
             return Err(PackError::NotATrit { row: at / cols, col: at % cols, value: trits[at] });
         }
         Ok(with_layout!(format, L => Self::pack_as::<L>(format, rows, cols, trits)))
@@ -121,7 +121,7 @@ impl PackedMatrix {
         trits
     }
 
-    /// How it is packed.
+    /// The packing.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -136,7 +136,7 @@ impl PackedMatrix {
         self.cols
     }
 
-    /// Bytes of packed weights, padding included: what a product reads.
+    /// Bytes of packed weights with padding, all of which a product reads.
     pub fn size_bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -209,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_format_gives_back_its_trits(
+        fn unpacking_returns_the_packed_trits(
             rows in 1..70usize, cols in 1..300usize, seed: u64
         ) {
             let trits = trits(rows * cols, seed);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_a_weight_are_the_formats_own() {
+    fn size_matches_the_bits_per_weight_of_the_format() {
         let trits = trits(64 * 6912, 1);
         for (format, bytes) in
             [(Format::I2S, 110_592), (Format::Tl1, 110_592), (Format::Tl2, 92_160)]
@@ -234,12 +234,12 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_trit_is_named() {
+    fn an_invalid_value_is_named_with_its_position() {
         for format in Format::ALL {
             for value in [2, -2, 127, -128] {
                 let mut trits = vec![0; 3 * 5];
                 trits[2 * 5 + 4] = value;
-                let error = PackedMatrix::pack(format, 3, 5, &trits).expect_err("no trit");
+                let error = PackedMatrix::pack(format, 3, 5, &trits).expect_err("not a trit");
                 assert_eq!(
                     error.to_string(),
                     format!("value {value} at row 2, column 4 is not a trit")
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_do_not_fit_are_refused() {
+    fn invalid_shapes_are_refused() {
         let check = |rows, cols, len, message: &str| {
             let error = PackedMatrix::pack(Format::I2S, rows, cols, &vec![0; len]);
             assert_eq!(error.expect_err("refused").to_string(), message);
@@ -258,6 +258,6 @@ mod tests {
         check(5, 0, 0, "a matrix of 5 x 0 is empty");
         check(2, 5, 9, "9 trits for a matrix of 2 x 5");
         check(usize::MAX, 2, 4, "4 trits for a matrix of 18446744073709551615 x 2");
-        check(1, COLS_MAX + 1, 4, "262145 columns, more than the kernels' limit of 262144");
+        check(1, COLS_MAX + 1, 4, "262145 columns exceed the limit of 262144");
     }
 }

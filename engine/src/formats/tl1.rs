@@ -10,7 +10,7 @@ use super::layout::{BLOCK_COLS_MAX, Layout, Place};
 /// The `tl1` layout.
 pub(crate) struct Tl1;
 
-/// Index → codes (`trit + 1`) of the pair's first and second weight. Indices 9..=15 do not occur.
+/// Codes (`trit + 1`) of a pair's first and second weight, by index. Indices 9..=15 do not occur.
 pub(crate) const CODES: [[u8; 16]; 2] = [
     [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0],
     [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0],

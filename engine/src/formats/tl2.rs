@@ -4,8 +4,8 @@
 //! the sign bit `v < 0`. A block is 24 inputs (8 triples) in 64 bytes of nibbles and 16 bytes of
 //! signs. Byte `i` of row `r` (offset `4 r + i`) holds triple `i` in its low nibble and triple
 //! `4 + i` in its high one; their signs are bit `4 r + i` of two little-endian 64-bit words, low
-//! nibbles first. Four blocks are a group: their nibbles, then their signs, five cache lines that are
-//! read one after another; the last group of a tile is filled up with zeros. Activations come in
+//! nibbles first. Four blocks are a group: their nibbles, then their signs, five consecutive cache
+//! lines; the last group of a tile is padded with zeros. Activations come in
 //! thirds: the first, second and third inputs of triples 0..4, then of triples 4..8.
 
 use super::layout::{BLOCK_COLS_MAX, Layout, Place};
@@ -13,8 +13,8 @@ use super::layout::{BLOCK_COLS_MAX, Layout, Place};
 /// The `tl2` layout.
 pub(crate) struct Tl2;
 
-/// Magnitude → codes (`trit + 1`) of the triple's weights where the sign bit is clear; where it is
-/// set, 2 minus these. Magnitudes 14 and 15 do not occur.
+/// Codes (`trit + 1`) of a triple's weights by magnitude, if the sign bit is clear; 2 minus the code if
+/// it is set. Magnitudes 14 and 15 do not occur.
 pub(crate) const CODES: [[u8; 16]; 3] = [
     [1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0, 0],
     [1, 1, 2, 2, 2, 0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0],
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn nibbles_and_signs_lie_at_the_documented_places() {
+    fn nibbles_and_signs_are_at_the_documented_offsets() {
         let mut tile = vec![0; Tl2::tile_bytes(6)];
         let mut trits = [0; 24];
         trits[3..6].copy_from_slice(&[-1, -1, -1]); // triple 1

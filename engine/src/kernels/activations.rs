@@ -1,8 +1,8 @@
-//! [`Activations`]: the int8 rows of a step, in the order a format's kernel reads them.
+//! [`Activations`]: the int8 rows of a step, in the order in which a format's kernels read them.
 //!
-//! Kernels broadcast four activations at a time to meet four codes, so a row is stored in the
-//! order of the format's code vectors (`Layout::ORDER`), zero-padded to whole blocks. Rows lie an
-//! odd number of cache lines apart: rows of a power of two would otherwise share one cache set.
+//! Kernels broadcast four activations at a time and multiply them by four codes, so a row is stored in
+//! the order of the format's code vectors (`Layout::ORDER`), zero-padded to whole blocks. The stride
+//! is an odd number of cache lines, because rows at a power of two would share one cache set.
 
 use std::marker::PhantomData;
 
@@ -15,20 +15,20 @@ use crate::formats::{
     memory::Line,
 };
 
-/// Quantised activations of all rows of a step and their sums. Reused from step to step: it
-/// allocates only when a step is larger than any before.
+/// Quantized activations of all rows of a step, and their sums. Reused from step to step: it allocates
+/// only for the largest step so far.
 #[derive(Debug)]
 pub struct Activations {
     format: Format,
     cols: usize,
     rows: usize,
     stride: usize,
-    data: Vec<Line>, // (rows, stride) of i8, and what larger steps had behind that
+    data: Vec<Line>, // (rows, stride) of i8, then leftovers of larger steps
     sums: Vec<i32>,  // (rows,): exact sum of each row
 }
 
 impl Activations {
-    /// No rows yet.
+    /// Activations without rows.
     pub fn new() -> Self {
         Self {
             format: Format::I2S,
@@ -40,8 +40,8 @@ impl Activations {
         }
     }
 
-    /// Makes room for `rows` rows of `cols` activations for matrices packed as `format`. The rows'
-    /// contents are unspecified until they are set.
+    /// Resizes to `rows` rows of `cols` activations for matrices packed as `format`. The contents are
+    /// unspecified until they are set.
     pub fn reset(&mut self, format: Format, cols: usize, rows: usize) {
         let lines = padded_cols(format, cols).div_ceil(64) | 1;
         self.stride = lines * 64;
@@ -52,7 +52,7 @@ impl Activations {
         self.sums.resize(rows, 0);
     }
 
-    /// Packing of the matrices these rows can meet.
+    /// Packing of the matrices that these rows can be multiplied by.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -83,7 +83,7 @@ impl Activations {
         self.sums[index] = write_row(self.format, self.cols, row, q);
     }
 
-    /// Sets rows from several threads at once.
+    /// A writer that sets rows from several threads at once.
     pub fn writer(&mut self) -> RowWriter<'_> {
         RowWriter {
             format: self.format,
@@ -113,7 +113,7 @@ impl Default for Activations {
     }
 }
 
-/// Writes different rows of one [`Activations`] from different threads.
+/// Sets different rows of one [`Activations`] from different threads.
 #[derive(Debug, Clone, Copy)]
 pub struct RowWriter<'a> {
     format: Format,
@@ -126,7 +126,7 @@ pub struct RowWriter<'a> {
 }
 
 // SAFETY: the pointers are into an `Activations` borrowed mutably for 'a, whose contents are
-// plain integers; `set_row` makes its caller keep two threads off one row.
+// plain integers; the contract of `set_row` keeps two threads off one row.
 unsafe impl Send for RowWriter<'_> {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RowWriter<'_> {}

@@ -1,7 +1,5 @@
-//! One suite that every path of the ternary product passes, bit for bit.
-//!
-//! The witness is a triple loop over unpacked trits and activations. `for_each_path` runs what the
-//! machine has; each path's own share of the suite is the call to it.
+//! One suite for every path of the ternary product, compared bit for bit with a triple loop over
+//! unpacked trits and activations.
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use proptest::prelude::*;
@@ -12,7 +10,7 @@ use super::{
 };
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 
-/// The paths this machine has.
+/// The paths that this machine can run.
 fn paths() -> Vec<Path> {
     let mut all = vec![Path::Scalar];
     #[cfg(target_arch = "x86_64")]
@@ -21,7 +19,7 @@ fn paths() -> Vec<Path> {
     all
 }
 
-/// A small generator; quality does not matter.
+/// A small random generator; its quality does not matter.
 struct Random(u64);
 
 impl Random {
@@ -55,7 +53,7 @@ impl Case {
         Self { outputs, cols, rows, trits, q }
     }
 
-    /// The definition, spelled out. // (rows, outputs rounded up to tiles)
+    /// The expected product. // (rows, outputs rounded up to tiles)
     fn expected(&self) -> Vec<i32> {
         let mut y = Vec::new();
         for q in self.q.chunks(self.cols) {
@@ -77,7 +75,7 @@ impl Case {
         x
     }
 
-    /// Every format and path against the definition.
+    /// Compares every format and path with the expected product.
     fn check(&self) {
         let expected = self.expected();
         for format in Format::ALL {
@@ -103,7 +101,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_path_is_the_definition(
+    fn every_path_matches_the_reference(
         outputs in 1..=100usize, cols in 1..=700usize, rows in 1..=70usize, seed: u64
     ) {
         Case::random(outputs, cols, rows, seed).check();
@@ -111,7 +109,7 @@ proptest! {
 }
 
 #[test]
-fn every_number_of_rows_and_tiles_around_the_register_blocks() {
+fn all_row_and_tile_counts_around_register_blocks() {
     for rows in 1..=26 {
         for outputs in [1, 15, 16, 17, 32, 33, 48, 64, 65] {
             Case::random(outputs, 49, rows, (rows * outputs) as u64).check();
@@ -120,7 +118,7 @@ fn every_number_of_rows_and_tiles_around_the_register_blocks() {
 }
 
 #[test]
-fn rows_and_widths_around_the_groups_that_are_expanded_together() {
+fn rows_and_widths_around_expanded_groups() {
     for rows in [5, 16, 17, 31, 32, 33, 48, 64, 65, 66, 97] {
         for cols in [191, 192, 193, 384, 385, 400, 1153] {
             Case::random(49, cols, rows, (rows * cols) as u64).check();
@@ -129,7 +127,7 @@ fn rows_and_widths_around_the_groups_that_are_expanded_together() {
 }
 
 #[test]
-fn every_width_around_the_blocks() {
+fn all_widths_around_blocks() {
     for cols in (1..=100).chain([255, 256, 257, 383, 384, 385, 1023, 1024, 1025]) {
         Case::random(40, cols, 5, cols as u64).check();
         Case::random(17, cols, 1, cols as u64).check();
@@ -145,7 +143,7 @@ fn model_shapes() {
 }
 
 #[test]
-fn no_accumulator_wraps_at_the_extremes() {
+fn accumulators_do_not_overflow_at_the_extremes() {
     for cols in [63, 256, 257, 1024, 1040, 6912, 20_000] {
         for trit in [-1, 1] {
             for q in [-128, -127, 127] {
@@ -165,7 +163,7 @@ fn no_accumulator_wraps_at_the_extremes() {
 }
 
 #[test]
-fn a_range_of_tiles_is_that_part_of_the_whole() {
+fn a_range_of_tiles_gives_its_part_of_the_product() {
     let case = Case::random(150, 333, 11, 3);
     let (expected, stride) = (case.expected(), 160);
     for format in Format::ALL {
@@ -174,7 +172,7 @@ fn a_range_of_tiles_is_that_part_of_the_whole() {
         for path in paths() {
             for tiles in [0..1, 3..7, 9..10, 4..4, 0..10] {
                 let width = tiles.len() * TILE_ROWS;
-                // One place more than needed: it must stay as it is.
+                // One element more than needed, which must not change.
                 let mut y = vec![i32::MIN; case.rows * width + 1];
                 gemm_by(path, &w, tiles.clone(), &x, &mut y);
                 for row in 0..case.rows {
@@ -192,7 +190,7 @@ fn a_range_of_tiles_is_that_part_of_the_whole() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_panic_before_any_pointer() {
+fn mismatched_shapes_panic() {
     let case = Case::random(20, 30, 2, 1);
     let w = PackedMatrix::pack(Format::I2S, 20, 30, &case.trits).unwrap();
     let x = case.activations(Format::I2S);

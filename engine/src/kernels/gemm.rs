@@ -1,4 +1,4 @@
-//! [`gemm`], the safe entrance to the ternary kernels: checks shapes, then runs one [`Path`].
+//! [`gemm`], the safe entry point of the ternary kernels: checks shapes, then runs one [`Path`].
 
 use std::{ops::Range, sync::LazyLock, time::Instant};
 
@@ -8,7 +8,7 @@ use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 /// Implementations of the ternary product. An [`Isa`] has one or, for AVX-512, two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Path {
-    /// The definition.
+    /// The reference.
     Scalar,
     /// AVX2.
     #[cfg(target_arch = "x86_64")]
@@ -24,7 +24,7 @@ pub(super) enum Path {
     Amx,
 }
 
-/// One product, its shapes checked.
+/// One product with checked shapes.
 pub(super) struct Product<'a> {
     pub format: Format,
     pub tiles: &'a [u8],   // (tile, tile_bytes)
@@ -37,7 +37,7 @@ pub(super) struct Product<'a> {
 }
 
 impl Path {
-    /// The fastest path of an ISA that this machine has, looked up once.
+    /// The fastest path of an ISA on this machine, looked up once.
     fn of(isa: Isa) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         {
@@ -76,26 +76,17 @@ impl Path {
     }
 }
 
-/// Products a second that one thread does at best by an ISA's multiplying instruction, with everything
-/// in registers. Takes some hundredths of a second; nothing for scalar code and without the ISA.
+/// Peak rate of an ISA's multiply instruction on one thread with all operands in registers, in products
+/// per second. Takes some hundredths of a second; `None` for scalar code and unavailable ISAs.
+#[cfg(target_arch = "x86_64")]
 pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
     const ROUNDS: usize = 200_000;
     const PASSES: usize = 20;
-    let products: unsafe fn(usize) -> usize = match Path::of(isa)? {
-        Path::Scalar => return None,
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx2 => super::x86_64::avx2::products_of,
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx512 => super::x86_64::avx512::products_of,
-        #[cfg(target_arch = "x86_64")]
-        Path::Avx512Vnni => super::x86_64::avx512::products_of_vnni,
-        #[cfg(target_arch = "x86_64")]
-        Path::Amx => super::x86_64::avx512::amx::products_of,
-    };
+    let path = Path::of(isa).filter(|path| *path != Path::Scalar)?;
     let pass = || {
         let started = Instant::now();
-        // SAFETY: `Path::of` looked for the features.
-        let count = unsafe { products(ROUNDS) };
+        // SAFETY: `Path::of` checked the features.
+        let count = unsafe { super::x86_64::products_of(path, ROUNDS) };
         count as f64 / started.elapsed().as_secs_f64().max(1e-9)
     };
     let mut rates: Vec<f64> = (0..PASSES).map(|_| pass()).collect();
@@ -103,20 +94,26 @@ pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
     Some(rates[PASSES / 2])
 }
 
-/// Multiplies a range of `w`'s tiles by all rows of `x`:
+/// No ISA with vectors is available.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn peak_products_per_s(_isa: Isa) -> Option<f64> {
+    None
+}
+
+/// Multiplies a range of tiles of `w` by all rows of `x`:
 /// `y[i * stride + j] = Σ_k q[i, k] * t[16 * tiles.start + j, k]`, exact, with
 /// `stride = 16 * tiles.len()`. Outputs past the matrix's last row (its last tile may be partial)
 /// are 0.
 ///
 /// # Panics
-/// If this machine lacks `isa`, the tiles are not all there, `x` was reset for another format or
+/// If this machine cannot run `isa`, `tiles` exceeds the matrix, `x` was reset for another format or
 /// width, or `y` is shorter than `x.rows() * stride`.
 pub fn gemm(isa: Isa, w: &PackedMatrix, tiles: Range<usize>, x: &Activations, y: &mut [i32]) {
     let Some(path) = Path::of(isa) else { panic!("this machine has no {isa}") };
     gemm_by(path, w, tiles, x, y);
 }
 
-/// [`gemm`] by one of the paths, which the machine must have.
+/// [`gemm`] by a given path, which must be available.
 pub(super) fn gemm_by(
     path: Path,
     w: &PackedMatrix,
@@ -143,19 +140,9 @@ pub(super) fn gemm_by(
     };
     match path {
         Path::Scalar => scalar::gemm(product),
-        // SAFETY, for all of them: a path is made only by `Path::of`, which looked for its features,
-        // or by a test that did; shapes were checked above.
+        // SAFETY: `Path::of` or the test that created the path checked its features; the shapes were
+        // checked above.
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: see above.
-        Path::Avx2 => unsafe { super::x86_64::avx2::gemm(product) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: see above.
-        Path::Avx512 => unsafe { super::x86_64::avx512::gemm(product) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: see above.
-        Path::Avx512Vnni => unsafe { super::x86_64::avx512::gemm_vnni(product) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: see above.
-        Path::Amx => unsafe { super::x86_64::avx512::amx::gemm(product) },
+        path => unsafe { super::x86_64::gemm(path, product) },
     }
 }

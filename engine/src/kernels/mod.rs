@@ -1,12 +1,11 @@
-//! Kernels. `scalar` is the definition of correct; every ISA is compared with it bit for bit.
+//! CPU kernels. `scalar` is the reference; every other ISA is compared with it bit for bit.
 //!
-//! [`gemm`] multiplies tiles of a [`crate::formats::PackedMatrix`] by all rows of a step, on the
-//! calling thread; whoever calls splits the tiles over threads. Sums are exact int32, so a result
-//! depends neither on the ISA, nor on the split, nor on the rows beside it.
+//! [`gemm`] multiplies tiles of a [`crate::formats::PackedMatrix`] by all rows of a step on the calling
+//! thread; the caller distributes tiles over threads. Sums are exact int32, so a result does not
+//! depend on the ISA, the distribution or the other rows.
 
+#[doc(hidden)]
 pub mod float;
-
-use std::{fmt, str::FromStr};
 
 mod activations;
 #[cfg(test)]
@@ -14,33 +13,37 @@ mod conformance;
 mod gemm;
 mod order;
 mod scalar;
-pub mod screen;
+pub(crate) mod screen;
 mod self_check;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-pub use activations::{Activations, RowWriter, padded_cols};
-pub use gemm::{gemm, peak_products_per_s};
+#[doc(hidden)]
+pub use activations::Activations;
+#[doc(hidden)]
+pub use gemm::gemm;
+pub(crate) use gemm::peak_products_per_s;
 pub use self_check::self_check;
 
-/// Instruction sets with kernels of their own.
+use crate::names::names;
+
+/// An instruction set with its own kernels; the order of declaration is from slow to fast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
-    /// Plain Rust: the definition.
+    /// Plain Rust: the reference.
     Scalar,
     /// AVX2 + FMA + F16C.
     Avx2,
-    /// AVX-512 F, BW, DQ, VL, with VNNI and VBMI used where present.
+    /// AVX-512 F, BW, DQ, VL; uses VNNI if present.
     Avx512,
     /// AVX-512 with VNNI, and AMX-INT8 for many rows.
     Amx,
 }
 
-impl Isa {
-    /// Every ISA, slowest first.
-    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx];
+names!(Isa, "ISA", Scalar = "scalar", Avx2 = "avx2", Avx512 = "avx512", Amx = "amx");
 
-    /// Whether this machine can run the ISA's kernels.
+impl Isa {
+    /// Whether this machine can run the kernels of the ISA.
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
@@ -75,11 +78,11 @@ impl Isa {
     }
 }
 
-/// Asks for the cache line at an address, wherever that is, to come nearer.
+/// Prefetches the cache line of any address, valid or not.
 #[inline(always)]
-pub fn prefetch(at: *const u8) {
+pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing that could fault, and every x86-64 has it.
+    // SAFETY: a prefetch cannot fault, and every x86-64 has it.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(at.cast());
@@ -88,46 +91,16 @@ pub fn prefetch(at: *const u8) {
     let _ = at;
 }
 
-/// An ISA this machine cannot run.
+/// This machine cannot run the kernels of an ISA.
 #[derive(Debug, thiserror::Error)]
 #[error("this machine has no {0}")]
 pub struct IsaUnavailable(pub Isa);
 
-/// The forced ISA if this machine can run it, else the fastest one it can.
+/// Returns the forced ISA, or the fastest available one.
 ///
 /// # Errors
-/// If `forced` names an ISA the machine lacks.
+/// If this machine cannot run `forced`.
 pub fn select(forced: Option<Isa>) -> Result<Isa, IsaUnavailable> {
     let isa = forced.unwrap_or_else(Isa::detect);
     if isa.is_available() { Ok(isa) } else { Err(IsaUnavailable(isa)) }
-}
-
-impl fmt::Display for Isa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Scalar => "scalar",
-            Self::Avx2 => "avx2",
-            Self::Avx512 => "avx512",
-            Self::Amx => "amx",
-        })
-    }
-}
-
-/// An ISA name that is none of `scalar`, `avx2`, `avx512`, `amx`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown ISA '{0}' (expected scalar, avx2, avx512 or amx)")]
-pub struct UnknownIsa(pub String);
-
-impl FromStr for Isa {
-    type Err = UnknownIsa;
-
-    fn from_str(name: &str) -> Result<Self, UnknownIsa> {
-        match name {
-            "scalar" => Ok(Self::Scalar),
-            "avx2" => Ok(Self::Avx2),
-            "avx512" => Ok(Self::Avx512),
-            "amx" => Ok(Self::Amx),
-            other => Err(UnknownIsa(other.to_owned())),
-        }
-    }
 }

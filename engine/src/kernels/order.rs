@@ -1,16 +1,16 @@
-//! Puts a row of activations in the order in which a format's kernels read it, and adds it up.
+//! Reorders a row of activations for a format's kernels, and sums it.
 
 use crate::formats::layout::Layout;
 
-/// The shortest stretch of inputs within which a format changes their order, as a byte shuffle.
+/// The smallest group of inputs that a format reorders, as a byte shuffle.
 #[derive(Debug, Clone, Copy)]
 pub struct Unit {
     len: usize,
-    shuffle: [u8; 16], // place → input of the unit; 0x80, which shuffles to zero, past `len`
+    shuffle: [u8; 16], // input of the unit for each position; 0x80 (zero) past `len`
 }
 
 impl Unit {
-    /// The unit of a layout: sixteen inputs, or twelve.
+    /// The unit of a layout: sixteen or twelve inputs.
     pub const fn of<L: Layout>() -> Self {
         const { unit(L::ORDER) }
     }
@@ -33,7 +33,7 @@ const fn unit(order: &[u8]) -> Unit {
     Unit { len, shuffle }
 }
 
-/// Writes `q`, and zeros to the end of `row`, which holds whole units; returns the sum.
+/// Writes the reordered `q` to `row`, padded with zeros, and returns its sum; `row` holds whole units.
 pub fn write(unit: Unit, row: &mut [i8], q: &[i8]) -> i32 {
     let inputs = q.chunks(unit.len).chain(std::iter::repeat(&[][..]));
     for (out, q) in row.chunks_exact_mut(unit.len).zip(inputs) {
@@ -54,8 +54,7 @@ pub unsafe fn write_avx2(unit: Unit, row: &mut [i8], q: &[i8]) -> i32 {
     use std::arch::x86_64::*;
 
     assert!(row.len() >= q.len());
-    // Vectors that can be read and written whole: a shorter unit is followed by zeros, over which the
-    // next one is written.
+    // Count of whole vectors. A unit of twelve is followed by zeros, which the next unit overwrites.
     let count = if q.len() < 16 { 0 } else { (q.len() - 16) / unit.len + 1 };
     let mut sums = _mm_setzero_si128(); // of bytes + 128
     // SAFETY: the last vector ends within `q`, and so within `row`.
@@ -81,7 +80,7 @@ mod tests {
     use super::*;
     use crate::formats::{Format, layout::with_layout};
 
-    /// The layout's order, input by input.
+    /// The expected row, input by input.
     fn ordered<L: Layout>(q: &[i8]) -> Vec<i8> {
         let blocks = q.len().div_ceil(L::BLOCK_COLS);
         let input = |place: usize| {
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_in_the_order_of_their_format() {
+    fn rows_have_the_order_of_their_format() {
         for format in Format::ALL {
             for len in (0..70).chain([255, 256, 300, 1000]) {
                 let q: Vec<i8> = (0..len).map(|i| (i * i * 31 + i * 7 - 128) as u8 as i8).collect();

@@ -1,8 +1,8 @@
-//! The definition of the ternary product. Never optimised.
+//! The reference of the ternary product, written for clarity instead of speed.
 //!
-//! Reads weights by `Layout::get` and activations by `Layout::ORDER`; sums trit × activation in
-//! int32. The other paths sum `(trit + 1) × activation` and subtract the row's sum: equal, for both
-//! are exact.
+//! It reads weights by `Layout::get` and activations by `Layout::ORDER`, and sums trit × activation in
+//! int32. The other paths sum `(trit + 1) × activation` and subtract the row's sum. Both are exact,
+//! so the results are equal.
 
 use super::gemm::Product;
 use crate::formats::{
@@ -32,7 +32,7 @@ fn gemm_as<L: Layout>(product: Product<'_>) {
     }
 }
 
-/// Sum over a block.
+/// The dot product of a block.
 fn dot<L: Layout>(trits: &[i8], x: &[i8]) -> i32 {
     L::ORDER.iter().zip(x).map(|(&k, &q)| i32::from(trits[usize::from(k)]) * i32::from(q)).sum()
 }

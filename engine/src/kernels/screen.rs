@@ -1,18 +1,19 @@
-//! Int8 rows times rows of unsigned digits: the cheap product that the exact head is screened by.
+//! Dot products of int8 head rows and unsigned digits: the cheap estimate by which the exact head skips
+//! rows.
 //!
-//! A row of floats becomes two rows of [`Digits`], signed ones plus `half`, so that they are unsigned:
+//! A row of floats becomes two rows of [`Digits`]. `half` is added to make the digits unsigned:
 //!
 //! ```text
 //! x[k] ≈ step · (2^bits · h[k] + l[k])      −half ≤ h[k], l[k] < half = 2^(bits − 1)
 //! step = max|x| / (2^bits · (half − 1) + half − 1)
 //! ```
 //!
-//! The first digits are multiplied by all rows ([`dots`]), or both by the high six bits of all
-//! ([`six_dots`]), and both by those rows that this does not rule out ([`both_dots`]). All are exact: `Σ_k (h[k] + half) · row[k]`, from which `half · Σ row`
-//! is to be taken.
+//! [`dots`] multiplies the first digits by all rows, or [`six_dots`] both digits by the high six bits of
+//! all rows. [`both_dots`] then multiplies both digits by the rows that are not ruled out. All are
+//! exact: `Σ_k (h[k] + half) · row[k]`, from which the caller subtracts `half · Σ row`.
 //!
-//! With VNNI a digit has 8 bits. Without, `vpmaddubsw` adds two products in int16: 2 · 127 · 127 =
-//! 32258 fits, so a digit has 7. A sum of [`LEN_MAX`] products is below 2^31 either way.
+//! With VNNI a digit has 8 bits. Without VNNI, `vpmaddubsw` adds two products in int16: 2 · 127 · 127
+//! = 32258 fits, so a digit has 7. A sum of [`LEN_MAX`] products is below 2^31 either way.
 
 use bytemuck::Zeroable;
 
@@ -21,9 +22,11 @@ use crate::formats::memory::Line;
 
 mod estimate;
 pub mod six;
+#[cfg(test)]
+mod tests;
 
 pub use estimate::{Bounds, Products};
-pub(super) use estimate::{estimate, leave_out};
+pub(super) use estimate::{estimate, select_candidates};
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
@@ -41,31 +44,31 @@ pub struct Digits {
     first: Vec<Line>,  // (row, len) of u8
     second: Vec<Line>, // (row, len) of u8
     rows: Vec<DigitRow>,
-    /// The first digits as AMX reads them; empty where it does not.
+    /// The first digits in the layout for AMX; empty if AMX is not used.
     #[cfg(target_arch = "x86_64")]
     columns: x86_64::amx::Columns,
 }
 
-/// What [`Digits`] know of one row.
+/// Step and norms of one row of [`Digits`].
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct DigitRow {
     /// Value of one unit of the second digit.
     pub step: f32,
     /// Euclidean norm of the row.
     pub norm: f64,
-    /// Euclidean norm of what the first digits leave out.
+    /// Euclidean norm of the error of the first digits alone.
     pub first_error: f64,
-    /// Euclidean norm of what both leave out.
+    /// Euclidean norm of the error of both digits.
     pub error: f64,
 }
 
-/// Digits that are being made, row by row: those of row `i` are `len` from `i * len` on.
-pub struct Unmade<'a> {
-    /// The first digits, all zero. // (row, len)
+/// Digits to fill in: those of row `i` are the `len` elements from `i * len` on.
+pub struct Unfilled<'a> {
+    /// The first digits, initially zero. // (row, len)
     pub first: &'a mut [u8],
-    /// The second digits, all zero. // (row, len)
+    /// The second digits, initially zero. // (row, len)
     pub second: &'a mut [u8],
-    /// What is known of the rows. // (row,)
+    /// Steps and norms of the rows. // (row,)
     pub rows: &'a mut [DigitRow],
     /// Length of a row, padded.
     pub len: usize,
@@ -74,12 +77,12 @@ pub struct Unmade<'a> {
 }
 
 impl Digits {
-    /// Takes rows of `width` floats apart, for the kernels of `isa`.
+    /// Splits rows of `width` floats into digits for the kernels of `isa`.
     ///
     /// # Panics
     /// If a row is longer than [`LEN_MAX`].
     pub fn set(&mut self, isa: Isa, xs: &[f32], width: usize) {
-        let Unmade { first, second, rows, len, bits } = self.begin(isa, xs.len() / width, width);
+        let Unfilled { first, second, rows, len, bits } = self.begin(isa, xs.len() / width, width);
         let digits = first.chunks_exact_mut(len).zip(second.chunks_exact_mut(len));
         for ((x, (first, second)), row) in xs.chunks_exact(width).zip(digits).zip(rows) {
             *row = split(x, bits, first, second);
@@ -87,11 +90,11 @@ impl Digits {
         self.end(isa);
     }
 
-    /// Makes room for `n` rows, each of which [`split`] is to fill; then comes [`Self::end`].
+    /// Resizes to `n` rows. The caller fills each with [`split`], then calls [`Self::end`].
     ///
     /// # Panics
     /// If a row is longer than [`LEN_MAX`].
-    pub fn begin(&mut self, isa: Isa, n: usize, width: usize) -> Unmade<'_> {
+    pub fn begin(&mut self, isa: Isa, n: usize, width: usize) -> Unfilled<'_> {
         assert!((1..=LEN_MAX).contains(&width));
         let len = width.next_multiple_of(STRIDE);
         (self.bits, self.len) = (digit_bits(isa), len);
@@ -101,7 +104,7 @@ impl Digits {
         }
         self.rows.clear();
         self.rows.resize(n, DigitRow::default());
-        Unmade {
+        Unfilled {
             first: bytemuck::cast_slice_mut(&mut self.first),
             second: bytemuck::cast_slice_mut(&mut self.second),
             rows: &mut self.rows,
@@ -110,14 +113,14 @@ impl Digits {
         }
     }
 
-    /// All rows were filled.
+    /// Completes the digits after all rows are filled.
     pub fn end(&mut self, isa: Isa) {
         #[cfg(target_arch = "x86_64")]
         self.columns.set(isa, bytemuck::cast_slice(&self.first), self.len);
         let _ = isa;
     }
 
-    /// The rows.
+    /// Steps and norms of the rows.
     pub fn rows(&self) -> &[DigitRow] {
         &self.rows
     }
@@ -127,7 +130,7 @@ impl Digits {
         self.bits
     }
 
-    /// What is added to a digit.
+    /// The offset that makes digits unsigned.
     fn half(&self) -> i32 {
         1 << (self.bits - 1)
     }
@@ -146,14 +149,14 @@ impl Digits {
     }
 }
 
-/// The nearest whole number, the even one of two, of a value below 2^22 in magnitude: what is added
-/// leaves no bits for the rest. A call of the library for each weight would take longer than all else.
+/// Rounds a value below 2^22 in magnitude to the nearest integer, ties to even: adding `WHOLE` leaves no
+/// bits for the fraction. A library call for each weight would take longer than everything else.
 pub fn nearest(value: f32) -> f32 {
     const WHOLE: f32 = 1.5 * (1 << 23) as f32;
     (value + WHOLE) - WHOLE
 }
 
-/// Writes a row's digits.
+/// Writes the digits of a row.
 pub fn split(x: &[f32], bits: u32, first: &mut [u8], second: &mut [u8]) -> DigitRow {
     let half = 1i32 << (bits - 1);
     let largest = x.iter().fold(0f32, |largest, v| largest.max(v.abs()));
@@ -175,7 +178,7 @@ pub fn split(x: &[f32], bits: u32, first: &mut [u8], second: &mut [u8]) -> Digit
     DigitRow { step, norm: norm.sqrt(), first_error: first_error.sqrt(), error: error.sqrt() }
 }
 
-/// Bits of a digit that the kernels of an ISA multiply exactly.
+/// Digit size in bits that the kernels of an ISA multiply exactly.
 pub fn digit_bits(isa: Isa) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if isa >= Isa::Avx512 && x86_64::has_vnni() {
@@ -189,7 +192,8 @@ pub fn digit_bits(isa: Isa) -> u32 {
 /// `(n, r)`. `len` is a row of floats' width, rounded up to [`STRIDE`].
 ///
 /// # Panics
-/// If the machine lacks `isa`, the shapes do not fit, or the digits were made for wider kernels.
+/// If this machine cannot run `isa`, the shapes do not match, or the digits have more bits than the
+/// kernels of `isa` support.
 pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
     #[cfg(target_arch = "x86_64")]
     if isa == Isa::Amx && !digits.columns.is_empty() {
@@ -201,11 +205,11 @@ pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
     dots_of(isa, rows, digits.first(), digits, out);
 }
 
-/// The dot products of one row with the first and the second digits of row `index`; `first` where that
-/// one is known.
+/// The dot products of one row with the first and the second digits of row `index`; `first` is the
+/// first product if it is known.
 ///
 /// # Panics
-/// As [`dots`] does.
+/// As [`dots`].
 pub fn both_dots(
     isa: Isa,
     row: &[i8],
@@ -227,7 +231,7 @@ pub fn has_six(isa: Isa) -> bool {
     digit_bits(isa) == 8
 }
 
-/// Whether [`has_six`] holds for an ISA that the machine has.
+/// Whether [`has_six`] holds for an ISA of this machine.
 pub fn machine_has_six() -> bool {
     Isa::ALL.into_iter().any(|isa| isa.is_available() && has_six(isa))
 }
@@ -236,7 +240,7 @@ pub fn machine_has_six() -> bool {
 /// `index`: for each, `r` in one of the two outputs.
 ///
 /// # Panics
-/// As [`dots`] does.
+/// As [`dots`].
 pub fn six_dots(isa: Isa, rows: &[u8], digits: &Digits, index: usize, out: [&mut [i32]; 2]) {
     let row_bytes = six::size(digits.len);
     assert!(row_bytes > 0 && rows.len().is_multiple_of(row_bytes), "whole rows");
@@ -244,7 +248,7 @@ pub fn six_dots(isa: Isa, rows: &[u8], digits: &Digits, index: usize, out: [&mut
     let both = digits.both(index);
     #[cfg(target_arch = "x86_64")]
     if has_six(isa) {
-        assert!(isa.is_available(), "the machine lacks {isa}");
+        assert!(isa.is_available(), "this machine cannot run {isa} kernels");
         // SAFETY: the machine has the ISA with VNNI; the shapes were checked above.
         return unsafe { x86_64::six::dots(rows, both, out) };
     }
@@ -253,7 +257,7 @@ pub fn six_dots(isa: Isa, rows: &[u8], digits: &Digits, index: usize, out: [&mut
     }
 }
 
-/// The definition.
+/// The reference of [`six_dots`].
 fn scalar_six(rows: &[u8], digits: &[u8], row_bytes: usize, out: &mut [i32]) {
     for (row, out) in rows.chunks_exact(row_bytes).zip(out) {
         let products = digits.iter().enumerate().map(|(k, x)| {
@@ -287,118 +291,12 @@ fn dots_of(isa: Isa, rows: &[i8], data: &[u8], digits: &Digits, out: &mut [i32])
     }
 }
 
-/// The definition.
+/// The reference of [`dots`].
 fn scalar(rows: &[i8], digits: &[u8], len: usize, out: &mut [i32]) {
     let count = rows.len() / len;
     for (digits, out) in digits.chunks_exact(len).zip(out.chunks_exact_mut(count.max(1))) {
         for (row, out) in rows.chunks_exact(len).zip(out) {
             *out = row.iter().zip(digits).map(|(w, x)| i32::from(*w) * i32::from(*x)).sum();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn wave(i: usize) -> usize {
-        i.wrapping_mul(i).wrapping_mul(40_503) >> 7
-    }
-
-    fn row(seed: usize, width: usize) -> Vec<f32> {
-        (0..width).map(|k| ((wave(k + 977 * seed) % 2001) as f32 - 1000.0) / 37.0).collect()
-    }
-
-    fn isas() -> impl Iterator<Item = Isa> {
-        Isa::ALL.into_iter().filter(|isa| isa.is_available())
-    }
-
-    #[test]
-    fn every_isa_gives_the_dot_products_of_the_definition() {
-        for isa in isas() {
-            for (width, n) in [(64, 1), (100, 2), (2560, 7), (2560, 1), (192, 33), (64, 130)] {
-                let xs: Vec<f32> = (0..n).flat_map(|i| row(i, width)).collect();
-                let mut digits = Digits::default();
-                digits.set(isa, &xs, width);
-                let len = width.next_multiple_of(STRIDE);
-                for head_rows in [1, 4, 6, 13, 39] {
-                    let rows: Vec<i8> = (0..head_rows * len)
-                        .map(|i| ((wave(i) % 255) as i16 - 127) as i8)
-                        .collect();
-                    let mut want = vec![0; n * head_rows];
-                    let mut got = want.clone();
-                    scalar(&rows, digits.first(), len, &mut want);
-                    dots(isa, &rows, &digits, &mut got);
-                    assert_eq!(got, want, "{isa}: {head_rows} × {width}, {n}");
-                    let second: &[u8] = bytemuck::cast_slice(&digits.second);
-                    scalar(&rows, second, len, &mut want);
-                    for (i, want) in want.iter().enumerate() {
-                        let head_row = &rows[i % head_rows * len..][..len];
-                        let both = both_dots(isa, head_row, &digits, i / head_rows, None);
-                        assert_eq!(both, [got[i], *want]);
-                    }
-                    let mut packed = vec![0; six::size(rows.len())];
-                    six::pack(&rows, &mut packed);
-                    let (mut first, mut second) = (vec![0; head_rows], vec![0; head_rows]);
-                    let mut want = first.clone();
-                    six_dots(isa, &packed, &digits, n - 1, [&mut first, &mut second]);
-                    for (data, got) in digits.both(n - 1).into_iter().zip([first, second]) {
-                        scalar_six(&packed, data, six::size(len), &mut want);
-                        assert_eq!(got, want, "{isa}: six bits of {head_rows} × {width}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn nearest_is_the_even_one_of_two() {
-        for i in -(4 << 16)..(4 << 16) {
-            let value = i as f32 / 8.0;
-            assert_eq!(nearest(value), value.round_ties_even());
-        }
-        assert!(nearest(f32::NAN).is_nan());
-    }
-
-    #[test]
-    fn the_largest_products_do_not_overflow() {
-        for isa in isas() {
-            for (weight, x) in [(127, 1.0), (-127, 1.0), (127, -1.0), (-127, -1.0)] {
-                let mut digits = Digits::default();
-                digits.set(isa, &vec![x; LEN_MAX], LEN_MAX);
-                let rows = vec![weight; 5 * LEN_MAX];
-                let mut out = vec![0; 5];
-                dots(isa, &rows, &digits, &mut out);
-                let [first, second] = both_dots(isa, &rows[..LEN_MAX], &digits, 0, None);
-                assert_eq!(out, [first; 5]);
-                let offset = i64::from(digits.half()) * i64::from(weight) * LEN_MAX as i64;
-                let first = (i64::from(first) - offset) << digits.bits();
-                let sum = first + i64::from(second) - offset;
-                let step = digits.rows()[0].step;
-                let want = f64::from(weight) * f64::from(x) * LEN_MAX as f64;
-                assert!((sum as f64 * f64::from(step) / want - 1.0).abs() < 1e-4, "{isa}");
-            }
-        }
-    }
-
-    #[test]
-    fn what_the_digits_leave_out_is_known() {
-        for isa in isas() {
-            let x = row(3, 500);
-            let mut digits = Digits::default();
-            digits.set(isa, &x, 500);
-            let DigitRow { step, norm, first_error, error } = digits.rows()[0];
-            let (half, bits) = (digits.half(), digits.bits());
-            let second: &[u8] = bytemuck::cast_slice(&digits.second);
-            let first = |k: usize| (i32::from(digits.first()[k]) - half) << bits;
-            let both = |k: usize| first(k) + i32::from(second[k]) - half;
-            let left = |value: &dyn Fn(usize) -> i32| {
-                let left = |k: usize| f64::from(x[k]) - f64::from(step) * f64::from(value(k));
-                (0..500).map(|k| left(k).powi(2)).sum::<f64>().sqrt()
-            };
-            assert!((left(&first) - first_error).abs() <= 1e-9 * norm);
-            assert!((left(&both) - error).abs() <= 1e-9 * norm);
-            assert!(first_error <= norm * 0.02 && error <= norm * 0.0002);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! A quick answer to "do the kernels work on this machine": every format on a matrix that no tile
-//! divides, against the scalar kernel. Loading a model runs a longer test on its real weights.
+//! A quick check of the kernels on this machine: every format is compared with the scalar kernel, on a
+//! matrix of partial tiles and blocks. Loading a model runs a longer test on its weights.
 
 use super::{Activations, Isa, gemm};
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
@@ -8,7 +8,10 @@ const OUTPUTS: usize = 3 * TILE_ROWS + 5;
 const COLS: usize = 1000;
 const ROWS: usize = 7;
 
-/// Whether the ISA's kernels give what the scalar ones give. The machine must have the ISA.
+/// Whether the kernels of `isa` agree with the scalar ones.
+///
+/// # Panics
+/// If this machine cannot run `isa`.
 pub fn self_check(isa: Isa) -> bool {
     let trits: Vec<i8> = (0..OUTPUTS * COLS).map(|i| (wave(i) % 3) as i8 - 1).collect();
     Format::ALL.into_iter().all(|format| {
@@ -33,7 +36,7 @@ fn agrees_with_scalar(isa: Isa, matrix: &PackedMatrix) -> bool {
     product(isa) == product(Isa::Scalar)
 }
 
-/// Numbers without a short period.
+/// Pseudo-random numbers without a short period.
 fn wave(i: usize) -> usize {
     i.wrapping_mul(i).wrapping_mul(40_503) >> 7
 }
@@ -43,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_isa_of_this_machine_passes() {
+    fn every_available_isa_passes() {
         for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
             assert!(self_check(isa), "{isa}");
         }

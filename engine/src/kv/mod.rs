@@ -18,9 +18,9 @@ mod cache;
 mod pool;
 mod prefix;
 
-pub use cache::{BlockCache, Writable};
-pub use pool::BlockPool;
-pub use prefix::{BlockHash, PrefixCache};
+pub(crate) use cache::{BlockCache, Writable};
+pub(crate) use pool::BlockPool;
+pub(crate) use prefix::{BlockHash, PrefixCache};
 
 /// Token positions per KV block.
 pub const BLOCK_TOKENS: usize = 16;

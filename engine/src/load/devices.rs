@@ -64,7 +64,7 @@ pub enum DevicesError {
     #[error("{0} is named twice")]
     Twice(DeviceChoice),
     /// Several devices where one is needed.
-    #[error("one device is needed here, not {0}")]
+    #[error("expected one device, not {0}")]
     Several(Devices),
 }
 
@@ -89,7 +89,7 @@ impl FromStr for DeviceChoice {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Devices {
     /// One device, or several GPUs.
-    These(Vec<DeviceChoice>),
+    List(Vec<DeviceChoice>),
     /// Every GPU that can run the kernels.
     AllGpus,
 }
@@ -100,7 +100,7 @@ impl Devices {
     /// # Errors
     /// If all GPUs are requested and none can be used.
     pub fn resolved(&self) -> Result<Vec<DeviceChoice>, CudaLoadError> {
-        let Self::These(devices) = self else {
+        let Self::List(devices) = self else {
             return usable(cuda::count()?, cuda::usable);
         };
         Ok(devices.iter().map(|device| device.resolved()).collect())
@@ -112,7 +112,7 @@ impl Devices {
     /// If there are several devices.
     pub fn one(&self) -> Result<DeviceChoice, DevicesError> {
         match self {
-            Self::These(devices) if devices.len() == 1 => Ok(devices[0]),
+            Self::List(devices) if devices.len() == 1 => Ok(devices[0]),
             several => Err(DevicesError::Several(several.clone())),
         }
     }
@@ -139,7 +139,7 @@ fn usable(
 
 impl fmt::Display for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::These(devices) = self else { return f.write_str("cuda:all") };
+        let Self::List(devices) = self else { return f.write_str("cuda:all") };
         let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
         f.write_str(&names.join(","))
     }
@@ -162,7 +162,7 @@ impl FromStr for Devices {
                 return Err(DevicesError::Twice(*device));
             }
         }
-        Ok(Self::These(devices))
+        Ok(Self::List(devices))
     }
 }
 
@@ -180,7 +180,7 @@ mod tests {
             let devices: Devices = several.parse().expect("a worker can have several GPUs");
             assert_eq!(devices.to_string(), several);
             let refused = devices.one().expect_err("there are several").to_string();
-            assert_eq!(refused, format!("one device is needed here, not {several}"));
+            assert_eq!(refused, format!("expected one device, not {several}"));
         }
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
         for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999", "CPU", "cuda:0,"] {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::TokenizerError;
 
-/// The parts of `tokenizer_config.json` that matter here.
+/// The used parts of `tokenizer_config.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenizerConfig {
     /// Text of the BOS token, for chat templates.
@@ -19,7 +19,7 @@ impl TokenizerConfig {
     /// Parses `tokenizer_config.json`.
     ///
     /// # Errors
-    /// [`TokenizerError::Json`].
+    /// If the file does not have the expected form.
     pub fn parse(bytes: &[u8]) -> Result<Self, TokenizerError> {
         #[derive(Deserialize)]
         struct Raw {

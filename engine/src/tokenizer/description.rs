@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` says: the parts that are checked, hashed and rewritten here.
+//! The parts of a `tokenizer.json` that are checked, hashed and converted.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,7 +10,7 @@ use super::TokenizerError;
 /// The pre-tokenizer of Llama 3.
 pub(crate) const LLAMA3_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The file.
+/// The used parts of the file.
 #[derive(Debug, Deserialize)]
 pub(super) struct TokenizerJson {
     #[serde(default)]
@@ -46,7 +46,7 @@ pub(super) struct BpeJson {
     pub merges: Vec<Merge>,
 }
 
-/// A merge, in either of the two forms in use.
+/// A merge, in one of the two forms in use.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Merge {
@@ -63,7 +63,7 @@ impl Merge {
     }
 }
 
-/// Refuses what is not byte-level BPE, or would not encode a text the same way each time.
+/// Refuses tokenizers that are not byte-level BPE or not deterministic.
 pub(super) fn check_kind(json: &TokenizerJson) -> Result<(), TokenizerError> {
     let unsupported = |key, value: String, why| {
         Err(TokenizerError::Unsupported { key, value: crate::files::shorten(value), why })
@@ -98,7 +98,7 @@ fn mentions_byte_level(pre_tokenizer: &Value) -> bool {
             .is_some_and(|list| list.iter().any(|inner| inner["type"] == "ByteLevel"))
 }
 
-/// GGUF's name of the pre-tokenizer, if it has one that means exactly this.
+/// The GGUF name that stands for exactly this pre-tokenizer, if there is one.
 pub(super) fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> {
     let pre = &json.pre_tokenizer;
     if !json.normalizer.is_null() {
@@ -123,8 +123,7 @@ pub(super) fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> 
     }
 }
 
-/// Whether every byte is a token and nothing else is: then it makes no difference where the text is
-/// split.
+/// Whether the tokens are exactly the bytes; the split of the text then makes no difference.
 pub(super) fn is_bytes_only(json: &TokenizerJson) -> bool {
     let keeps_text = |pattern: &String| {
         serde_json::from_str::<Value>(pattern).is_ok_and(|part| {
@@ -140,8 +139,8 @@ pub(super) fn is_bytes_only(json: &TokenizerJson) -> bool {
         && split_patterns(&json.pre_tokenizer).iter().all(keeps_text)
 }
 
-/// What the pre-tokenizer splits by: its parts except the byte-level mapping, which only adds
-/// information if it splits itself or adds a space.
+/// The parts of a pre-tokenizer that split the text or change it. This leaves out a byte-level mapping
+/// that neither splits nor adds a space.
 pub(super) fn split_patterns(pre_tokenizer: &Value) -> Vec<String> {
     let parts = match pre_tokenizer["pretokenizers"].as_array() {
         Some(list) => list.as_slice(),

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use super::{TokenizerError, description::TokenizerJson};
 
-/// Ids are refused from here on, before a table is sized by them.
+/// Limit of token ids, which bounds the size of the table.
 const VOCAB_MAX: u32 = 1 << 21;
 
-/// What a token is for.
+/// The kind of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenKind {
     /// Learned by BPE.
@@ -64,8 +64,8 @@ impl TokenTable {
         Ok(table)
     }
 
-    /// Appends the bytes of a token written in the byte-level alphabet. A token with any other
-    /// character stands for its own UTF-8 (the rule of the reference decoder).
+    /// Appends the bytes of a token in the byte-level alphabet. A token with any other character stands
+    /// for its own UTF-8, as in the reference decoder.
     fn push_token(&mut self, token: &str, alphabet: &HashMap<char, u8>) {
         let start = self.bytes.len();
         for character in token.chars() {
@@ -80,12 +80,12 @@ impl TokenTable {
         }
     }
 
-    /// What a token is for; nothing for ids without one.
+    /// The kind of a token; `None` for ids without a token.
     pub(super) fn kind(&self, id: u32) -> Option<TokenKind> {
         self.entries.get(id as usize)?.1
     }
 
-    /// A token's bytes; nothing for ids without one.
+    /// The bytes of a token; `None` for ids without a token.
     pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let &(end, kind) = self.entries.get(id as usize)?;
         kind?;
@@ -94,8 +94,8 @@ impl TokenTable {
     }
 }
 
-/// The characters that byte-level BPE writes bytes as (GPT-2's `bytes_to_unicode`): printable
-/// Latin-1 stands for itself, the other 68 bytes are numbered from U+0100.
+/// The byte for each character of byte-level BPE (GPT-2's `bytes_to_unicode`): printable Latin-1 stands
+/// for itself, the other 68 bytes are numbered from U+0100.
 pub(crate) fn byte_alphabet() -> HashMap<char, u8> {
     let mut alphabet = HashMap::with_capacity(256);
     let mut next = 0x100;

@@ -15,6 +15,7 @@ use tokio::{
     task::spawn_blocking,
     time::{MissedTickBehavior, interval, sleep},
 };
+use tritmill_queue::Backoff;
 use uuid::Uuid;
 
 use super::{
@@ -187,7 +188,8 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         &mut self,
         mut call: impl AsyncFnMut(&Api) -> Result<R, RemoteError>,
     ) -> Result<R, RemoteError> {
-        let mut wait = RETRY_FIRST;
+        let mut backoff = Backoff::new(RETRY_FIRST, RETRY_LAST);
+        let mut is_first = true;
         loop {
             match call(&self.api).await {
                 Err(error) if error.is_transient() => {
@@ -195,11 +197,11 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
                         RemoteError::Refused { retry_after, .. } => *retry_after,
                         _ => None,
                     };
-                    if wait == RETRY_FIRST {
+                    if std::mem::take(&mut is_first) {
                         self.notice(format!("{error}: trying again until it works"));
                     }
+                    let wait = backoff.record_failure();
                     sleep(requested.unwrap_or(wait).min(RETRY_LAST)).await;
-                    wait = (wait * 2).min(RETRY_LAST);
                 }
                 done => return done,
             }
@@ -260,13 +262,12 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
             self.save()?;
             return Ok(file);
         }
-        let mut wait = RETRY_FIRST;
+        let mut backoff = Backoff::new(RETRY_FIRST, RETRY_LAST);
         let file = loop {
             match self.send(&path, &filename, size).await {
                 Err(error) if error.is_transient() => {
                     self.notice(format!("{error}: uploading again"));
-                    sleep(wait).await;
-                    wait = (wait * 2).min(RETRY_LAST);
+                    sleep(backoff.record_failure()).await;
                     // The upload may have succeeded without an answer.
                     let found = self.retrying(async |api| api.uploaded(&filename, size).await);
                     if let Some(file) = found.await? {

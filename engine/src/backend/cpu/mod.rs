@@ -21,5 +21,5 @@ mod sync;
 mod weights;
 
 pub use load::{LoadError, kv_block_bytes, load};
-pub use options::{CpuOptions, HeadMode, KvType, UnknownHeadMode, UnknownKvType};
+pub use options::{CpuOptions, HeadMode, KvType};
 pub use self_test::SelfTestError;

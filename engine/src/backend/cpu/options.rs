@@ -1,8 +1,6 @@
 //! Options of the CPU backend and their names on the command line.
 
-use std::str::FromStr;
-
-use crate::{formats::Format, kernels::Isa};
+use crate::{formats::Format, kernels::Isa, names::names};
 
 /// Element type of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,30 +31,9 @@ impl KvType {
             Self::Q8 => size_of::<f32>(),
         }
     }
-
-    /// `f16`, `f32` or `q8`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-            Self::Q8 => "q8",
-        }
-    }
 }
 
-/// A KV type other than `f16`, `f32` and `q8`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown KV type '{0}' (expected f16, f32 or q8)")]
-pub struct UnknownKvType(pub String);
-
-impl FromStr for KvType {
-    type Err = UnknownKvType;
-
-    fn from_str(name: &str) -> Result<Self, UnknownKvType> {
-        let known = [Self::F16, Self::F32, Self::Q8].into_iter().find(|kv| kv.name() == name);
-        known.ok_or_else(|| UnknownKvType(name.to_owned()))
-    }
-}
+names!(KvType, "KV type", F16 = "f16", F32 = "f32", Q8 = "q8");
 
 /// Storage of the head's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -71,31 +48,7 @@ pub enum HeadMode {
     Q8,
 }
 
-impl HeadMode {
-    /// `exact`, `full` or `q8`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Full => "full",
-            Self::Q8 => "q8",
-        }
-    }
-}
-
-/// A head mode other than `exact`, `full` and `q8`.
-#[derive(Debug, thiserror::Error)]
-#[error("unknown head '{0}' (expected exact, full or q8)")]
-pub struct UnknownHeadMode(pub String);
-
-impl FromStr for HeadMode {
-    type Err = UnknownHeadMode;
-
-    fn from_str(name: &str) -> Result<Self, UnknownHeadMode> {
-        let known =
-            [Self::Exact, Self::Full, Self::Q8].into_iter().find(|head| head.name() == name);
-        known.ok_or_else(|| UnknownHeadMode(name.to_owned()))
-    }
-}
+names!(HeadMode, "head", Exact = "exact", Full = "full", Q8 = "q8");
 
 /// Options of [`super::load`].
 #[derive(Debug, Clone, Copy)]

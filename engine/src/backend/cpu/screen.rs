@@ -42,7 +42,7 @@ use crate::{
     kernels::{
         Isa,
         float::FloatKernels,
-        screen::{self, DigitRow, Digits, Products, Unmade},
+        screen::{self, DigitRow, Digits, Products, Unfilled},
     },
 };
 
@@ -225,7 +225,7 @@ impl Estimates<'_> {
             let bounds = head_stats.bounds(range.clone(), self.factors(digit_row, error));
             let threshold = search.threshold();
             positions.clear();
-            input.kernels.leave_out(&bounds, threshold, estimates, positions);
+            input.kernels.select_candidates(&bounds, threshold, estimates, positions);
             candidates.clear();
             let refined = positions.iter().map(|&j| {
                 let known = six.is_none().then_some(first[j]);
@@ -267,7 +267,7 @@ impl Estimates<'_> {
 
 /// Splits the hidden rows into digits.
 fn split_rows(input: &ScreenInput<'_>, width: usize, pool: &mut Pool, digits: &mut Digits) {
-    let Unmade { first, second, rows, len, bits } =
+    let Unfilled { first, second, rows, len, bits } =
         digits.begin(input.isa, input.counts.len(), width);
     let (first, second) = (Disjoint::new(first), Disjoint::new(second));
     let rows = Disjoint::new(rows);

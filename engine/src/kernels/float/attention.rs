@@ -2,10 +2,10 @@
 //!
 //! A KV block is sixteen positions, the width of the lanes. Keys are stored transposed,
 //! `(head_dim, 16)`, so that a vector register holds one element of sixteen positions and the score
-//! of a position is a plain chain of multiply-adds over `head_dim`, in order. Values are stored
-//! `(16, head_dim)`, and the output adds positions in order. A query's result is thus a function of
-//! its own vector, its position and the keys and values before it: not of the other queries of the
-//! tile, the chunk it came in, or the number of blocks behind its position.
+//! of a position is a chain of multiply-adds over `head_dim`, in order. Values are stored
+//! `(16, head_dim)`, and the output adds positions in order. So a query's result depends on its own
+//! vector, its position and the keys and values up to it, and not on the other queries of the tile,
+//! its chunk, or the number of blocks after its position.
 //!
 //! ```text
 //! score[p]  = (Σ_d q[d]·K[d][p]) · scale             d ascending, p ≤ position
@@ -13,8 +13,8 @@
 //! out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  p ascending; the divisor in lane order
 //! ```
 //!
-//! Where elements have a scale for each position, no product of theirs is rounded by it: the scores'
-//! factor is `key_scale[p] · scale`, and the output adds `(weight[p] · value_scale[p])·V[p][d]`.
+//! Scales of positions are applied outside the inner products: the factor of a score is
+//! `key_scale[p] · scale`, and the output adds `(weight[p] · value_scale[p])·V[p][d]`.
 
 use std::marker::PhantomData;
 
@@ -23,7 +23,7 @@ use super::{
     lanes::{LANES, Lanes},
 };
 
-/// A slice of which others may write what is not read here.
+/// A slice that others may write to at the same time, except for the elements that are read here.
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a, T> {
     data: *const T,
@@ -38,10 +38,10 @@ impl<'a, T> From<&'a [T]> for Stored<'a, T> {
 }
 
 impl<T> Stored<'_, T> {
-    /// `len` elements from `data` on.
+    /// The slice of `len` elements at `data`.
     ///
     /// # Safety
-    /// They are allocated for the lifetime, and nobody writes one of them while it is read.
+    /// The elements are allocated for the lifetime, and none is written while it is read.
     pub unsafe fn shared(data: *const T, len: usize) -> Self {
         Self { data, len, borrow: PhantomData }
     }
@@ -63,9 +63,9 @@ pub struct AttentionTile<'a, E> {
     /// Offset of this KV head in a block's values.
     pub value_head_offset: usize,
     /// Scales of keys of the layer's pool: block `b` and this KV head at
-    /// `b * scale_block_stride + scale_head_offset`. Empty where elements have none.
+    /// `b * scale_block_stride + scale_head_offset`. Empty for unscaled types.
     pub key_scales: Stored<'a, f32>, // per block and head: (16)
-    /// Scales of values of the layer's pool, as those of keys.
+    /// Scales of values of the layer's pool, at the same offsets.
     pub value_scales: Stored<'a, f32>, // per block and head: (16)
     /// Elements from one block's scales to the next one's.
     pub scale_block_stride: usize,
@@ -85,10 +85,10 @@ impl<E: KvElement> AttentionTile<'_, E> {
     /// Keys of a block of the table. // (head_dim, 16)
     ///
     /// # Safety
-    /// [`Self::check`] has looked at the block.
+    /// [`Self::check`] has checked the block.
     #[inline(always)]
     unsafe fn keys_at(&self, index: usize) -> *const E {
-        // SAFETY: as the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
             self.keys.data.add(block * self.key_block_stride + self.key_head_offset)
@@ -98,23 +98,23 @@ impl<E: KvElement> AttentionTile<'_, E> {
     /// Values of a block of the table. // (16, padded_head_dim)
     ///
     /// # Safety
-    /// [`Self::check`] has looked at the block.
+    /// [`Self::check`] has checked the block.
     #[inline(always)]
     unsafe fn values_at(&self, index: usize) -> *const E {
-        // SAFETY: as the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
             self.values.data.add(block * self.value_block_stride + self.value_head_offset)
         }
     }
 
-    /// One of the tile's two arrays of scales, at a block of the table. // (16)
+    /// Scales of a block of the table, from one of the tile's two arrays of scales. // (16)
     ///
     /// # Safety
-    /// [`Self::check`] has looked at the block, and elements have scales.
+    /// [`Self::check`] has checked the block, and elements have scales.
     #[inline(always)]
     unsafe fn scales_at(&self, scales: Stored<'_, f32>, index: usize) -> *const f32 {
-        // SAFETY: as the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
             scales.data.add(block * self.scale_block_stride + self.scale_head_offset)
@@ -142,7 +142,7 @@ impl<E: KvElement> AttentionTile<'_, E> {
     }
 }
 
-/// Runs `Q` queries. `queries` is `(Q, head_dim)`, `positions` the last position each may see,
+/// Runs `Q` queries. `queries` is `(Q, head_dim)`, `positions` the last visible position of each,
 /// `scratch` is reused between calls, `out` is `(Q, padded_head_dim)`.
 ///
 /// # Safety
@@ -161,8 +161,8 @@ pub unsafe fn attention<L: Lanes, E: KvElement, const Q: usize>(
     let width = (last / LANES + 1) * LANES;
     scratch.clear();
     scratch.resize(Q * width, 0.0);
-    // SAFETY: `check` proved every block's keys and values to be inside the slices, and
-    // `scratch` and `out` have just been sized; the caller has the ISA.
+    // SAFETY: `check` proved that every block's keys and values are inside the slices, `scratch` was
+    // just resized and the length of `out` asserted; the caller has the ISA.
     unsafe {
         scores::<L, E, Q>(tile, queries, width, scratch);
         let sums = softmax::<L, E, Q>(tile, positions, width, scratch);
@@ -187,7 +187,7 @@ unsafe fn scores<L: Lanes, E: KvElement, const Q: usize>(
     let count = width / LANES;
     let mut index = 0;
     while index < count {
-        // SAFETY: as the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if 2 * Q <= L::SUMS && index + 2 <= count {
                 scores_of::<L, E, Q, 2>(tile, queries, width, index, scores);
@@ -200,8 +200,8 @@ unsafe fn scores<L: Lanes, E: KvElement, const Q: usize>(
     }
 }
 
-/// Scores of some blocks. The keys that come after them are asked for meanwhile: blocks are pages
-/// apart, where no machine looks ahead by itself.
+/// Scores of `B` blocks. Prefetches the keys of the next ones: blocks are pages apart, so the hardware
+/// prefetcher does not follow.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
@@ -214,7 +214,7 @@ unsafe fn scores_of<L: Lanes, E: KvElement, const Q: usize, const B: usize>(
     index: usize,
     scores: &mut [f32],
 ) {
-    // SAFETY: as the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let last = width / LANES - 1;
         let at = |index: usize| tile.keys_at(index.min(last));
@@ -249,8 +249,8 @@ unsafe fn scores_of<L: Lanes, E: KvElement, const Q: usize, const B: usize>(
     }
 }
 
-/// Turns scores into weights in place, zero beyond each query's position, times the values' scales;
-/// returns the sums without them.
+/// Turns scores into weights in place, with zeros after each query's position, multiplied by the scales
+/// of the values; returns the sums of the weights without scales.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
@@ -262,7 +262,7 @@ unsafe fn softmax<L: Lanes, E: KvElement, const Q: usize>(
     scores: &mut [f32],
 ) -> [f32; Q] {
     let mut totals = [0f32; Q];
-    // SAFETY: as the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for q in 0..Q {
             let row = scores.as_mut_ptr().add(q * width);
@@ -311,7 +311,7 @@ unsafe fn weigh_values<L: Lanes, E: KvElement, const Q: usize>(
 ) {
     out.fill(0.0);
     let padded = tile.padded_head_dim;
-    // SAFETY: as the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         for index in 0..width / LANES {
             let values = tile.values_at(index);
@@ -361,7 +361,7 @@ unsafe fn weigh<L: Lanes, E: KvElement, const Q: usize, const D: usize>(
     width: usize,
     out: *mut f32,
 ) {
-    // SAFETY: as the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sums = [[L::splat(0.0); Q]; D];
         for d in 0..D {

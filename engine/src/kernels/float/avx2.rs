@@ -27,12 +27,23 @@ pub(super) unsafe fn sum_of_eight(v: __m256) -> f32 {
     }
 }
 
+/// The lane-wise operations of two vectors.
+macro_rules! lane_wise {
+    ($($name:ident = $intrinsic:ident),+) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, other: Self) -> Self {
+            // SAFETY: the trait's contract.
+            unsafe { Self($intrinsic(self.0, other.0), $intrinsic(self.1, other.1)) }
+        }
+    )+};
+}
+
 impl Lanes for Avx2Lanes {
     const SUMS: usize = 4;
 
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a prefetch reads nothing that could fault, and every x86-64 has it.
+        // SAFETY: a prefetch cannot fault, and every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
@@ -106,7 +117,7 @@ impl Lanes for Avx2Lanes {
     unsafe fn store_i8(self, to: *mut i8) {
         // SAFETY: the trait's contract.
         unsafe {
-            // cvtps rounds to nearest even: the default rounding mode, which Rust never changes.
+            // cvtps rounds to nearest even: the default rounding mode, which Rust code does not change.
             let a = _mm256_cvtps_epi32(self.0);
             let b = _mm256_cvtps_epi32(self.1);
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
@@ -117,26 +128,14 @@ impl Lanes for Avx2Lanes {
             _mm_storeu_si128(to.cast(), bytes);
         }
     }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_add_ps(self.0, other.0), _mm256_add_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_sub_ps(self.0, other.0), _mm256_sub_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_mul_ps(self.0, other.0), _mm256_mul_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_div_ps(self.0, other.0), _mm256_div_ps(self.1, other.1)) }
-    }
+    lane_wise!(
+        add = _mm256_add_ps,
+        sub = _mm256_sub_ps,
+        mul = _mm256_mul_ps,
+        div = _mm256_div_ps,
+        max = _mm256_max_ps,
+        min = _mm256_min_ps
+    );
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: the trait's contract.
@@ -146,16 +145,6 @@ impl Lanes for Avx2Lanes {
                 _mm256_fmadd_ps(self.1, factor.1, addend.1),
             )
         }
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_max_ps(self.0, other.0), _mm256_max_ps(self.1, other.1)) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm256_min_ps(self.0, other.0), _mm256_min_ps(self.1, other.1)) }
     }
     #[inline(always)]
     unsafe fn abs(self) -> Self {

@@ -12,12 +12,23 @@ pub struct Avx512Lanes(__m512);
 
 const ROUND_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
+/// The lane-wise operations of two vectors.
+macro_rules! lane_wise {
+    ($($name:ident = $intrinsic:ident),+) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, other: Self) -> Self {
+            // SAFETY: the trait's contract.
+            unsafe { Self($intrinsic(self.0, other.0)) }
+        }
+    )+};
+}
+
 impl Lanes for Avx512Lanes {
     const SUMS: usize = 16;
 
     #[inline(always)]
     fn prefetch<T>(at: *const T) {
-        // SAFETY: a prefetch reads nothing that could fault, and every x86-64 has it.
+        // SAFETY: a prefetch cannot fault, and every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
@@ -73,40 +84,18 @@ impl Lanes for Avx512Lanes {
             _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(rounded));
         }
     }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm512_add_ps(self.0, other.0)) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm512_sub_ps(self.0, other.0)) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm512_div_ps(self.0, other.0)) }
-    }
+    lane_wise!(
+        add = _mm512_add_ps,
+        sub = _mm512_sub_ps,
+        mul = _mm512_mul_ps,
+        div = _mm512_div_ps,
+        max = _mm512_max_ps,
+        min = _mm512_min_ps
+    );
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         // SAFETY: the trait's contract.
         unsafe { Self(_mm512_fmadd_ps(self.0, factor.0, addend.0)) }
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm512_max_ps(self.0, other.0)) }
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: the trait's contract.
-        unsafe { Self(_mm512_min_ps(self.0, other.0)) }
     }
     #[inline(always)]
     unsafe fn abs(self) -> Self {

@@ -1,22 +1,22 @@
-//! What keys and values may be stored as.
+//! Element types of stored keys and values.
 
 use half::f16;
 
 use super::{AttentionFn, FloatKernels, lanes};
 
-/// Stored numbers that keys and values may have.
+/// Element types of stored keys and values.
 pub trait KvElement: lanes::Element + Default {
-    /// Whether a position's keys, and its values, of one head have a scale: elements stand for
-    /// themselves times it.
+    /// Whether the keys and the values of one position and head each have a scale, which multiplies the
+    /// stored elements.
     const SCALED: bool = false;
 
     #[doc(hidden)]
     fn attention(kernels: &FloatKernels) -> AttentionFn<Self>;
-    /// Scale of a position's keys or values of one head; 1 where elements have none.
+    /// Scale of the keys or values of one position and head; 1 for unscaled types.
     fn scale(_: &FloatKernels, _: &[f32]) -> f32 {
         1.0
     }
-    /// Narrows keys or values that have this scale.
+    /// Narrows keys or values with this scale.
     fn narrow(kernels: &FloatKernels, x: &[f32], scale: f32, out: &mut [Self]);
 }
 

@@ -1,16 +1,16 @@
-//! Sixteen `f32` lanes: the one vector width every floating-point kernel is written in.
+//! Sixteen `f32` lanes: the vector width of every floating-point kernel.
 //!
 //! A sum over `n` elements is defined as sixteen running sums, lane `j` taking elements `j`,
-//! `j + 16`, …, each by fused multiply-add, joined at the end by one fixed tree ([`Lanes::sum`]).
-//! A 512-bit register holds the lanes, or two 256-bit ones, or an array: the operations and their
-//! order are the same, so the results are equal to the bit.
+//! `j + 16`, …, each by fused multiply-add, added at the end in one fixed tree ([`Lanes::sum`]). One
+//! 512-bit register, two 256-bit registers or an array hold the lanes: the operations and their order
+//! are the same, so the results are equal to the bit.
 
 use half::{bf16, f16};
 
 /// Lanes per vector.
 pub const LANES: usize = 16;
 
-/// Largest finite f16: narrowing saturates, so that the KV cache never holds an infinity.
+/// Largest finite f16. Narrowing saturates, so that the KV cache never holds an infinity.
 pub const F16_MAX: f32 = 65504.0;
 
 /// Sixteen `f32` values and the IEEE operations on them.
@@ -19,13 +19,13 @@ pub const F16_MAX: f32 = 65504.0;
 /// All methods may be called only where the ISA's features are enabled; pointers must be valid
 /// for sixteen elements (any alignment).
 pub trait Lanes: Copy {
-    /// Vectors that registers hold as running sums, beside what is multiplied.
+    /// Number of running sums that fit the registers besides the operands.
     const SUMS: usize;
 
     /// Whether [`f32::mul_add`] is an instruction.
     const FUSED: bool = true;
 
-    /// Asks for the cache line of an address, which need not be valid.
+    /// Prefetches the cache line of an address, valid or not.
     #[inline(always)]
     fn prefetch<T>(_at: *const T) {}
     /// All lanes `value`.
@@ -71,11 +71,11 @@ pub trait Lanes: Copy {
     /// Lane `i` + lane `i + 8`, then + 4, + 2, + 1: the one order of every horizontal sum.
     unsafe fn sum(self) -> f32;
 
-    /// The first `count` (≤ 16) values, the other lanes zero; reads no further.
+    /// The first `count` (≤ 16) values, the other lanes zero; reads only these values.
     #[inline(always)]
     unsafe fn load_first(from: *const f32, count: usize) -> Self {
         let mut lanes = [0f32; LANES];
-        // SAFETY: the caller vouches for `count` values; `lanes` has room for sixteen.
+        // SAFETY: the caller guarantees `count` values; `lanes` has room for sixteen.
         unsafe {
             std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count.min(LANES));
             Self::load(lanes.as_ptr())
@@ -125,7 +125,7 @@ pub trait Element: Copy + Send + Sync + 'static {
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const Self) -> L {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { L::load(from) }
     }
     fn widen(self) -> f32 {
@@ -136,7 +136,7 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const Self) -> L {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { L::load_f16(from) }
     }
     fn widen(self) -> f32 {
@@ -147,7 +147,7 @@ impl Element for f16 {
 impl Element for bf16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const Self) -> L {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { L::load_bf16(from) }
     }
     fn widen(self) -> f32 {
@@ -158,7 +158,7 @@ impl Element for bf16 {
 impl Element for i8 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(from: *const Self) -> L {
-        // SAFETY: passed on to the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { L::load_i8(from) }
     }
     fn widen(self) -> f32 {

@@ -1,5 +1,5 @@
-//! The floating-point steps of a forward pass, generic over the lanes. Every function defines its
-//! own order of operations, so that all ISAs give equal bits.
+//! The floating-point steps of a forward pass, generic over the lanes. Every function fixes its order
+//! of operations, so that all ISAs give equal bits.
 
 use super::lanes::{Element, F16_MAX, LANES, Lanes};
 use half::f16;
@@ -81,7 +81,7 @@ pub unsafe fn quantize<L: Lanes>(x: &[f32], q: &mut [i8]) -> f32 {
     }
 }
 
-/// Limits to the range of f16; NaN becomes its upper end.
+/// Clamps to the range of f16; NaN becomes the upper end.
 ///
 /// # Safety
 /// As for [`rms_norm`].
@@ -91,7 +91,7 @@ unsafe fn saturated<L: Lanes>(v: L) -> L {
     unsafe { v.min(L::splat(F16_MAX)).max(L::splat(-F16_MAX)) }
 }
 
-/// As [`saturated`], of one number.
+/// [`saturated`] for one number.
 #[inline(always)]
 fn saturated_one(v: f32) -> f32 {
     let v = if v < F16_MAX { v } else { F16_MAX };
@@ -117,8 +117,8 @@ pub unsafe fn narrow<L: Lanes>(x: &[f32], out: &mut [f16]) {
     }
 }
 
-/// The scale by which keys or values of a head become int8: `max(1e-5, max|v|) / 127`, of values
-/// that are limited as f16's are (NaN counts as 65504). Below 1e-5 f16 is no finer either.
+/// The int8 scale of the keys or values of a head: `max(1e-5, max|v|) / 127`, with values clamped to the
+/// range of f16 (NaN becomes 65504). Below 1e-5, f16 is not finer either.
 ///
 /// # Safety
 /// As for [`rms_norm`].
@@ -140,8 +140,8 @@ pub unsafe fn int8_scale<L: Lanes>(x: &[f32]) -> f32 {
     largest / 127.0
 }
 
-/// Narrows to int8 by the scale of [`int8_scale`]: `round_half_even(v / scale)`, which is within ±127,
-/// of values that are limited as there.
+/// Narrows to int8 by the scale of [`int8_scale`]: `round_half_even(v / scale)` of the clamped values,
+/// which is within ±127.
 ///
 /// # Safety
 /// As for [`rms_norm`].
@@ -174,7 +174,7 @@ pub unsafe fn dot_tile<L: Lanes, E: Element, const H: usize, const X: usize>(
     len: usize,
 ) -> [[f32; H]; X] {
     let whole = len / LANES * LANES;
-    // SAFETY: the caller vouches for `len` elements behind every pointer.
+    // SAFETY: the caller guarantees `len` elements behind every pointer.
     unsafe {
         let mut sums = [[L::splat(0.0); H]; X];
         for k in (0..whole).step_by(LANES) {

@@ -1,22 +1,22 @@
-//! What follows the integer products of a linear: scales, the residual and the gate, for all rows
-//! of a step at once. A task has few columns, so a call for each row would cost as much as its work.
+//! The steps after the integer products of a linear: scales, the residual and the gate, for all rows of
+//! a step in one call. A task has few columns, so a call per row would cost as much as the work.
 
 use std::{marker::PhantomData, ops::Range};
 
 use super::lanes::{LANES, Lanes};
 use crate::{config::Activation, formats::Scale};
 
-/// Integer sums of some columns of a linear, for every row of a step. A sum's value is
-/// `(sum / s) · scale` or `sum / (s · scale)`, with `s` the scale its row was quantized by.
+/// Integer sums of some columns of a linear, for every row of a step. The value of a sum is
+/// `(sum / s) · scale` or `sum / (s · scale)`, where `s` is the quantization scale of its row.
 #[derive(Debug, Clone, Copy)]
 pub struct Sums<'a> {
-    /// The sums, of which each row may have more than there are columns. // (rows, stride)
+    /// The sums; a row may have more than there are columns. // (rows, stride)
     pub sums: &'a [i32],
-    /// From one row to the next.
+    /// Elements from one row to the next.
     pub stride: usize,
-    /// By what each row was quantized. // (rows)
+    /// Quantization scale of each row. // (rows)
     pub scales: &'a [f32],
-    /// The matrix's own scale.
+    /// Scale of the matrix.
     pub scale: Scale,
 }
 
@@ -31,34 +31,34 @@ pub struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// Columns of `buffer`, rows of `width`.
+    /// The given columns of `buffer`, which has rows of `width`.
     ///
     /// # Panics
-    /// If they are not within a row, or rows are not whole.
+    /// If the columns exceed a row, or the last row is not whole.
     pub fn new(buffer: &'a mut [f32], width: usize, columns: Range<usize>) -> Self {
         // SAFETY: the buffer is borrowed for as long as the columns live.
         unsafe { Self::shared(buffer.as_mut_ptr(), buffer.len(), width, columns) }
     }
 
-    /// As [`Columns::new`], of a buffer whose other columns others write.
+    /// As [`Columns::new`], for a buffer with other columns in use elsewhere.
     ///
     /// # Panics
-    /// As there.
+    /// As [`Columns::new`].
     ///
     /// # Safety
-    /// `data` is good for reading and writing `len` elements for `'a`, and nobody else uses these
-    /// columns meanwhile.
+    /// `data` is valid for reading and writing `len` elements for `'a`, and these columns are not used
+    /// elsewhere in that time.
     pub unsafe fn shared(data: *mut f32, len: usize, width: usize, columns: Range<usize>) -> Self {
         assert!(columns.start <= columns.end && columns.end <= width && len.is_multiple_of(width));
         let (rows, count) = (len / width, columns.len());
-        // Not dereferenced where there are no rows.
+        // Not dereferenced if there are no rows.
         let data = data.wrapping_add(columns.start);
         Self { data, rows, width, count, buffer: PhantomData }
     }
 
     fn row(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows);
-        // SAFETY: `count` elements of a row of the buffer, which are this value's alone.
+        // SAFETY: `count` elements of a row of the buffer, which belong to this value.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.width), self.count) }
     }
 }
@@ -103,8 +103,8 @@ pub unsafe fn gate<L: Lanes>(
     }
 }
 
-/// What is made of values of linears and of what was there. Not a closure: those are not inlined for
-/// certain, and called they have not the lanes' ISA.
+/// Computes an element of the output from the values of linears and the old element. Not a closure,
+/// because a closure may not be inlined and then lacks the features of the ISA.
 trait Finish<L: Lanes, const N: usize>: Copy {
     unsafe fn finish(self, values: [L; N], old: L) -> L;
 }
@@ -155,7 +155,7 @@ impl<L: Lanes> Finish<L, 2> for Silu {
     }
 }
 
-/// Sets every element of `out` to what `finish` makes of the values in its place.
+/// Sets every element of `out` to the result of `finish`.
 #[inline(always)]
 unsafe fn each<L: Lanes, const N: usize>(
     sums: [&Sums<'_>; N],
@@ -172,8 +172,8 @@ unsafe fn each<L: Lanes, const N: usize>(
             rows[n] = &sums[n].sums[row * sums[n].stride..][..count];
         }
         let whole = count / LANES * LANES;
-        // SAFETY: the caller has the ISA; pointers are to sixteen elements in their slices, or in
-        // arrays of sixteen for what is left.
+        // SAFETY: the caller has the ISA; pointers are valid for sixteen elements, of the slices or, for
+        // the tail, of arrays of sixteen.
         unsafe {
             let mut rescales = [Rescale::<L>::new(1.0, Scale::Multiply(1.0)); N];
             for n in 0..N {
@@ -204,11 +204,11 @@ unsafe fn each<L: Lanes, const N: usize>(
     }
 }
 
-/// Divisors by which no step of [`Rescale::quotient`] leaves the normal numbers, for whole dividends
-/// below 2^32.
+/// Divisors for which all steps of [`Rescale::quotient`] stay in the normal numbers, for integer
+/// dividends below 2^32.
 const QUOTIENT_DIVISORS: std::ops::RangeInclusive<f32> = 1e-18..=1e18;
 
-/// How sums of a row become values.
+/// Converts the sums of a row to values.
 #[derive(Clone, Copy)]
 struct Rescale<L> {
     by_quotient: bool,
@@ -240,7 +240,7 @@ impl<L: Lanes> Rescale<L> {
     /// Values of sixteen sums.
     #[inline(always)]
     unsafe fn value(&self, sums: *const i32) -> L {
-        // SAFETY: the caller has the ISA, and vouches for sixteen sums.
+        // SAFETY: the caller has the ISA and guarantees sixteen sums.
         unsafe {
             let sums = L::load_i32(sums);
             let quotients = match self.by_quotient {
@@ -251,9 +251,10 @@ impl<L: Lanes> Rescale<L> {
         }
     }
 
-    /// Divided, correctly rounded like a division, in a fifth of its time: two corrections by what is left. With the reciprocal to half an ulp, a quotient that is off by less than an ulp
-    /// becomes the nearest one (Markstein, "Computation of elementary functions on the IBM RISC
-    /// System/6000 processor", theorem 8.2; the first correction brings it there).
+    /// A correctly rounded division in a fifth of the time: two corrections by the remainder. With a
+    /// reciprocal to half an ulp, a quotient that is off by less than an ulp becomes the nearest one
+    /// (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", theorem
+    /// 8.2); the first correction achieves this precondition.
     #[inline(always)]
     unsafe fn quotient(&self, sum: L) -> L {
         // SAFETY: the caller has the ISA.

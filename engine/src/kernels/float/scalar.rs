@@ -1,4 +1,4 @@
-//! The lanes as an array: the definition the vector ISAs are compared with.
+//! The lanes as an array: the reference for the vector ISAs.
 
 use half::{bf16, f16};
 
@@ -8,11 +8,28 @@ use super::lanes::{LANES, Lanes};
 #[derive(Clone, Copy)]
 pub struct ScalarLanes([f32; LANES]);
 
-impl ScalarLanes {
-    #[inline(always)]
-    fn zip(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
-        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
-    }
+/// Loads of sixteen elements, widened to `f32`.
+macro_rules! loads {
+    ($($name:ident = $type:ty, $widen:expr);+) => {$(
+        #[inline(always)]
+        unsafe fn $name(from: *const $type) -> Self {
+            // SAFETY: the caller guarantees sixteen elements, at any alignment.
+            Self(unsafe { from.cast::<[$type; LANES]>().read_unaligned() }.map($widen))
+        }
+    )+};
+}
+
+/// The lane-wise operations of two vectors.
+macro_rules! lane_wise {
+    ($($name:ident = |$a:ident, $b:ident| $result:expr);+) => {$(
+        #[inline(always)]
+        unsafe fn $name(self, other: Self) -> Self {
+            Self(std::array::from_fn(|i| {
+                let ($a, $b) = (self.0[i], other.0[i]);
+                $result
+            }))
+        }
+    )+};
 }
 
 impl Lanes for ScalarLanes {
@@ -23,74 +40,40 @@ impl Lanes for ScalarLanes {
     unsafe fn splat(value: f32) -> Self {
         Self([value; LANES])
     }
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for sixteen elements, at any alignment.
-        Self(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
-    }
-    #[inline(always)]
-    unsafe fn load_f16(from: *const f16) -> Self {
-        // SAFETY: as `load`.
-        Self(unsafe { from.cast::<[f16; LANES]>().read_unaligned() }.map(f16::to_f32))
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(from: *const bf16) -> Self {
-        // SAFETY: as `load`.
-        Self(unsafe { from.cast::<[bf16; LANES]>().read_unaligned() }.map(bf16::to_f32))
-    }
-    #[inline(always)]
-    unsafe fn load_i8(from: *const i8) -> Self {
-        // SAFETY: as `load`.
-        Self(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
-    }
-    #[inline(always)]
-    unsafe fn load_i32(from: *const i32) -> Self {
-        // SAFETY: as `load`.
-        Self(unsafe { from.cast::<[i32; LANES]>().read_unaligned() }.map(|v| v as f32))
-    }
+    loads!(
+        load = f32, |v| v;
+        load_f16 = f16, f16::to_f32;
+        load_bf16 = bf16, bf16::to_f32;
+        load_i8 = i8, f32::from;
+        load_i32 = i32, |v| v as f32
+    );
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: as `load`.
+        // SAFETY: as for the loads.
         unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, to: *mut f16) {
-        // SAFETY: as `load`.
+        // SAFETY: as for the loads.
         unsafe { to.cast::<[f16; LANES]>().write_unaligned(self.0.map(f16::from_f32)) }
     }
     #[inline(always)]
     unsafe fn store_i8(self, to: *mut i8) {
         let bytes = self.0.map(|v| v.round_ties_even() as i8);
-        // SAFETY: as `load`.
+        // SAFETY: as for the loads.
         unsafe { to.cast::<[i8; LANES]>().write_unaligned(bytes) }
     }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        self.zip(other, |a, b| a + b)
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        self.zip(other, |a, b| a - b)
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        self.zip(other, |a, b| a * b)
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        self.zip(other, |a, b| a / b)
-    }
+    lane_wise!(
+        add = |a, b| a + b;
+        sub = |a, b| a - b;
+        mul = |a, b| a * b;
+        div = |a, b| a / b;
+        max = |a, b| if a > b { a } else { b };
+        min = |a, b| if a < b { a } else { b }
+    );
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, addend: Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        self.zip(other, |a, b| if a > b { a } else { b })
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        self.zip(other, |a, b| if a < b { a } else { b })
     }
     #[inline(always)]
     unsafe fn abs(self) -> Self {

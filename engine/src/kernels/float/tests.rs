@@ -1,5 +1,5 @@
-#![allow(clippy::unwrap_used, reason = "tests")]
 //! Every ISA against the scalar lanes, bit for bit, at lengths around the lane width.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use half::f16;
 
@@ -26,7 +26,7 @@ fn values(count: usize, seed: u32) -> Vec<f32> {
         .collect()
 }
 
-/// Values of which some are none, infinite, beyond f16, tiny or halfway between two int8.
+/// Values with some that are NaN, infinite, beyond f16, tiny or halfway between two int8.
 fn special_values(count: usize) -> Vec<f32> {
     let special = [f32::NAN, f32::NEG_INFINITY, 1e9, -65505.0, 1e-7, -0.0, 2.5 * 65504.0 / 127.0];
     let mut x = values(count, 9);
@@ -69,7 +69,7 @@ fn norm_quantize_and_gates_are_equal_on_every_isa() {
     }
 }
 
-/// What a linear's value is, and what a gate makes of two.
+/// The output of a linear.
 fn value(sum: i32, s: f32, scale: Scale) -> f32 {
     match scale {
         Scale::Multiply(scale) => sum as f32 / s * scale,
@@ -78,9 +78,9 @@ fn value(sum: i32, s: f32, scale: Scale) -> f32 {
 }
 
 #[test]
-fn outputs_of_linears_are_those_of_the_definition_in_their_columns_alone() {
+fn outputs_of_linears_match_the_definition_and_stay_in_their_columns() {
     let (rows, width) = (3, 150);
-    // One that is corrected to a quotient, two that are divided by.
+    // One within `QUOTIENT_DIVISORS`, two outside.
     let scales = [3.7, 1e-20, 1e20];
     let random = |seed, count| values(count, seed).iter().map(|v| (v * 1e6) as i32).collect();
     for count in [0, 1, 15, 16, 17, 32, 64, 100] {
@@ -124,7 +124,7 @@ fn outputs_of_linears_are_those_of_the_definition_in_their_columns_alone() {
 }
 
 #[test]
-fn quotients_are_those_of_a_division() {
+fn quotients_equal_those_of_a_division() {
     let mut state = 7u32;
     let mut random = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -133,7 +133,7 @@ fn quotients_are_those_of_a_division() {
     let mut sums: Vec<i32> = (-2000..2000).chain([i32::MIN, i32::MAX, 1 << 24]).collect();
     let (mut want, mut got) = (Vec::new(), Vec::new());
     for round in 0..2000 {
-        // Any mantissa, and those at the ends; exponents beyond those that are corrected.
+        // Random and extreme mantissas; exponents inside and outside `QUOTIENT_DIVISORS`.
         let mantissa = [0, 1, 0x7f_ffff, 0x7f_fffe, random() >> 9, random() >> 9][round % 6];
         let divisor = f32::from_bits((random() % 254 + 1) << 23 | mantissa);
         sums.extend((0..300).map(|_| random() as i32 >> (random() % 31)));
@@ -171,7 +171,7 @@ fn head_is_equal_on_every_isa_and_for_every_tiling() {
 
 fn check_head<E: HeadElement>(rows: &[E], len: usize, r: usize, xs: &[f32]) {
     let n = xs.len() / len;
-    // One row and one vector at a time, by the definition.
+    // One row and one vector at a time, with the scalar kernel.
     let mut want = vec![0.0; n * r];
     for x in 0..n {
         for row in 0..r {
@@ -187,7 +187,7 @@ fn check_head<E: HeadElement>(rows: &[E], len: usize, r: usize, xs: &[f32]) {
 }
 
 #[test]
-fn int8_is_the_nearest_multiple_of_the_scale_and_never_beyond_127() {
+fn int8_is_the_nearest_multiple_of_the_scale_within_127() {
     let narrowed = |x: &[f32]| {
         let (scale, mut out) = (i8::scale(scalar(), x), vec![0i8; x.len()]);
         i8::narrow(scalar(), x, scale, &mut out);
@@ -196,13 +196,13 @@ fn int8_is_the_nearest_multiple_of_the_scale_and_never_beyond_127() {
     for len in LENGTHS {
         let x = values(len, 11);
         let (scale, out) = narrowed(&x);
-        assert!(out.iter().any(|q| q.abs() == 127), "the largest is at an end");
+        assert!(out.iter().any(|q| q.abs() == 127), "the largest value is at an end");
         for (x, q) in x.iter().zip(out) {
             let error = (f64::from(*x) - f64::from(q) * f64::from(scale)).abs();
             assert!(error <= f64::from(scale) * 0.500_01, "{x} as {q} times {scale}");
         }
     }
-    // Ties go to even; what f16 does not hold saturates as it does there.
+    // Ties go to even; values beyond f16 saturate as in f16.
     assert_eq!(narrowed(&[127.0, 0.5, 1.5, -2.5]), (1.0, vec![127, 0, 2, -2]));
     let (largest, infinity) = (65504.0 / 127.0, f32::INFINITY);
     let x = [f32::NAN, infinity, -infinity, 1e9, largest];
@@ -247,7 +247,7 @@ fn reference<E: KvElement>(
 }
 
 #[test]
-fn attention_matches_f64_and_does_not_depend_on_tile_mates_or_isa() {
+fn attention_matches_f64_and_does_not_depend_on_the_tile_or_isa() {
     for (head_dim, heads) in [(32, 1), (20, 2), (64, 1)] {
         check_attention::<f32>(head_dim, heads);
         check_attention::<f16>(head_dim, heads);

@@ -1,9 +1,9 @@
-//! From dot products of digits to estimates of logits, and to what can be left out: plain loops, that
+//! Estimates logits from dot products of digits, and selects the rows that may matter. Plain loops that
 //! the float kernels instantiate for each ISA.
 
 use super::Digits;
 
-/// Elements that are looked at together.
+/// Elements that are checked together.
 const TOGETHER: usize = 16;
 
 /// Dot products of a row's digits with some head rows.
@@ -14,7 +14,7 @@ pub struct Products<'a> {
     pub second: Option<&'a [i32]>,
     /// The digits.
     pub digits: &'a Digits,
-    /// Which row of theirs.
+    /// Row of the digits.
     pub row: usize,
     /// `w ≈ scale · int8` of each head row.
     pub scales: &'a [f32],
@@ -22,20 +22,20 @@ pub struct Products<'a> {
     pub sums: &'a [i32],
 }
 
-/// How far estimates may be off: `by_error · error + by_norm · norm`.
+/// Bounds on the errors of estimates: `by_error · error + by_norm · norm`.
 pub struct Bounds<'a> {
-    /// Norm of what the int8 of each head row leave out.
+    /// Norm of the quantization error of each head row.
     pub errors: &'a [f32],
-    /// Norm of what they hold.
+    /// Norm of each quantized head row.
     pub norms: &'a [f32],
-    /// Factor of the hidden row.
+    /// Factor for errors, from the hidden row.
     pub by_error: f32,
-    /// Factor of the hidden row.
+    /// Factor for norms, from the hidden row.
     pub by_norm: f32,
 }
 
 impl Bounds<'_> {
-    /// Of head row `j`.
+    /// The bound of head row `j`.
     pub fn at(&self, j: usize) -> f32 {
         self.of(self.errors[j], self.norms[j])
     }
@@ -45,7 +45,7 @@ impl Bounds<'_> {
         self.by_error * error + self.by_norm * norm
     }
 
-    /// Errors and norms of so many head rows, some together.
+    /// Errors and norms of the first `count` head rows, in groups.
     #[inline(always)]
     fn together(&self, count: usize) -> impl Iterator<Item = (&[f32], &[f32])> {
         self.errors[..count].chunks(TOGETHER).zip(self.norms[..count].chunks(TOGETHER))
@@ -59,7 +59,7 @@ pub fn estimate(of: &Products<'_>, out: &mut [f32]) {
     let (half, step) = (of.digits.half(), of.digits.rows()[of.row].step);
     let first_step = step * (1 << of.digits.bits()) as f32;
     let (scales, sums, first) = (&of.scales[..count], &of.sums[..count], &of.first[..count]);
-    // What is left is below 2^31, so wrapping on the way does no harm.
+    // The difference is below 2^31, so wrapping in between is harmless.
     let left = |dot: i32, sum: i32| dot.wrapping_sub(half.wrapping_mul(sum)) as f32;
     for j in 0..count {
         out[j] = left(first[j], sums[j]) * (scales[j] * first_step);
@@ -71,10 +71,15 @@ pub fn estimate(of: &Products<'_>, out: &mut [f32]) {
     }
 }
 
-/// Names the estimates whose upper bound is not below the threshold. What is not a number is among
-/// them.
+/// Adds to `candidates` the indices of the estimates with an upper bound that is not below the threshold,
+/// NaN included.
 #[inline(always)]
-pub fn leave_out(bounds: &Bounds<'_>, threshold: f32, estimates: &[f32], others: &mut Vec<usize>) {
+pub fn select_candidates(
+    bounds: &Bounds<'_>,
+    threshold: f32,
+    estimates: &[f32],
+    candidates: &mut Vec<usize>,
+) {
     let count = estimates.len();
     let parts = estimates.chunks(TOGETHER).zip(bounds.together(count));
     for (part, (estimates, (errors, norms))) in parts.enumerate() {
@@ -82,7 +87,7 @@ pub fn leave_out(bounds: &Bounds<'_>, threshold: f32, estimates: &[f32], others:
             estimate + bounds.of(*error, *norm) < threshold
         };
         let of_rows = || errors.iter().zip(norms);
-        // Nearly always all are: one look at them together.
+        // Nearly always all are below, so one check covers the group.
         let all =
             estimates.iter().zip(of_rows()).fold(true, |all, (e, row)| all & is_below(*e, row));
         if all {
@@ -90,7 +95,7 @@ pub fn leave_out(bounds: &Bounds<'_>, threshold: f32, estimates: &[f32], others:
         }
         for (j, (estimate, row)) in estimates.iter().zip(of_rows()).enumerate() {
             if !is_below(*estimate, row) {
-                others.push(part * TOGETHER + j);
+                candidates.push(part * TOGETHER + j);
             }
         }
     }

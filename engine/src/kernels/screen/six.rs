@@ -1,6 +1,6 @@
-//! The high six bits of int8 rows: enough to rule most rows out, and a quarter less to read.
+//! The high six bits of int8 rows: enough to rule out most rows, and a quarter less to read.
 //!
-//! An element of which these are known is taken to lie in the middle of the four that it may be:
+//! An element is represented by the middle of the four values that share its high six bits:
 //! [`rounded`]. In a block of [`BLOCK`] elements, of the byte of element `64 s + i`
 //!
 //! ```text
@@ -17,20 +17,20 @@ const LINE: usize = 64;
 pub(super) const TOP: u8 = 0xf0;
 /// All bits that are kept.
 pub(super) const KEPT: u8 = TOP | 0x0c;
-/// What stands for the others.
+/// The value that stands for the other bits.
 pub(super) const MIDDLE: u8 = 2;
 
-/// Bytes for the bits of so many elements, whole blocks.
+/// Packed size in bytes of `elements` elements, whole blocks.
 pub const fn size(elements: usize) -> usize {
     elements / BLOCK * BLOCK_BYTES
 }
 
-/// What stands for an element of which the high six bits are known: −126..=126 for −128..=127.
+/// The value that represents an element after packing: −126..=126 for −128..=127.
 pub fn rounded(element: i8) -> i8 {
     (element as u8 & KEPT | MIDDLE) as i8
 }
 
-/// Writes the bits of some elements, whole blocks.
+/// Packs elements, whole blocks.
 pub fn pack(elements: &[i8], out: &mut [u8]) {
     for (elements, out) in elements.chunks_exact(BLOCK).zip(out.chunks_exact_mut(BLOCK_BYTES)) {
         out.fill(0);
@@ -44,7 +44,7 @@ pub fn pack(elements: &[i8], out: &mut [u8]) {
     }
 }
 
-/// Element `index` of a row, as [`rounded`].
+/// Element `index` of a packed row, as [`rounded`].
 pub(super) fn element(row: &[u8], index: usize) -> i8 {
     let (block, s, i) = (index / BLOCK, index % BLOCK / LINE, index % LINE);
     let line = |line: usize| row[block * BLOCK_BYTES + line * LINE + i];
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn elements_are_packed_and_read_again() {
+    fn packed_elements_read_as_rounded() {
         let elements: Vec<i8> =
             (0..5 * BLOCK).map(|i| (i.wrapping_mul(i).wrapping_mul(40_503) >> 7) as i8).collect();
         let mut packed = vec![0; size(elements.len())];
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn rounded_is_in_the_middle_of_four() {
+    fn rounding_error_is_at_most_two() {
         for element in i8::MIN..=i8::MAX {
             let left = i32::from(element) - i32::from(rounded(element));
             assert!((-2..2).contains(&left));

@@ -5,17 +5,17 @@ use std::{arch::x86_64::*, sync::LazyLock};
 pub(super) mod amx;
 pub(super) mod six;
 
-/// Whether AVX-512 comes with VNNI here.
+/// Whether this machine has AVX-512 VNNI.
 pub(super) fn has_vnni() -> bool {
     static VNNI: LazyLock<bool> = LazyLock::new(|| is_x86_feature_detected!("avx512vnni"));
     *VNNI
 }
 
-/// How far ahead of the bytes in hand the next ones of each row are fetched.
+/// Prefetch distance within each row, in bytes.
 const PREFETCH_BYTES: usize = 1024;
 
-/// Calls `$tile::<H, X, FIRST>` for all tiles, most of them of `$height` head rows, from the first
-/// given on, and `$width` digit rows.
+/// Calls `$tile::<H, X, FIRST>` for all tiles from head row `$first` on. Most tiles have `$height` head
+/// rows and `$width` digit rows.
 macro_rules! tiles {
     ($tile:ident, $height:literal by $width:literal, $first:expr, $rows:ident, $digits:ident, $len:ident, $out:ident) => {{
         let (r, n) = ($rows.len() / $len, $digits.len() / $len);
@@ -47,7 +47,7 @@ macro_rules! tiles {
     }};
 }
 
-/// Products with the head rows from `first` on.
+/// Dot products with the head rows from `first` on.
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ and VL; `out` has a place for each pair of rows of `len`.
@@ -58,7 +58,7 @@ pub(super) unsafe fn dots_avx512(
     len: usize,
     out: &mut [i32],
 ) {
-    // SAFETY: the caller vouches for the ISA and the shapes; VNNI is looked for.
+    // SAFETY: the caller guarantees the ISA and the shapes; VNNI is checked.
     unsafe {
         if has_vnni() {
             tiles!(tile_vnni, 6 by 4, first, rows, digits, len, out);
@@ -71,19 +71,19 @@ pub(super) unsafe fn dots_avx512(
 /// # Safety
 /// As for [`dots_avx512`], with AVX2.
 pub(super) unsafe fn dots_avx2(rows: &[i8], digits: &[u8], len: usize, out: &mut [i32]) {
-    // SAFETY: the caller vouches for the ISA and the shapes.
+    // SAFETY: the caller guarantees the ISA and the shapes.
     unsafe { tiles!(tile_avx2, 4 by 3, 0, rows, digits, len, out) }
 }
 
-/// One register tile, which asks for the head rows after its own if it is the FIRST to read these.
-/// A vector is as wide as `$width` bytes; `$add(sum, digits, weights)` adds products to int32 lanes,
-/// `$reduce` all lanes, `$reduce_four` those of four vectors.
+/// One register tile. The FIRST tile of some head rows prefetches the next ones. A vector has `$width`
+/// bytes; `$add(sum, digits, weights)` adds products to int32 lanes, `$reduce` sums all lanes,
+/// `$reduce_four` those of four vectors.
 macro_rules! tile {
     ($name:ident, $features:literal, $width:literal, $zero:expr, $load:ident, $cast:ty, $add:ident,
      $reduce:ident, $reduce_four:ident) => {
         /// # Safety
-        /// The machine has the features; H rows and X rows of digits of `len` bytes, a multiple of
-        /// 64, and H places in each of X rows of `out` are there.
+        /// The machine has the features; `rows` has H rows and `digits` X rows of `len` bytes, a
+        /// multiple of 64, and `out` H elements in each of X rows.
         #[target_feature(enable = $features)]
         unsafe fn $name<const H: usize, const X: usize, const FIRST: bool>(
             rows: *const i8,
@@ -92,7 +92,7 @@ macro_rules! tile {
             out: *mut i32,
             stride: usize,
         ) -> usize {
-            // SAFETY: all reads and writes are within what the caller vouches for.
+            // SAFETY: all reads and writes are within the rows that the caller guarantees.
             unsafe {
                 let mut sums = [[$zero; X]; H];
                 for k in (0..len).step_by($width) {
@@ -101,7 +101,7 @@ macro_rules! tile {
                         let at = rows.add(h * len + k);
                         if FIRST && k % 64 == 0 {
                             _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
-                            // The next rows, into the cache that has room for more requests.
+                            // The next rows, into the second cache, which has room for more requests.
                             _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(H * len).cast());
                         }
                         weights[h] = $load(at.cast::<$cast>());

@@ -1,86 +1,31 @@
 //! AVX2: a tile's 16 output rows in two vectors.
 //!
 //! `vpmaddubsw` makes int16 pairs, at most 2 · 2 · 128 = 512 in magnitude: 64 of them reach −2^15
-//! or 64 · 508 = 32512, both still int16; then `vpmaddwd` by ones widens to int32. Codes come as
-//! in `avx512`, but that signs become byte masks: a lane's four bits are spread by `vpshufb` and a
-//! compare.
+//! or 64 · 508 = 32512, both still int16; then `vpmaddwd` by ones widens to int32. Codes are expanded
+//! as in `avx512`, except that signs become byte masks: `vpshufb` and a compare spread a lane's four
+//! bits.
 
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{
-    CODES_MAX, Expand, Tile, Vectors, Work, block_rows,
+    CODES_MAX, Expand, Tile, Vectors, Work, block_rows, enabled,
     many::{self, Codes, Many},
     peak,
 };
-use crate::{
-    formats::{
-        Format,
-        i2_s::I2S,
-        layout::Layout,
-        tl1::{self, Tl1},
-        tl2::{self, Tl2},
-    },
-    kernels::gemm::Product,
+use crate::formats::{
+    i2_s::I2S,
+    layout::Layout,
+    tl1::{self, Tl1},
+    tl2::{self, Tl2},
 };
 
 /// AVX2.
-struct Avx2;
-
-/// Runs the product.
-///
-/// # Safety
-/// The machine has AVX2; `product` keeps its shapes.
-pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        match product.format {
-            Format::I2S => super::gemm::<Avx2, I2S>(product),
-            Format::Tl1 => super::gemm::<Avx2, Tl1>(product),
-            Format::Tl2 => super::gemm::<Avx2, Tl2>(product),
-        }
-    }
-}
-
-/// Products of so many rounds of nothing but multiplications.
-///
-/// # Safety
-/// The machine has AVX2.
-pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
-    // SAFETY: passed on from the caller.
-    unsafe { super::products_of::<Avx2>(rounds) }
-}
+pub(super) struct Avx2;
 
 /// A tile's 16 lanes.
 type Lanes = [__m256i; 2];
 
-#[target_feature(enable = "avx2")]
-unsafe fn block_avx2<E: Expand<Avx2>, const R: usize, const A: usize>(work: Work) {
-    // SAFETY: passed on from the caller.
-    unsafe { block_rows::<Avx2, E, R, A, 1>(work) }
-}
-
-#[target_feature(enable = "avx2")]
-unsafe fn expand_avx2<E: Expand<Avx2>>(
-    tile: Tile,
-    blocks: Range<usize>,
-    ahead: usize,
-    codes: &mut Codes<Avx2>,
-) {
-    // SAFETY: passed on from the caller.
-    unsafe { many::expand::<Avx2, E>(tile, blocks, ahead, codes) }
-}
-
-#[target_feature(enable = "avx2")]
-unsafe fn many_avx2<const R: usize, const TILES: usize>(many: Many<Avx2>) {
-    // SAFETY: passed on from the caller.
-    unsafe { many::rows_by_tiles::<Avx2, R, TILES>(many) }
-}
-
-#[target_feature(enable = "avx2")]
-unsafe fn peak_avx2(rounds: usize) {
-    // SAFETY: passed on from the caller.
-    unsafe { peak::accumulate_all::<Avx2>(rounds) }
-}
+enabled!(Avx2, "avx2", block_avx2, expand_avx2, peak_avx2, many_avx2);
 
 impl Vectors for Avx2 {
     type Lanes = Lanes;
@@ -97,19 +42,19 @@ impl Vectors for Avx2 {
 
     #[inline(always)]
     unsafe fn zero() -> Lanes {
-        // SAFETY: the trait's caller has AVX2.
+        // SAFETY: the caller has AVX2.
         unsafe { [_mm256_setzero_si256(); 2] }
     }
 
     #[inline(always)]
     unsafe fn broadcast(from: *const i8) -> __m256i {
-        // SAFETY: the trait's caller has AVX2 and 4 bytes at `from`.
+        // SAFETY: the caller has AVX2 and 4 bytes at `from`.
         unsafe { _mm256_set1_epi32(from.cast::<i32>().read_unaligned()) }
     }
 
     #[inline(always)]
     unsafe fn accumulate(sum: Lanes, codes: Lanes, x: __m256i) -> Lanes {
-        // SAFETY: the trait's caller has AVX2.
+        // SAFETY: the caller has AVX2.
         unsafe {
             [
                 _mm256_add_epi16(sum[0], _mm256_maddubs_epi16(codes[0], x)),
@@ -120,7 +65,7 @@ impl Vectors for Avx2 {
 
     #[inline(always)]
     unsafe fn add_widened(total: Lanes, sum: Lanes) -> Lanes {
-        // SAFETY: the trait's caller has AVX2.
+        // SAFETY: the caller has AVX2.
         unsafe {
             let ones = _mm256_set1_epi16(1);
             [
@@ -132,25 +77,25 @@ impl Vectors for Avx2 {
 
     #[inline(always)]
     unsafe fn splat(value: i32) -> Lanes {
-        // SAFETY: the trait's caller has AVX2.
+        // SAFETY: the caller has AVX2.
         unsafe { [_mm256_set1_epi32(value); 2] }
     }
 
     #[inline(always)]
     unsafe fn add(a: Lanes, b: Lanes) -> Lanes {
-        // SAFETY: the trait's caller has AVX2.
+        // SAFETY: the caller has AVX2.
         unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const i32) -> Lanes {
-        // SAFETY: the trait's caller has AVX2 and 16 places at `from`.
+        // SAFETY: the caller has AVX2 and 16 places at `from`.
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(8).cast())] }
     }
 
     #[inline(always)]
     unsafe fn store(to: *mut i32, lanes: Lanes) {
-        // SAFETY: the trait's caller has AVX2 and 16 places at `to`.
+        // SAFETY: the caller has AVX2 and 16 places at `to`.
         unsafe {
             _mm256_storeu_si256(to.cast(), lanes[0]);
             _mm256_storeu_si256(to.add(8).cast(), lanes[1]);
@@ -163,17 +108,17 @@ impl Vectors for Avx2 {
         ahead: usize,
         codes: &mut Codes<Self>,
     ) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { expand_avx2::<E>(tile, blocks, ahead, codes) }
     }
 
     unsafe fn run_peak(rounds: usize) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { peak_avx2(rounds) }
     }
 
     unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, (): &mut ()) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match (rows, tiles) {
                 (1, 1) => many_avx2::<1, 1>(many),
@@ -186,29 +131,29 @@ impl Vectors for Avx2 {
     }
 
     unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize) {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match (rows, tiles) {
-                (1, 1) => block_avx2::<E, 1, 2>(work),
-                (2, 1) => block_avx2::<E, 2, 1>(work),
-                (3, 1) => block_avx2::<E, 3, 1>(work),
+                (1, 1) => block_avx2::<E, 1, 2, 1>(work),
+                (2, 1) => block_avx2::<E, 2, 1, 1>(work),
+                (3, 1) => block_avx2::<E, 3, 1, 1>(work),
                 _ => unreachable!("{rows} rows and {tiles} tiles in a group"),
             }
         }
     }
 }
 
-/// Half `half` of the 64 bytes of indices of a block, which begins at `place`.
+/// Half `half` of the 64 bytes of indices of the block at `place`.
 #[inline(always)]
 unsafe fn indices(tile: Tile, place: usize, half: usize) -> __m256i {
-    // SAFETY: the tile has a block there, with 64 bytes of indices.
+    // SAFETY: the tile has a block at `place`, with 64 bytes of indices.
     unsafe { _mm256_loadu_si256(tile.bytes.add(place + 32 * half).cast()) }
 }
 
 /// The low (`part` 0) or high (1) nibbles.
 #[inline(always)]
 unsafe fn nibbles(indices: __m256i, part: usize) -> __m256i {
-    // SAFETY: the trait's caller has AVX2.
+    // SAFETY: the caller has AVX2.
     unsafe {
         let shifted = if part == 0 { indices } else { _mm256_srli_epi16::<4>(indices) };
         _mm256_and_si256(shifted, _mm256_set1_epi8(15))
@@ -218,7 +163,7 @@ unsafe fn nibbles(indices: __m256i, part: usize) -> __m256i {
 /// A table in both 128-bit halves.
 #[inline(always)]
 unsafe fn table(table: &[u8; 16]) -> __m256i {
-    // SAFETY: the trait's caller has AVX2; the table is 16 bytes.
+    // SAFETY: the caller has AVX2; the table is 16 bytes.
     unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) }
 }
 
@@ -229,7 +174,7 @@ impl Expand<Avx2> for I2S {
 
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
             for (half, codes) in codes[0].iter_mut().enumerate() {
@@ -254,7 +199,7 @@ impl Expand<Avx2> for Tl1 {
 
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];
             for half in 0..2 {
@@ -285,7 +230,7 @@ impl Expand<Avx2> for Tl2 {
 
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
-        // SAFETY: passed on from the caller; each block has 16 bytes of signs, 4 of them for half a
+        // SAFETY: guaranteed by the caller; each block has 16 bytes of signs, 4 of them for half a
         // part's lanes.
         unsafe {
             let signs = tile.bytes.add(tl2::signs_at(block) + 8 * part);
@@ -305,10 +250,10 @@ impl Expand<Avx2> for Tl2 {
     }
 }
 
-/// Bit `i` of 32 → byte `i`, all ones or zero.
+/// Spreads bit `i` of 32 to byte `i`, all ones or zero.
 #[inline(always)]
 unsafe fn byte_mask(bits: i32) -> __m256i {
-    // SAFETY: the trait's caller has AVX2.
+    // SAFETY: the caller has AVX2.
     unsafe {
         let spread = _mm256_setr_epi64x(
             0,

@@ -1,7 +1,7 @@
 //! AVX-512: 16 output rows a vector, with and without VNNI.
 //!
 //! With VNNI, `vpdpbusd` adds four products to an int32 lane, exactly: each product is at most
-//! 2 · 128, and [`crate::formats::COLS_MAX`] bounds the sum. Without it, `vpmaddubsw` makes int16
+//! 2 · 128, and `COLS_MAX` bounds the sum. Without it, `vpmaddubsw` makes int16
 //! pairs, at most 2 · 2 · 128 = 512 in magnitude: 64 of them reach −2^15 or 64 · 508 = 32512, both
 //! still int16, and then `vpmaddwd` by ones widens.
 //!
@@ -11,73 +11,22 @@
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{
-    CODES_MAX, Expand, Tile, Vectors, Work, block_rows,
+    CODES_MAX, Expand, Tile, Vectors, Work, block_rows, enabled,
     many::{self, Codes, Many},
     peak,
 };
-use crate::{
-    formats::{
-        Format,
-        i2_s::I2S,
-        layout::Layout,
-        tl1::{self, Tl1},
-        tl2::{self, Tl2},
-    },
-    kernels::gemm::Product,
+use crate::formats::{
+    i2_s::I2S,
+    layout::Layout,
+    tl1::{self, Tl1},
+    tl2::{self, Tl2},
 };
 
 /// AVX-512 with F, BW, DQ and VL.
-struct Bw;
+pub(super) struct Bw;
 
 /// AVX-512 with VNNI as well.
-struct Vnni;
-
-/// Runs the product without VNNI.
-///
-/// # Safety
-/// The machine has AVX-512 F, BW, DQ and VL; `product` keeps its shapes.
-pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
-    // SAFETY: passed on from the caller.
-    unsafe { gemm_as::<Bw>(product) }
-}
-
-/// Runs the product with VNNI.
-///
-/// # Safety
-/// As for [`gemm`], and the machine has AVX-512 VNNI.
-pub(in crate::kernels) unsafe fn gemm_vnni(product: Product<'_>) {
-    // SAFETY: passed on from the caller.
-    unsafe { gemm_as::<Vnni>(product) }
-}
-
-/// Products of so many rounds of nothing but multiplications.
-///
-/// # Safety
-/// As for [`gemm`].
-pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
-    // SAFETY: passed on from the caller.
-    unsafe { super::products_of::<Bw>(rounds) }
-}
-
-/// [`products_of`] with VNNI.
-///
-/// # Safety
-/// As for [`gemm_vnni`].
-pub(in crate::kernels) unsafe fn products_of_vnni(rounds: usize) -> usize {
-    // SAFETY: passed on from the caller.
-    unsafe { super::products_of::<Vnni>(rounds) }
-}
-
-unsafe fn gemm_as<T: Vectors<Lanes = __m512i>>(product: Product<'_>) {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        match product.format {
-            Format::I2S => super::gemm::<T, I2S>(product),
-            Format::Tl1 => super::gemm::<T, Tl1>(product),
-            Format::Tl2 => super::gemm::<T, Tl2>(product),
-        }
-    }
-}
+pub(super) struct Vnni;
 
 /// `$many::<rows, $tiles>`.
 macro_rules! by_rows {
@@ -94,7 +43,8 @@ macro_rules! by_rows {
     };
 }
 
-/// [`many::rows_by_tiles`] in vectors; `$many` is that with the features enabled.
+/// The constants and the function of [`many`] for vectors; `$many` is [`many::rows_by_tiles`] with the
+/// features enabled.
 macro_rules! many_in_vectors {
     ($many:ident) => {
         const MANY_ROWS_MIN: usize = 65;
@@ -104,7 +54,7 @@ macro_rules! many_in_vectors {
         type Kept = ();
 
         unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, (): &mut ()) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match tiles {
                     4 => by_rows!($many, many, rows, 4),
@@ -118,8 +68,8 @@ macro_rules! many_in_vectors {
     };
 }
 
-/// What all share; `$block` and `$expand` are [`block_rows`] and [`many::expand`] with the features
-/// enabled.
+/// The common part of all implementations; `$block` and `$expand` are [`block_rows`] and
+/// [`many::expand`] with the features enabled.
 macro_rules! vectors_512 {
     ($block:ident, $expand:ident, $peak:ident) => {
         type Lanes = __m512i;
@@ -130,37 +80,37 @@ macro_rules! vectors_512 {
 
         #[inline(always)]
         unsafe fn zero() -> __m512i {
-            // SAFETY: the trait's caller has AVX-512.
+            // SAFETY: the caller has AVX-512.
             unsafe { _mm512_setzero_si512() }
         }
 
         #[inline(always)]
         unsafe fn broadcast(from: *const i8) -> __m512i {
-            // SAFETY: the trait's caller has AVX-512 and 4 bytes at `from`.
+            // SAFETY: the caller has AVX-512 and 4 bytes at `from`.
             unsafe { _mm512_set1_epi32(from.cast::<i32>().read_unaligned()) }
         }
 
         #[inline(always)]
         unsafe fn splat(value: i32) -> __m512i {
-            // SAFETY: the trait's caller has AVX-512.
+            // SAFETY: the caller has AVX-512.
             unsafe { _mm512_set1_epi32(value) }
         }
 
         #[inline(always)]
         unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
-            // SAFETY: the trait's caller has AVX-512.
+            // SAFETY: the caller has AVX-512.
             unsafe { _mm512_add_epi32(a, b) }
         }
 
         #[inline(always)]
         unsafe fn load(from: *const i32) -> __m512i {
-            // SAFETY: the trait's caller has AVX-512 and 16 places at `from`.
+            // SAFETY: the caller has AVX-512 and 16 places at `from`.
             unsafe { _mm512_loadu_si512(from.cast()) }
         }
 
         #[inline(always)]
         unsafe fn store(to: *mut i32, lanes: __m512i) {
-            // SAFETY: the trait's caller has AVX-512 and 16 places at `to`.
+            // SAFETY: the caller has AVX-512 and 16 places at `to`.
             unsafe { _mm512_storeu_si512(to.cast(), lanes) }
         }
 
@@ -170,17 +120,17 @@ macro_rules! vectors_512 {
             ahead: usize,
             codes: &mut Codes<Self>,
         ) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { $expand::<E>(tile, blocks, ahead, codes) }
         }
 
         unsafe fn run_peak(rounds: usize) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe { $peak(rounds) }
         }
 
         unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize) {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match (rows, tiles) {
                     (1, 1) => $block::<E, 1, 6, 1>(work),
@@ -205,55 +155,14 @@ macro_rules! vectors_512 {
     };
 }
 
-/// The loops with the features enabled.
-macro_rules! enabled {
-    ($vectors:ty, $features:literal, $block:ident, $expand:ident, $many:ident, $peak:ident) => {
-        #[target_feature(enable = $features)]
-        unsafe fn $block<
-            E: Expand<$vectors>,
-            const R: usize,
-            const A: usize,
-            const TILES: usize,
-        >(
-            work: Work,
-        ) {
-            // SAFETY: passed on from the caller.
-            unsafe { block_rows::<$vectors, E, R, A, TILES>(work) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn $expand<E: Expand<$vectors>>(
-            tile: Tile,
-            blocks: Range<usize>,
-            ahead: usize,
-            codes: &mut Codes<$vectors>,
-        ) {
-            // SAFETY: passed on from the caller.
-            unsafe { many::expand::<$vectors, E>(tile, blocks, ahead, codes) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn $many<const R: usize, const TILES: usize>(many: Many<$vectors>) {
-            // SAFETY: passed on from the caller.
-            unsafe { many::rows_by_tiles::<$vectors, R, TILES>(many) }
-        }
-
-        #[target_feature(enable = $features)]
-        unsafe fn $peak(rounds: usize) {
-            // SAFETY: passed on from the caller.
-            unsafe { peak::accumulate_all::<$vectors>(rounds) }
-        }
-    };
-}
-
-enabled!(Bw, "avx512f,avx512bw,avx512dq,avx512vl", block_bw, expand_bw, many_bw, peak_bw);
+enabled!(Bw, "avx512f,avx512bw,avx512dq,avx512vl", block_bw, expand_bw, peak_bw, many_bw);
 enabled!(
     Vnni,
     "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
     block_vnni,
     expand_vnni,
-    many_vnni,
-    peak_vnni
+    peak_vnni,
+    many_vnni
 );
 
 impl Vectors for Bw {
@@ -263,13 +172,13 @@ impl Vectors for Bw {
 
     #[inline(always)]
     unsafe fn accumulate(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: the trait's caller has AVX-512 BW.
+        // SAFETY: the caller has AVX-512 BW.
         unsafe { _mm512_add_epi16(sum, _mm512_maddubs_epi16(codes, x)) }
     }
 
     #[inline(always)]
     unsafe fn add_widened(total: __m512i, sum: __m512i) -> __m512i {
-        // SAFETY: the trait's caller has AVX-512 BW.
+        // SAFETY: the caller has AVX-512 BW.
         unsafe { _mm512_add_epi32(total, _mm512_madd_epi16(sum, _mm512_set1_epi16(1))) }
     }
 }
@@ -281,31 +190,31 @@ impl Vectors for Vnni {
 
     #[inline(always)]
     unsafe fn accumulate(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: the trait's caller has AVX-512 VNNI.
+        // SAFETY: the caller has AVX-512 VNNI.
         unsafe { _mm512_dpbusd_epi32(sum, codes, x) }
     }
 
     #[inline(always)]
     unsafe fn add_widened(total: __m512i, sum: __m512i) -> __m512i {
-        // SAFETY: the trait's caller has AVX-512.
+        // SAFETY: the caller has AVX-512.
         unsafe { _mm512_add_epi32(total, sum) }
     }
 }
 
-// After the macros, which it uses.
-pub(in crate::kernels) mod amx;
+// After the macros that it uses.
+pub(super) mod amx;
 
-/// The 64 bytes of indices of a block, which begins at `place`.
+/// The 64 bytes of indices of the block at `place`.
 #[inline(always)]
 unsafe fn indices(tile: Tile, place: usize) -> __m512i {
-    // SAFETY: the tile has a block there, with 64 bytes of indices.
+    // SAFETY: the tile has a block at `place`, with 64 bytes of indices.
     unsafe { _mm512_loadu_si512(tile.bytes.add(place).cast()) }
 }
 
 /// The low (`part` 0) or high (1) nibbles.
 #[inline(always)]
 unsafe fn nibbles(indices: __m512i, part: usize) -> __m512i {
-    // SAFETY: the trait's caller has AVX-512.
+    // SAFETY: the caller has AVX-512.
     unsafe {
         let shifted = if part == 0 { indices } else { _mm512_srli_epi16::<4>(indices) };
         _mm512_and_si512(shifted, _mm512_set1_epi8(15))
@@ -315,7 +224,7 @@ unsafe fn nibbles(indices: __m512i, part: usize) -> __m512i {
 /// A table in every 128-bit part.
 #[inline(always)]
 unsafe fn table(table: &[u8; 16]) -> __m512i {
-    // SAFETY: the trait's caller has AVX-512; the table is 16 bytes.
+    // SAFETY: the caller has AVX-512; the table is 16 bytes.
     unsafe { _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())) }
 }
 
@@ -326,7 +235,7 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for I2S {
 
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let bytes = indices(tile, 64 * block);
             let shifted = match part {
@@ -348,7 +257,7 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl1 {
 
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let nibbles = nibbles(indices(tile, 64 * block), part);
             let first = _mm512_shuffle_epi8(table(&tl1::CODES[0]), nibbles);
@@ -375,7 +284,7 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl2 {
 
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
-        // SAFETY: passed on from the caller; each block has 16 bytes of signs.
+        // SAFETY: guaranteed by the caller; each block has 16 bytes of signs.
         unsafe {
             let nibbles = nibbles(indices(tile, tl2::nibbles_at(block)), part);
             let signs = tile.bytes.add(tl2::signs_at(block) + 8 * part);

@@ -1,4 +1,4 @@
-//! The loop for many activation rows: codes are expanded once for all of them.
+//! The loop for many activation rows: codes are expanded once for all rows.
 //!
 //! ```text
 //! for each group of TILES_MAX tiles
@@ -11,15 +11,15 @@
 //!       add the sums to the outputs
 //! ```
 //!
-//! A broadcast serves as many products as there are tiles, a load of codes as many as there are rows,
-//! and no format is dearer than another.
+//! A broadcast serves one product per tile, a load of codes one product per row, and all formats cost
+//! the same.
 
 use std::{arch::x86_64::_MM_HINT_T1, mem::MaybeUninit, ops::Range};
 
 use super::{Expand, Product, Tile, Vectors, ask, opaque};
 use crate::formats::TILE_ROWS;
 
-/// Most tiles of a group.
+/// Largest number of tiles in a group.
 pub(super) const TILES_MAX: usize = 4;
 /// Code vectors of a chunk: 24 KiB for four tiles.
 const CODES_OF_CHUNK: usize = 96;
@@ -27,25 +27,25 @@ const CODES_OF_CHUNK: usize = 96;
 /// Code vectors of a chunk of a tile.
 pub(super) type Codes<T> = [MaybeUninit<<T as Vectors>::Lanes>; CODES_OF_CHUNK];
 
-/// What [`rows_by_tiles`] works on: a chunk of a group of tiles, and R rows.
+/// Operands of [`rows_by_tiles`]: a chunk of a group of tiles, and R rows.
 pub(super) struct Many<T: Vectors> {
     pub codes: *const Codes<T>,
     /// Code vectors of the chunk, at least 1.
     pub count: usize,
-    /// The first row's activations that meet the chunk.
+    /// The first row's activations for the chunk.
     pub x: *const i8,
     pub x_stride: usize,
-    /// The first row's sum, for the first chunk; then null.
+    /// The first row's sum for the first chunk, null for later ones.
     pub sums: *const i32,
     /// The first row's outputs for the first tile.
     pub y: *mut i32,
     pub y_stride: usize,
 }
 
-/// Runs the product by `T`'s vectors.
+/// Runs the product with the vectors of `T`.
 ///
 /// # Safety
-/// The machine has `T`'s instruction set; shapes are as [`super::gemm`] checks them.
+/// The machine has `T`'s instruction set; [`super::gemm_as`] has checked the shapes.
 pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     let Product { tiles, tile_bytes, blocks, x, x_stride, sums, y, .. } = product;
     let (tile_count, rows) = (tiles.len() / *tile_bytes, sums.len());
@@ -85,11 +85,11 @@ pub(super) unsafe fn gemm<T: Vectors, E: Expand<T>>(product: &mut Product<'_>) {
     }
 }
 
-/// Expands some blocks of a tile, and asks for what lies so many bytes ahead.
+/// Expands some blocks of a tile, and prefetches the lines that are `ahead` bytes further.
 ///
 /// # Safety
-/// The tile has these blocks, of at most [`CODES_OF_CHUNK`] vectors; the caller enables the
-/// instruction set, this inlines into it.
+/// The tile has these blocks, of at most [`CODES_OF_CHUNK`] vectors; the function is inlined into a
+/// caller that enables the instruction set.
 #[inline(always)]
 pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
     tile: Tile,
@@ -99,12 +99,12 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
 ) {
     let mut at = 0;
     for block in blocks {
-        // The tiles of the next group are asked for while this one's are multiplied.
+        // Prefetches the tiles of the next group while those of this one are multiplied.
         for line in 0..E::lines(block) {
             ask::<_MM_HINT_T1>(tile.bytes.wrapping_add(ahead + E::place(block) + 64 * line));
         }
         for part in 0..E::PARTS {
-            // SAFETY: passed on from the caller.
+            // SAFETY: guaranteed by the caller.
             let expanded = unsafe { E::codes(tile, block, part) };
             for code in &expanded[..E::CODES] {
                 codes[at].write(*code);
@@ -122,13 +122,13 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
 /// TILES tiles by R rows.
 ///
 /// # Safety
-/// As for [`gemm`]; the caller enables the instruction set, this inlines into it.
+/// As for [`gemm`]; the function is inlined into a caller that enables the instruction set.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
 pub(super) unsafe fn rows_by_tiles<T: Vectors, const R: usize, const TILES: usize>(many: Many<T>) {
-    // No closures here: they would not have the instruction set.
-    // SAFETY: `gemm` made the pointers of slices that hold the rows and tiles, and the first `count`
-    // codes of each tile were written.
+    // No closures: they would lack the instruction set.
+    // SAFETY: `gemm` took the pointers from slices with the rows and tiles, and wrote the first `count`
+    // codes of each tile.
     unsafe {
         let mut sums = [[T::zero(); TILES]; R];
         let mut xs = [many.x; R];

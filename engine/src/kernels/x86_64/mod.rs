@@ -1,9 +1,8 @@
-//! The loop that the x86-64 paths share; `avx2` and `avx512` bring its vectors.
+//! The common loop of the x86-64 paths; `avx2` and `avx512` define its vectors.
 //!
 //! A vector has one 32-bit lane for each of a tile's 16 output rows. Weights come as unsigned codes
-//! `trit + 1`, four inputs a lane; four activations of a row are broadcast to all lanes; a dot
-//! product of four adds to each lane. So nothing is ever added across lanes, and
-//! `Σ code · q − Σ q = Σ trit · q`.
+//! `trit + 1`, four inputs a lane; four activations of a row are broadcast to all lanes; each lane adds
+//! a dot product of four. Nothing is added across lanes, and `Σ code · q − Σ q = Σ trit · q`.
 //!
 //! ```text
 //! for each tile
@@ -14,39 +13,83 @@
 //!         for each code vector and row: broadcast 4 activations, accumulate
 //! ```
 //!
-//! Weights are read in the order they lie in memory. Bytes of them a multiply-add: 1/4 (`i2_s`,
-//! `tl1`) or 5/24 (`tl2`), over R.
+//! Weights are read in memory order. A multiply-add reads 1/4 (`i2_s`, `tl1`) or 5/24 (`tl2`) bytes of
+//! weights, divided by R.
 
 use std::{
     arch::x86_64::{__cpuid, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch},
-    ops::Range,
     sync::LazyLock,
 };
 
-use super::gemm::Product;
-use crate::formats::TILE_ROWS;
+use super::gemm::{Path, Product};
+use crate::formats::{TILE_ROWS, layout::with_layout};
 
-pub(super) mod avx2;
-pub(super) mod avx512;
+mod avx2;
+mod avx512;
 mod many;
 mod peak;
 pub(super) mod registers;
+mod vectors;
 
-/// Most code vectors that one [`Expand::codes`] returns.
-const CODES_MAX: usize = 3;
+use avx2::Avx2;
+use avx512::{Bw, Vnni};
+use vectors::{CODES_MAX, Expand, Tile, Vectors};
 
-/// How far ahead of the block in hand its successors are asked for, where one tile is read after the
-/// other, in bytes. The hardware's own prefetch stops at every 4 KiB.
+/// Defines the loops with the features enabled.
+macro_rules! enabled {
+    ($vectors:ty, $features:literal, $block:ident, $expand:ident, $peak:ident $(, $many:ident)?) => {
+        #[target_feature(enable = $features)]
+        unsafe fn $block<
+            E: Expand<$vectors>,
+            const R: usize,
+            const A: usize,
+            const TILES: usize,
+        >(
+            work: Work,
+        ) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { block_rows::<$vectors, E, R, A, TILES>(work) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $expand<E: Expand<$vectors>>(
+            tile: Tile,
+            blocks: Range<usize>,
+            ahead: usize,
+            codes: &mut Codes<$vectors>,
+        ) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { many::expand::<$vectors, E>(tile, blocks, ahead, codes) }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $peak(rounds: usize) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { peak::accumulate_all::<$vectors>(rounds) }
+        }
+
+        $(#[target_feature(enable = $features)]
+        unsafe fn $many<const R: usize, const TILES: usize>(many: Many<$vectors>) {
+            // SAFETY: guaranteed by the caller.
+            unsafe { many::rows_by_tiles::<$vectors, R, TILES>(many) }
+        })?
+    };
+}
+
+use enabled;
+
+/// Prefetch distances in bytes, where tiles are read one after another. The hardware prefetcher stops at
+/// every 4 KiB.
 #[derive(Clone, Copy)]
 struct Ahead {
-    /// By the first cache; 0 where what it asks for by itself is better.
+    /// Into the first cache; 0 if the hardware prefetcher does better.
     first: usize,
-    /// By the second, which has room for more requests.
+    /// Into the second cache, which has room for more requests.
     second: usize,
 }
 
 impl Ahead {
-    /// What was measured to be best on this processor's kind (benches/RESULTS.md).
+    /// The best measured distances for this processor's vendor (benches/RESULTS.md).
     fn here() -> Self {
         static HERE: LazyLock<Ahead> = LazyLock::new(|| match is_amd() {
             true => Ahead { first: 0, second: 64 * 128 },
@@ -62,135 +105,20 @@ fn is_amd() -> bool {
     name.as_flattened() == b"AuthenticAMD"
 }
 
-/// How far ahead the first cache asks for what the second has, where four tiles are read at once.
+/// Prefetch distance in bytes from the second into the first cache, where four tiles are read at once.
 const PREFETCH_NEAR_BYTES: usize = 1024;
 
-/// Vectors of one instruction set and the arithmetic on them.
-///
-/// # Safety
-/// Methods need the instruction set; pointers must be valid for what each reads or writes.
-trait Vectors: Sized {
-    /// A tile's 16 lanes: codes, or sums.
-    type Lanes: Copy;
-    /// Four activations in every lane.
-    type Broadcast: Copy;
-
-    /// Rows of activations whose sums fit the registers beside the rest.
-    const ROWS_MAX: usize;
-
-    /// Calls of [`Vectors::accumulate`] on one accumulator before it must be widened.
-    const ACCUMULATE_MAX: usize;
-
-    /// Rows from which two tiles share a broadcast.
-    const PAIR_ROWS_MIN: usize;
-
-    /// Rows of which four tiles do.
-    const FOUR_ROWS: Range<usize>;
-
-    /// Rows from which codes are expanded once for all of them ([`many`]).
-    const MANY_ROWS_MIN: usize;
-
-    /// Rows and tiles whose sums fit the registers there.
-    const MANY_ROWS: usize;
-    const MANY_TILES: usize;
-
-    /// Code vectors come in multiples of so many there; those that are not of a block are zeros.
-    const MANY_CODES: usize;
-
-    /// What [`Vectors::run_many`] keeps from one call to the next.
-    type Kept: Default;
-
-    /// All zeros.
-    unsafe fn zero() -> Self::Lanes;
-
-    /// `value` in every int32 lane.
-    unsafe fn splat(value: i32) -> Self::Lanes;
-
-    /// The 16 int32 lanes at `from`.
-    unsafe fn load(from: *const i32) -> Self::Lanes;
-
-    /// Writes the 16 int32 lanes to `to`.
-    unsafe fn store(to: *mut i32, lanes: Self::Lanes);
-
-    /// The 4 bytes at `from` in every lane.
-    unsafe fn broadcast(from: *const i8) -> Self::Broadcast;
-
-    /// Adds the products of codes and activations to an accumulator.
-    unsafe fn accumulate(sum: Self::Lanes, codes: Self::Lanes, x: Self::Broadcast) -> Self::Lanes;
-
-    /// Adds int32 lanes.
-    unsafe fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
-
-    /// Adds an accumulator to int32 lanes.
-    unsafe fn add_widened(total: Self::Lanes, sum: Self::Lanes) -> Self::Lanes;
-
-    /// Runs [`block_rows`] for `rows` rows, at most [`Vectors::ROWS_MAX`], and one tile, or two from
-    /// [`Vectors::PAIR_ROWS_MIN`] rows of the product on, with the instruction set enabled.
-    unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize);
-
-    /// Runs [`many::expand`] with the instruction set enabled.
-    unsafe fn expand<E: Expand<Self>>(
-        tile: Tile,
-        blocks: Range<usize>,
-        ahead: usize,
-        codes: &mut many::Codes<Self>,
-    );
-
-    /// Runs [`many::rows_by_tiles`], or what does the same, for at most [`Vectors::MANY_ROWS`] rows
-    /// and [`Vectors::MANY_TILES`] tiles, with the instruction set enabled.
-    unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize, kept: &mut Self::Kept);
-
-    /// Runs [`peak::accumulate_all`] with the instruction set enabled.
-    unsafe fn run_peak(rounds: usize);
-}
-
-/// How a format's bytes become code vectors.
-///
-/// # Safety
-/// As for [`Vectors`]; `tile` has `blocks` blocks, of which `block` is one.
-trait Expand<T: Vectors> {
-    /// Inputs of a block.
-    const BLOCK_COLS: usize;
-    /// Parts a block is expanded in.
-    const PARTS: usize;
-    /// Code vectors of a part.
-    const CODES: usize;
-
-    /// Where a block's indices begin in its tile.
-    #[inline(always)]
-    fn place(block: usize) -> usize {
-        64 * block
-    }
-
-    /// Cache lines from there to the next block's.
-    #[inline(always)]
-    fn lines(_block: usize) -> usize {
-        1
-    }
-
-    /// Codes of a part of a block: vector `c` meets the four activations from
-    /// `4 (CODES part + c)` of the block.
-    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [T::Lanes; CODES_MAX];
-}
-
-/// One tile's bytes.
-#[derive(Clone, Copy)]
-struct Tile {
-    bytes: *const u8,
-    blocks: usize,
-}
-
-/// What [`block_rows`] works on: one tile or two, and R rows.
+/// Operands of [`block_rows`]: up to four tiles, and R rows.
 #[derive(Clone, Copy)]
 struct Work {
     tile: Tile,
-    /// From one tile to the next.
+    /// Bytes from one tile to the next.
     tile_bytes: usize,
-    /// Where one group of rows reads a single tile: how far ahead.
+    /// Prefetch distances, if one group of rows reads a single tile.
     ahead: Ahead,
-    /// Otherwise: where the tiles after those in hand begin, and which 256th of their lines this
-    /// group asks for.
+    /// Otherwise: start of the next tiles, for prefetching.
     next: *const u8,
+    /// The share of the next tiles' lines that this group prefetches, in 256ths.
     next_share: usize,
     /// The first row's activations.
     x: *const i8,
@@ -201,31 +129,56 @@ struct Work {
     y_stride: usize,
 }
 
-/// Products of so many rounds of nothing but multiplications.
+/// Runs `rounds` rounds of multiply instructions only; returns the number of products.
 ///
 /// # Safety
-/// The machine has `T`'s instruction set.
-unsafe fn products_of<T: Vectors>(rounds: usize) -> usize {
-    // SAFETY: passed on from the caller.
-    unsafe { T::run_peak(rounds) };
+/// The machine can run `path`.
+pub(super) unsafe fn products_of(path: Path, rounds: usize) -> usize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        match path {
+            Path::Scalar => return 0,
+            Path::Avx2 => Avx2::run_peak(rounds),
+            Path::Avx512 => Bw::run_peak(rounds),
+            Path::Avx512Vnni => Vnni::run_peak(rounds),
+            Path::Amx => return avx512::amx::products_of(rounds),
+        }
+    }
     rounds * peak::PRODUCTS
 }
 
-/// Runs the product by `T`'s vectors.
+/// Runs the product by a path other than the scalar one.
 ///
 /// # Safety
-/// The machine has `T`'s instruction set and `product` keeps its shapes.
-unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
+/// The machine can run `path`; the shapes of `product` are consistent.
+pub(super) unsafe fn gemm(path: Path, product: Product<'_>) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        with_layout!(product.format, L => match path {
+            Path::Scalar => super::scalar::gemm(product),
+            Path::Avx2 => gemm_as::<Avx2, L>(product),
+            Path::Avx512 => gemm_as::<Bw, L>(product),
+            Path::Avx512Vnni => gemm_as::<Vnni, L>(product),
+            Path::Amx => avx512::amx::gemm::<L>(product),
+        });
+    }
+}
+
+/// Runs the product with the vectors of `T`.
+///
+/// # Safety
+/// The machine has `T`'s instruction set; the shapes of `product` are consistent.
+unsafe fn gemm_as<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
     let Product { tiles, tile_bytes, blocks, x, x_stride, sums, ref mut y, .. } = product;
     let (tile_count, rows) = (tiles.len() / tile_bytes, sums.len());
     let y_stride = tile_count * TILE_ROWS;
     assert!(x_stride >= blocks * E::BLOCK_COLS && x.len() >= rows * x_stride);
     assert!(y.len() >= rows * y_stride);
     if rows >= T::MANY_ROWS_MIN {
-        // SAFETY: passed on from the caller; the shapes were just checked.
+        // SAFETY: guaranteed by the caller; the shapes were just checked.
         return unsafe { many::gemm::<T, E>(&mut product) };
     }
-    // Rows in groups of nearly one size: 17 are 9 and 8, not 16 and 1.
+    // Groups of nearly equal size: 17 rows are 9 and 8, not 16 and 1.
     let groups = rows.div_ceil(T::ROWS_MAX);
     let together = match rows {
         rows if T::FOUR_ROWS.contains(&rows) => 4,
@@ -261,10 +214,11 @@ unsafe fn gemm<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
     }
 }
 
-/// TILES tiles by R rows, A accumulators a sum: with few rows, one would wait for its last addition.
+/// TILES tiles by R rows with A accumulators per sum: with few rows, a single accumulator would wait for
+/// its last addition.
 ///
 /// # Safety
-/// As for [`gemm`]; the caller enables the instruction set, this inlines into it.
+/// As for [`gemm_as`]; the function is inlined into a caller that enables the instruction set.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "constant bounds, so that sums stay in registers")]
 unsafe fn block_rows<
@@ -276,8 +230,8 @@ unsafe fn block_rows<
 >(
     work: Work,
 ) {
-    // No closures here: they would not have the instruction set.
-    // SAFETY: `gemm` checked that the slices hold the tiles and the rows.
+    // No closures: they would lack the instruction set.
+    // SAFETY: `gemm_as` checked that the slices hold the tiles and the rows.
     unsafe {
         let chunk = T::ACCUMULATE_MAX / (E::PARTS * E::CODES);
         let mut totals = [[T::zero(); TILES]; R];
@@ -297,7 +251,7 @@ unsafe fn block_rows<
                 for tile in 0..TILES {
                     for line in 0..E::lines(block) {
                         let here = tiles[tile].bytes.wrapping_add(place + 64 * line);
-                        // One tile alone uses a line so soon that it should be in the first cache.
+                        // A single tile needs its lines soon, so they go into the first cache.
                         match TILES {
                             4 => {
                                 let next = here.wrapping_add(4 * work.tile_bytes);
@@ -308,8 +262,8 @@ unsafe fn block_rows<
                                 if work.ahead.first > 0 {
                                     ask::<_MM_HINT_T0>(here.wrapping_add(work.ahead.first));
                                 }
-                                // As a displacement of the first, this does not arrive on some
-                                // machines: 24 GB/s of memory instead of 33.
+                                // Without `opaque`, this prefetch is a displacement of the first one
+                                // and has no effect on some machines: 24 GB/s instead of 33.
                                 ask::<_MM_HINT_T1>(opaque(here.wrapping_add(work.ahead.second)));
                             }
                             _ => {
@@ -355,15 +309,15 @@ unsafe fn block_rows<
     }
 }
 
-/// Asks for the cache line of an address, which need not be valid.
+/// Prefetches the cache line of an address, valid or not.
 #[inline(always)]
 fn ask<const HINT: i32>(at: *const u8) {
-    // SAFETY: a prefetch reads nothing that could fault.
+    // SAFETY: a prefetch cannot fault.
     unsafe { _mm_prefetch::<HINT>(at.cast()) };
 }
 
-/// The pointer itself, whose origin the compiler does not know: it would add up strides in the
-/// innermost loop, on ports that multiply, to save registers that nobody needs.
+/// Returns the pointer and hides its origin from the compiler, which would otherwise add up strides in
+/// the innermost loop, on ports that multiply, to save registers that are not needed.
 #[inline(always)]
 fn opaque<T>(mut pointer: *const T) -> *const T {
     // SAFETY: no instruction.

@@ -1,14 +1,13 @@
-//! The tile registers of AMX: who may use them, how they are laid out, and the products of what is in
-//! them.
+//! The tile registers of AMX: permission, configuration, and products.
 
 use std::{arch::asm, arch::x86_64::*, sync::LazyLock};
 
 /// Rows and columns of sums in a register.
 pub const SIDE: usize = 16;
-/// Rows that are multiplied at a time.
+/// Rows that are multiplied at once.
 pub const ROWS_MAX: usize = 2 * SIDE;
 
-/// Whether the processor has AMX-INT8 and the system lets this process use it.
+/// Whether the processor has AMX-INT8 and the system permits its use.
 pub fn is_available() -> bool {
     static AVAILABLE: LazyLock<bool> = LazyLock::new(|| has_amx_int8() && is_permitted());
     *AVAILABLE
@@ -19,13 +18,13 @@ fn has_amx_int8() -> bool {
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILE_AND_INT8 == TILE_AND_INT8
 }
 
-/// Linux saves the registers of those who asked for it only.
+/// Requests the permission: Linux saves the registers only for processes that have it.
 fn is_permitted() -> bool {
     #[cfg(target_os = "linux")]
     {
         const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
         const XFEATURE_XTILEDATA: libc::c_ulong = 18;
-        // SAFETY: the call takes two numbers and changes nothing but what the process may use.
+        // SAFETY: the call takes two numbers and only changes the permissions of the process.
         let status =
             unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) };
         status == 0
@@ -34,7 +33,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// What `ldtilecfg` reads.
+/// The operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -44,19 +43,19 @@ struct Config {
     rows: [u8; 16],
 }
 
-/// The shapes of the registers: sums in 0 to 3, two sets of activations in 4 and 5, codes in 6 and 7.
+/// The configured registers: sums in 0 to 3, two sets of activations in 4 and 5, codes in 6 and 7.
 #[derive(Default)]
 pub struct Registers {
-    /// Rows of activations they are laid out for, of 2 × [`SIDE`].
+    /// Configured number of activation rows, at most [`ROWS_MAX`].
     rows: Option<usize>,
 }
 
 impl Registers {
-    /// Lays them out for so many rows, 1 to 32, and clears them, unless they already are.
+    /// Configures and clears the registers for 1 to 32 rows, unless they have that configuration.
     ///
     /// # Safety
-    /// [`is_available`].
-    pub unsafe fn hold(&mut self, rows: usize) {
+    /// [`is_available`] returns true.
+    pub unsafe fn configure(&mut self, rows: usize) {
         if self.rows == Some(rows) {
             return;
         }
@@ -70,7 +69,7 @@ impl Registers {
         };
         config.row_bytes[..8].fill(64);
         config.rows[..8].copy_from_slice(&[first, first, second, second, first, second, 16, 16]);
-        // SAFETY: the caller has AMX; the layout is one of palette 1.
+        // SAFETY: the caller has AMX; the configuration is valid for palette 1.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, preserves_flags))
         };
@@ -81,23 +80,25 @@ impl Registers {
 impl Drop for Registers {
     fn drop(&mut self) {
         if self.rows.is_some() {
-            // SAFETY: they were laid out, so the machine has them. The system need not save them now.
+            // SAFETY: the machine has configured registers. After the release the system does not save
+            // them.
             unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
         }
     }
 }
 
-/// Which registers have a part in a product: the second set of activations where there are more rows
-/// than [`SIDE`], the second codes for a pair of tiles.
+/// Selects the registers of a product: the second set of activations for more than [`SIDE`] rows, the
+/// second codes for a pair of tiles.
 #[derive(Clone, Copy)]
 pub struct Shape {
     /// Rows of activations, at most [`ROWS_MAX`].
     pub rows: usize,
-    /// Two tiles, not one.
+    /// Whether there are two tiles.
     pub pair: bool,
 }
 
-/// The asm of all shapes: `both` and more.
+/// The instructions for each shape: `$one` always, `$tiles` for a pair, `$rows` for many rows, `$both` for
+/// both.
 macro_rules! by_shape {
     ($shape:expr, $one:literal, $tiles:literal, $rows:literal, $both:literal, $($operands:tt)*) => {
         match ($shape.rows > SIDE, $shape.pair) {
@@ -112,9 +113,9 @@ macro_rules! by_shape {
 /// Sets the sums to zero.
 ///
 /// # Safety
-/// Registers are laid out.
+/// The registers are configured.
 pub unsafe fn clear_sums() {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!(
             "tilezero tmm0",
@@ -126,12 +127,12 @@ pub unsafe fn clear_sums() {
     }
 }
 
-/// Fills the sums with outputs `y`, `stride` apart.
+/// Loads the sums from outputs `y` with rows `stride` apart.
 ///
 /// # Safety
-/// Registers are laid out for the shape, whose outputs are there.
+/// The registers are configured for the shape; `y` is valid for its outputs.
 pub unsafe fn load_sums(shape: Shape, y: *const i32, stride: usize) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         by_shape!(
             shape,
@@ -147,12 +148,12 @@ pub unsafe fn load_sums(shape: Shape, y: *const i32, stride: usize) {
     }
 }
 
-/// Writes the sums to outputs `y`, `stride` apart.
+/// Stores the sums to outputs `y` with rows `stride` apart.
 ///
 /// # Safety
 /// As for [`load_sums`].
 pub unsafe fn store_sums(shape: Shape, y: *mut i32, stride: usize) {
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         by_shape!(
             shape,
@@ -168,11 +169,10 @@ pub unsafe fn store_sums(shape: Shape, y: *mut i32, stride: usize) {
     }
 }
 
-/// Adds the products of `steps` times 64 activations with as many codes of each tile, which begin at
-/// `codes`.
+/// Adds the products of `steps` times 64 activations with as many codes of each tile.
 ///
 /// # Safety
-/// As for [`load_sums`]; activations and codes are there, and `steps` is at least 1.
+/// As for [`load_sums`]; `x` and `codes` are valid for all steps, and `steps` is at least 1.
 #[inline(always)]
 pub unsafe fn multiply(
     shape: Shape,
@@ -203,7 +203,7 @@ pub unsafe fn multiply(
             )
         };
     }
-    // SAFETY: passed on from the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match (shape.rows > SIDE, shape.pair) {
             (true, true) => steps!(

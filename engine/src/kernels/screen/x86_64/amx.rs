@@ -1,7 +1,8 @@
-//! The products of [`super::super::dots`] by AMX-INT8, for more than a few rows of digits.
+//! The dot products of [`super::super::dots`] with AMX-INT8, for at least [`FEW`] rows of digits.
 //!
-//! `tdpbsud` multiplies 16 head rows, as they lie, by 16 rows of digits that lie as columns: line `k`
-//! of a register's 16 holds elements `4 k..4 k + 4` of each of them. A step is 64 elements of all.
+//! `tdpbsud` multiplies 16 head rows by 16 rows of digits that are stored as columns: line `k` of a
+//! register's 16 lines holds elements `4 k..4 k + 4` of each digit row. A step is 64 elements of all
+//! rows.
 
 use std::{arch::asm, arch::x86_64::*};
 
@@ -16,7 +17,7 @@ use crate::{
     },
 };
 
-/// Rows of digits from which this is faster than vectors.
+/// Smallest number of digit rows for which this is faster than vectors.
 const FEW: usize = 5;
 /// Registers of columns that are multiplied at a time.
 const GROUPS: usize = 4;
@@ -31,7 +32,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Lays out digits `(n, len)`, if the ISA is AMX and they are more than a few.
+    /// Stores digits `(n, len)` as columns, if the ISA is AMX and there are at least [`FEW`] rows.
     pub fn set(&mut self, isa: Isa, digits: &[u8], len: usize) {
         self.lines.clear();
         let n = digits.len() / len;
@@ -49,7 +50,7 @@ impl Columns {
         }
     }
 
-    /// Whether there are none.
+    /// Whether AMX is not used.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
@@ -59,10 +60,10 @@ impl Columns {
 #[repr(C, align(64))]
 struct Sums([[[i32; SIDE]; SIDE]; GROUPS]);
 
-/// As [`super::super::dots`]; `columns` are the digits.
+/// As [`super::super::dots`]; `columns` holds the digits.
 ///
 /// # Safety
-/// The machine has AMX; `out` has a place for each pair of rows of `len`.
+/// The machine has AMX; `out` has an element for each pair of rows of `len`.
 pub unsafe fn dots(rows: &[i8], digits: &[u8], columns: &Columns, len: usize, out: &mut [i32]) {
     let (count, n) = (rows.len() / len, digits.len() / len);
     assert!(
@@ -75,9 +76,9 @@ pub unsafe fn dots(rows: &[i8], digits: &[u8], columns: &Columns, len: usize, ou
         let rows = rows[first * len..].as_ptr();
         for group in (0..columns.groups).step_by(GROUPS) {
             let groups = GROUPS.min(columns.groups - group);
-            // SAFETY: the caller has AMX; 16 rows and these groups of every step are there.
+            // SAFETY: the caller has AMX; the slices hold 16 rows and these groups of every step.
             unsafe {
-                registers.hold(ROWS_MAX);
+                registers.configure(ROWS_MAX);
                 let columns_of_step = columns.groups * SIDE;
                 let lines = columns.lines[group * SIDE..].as_ptr();
                 multiply(rows, len, lines, columns_of_step, groups, &mut sums);
@@ -100,7 +101,8 @@ pub unsafe fn dots(rows: &[i8], digits: &[u8], columns: &Columns, len: usize, ou
 /// 16 head rows by up to four groups of columns, whose steps lie `stride` lines apart.
 ///
 /// # Safety
-/// Registers are laid out for whole rows; rows and columns of `len` elements are there.
+/// The registers are configured for whole rows; the pointers are valid for rows and columns of `len`
+/// elements.
 unsafe fn multiply(
     rows: *const i8,
     len: usize,
@@ -123,7 +125,7 @@ unsafe fn multiply(
             }
         };
     }
-    // SAFETY: passed on from the caller; a prefetch reads nothing that could fault.
+    // SAFETY: guaranteed by the caller; a prefetch cannot fault.
     unsafe {
         clear_sums();
         for step in 0..len / STEP {

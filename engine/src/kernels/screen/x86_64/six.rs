@@ -1,16 +1,17 @@
-//! The products of [`super::super::six_dots`] with VNNI: bits become bytes in registers.
+//! The dot products of [`super::super::six_dots`] with VNNI: bits are expanded to bytes in registers.
 
 use std::arch::x86_64::*;
 
 use super::super::six::{BLOCK, BLOCK_BYTES, KEPT, MIDDLE, TOP};
 
-/// How far ahead of the bytes in hand the next are asked for, into the first cache and the second.
+/// Prefetch distances into the first and the second cache, in bytes.
 const PREFETCH_BYTES: [usize; 2] = [1536, 12288];
 
-/// Dot products of `rows` with two rows of digits, of the same length, each into its own outputs.
+/// Dot products of `rows` with two rows of digits, each with its own output.
 ///
 /// # Safety
-/// The machine has AVX-512 with VNNI; both rows of digits are as long, a multiple of [`BLOCK`].
+/// The machine has AVX-512 with VNNI; both rows of digits have the same length, a multiple of
+/// [`BLOCK`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub unsafe fn dots(rows: &[u8], digits: [&[u8]; 2], out: [&mut [i32]; 2]) {
     let len = digits[0].len();
@@ -22,7 +23,8 @@ pub unsafe fn dots(rows: &[u8], digits: [&[u8]; 2], out: [&mut [i32]; 2]) {
         let mut sums = [[_mm512_setzero_si512(); 2]; 2];
         for (b, block) in row.as_chunks::<BLOCK_BYTES>().0.iter().enumerate() {
             let at = block.as_ptr();
-            // SAFETY: a block is three lines, a row of digits four for each; a prefetch cannot fault.
+            // SAFETY: a block has three lines, and a row of digits four lines per block; a prefetch
+            // cannot fault.
             unsafe {
                 for line in (0..BLOCK_BYTES).step_by(64) {
                     let [near, far] = PREFETCH_BYTES.map(|ahead| at.wrapping_add(ahead + line));
@@ -40,7 +42,7 @@ pub unsafe fn dots(rows: &[u8], digits: [&[u8]; 2], out: [&mut [i32]; 2]) {
                 ];
                 for (s, rest) in middles.into_iter().enumerate() {
                     let four = if s < 2 { tops[s] } else { more_tops[s - 2] };
-                    // top ? four : rest, then all but the lowest two bits, and their middle.
+                    // top ? four : rest; the lowest two bits become their middle.
                     let six = _mm512_ternarylogic_epi32::<0xca>(top, four, rest);
                     let weights = _mm512_or_si512(_mm512_and_si512(six, kept), middle);
                     for (digits, sums) in digits.iter().zip(&mut sums) {

@@ -1,9 +1,10 @@
-//! AMX-INT8: 16 × 16 sums in a tile register, beside the vectors of AVX-512.
+//! AMX-INT8: 16 × 16 sums in a tile register, in addition to the vectors of AVX-512.
 //!
 //! `tdpbsud` multiplies a register of 16 rows of 64 activations by one of 16 code vectors: row `k` of
-//! the second holds, for each of 16 outputs, the codes of inputs `4 k..4 k + 4`, which is what a code
-//! vector is. So many rows work as [`super::many`] lays it out, 16 code vectors at a time; what is added
-//! is what `vpdpbusd` adds. Few rows are multiplied by vectors: a register takes as long for them.
+//! the second holds, for each of 16 outputs, the codes of inputs `4 k..4 k + 4`, exactly a code vector.
+//! So many rows use the loop of [`super::many`] with 16 code vectors at a time, and the sums equal
+//! those of `vpdpbusd`. Few rows use vectors, because a tile register takes as long for few rows as for
+//! many.
 
 use std::{
     arch::{asm, x86_64::*},
@@ -13,7 +14,7 @@ use std::{
 
 use super::{
     super::{
-        Expand, Tile, Vectors, Work, block_rows,
+        Expand, Tile, Vectors, Work, block_rows, enabled,
         many::{self, Codes, Many},
         peak,
         registers::{
@@ -22,45 +23,32 @@ use super::{
     },
     Vnni,
 };
-use crate::{
-    formats::{Format, TILE_ROWS, i2_s::I2S, tl1::Tl1, tl2::Tl2},
-    kernels::gemm::Product,
-};
+use crate::{formats::TILE_ROWS, kernels::gemm::Product};
 
 /// AVX-512 with VNNI, and AMX-INT8.
-struct Amx;
+pub(in super::super) struct Amx;
 
-/// Rows from which registers of tiles are faster than vectors.
+/// Smallest number of rows for which tile registers are faster than vectors.
 const FEW: usize = 5;
-/// Code vectors that are expanded while those before are multiplied: whole blocks of every format.
+/// Code vectors that are expanded while the previous ones are multiplied: whole blocks in every format.
 const UNIT: usize = 3 * SIDE;
 
 /// Runs the product.
 ///
 /// # Safety
-/// As for [`super::gemm_vnni`], and the machine has AMX: [`super::super::registers::is_available`].
-pub(in crate::kernels) unsafe fn gemm(product: Product<'_>) {
-    // SAFETY: passed on from the caller.
-    unsafe {
-        match product.format {
-            Format::I2S => gemm_as::<I2S>(product),
-            Format::Tl1 => gemm_as::<Tl1>(product),
-            Format::Tl2 => gemm_as::<Tl2>(product),
-        }
-    }
-}
-
-unsafe fn gemm_as<E: Expand<Amx>>(product: Product<'_>) {
-    // SAFETY: passed on from the caller.
+/// The machine has AVX-512 with VNNI and AMX ([`super::super::registers::is_available`]); the shapes
+/// of `product` are consistent.
+pub(in super::super) unsafe fn gemm<E: Expand<Amx>>(product: Product<'_>) {
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match product.sums.len() {
             FEW..=ROWS_MAX => gemm_in_registers::<E>(product),
-            _ => super::super::gemm::<Amx, E>(product),
+            _ => super::super::gemm_as::<Amx, E>(product),
         }
     }
 }
 
-/// The product with so few rows that all sums of a pair of tiles stay in registers.
+/// The product with at most [`ROWS_MAX`] rows: all sums of a pair of tiles stay in registers.
 ///
 /// # Safety
 /// As for [`gemm`].
@@ -75,7 +63,7 @@ unsafe fn gemm_in_registers<E: Expand<Amx>>(product: Product<'_>) {
         let shape = Shape { rows, pair: tile_count - first > 1 };
         // SAFETY: the tiles, rows and outputs are inside the product's slices, checked above.
         unsafe {
-            registers.hold(rows);
+            registers.configure(rows);
             let pair = Pair {
                 tile: Tile { bytes: tiles.as_ptr().add(first * tile_bytes), blocks },
                 tile_bytes,
@@ -90,15 +78,15 @@ unsafe fn gemm_in_registers<E: Expand<Amx>>(product: Product<'_>) {
     }
 }
 
-/// Products of so many rounds of nothing but multiplications.
+/// Runs `rounds` rounds of multiply instructions only; returns the number of products.
 ///
 /// # Safety
 /// As for [`gemm`].
-pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
+pub(in super::super) unsafe fn products_of(rounds: usize) -> usize {
     let mut registers = Registers::default();
-    // SAFETY: the caller has AMX; registers are zero.
+    // SAFETY: the caller has AMX; the registers are zero.
     unsafe {
-        registers.hold(ROWS_MAX);
+        registers.configure(ROWS_MAX);
         for _ in 0..rounds {
             asm!(
                 "tdpbsud tmm0, tmm4, tmm6",
@@ -112,11 +100,11 @@ pub(in crate::kernels) unsafe fn products_of(rounds: usize) -> usize {
     rounds * 4 * SIDE * SIDE * 64
 }
 
-/// What [`multiply_pair`] works on: one tile or two, and up to 32 rows.
+/// Operands of [`multiply_pair`]: one or two tiles, and up to 32 rows.
 #[derive(Clone, Copy)]
 struct Pair {
     tile: Tile,
-    /// From one tile to the next.
+    /// Bytes from one tile to the next.
     tile_bytes: usize,
     x: *const i8,
     x_stride: usize,
@@ -129,11 +117,11 @@ struct Pair {
 /// Expanded codes of each tile.
 type Units = [[MaybeUninit<__m512i>; UNIT]; 2];
 
-/// All sums of a pair of tiles. The expansion of a unit and the products of the one before depend on
-/// nothing of each other: the processor does both at once.
+/// Computes all sums of a pair of tiles. The expansion of a unit and the products of the previous one are
+/// independent, so the processor overlaps them.
 ///
 /// # Safety
-/// Registers are laid out for the rows; all that the pair points to is there.
+/// The registers are configured for the rows; the pointers of `pair` are valid.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn multiply_pair<E: Expand<Amx>>(pair: Pair, shape: Shape) {
     let unit = UNIT / (E::PARTS * E::CODES);
@@ -141,7 +129,7 @@ unsafe fn multiply_pair<E: Expand<Amx>>(pair: Pair, shape: Shape) {
     let range = |index: usize| index * unit..((index + 1) * unit).min(pair.tile.blocks);
     let mut units: [Units; 2] =
         [const { [const { [const { MaybeUninit::uninit() }; UNIT] }; 2] }; 2];
-    // SAFETY: blocks of a unit are the tile's; what is multiplied was expanded before.
+    // SAFETY: the blocks of a unit are in the tile; units are expanded before they are multiplied.
     unsafe {
         clear_sums();
         let mut steps = expand_unit::<E>(pair, shape, range(0), &mut units[0]);
@@ -167,8 +155,8 @@ unsafe fn multiply_pair<E: Expand<Amx>>(pair: Pair, shape: Shape) {
     }
 }
 
-/// Expands these blocks of each tile, and asks for those of the pair that follows. Returns how many
-/// steps of 16 code vectors they are.
+/// Expands these blocks of each tile, and prefetches those of the next pair. Returns the number of steps
+/// of 16 code vectors.
 ///
 /// # Safety
 /// As for [`multiply_pair`].
@@ -181,7 +169,7 @@ unsafe fn expand_unit<E: Expand<Amx>>(
     units: &mut Units,
 ) -> usize {
     for (index, unit) in units.iter_mut().take(1 + usize::from(shape.pair)).enumerate() {
-        // SAFETY: the tile is there, and so are its blocks.
+        // SAFETY: the tile and its blocks are inside the slice.
         unsafe {
             let bytes = pair.tile.bytes.add(index * pair.tile_bytes);
             let tile = Tile { bytes, ..pair.tile };
@@ -191,30 +179,13 @@ unsafe fn expand_unit<E: Expand<Amx>>(
     (blocks.len() * E::PARTS * E::CODES).div_ceil(SIDE)
 }
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn block_amx<E: Expand<Amx>, const R: usize, const A: usize, const TILES: usize>(
-    work: Work,
-) {
-    // SAFETY: passed on from the caller.
-    unsafe { block_rows::<Amx, E, R, A, TILES>(work) }
-}
+enabled!(Amx, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", block_amx, expand_amx, peak_amx);
 
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn expand_amx<E: Expand<Amx>>(
-    tile: Tile,
-    blocks: Range<usize>,
-    ahead: usize,
-    codes: &mut Codes<Amx>,
-) {
-    // SAFETY: passed on from the caller.
-    unsafe { many::expand::<Amx, E>(tile, blocks, ahead, codes) }
-}
-
-/// The first chunk's sums begin at `−Σ q`.
+/// Sets the outputs to `−Σ q` before the first chunk.
 #[target_feature(enable = "avx512f")]
 unsafe fn begin(many: &Many<Amx>, rows: usize, tiles: usize) {
     for row in 0..rows {
-        // SAFETY: the rows' sums and outputs are there.
+        // SAFETY: the pointers are valid for the sums and outputs of all rows.
         unsafe {
             let less = _mm512_set1_epi32(-*many.sums.add(row));
             for tile in 0..tiles {
@@ -225,12 +196,6 @@ unsafe fn begin(many: &Many<Amx>, rows: usize, tiles: usize) {
             }
         }
     }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn peak_amx(rounds: usize) {
-    // SAFETY: passed on from the caller.
-    unsafe { peak::accumulate_all::<Amx>(rounds) }
 }
 
 impl Vectors for Amx {
@@ -244,23 +209,23 @@ impl Vectors for Amx {
 
     #[inline(always)]
     unsafe fn accumulate(sum: __m512i, codes: __m512i, x: __m512i) -> __m512i {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { Vnni::accumulate(sum, codes, x) }
     }
 
     #[inline(always)]
     unsafe fn add_widened(total: __m512i, sum: __m512i) -> __m512i {
-        // SAFETY: passed on from the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { Vnni::add_widened(total, sum) }
     }
 
     unsafe fn run_many(many: Many<Self>, rows: usize, tiles: usize, registers: &mut Registers) {
-        // SAFETY: the rows and tiles, their outputs and codes are there; the machine has AMX.
+        // SAFETY: the pointers are valid for the rows and tiles; the machine has AMX.
         unsafe {
             if !many.sums.is_null() {
                 begin(&many, rows, tiles);
             }
-            registers.hold(rows);
+            registers.configure(rows);
             for tile in (0..tiles).step_by(2) {
                 let shape = Shape { rows, pair: tiles - tile > 1 };
                 let y = many.y.add(tile * TILE_ROWS);

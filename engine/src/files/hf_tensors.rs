@@ -1,0 +1,212 @@
+//! Safetensors to roles: the tensor of a Hugging Face folder for each matrix and norm, its type, and
+//! the location of its bytes.
+
+use std::collections::HashMap;
+
+use super::{
+    dense::DenseType,
+    error::{ModelError, Problem},
+    hf_config::WeightStorage,
+    mmap::Bytes,
+    model::{DenseTensor, Span, Tensors, TernaryTensor, norm_len, norms},
+    safetensors::{Dtype, TensorEntry},
+    ternary::Packing,
+};
+use crate::{
+    config::{Linear, ModelConfig, Norm},
+    formats::Scale,
+};
+
+/// Assigns a tensor of the files to each role of the model.
+///
+/// # Errors
+/// Names the first tensor that is missing, has the wrong type or shape, or has no role.
+pub(crate) fn find(
+    entries: HashMap<String, (usize, TensorEntry)>,
+    files: &[Bytes],
+    config: &ModelConfig,
+    storage: WeightStorage,
+) -> Result<Tensors, ModelError> {
+    let mut finder = Finder { entries, files };
+    let tensors = finder.tensors(config, storage)?;
+    finder.refuse_leftovers(config)?;
+    Ok(tensors)
+}
+
+/// Takes tensors out of the files' listing, one role at a time.
+struct Finder<'a> {
+    entries: HashMap<String, (usize, TensorEntry)>,
+    files: &'a [Bytes],
+}
+
+impl Finder<'_> {
+    fn tensors(
+        &mut self,
+        config: &ModelConfig,
+        storage: WeightStorage,
+    ) -> Result<Tensors, ModelError> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding = self.dense("model.embed_tokens.weight".to_owned(), &[vocab, hidden])?;
+        let head = if config.tied_head {
+            None
+        } else {
+            Some(self.dense("lm_head.weight".to_owned(), &[vocab, hidden])?)
+        };
+        // Not reserved ahead: a false layer count must fail at the first missing tensor.
+        let mut linears = Vec::new();
+        for layer in 0..config.layer_count {
+            let mut of_layer = Vec::with_capacity(Linear::ALL.len());
+            for linear in Linear::ALL {
+                let (rows, cols) = config.linear_shape(linear);
+                of_layer.push(self.linear(linear_name(layer, linear), rows, cols, storage)?);
+            }
+            linears.push(of_layer);
+        }
+        let mut by_role = HashMap::new();
+        for norm in norms(config) {
+            by_role.insert(norm, self.dense(norm_name(norm), &[norm_len(config, norm)])?);
+        }
+        Ok(Tensors { linears, norms: by_role, embedding, head })
+    }
+
+    fn take(&mut self, name: &str) -> Result<(usize, TensorEntry), ModelError> {
+        self.entries
+            .remove(name)
+            .ok_or_else(|| ModelError::MissingTensor { tensor: name.to_owned() })
+    }
+
+    fn dense(&mut self, name: String, shape: &[usize]) -> Result<DenseTensor, ModelError> {
+        let (file, entry) = self.take(&name)?;
+        let dtype = dense_type(&entry, "F32, F16 or BF16")?;
+        check_shape(&entry, shape)?;
+        let span = Span { file, range: entry.range };
+        let (rows, cols) = match *shape {
+            [rows, cols] => (rows, cols),
+            _ => (1, shape[0]),
+        };
+        Ok(DenseTensor { name, span, rows, cols, dtype })
+    }
+
+    fn linear(
+        &mut self,
+        name: String,
+        rows: usize,
+        cols: usize,
+        storage: WeightStorage,
+    ) -> Result<TernaryTensor, ModelError> {
+        let (file, entry) = self.take(&name)?;
+        let packing = if storage == WeightStorage::Online {
+            check_shape(&entry, &[rows, cols])?;
+            Packing::Online(dense_type(&entry, "F32, F16 or BF16")?)
+        } else {
+            if entry.dtype != Dtype::U8 {
+                return Err(wrong_type(&entry, "U8 (packed ternary)"));
+            }
+            if !rows.is_multiple_of(4) {
+                let problem =
+                    Problem::NotAMultiple { what: "row count", value: rows as u64, of: 4 };
+                return Err(ModelError::bad_tensor(&name, entry.range.start as u64, problem));
+            }
+            check_shape(&entry, &[rows / 4, cols])?;
+            let scale = self.scale(format!("{name}_scale"))?;
+            Packing::Planar(match storage {
+                WeightStorage::PackedDivide => Scale::Divide(scale),
+                _ => Scale::Multiply(scale),
+            })
+        };
+        let span = Span { file, range: entry.range };
+        Ok(TernaryTensor { name, span, rows, cols, packing, permuted_heads: None })
+    }
+
+    /// A `weight_scale` tensor: one element, in any number of dimensions.
+    fn scale(&mut self, name: String) -> Result<f32, ModelError> {
+        let (file, entry) = self.take(&name)?;
+        let dtype = dense_type(&entry, "F32, F16 or BF16")?;
+        if entry.shape.iter().any(|&dim| dim != 1) {
+            return Err(shape_error(&entry, &[1]));
+        }
+        let mut scale = [0f32];
+        super::dense::widen(dtype, &self.files[file][entry.range.clone()], &mut scale);
+        if !(scale[0].is_finite() && scale[0] > 0.0) {
+            let problem = Problem::BadScale(scale[0]);
+            return Err(ModelError::bad_tensor(&name, entry.range.start as u64, problem));
+        }
+        Ok(scale[0])
+    }
+
+    /// Refuses tensors without a role, because they may change the computation.
+    fn refuse_leftovers(self, config: &ModelConfig) -> Result<(), ModelError> {
+        let ignored = |name: &str| {
+            // A tied model does not use its head; frequencies follow from theta.
+            (config.tied_head && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
+        };
+        let mut left: Vec<String> =
+            self.entries.into_keys().filter(|name| !ignored(name)).collect();
+        left.sort_unstable();
+        match left.into_iter().next() {
+            Some(tensor) => Err(ModelError::UnexpectedTensor { tensor }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn dense_type(entry: &TensorEntry, expected: &'static str) -> Result<DenseType, ModelError> {
+    match entry.dtype {
+        Dtype::F32 => Ok(DenseType::F32),
+        Dtype::F16 => Ok(DenseType::F16),
+        Dtype::Bf16 => Ok(DenseType::Bf16),
+        _ => Err(wrong_type(entry, expected)),
+    }
+}
+
+fn wrong_type(entry: &TensorEntry, expected: &'static str) -> ModelError {
+    let found = super::error::shorten(entry.dtype.name());
+    ModelError::TensorType { tensor: entry.name.clone(), found, expected }
+}
+
+fn check_shape(entry: &TensorEntry, shape: &[usize]) -> Result<(), ModelError> {
+    if entry.shape.iter().copied().eq(shape.iter().map(|&dim| dim as u64)) {
+        return Ok(());
+    }
+    Err(shape_error(entry, shape))
+}
+
+fn shape_error(entry: &TensorEntry, shape: &[usize]) -> ModelError {
+    let found = entry.shape.iter().copied().take(8).collect();
+    let expected = shape.iter().map(|&dim| dim as u64).collect();
+    ModelError::TensorShape { tensor: entry.name.clone(), found, expected }
+}
+
+/// Module path of a linear inside its layer.
+fn linear_module(linear: Linear) -> &'static str {
+    match linear {
+        Linear::Q => "self_attn.q_proj",
+        Linear::K => "self_attn.k_proj",
+        Linear::V => "self_attn.v_proj",
+        Linear::O => "self_attn.o_proj",
+        Linear::Gate => "mlp.gate_proj",
+        Linear::Up => "mlp.up_proj",
+        Linear::Down => "mlp.down_proj",
+    }
+}
+
+/// Name of a linear's tensor in the folder.
+pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
+    format!("model.layers.{layer}.{}.weight", linear_module(linear))
+}
+
+/// Name of a norm's tensor in the folder.
+pub(crate) fn norm_name(norm: Norm) -> String {
+    match norm {
+        Norm::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
+        Norm::AttentionSub(layer) => format!("model.layers.{layer}.self_attn.attn_sub_norm.weight"),
+        Norm::FeedForward(layer) => {
+            format!("model.layers.{layer}.post_attention_layernorm.weight")
+        }
+        Norm::FeedForwardSub(layer) => format!("model.layers.{layer}.mlp.ffn_sub_norm.weight"),
+        Norm::Linear(layer, linear) => {
+            format!("model.layers.{layer}.{}.rms_norm.weight", linear_module(linear))
+        }
+        Norm::Final => "model.norm.weight".to_owned(),
+    }
+}

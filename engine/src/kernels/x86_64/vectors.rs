@@ -1,0 +1,126 @@
+//! The interface of an instruction set ([`Vectors`]) and of a format's expansion ([`Expand`]).
+
+use std::ops::Range;
+
+use super::{Work, many};
+#[cfg(doc)]
+use super::{block_rows, peak};
+
+/// Largest number of code vectors from one [`Expand::codes`].
+pub(super) const CODES_MAX: usize = 3;
+
+/// Vectors of one instruction set and the arithmetic on them.
+///
+/// # Safety
+/// Methods need the instruction set; pointers must be valid for the reads and writes of each method.
+pub(super) trait Vectors: Sized {
+    /// A tile's 16 lanes: codes, or sums.
+    type Lanes: Copy;
+    /// Four activations in every lane.
+    type Broadcast: Copy;
+
+    /// Largest number of activation rows with all sums in registers.
+    const ROWS_MAX: usize;
+
+    /// Calls of [`Vectors::accumulate`] on one accumulator before it must be widened.
+    const ACCUMULATE_MAX: usize;
+
+    /// Smallest number of rows for which two tiles share a broadcast.
+    const PAIR_ROWS_MIN: usize;
+
+    /// Numbers of rows for which four tiles share a broadcast.
+    const FOUR_ROWS: Range<usize>;
+
+    /// Smallest number of rows for which codes are expanded once for all rows ([`many`]).
+    const MANY_ROWS_MIN: usize;
+
+    /// Largest number of rows with all sums in registers, in [`many`].
+    const MANY_ROWS: usize;
+    /// The number of tiles for that.
+    const MANY_TILES: usize;
+
+    /// Code vectors are padded with zeros to a multiple of this number, in [`many`].
+    const MANY_CODES: usize;
+
+    /// State of [`Vectors::run_many`] between calls.
+    type Kept: Default;
+
+    /// All zeros.
+    unsafe fn zero() -> Self::Lanes;
+
+    /// `value` in every int32 lane.
+    unsafe fn splat(value: i32) -> Self::Lanes;
+
+    /// The 16 int32 lanes at `from`.
+    unsafe fn load(from: *const i32) -> Self::Lanes;
+
+    /// Writes the 16 int32 lanes to `to`.
+    unsafe fn store(to: *mut i32, lanes: Self::Lanes);
+
+    /// The 4 bytes at `from` in every lane.
+    unsafe fn broadcast(from: *const i8) -> Self::Broadcast;
+
+    /// Adds the products of codes and activations to an accumulator.
+    unsafe fn accumulate(sum: Self::Lanes, codes: Self::Lanes, x: Self::Broadcast) -> Self::Lanes;
+
+    /// Adds int32 lanes.
+    unsafe fn add(a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
+
+    /// Adds an accumulator to int32 lanes.
+    unsafe fn add_widened(total: Self::Lanes, sum: Self::Lanes) -> Self::Lanes;
+
+    /// Runs [`block_rows`] for `rows` rows, at most [`Vectors::ROWS_MAX`], and one tile, or two from
+    /// [`Vectors::PAIR_ROWS_MIN`] rows of the product on, with the instruction set enabled.
+    unsafe fn run<E: Expand<Self>>(work: Work, rows: usize, tiles: usize);
+
+    /// Runs [`many::expand`] with the instruction set enabled.
+    unsafe fn expand<E: Expand<Self>>(
+        tile: Tile,
+        blocks: Range<usize>,
+        ahead: usize,
+        codes: &mut many::Codes<Self>,
+    );
+
+    /// Runs [`many::rows_by_tiles`] or an equivalent for at most [`Vectors::MANY_ROWS`] rows
+    /// and [`Vectors::MANY_TILES`] tiles, with the instruction set enabled.
+    unsafe fn run_many(many: many::Many<Self>, rows: usize, tiles: usize, kept: &mut Self::Kept);
+
+    /// Runs [`peak::accumulate_all`] with the instruction set enabled.
+    unsafe fn run_peak(rounds: usize);
+}
+
+/// Expands a format's bytes to code vectors.
+///
+/// # Safety
+/// As for [`Vectors`]; `block` is a block of `tile`.
+pub(super) trait Expand<T: Vectors> {
+    /// Inputs of a block.
+    const BLOCK_COLS: usize;
+    /// Parts in which a block is expanded.
+    const PARTS: usize;
+    /// Code vectors of a part.
+    const CODES: usize;
+
+    /// Offset of a block's indices in its tile.
+    #[inline(always)]
+    fn place(block: usize) -> usize {
+        64 * block
+    }
+
+    /// Cache lines from a block's indices to the next block's.
+    #[inline(always)]
+    fn lines(_block: usize) -> usize {
+        1
+    }
+
+    /// Codes of a part of a block: vector `c` is multiplied by the four activations from
+    /// `4 (CODES part + c)` of the block.
+    unsafe fn codes(tile: Tile, block: usize, part: usize) -> [T::Lanes; CODES_MAX];
+}
+
+/// One tile's bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    pub bytes: *const u8,
+    pub blocks: usize,
+}
