@@ -103,7 +103,9 @@ pub(super) async fn claim(
             }
         }
     }
-    finish_within(&mut tx, &unreadable, now).await?;
+    if !unreadable.is_empty() {
+        finish_within(&mut tx, &unreadable, now).await?;
+    }
     tx.commit().await?;
     Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
 }
