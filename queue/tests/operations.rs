@@ -216,7 +216,7 @@ async fn heartbeat_returns_drain_and_pause() {
         assert_eq!((listed[0].silent, listed[0].drain_requested), (Duration::from_secs(1), false));
 
         assert!(store.request_drain(&beat.owner).await.unwrap());
-        assert!(!store.request_drain("nobody").await.unwrap());
+        assert!(!store.request_drain("unknown").await.unwrap());
         store.set_paused(&queue(), true).await.unwrap();
         let stop = Directive { drain: true, paused: true };
         assert_eq!(store.heartbeat(&Heartbeat { draining: true, ..later }).await.unwrap(), stop);

@@ -86,7 +86,7 @@ async fn password_is_never_printed() {
     let mut shown = vec![format!("{store:?}")];
     for url in [
         format!("postgres://postgres:{secret}@{at}/no_such_database"),
-        format!("postgres://nobody:{secret}@{at}/postgres"),
+        format!("postgres://stranger:{secret}@{at}/postgres"),
         format!("postgres://postgres:{secret}@{at}/postgres?sslmode=require"),
         format!("postgres://postgres:{secret}@{at}/postgres?sslmode=perhaps"),
         format!("postgres://postgres:{secret}@127.0.0.1:1/postgres"),
@@ -125,7 +125,7 @@ async fn connection_error_names_server_and_reason() {
     let closed = "127.0.0.1:1".to_owned();
     for (url, address, reason) in [
         (format!("postgres://postgres:hunter2@{closed}/postgres"), closed, "refused"),
-        (format!("postgres://nobody:hunter2@{at}/postgres"), at.clone(), "\"nobody\""),
+        (format!("postgres://stranger:hunter2@{at}/postgres"), at.clone(), "\"stranger\""),
         (format!("postgres://postgres:hunter2@{at}/nothing"), at, "\"nothing\""),
         (format!("postgres://postgres:hunter2@{silent}/postgres"), silent, "no answer"),
     ] {

@@ -140,7 +140,7 @@ async fn garbage_in_stream_is_dropped_and_counted() {
     let garbage: [&[&str]; 5] = [
         &["x", "y"],
         &["v", "3", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "1"],
-        &["v", "1", "id", "nobody", "cost", "1"],
+        &["v", "1", "id", "unknown", "cost", "1"],
         &["v", "1", "id", "0190b7a0-0000-7000-8000-000000000000", "cost", "-1"],
         &["v", "1", "id", "0190b7a0-0000-7000-8000-000000000000"],
     ];
@@ -290,7 +290,7 @@ async fn only_consumers_without_entries_are_removed() {
     tokio::time::sleep(IDLE).await;
     assert_eq!(dispatcher.remove_idle_consumers(&queue(), IDLE).await.unwrap(), 1);
     assert_eq!(pending(&redis).await, 1);
-    // Whoever was taken for dead goes on.
+    // The worker that was taken for dead continues.
     assert_eq!(pull(&dispatcher, "done", 1).await.len(), 1);
 }
 
