@@ -46,7 +46,7 @@ impl JobId {
         Self(Uuid::from_u128(ms << 80))
     }
 
-    /// The sixteen bytes, whose order is the order of submission.
+    /// The sixteen bytes; their order is the order of submission.
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
     }

@@ -172,7 +172,7 @@ pub const RECONCILED_MAX: usize = 8192;
 pub struct Reconciled {
     /// Jobs that changed their state.
     pub moved: u64,
-    /// Jobs among them whose lease expired.
+    /// Jobs among them with an expired lease.
     pub lapsed: u64,
     /// Jobs that are queued now, of any queue, at most [`RECONCILED_MAX`]. A dispatcher may not know
     /// them; [`Store::queued`] returns the rest.
@@ -205,7 +205,7 @@ pub struct Progress {
     pub failed: u64,
     /// Cancelled jobs.
     pub cancelled: u64,
-    /// Jobs whose deadline passed.
+    /// Jobs past their deadline.
     pub expired: u64,
     /// Prompt tokens of completed jobs.
     pub prompt_tokens: u64,
@@ -235,7 +235,7 @@ pub trait Store: Send + Sync {
     /// Records jobs, in one transaction. A job with a known id stays as it is.
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError>;
 
-    /// Claims the jobs that are queued or whose lease expired, each with a new epoch and a lease. Ids
+    /// Claims the jobs that are queued or have an expired lease, each with a new epoch and a lease. Ids
     /// that are not returned are finished, not due, unknown or under a live lease: the caller
     /// acknowledges them without running them. A job that cannot be read ends its attempt with an
     /// error.
@@ -254,12 +254,12 @@ pub trait Store: Send + Sync {
     /// Returns the claims that no longer hold: their work must stop.
     async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError>;
 
-    /// Records how attempts ended, in one transaction. Only attempts whose epoch still matches a
+    /// Records how attempts ended, in one transaction. Only attempts with the epoch of a
     /// running job are written and returned; the results of the others must be discarded. The call
     /// may be repeated after an error.
     async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError>;
 
-    /// Releases claims without counting an attempt; returns the jobs whose claim still held.
+    /// Releases claims without counting an attempt; returns the jobs of the claims that still held.
     async fn hand_back(&self, claims: &[ClaimRef]) -> Result<Vec<JobId>, StoreError>;
 
     /// Cancels the unfinished jobs; returns their ids.

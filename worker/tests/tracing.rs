@@ -53,11 +53,11 @@ async fn job_is_logged_with_its_attempt_and_trace() {
         found.unwrap_or_else(|| panic!("no {what} of {}: {log}", job.id))
     };
     for what in ["claimed", "how=\"completed\""] {
-        let said = line(&traced, what);
+        let logged = line(&traced, what);
         let all = ["queue=tiny@i2_s", "attempt=1", trace, "parent_id=\"00f067aa0ba902b7\""];
-        assert!(all.iter().all(|part| said.contains(part)), "{said}");
+        assert!(all.iter().all(|part| logged.contains(part)), "{logged}");
     }
-    let said = line(&refused, "how=\"error\"");
-    assert!(said.contains("attempt=1") && !said.contains("trace_id"), "{said}");
+    let logged = line(&refused, "how=\"error\"");
+    assert!(logged.contains("attempt=1") && !logged.contains("trace_id"), "{logged}");
     assert!(!log.contains("a secret"), "{log}");
 }

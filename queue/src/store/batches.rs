@@ -307,7 +307,7 @@ pub trait Batches: Send + Sync {
         limit: u32,
     ) -> Result<Vec<BatchClaim>, StoreError>;
 
-    /// Claims up to `limit` batches whose [webhook is due](Batch::webhook_due), the earliest due
+    /// Claims up to `limit` batches with a [due webhook](Batch::webhook_due), the earliest due
     /// first.
     async fn claim_webhooks(
         &self,
@@ -342,7 +342,7 @@ pub trait Batches: Send + Sync {
     /// Cancels the unfinished jobs of a batch; returns how many.
     async fn cancel_batch_jobs(&self, id: BatchId) -> Result<u64, StoreError>;
 
-    /// Returns the results of the lines `first..=last` whose jobs are finished.
+    /// Returns the results of the lines `first..=last` with finished jobs.
     async fn finished_lines(
         &self,
         id: BatchId,

@@ -13,7 +13,7 @@ pub enum StoreError {
     #[error("store cannot be migrated: {0}")]
     Migrate(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A job belongs to another queue than the store's.
-    #[error("job {job} is not of queue {queue}, whose jobs are kept here")]
+    #[error("job {job} is not of queue {queue}, the only queue of this store")]
     OtherQueue {
         /// The job.
         job: JobId,

@@ -335,7 +335,7 @@ pub trait QueueHistory: Send + Sync {
     /// Returns the queues at their latest sample; `None` before the first one.
     async fn snapshot(&self) -> Result<Option<Snapshot>, StoreError>;
 
-    /// Returns the samples of a queue, or of all together, whose periods start in `from..to`, in
+    /// Returns the samples of a queue, or of all together, for periods that start in `from..to`, in
     /// order.
     async fn samples(
         &self,

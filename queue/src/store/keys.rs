@@ -68,7 +68,7 @@ pub trait Keys: Send + Sync {
     /// Adds a key; `created_at` is set by the store.
     async fn add_key(&self, key: &ApiKey, hash: &KeyHash) -> Result<(), StoreError>;
 
-    /// Adds a key if there is none yet; returns whether it did. Of several concurrent calls one
+    /// Adds a key if there are no keys yet; returns whether it did. Of several concurrent calls one
     /// succeeds.
     async fn add_first_key(&self, key: &ApiKey, hash: &KeyHash) -> Result<bool, StoreError>;
 

@@ -140,7 +140,7 @@ impl PostgresStore {
         Ok(connection.close().await?)
     }
 
-    /// Connects to a database whose schema is at least this program's.
+    /// Connects to a database with a schema of this release or later.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] when the server cannot be reached, [`StoreError::Migrate`] with

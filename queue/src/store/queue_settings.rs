@@ -44,7 +44,7 @@ pub struct QueueOverview {
     pub progress: Progress,
     /// Time since the oldest queued job was submitted.
     pub oldest_queued: Option<Duration>,
-    /// Unclaimed jobs whose deadline has passed; the next reconciliation marks them as expired.
+    /// Unclaimed jobs past their deadline; the next reconciliation marks them as expired.
     pub overdue: u64,
     /// Live workers that serve the queue.
     pub workers: u64,

@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use crate::job::{QueueName, Timestamp};
 
-/// A worker whose last heartbeat is older than this does not block [`reset_class`]: about a dozen
+/// A worker with a last heartbeat older than this does not block [`reset_class`]: about a dozen
 /// missed heartbeats.
 ///
 /// [`reset_class`]: super::NumericsClasses::reset_class
 pub const SILENT_ALIVE_MAX: Duration = Duration::from_secs(30);
 
-/// A worker whose last heartbeat is older than this is deleted by maintenance.
+/// A worker with a last heartbeat older than this is deleted by maintenance.
 pub(super) const SILENT_KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Report that a worker sends every few seconds.

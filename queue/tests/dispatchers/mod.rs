@@ -111,14 +111,14 @@ pub async fn quotas_limit_waiting_tokens_of_queue_and_tenant<F: Fixture>() {
     assert_eq!(asked("c", 3).await, Some(Limit::Tenant(12)));
     assert_eq!(asked("b", 4).await, Some(Limit::Tokens(30)));
     assert_eq!(asked("b", 8).await, Some(Limit::Entries(10)));
-    assert_eq!(asked("b", 3).await, None, "asking takes nothing");
+    assert_eq!(asked("b", 3).await, None, "checking adds nothing");
     let batch = Demand::of(&of("b", 3)).remove(0).leaving_room();
     let busy = dispatcher.admit(&batch, &quotas).await.unwrap_err();
     assert!(matches!(busy, DispatchError::Busy { limit: Limit::Tokens(24), .. }), "{busy}");
-    // What was delivered waits no more.
+    // Delivered entries do not wait any more.
     assert_eq!(pull(&dispatcher, "w", 3).await.len(), 3);
     assert_eq!(asked("a:1", 1).await, None);
-    // One that is larger than its bound goes alone.
+    // An entry larger than the quota is accepted alone.
     let large = Quotas { tokens: Some(4), each_tenant: Some(4), ..Quotas::default() };
     let demands = Demand::of(&of("d", 2));
     assert!(dispatcher.admit(&demands[0], &large).await.is_err());
@@ -139,7 +139,7 @@ pub async fn entry_enqueued_twice_is_delivered_once<F: Fixture>() {
     let rest = pull(&dispatcher, "a", 10).await;
     assert_eq!((first.len(), rest.len()), (2, 1));
     assert_eq!(dispatcher.acknowledge("a", &first).await.unwrap(), 2);
-    // Acknowledged is forgotten: the store decides whether it may come again.
+    // Acknowledged entries are forgotten, so the same job can be enqueued again.
     dispatcher.enqueue(&fed).await.unwrap();
     assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 2);
 }

@@ -83,7 +83,7 @@ async fn sentinels_provide_the_master() {
     let url = format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/main", sentinel.port.number());
     let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
     let fed = entries(3);
-    // A machine under load makes it take the master for down for a moment.
+    // On a loaded machine the sentinel may think for a moment that the master is down.
     enqueue_soon(&dispatcher, &fed).await;
     assert_eq!(ids(&pull(&dispatcher, "a", 10).await), ids_of(&fed));
     redis.kill();
@@ -115,7 +115,7 @@ async fn client_follows_a_failover() {
         assert!(started.elapsed() < Duration::from_secs(30), "no server became master");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // The first pulls may meet connections that the failover has broken.
+    // The first pulls may use connections that the failover has broken.
     let mut pulled = Vec::new();
     while pulled.is_empty() && started.elapsed() < Duration::from_secs(60) {
         pulled = ids(&pull(&dispatcher, "a", 10).await);
@@ -172,8 +172,8 @@ async fn late_subscriber_gets_events_from_the_start() {
     events.publish_delta(other, 0, "Twice").await.unwrap();
     let seen = events.read_events(job, EventId::default(), Duration::ZERO).await.unwrap();
     let delta = JobEvent::Delta { choice: 0, text: "Once ".into() };
-    let said: Vec<JobEvent> = seen.iter().map(|(_, event)| event.clone()).collect();
-    assert_eq!(said, [JobEvent::Queued, JobEvent::Started, delta]);
+    let published: Vec<JobEvent> = seen.iter().map(|(_, event)| event.clone()).collect();
+    assert_eq!(published, [JobEvent::Queued, JobEvent::Started, delta]);
     // From where it was, it waits for more.
     let last = seen.last().unwrap().0;
     let waiting = {

@@ -69,7 +69,7 @@ async fn churn(seed: u64) {
                     model.waiting.insert(entry.id, entry.clone());
                     model.all.insert(entry.id, entry.clone());
                 }
-                // And some that are there already.
+                // Some are already known.
                 fed.extend(model.waiting.values().take(3).cloned());
                 let held = model.held.iter().flatten().take(3);
                 fed.extend(held.map(|delivery| model.all[&delivery.id].clone()));

@@ -72,7 +72,7 @@ async fn consumers_continue_after_redis_lost_all_data() {
             taken
         })
     };
-    // The loop drains the three that are left and then waits on the bell.
+    // The loop takes the remaining three and then waits for the doorbell.
     while dispatcher.depth(&queue()).await.unwrap() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -148,7 +148,7 @@ async fn garbage_in_stream_is_dropped_and_counted() {
         let words = [&["XADD", STREAM, "*"], fields].concat();
         let _: String = command(&redis, &words).await;
     }
-    // A job that waits already, a second time.
+    // A second entry of a waiting job.
     let again = fed[0].id.to_string();
     let _: String =
         command(&redis, &["XADD", STREAM, "*", "v", "1", "id", &again, "cost", "1"]).await;
@@ -204,11 +204,11 @@ async fn wait_ends_within_fifty_milliseconds_of_an_enqueue() {
         while command::<String>(&redis, &["INFO", "clients"]).await.contains("blocked_clients:0") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let told = Instant::now();
+        let enqueued_at = Instant::now();
         dispatcher.enqueue(&entries(1)).await.unwrap();
         let (taken, woken) = waiting.await.unwrap();
         assert_eq!(taken.len(), 1);
-        slowest = slowest.max(woken - told);
+        slowest = slowest.max(woken - enqueued_at);
         dispatcher.acknowledge("a", &taken).await.unwrap();
     }
     assert!(slowest < Duration::from_millis(50), "{slowest:?}");
@@ -222,7 +222,7 @@ async fn wait_is_longer_than_one_blocking_read() {
         let dispatcher = Arc::clone(&dispatcher);
         tokio::spawn(async move { pull_for(&dispatcher, "a", 1, Duration::from_secs(30)).await })
     };
-    // One blocking read takes five seconds at most.
+    // One blocking read lasts at most five seconds.
     tokio::time::sleep(Duration::from_millis(5500)).await;
     assert!(!waiting.is_finished());
     let fed = entries(1);
@@ -239,7 +239,7 @@ async fn dropped_pull_keeps_no_entries() {
             let one = Arc::clone(&one);
             tokio::spawn(async move { pull_for(&one, "gone", 4, Duration::from_secs(10)).await })
         };
-        // From before the look to well into the wait.
+        // From before the look until well into the wait.
         tokio::time::sleep(Duration::from_micros(round * 150)).await;
         let fed = entries(2);
         let enqueued = one.enqueue(&fed);
@@ -267,7 +267,7 @@ async fn entries_of_lost_answer_are_recovered() {
     let fed = entries(3);
     dispatcher.enqueue(&fed).await.unwrap();
     assert_eq!(pull(&dispatcher, "a", 1).await.len(), 1);
-    // The server is stopped while the pull is on its way: it will run, but its answer comes too late.
+    // The server is stopped during the pull: it executes the pull later, and the answer comes too late.
     redis.signal(Signal::Stop).unwrap();
     let queue = queue();
     let wish = Pull { queue: &queue, consumer: "a", max: 1, wait: Duration::ZERO };
@@ -275,7 +275,7 @@ async fn entries_of_lost_answer_are_recovered() {
     redis.signal(Signal::Continue).unwrap();
     let mut taken = pull(&dispatcher, "a", 10).await;
     taken.sort_by_key(|delivery| delivery.id);
-    assert_eq!(ids(&taken), ids_of(&fed[1..]), "not the one it knows");
+    assert_eq!(ids(&taken), ids_of(&fed[1..]), "without the known one");
     assert_eq!(dispatcher.stats().recovered, 1);
 }
 
@@ -290,7 +290,7 @@ async fn only_consumers_without_entries_are_removed() {
     tokio::time::sleep(IDLE).await;
     assert_eq!(dispatcher.remove_idle_consumers(&queue(), IDLE).await.unwrap(), 1);
     assert_eq!(pending(&redis).await, 1);
-    // The worker that was taken for dead continues.
+    // A consumer that was removed is created again.
     assert_eq!(pull(&dispatcher, "done", 1).await.len(), 1);
 }
 
@@ -318,5 +318,5 @@ async fn recovery_returns_at_most_max_entries() {
     assert!(dispatcher.pull(wish).await.is_err());
     redis.signal(Signal::Continue).unwrap();
     assert_eq!(ids(&pull(&dispatcher, "a", 1).await), [fed[0].id]);
-    assert_eq!(ids(&pull(&dispatcher, "b", 10).await), ids_of(&fed[1..]), "the rest is for others");
+    assert_eq!(ids(&pull(&dispatcher, "b", 10).await), ids_of(&fed[1..]), "others get the rest");
 }

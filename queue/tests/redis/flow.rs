@@ -72,7 +72,7 @@ async fn tenant_that_leaves_and_returns_keeps_its_debt() {
     dispatcher.enqueue(&flood).await.unwrap();
     let mut fed = flood;
     let (mut flood_tokens, mut large_tokens) = (0, 0);
-    // One large job whenever the last was taken: its stream is empty in between.
+    // A new large job after each one taken, so that its stream is empty in between.
     for _ in 0..200 {
         if large_tokens as usize / 100 + 1 > fed.len() - 500 {
             let large = entry(Priority::Normal, "large", 100);
@@ -121,7 +121,7 @@ async fn backlog_is_limited_in_tokens_and_returns_retry_time() {
         panic!("960 + 60 tokens are too many")
     };
     assert_eq!((limit, retry_after), (Limit::Tokens(1000), Duration::from_secs(1)), "no rate yet");
-    // What waits already is no more than it is.
+    // Entries that already wait are not counted again.
     dispatcher.enqueue(&fed).await.unwrap();
     let backlog = dispatcher.backlog(&queue()).await.unwrap();
     assert_eq!((backlog.entries, backlog.tokens, backlog.drain_rate), (9, 900, None));
@@ -132,7 +132,7 @@ async fn backlog_is_limited_in_tokens_and_returns_retry_time() {
     let backlog = dispatcher.backlog(&queue()).await.unwrap();
     assert_eq!((backlog.entries, backlog.tokens), (5, 500));
     assert!(backlog.oldest_ms.is_some_and(|ms| (20..10_000).contains(&ms)), "{backlog:?}");
-    // 400 tokens in (at least) the second over which a rate is taken.
+    // 400 tokens in the (at least one) second over which the rate is computed.
     assert!(backlog.drain_rate.is_some_and(|rate| (300.0..410.0).contains(&rate)), "{backlog:?}");
     let wait = backlog.estimated_wait().unwrap();
     assert!((1.0..2.0).contains(&wait.as_secs_f64()), "{wait:?}");
@@ -177,12 +177,12 @@ async fn delayed_entries_are_delivered_when_due() {
     let taken = pull_for(&dispatcher, "a", 10, Duration::from_secs(10)).await;
     assert_eq!(ids(&taken), ids_of(&fed[..1]));
     assert!(started.elapsed() < Duration::from_secs(1));
-    // A new time, and none at all.
+    // A new due time, and an immediate enqueue.
     dispatcher.delay(&[Delayed { entry: fed[1].clone(), due: in_ms(-1) }]).await.unwrap();
     dispatcher.enqueue(&fed[2..]).await.unwrap();
     assert_eq!(dispatcher.promote(&queue()).await.unwrap(), 1);
     assert_eq!(ids(&pull(&dispatcher, "a", 10).await), [fed[2].id, fed[1].id]);
-    // Delivered: neither call makes a second one of it.
+    // Already delivered: neither call adds a second entry.
     dispatcher.delay(&[Delayed { entry: fed[1].clone(), due: in_ms(-1) }]).await.unwrap();
     dispatcher.enqueue(&fed).await.unwrap();
     assert!(pull(&dispatcher, "a", 10).await.is_empty());
@@ -229,7 +229,7 @@ async fn forgotten_queue_leaves_no_keys_and_can_be_reused() {
     let keys: Vec<String> = command(&redis, &["KEYS", "tm:{tiny:*"]).await;
     assert!(keys.is_empty(), "{keys:?}");
     assert_eq!(dispatcher.acknowledge("a", &taken[2..]).await.unwrap(), 0);
-    assert_eq!(dispatcher.depth(&other).await.unwrap(), 1, "others keep theirs");
+    assert_eq!(dispatcher.depth(&other).await.unwrap(), 1, "the other queue is unchanged");
     let again = entries(2);
     dispatcher.enqueue(&again).await.unwrap();
     assert_eq!(ids(&pull(&dispatcher, "a", 10).await), ids_of(&again));

@@ -20,7 +20,7 @@ use crate::{
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// The directive before the first answer: a worker with operators waits for it, since its queue may be
-/// paused; others go on.
+/// paused; others start at once.
 pub(super) fn initial_directive(has_operations: bool) -> Directive {
     Directive { drain: false, paused: has_operations }
 }

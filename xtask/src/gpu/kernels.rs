@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{Place, list, number};
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
-    let words = place.sizes("bench kernels", "bench kernels --quick --batch 1,3 --prompt 12");
+    let words = place.sizes("bench kernels", "bench kernels --quick --batch 1 --prompt 12");
     let words: Vec<&str> = words.split(' ').collect();
     let found = place.measure(&words, &place.model()?)?;
     let mut text = String::new();

@@ -80,7 +80,7 @@ pub(super) async fn insert_jobs(
     Ok(())
 }
 
-/// Claims the jobs that are queued or whose lease expired, in the order of `ids`. A lost lease counts as
+/// Claims the jobs that are queued or have an expired lease, in the order of `ids`. A lost lease counts as
 /// an attempt; a job without attempts left is failed by the reconciler.
 pub(super) async fn claim(
     store: &PostgresStore,
@@ -215,7 +215,7 @@ pub(super) async fn checkpoint(
     lost(saved.iter().map(|(claim, _)| *claim), &store.fetch_all(save).await?)
 }
 
-/// Releases claims without counting an attempt; returns the jobs whose claim held.
+/// Releases claims without counting an attempt; returns the jobs of the claims that held.
 pub(super) async fn hand_back(
     store: &PostgresStore,
     claims: &[ClaimRef],
@@ -275,7 +275,7 @@ pub(super) async fn purge(store: &PostgresStore, ids: &[JobId]) -> Result<u64, S
     rows::count(&store.fetch_one(purge.bind(id_list(ids.iter().copied()))).await?, "jobs")
 }
 
-/// Records the attempts whose claim holds: state, result, usage and error at once. The others were
+/// Records the attempts with a claim that holds: state, result, usage and error at once. The others were
 /// fenced out. The statement completes the verdict, since it knows the attempts: an error of a job
 /// without attempts left fails it.
 const FINISH: &str = "

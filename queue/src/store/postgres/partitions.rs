@@ -230,7 +230,7 @@ async fn lock(tx: &mut PgConnection, tables: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Drops the partitions of days before a time whose jobs also finished before it.
+/// Drops the partitions of days before a time if their jobs also finished before it.
 async fn drop_before(
     connection: &mut PgConnection,
     oldest: i64,

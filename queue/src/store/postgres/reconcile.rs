@@ -16,7 +16,7 @@ use crate::{
 /// Jobs that one statement changes.
 const BATCH: i32 = 1000;
 
-/// Ends running attempts whose lease expired: the jobs are queued again or become dead letters.
+/// Ends running attempts with an expired lease: the jobs are queued again or become dead letters.
 const LAPSE: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     SELECT id FROM jobs WHERE state = 'running' AND lease_until <= (SELECT now FROM clock)
@@ -40,7 +40,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
 )
 SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
-/// Expires unclaimed jobs whose deadline has passed; ordered like [`PROMOTE`].
+/// Expires unclaimed jobs past their deadline; ordered like [`PROMOTE`].
 const EXPIRE: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     SELECT id FROM jobs

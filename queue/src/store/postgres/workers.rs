@@ -103,7 +103,7 @@ fn worker(row: &PgRow) -> Result<Worker, StoreError> {
     })
 }
 
-/// Deletes the worker of this name, or those whose last heartbeat is before a time.
+/// Deletes the worker of this name, or those with a last heartbeat before a time.
 pub(super) async fn forget(
     connection: &mut PgConnection,
     owner: Option<&str>,

@@ -78,7 +78,7 @@ pub(super) async fn records(store: &SqlStore, ids: &[JobId]) -> Result<Vec<JobRe
     found.iter().map(record).collect()
 }
 
-/// The jobs in a terminal state, with their outcomes. A job whose outcome was written by a later
+/// The jobs in a terminal state, with their outcomes. A job with an outcome written by a later
 /// release is left out: a process of that release returns it.
 pub(super) async fn finished(
     store: &SqlStore,

@@ -66,7 +66,7 @@ pub(super) async fn insert_jobs(
     Ok(())
 }
 
-/// Claims the queued jobs, in the order of `ids`, after queueing those whose lease expired.
+/// Claims the queued jobs, in the order of `ids`, after queueing those with an expired lease.
 pub(super) async fn claim(
     store: &SqliteStore,
     ids: &[JobId],
@@ -160,7 +160,7 @@ pub(super) async fn checkpoint(
     Ok(lost)
 }
 
-/// Releases claims without counting an attempt; returns the jobs whose claim held.
+/// Releases claims without counting an attempt; returns the jobs of the claims that held.
 pub(super) async fn hand_back(
     store: &SqliteStore,
     claims: &[ClaimRef],
@@ -214,7 +214,7 @@ pub(super) async fn purge(store: &SqliteStore, ids: &[JobId]) -> Result<u64, Sto
     store.execute(purge.bind(id_list(ids.iter().copied()))).await
 }
 
-/// Attempts and their limit of the jobs whose claims hold.
+/// Attempts and their limit of the jobs with a claim that holds.
 async fn attempts_of(
     tx: &mut Connection,
     finished: &[FinishedAttempt],
@@ -233,7 +233,7 @@ async fn attempts_of(
     found.iter().map(attempts).collect()
 }
 
-/// Records the attempts whose claim holds; the others were fenced out.
+/// Records the attempts with a claim that holds; the others were fenced out.
 pub(super) async fn finish(
     store: &SqliteStore,
     finished: &[FinishedAttempt],

@@ -30,7 +30,7 @@ pub(super) async fn reconcile(store: &SqliteStore) -> Result<Reconciled, StoreEr
     Ok(done)
 }
 
-/// Ends running attempts whose lease expired: the jobs are queued again or become dead letters.
+/// Ends running attempts with an expired lease: the jobs are queued again or become dead letters.
 pub(super) async fn lapse(tx: &mut Connection, now: i64) -> Result<Vec<Row>, StoreError> {
     let error = to_json(&lease_lost());
     let outcome = to_json(&Outcome::Error(lease_lost()));
@@ -68,7 +68,7 @@ pub(super) async fn lapse(tx: &mut Connection, now: i64) -> Result<Vec<Row>, Sto
     Ok(lapsed)
 }
 
-/// Expires unclaimed jobs whose deadline has passed. The states are listed so that the partial index is
+/// Expires unclaimed jobs past their deadline. The states are listed so that the partial index is
 /// used.
 async fn expire(tx: &mut Connection, now: i64) -> Result<u64, StoreError> {
     query(

@@ -76,7 +76,7 @@ impl Workers for SqliteStore {
     }
 }
 
-/// Deletes the worker of this name, or those whose last heartbeat is before a time, and adds their fault
+/// Deletes the worker of this name, or those with a last heartbeat before a time, and adds their fault
 /// counters to the totals.
 pub(super) async fn forget(
     tx: &mut Connection,
