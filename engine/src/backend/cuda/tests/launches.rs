@@ -86,7 +86,7 @@ fn launched_by(name: &str, kv: KvType, head: HeadMode) -> Option<BTreeSet<&'stat
         run(&mut backend, &[part(&tokens(count, 1), 0, 0, LogitsFor::All)]);
     }
     run(&mut backend, &[0, 20].map(|block| part(&tokens(300, 1), 0, block, LogitsFor::Last)));
-    let launched = launched.lock().expect("nobody panicked").clone();
+    let launched = launched.lock().expect("no thread panicked").clone();
     Some(launched)
 }
 
@@ -119,7 +119,7 @@ fn lost_devices_and_failed_calls_are_different_errors() {
     listen(&mut backend, Arc::default(), fails.clone());
     let one = part(&[1], 0, 0, LogitsFor::Last);
     let mut step = |error| {
-        *fails.lock().expect("nobody panicked") = error;
+        *fails.lock().expect("no thread panicked") = error;
         let Part { tokens, position, blocks, logits } = &one;
         let chunk = Chunk { tokens, position: *position, blocks, logits: *logits };
         backend.step(&[chunk], &mut Logits::default())
