@@ -8,7 +8,7 @@ use std::{
 const DOCUMENTS: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
-    "SECURITY.md",
+    "docs/SECURITY.md",
     "docs/OPERATIONS.md",
     "docs/CONTRIBUTING.md",
     "benches/RESULTS.md",
