@@ -137,7 +137,7 @@ fn redis_tls_errors_are_named_without_the_password() {
         assert!(stderr.contains(expect) && !stderr.contains("s3cr3t"), "{stderr}");
     };
     refuse("sslrootcert=/nowhere/ca.crt", "/nowhere/ca.crt");
-    refuse("sslcert=/nowhere/ca.crt", "need one another");
+    refuse("sslcert=/nowhere/ca.crt", "must be given together");
     refuse("sslverify=no", "unknown parameter");
     let nonsense = rig::file(authority.folder.path(), "nonsense", "no certificate");
     refuse(&format!("sslrootcert={}", nonsense.display()), "certificates");
