@@ -112,7 +112,7 @@ pub async fn answer(
 
     let store: Arc<dyn Store> = Arc::new(file.store().clone());
     let (committed, mut commits) = mpsc::channel::<Committed>(COMMITS_MAX);
-    let (relayed, mut relays) = mpsc::unbounded_channel::<RelayProgress>();
+    let (relayed, mut relays) = mpsc::channel::<RelayProgress>(COMMITS_MAX);
     let working: JoinHandle<anyhow::Result<()>> = match answerer {
         Answerer::Local { served, devices, max_sequences } => {
             drop(relayed);

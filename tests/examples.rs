@@ -14,7 +14,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use fleet::Fleet;
@@ -26,6 +26,17 @@ const ANSWERS: [&str; 2] = ["2024-03-03", "1998-10-05"];
 /// Where `cargo xtask test` installs the openai package.
 const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/openai/bin/python");
 const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+/// A process that ends with the test.
+struct KillOnDrop(Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // Both fail only for a process that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 fn example(name: &str) -> String {
     format!("{}/examples/{name}", env!("CARGO_MANIFEST_DIR"))
@@ -60,13 +71,15 @@ fn the_python_batch_writes_answers_and_the_receiver_verifies_its_webhook() {
     let fleet = Fleet::start();
     let _worker = fleet.worker(&[]);
     let admin = Admin::start(&fleet, &["--webhook-allow-private"]);
-    let mut receiver = Command::new(PYTHON)
-        .args([&example("webhook_receiver.py"), "0"])
-        .env("WEBHOOK_SECRET", SECRET)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(receiver.stdout.take().unwrap()).lines();
+    let mut receiver = KillOnDrop(
+        Command::new(PYTHON)
+            .args([&example("webhook_receiver.py"), "0"])
+            .env("WEBHOOK_SECRET", SECRET)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut lines = BufReader::new(receiver.0.stdout.take().unwrap()).lines();
     let listening = lines.next().unwrap().unwrap();
     let port = listening.strip_prefix("listening on ").unwrap().to_owned();
 
@@ -92,7 +105,5 @@ fn the_python_batch_writes_answers_and_the_receiver_verifies_its_webhook() {
         .collect();
     assert_eq!(found, ANSWERS);
     let event = lines.next().unwrap().unwrap();
-    receiver.kill().unwrap();
-    receiver.wait().unwrap();
     assert!(event.starts_with("batch.completed batch_"), "{event}");
 }

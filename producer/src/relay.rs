@@ -47,7 +47,7 @@ pub struct Relay {
     local: Arc<dyn Store>,
     remote: Client,
     queue: QueueName,
-    progress: mpsc::UnboundedSender<RelayProgress>,
+    progress: mpsc::Sender<RelayProgress>,
     attempts_max: u32,
     in_flight: BTreeMap<JobId, ClaimRef>,
     /// The last local job that was submitted.
@@ -72,7 +72,7 @@ impl Relay {
         remote: Client,
         queue: QueueName,
         attempts_max: u32,
-        progress: mpsc::UnboundedSender<RelayProgress>,
+        progress: mpsc::Sender<RelayProgress>,
     ) -> Self {
         Self {
             local,
@@ -210,7 +210,7 @@ impl Relay {
         let cancelled = self.local.cancel(&cancelled).await?;
         progress.settled.extend(cancelled.iter().map(|_| JobState::Cancelled));
         // Fails if the receiver is gone, which is no error.
-        let _ = self.progress.send(progress);
+        let _ = self.progress.send(progress).await;
         Ok(true)
     }
 }
