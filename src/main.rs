@@ -158,7 +158,8 @@ mod tests {
             missing.push(format!("{path}: help of {}", argument.get_id()));
         }
         let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-        if !command.has_subcommands() && !(after.contains("Examples:") && after.contains(path)) {
+        let has_examples = after.contains("Examples:") && after.contains(path);
+        if !command.has_subcommands() && !has_examples {
             missing.push(format!("{path}: an example"));
         }
         for sub in command.get_subcommands() {

@@ -303,7 +303,7 @@ mod tests {
     fn thread_that_waits_for_room_ends_when_it_is_dropped() {
         let thread = thread(4, 1);
         assert!(submit(&thread));
-        while thread.reports.len() < 1 {
+        while thread.reports.is_empty() {
             thread::sleep(std::time::Duration::from_millis(1));
         }
         drop(thread);

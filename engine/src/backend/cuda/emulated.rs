@@ -41,11 +41,8 @@ fn library() -> Option<PathBuf> {
     let path = folder.join(format!("emulated-libcuda-{}.so", fingerprint()));
     let lock = File::create(folder.join("emulated-libcuda.lock")).expect("the folder is writable");
     // SAFETY: the descriptor is of an open file, and closing it unlocks.
-    assert_eq!(
-        unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) },
-        0,
-        "the file can be locked"
-    );
+    let locked = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) };
+    assert_eq!(locked, 0, "the file can be locked");
     if !path.exists() {
         if let Err(error) = Command::new("g++").arg("--version").output() {
             let required = std::env::var_os("TRITMILL_REQUIRE_ALL").is_some_and(|v| v == "1");

@@ -273,10 +273,13 @@ fn calls_that_wait_or_allocate_end_a_capture() {
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
     let stream = stream.expect("a context is current");
     let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-    // SAFETY (of all closures): the stream lives until the end of the test.
+    // SAFETY: a context is current.
     let allocate = || unsafe { result::malloc_sync(256) }.map(drop).map_err(|error| error.0);
+    // SAFETY: the stream lives until the end of the test.
     let wait = || unsafe { result::stream::synchronize(stream) }.map_err(|error| error.0);
+    // SAFETY: the stream lives until the end of the test.
     let begin = || unsafe { result::stream::begin_capture(stream, mode) }.map_err(|error| error.0);
+    // SAFETY: the stream lives until the end of the test.
     let end = || unsafe { result::stream::end_capture(stream) }.map_err(|error| error.0);
     for forbidden in [&allocate as &dyn Fn() -> Result<(), CUresult>, &wait] {
         begin().expect("nothing captures");
