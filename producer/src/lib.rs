@@ -1,3 +1,5 @@
+//! The client library: jobs in, results out.
+//!
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 

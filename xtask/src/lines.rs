@@ -49,12 +49,12 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let files: Vec<_> =
         names.lines().filter(|name| name.ends_with(".rs")).filter_map(read).collect();
     let folders: Vec<&str> = names.lines().filter_map(|n| n.strip_suffix("/Cargo.toml")).collect();
-    let test_modules: Vec<String> =
-        files.iter().flat_map(|(name, text)| test_modules(name, text)).collect();
+    let modules_of_tests: Vec<String> =
+        files.iter().flat_map(|(name, text)| modules_of_tests(name, text)).collect();
     let mut crates: BTreeMap<&str, Lines> = BTreeMap::new();
     for (name, text) in &files {
         let in_tests = name.split('/').any(|part| ["tests", "benches"].contains(&part))
-            || test_modules.iter().any(|module| is_in_module(name, module));
+            || modules_of_tests.iter().any(|module| is_in_module(name, module));
         crates.entry(crate_of(name, &folders)).or_default().add(count(text, in_tests));
     }
     println!("crate             files     code    tests  comments   blank    total");
@@ -75,7 +75,7 @@ fn crate_of<'a>(name: &str, folders: &[&'a str]) -> &'a str {
 }
 
 /// Paths, without `.rs`, of the module files that `text` declares under `#[cfg(test)]`.
-fn test_modules(name: &str, text: &str) -> Vec<String> {
+fn modules_of_tests(name: &str, text: &str) -> Vec<String> {
     let path = Path::new(name);
     let is_root = ["lib", "main", "mod"].iter().any(|stem| path.file_stem() == Some(stem.as_ref()));
     let folder = if is_root { path.with_file_name("") } else { path.with_extension("") };
@@ -126,8 +126,8 @@ mod tests {
         let expected = Lines { files: 1, code: 2, tests: 4, comments: 2, blank: 2 };
         assert_eq!(count(text, false), expected);
         let text = "#[cfg(test)]\nmod cases;\n";
-        assert_eq!(test_modules("a/src/lib.rs", text), ["a/src/cases"]);
-        assert_eq!(test_modules("a/src/b.rs", text), ["a/src/b/cases"]);
+        assert_eq!(modules_of_tests("a/src/lib.rs", text), ["a/src/cases"]);
+        assert_eq!(modules_of_tests("a/src/b.rs", text), ["a/src/b/cases"]);
         assert!(is_in_module("a/src/cases/one.rs", "a/src/cases"));
         assert_eq!(crate_of("a/b/src/c.rs", &["a", "a/b"]), "a/b");
         assert_eq!(crate_of("src/c.rs", &["a", "a/b"]), "tritmill");
