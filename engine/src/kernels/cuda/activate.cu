@@ -1,9 +1,9 @@
-// The gate of a feed-forward block whose gate and up matrices have inputs of their own: both outputs are
-// there, and are joined here.
+// Joins the outputs of the gate and up matrices of a feed-forward block, for models where the two matrices have
+// separate inputs.
 
 #include "linear.cuh"
 
-// A block per row.
+// gate = act(gate) · up, in place. One block per row.
 KERNEL(256) activate(const ActivateArgs args) {
     u32 row = blockIdx.x;
     if (row >= args.step->rows) return;

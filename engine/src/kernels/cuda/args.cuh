@@ -1,13 +1,13 @@
-// Parameters of the kernels: each takes one struct by value, mirrored by a `repr(C)` struct on the host.
+// Parameters of the kernels. Each kernel takes one struct by value; a `repr(C)` struct on the host mirrors it.
 //
-// Everything that changes from step to step (row counts, positions, block tables, tasks) lies in
-// device buffers behind these pointers, so that a captured graph is replayed with the structs it was
-// captured with. Grids may be larger than the step needs: blocks without work return.
+// Everything that changes from step to step (row counts, positions, block tables, tasks) is in device buffers
+// behind these pointers. A captured graph is therefore replayed with the structs of its capture. Grids may be
+// larger than the step needs: blocks without work return.
 
 #pragma once
 #include "types.cuh"
 
-// Counts of one step. In device memory, written by the host before the step.
+// Counts of one step, in device memory. The host writes them before the step.
 struct Step {
     u32 rows;      // tokens of the step
     u32 tasks;     // attention tasks
@@ -30,20 +30,20 @@ struct EmbedArgs {
 struct NormQuantizeArgs {
     const Step* step;
     const float* x;        // (rows, width)
-    const float* weight;   // (width), or null: no norm
-    const float* weight2;  // (width), or null: no second norm
-    i8* q;                 // (rows, stride), written up to the stride: zeros after width
+    const float* weight;   // (width); null means no norm
+    const float* weight2;  // (width); null means no second norm
+    i8* q;                 // (rows, stride): quantized row, then zeros from width to stride
     float* scales;         // (rows): 127 / max|x|
-    i32* sums;             // (rows): exact sum of the row's q
+    i32* sums;             // (rows): exact sum of the q of the row
     u32 width;
     u32 stride;  // width rounded up to 128
     float eps;
     float eps2;
 };
 
-// One ternary matrix and the address of its outputs.
+// A ternary matrix and the address of its outputs.
 struct Segment {
-    const uint4* weights;  // ternary layout, see README.md
+    const uint4* weights;  // in the ternary layout, see README.md
     float* out;            // (rows of the step, stride)
     float scale;
     u32 divide;  // 0: y = (a / s) * scale; 1: y = a / (s * scale)
@@ -54,8 +54,8 @@ struct Segment {
 enum LinearMode : u32 { LINEAR_STORE = 0, LINEAR_ADD = 1 };
 enum ActivationKind : u32 { ACTIVATION_SQUARED_RELU = 0, ACTIVATION_SILU = 1 };
 
-// For linear_*: up to three segments with one input. For gate_*: segment 0 is the gate, segment 1
-// the up matrix of the same shape; outputs go to segment 0's.
+// Arguments of linear_* and gate_*. linear_*: up to three segments with the same input. gate_*: segment 0 is the
+// gate, segment 1 is the up matrix of the same shape; outputs go to the address in segment 0.
 struct LinearArgs {
     const Step* step;
     const i8* x;          // (rows, 128 * k_blocks)
@@ -64,83 +64,83 @@ struct LinearArgs {
     Segment segments[3];
     u32 segment_count;
     u32 k_blocks;    // input features / 128, rounded up
-    u32 mode;        // LinearMode; of linear_* only
-    u32 activation;  // ActivationKind; of gate_* only
+    u32 mode;        // LinearMode; linear_* only
+    u32 activation;  // ActivationKind; gate_* only
 };
 
-// For linear_one and gate_one: a linear with the norms and the quantization of its only row. The
-// linear's x, scales and sums are not read.
+// Arguments of linear_one and gate_one: a linear with the norms and the quantization of its only row. The fields
+// x, scales and sums of `linear` are not read.
 struct NormLinearArgs {
     LinearArgs linear;
     const float* x;        // (width)
-    const float* weight;   // (width), or null: no norm
-    const float* weight2;  // (width), or null: no second norm
+    const float* weight;   // (width); null means no norm
+    const float* weight2;  // (width); null means no second norm
     u32 width;
     float eps;
     float eps2;
     u32 unused;
 };
 
-// Gate and up outputs that are joined in the gate's place.
+// Outputs of the gate and up matrices; the result replaces the gate outputs.
 struct ActivateArgs {
     const Step* step;
-    float* gate;      // (rows, width), in place
+    float* gate;      // (rows, width), changed in place
     const float* up;  // (rows, width)
     u32 width;
     u32 activation;  // ActivationKind
 };
 
-// Addresses of a layer's keys and values, see README.md.
+// Addresses of the keys and values of a layer, see README.md.
 struct KvPool {
     u8* base;
-    u64 block_bytes;   // from one block to the next
-    u64 layer_offset;  // of the layer in a block
+    u64 block_bytes;   // bytes from one block to the next
+    u64 layer_offset;  // offset of the layer in a block, in bytes
     u32 kv_heads;
     u32 head_dim;
     u32 padded_dim;  // head_dim rounded up to 16
-    u32 heads;       // query heads, a multiple of kv_heads
+    u32 heads;       // number of query heads, a multiple of kv_heads
 };
 
 struct RotateStoreArgs {
     const Step* step;
     const u32* positions;    // (rows)
-    const u32* tables;       // (rows): where in blocks the row's block table starts
+    const u32* tables;       // (rows): index in `blocks` at which the block table of the row starts
     const u32* blocks;       // block tables, one after another
     float* queries;          // (rows, heads * head_dim), rotated in place
-    const float* keys;       // (rows, kv_heads * head_dim), not yet rotated
+    const float* keys;       // (rows, kv_heads * head_dim), not rotated
     const float* values;     // (rows, kv_heads * head_dim)
     const float* rotations;  // (context, 2, head_dim / 2): cosines, then sines
     KvPool pool;
 };
 
-// Queries that share a sequence and a KV head: rows first_row.. of the step (consecutive rows of
-// one sequence) times heads first_head.. (of one group). Everything that attention needs is here, so that a
-// task takes one load and not a chain of them.
+// Queries that share a sequence and a KV head: rows first_row.. of the step (consecutive rows of one sequence)
+// times heads first_head.. (heads of one group). The struct has everything that attention needs, so that a task
+// takes one load and not a chain of loads.
 struct AttentionTask {
     u32 first_row;
     u32 row_count;
     u32 first_head;
     u32 head_count;
-    u32 position;  // of the first row
-    u32 table;     // where in blocks the sequence's block table starts
+    u32 position;  // position of the first row
+    u32 table;     // index in `blocks` at which the block table of the sequence starts
 };
 
 struct AttentionArgs {
     const Step* step;
-    const AttentionTask* tasks;  // (tasks), with room for as many as the grid has
+    const AttentionTask* tasks;  // (tasks); the buffer has room for as many tasks as the grid has
     const u32* blocks;           // block tables, one after another
     const float* queries;  // (rows, heads * head_dim), rotated
     float* attended;       // (rows, heads * head_dim)
     float* scores;         // scratch, see README.md
-    float* maxima;         // scratch of rotate_scores_* and attend_values_*
+    float* maxima;         // scratch for rotate_scores_* and attend_values_*
     KvPool pool;
-    u32 scores_stride;  // positions a query has room for, a multiple of 128
+    u32 scores_stride;  // positions that a query has room for, a multiple of 128
     float scale;        // 1 / sqrt(head_dim)
 };
 
-// For rotate_scores_*: queries, keys and values as the linears gave them.
+// Arguments of rotate_scores_*: queries, keys and values as the linears wrote them.
 struct RotateScoresArgs {
-    AttentionArgs attention;  // its queries are not yet rotated, and stay so
+    AttentionArgs attention;  // its queries are not rotated; the kernel does not change them
     const float* keys;        // (rows, kv_heads * head_dim)
     const float* values;      // (rows, kv_heads * head_dim)
     const float* rotations;   // (context, 2, head_dim / 2)
@@ -159,17 +159,17 @@ struct FinalNormArgs {
 struct HeadArgs {
     const Step* step;
     const void* rows;     // (vocab, width) of dtype
-    const float* scales;  // (vocab), of i8 rows only
+    const float* scales;  // (vocab); i8 rows only
     const float* x;       // (whole, width): normed
     float* logits;        // (whole, vocab)
     u32 width;
     u32 vocab;
 };
 
-// Scale and error bounds of the digits of one hidden row.
+// Scale and error factors of the digits of one hidden row.
 struct DigitRow {
-    float step;      // x is about step * X
-    float by_error;  // bound of an estimate: by_error * error + by_norm * norm of the head row
+    float step;      // x is about step * X, where X are the digits
+    float by_error;  // an estimate is off by at most by_error * error + by_norm * norm of the head row
     float by_norm;
     u32 unused;
 };
@@ -180,7 +180,7 @@ struct DigitsArgs {
     const float* residual;  // (rows, width)
     const float* weight;    // (width)
     float* x;               // (screened, width): normed
-    i8* digits;             // (screened, digit_count, stride), zeros after width
+    i8* digits;             // (screened, digit_count, stride), zeros from width to stride
     DigitRow* rows;         // (screened)
     u32 width;
     u32 stride;       // width rounded up to 128
@@ -190,22 +190,22 @@ struct DigitsArgs {
 
 struct ScreenArgs {
     const Step* step;
-    const uint4* head;        // int8 layout, see README.md
+    const uint4* head;        // in the int8 layout, see README.md
     const float* scales;      // (padded vocab): w is about scale * int8
     const float* errors;      // (padded vocab): norm of w - scale * int8, rounded up
     const float* norms;       // (padded vocab): norm of scale * int8, rounded up
     const i8* digits;         // (screened, digit_count, 128 * k_blocks)
     const DigitRow* rows;     // (screened)
     float* estimates;         // (screened, padded vocab)
-    float* lowest;            // (screened, groups): largest lower bound of a group of 16 tokens
-    float* highest;           // (screened, groups): largest upper bound of a group
+    float* lowest;            // (screened, groups): largest lower bound in a group of 16 tokens
+    float* highest;           // (screened, groups): largest upper bound in a group
     u32 vocab;                // groups = vocab / 16 rounded up, padded vocab = 16 * groups
     u32 k_blocks;             // width / 128, rounded up
     u32 digit_count;
     u32 unused;
 };
 
-// A candidate and its logit.
+// A candidate token and its logit.
 struct Found {
     u32 token;
     float logit;
@@ -213,15 +213,15 @@ struct Found {
 
 struct SelectArgs {
     const Step* step;
-    const u32* counts;       // (screened): how many of the largest are wanted, at least 1
+    const u32* counts;       // (screened): number of largest logits that are wanted, at least 1
     const float* errors;     // as in ScreenArgs
     const float* norms;
     const DigitRow* rows;
     const float* estimates;
     const float* lowest;
     const float* highest;
-    u32* found_counts;  // (screened): candidates there are, also those beyond the capacity
-    Found* found;       // (screened, capacity): tokens, in no order
+    u32* found_counts;  // (screened): number of candidates; it includes those beyond the capacity
+    Found* found;       // (screened, capacity): tokens, unordered
     u32 vocab;
     u32 capacity;
 };
@@ -229,19 +229,19 @@ struct SelectArgs {
 struct RescoreArgs {
     const Step* step;
     const void* rows;         // (vocab, width) of dtype, as in HeadArgs
-    const float* scales;      // (vocab), of i8 rows only
+    const float* scales;      // (vocab); i8 rows only
     const float* x;           // (screened, width)
     const u32* found_counts;  // (screened)
-    Found* found;             // (screened, capacity): logits are filled in
+    Found* found;             // (screened, capacity): the kernel writes the logits
     u32 width;
     u32 capacity;
 };
 
-// For peak_*, which measure a device's highest rates.
+// Arguments of peak_*, which measure the highest rates of a device.
 struct PeakArgs {
-    const uint4* from;  // (count), of peak_read only
+    const uint4* from;  // (count); peak_read only
     u32* to;            // (1): written only for a sum that cannot occur
     u64 count;
-    u32 rounds;  // of peak_mma_s8 and peak_fma_f32
+    u32 rounds;  // peak_mma_s8 and peak_fma_f32 only
     u32 unused;
 };

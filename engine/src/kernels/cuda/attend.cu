@@ -1,18 +1,18 @@
-// Attention, a warp for each task: decodes of many sequences, and tiles of prefill.
+// Attention with one warp per task: decodes of many sequences, and tiles of prefill.
 //
-// A warp's lanes hold 4 positions by Q queries of scores, then 4 elements by Q queries of outputs. Scores wait
-// in global scratch, which stays in the second-level cache; keys and values are read once a task, which is
-// 2 · padded_dim · size bytes a position for Q queries. Warps of a block take neighbouring tasks, which in
-// prefill share their keys and values in the first-level cache.
+// Each lane of a warp holds the scores of 4 positions by Q queries, then 4 elements by Q queries of the outputs.
+// The scores are in global scratch between the two phases; the scratch stays in the second-level cache. Keys and
+// values are read once per task: 2 · padded_dim · size bytes per position for Q queries. The warps of a block take
+// neighbouring tasks; in prefill these tasks share their keys and values in the first-level cache.
 
 #include "attention.cuh"
 
-// Positions of a lane in the scores' loop, and elements in the outputs'.
+// Positions per lane in the loop over scores, and elements per lane in the loop over outputs.
 constexpr u32 PER_LANE = 4;
-// Positions whose weights lie in shared memory together.
+// Number of positions that have their weights in shared memory at the same time.
 constexpr u32 STAGE = 128;
 
-// Scores of all positions to scratch; returns each query's largest, in every lane.
+// Writes the scores of all positions to scratch; `largest` gets the largest score of each query, in every lane.
 template <class E, int Q>
 __device__ __forceinline__ void all_scores(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q],
                                            const float* queries, float* scores, float (&largest)[Q]) {
@@ -44,8 +44,9 @@ __device__ __forceinline__ void all_scores(const AttentionArgs& args, const Work
     __syncwarp();
 }
 
-// Weights of a stage's positions into shared memory // (Q, STAGE), and into the sums of the lanes: lane l
-// has lane l % 16 of queries l / 16, + 2, … Where values have scales, shared memory gets the products.
+// Writes the weights of the positions of a stage to shared memory // (Q, STAGE), and adds the weights to the lane
+// sums: lane l of the warp has sum lane l % 16 of queries l / 16, l / 16 + 2, … Where values have scales, the
+// weights in shared memory are multiplied by the scales.
 template <class E, int Q>
 __device__ __forceinline__ void stage_weights(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q], u32 base,
                                               const float* scores, const float (&largest)[Q], float* weights,
@@ -75,7 +76,7 @@ __device__ __forceinline__ void stage_weights(const AttentionArgs& args, const W
     __syncwarp();
 }
 
-// Chunks of values of this lane's elements at a position.
+// Loads the chunks of values of the elements of this lane at a position.
 template <class E>
 __device__ __forceinline__ void load_values(Table& table, u32 kv_head, const KvPool& pool, u32 position, u32 first,
                                             uint4 (&out)[PER_LANE]) {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void load_values(Table& table, u32 kv_head, const KvP
     }
 }
 
-// Outputs of elements first.. of the head, 128 of them.
+// Computes the outputs of 128 elements of the head, from `first` on.
 template <class E, int Q>
 __device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q], u32 first,
                                       const float* scores, const float (&largest)[Q], float* weights) {
@@ -123,7 +124,7 @@ __device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& wor
     }
 }
 
-// Tasks of at most Q queries. // shared: per warp (Q, padded_dim) queries, (Q, STAGE) weights
+// Attention for tasks of at most Q queries. // shared: per warp (Q, padded_dim) queries, (Q, STAGE) weights
 template <class E, int Q> __device__ __forceinline__ void attend(const AttentionArgs& args) {
     DYNAMIC_SHARED(bytes);
     u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, slot = blockIdx.x * warps + warp;

@@ -1,21 +1,22 @@
-// Attention of few sequences: each task over many blocks, in two kernels.
+// Attention of few sequences. Two kernels spread each task over many blocks.
 //
-// `rotate_scores_*` does what rotate_store does, and spreads positions over warps. `attend_values_*` spreads
-// queries and elements of the output: a warp has one query and 32 elements, a chain each, four cycles a
-// position; values come through a ring in shared memory that is filled far ahead, because a chain must not
-// wait for memory. Both give the same bits as `attend*`, as chains are never cut.
+// `rotate_scores_*` does the work of rotate_store and spreads the positions over warps. `attend_values_*` spreads
+// the queries and the elements of the output: a warp has one query and 32 elements, one chain per element, four
+// cycles per position. Values come through a ring in shared memory that is filled far ahead, because a chain must
+// not wait for memory. Both kernels give the same bits as `attend*`, because a chain is never split.
 
 #include "attention.cuh"
 #include "rotate.cuh"
 
-// Queries of a task at most.
+// Largest number of queries of a task.
 constexpr u32 QUERIES = 4;
-// Elements of the output a block has.
+// Elements of the output per block.
 constexpr u32 SLICE = 32;
-// Stages of the ring of values.
+// Number of stages in the ring of values.
 constexpr u32 STAGES = 4;
 
-// Scores of a position group of 32, and each query's largest among them. This kernel may have written keys.
+// Writes the scores of a group of 32 positions, and the largest score of each query in the group. This kernel may
+// have written some of the keys.
 template <class E>
 __device__ __forceinline__ void score_group(const AttentionArgs& args, const Work& work, const float* queries, u32 group) {
     u32 lane = threadIdx.x % 32, p = group * 32 + lane, valid = p < work.last ? p : work.last;
@@ -32,7 +33,7 @@ __device__ __forceinline__ void score_group(const AttentionArgs& args, const Wor
     }
 }
 
-// A warp rotates its queries in shared memory.
+// Rotates the queries of a warp in shared memory.
 __device__ __forceinline__ void rotate_queries(const KvPool& pool, u32 count, const float* cos, float* queries) {
     u32 half = pool.head_dim / 2;
     for (u32 q = 0; q < count; q++) {
@@ -45,9 +46,9 @@ __device__ __forceinline__ void rotate_queries(const KvPool& pool, u32 count, co
     __syncwarp();
 }
 
-// Position groups `blockIdx.y · warps + warp` and so on of task `blockIdx.x`, of queries that are not yet
-// rotated; the warp with the last position writes its keys and values first. Tasks that share a KV head
-// write the same.
+// Computes the scores of task `blockIdx.x` for position groups `blockIdx.y · warps + warp`, then every
+// `gridDim.y · warps` groups. It rotates the queries first. The warp that has the last position first writes the
+// keys and values of that position. Tasks that share a KV head write the same bytes.
 template <class E> __device__ __forceinline__ void rotate_scores(const RotateScoresArgs& args) {
     DYNAMIC_SHARED(bytes);
     const AttentionArgs& attention = args.attention;
@@ -72,15 +73,15 @@ template <class E> __device__ __forceinline__ void rotate_scores(const RotateSco
     }
 }
 
-// The ring: values of one slice, and the scores of the block's queries. // per stage
+// The ring: per stage, the values of one slice and the scores of the queries of the block.
 template <class E> struct Ring {
-    static constexpr u32 POSITIONS = E::CHUNK == 4 ? 64 : 128;  // at most 8 KiB of values, and a lane has 4 scores
+    static constexpr u32 POSITIONS = E::CHUNK == 4 ? 64 : 128;  // at most 8 KiB of values and 4 scores per lane
     static constexpr u32 CHUNKS = POSITIONS / E::CHUNK;
     uint4 values[STAGES][CHUNKS][SLICE];
     float scores[STAGES][QUERIES][POSITIONS];
 };
 
-// Starts the copies of one stage: the warp's own scores, and its part of the values.
+// Starts the copies of one stage: the scores of this warp, and its part of the values.
 template <class E>
 __device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& work, Table& table, u32 stage, u32 first,
                                       const float* scores, Ring<E>& ring) {
@@ -99,11 +100,11 @@ __device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& wor
     }
 }
 
-// A lane's weights of one stage, and the scales of its values: positions lane, lane + 32, …
+// The weights that a lane has of one stage, and the scales of its values: positions lane, lane + 32, …
 template <class E> struct Weights {
     static constexpr u32 COUNT = Ring<E>::POSITIONS / 32;
     float of[COUNT], scales[COUNT];
-    // From the scores of the stage that begins at a position.
+    // Computes the weights from the scores of the stage that starts at position `base`.
     __device__ __forceinline__ void compute(const KvPool& pool, const Work& work, u32 base, const float* scores, float largest) {
         UNROLL for (u32 i = 0; i < COUNT; i++) {
             u32 p = threadIdx.x % 32 + 32 * i;
@@ -114,7 +115,7 @@ template <class E> struct Weights {
     __device__ __forceinline__ void store(float* weights) const {
         UNROLL for (u32 i = 0; i < COUNT; i++) weights[threadIdx.x % 32 + 32 * i] = of[i];
     }
-    // What the chain takes, where values have scales.
+    // Stores the weights multiplied by the scales of the values: the factors of the chain where values have scales.
     __device__ __forceinline__ void store_scaled(float* weights) const {
         __syncwarp();
         UNROLL for (u32 i = 0; i < COUNT; i++) weights[threadIdx.x % 32 + 32 * i] = __fmul_rn(of[i], scales[i]);
@@ -122,9 +123,9 @@ template <class E> struct Weights {
     }
 };
 
-// Adds a stage's positions, `left` or all of it, to the chain and its weights, which are stored already, to the
-// sums of the lanes.
-// `meanwhile` runs beside the chain of a whole stage, which leaves most of the cycles to others.
+// Adds the positions of a stage to the chain, and their weights, which are already stored, to the lane sum. Adds
+// `left` positions, or the whole stage where `left` is larger.
+// `meanwhile` runs beside the chain of a whole stage, which leaves most cycles free.
 template <class E, class Meanwhile>
 __device__ __forceinline__ void weigh_stage(const Weights<E>& of_lane, float* weights, const uint4 (&values)[Ring<E>::CHUNKS][SLICE],
                                             u32 left, float (&out)[1][1], float& lane_sum, Meanwhile meanwhile) {
@@ -145,7 +146,7 @@ __device__ __forceinline__ void weigh_stage(const Weights<E>& of_lane, float* we
     }
 }
 
-// Task blockIdx.x, elements SLICE · blockIdx.y .., queries blockIdx.z · warps + warp.
+// Computes elements SLICE · blockIdx.y .. of task blockIdx.x for query blockIdx.z · warps + warp.
 template <class E> __device__ __forceinline__ void attend_values(const AttentionArgs& args) {
     __shared__ __align__(16) Ring<E> ring;
     Work work = work_of(args, blockIdx.x);
@@ -165,7 +166,7 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
     float largest = minus_infinity();
     for (u32 g = lane; g <= work.last / 32; g += 32) largest = larger(maxima[g], largest);
     largest = largest_of_warp(largest);
-    // The weights of a stage are computed while the one before it is in the chain.
+    // The weights of a stage are computed while the stage before it is added to the chain.
     Weights<E> next;
     copy_async_wait<STAGES - 2>();
     __syncwarp();

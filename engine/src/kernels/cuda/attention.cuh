@@ -1,23 +1,23 @@
-// What the attention kernels share. Defined by `../float/attention.rs`:
+// Code that the attention kernels share. `../float/attention.rs` defines the results:
 //
 //     score[p]  = (Σ_d q[d]·K[d][p]) · scale             a chain of fused multiply-adds, d ascending
-//     weight[p] = exp(score[p] − max score)               p ≤ the query's position
+//     weight[p] = exp(score[p] − max score)               p ≤ position of the query
 //     out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  a chain, p ascending; the divisor in lane order
 //
-// Where elements have scales, the scores' factor is key_scale[p] · scale, and the output adds
+// Where elements have scales, the factor of a score is key_scale[p] · scale, and the output adds
 // (weight[p] · value_scale[p])·V[p][d].
 //
-// No chain is cut, so no thread may share one; threads hold several, of some queries by some positions
-// (or elements of the output), because an operand that is read from shared memory for one
-// multiply-add takes four times as long as the multiply-add.
+// A chain is never split, so threads cannot share a chain. A thread holds several chains, for some queries by some
+// positions (or elements of the output), because an operand that is read from shared memory for one multiply-add
+// takes four times as long as the multiply-add.
 
 #pragma once
 #include "kv.cuh"
 
-// A task as one warp has it.
+// A task, as a warp sees it.
 struct Work {
     AttentionTask task;
-    u32 count;  // queries
+    u32 count;  // number of queries
     u32 kv_head;
     u32 last;  // position of the last row
     const u32* blocks;
@@ -34,18 +34,18 @@ __device__ __forceinline__ u32 row_of(const Work& work, u32 query) {
     return work.task.first_row + query / work.task.head_count;
 }
 
-// The last position a query of the task sees.
+// Returns the last position that a query of the task sees.
 __device__ __forceinline__ u32 limit_of(const Work& work, u32 query) {
     return work.task.position + query / work.task.head_count;
 }
 
-// Where a query of the task lies in the step's queries and outputs.
+// Returns the index of a query of the task in the queries and outputs of the step.
 __device__ __forceinline__ u64 query_at(const AttentionArgs& args, const Work& work, u32 query) {
     u32 head = work.task.first_head + query % work.task.head_count;
     return (u64(row_of(work, query)) * args.pool.heads + head) * args.pool.head_dim;
 }
 
-// A warp copies its queries to shared memory, zeros for those it lacks. // (Q, padded_dim)
+// Copies the queries of a warp to shared memory, with zeros for missing queries. // (Q, padded_dim)
 template <int Q>
 __device__ __forceinline__ void load_queries(const AttentionArgs& args, const Work& work, float* queries) {
     u32 padded = args.pool.padded_dim;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_queries(const AttentionArgs& args, const Wo
     __syncwarp();
 }
 
-// Adds the products of one chunk of elements, of which `count` exist.
+// Adds the products of one chunk of elements; the first `count` elements exist.
 template <class E, int Q, int P>
 __device__ __forceinline__ void score_chunk(const float* queries, u32 padded, const uint4 (&chunk)[P], u32 count,
                                             float (&sums)[P][Q]) {
@@ -86,13 +86,14 @@ __device__ __forceinline__ void score_chunk(const float* queries, u32 padded, co
     }
 }
 
-// Sixteen bytes of keys, which the kernel itself may have written.
+// Loads sixteen bytes of keys. WRITTEN: this kernel may have written them.
 template <bool WRITTEN> __device__ __forceinline__ uint4 load_keys(const uint4* from) {
     return WRITTEN ? *from : load_constant(from);
 }
 
-// Scores of P positions a lane, before the scale: position `i` of the lane has its key at keys[i]. AHEAD
-// chunks are asked for before those at hand are multiplied. WRITTEN: this kernel may have written keys.
+// Computes the scores of P positions per lane, before the scale. keys[i] is the address of the key of position `i`
+// of the lane. AHEAD chunks are loaded before the current chunks are multiplied. WRITTEN: this kernel may have
+// written keys.
 template <class E, int Q, int P, int AHEAD, bool WRITTEN = false>
 __device__ __forceinline__ void score(const float* queries, const KvPool& pool, const uint4* const (&keys)[P],
                                       float (&sums)[P][Q]) {
@@ -122,13 +123,13 @@ __device__ __forceinline__ void score(const float* queries, const KvPool& pool, 
     }
 }
 
-// Where a position's key starts: its first chunk, the next ones BLOCK_TOKENS chunks apart.
+// Returns the address of the first chunk of the key of a position; the next chunks are BLOCK_TOKENS chunks apart.
 template <class E>
 __device__ __forceinline__ const uint4* key_chunks(const KvPool& pool, u32 block, u32 kv_head, u32 position) {
     return reinterpret_cast<const uint4*>(keys_of<E>(pool, block, kv_head)) + position % BLOCK_TOKENS;
 }
 
-// What the product of a query and a position's key is multiplied with. WRITTEN: as above.
+// Returns the factor of the product of a query and the key of a position. WRITTEN: as above.
 template <class E, bool WRITTEN = false>
 __device__ __forceinline__ float factor_of(const AttentionArgs& args, u32 block, u32 kv_head, u32 position) {
     if (!E::SCALED) return args.scale;
@@ -136,8 +137,8 @@ __device__ __forceinline__ float factor_of(const AttentionArgs& args, u32 block,
     return __fmul_rn(WRITTEN ? *scale : load_constant_float(scale), args.scale);
 }
 
-// A warp's look-ahead into its block table: a window of 32 blocks in a register of each lane, and the next
-// one. Positions must be asked for in ascending order.
+// Reads the block table of a warp ahead of use: each lane has one block of the current window of 32 blocks and one
+// of the next window, in registers. Positions must be requested in ascending order.
 struct Table {
     const u32* blocks;
     u32 count, window, ids, next;
@@ -150,7 +151,7 @@ struct Table {
         blocks = work.blocks, count = work.last / BLOCK_TOKENS + 1, window = 0;
         ids = load(0), next = load(1);
     }
-    // The block of a position. The whole warp asks for the same window.
+    // Returns the block of a position. All lanes of the warp must request positions of the same window.
     __device__ __forceinline__ u32 block_of(u32 position) {
         u32 index = position / BLOCK_TOKENS;
         if (index / 32 > window) {
@@ -161,8 +162,8 @@ struct Table {
     }
 };
 
-// Zeros the positions of a chunk of values from `count` on: nothing was written there, and a NaN times their
-// weight of 0 would be one. No int8 is.
+// Zeros the positions of a chunk of values from `count` on. These positions were not written and may be NaN, and
+// NaN times their weight of 0 is NaN. An int8 is never NaN.
 template <class E> __device__ __forceinline__ uint4 first_values(uint4 chunk, u32 count) {
     if (E::CHUNK == 16) return chunk;
     u32 words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -177,7 +178,7 @@ template <class E> __device__ __forceinline__ uint4 first_values(uint4 chunk, u3
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Adds a chunk of positions to chains of Q queries by D elements. // weights: (Q, stride)
+// Adds a chunk of positions to the chains of Q queries by D elements. // weights: (Q, stride)
 template <class E, int Q, int D>
 __device__ __forceinline__ void weigh_chunk(const float* weights, u32 stride, const uint4 (&chunk)[D], float (&out)[D][Q]) {
     float values[D][E::CHUNK];
@@ -195,7 +196,7 @@ __device__ __forceinline__ void weigh_chunk(const float* weights, u32 stride, co
     }
 }
 
-// The scale of a position's values; 0 where nothing was written.
+// Returns the scale of the values of a position; 0 for a position that was not written.
 template <class E>
 __device__ __forceinline__ float value_scale(const KvPool& pool, const Work& work, u32 position) {
     if (position > work.last) return 0.0f;
@@ -203,7 +204,7 @@ __device__ __forceinline__ float value_scale(const KvPool& pool, const Work& wor
     return load_constant_float(scales_of<E>(pool, block, pool.kv_heads + work.kv_head) + position % BLOCK_TOKENS);
 }
 
-// The weight of a position that a query sees.
+// Returns the weight of a position; 0 if the position is not visible to the query.
 __device__ __forceinline__ float weight_of(float score, float largest, bool visible) {
     float weight = exp_lane(__fsub_rn(score, largest));
     return visible ? weight : 0.0f;

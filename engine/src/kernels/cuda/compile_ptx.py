@@ -1,11 +1,11 @@
-"""Compiles the CUDA kernels by NVRTC, which needs no device: `cargo xtask ptx` and its test run this.
+"""Compiles the CUDA kernels with NVRTC; no GPU is needed. `cargo xtask ptx` and its test run this program.
 
     compile_ptx.py LIBNVRTC FLAG… -- ARCHITECTURE OUT FILE.cu…
     compile_ptx.py LIBNVRTC FLAG… -- SOURCES
 
-The first form writes OUT/FILE.ptx (of a virtual architecture, compute_80) or OUT/FILE.cubin (of a real one,
-sm_90). The second writes the hashes of sources and outputs to ptx/SOURCES. The headers are those beside this
-file, given by name.
+The first form writes OUT/FILE.ptx for a virtual architecture (compute_80) or OUT/FILE.cubin for a real architecture
+(sm_90). The second form writes the hashes of sources and outputs to ptx/SOURCES. Kernels can include, by name, the
+headers in the folder of this file.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 class Nvrtc:
-    """The calls of NVRTC that compiling needs."""
+    """The NVRTC calls that compilation needs."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
@@ -78,7 +78,7 @@ def main():
 
 
 def write_sources(compiler):
-    """Lists the compiler and the hashes of everything: a test compares them with the files."""
+    """Writes the compiler and the hashes of all files to ptx/SOURCES; a test compares them with the files."""
     lines = [compiler]
     for pattern in ["*.cu", "*.cuh", "ptx/*.ptx", "sm_90/*.cubin"]:
         for path in sorted(HERE.glob(pattern)):

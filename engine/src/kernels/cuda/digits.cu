@@ -1,4 +1,4 @@
-// The input of the screen: the norm before the head, and its rows as one or two int8 digits.
+// The input of the screen: applies the norm before the head and writes its rows as one or two int8 digits.
 
 #include "norm.cuh"
 
@@ -7,9 +7,9 @@ __device__ __forceinline__ double sum_over_block(double v, double* shared) {
     return over_block(v, shared, [](double a, double b) { return __dadd_rn(a, b); });
 }
 
-// A block per wanted row. x[k] is about step · X[k]; with one digit |X| ≤ 127, with two
-// X = 256 · digit 0 + digit 1, |X| ≤ 127 · 256, both signed. The factors of the bounds are those of
-// Estimates::factors in backend/cpu/screen.rs.
+// One block per wanted row. x[k] is about step · X[k]. With one digit |X| ≤ 127; with two digits
+// X = 256 · digit 0 + digit 1 and |X| ≤ 127 · 256. Digits are signed. The factors of the bounds are the same as
+// in Estimates::factors in backend/cpu/screen.rs.
 KERNEL(256) digits(const DigitsArgs args) {
     DYNAMIC_SHARED(bytes);
     auto* values = reinterpret_cast<float*>(bytes);  // (stride)

@@ -1,4 +1,4 @@
-// Embedding rows into the residual stream.
+// Copies embedding rows into the residual stream.
 
 #include "args.cuh"
 #include "lanes.cuh"
@@ -8,7 +8,7 @@ template <class E> __device__ __forceinline__ void widen_row(const void* table, 
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = E::widen(row[i]);
 }
 
-// residual[row] = table[tokens[row]], widened exactly. A block per row.
+// residual[row] = table[tokens[row]], widened exactly. One block per row.
 KERNEL(256) embed(const EmbedArgs args) {
     u32 row = blockIdx.x;
     if (row >= args.step->rows) return;

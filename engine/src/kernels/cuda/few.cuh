@@ -1,36 +1,36 @@
-// Products of M tiles of sixteen weight rows with N tiles of eight int8 rows, a block for each: the
-// shape for few tokens, where reading weights is what takes time. The warps of the block share the k
-// blocks: warp w has blocks w, w + warps, …
+// Products of M tiles of sixteen weight rows with N tiles of eight int8 rows, one block for each product. This is
+// the shape for few tokens, where reading the weights takes most of the time. The warps of the block share the
+// k blocks: warp w has blocks w, w + warps, …
 //
-// Weights, and the int8 rows where they are few, come through a ring in shared memory of DEPTH k blocks a
-// warp. A lane reads back only what it copied itself, so the ring needs no synchronisation: it is there
-// because bytes under way in registers would be the compiler's to undo, which loads where it uses.
+// Weights, and the int8 rows where there are few, come through a ring in shared memory of DEPTH k blocks per warp.
+// A lane reads only what it copied itself, so the ring needs no synchronisation. The ring exists because the
+// compiler would move a prefetch into registers back to the place of its use.
 
 #pragma once
 #include "fragments.cuh"
 
-// Numbers of a block's shape. A slot of the ring has the weights of M tiles, then both halves of N tiles
-// of rows, 16 bytes a lane each.
+// Numbers of the shape of a block. A slot of the ring has the weights of M tiles, then both halves of N tiles of
+// rows, each with 16 bytes per lane.
 template <class W_, int M_, int N_, int DEPTH_> struct Few {
     typedef W_ W;
     static constexpr int M = M_, N = N_, DEPTH = DEPTH_;
     static constexpr u32 ROWS = M * TILE_ROWS, TOKENS = N * N_TILE;
-    static constexpr u32 STRIDE = ROWS + 4;  // keeps banks apart
+    static constexpr u32 STRIDE = ROWS + 4;  // avoids bank conflicts
     static constexpr bool X_IN_RING = N <= 2;
     static constexpr u32 WEIGHTS = M * W::PARTS * 32, SLOT = WEIGHTS + (X_IN_RING ? 2 * N * 32 : 0);
-    // Even and odd steps have sums of their own where there are few, so that a product need not wait for
-    // the one before it.
+    // Where there are few sums, even and odd steps have separate sums, so that a product does not wait for the
+    // product before it.
     static constexpr int SPLIT = M * N <= 2 ? 2 : 1;
 
     typedef i32 Sums[TOKENS * STRIDE];  // (TOKENS, ROWS), and padding
 };
 
-// One warp's lane in its ring.
+// A lane of a warp, and its part of the ring.
 template <class F> struct Lane {
     const uint4* tiles[F::M];
     const i8* x;
-    u32 rows[F::N];  // where this lane's part of each row starts
-    uint4* ring;     // (DEPTH, SLOT), at this lane
+    u32 rows[F::N];  // offset in x at which the part of each row for this lane starts
+    uint4* ring;     // (DEPTH, SLOT), from the first element of this lane on
     u32 k_blocks;
 
     __device__ __forceinline__ void fetch_weights(u32 k, u32 slot) const {
@@ -51,7 +51,7 @@ template <class F> struct Lane {
         }
     }
 
-    // Columns 16 t .. of a half of a k block of the lane's row n.
+    // Returns the address of columns 16 t .. of a half of a k block, in row n of the lane, with t = lane % 4.
     __device__ __forceinline__ const i8* x_at(u32 k, u32 half, u32 n) const { return x + rows[n] + k * K_BLOCK + half * 64; }
 
     __device__ __forceinline__ uint4 load_x(u32 k, u32 slot, u32 half, u32 n) const {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void multiply_block(const Lane<F>& lane, u32 k, u32 s
     }
 }
 
-// Adds a warp's sums to the block's.
+// Adds the sums of a warp to the sums of the block.
 template <class F>
 __device__ __forceinline__ void add_sums(const i32 (&sums)[F::SPLIT][F::M][F::N][4], i32* out) {
     u32 lane = threadIdx.x % 32;
@@ -94,9 +94,9 @@ __device__ __forceinline__ void add_sums(const i32 (&sums)[F::SPLIT][F::M][F::N]
     }
 }
 
-// Sums of the tiles with rows first.. of x, into shared memory: of `*count · columns` rows there are, those
-// beyond repeating the last. False if none is left for this block. `prepare` runs while the first weights
-// are under way; they are asked for before anything else is known.
+// Writes the sums of the tiles with rows first.. of x to shared memory. x has `*count · columns` rows; rows beyond
+// the end repeat the last row. Returns false if there are no rows from `first` on. `prepare` runs while the first
+// weights are being copied; their copies start before `*count` is read.
 template <class F, class Prepare>
 __device__ __forceinline__ bool multiply_few(const uint4* const (&tiles)[F::M], const i8* x, u32 first, const u32* count,
                                              u32 columns, u32 k_blocks, i32* out, Prepare prepare) {

@@ -1,8 +1,8 @@
-// The norm before the head, for the rows whose logits are wanted.
+// The norm before the head, for the rows that need logits.
 
 #include "norm.cuh"
 
-// out[i] = norm of row wanted[i] of the residual stream. A block per wanted row.
+// out[i] = norm of row wanted[i] of the residual stream. One block per wanted row.
 KERNEL(256) final_norm(const FinalNormArgs args) {
     DYNAMIC_SHARED(bytes);
     auto* values = reinterpret_cast<float*>(bytes);  // (width rounded up to 128)

@@ -1,4 +1,4 @@
-// A fragments of weights, ternary or int8, from sixteen bytes a lane (README.md).
+// The A fragments of ternary or int8 weights, from sixteen bytes per lane (README.md).
 
 #pragma once
 #include "lanes.cuh"
@@ -6,15 +6,15 @@
 // Rows of a weight tile, and columns of a k block.
 constexpr u32 TILE_ROWS = 16;
 constexpr u32 K_BLOCK = 128;
-// Tokens of one product's B fragment.
+// Tokens in the B fragment of one product.
 constexpr u32 N_TILE = 8;
 
-// Codes of one word as the A fragment of a product over 32 columns.
+// Expands the codes of one word to the A fragment of a product over 32 columns.
 __device__ __forceinline__ void expand(u32 word, u32 (&a)[4]) {
     UNROLL for (u32 j = 0; j < 4; j++) a[j] = (word >> (2 * j)) & 0x03030303u;
 }
 
-// Ternary weights: sixteen bytes of codes a lane and k block.
+// Ternary weights: sixteen bytes of codes per lane and k block.
 struct Ternary {
     static constexpr u32 PARTS = 1;
     uint4 words;

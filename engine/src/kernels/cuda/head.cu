@@ -1,13 +1,13 @@
-// All logits of some rows, and the logits of the candidates that the screen has left.
+// All logits of some rows, and the logits of the candidates that the screen found.
 
 #include "norm.cuh"
 
-// Eight consecutive elements at any alignment, of which `count` exist; the others are zero.
+// Loads eight consecutive elements at any alignment. The first `count` exist; the others are set to zero.
 template <class E> __device__ __forceinline__ void load_some(const typename E::Stored* from, u32 count, float (&out)[8]) {
     UNROLL for (u32 i = 0; i < 8; i++) out[i] = i < count ? E::widen(from[i]) : 0.0f;
 }
 
-// Eight consecutive elements, aligned to their size.
+// Loads eight consecutive elements, aligned to their total size.
 template <class E> __device__ __forceinline__ void load_eight(const typename E::Stored* from, float (&out)[8]) {
     if constexpr (E::CHUNK == 16) {
         const auto* words = reinterpret_cast<const u32*>(from);
@@ -22,13 +22,13 @@ template <class E> __device__ __forceinline__ void load_eight(const typename E::
     }
 }
 
-// Head rows of a thread, and hidden rows.
+// Head rows per thread, and hidden rows per thread.
 constexpr u32 HEAD_R = 2, HEAD_X = 4;
 
-// logits[x, row] = Σ_k w[row, k] · x[k] in lane order, as ops::dot_tile; of int8 rows times the row's scale.
+// logits[x, row] = Σ_k w[row, k] · x[k] in lane order, as in ops::dot_tile; for int8 rows times the scale of the row.
 //
-// Two threads share HEAD_R rows, each with eight of the sixteen lanes: 16 bytes of f16 at a time, and
-// 8 · HEAD_R · HEAD_X chains. Reads the head once for HEAD_X hidden rows.
+// Two threads share HEAD_R rows. Each thread has eight of the sixteen lanes: it loads 16 bytes of f16 at a time and
+// has 8 · HEAD_R · HEAD_X chains. The kernel reads the head once for HEAD_X hidden rows.
 template <class E> __device__ __forceinline__ void head(const HeadArgs& args) {
     u32 width = args.width, whole = args.step->whole, half = threadIdx.x % 2;
     u32 first = blockIdx.x * blockDim.x + threadIdx.x / 2 * HEAD_R, first_x = blockIdx.y * HEAD_X;
@@ -79,7 +79,8 @@ KERNEL(128) head_f16(const HeadArgs args) { head<F16>(args); }
 KERNEL(128) head_bf16(const HeadArgs args) { head<Bf16>(args); }
 KERNEL(128) head_i8(const HeadArgs args) { head<I8>(args); }
 
-// Candidates' logits, a lane a thread, two candidates a warp: the same sums as `head`'s. Row blockIdx.y.
+// Computes the logits of the candidates of row blockIdx.y: one lane per thread, two candidates per warp. The sums
+// are the same as in `head`.
 template <class E> __device__ __forceinline__ void rescore(const RescoreArgs& args) {
     constexpr u32 AHEAD = 16;
     u32 index = blockIdx.y, width = args.width, lane = threadIdx.x % LANES;
@@ -89,7 +90,7 @@ template <class E> __device__ __forceinline__ void rescore(const RescoreArgs& ar
     const float* x = args.x + u64(index) * width;
     Found* found = args.found + u64(index) * args.capacity;
     u32 stride = gridDim.x * blockDim.x / LANES;
-    // Both halves of a warp go on as long as one has a candidate.
+    // Both halves of a warp continue while either half has a candidate.
     for (u32 at = (blockIdx.x * blockDim.x + threadIdx.x) / LANES; (at & ~1u) < count; at += stride) {
         u32 token = found[at < count ? at : count - 1].token;
         const auto* row = static_cast<const typename E::Stored*>(args.rows) + u64(token) * width;

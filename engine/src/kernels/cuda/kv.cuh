@@ -1,11 +1,11 @@
-// Where keys and values lie: the one place that knows the pool's layout (README.md).
+// Addresses of keys and values. The layout of the pool (README.md) is implemented only here.
 
 #pragma once
 #include "args.cuh"
 #include "lanes.cuh"
 
-// What keys and values may be stored as. SCALED: a position's keys, and its values, of one head have a scale, and
-// elements stand for themselves times it.
+// The element types of stored keys and values. SCALED: the keys of a position and head have one scale, and so do the
+// values; the number is the stored element times the scale.
 struct KvF32 : F32 {
     static constexpr bool SCALED = false;
     static __device__ __forceinline__ float narrow(float v, float) { return v; }
@@ -18,39 +18,39 @@ struct KvF16 : F16 {
 
 struct KvQ8 : I8 {
     static constexpr bool SCALED = true;
-    // As ops::narrow_int8: within ±127, as the scale is of the largest.
+    // As ops::narrow_int8. The result is within ±127, because the scale comes from the largest magnitude.
     static __device__ __forceinline__ i8 narrow(float v, float scale) {
         return i8(__float2int_rn(__fdiv_rn(saturated(v), scale)));
     }
 };
 
-// Bytes of one head's keys, or of its values, in a block: the elements, then a scale for each position.
+// Returns the bytes of the keys (or of the values) of one head in a block: the elements, then a scale per position.
 template <class E> __device__ __forceinline__ u32 head_bytes(const KvPool& pool) {
     return BLOCK_TOKENS * (pool.padded_dim * sizeof(typename E::Stored) + (E::SCALED ? sizeof(float) : 0));
 }
 
-// Keys of a block and KV head. // (padded_dim / CHUNK, 16, CHUNK)
+// Returns the address of the keys of a block and KV head. // (padded_dim / CHUNK, 16, CHUNK)
 template <class E> __device__ __forceinline__ typename E::Stored* keys_of(const KvPool& pool, u32 block, u32 kv_head) {
     u8* at = pool.base + block * pool.block_bytes + pool.layer_offset + u64(kv_head) * head_bytes<E>(pool);
     return reinterpret_cast<typename E::Stored*>(at);
 }
 
-// Values of a block and KV head. // (16 / CHUNK, padded_dim, CHUNK)
+// Returns the address of the values of a block and KV head. // (16 / CHUNK, padded_dim, CHUNK)
 template <class E> __device__ __forceinline__ typename E::Stored* values_of(const KvPool& pool, u32 block, u32 kv_head) {
     return keys_of<E>(pool, block, pool.kv_heads + kv_head);
 }
 
-// Scales of a block's keys, or, of "head" kv_heads + kv_head, its values. // (16)
+// Returns the address of the scales of the keys of a block; `head` = kv_heads + kv_head selects the values. // (16)
 template <class E> __device__ __forceinline__ float* scales_of(const KvPool& pool, u32 block, u32 head) {
     return reinterpret_cast<float*>(keys_of<E>(pool, block, head) + BLOCK_TOKENS * pool.padded_dim);
 }
 
-// Element d of a position's key.
+// Returns the index of element d of the key of a position.
 template <class E> __device__ __forceinline__ u32 key_at(u32 slot, u32 d) {
     return (d / E::CHUNK * BLOCK_TOKENS + slot) * E::CHUNK + d % E::CHUNK;
 }
 
-// Element d of a position's value.
+// Returns the index of element d of the value of a position.
 template <class E> __device__ __forceinline__ u32 value_at(u32 padded_dim, u32 slot, u32 d) {
     return (slot / E::CHUNK * padded_dim + d) * E::CHUNK + slot % E::CHUNK;
 }

@@ -1,27 +1,28 @@
-// The float operations of `../float/lanes.rs`, spelled so that no compiler flag changes them: what a
-// comparison does with NaN, the exponential, the order of a sum over sixteen lanes.
+// The float operations of `../float/lanes.rs`, written so that no compiler flag changes their results: comparisons
+// with NaN, the exponential, the order of a sum over sixteen lanes.
 
 #pragma once
 #include "ptx.cuh"
 
-// Lanes of every sum: lane j takes elements j, j + 16, …
+// Number of lanes of every sum: lane j adds elements j, j + 16, …
 constexpr u32 LANES = 16;
-// Positions of a KV block.
+// Positions per KV block.
 constexpr u32 BLOCK_TOKENS = 16;
 constexpr u32 FULL_WARP = 0xffffffffu;
 
-// a where it is greater, else b: a NaN on either side gives b.
+// Returns a if a > b, else b. If either is NaN, returns b.
 __device__ __forceinline__ float larger(float a, float b) { return a > b ? a : b; }
-// a where it is less, else b.
+// Returns a if a < b, else b.
 __device__ __forceinline__ float smaller(float a, float b) { return a < b ? a : b; }
 
-// Limited to the range of f16; NaN becomes its upper end.
+// Limits v to the finite range of f16; NaN becomes the upper end.
 __device__ __forceinline__ float saturated(float v) { return larger(smaller(v, 65504.0f), -65504.0f); }
 
 __device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000u); }
 
-// e^x by Cephes' polynomial, as Lanes::exp. Adding 1.5 · 2^23 rounds to an integer, ties to even, and leaves it
-// in the low bits: a fourth of the time of the instructions for either.
+// Returns e^x by the polynomial of Cephes, as Lanes::exp. Adding 1.5 · 2^23 rounds to an integer, ties to even, and
+// leaves the integer in the low bits. This takes a fourth of the time of the instructions for rounding and
+// conversion.
 __device__ __forceinline__ float exp_lane(float x) {
     constexpr float WHOLE = 12582912.0f;
     x = larger(smaller(x, 87.3f), -87.3f);
@@ -39,8 +40,8 @@ __device__ __forceinline__ float exp_lane(float x) {
     return __fmul_rn(p, __uint_as_float((__float_as_uint(shifted) << 23) + 0x3f800000u));
 }
 
-// The sum of sixteen lanes held by sixteen neighbouring threads, in each of them: lane i + lane i + 8,
-// then + 4, + 2, + 1. The whole warp takes part, each half for itself.
+// Returns, in each thread, the sum of sixteen lanes that sixteen neighbouring threads hold: lane i + lane i + 8,
+// then + 4, + 2, + 1. All threads of the warp must call it; each half of the warp has its own sum.
 __device__ __forceinline__ float sum_of_lanes(float lane) {
     for (u32 width = 8; width > 0; width /= 2) {
         lane = __fadd_rn(lane, __shfl_xor_sync(FULL_WARP, lane, width));
@@ -48,7 +49,7 @@ __device__ __forceinline__ float sum_of_lanes(float lane) {
     return lane;
 }
 
-// The largest of a warp's values, none of them NaN.
+// Returns the largest value of a warp. The values must not be NaN.
 __device__ __forceinline__ float largest_of_warp(float v) {
     for (u32 width = 16; width > 0; width /= 2) v = larger(__shfl_xor_sync(FULL_WARP, v, width), v);
     return v;
@@ -59,10 +60,10 @@ __device__ __forceinline__ i32 sum_of_warp(i32 v) {
     return v;
 }
 
-// bf16 bits to f32, exactly.
+// Converts bf16 bits to f32, exactly.
 __device__ __forceinline__ float widen_bf16(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 
-// Stored numbers that widen exactly, in chunks of sixteen bytes.
+// Types of stored numbers. They widen to f32 exactly and are read in chunks of sixteen bytes.
 struct F32 {
     static constexpr u32 CHUNK = 4;
     typedef float Stored;

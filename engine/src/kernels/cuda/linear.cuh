@@ -1,24 +1,23 @@
-// What the kernels of ternary linears share: where a tile of weights lies, how codes become
-// fragments, how integer sums become outputs.
+// Code that the kernels of ternary linears share: finds tiles of weights and converts integer sums to outputs.
 //
-// A sum is Σ code · q with codes 0, 1, 2 in int32: at most 2 · 128 · width in magnitude. Less Σ q it is
-// the ternary product, whatever order it was added in.
+// A sum is Σ code · q with codes 0, 1, 2 in int32; its magnitude is at most 2 · 128 · width. The sum minus Σ q is
+// the ternary product, and the order of the additions does not matter.
 
 #pragma once
 #include "args.cuh"
 #include "fragments.cuh"
 
-// Sixteen output features of one segment.
+// The weights of sixteen output features of one segment.
 struct Tile {
     const uint4* weights;  // (k_blocks, 32)
     u32 segment;
-    u32 first;  // row of the segment; beyond its end: no such tile
+    u32 first;  // first row in the segment; beyond the end of the segment if the tile does not exist
 };
 
 __device__ __forceinline__ u32 tile_count(const Segment& segment) { return (segment.rows + TILE_ROWS - 1) / TILE_ROWS; }
 
-// Tile `index` of all segments' one after another. One beyond the last is the last segment's first,
-// with no output.
+// Returns tile `index`, counted over all segments in order. An index beyond the last tile gives the weights of the
+// first tile of the last segment, with `first` beyond its end, so that the tile has no output.
 __device__ __forceinline__ Tile find_tile(const LinearArgs& args, u32 index) {
     Tile tile = {args.segments[0].weights, 0, index * TILE_ROWS};
     u32 start = 0;
@@ -34,18 +33,18 @@ __device__ __forceinline__ Tile find_tile(const LinearArgs& args, u32 index) {
     return tile;
 }
 
-// Tile `index` of one segment, as above.
+// Returns tile `index` of one segment. An index beyond the last tile is handled as in find_tile.
 __device__ __forceinline__ Tile tile_of(const LinearArgs& args, u32 s, u32 index) {
     const Segment& segment = args.segments[s];
     u64 at = index < tile_count(segment) ? u64(index) * args.k_blocks * 32 : 0;
     return {segment.weights + at, s, index * TILE_ROWS};
 }
 
-// Division by one divisor of many outputs, correctly rounded.
+// A divisor of many outputs. The quotients are correctly rounded.
 //
-// With y = RN(1 / d), two steps q += (a − q d) · y from q = a · y give RN(a / d): after the first, q is
-// within an ulp, and the remainder is exact (Markstein). Outside 2^±60, where that could overflow or
-// underflow for an integer a below 2^31, it is divided.
+// With y = RN(1 / d), two steps q += (a − q d) · y from q = a · y give RN(a / d): after the first step q is within
+// an ulp, and the remainder is exact (Markstein). Outside 2^±60 these steps could overflow or underflow for an
+// integer a below 2^31; there the division instruction is used.
 struct Divisor {
     float value, reciprocal;
     bool plain;
@@ -63,18 +62,18 @@ __device__ __forceinline__ float divided(float a, const Divisor& d) {
     return __fmaf_rn(__fmaf_rn(-q, d.value, a), d.reciprocal, q);
 }
 
-// What ops::rescale divides by, of one token and segment.
+// Returns the divisor in ops::rescale for one token and segment.
 __device__ __forceinline__ Divisor divisor_of(const Segment& segment, float s) {
     return divisor(segment.divide ? __fmul_rn(s, segment.scale) : s);
 }
 
-// An integer sum as the linear's output: (a / s) · scale or a / (s · scale).
+// Converts an integer sum to the output of the linear: (a / s) · scale or a / (s · scale).
 __device__ __forceinline__ float rescaled(i32 sum, const Divisor& d, const Segment& segment) {
     float y = divided(__int2float_rn(sum), d);
     return segment.divide ? y : __fmul_rn(y, segment.scale);
 }
 
-// act(gate) · up, as ops::gate.
+// Returns act(gate) · up, as ops::gate.
 __device__ __forceinline__ float gated(u32 activation, float gate, float up) {
     if (activation == ACTIVATION_SQUARED_RELU) {
         float r = gate > 0.0f ? gate : 0.0f;
@@ -84,7 +83,7 @@ __device__ __forceinline__ float gated(u32 activation, float gate, float up) {
     return __fmul_rn(__fdiv_rn(gate, __fadd_rn(e, 1.0f)), up);
 }
 
-// Stores an output, or adds it to what is there.
+// Stores an output, or adds it to the stored number.
 __device__ __forceinline__ void put(u32 mode, float* at, float y) {
     *at = mode == LINEAR_ADD ? __fadd_rn(*at, y) : y;
 }

@@ -1,14 +1,14 @@
-// Ternary linears of few rows: up to 64 a block.
+// Ternary linears of few rows: up to 64 rows per block.
 //
-// out[row] (+)= rescale(Σ code · q − Σ q), as kernels::scalar and ops::rescale define it. Weights are read
-// once for each 8 N rows: 0.25 byte a multiply-add at one row, and two m16n8k32 products for 64 weights of
-// a lane, which the tensor cores do faster than memory delivers. Any number of warps works: they share
-// the k blocks.
+// out[row] (+)= rescale(Σ code · q − Σ q), as kernels::scalar and ops::rescale define it. Weights are read once for
+// each 8 N rows: 0.25 byte per multiply-add at one row, and two m16n8k32 products for 64 weights of a lane, which
+// the tensor cores compute faster than memory delivers the weights. Any number of warps works: they share the
+// k blocks.
 
 #include "few.cuh"
 #include "linear.cuh"
 
-// What the outputs of a block's tokens are made with.
+// The scales and the sums of q of the tokens of a block.
 template <int TOKENS> struct Scales {
     float scales[TOKENS];
     i32 sums[TOKENS];
@@ -48,7 +48,7 @@ template <class F> __device__ __forceinline__ void linear_few(const LinearArgs& 
     }
 }
 
-// out[row] = act(gate[row]) · up[row] of sixteen features a block: gate and up tiles together.
+// out[row] = act(gate[row]) · up[row] for sixteen features per block, from one gate tile and one up tile.
 template <class F> __device__ __forceinline__ void gate_few(const LinearArgs& args) {
     __shared__ typename F::Sums sums;
     __shared__ Scales<F::TOKENS> scales;

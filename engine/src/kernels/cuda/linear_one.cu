@@ -1,17 +1,17 @@
-// Ternary linears of one row, with the norm and the quantization before them: a decode of one sequence,
-// where a kernel of its own for a norm would take longer than the norm.
+// Ternary linears of one row, with the norm and the quantization before them. This is a decode of one sequence,
+// where launching a separate kernel for the norm takes longer than the norm.
 //
-// Every block norms and quantizes the row for itself, while its weights are on their way: reading a row
-// that the second-level cache holds costs less than waiting for another kernel. Results are those of
-// norm_quantize and linear_n8 or gate_n8.
+// Every block norms and quantizes the row itself while its weights are being copied. Reading a row from the
+// second-level cache costs less than waiting for another kernel. Results are the same as of norm_quantize followed
+// by linear_n8 or gate_n8.
 
 #include "linear.cuh"
 #include "quantize.cuh"
 
-// k blocks of weights that a warp has under way.
+// Number of k blocks of weights that a warp copies ahead.
 constexpr u32 ONE_DEPTH = 4;
 
-// A lane's copies of the weights of one k block. // slot: (M, 32)
+// Starts the copies of a lane for the weights of one k block. // slot: (M, 32)
 template <int M>
 __device__ __forceinline__ void fetch_one(const uint4* const (&tiles)[M], u32 k, u32 k_blocks, uint4* slot) {
     if (k < k_blocks) {
@@ -20,14 +20,14 @@ __device__ __forceinline__ void fetch_one(const uint4* const (&tiles)[M], u32 k,
     copy_async_commit();
 }
 
-// Starts copying a row whose width is a multiple of 4 to shared memory.
+// Starts copying a row to shared memory. The width must be a multiple of 4.
 __device__ __forceinline__ void copy_row(const float* from, u32 width, float* to) {
     for (u32 i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) copy_async16(to + i, from + i);
 }
 
-// Sums of M tiles for the row, in every thread's reach; the row's scale and Σ q are returned.
-// `prepare` runs while the first copies are under way.
-// shared: (warps, ONE_DEPTH, M, 32) of uint4, (stride) of f32 twice: the row and the norm's weights, (stride) of int8
+// Writes the sums of M tiles for the row to `out` in shared memory; returns the scale and Σ q of the row.
+// `prepare` runs while the first copies are in progress.
+// shared: (warps, ONE_DEPTH, M, 32) of uint4, (stride) of f32 twice: the row and the norm weights, (stride) of int8
 template <int M, class Prepare>
 __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, const uint4* const (&of_tiles)[M],
                                                   i32 (&out)[M * TILE_ROWS], Prepare prepare) {
@@ -63,7 +63,7 @@ __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, co
         UNROLL for (u32 m = 0; m < M; m++) {
             uint4 words = ring[(slot * M + m) * 32];
             UNROLL for (u32 half = 0; half < 2; half++) {
-                // All eight columns are the row.
+                // All eight columns of the B fragment are the row.
                 uint4 x = *reinterpret_cast<const uint4*>(q + k * K_BLOCK + half * 64 + lane % 4 * 16);
                 u32 a[4];
                 expand(half ? words.z : words.x, a);
@@ -85,7 +85,7 @@ __device__ __forceinline__ Quantized multiply_one(const NormLinearArgs& args, co
     return quantized;
 }
 
-// Segments as linear_n8 has them, sixteen features a block. The step has one row.
+// A linear with segments as in linear_n8, sixteen features per block. The step has one row.
 KERNEL(512) linear_one(const NormLinearArgs args) {
     __shared__ i32 sums[TILE_ROWS];
     __shared__ float before[TILE_ROWS];
@@ -105,7 +105,7 @@ KERNEL(512) linear_one(const NormLinearArgs args) {
     *at = linear.mode == LINEAR_ADD ? __fadd_rn(before[threadIdx.x], y) : y;
 }
 
-// Gate and up matrices as gate_n8 has them.
+// Gate and up matrices as in gate_n8. The step has one row.
 KERNEL(512) gate_one(const NormLinearArgs args) {
     __shared__ i32 sums[2 * TILE_ROWS];
     const LinearArgs& linear = args.linear;

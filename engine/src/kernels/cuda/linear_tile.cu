@@ -1,19 +1,19 @@
 // Ternary linears of many rows.
 //
-// In the gate kernels even tiles are the gate's and odd ones the up matrix's, so that a thread ends up
-// with both sums of an output. At 128 × 128 a k block is 2.1 M multiply-adds for 20 KiB read: bound by the
-// tensor cores from about 300 rows, by the filling of the device below.
+// In the gate kernels even tiles belong to the gate and odd tiles to the up matrix, so that a thread has both sums of
+// an output. At 128 × 128 a k block takes 2.1 M multiply-adds for 20 KiB read. From about 300 rows the tensor cores
+// are the limit; below that, the limit is that there are too few blocks to fill the device.
 
 #include "linear.cuh"
 #include "tiles.cuh"
 
-// Tile m of the block: of the segments one after another, or of gate and up in turn.
+// Returns tile m of the block, counted over the segments in order, or alternating between gate and up.
 template <bool GATE> __device__ __forceinline__ Tile block_tile(const LinearArgs& args, u32 tiles, u32 m) {
     if (GATE) return tile_of(args, m % 2, blockIdx.x * (tiles / 2) + m / 2);
     return find_tile(args, blockIdx.x * tiles + m);
 }
 
-// Writes a warp's sums as outputs. // token 2 t + odd, feature g + 8 high of each product
+// Writes the sums of a warp as outputs. // token 2 t + odd, feature g + 8 high of each product
 template <class S, bool GATE>
 __device__ __forceinline__ void finish(const LinearArgs& args, u32 first, u32 count, u32 warp_m, u32 warp_n,
                                        const typename S::Sums& sums) {

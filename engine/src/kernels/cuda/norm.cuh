@@ -1,11 +1,11 @@
-// RMSNorm of a row in shared memory, in the lanes' order, and reductions over a block.
+// RMSNorm of a row in shared memory, in lane order, and reductions over a block.
 
 #pragma once
 #include "args.cuh"
 #include "lanes.cuh"
 
-// Combines a value of every thread of the block; every thread gets the result. `shared` has room for
-// a value of each warp.
+// Combines the values of all warps of the block; every thread gets the result. `shared` has room for one value per
+// warp.
 template <class T, class Combine> __device__ __forceinline__ T over_block(T of_warp, T* shared, Combine combine) {
     __syncthreads();
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = of_warp;
@@ -15,7 +15,7 @@ template <class T, class Combine> __device__ __forceinline__ T over_block(T of_w
     return all;
 }
 
-// Rows in shared memory have room for a multiple of so many elements, with zeros after the width.
+// Rows in shared memory have room for a multiple of this many elements, with zeros after the width.
 constexpr u32 ROW_MULTIPLE = 128;
 
 __device__ __forceinline__ void pad_row(float* row, u32 width) {
@@ -23,8 +23,8 @@ __device__ __forceinline__ void pad_row(float* row, u32 width) {
     for (u32 i = width + threadIdx.x; i < end; i += blockDim.x) row[i] = 0.0f;
 }
 
-// Copies a row to shared memory, several loads of a thread at a time, and pads it. The caller
-// synchronises.
+// Copies a row to shared memory and pads it. Each thread has several loads in progress at a time. The caller
+// synchronises the block.
 __device__ __forceinline__ void load_row(const float* x, u32 width, float* row) {
     pad_row(row, width);
     if (width % 4 == 0) {
@@ -45,8 +45,8 @@ __device__ __forceinline__ void load_row(const float* x, u32 width, float* row) 
     }
 }
 
-// The running sum of squares of one lane, a chain; eight elements are read while eight are added. Zeros
-// beyond the width add nothing, to the bit.
+// Returns the sum of squares of one lane, added as one chain. Eight elements are read while eight are added. The
+// zeros after the width do not change any bit of the sum.
 __device__ __forceinline__ float squares_of_lane(const float* row, u32 width, u32 lane) {
     constexpr u32 TOGETHER = ROW_MULTIPLE / LANES;
     float squares = 0.0f, next[TOGETHER];
@@ -65,10 +65,10 @@ __device__ __forceinline__ float squares_of_lane(const float* row, u32 width, u3
     return squares;
 }
 
-// row = weight * (row / sqrt(mean(row²) + eps)), in place, as ops::rms_norm: the squares in sixteen
-// lanes by fused multiply-add, which the first half of the first warp does while the others wait.
-// Starts and ends with the block synchronised. AHEAD: weights are in global memory; a thread asks for its
-// first so many before that.
+// row = weight * (row / sqrt(mean(row²) + eps)), in place, as ops::rms_norm. The first half of the first warp adds
+// the squares in sixteen lanes by fused multiply-add while the other threads wait. The function synchronises the
+// block at its start and its end. AHEAD: number of weights that a thread loads before the sum, for weights in global
+// memory.
 template <int AHEAD = 16>
 __device__ __forceinline__ void rms_norm(float* row, const float* weight, u32 width, float eps) {
     __shared__ float inverse_shared;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void rms_norm(float* row, const float* weight, u32 wi
     __syncthreads();
 }
 
-// Largest magnitude of a row in shared memory; NaNs are passed over.
+// Returns the largest magnitude of a row in shared memory; NaNs are ignored.
 __device__ __forceinline__ float largest_magnitude(const float* row, u32 width, float* shared) {
     float largest = 0.0f;
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) largest = larger(fabsf(row[i]), largest);

@@ -1,15 +1,16 @@
-// The input of a linear: RMSNorm (none, one or two) and per-token int8 quantization.
+// The input of a linear: zero, one or two RMSNorms, then per-token int8 quantization.
 
 #include "quantize.cuh"
 
-// One row per block. Defined by ops::rms_norm and ops::quantize.
+// One row per block. ops::rms_norm and ops::quantize define the results.
 //
-// Reads 4 bytes and writes 1 an element; the chain of width / 16 multiply-adds is what one row waits for.
+// The kernel reads 4 bytes and writes 1 byte per element. The chain of width / 16 multiply-adds determines the time
+// of one row.
 KERNEL(1024) norm_quantize(const NormQuantizeArgs args) {
     DYNAMIC_SHARED(bytes);
     auto* values = reinterpret_cast<float*>(bytes);  // (stride)
     u32 row = blockIdx.x, width = args.width;
-    // The row is asked for before it is known whether the step has it.
+    // The loads of the row start before the row count of the step is read; the step may not have this row.
     load_row(args.x + u64(row) * width, width, values);
     if (row >= args.step->rows) return;
     if (args.weight) rms_norm(values, args.weight, width, args.eps);

@@ -1,13 +1,13 @@
-// What a device can do at most, to compare the other kernels with: reads of memory, int8 products of
-// tensor cores by the instruction that they use, fused multiply-adds. No step launches these.
+// The highest rates of a device, as a reference for the other kernels: memory reads, int8 tensor core products with
+// the same instruction as the kernels, fused multiply-adds. Steps never launch these kernels.
 
 #include "args.cuh"
 #include "ptx.cuh"
 
-// Sums that a thread adds to in turn, so that none waits for the one before it.
+// Number of sums that a thread adds to in turn, so that an addition does not wait for the addition before it.
 constexpr u32 CHAINS = 8;
 
-// Reads all of `from`, four times 16 bytes a thread at once.
+// Reads all of `from`. Each thread has four loads of 16 bytes in progress.
 KERNEL(256) peak_read(const PeakArgs args) {
     u64 stride = u64(gridDim.x) * blockDim.x;
     u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -21,7 +21,7 @@ KERNEL(256) peak_read(const PeakArgs args) {
     if (sum == 0x5a5a5a5au) args.to[0] = sum;
 }
 
-// CHAINS products of 16 × 32 by 32 × 8 a warp and round.
+// Computes CHAINS products of 16 × 32 by 32 × 8 per warp and round.
 KERNEL(256) peak_mma_s8(const PeakArgs args) {
     i32 sums[CHAINS][4] = {};
     u32 a[4] = {threadIdx.x, args.rounds, threadIdx.x * 3, args.rounds * 5};
@@ -33,7 +33,7 @@ KERNEL(256) peak_mma_s8(const PeakArgs args) {
     if (all == 0x5a5a5a5a) args.to[0] = u32(all);
 }
 
-// 2 · CHAINS multiply-adds a thread and round.
+// Computes 2 · CHAINS multiply-adds per thread and round.
 KERNEL(256) peak_fma_f32(const PeakArgs args) {
     float sums[2 * CHAINS];
     UNROLL for (u32 i = 0; i < 2 * CHAINS; i++) sums[i] = float(threadIdx.x + i);

@@ -1,10 +1,10 @@
-// Instructions that CUDA C++ has no functions for. Register layouts are those of the PTX ISA, and the
-// emulation's are written from the same pages.
+// Instructions that have no CUDA C++ function. Register layouts are those of the PTX ISA; the emulation follows the
+// same specification.
 
 #pragma once
 #include "types.cuh"
 
-// C += A · B of one m16n8k32 product of signed bytes. With g = lane / 4 and t = lane % 4:
+// C += A · B, one m16n8k32 product of signed bytes. With g = lane / 4 and t = lane % 4:
 //   A (16 × 32): a[0] row g, a[1] row g + 8, columns 4 t ..; a[2], a[3] the same rows, columns 16 + 4 t ..
 //   B (32 × 8):  b[0] rows 4 t .. of column g; b[1] rows 16 + 4 t ..
 //   C (16 × 8):  c[0], c[1] row g, columns 2 t, 2 t + 1; c[2], c[3] row g + 8
@@ -41,7 +41,7 @@ __device__ __forceinline__ void mma_s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u
 #endif
 }
 
-// Starts copying 16 bytes from global to shared memory.
+// Starts a copy of 16 bytes from global to shared memory.
 __device__ __forceinline__ void copy_async16(void* to, const void* from) {
 #ifdef EMULATE
     emulate::copy_async(to, from, 16);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void copy_async16(void* to, const void* from) {
 #endif
 }
 
-// Ends a group of copies.
+// Closes the current group of copies.
 __device__ __forceinline__ void copy_async_commit() {
 #ifdef EMULATE
     emulate::copy_commit();
@@ -61,7 +61,7 @@ __device__ __forceinline__ void copy_async_commit() {
 #endif
 }
 
-// Waits until no more than so many of this thread's groups are under way.
+// Waits until at most GROUPS groups of this thread are still in progress.
 template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
 #ifdef EMULATE
     emulate::copy_wait(GROUPS);
@@ -70,8 +70,8 @@ template <int GROUPS> __device__ __forceinline__ void copy_async_wait() {
 #endif
 }
 
-// Sixteen bytes that are read once and that no thread writes during the kernel. Volatile, as is the next one:
-// a load stays where it is written, ahead of what it is to overlap with.
+// Loads sixteen bytes that are read once and that no thread writes during the kernel. The assembly here and in
+// load_constant is volatile, so that the compiler keeps the load at its place, ahead of the work that it overlaps.
 __device__ __forceinline__ uint4 load_once(const uint4* from) {
 #ifdef EMULATE
     return *from;
@@ -84,7 +84,7 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
 #endif
 }
 
-// Sixteen bytes that no thread writes during the kernel.
+// Loads sixteen bytes that no thread writes during the kernel.
 __device__ __forceinline__ uint4 load_constant(const void* from) {
 #ifdef EMULATE
     return *static_cast<const uint4*>(from);
@@ -95,7 +95,7 @@ __device__ __forceinline__ uint4 load_constant(const void* from) {
 #endif
 }
 
-// A float that no thread writes during the kernel.
+// Loads a float that no thread writes during the kernel.
 __device__ __forceinline__ float load_constant_float(const float* from) {
 #ifdef EMULATE
     return *from;
@@ -106,7 +106,7 @@ __device__ __forceinline__ float load_constant_float(const float* from) {
 #endif
 }
 
-// f16 bits to f32, exactly.
+// Converts f16 bits to f32, exactly.
 __device__ __forceinline__ float widen_f16(u16 bits) {
 #ifdef EMULATE
     return _cvtsh_ss(bits);
@@ -117,7 +117,7 @@ __device__ __forceinline__ float widen_f16(u16 bits) {
 #endif
 }
 
-// f32 to f16 bits, to nearest even.
+// Converts f32 to f16 bits, rounding to nearest even.
 __device__ __forceinline__ u16 narrow_f16(float v) {
 #ifdef EMULATE
     return _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);

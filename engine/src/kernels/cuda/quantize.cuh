@@ -3,7 +3,7 @@
 #pragma once
 #include "norm.cuh"
 
-// q = clamp(round_half_even(v · s), −128, 127), as ops::quantize.
+// Returns clamp(round_half_even(v · s), −128, 127), as ops::quantize.
 __device__ __forceinline__ i32 quantized(float v, float s) {
     return __float2int_rn(larger(smaller(__fmul_rn(v, s), 127.0f), -128.0f));
 }
@@ -14,8 +14,8 @@ struct Quantized {
     i32 sum;
 };
 
-// As ops::quantize, with s = 127 / max(1e-5, max|v|): writes the row's bytes, and zeros up to the stride,
-// which is the width rounded up to 128. Every thread gets the result.
+// Quantizes a row as ops::quantize does, with s = 127 / max(1e-5, max|v|). Writes the bytes of the row, then zeros
+// up to the stride, which is the width rounded up to 128. Every thread gets the result.
 __device__ __forceinline__ Quantized quantize_row(float* row, u32 width, u32 stride, i8* out) {
     __shared__ float floats[32];
     __shared__ i32 integers[32];
@@ -25,7 +25,7 @@ __device__ __forceinline__ Quantized quantize_row(float* row, u32 width, u32 str
     i32 sum = 0;
     for (u32 i = threadIdx.x; i < stride / 4; i += blockDim.x) {
         float4 v = reinterpret_cast<const float4*>(row)[i];
-        // Padding is zero whatever s is: a row with an infinity has s = 0, and 0 · 0 is 0.
+        // Padding is zero for every s: a row that contains an infinity has s = 0, and 0 · 0 is 0.
         i32 q[4] = {quantized(v.x, s), quantized(v.y, s), quantized(v.z, s), quantized(v.w, s)};
         sum += q[0] + q[1] + q[2] + q[3];
         reinterpret_cast<u32*>(out)[i] = u32(q[0] & 255) | u32(q[1] & 255) << 8 | u32(q[2] & 255) << 16 | u32(q[3]) << 24;

@@ -1,10 +1,10 @@
-// RoPE, and what of a position is written to the pool.
+// RoPE, and the code that writes a position to the pool.
 
 #pragma once
 #include "kv.cuh"
 
-// Half-split RoPE as backend/cpu/attend.rs has it: element j pairs with j + head_dim / 2, each product
-// and difference rounded by itself.
+// A rotated pair of elements. RoPE is half-split, as in backend/cpu/attend.rs: element j pairs with element
+// j + head_dim / 2, and each product, sum and difference is rounded separately.
 struct Pair {
     float low, high;
 };
@@ -13,11 +13,11 @@ __device__ __forceinline__ Pair rotated(float a, float b, float cos, float sin) 
     return {__fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin)), __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin))};
 }
 
-// The scale of keys or values of one head, of which each lane of a warp has the largest magnitude: as
-// ops::int8_scale.
+// Returns the scale of the keys or values of one head, as ops::int8_scale. `largest` is the largest magnitude of the
+// elements that this lane has; all lanes of the warp must call it.
 __device__ __forceinline__ float int8_scale(float largest) { return __fdiv_rn(largest_of_warp(larger(largest, 1e-5f)), 127.0f); }
 
-// A warp writes one KV head of a position: its keys, rotated, and its values.
+// Writes one KV head of a position with one warp: its keys, rotated, and its values.
 template <class E>
 __device__ __forceinline__ void store_position(const KvPool& pool, u32 block, u32 slot, u32 kv_head, const float* keys,
                                                const float* values, const float* cos) {

@@ -1,8 +1,8 @@
-// RoPE on queries and keys; keys and values into their KV blocks.
+// Applies RoPE to queries and keys; writes keys and values to their KV blocks.
 
 #include "rotate.cuh"
 
-// A block per row of the step: rotates its queries in place, writes its keys, rotated, and its values.
+// One block per row of the step: rotates the queries of the row in place, writes its keys, rotated, and its values.
 template <class E> __device__ __forceinline__ void rotate_store(const RotateStoreArgs& args) {
     u32 row = blockIdx.x;
     if (row >= args.step->rows) return;
@@ -18,7 +18,7 @@ template <class E> __device__ __forceinline__ void rotate_store(const RotateStor
         at[0] = pair.low, at[half] = pair.high;
     }
     u32 block = args.blocks[args.tables[row] + position / BLOCK_TOKENS], slot = position % BLOCK_TOKENS;
-    // A warp has a KV head.
+    // Each warp writes one KV head at a time.
     for (u32 head = threadIdx.x / 32; head < pool.kv_heads; head += blockDim.x / 32) {
         u64 at = (u64(row) * pool.kv_heads + head) * dim;
         store_position<E>(pool, block, slot, head, args.keys + at, args.values + at, cos);

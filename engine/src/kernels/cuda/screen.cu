@@ -1,10 +1,10 @@
-// Estimates of all logits from the head's int8 copy and the digits of hidden rows.
+// Estimates of all logits, from the int8 copy of the head and the digits of hidden rows.
 
 #include "few.cuh"
 #include "screen.cuh"
 
-// Groups of sixteen tokens by columns of digits: estimates, and each group's largest lower and upper
-// bounds. Reads the copy once for 8 N columns, 1 byte a weight.
+// Multiplies groups of sixteen tokens by columns of digits; writes the estimates and the largest lower and upper
+// bound of each group. The kernel reads the copy once for 8 N columns, 1 byte per weight.
 template <class F> __device__ __forceinline__ void screen(const ScreenArgs& args) {
     __shared__ typename F::Sums sums;
     constexpr u32 M = F::M, ROWS = F::ROWS;
@@ -18,7 +18,7 @@ template <class F> __device__ __forceinline__ void screen(const ScreenArgs& args
     if (!multiply_few<F>(tiles, args.digits, first, count, digit_count, args.k_blocks, sums, [](u32) {})) return;
     u32 screened = *count;
     u32 rows = F::TOKENS / digit_count, first_row = first / digit_count;
-    // Sixteen neighbouring threads have a group; warps are whole in this loop.
+    // Sixteen neighbouring threads have one group. All threads of a warp take part in every round of this loop.
     for (u32 i = threadIdx.x; i < rows * ROWS; i += blockDim.x) {
         u32 token = blockIdx.x * ROWS + i % (ROWS), of_block = i / (ROWS);
         u32 row = first_row + of_block, group = token / TILE_ROWS;

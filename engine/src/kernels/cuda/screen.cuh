@@ -1,17 +1,17 @@
-// How far the screen's estimates may be off (backend/cpu/screen.rs). With w = s·q + e a head row and its
-// int8, and x = t·X + f a hidden row and its digits,
+// Error bounds of the estimates of the screen (backend/cpu/screen.rs). With w = s·q + e, a head row and its int8
+// copy, and x = t·X + f, a hidden row and its digits,
 //
 //     |w·x − s·t·(q·X)| ≤ ‖s·q‖·‖f‖ + ‖e‖·‖x‖
 //
-// plus what f32 sums may be off, which is in the factors of the hidden row. A bound need only be safe:
-// the logits of whatever it leaves are computed in full precision.
+// plus the rounding error of f32 sums, which is included in the factors of the hidden row. A bound may be loose but
+// must be safe: the logits of all remaining candidates are computed in full precision.
 
 #pragma once
 #include "args.cuh"
 #include "lanes.cuh"
 
 struct Interval {
-    float lowest, highest;  // never NaN: infinite where nothing is known
+    float lowest, highest;  // never NaN: infinite where the bound is unknown
 };
 
 __device__ __forceinline__ Interval interval(float estimate, const DigitRow& row, float error, float norm) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ Interval interval(float estimate, const DigitRow& row
     return {lowest, highest};
 }
 
-// A logit's estimate from the sums of a row's digits: `first`, and `second` if there are two.
+// Returns the estimate of a logit from the sums of the digits of a row: `first`, and `second` if there are two digits.
 __device__ __forceinline__ float estimate_of(u32 digit_count, const DigitRow& row, float scale, i32 first, i32 second) {
     i64 sum = digit_count == 1 ? first : i64(first) * 256 + second;
     return __fmul_rn(__ll2float_rn(sum), __fmul_rn(scale, row.step));

@@ -1,9 +1,9 @@
-// Which tokens may be among a row's largest.
+// Selects the tokens that may have one of the largest logits of a row.
 
 #include "norm.cuh"
 #include "screen.cuh"
 
-// Bits whose order as unsigned integers is that of the floats.
+// Returns bits that compare as unsigned integers in the same order as the floats.
 __device__ __forceinline__ u32 ordered(float v) {
     u32 bits = __float_as_uint(v);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -13,14 +13,14 @@ __device__ __forceinline__ float from_ordered(u32 key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-// Groups of a thread whose bounds stay in registers.
+// Number of groups per thread that have their bounds in registers.
 constexpr u32 SOME = 8;
 
-// A block per row. The threshold is the count-th largest of the groups' largest lower bounds, found bit by
-// bit: so many different tokens have logits at least so large. Candidates are the tokens whose upper bound
-// is not below it, in no order.
+// One block per row. The threshold is the count-th largest value among the largest lower bounds of the groups,
+// found bit by bit: at least `count` different tokens have logits of at least the threshold. Candidates are the
+// tokens with an upper bound of at least the threshold, unordered.
 KERNEL(1024) screen_select(const SelectArgs args) {
-    __shared__ u32 counts[32];  // of each bit's round
+    __shared__ u32 counts[32];  // one counter per round; a round decides one bit
     __shared__ u32 found_count;
     u32 row = blockIdx.x, groups = (args.vocab + 15) / 16;
     if (row >= args.step->screened) return;
@@ -31,7 +31,7 @@ KERNEL(1024) screen_select(const SelectArgs args) {
     const float* highest = args.highest + u64(row) * groups;
     const float* estimates = args.estimates + u64(row) * groups * 16;
     u32 wanted = args.counts[row], key = 0;
-    u32 some[SOME];  // a thread's first groups; the rest, of very large vocabularies, are read again
+    u32 some[SOME];  // the first groups of the thread; large vocabularies have more, read again each round
     UNROLL for (u32 i = 0; i < SOME; i++) {
         u32 g = threadIdx.x + i * blockDim.x;
         some[i] = g < groups ? ordered(lowest[g]) : 0;

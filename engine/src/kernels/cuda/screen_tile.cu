@@ -1,17 +1,18 @@
-// Estimates of all logits for many rows: what screen.cu computes, by tiles as linear_tile.cu has them.
+// Estimates of all logits for many rows: the same results as screen.cu, with tiles as in linear_tile.cu.
 
 #include "screen.cuh"
 #include "tiles.cuh"
 
 typedef Shape<Bytes, 8, 128, 2, 4, 3> ScreenShape;
 
-// What the screen knows of a head row.
+// Scale, error and norm of a head row.
 struct HeadRow {
     float scale, error, norm;
     bool exists;
 };
 
-// Estimates of two tokens, lane / 4 and that + 8 of a group, for one hidden row; the group's bounds.
+// Writes the estimates of two tokens of a group, lane / 4 and lane / 4 + 8, for one hidden row, and the bounds of the
+// group.
 __device__ __forceinline__ void finish_pair(const ScreenArgs& args, u32 groups, u32 group, const HeadRow (&tokens)[2],
                                             u32 row, const i32 (&first)[2], const i32 (&second)[2]) {
     u32 lane = threadIdx.x % 32;
@@ -26,7 +27,7 @@ __device__ __forceinline__ void finish_pair(const ScreenArgs& args, u32 groups, 
         bounds.lowest = larger(of_token.lowest, bounds.lowest);
         bounds.highest = larger(of_token.highest, bounds.highest);
     }
-    // Eight lanes, four apart, have the group.
+    // Eight lanes, four apart, share the group.
     for (u32 width = 16; width >= 4; width /= 2) {
         bounds.lowest = larger(__shfl_xor_sync(FULL_WARP, bounds.lowest, width), bounds.lowest);
         bounds.highest = larger(__shfl_xor_sync(FULL_WARP, bounds.highest, width), bounds.highest);
@@ -37,7 +38,8 @@ __device__ __forceinline__ void finish_pair(const ScreenArgs& args, u32 groups, 
     }
 }
 
-// 128 tokens by 128 columns of digits. With two digits a thread's two columns of a product are one row's.
+// 128 tokens by 128 columns of digits. With two digits, the two columns of a product that a thread has belong to the
+// same row.
 KERNEL_BY(256, 2) screen_tile(const ScreenArgs args) {
     typedef ScreenShape S;
     u32 groups = (args.vocab + TILE_ROWS - 1) / TILE_ROWS, columns = args.step->screened * args.digit_count;

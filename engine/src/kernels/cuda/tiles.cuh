@@ -1,8 +1,8 @@
-// Products of many rows: tiles of outputs by int8 tensor cores.
+// Products of many rows: tiles of outputs, computed by int8 tensor cores.
 //
-// A block computes 16 · TILES features for TOKENS rows. Weights, ternary ones still in 2 bits, and int8 rows come
-// to shared memory k block by k block, STAGES deep; each warp expands codes in registers (7 operations for
-// the 16 codes of a fragment, which then serves WARP_N products).
+// A block computes 16 · TILES features for TOKENS rows. Weights and int8 rows are copied to shared memory one k block
+// at a time, STAGES deep; ternary weights are still in 2 bits there. Each warp expands codes in registers: 7
+// operations for the 16 codes of a fragment, which WARP_N products then use.
 
 #pragma once
 #include "fragments.cuh"
@@ -12,7 +12,7 @@ template <class W_, int TILES_, int TOKENS_, int WARPS_M_, int WARPS_N_, int STA
     static constexpr u32 TILES = TILES_, TOKENS = TOKENS_, WARPS_M = WARPS_M_, WARPS_N = WARPS_N_, STAGES = STAGES_;
     static constexpr u32 THREADS = WARPS_M * WARPS_N * 32;
     static constexpr u32 WARP_M = TILES / WARPS_M, WARP_N = TOKENS / N_TILE / WARPS_N;
-    // Copies of weights by a thread and stage: tile i · THREADS / 32 + warp.
+    // Copies of weights per thread and stage: copy i is of tile i · THREADS / 32 + warp.
     static constexpr u32 TILES_AT_ONCE = THREADS / 32, WEIGHT_COPIES = (TILES + TILES_AT_ONCE - 1) / TILES_AT_ONCE;
     static constexpr u32 TILE_BYTES = W::PARTS * 512, WEIGHT_BYTES = TILES * TILE_BYTES;
     static constexpr u32 STAGE_BYTES = WEIGHT_BYTES + TOKENS * K_BLOCK;
@@ -20,8 +20,8 @@ template <class W_, int TILES_, int TOKENS_, int WARPS_M_, int WARPS_N_, int STA
     typedef i32 Sums[WARP_M][WARP_N][4];
 };
 
-// Where 16 bytes of a row lie in a stage: odd rows have their halves swapped, so that the eight lanes
-// that read together, of two rows, meet eight different bank groups.
+// Returns the offset of 16 bytes of a row in a stage. Odd rows have their halves swapped, so that the eight lanes
+// that read two rows together access eight different bank groups.
 __device__ __forceinline__ u32 chunk_at(u32 token, u32 chunk) {
     return token * K_BLOCK + (chunk ^ ((token & 1) * 4)) * 16;
 }
@@ -46,7 +46,7 @@ __device__ __forceinline__ void fetch_stage(const uint4* const (&weights)[S::WEI
     }
 }
 
-// Adds the products of one k block to a warp's sums.
+// Adds the products of one k block to the sums of a warp.
 template <class S>
 __device__ __forceinline__ void multiply_stage(const u8* stage, u32 warp_m, u32 warp_n, typename S::Sums& sums) {
     u32 lane = threadIdx.x % 32;
@@ -71,8 +71,8 @@ __device__ __forceinline__ void multiply_stage(const u8* stage, u32 warp_m, u32 
     }
 }
 
-// Sums of the block's tiles with rows first.. (count in all; those beyond repeat the last) of x. `weights`
-// are the tiles that this thread copies, at its lane.
+// Computes the sums of the tiles of the block with rows first.. of x, which has `count` rows; rows beyond the end
+// repeat the last row. `weights` are the addresses that this thread copies from: a tile, plus its lane.
 template <class S>
 __device__ __forceinline__ void multiply_tiles(const uint4* const (&weights)[S::WEIGHT_COPIES], const i8* x, u32 first, u32 count,
                                                u32 k_blocks, u32 warp_m, u32 warp_n, typename S::Sums& sums) {

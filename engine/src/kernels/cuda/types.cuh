@@ -1,4 +1,4 @@
-// Integer types, and the macros by which a host compiler accepts the kernels as C++ (`emulate/`).
+// Integer types, and the macros that let a host compiler compile the kernels as C++ (`emulate/`).
 
 #pragma once
 
@@ -12,7 +12,7 @@ typedef int i32;
 typedef unsigned int u32;
 typedef long long i64;
 typedef unsigned long long u64;
-// The block's dynamic shared memory, as bytes.
+// The dynamic shared memory of the block, as bytes.
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 #define UNROLL _Pragma("unroll")
 #define UNROLL_BY(n) _Pragma(UNROLL_TEXT(unroll n))
@@ -20,5 +20,5 @@ typedef unsigned long long u64;
 #endif
 
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-// The same, for kernels that need a number of blocks to fit on a multiprocessor.
+// The same, for kernels that need a minimum number of blocks per multiprocessor.
 #define KERNEL_BY(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)

@@ -1,5 +1,5 @@
-// The part of CUDA C++ that the kernels use, for a host compiler. A block's threads are fibers that
-// run until they reach a barrier or an operation of the whole warp; see emulate.cpp.
+// The part of CUDA C++ that the kernels use, for a host compiler. The threads of a block are fibers that run until
+// they reach a barrier or an operation of the whole warp; see emulate.cpp.
 
 #pragma once
 #include <cmath>
@@ -43,14 +43,14 @@ extern dim3 block_index, block_size, grid_size;
 u8* dynamic_shared();
 void block_barrier();
 
-// Adds a lane's operands to an operation of its warp; the last lane calls `run` for all 32.
+// Adds the operands of a lane to an operation of its warp; the last lane calls `run` for all 32 lanes.
 typedef void (*WarpOperation)(void* lanes[32]);
 void warp_operation(WarpOperation run, void* of_lane);
 
 // Ends the launch with MISALIGNED_ADDRESS unless the address is a multiple of `bytes`.
 void check_aligned(const void* at, u32 bytes);
 
-// Copies are carried out when their group is waited for.
+// Copies are executed when a thread waits for their group.
 void copy_async(void* to, const void* from, u32 bytes);
 void copy_commit();
 void copy_wait(u32 groups_left);

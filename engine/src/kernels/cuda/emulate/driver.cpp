@@ -1,13 +1,13 @@
 // The CUDA driver for machines without a GPU: the calls that `backend/cuda/driver` makes, as `libcuda.so`.
 //
-// Kernels run on the processor (`emulate.cpp`), device memory is host memory. Every limit that the driver's
-// documentation names for these calls is enforced, with the driver's error codes. Where the driver may choose,
-// this one does what shows mistakes:
-// - A stream's work is carried out when it is waited for, and not earlier.
-// - Allocations are filled with bytes that are no numbers, and lie between unmapped pages.
-// - A primary context that was released stays destroyed for every thread that had it current.
+// Kernels run on the processor (`emulate.cpp`), and device memory is host memory. Every limit in the CUDA driver
+// documentation for these calls is enforced, with the error codes of the driver. Where the documentation leaves a
+// choice, this driver takes the choice that exposes mistakes:
+// - The work of a stream is executed when a thread waits for the stream, and not earlier.
+// - Allocations are filled with bytes that are NaN as floats, and are placed between unmapped pages.
+// - A released primary context stays destroyed for every thread that had it as its current context.
 //
-// Build: `build.sh`. The devices are those of `DEVICES`.
+// Build it with `build.sh`. `DEVICES` lists the devices.
 
 #include "state.h"
 
@@ -15,8 +15,8 @@ using namespace emulate;
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
-// The first lines of a call that needs a working context. `UNSAFE` is for calls that may not be made while
-// this thread captures: they end the capture, too.
+// The first lines of a call that needs a working context. `ENTER_UNSAFE` is for calls that are not allowed while
+// this thread captures; such a call also invalidates the capture.
 #define ENTER                                                      \
     std::lock_guard<std::mutex> lock(mutex());                     \
     Context* context = nullptr;                                    \
@@ -63,7 +63,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int device) {
         case 75: *value = of.architecture / 10; return SUCCESS;
         case 76: *value = of.architecture % 10; return SUCCESS;
         case 97: *value = int(of.shared_bytes); return SUCCESS;
-        default: return INVALID_VALUE;  // no other is asked for
+        default: return INVALID_VALUE;  // the engine requests only the attributes above
     }
 }
 
@@ -154,7 +154,7 @@ API cuStreamSynchronize(Stream* stream) {
 API cuStreamBeginCapture_v2(Stream* stream, int mode) {
     ENTER;
     if (!context->streams.has(stream)) return INVALID_HANDLE;
-    if (mode != CAPTURE_THREAD_LOCAL) return INVALID_VALUE;  // no other is asked for
+    if (mode != CAPTURE_THREAD_LOCAL) return INVALID_VALUE;  // the engine requests only this mode
     if (stream->capture || capturing_stream()) return ILLEGAL_STATE;
     stream->capture = true, stream->capture_error = SUCCESS, stream->captured.clear();
     stream->capturing_thread = std::this_thread::get_id();
@@ -197,12 +197,12 @@ API cuGraphExecDestroy(GraphExec* graph) {
 API cuGraphLaunch(GraphExec* graph, Stream* stream) {
     ENTER;
     if (!context->streams.has(stream) || !context->graph_execs.has(graph)) return INVALID_HANDLE;
-    if (stream->capture) return stream->invalidate();  // a graph within a graph is not asked for
+    if (stream->capture) return stream->invalidate();  // the engine never captures the launch of a graph
     for (const Operation& operation : graph->operations) stream->queue.push_back(operation);
     return SUCCESS;
 }
 
-// Adds a copy to a stream, unless a side that is device memory leaves its allocation.
+// Adds a copy to a stream. Fails if a device memory range is not inside one allocation.
 static int copy(Context& context, Stream* stream, u64 to, u64 from, size_t bytes, bool to_device, bool from_device) {
     if (!context.streams.has(stream)) return INVALID_HANDLE;
     if (to_device && !context.holds(to, bytes)) return INVALID_VALUE;
@@ -288,7 +288,7 @@ API cuLaunchKernel(Function* function, u32 grid_x, u32 grid_y, u32 grid_z, u32 b
     dim3 grid{grid_x, grid_y, grid_z}, block{block_x, block_y, block_z};
     if (int code = function->refuses(grid, block, shared)) return code;
     if (!parameters || extra) return INVALID_VALUE;
-    // The driver copies as many bytes as the kernel declares.
+    // As the CUDA driver does, copy as many bytes as the kernel declares.
     auto* from = static_cast<const u8*>(parameters[0]);
     auto args = std::make_shared<std::vector<u64>>((function->info.param_bytes + 7) / 8);
     memcpy(args->data(), from, function->info.param_bytes);

@@ -1,15 +1,15 @@
-// The CUDA kernels as ordinary C++. `driver.cpp` puts the CUDA driver's calls on top; `tests/` calls `launch`.
+// Runs the CUDA kernels as ordinary C++. `driver.cpp` adds the calls of the CUDA driver; `tests/` calls `launch`.
 //
-// Blocks run one after another, so a kernel must not wait for another block. A block's threads are fibers on
-// stacks of their own: each runs until it reaches `__syncthreads`, an operation of its warp or its end.
+// Blocks run one after another, so a kernel must not wait for another block. The threads of a block are fibers with
+// separate stacks: each runs until it reaches `__syncthreads`, an operation of its warp, or its end.
 //
-// Errors of kernels that results would not show:
+// The emulation detects errors of kernels that results alone would not show:
 // - Shared memory is filled with garbage before each block, and bytes after its end are checked for writes.
-// - Asynchronous copies are carried out only when they are waited for.
-// - An access to an address that is not a multiple of its size ends the launch with MISALIGNED_ADDRESS: the
-//   compiler checks every typed access (-fsanitize=alignment), `check_aligned` the ones it does not see.
-// - An access to memory that is not mapped ends the launch with ILLEGAL_ADDRESS: `driver.cpp` puts unmapped pages
-//   around every allocation.
+// - Asynchronous copies are executed only when a thread waits for them.
+// - An access to an address that is not a multiple of its size ends the launch with MISALIGNED_ADDRESS. The compiler
+//   checks every typed access (-fsanitize=alignment); `check_aligned` checks the other accesses.
+// - An access to unmapped memory ends the launch with ILLEGAL_ADDRESS: `driver.cpp` puts unmapped pages around every
+//   allocation.
 
 #include <algorithm>
 #include <cstdio>
@@ -34,7 +34,7 @@ namespace {
 constexpr u32 THREADS_MAX = 1024;
 constexpr size_t STACK_BYTES = 128 << 10;
 constexpr size_t SHARED_MAX = 227 << 10;
-// Bytes beyond a block's shared memory that are looked at for stray writes.
+// Number of bytes after the shared memory of a block that are checked for stray writes.
 constexpr size_t MARGIN = 16 << 10;
 
 struct Copy {
@@ -48,7 +48,7 @@ enum class State { Ready, InBlockBarrier, InWarp, Ended };
 struct Fiber : Thread {
     void* stack_pointer;
     State state;
-    std::vector<std::vector<Copy>> groups;  // committed, oldest first; the last one is open
+    std::vector<std::vector<Copy>> groups;  // committed groups, oldest first; the last group is open
 };
 
 struct Warp {
@@ -60,7 +60,7 @@ Fiber fibers[THREADS_MAX];
 Warp warps[THREADS_MAX / 32];
 void* scheduler_stack_pointer;
 u32 thread_count, live_count, in_barrier_count, shared_size;
-// The result of the launch: 0, or why a thread ended it.
+// The result of the launch: 0, or the error with which a thread ended it.
 volatile int fault;
 alignas(128) u8 shared_bytes[SHARED_MAX];
 Kernel body;
@@ -99,7 +99,7 @@ u8* stacks() {
 // Runs the other threads until this one is ready again.
 void leave() { emulate_switch(&self().stack_pointer, scheduler_stack_pointer); }
 
-// Ends the launch; the block's threads are abandoned where they are.
+// Ends the launch; the threads of the block are abandoned at their current instruction.
 [[noreturn]] void end_launch(int code) {
     fault = code;
     leave();
@@ -110,7 +110,7 @@ void leave() { emulate_switch(&self().stack_pointer, scheduler_stack_pointer); }
 
 struct sigaction signal_action_before;
 
-// Continues a thread that touched unmapped memory in `end_at_illegal_address`.
+// Signal handler: a thread that accessed unmapped memory continues in `end_at_illegal_address`.
 void on_illegal_access(int signal, siginfo_t* info, void* context) {
     auto& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
     u8* stack = reinterpret_cast<u8*>(registers[REG_RSP]);
@@ -119,12 +119,12 @@ void on_illegal_access(int signal, siginfo_t* info, void* context) {
         return;
     }
     (void)info;
-    // A stack pointer as after a call, below the red zone.
+    // Sets a stack pointer as after a call, below the red zone.
     registers[REG_RSP] = ((registers[REG_RSP] - 256) & ~15ll) - 8;
     registers[REG_RIP] = reinterpret_cast<greg_t>(end_at_illegal_address);
 }
 
-// While it lives, illegal accesses of kernels end the launch and not the process.
+// While this object exists, illegal accesses of kernels end the launch instead of the process.
 struct SignalHandler {
     SignalHandler() {
         struct sigaction action = {};
@@ -159,7 +159,7 @@ void prepare(u32 t) {
     fiber.state = State::Ready;
     fiber.groups.assign(1, {});
     auto* top = reinterpret_cast<void**>(stacks() + (t + 1) * STACK_BYTES);
-    // The entry's return address is never used; the stack is aligned as after a call.
+    // The return address of the entry is never used; the stack is aligned as after a call.
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(fiber_main);
     top -= 6;
@@ -245,7 +245,7 @@ void copy_wait(u32 groups_left) {
 
 }  // namespace emulate
 
-// Called by code compiled with -fsanitize=alignment before an access to a misaligned address.
+// Code compiled with -fsanitize=alignment calls this before an access to a misaligned address.
 extern "C" void __ubsan_handle_type_mismatch_v1(void*, size_t at) {
     using namespace emulate;
     if (!current) {

@@ -1,4 +1,4 @@
-// What a driver reads in an image of kernels: PTX as text, or a cubin (ELF).
+// Parses an image of kernels as a driver does: PTX as text, or a cubin (ELF).
 
 #pragma once
 #include <cstdlib>
@@ -15,22 +15,23 @@ struct KernelInfo {
     u32 param_bytes = 0;
     u32 threads_max = 1024;  // .maxntid
     u32 static_shared_bytes = 0;
-    u32 registers = 0;  // of a thread
+    u32 registers = 0;  // per thread
 };
 
 struct Image {
     std::map<std::string, KernelInfo> kernels;
     u32 architecture = 0;  // 10 * major + minor
-    u32 ptx_version = 0;   // 10 * major + minor; 0 of a cubin
+    u32 ptx_version = 0;   // 10 * major + minor; 0 for a cubin
 };
 
-// The registers that a compiler may give a thread at most, when blocks may have so many threads.
+// Returns the largest number of registers that a compiler may give a thread of a block of `threads` threads.
 inline u32 registers_max(u32 threads) {
     u32 most = 65536 / threads / 8 * 8;
     return most < 255 ? most : 255;
 }
 
-// Bytes of a declaration such as `.shared .align 4 .b8 name[128];`, with its alignment.
+// Returns the bytes up to the end of a declaration such as `.shared .align 4 .b8 name[128];` that follows `before`
+// bytes, with its alignment.
 inline u32 declared_bytes(const std::string& line, u32 before) {
     u32 element = line.find(".b8 ") != line.npos ? 1 : line.find("64 ") != line.npos ? 8 : 4;
     size_t align = line.find(".align "), open = line.find('[');
@@ -39,7 +40,7 @@ inline u32 declared_bytes(const std::string& line, u32 before) {
     return (before + alignment - 1) / alignment * alignment + element * count;
 }
 
-// `.version 8.1`, `.target sm_80`
+// Parses PTX, line by line: `.version 8.1`, `.target sm_80`, the kernels and their declarations.
 inline Image parse_ptx(const std::string& text) {
     Image image;
     KernelInfo* kernel = nullptr;
@@ -77,7 +78,7 @@ inline Image parse_ptx(const std::string& text) {
     return image;
 }
 
-// An ELF file. Offsets are not checked: the files come from NVRTC.
+// An ELF file. Offsets are not checked, because the files come from NVRTC.
 struct Elf {
     const u8* bytes;
     template <class T> T at(size_t offset) const {
@@ -106,7 +107,7 @@ template <class Each> void each_attribute(const Elf& elf, const Elf::Section& se
     }
 }
 
-// Codes of attributes: registers of a kernel; threads of a block; bytes of parameters.
+// Codes of attributes: registers of a kernel; threads per block; bytes of parameters.
 constexpr u8 REGISTER_COUNT = 0x2f, THREADS_MAX_OF = 0x05, PARAM_BYTES = 0x19;
 
 inline Image parse_cubin(const u8* bytes) {

@@ -1,4 +1,4 @@
-// Every kernel, and the table that finds it by name.
+// Includes every kernel; a table maps names to kernels.
 
 #pragma once
 

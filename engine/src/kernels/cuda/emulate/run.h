@@ -1,4 +1,4 @@
-// What `emulate.cpp` offers to the emulated driver and to the kernels' tests.
+// The functions of `emulate.cpp` for the emulated driver and the tests of the kernels.
 
 #pragma once
 #include "emulate/cuda.h"
@@ -8,13 +8,13 @@ namespace emulate {
 // The codes of `CUresult` that a kernel can cause.
 constexpr int NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, MISALIGNED_ADDRESS = 716;
 
-// A kernel; `args[0]` points to its struct (`args.cuh`). Device memory is host memory.
+// A kernel; `args[0]` points to its argument struct (`args.cuh`). Device memory is host memory.
 typedef void (*Kernel)(void** args);
 
-// The kernel of a name, or null.
+// Returns the kernel with a name, or null.
 Kernel kernel_of(const char* name);
 
-// Runs all blocks; returns 0 or the error that ended them.
+// Runs all blocks; returns 0 or the error that ended the launch.
 int run(Kernel kernel, dim3 grid, dim3 block, u32 shared, void** args);
 
 }  // namespace emulate

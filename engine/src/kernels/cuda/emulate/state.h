@@ -1,4 +1,4 @@
-// The state of the emulated driver: devices, contexts, and what contexts own.
+// The state of the emulated driver: devices, contexts, and the objects that contexts own.
 
 #pragma once
 #include <algorithm>
@@ -23,7 +23,7 @@ enum {
 };
 constexpr int CAPTURE_THREAD_LOCAL = 1;
 
-// CUDA 12.1, the oldest driver that takes the PTX.
+// CUDA 12.1, the oldest driver that accepts the PTX.
 constexpr int DRIVER_VERSION = 12010;
 constexpr u32 PTX_VERSION_MAX = 81;
 // Shared memory of a block that has not opted in to more.
@@ -33,7 +33,7 @@ struct Device {
     const char* name;
     int architecture;  // 10 * major + minor
     int multiprocessors;
-    u32 shared_bytes;  // of a block that opted in
+    u32 shared_bytes;  // per block that opted in
     size_t memory_bytes;
     bool refuses_cubins;
 
@@ -41,13 +41,13 @@ struct Device {
         if (image.kernels.empty()) return INVALID_IMAGE;
         if (image.ptx_version > PTX_VERSION_MAX) return UNSUPPORTED_PTX_VERSION;
         bool is_cubin = image.ptx_version == 0, is_old = int(image.architecture) > architecture;
-        // Of the architectures that cubins are made for, none has two minor versions.
+        // Cubins are built only for major versions that have one minor version, so the architectures must be equal.
         if (is_cubin && (refuses_cubins || int(image.architecture) != architecture)) return NO_BINARY_FOR_GPU;
         return is_old ? NO_BINARY_FOR_GPU : SUCCESS;
     }
 };
 
-// Tests name devices by their place here: `backend/cuda/tests`.
+// The tests in `backend/cuda/tests` select devices by their index in this list.
 constexpr size_t GIB = size_t(1) << 30;
 const Device DEVICES[] = {
     {"emulated sm_90", 90, 2, 227 << 10, 4 * GIB, false},
@@ -56,14 +56,14 @@ const Device DEVICES[] = {
     {"emulated sm_90 with 1 GiB", 90, 2, 227 << 10, GIB, false},
     {"emulated sm_90 with 1 MiB", 90, 2, 227 << 10, GIB / 1024, false},
     {"emulated sm_75", 75, 2, 64 << 10, 4 * GIB, false},
-    // One for each test that ends with an error that stays.
+    // One device for each test that ends with a sticky error.
     {"emulated sm_90, misaligned", 90, 2, 227 << 10, 4 * GIB, false},
     {"emulated sm_90, out of bounds", 90, 2, 227 << 10, 4 * GIB, false},
     {"emulated sm_90, released", 90, 2, 227 << 10, 4 * GIB, false},
 };
 constexpr int DEVICE_COUNT = sizeof DEVICES / sizeof *DEVICES;
 
-// Work of a stream or a graph; returns the error that stays, or 0.
+// An operation of a stream or a graph; returns the sticky error of the context, or 0.
 typedef std::function<int()> Operation;
 
 struct Graph {
@@ -101,7 +101,7 @@ struct Function {
         if (!has_grid || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535) return INVALID_VALUE;
         if (block.x > 1024 || block.y > 1024 || block.z > 64 || threads > 1024) return INVALID_VALUE;
         if (threads > info.threads_max || shared > dynamic_max) return INVALID_VALUE;
-        // A warp takes registers by 256, warps are placed by four.
+        // Registers are allocated to a warp in units of 256; warps are allocated in units of four.
         u32 of_warp = (info.registers * 32 + 255) / 256 * 256;
         u32 warps = u32(threads + 127) / 128 * 4;
         return of_warp * warps > 65536 ? LAUNCH_OUT_OF_RESOURCES : SUCCESS;
@@ -135,8 +135,8 @@ template <class T> class Handles {
 struct Context {
     const Device* device = nullptr;
     u32 references = 0;
-    u64 life = 0;  // grows with every creation
-    int error = SUCCESS;  // stays once it is set
+    u64 life = 0;  // incremented each time the context is created
+    int error = SUCCESS;  // sticky: keeps its value once set
     size_t allocated_bytes = 0;
     std::map<u64, size_t> allocations, pinned;
     Handles<Stream> streams;
@@ -156,7 +156,7 @@ struct Context {
         pinned.clear(), streams.clear(), graphs.clear(), graph_execs.clear(), modules.clear();
     }
 
-    // Where an allocation lies in its mapping: it ends at an unmapped page.
+    // Each allocation is at the end of its mapping and is followed by an unmapped page.
     static constexpr size_t PAGE = 4096;
     static size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
@@ -215,7 +215,7 @@ struct Context {
     }
 };
 
-// One call at a time, of all devices and threads.
+// Serializes the calls of all devices and threads.
 inline std::mutex& mutex() {
     static std::mutex one;
     return one;
@@ -228,7 +228,7 @@ inline Context* contexts() {
     static Context all[DEVICE_COUNT];
     return all;
 }
-// The thread's context, and which life of it.
+// The current context of the thread, and the value of `life` when it was set.
 struct Current {
     Context* context;
     u64 life;
@@ -242,7 +242,7 @@ inline Stream*& capturing_stream() {
     return of_thread;
 }
 
-// Finds the thread's context; the error of a call that cannot go on.
+// Finds the current context of the thread; returns SUCCESS, or the error with which the call must fail.
 inline int enter(Context** context) {
     if (!initialized()) return NOT_INITIALIZED;
     Current current = current_context();

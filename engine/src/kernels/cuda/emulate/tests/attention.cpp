@@ -1,5 +1,5 @@
-// RoPE, KV writes, attention in both forms: a step of several sequences whose earlier
-// positions are in the pool, against the definition query by query.
+// Compares RoPE, KV writes and both forms of attention with the definition, query by query. A step has several
+// sequences; their earlier positions are in the pool.
 
 #include "lanes.cuh"
 #include "reference.h"
@@ -12,16 +12,16 @@ struct Shape {
 };
 
 struct Sequence {
-    u32 position, rows;  // of the step: first position and rows
+    u32 position, rows;  // first position and number of rows in the step
     vector<u32> blocks;
 };
 
 constexpr u32 LAYERS = 2, LAYER = 1;
 
-// What keys and values are stored as.
+// The element type of stored keys and values.
 enum class Kv { F16, F32, Q8 };
 
-// A step over some sequences, with the pool's content as plain floats beside it.
+// A step over some sequences, and a copy of the content of the pool as plain floats.
 struct Setup {
     Shape shape;
     Kv kv;
@@ -29,7 +29,7 @@ struct Setup {
     vector<Sequence> sequences;
     vector<u8> pool_bytes;
     vector<float> keys_of_pool, values_of_pool;          // (block, 16, kv_head, head_dim)
-    vector<float> key_scales_of_pool, value_scales_of_pool;  // (block, 16, kv_head): 1 where there are none
+    vector<float> key_scales_of_pool, value_scales_of_pool;  // (block, 16, kv_head): 1 for formats without scales
     Step step;
     vector<u32> positions, tables, blocks;
     vector<float> queries, keys, values, rotations;
@@ -89,7 +89,7 @@ struct Setup {
         return {pool_bytes.data(), block_bytes(), LAYER * (block_bytes() / LAYERS), shape.kv_heads, shape.head_dim, padded_dim, shape.heads};
     }
 
-    // A head's keys or values of a position, into the pool by the layout of README.md, and as floats.
+    // Writes the keys or values of a head and position to the pool, in the layout of README.md, and as floats.
     void put(u32 block, u32 head, u32 slot, const float* from, bool keys, float* plain, float& scale) {
         u32 c = 16 / size;
         u8* at = &pool_bytes[block * block_bytes() + LAYER * (block_bytes() / LAYERS) + head * head_bytes()];
@@ -107,7 +107,7 @@ struct Setup {
         }
     }
 
-    // Writes a position.
+    // Writes all heads of a position.
     void write(u32 block, u32 slot, const vector<float>& k, const vector<float>& v) {
         u32 dim = shape.head_dim;
         for (u32 head = 0; head < shape.kv_heads; head++) {
@@ -117,7 +117,7 @@ struct Setup {
         }
     }
 
-    // RoPE and the KV write of the whole step, by the definition.
+    // Applies RoPE and writes keys and values for the whole step, by the definition.
     void rotate_and_write() {
         u32 dim = shape.head_dim, h = dim / 2, width = shape.kv_heads * dim;
         auto rotate = [&](float* head, u32 position) {
@@ -170,7 +170,7 @@ struct Setup {
         return out;
     }
 
-    // Tasks of at most so many queries and rows.
+    // Returns the tasks of the step, each with at most `queries_max` queries and `rows_max` rows.
     vector<AttentionTask> tasks(u32 queries_max, u32 rows_max) const {
         vector<AttentionTask> out;
         u32 group = shape.heads / shape.kv_heads, heads_max = std::min(group, queries_max), first = 0;
@@ -239,13 +239,13 @@ void attention() {
         check({12, 2, 20}, kv, {{95, 1}, {7, 1}});
         check({10, 1, 80}, kv, {{40, 3}, {0, 2}});
         check({3, 1, 256}, kv, {{5, 4}, {140, 1}});
-        // Block tables of several windows.
+        // Block tables that span several windows.
         check({4, 1, 32}, kv, {{511, 1}, {512, 1}, {1023, 1}, {1700, 1}});
         check({2, 1, 32}, kv, {{1020, 9}, {505, 12}});
     }
 }
 
-// Every 997th float there is.
+// Compares exponentials for every 997th float.
 void exponentials() {
     for (u64 bits = 0; bits < 1ull << 32; bits += 997) {
         float x = __uint_as_float(u32(bits));

@@ -1,4 +1,4 @@
-// Logits: all of them, and the largest by way of the screen.
+// Tests of the logits: all logits, and the largest logits by the screen.
 
 #include "reference.h"
 #include "tests.h"
@@ -8,7 +8,7 @@ namespace {
 struct HeadRows {
     u32 vocab, width;
     const char* suffix;
-    vector<float> wide;  // what the stored rows widen to
+    vector<float> wide;  // the stored rows, widened
     vector<float> f32;
     vector<u16> words;
     vector<i8> bytes;
@@ -51,7 +51,7 @@ void all_logits() {
     }
 }
 
-// The int8 copy in the device's layout, as backend/cpu/screen.rs quantizes it.
+// The int8 copy of the head in the layout of the device, quantized as in backend/cpu/screen.rs.
 struct Copy {
     u32 groups, k_blocks;
     vector<uint4> packed;
@@ -140,7 +140,7 @@ void check_screen(u32 vocab, u32 width, u32 rows, u32 dtype, u32 digit_count, Va
             if (logits[v] >= sorted[counts[r] - 1] && !is_found[v]) printf("token %u of row %u is missing\n", v, r), exit(1);
         total += found_counts[r];
     }
-    // The screen would be safe, and of no use, if it left everything.
+    // A screen that keeps every token is safe but useless, so the number of candidates is limited.
     if (!odd && vocab > 1000 && total * 3 > size_t(rows) * vocab) printf("%zu candidates of %u × %u\n", total, rows, vocab), exit(1);
 }
 

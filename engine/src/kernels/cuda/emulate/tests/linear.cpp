@@ -1,4 +1,4 @@
-// Embedding, norms with quantization, ternary linears and gates.
+// Tests of embeddings, norms with quantization, ternary linears and gates.
 
 #include "linear.cuh"
 #include "reference.h"
@@ -133,7 +133,7 @@ void gates() {
     }
 }
 
-// A linear of one row with its norms, against the separate definitions.
+// Compares a linear of one row with its norms with the separate definitions.
 void one_row() {
     for (u32 cols : {101, 640, 1300}) {
         for (u32 norm_count : {0, 1, 2}) {
@@ -165,12 +165,12 @@ void one_row() {
     }
 }
 
-// The division of many by one against the division itself.
+// Compares the division by a shared divisor with plain division.
 void divisions() {
     Random random(11);
     for (u32 i = 0; i < 3000000; i++) {
         u32 bits = random.next() & 0x7fffffff;
-        // All divisors, most of them of the size that scales have.
+        // All divisors; most have a magnitude that is typical of scales.
         float d = i % 4 == 0 ? __uint_as_float(bits) : __uint_as_float((bits & 0x0fffffff) + 0x38000000);
         if (i % 16 == 1) d = __uint_as_float(__float_as_uint(d) | 0x7fffff);
         i32 a = i32(random.next()) >> (i % 31);

@@ -1,4 +1,4 @@
-// All kernels against their definitions. From engine/src/kernels/cuda:
+// Compares all kernels with their definitions. Run from engine/src/kernels/cuda:
 //
 //     g++ -O2 -std=c++17 -mavx2 -mfma -mf16c -ffp-contract=off -fno-strict-aliasing -I. -DEMULATE
 //         emulate/emulate.cpp emulate/tests/*.cpp -o /tmp/cuda_tests && /tmp/cuda_tests

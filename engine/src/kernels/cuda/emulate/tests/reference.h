@@ -1,6 +1,6 @@
-// The definitions the kernels are compared with, written from the Rust sources (`float/lanes.rs`,
-// `float/ops.rs`, `float/attention.rs`, `backend/cpu`), one scalar operation after another; and what
-// tests need to make inputs.
+// The definitions that the kernels are compared with, written from the Rust sources (`float/lanes.rs`,
+// `float/ops.rs`, `float/attention.rs`, `backend/cpu`) as a sequence of scalar operations; and functions that make
+// inputs for tests.
 
 #pragma once
 #ifndef EMULATE
@@ -29,7 +29,7 @@ template <class Args> void run(const char* name, dim3 grid, u32 threads, u32 sha
 inline u32 up(u32 value, u32 multiple) { return (value + multiple - 1) / multiple; }
 inline u32 padded(u32 value, u32 multiple) { return up(value, multiple) * multiple; }
 
-// Deterministic numbers.
+// A deterministic random number generator.
 struct Random {
     u64 state;
     explicit Random(u64 seed) : state(seed * 0x9e3779b97f4a7c15ull + 1) {}
@@ -38,7 +38,7 @@ struct Random {
         return u32(state >> 16);
     }
     u32 below(u32 end) { return next() % end; }
-    // A wide spread of magnitudes.
+    // Returns a number; magnitudes vary widely.
     float value() {
         float unit = float(i32(next())) * 0x1p-31f;
         static const float spread[4] = {0.01f, 1.0f, 1.0f, 30.0f};
@@ -53,7 +53,7 @@ struct Random {
 
 inline u32 bits_of(float v) { return __float_as_uint(v); }
 
-// Compares bits; all NaN are one.
+// Compares bits; all NaNs are equal.
 inline void expect_same(const vector<float>& got, const vector<float>& want, const std::string& what) {
     if (got.size() != want.size()) printf("%s: %zu, not %zu\n", what.c_str(), got.size(), want.size()), exit(1);
     for (size_t i = 0; i < got.size(); i++) {
@@ -146,7 +146,7 @@ inline i8 narrow_int8(float v, float scale) { return i8(nearbyintf(saturated(v) 
 
 }  // namespace reference
 
-// Trits in the device's layout, bit by bit as README.md has it. // (rows, cols)
+// Packs trits into the layout of the device, bit by bit as described in README.md. // trits: (rows, cols)
 inline vector<uint4> pack_ternary(const vector<i8>& trits, u32 rows, u32 cols) {
     u32 tiles = up(rows, 16), blocks = up(cols, 128);
     vector<uint4> packed(size_t(tiles) * blocks * 32);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Runs one test and says how long it took.
+// Runs one test and prints its duration.
 void test(const char* name, void (*run)());
 
 void test_linear();
