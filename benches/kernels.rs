@@ -7,9 +7,9 @@
 //! TRITMILL_ISA=avx2 cargo bench --bench kernels
 //! ```
 //!
-//! It first prints the limits of the machine: products per second in registers, and bytes per second from
-//! memory. Each result is followed by its share of the nearer limit, from the median of passes over so
-//! many matrices that no weight stays in a cache.
+//! It first prints the machine's limits: products per second in registers, and bytes per second from
+//! memory. Each result is followed by its share of the nearer limit, computed from the median pass. The
+//! matrices are too many for any weight to stay in a cache.
 
 #![allow(missing_docs, reason = "macros of the harness make public functions")]
 
@@ -113,7 +113,7 @@ const CONTEXTS: [usize; 3] = [128, 1000, 4000];
 /// Query heads per KV head, and elements per head.
 const GROUP: usize = 4;
 const HEAD_DIM: usize = 128;
-/// KV heads and layers: enough keys and values that no cache holds those of the longest context.
+/// KV heads and layers: at the longest context, the keys and values exceed every cache.
 const KV_HEADS: usize = 5;
 const LAYERS: usize = 12;
 
@@ -181,7 +181,7 @@ impl<E: KvElement> Attention<E> {
     }
 }
 
-/// Attention of a decode: f16 and q8 in turns, so that the machine's other work affects both alike.
+/// Attention of a decode: f16 and q8 in turns, so that other load on the machine affects both alike.
 fn attention(c: &mut Criterion) {
     let isa = isa();
     let kernels = FloatKernels::of(isa).expect("this machine has the ISA");

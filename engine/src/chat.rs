@@ -21,7 +21,7 @@ const NAME: &str = "chat_template";
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, or another role that the template knows.
+    /// `system`, `user`, `assistant`, or another role that the template supports.
     pub role: String,
     /// Text of the message.
     pub content: String,
@@ -91,17 +91,17 @@ impl ChatTemplate {
             .map_err(TemplateError::Render)
     }
 
-    /// The template's text.
+    /// Returns the template's text.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// Text of the BOS token, if the model names one.
+    /// Returns the text of the BOS token, if the model names one.
     pub fn bos_token(&self) -> Option<&str> {
         self.bos_token.as_deref()
     }
 
-    /// Text of the EOS token, if the model names one.
+    /// Returns the text of the EOS token, if the model names one.
     pub fn eos_token(&self) -> Option<&str> {
         self.eos_token.as_deref()
     }

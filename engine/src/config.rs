@@ -103,7 +103,7 @@ pub enum Norm {
 }
 
 impl ModelConfig {
-    /// Rows and columns (`out`, `in`) of a ternary linear.
+    /// Returns the rows and columns (`out`, `in`) of a ternary linear.
     pub fn linear_shape(&self, linear: Linear) -> (usize, usize) {
         let heads = self.head_count * self.head_dim;
         let kv = self.kv_head_count * self.head_dim;

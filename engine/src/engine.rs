@@ -122,7 +122,7 @@ impl Engine {
         match resume.then(|| active.resume(&request.resume, self.vocabulary.as_ref())).flatten() {
             Some(text) => {
                 tokens.extend(&request.resume);
-                // The caller knows the tokens, but has not received the text from this engine.
+                // The caller has the tokens, but has not received the text from this engine.
                 self.resumed.push(Event::Delta { id, choice: 0, text, tokens: Vec::new() });
             }
             None => active = new_active(),
@@ -164,12 +164,12 @@ impl Engine {
         }
     }
 
-    /// Whether the engine has no requests.
+    /// Returns whether the engine has no requests.
     pub fn is_idle(&self) -> bool {
         self.active.is_empty()
     }
 
-    /// Gauges and counters.
+    /// Returns the gauges and counters.
     pub fn stats(&self) -> EngineStats {
         let scheduled = self.scheduler.counters();
         let cache = self.scheduler.cache();
@@ -186,7 +186,7 @@ impl Engine {
         }
     }
 
-    /// The backend.
+    /// Returns the backend.
     pub fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
     }
@@ -223,7 +223,7 @@ impl Engine {
         }
     }
 
-    /// Applies the plan's decisions to requests, and drops chunks of requests that it refuses.
+    /// Applies the plan's decisions to requests, and drops chunks of refused requests.
     fn apply_plan(&mut self, plan: &mut Plan, report: &mut StepReport) {
         report.preempted = plan.preempted.len();
         for (id, cached_tokens) in &plan.admitted {
@@ -269,7 +269,7 @@ impl Engine {
         self.backend.step(&chunks, &mut self.logits)
     }
 
-    /// The logits that the next draw of a sequence needs.
+    /// Returns the logits that the next draw of a sequence needs.
     fn logits_for(&self, id: SequenceId) -> LogitsFor {
         let active = self.active.get(&RequestId(id.request));
         let count = active.and_then(|active| active.logits_needed(id.choice));

@@ -33,7 +33,7 @@
 //!
 //! To serve several requests, call [`Engine::submit`] for each and [`Engine::step`] in a loop.
 //!
-//! Items that the documentation hides serve the tests, benchmarks and fuzz targets of this
+//! Items hidden from the documentation are for the tests, benchmarks and fuzz targets of this
 //! repository. They may change in any release.
 
 #![warn(missing_docs)]

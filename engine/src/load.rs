@@ -1,4 +1,4 @@
-//! From an opened model to an engine: its options, their defaults, and the sizes that follow from them.
+//! Makes an engine from an opened model: options, their defaults, and the sizes that follow from them.
 
 mod devices;
 
@@ -74,18 +74,18 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
-    /// The instruction set, with the default resolved.
+    /// Returns the instruction set, with the default resolved.
     pub fn isa(&self) -> Isa {
         self.isa.unwrap_or_else(Isa::detect)
     }
 
-    /// The number of threads, with the default resolved.
+    /// Returns the number of threads, with the default resolved.
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         self.threads.map_or_else(available, NonZeroUsize::get)
     }
 
-    /// Name of the kernels' target: an ISA of the processor, or a GPU.
+    /// Returns the name of the kernels' target: an ISA of the processor, or a GPU.
     pub fn kernels(&self) -> String {
         match self.device.resolved() {
             DeviceChoice::Cuda(ordinal) => format!("cuda:{ordinal}"),
@@ -93,7 +93,7 @@ impl EngineOptions {
         }
     }
 
-    /// Number of KV blocks for a model on the processor; at least one.
+    /// Returns the number of KV blocks for a model on the processor; at least one.
     pub fn block_count(&self, model: &Model) -> usize {
         let block_bytes = cpu::kv_block_bytes(model, self.kv);
         self.blocks_within(model, self.kv_bytes.unwrap_or(KV_BYTES_DEFAULT), block_bytes)

@@ -1,4 +1,4 @@
-//! The logits of one token sequence at every position, to compare models with.
+//! The logits of one token sequence at every position, for comparing models.
 
 pub use crate::backend::TokenLogit;
 use crate::{
@@ -34,7 +34,7 @@ pub fn each_position<E: From<StepError>>(
     Ok(())
 }
 
-/// The `count` largest logits of one position, largest first, the lower id first among equals.
+/// Returns the `count` largest logits of one position, largest first, the lower id first among equals.
 pub fn top(logits: &[f32], count: usize) -> Vec<TokenLogit> {
     let mut all: Vec<TokenLogit> =
         logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit }).collect();

@@ -1,6 +1,6 @@
-//! Transcendental functions in f64 of additions, multiplications and divisions only, so that every machine
-//! computes the same bits; those of libm differ between systems and versions. There is no fused
-//! multiply-add, which machines without one would have to emulate slowly.
+//! Transcendental functions in f64, computed with additions, multiplications and divisions only, so that
+//! every machine computes the same bits; the functions of libm differ between systems and versions. Fused
+//! multiply-adds are not used, because machines without the instruction would emulate them slowly.
 
 /// ln 2 in two parts: `LN2_HIGH` has 32 trailing zero bits, so that `k * LN2_HIGH` is exact for
 /// every exponent `k` (the split of fdlibm's `e_exp.c` and `e_log.c`).
@@ -71,7 +71,7 @@ const LN_TERMS: u32 = 12;
 /// ln x, within 2 units in the last place. NaN for negative numbers and NaN, −∞ for zero.
 ///
 /// x = 2ᵏ m with √½ ≤ m < √2; s = (m − 1) / (m + 1), so |s| ≤ 0.172; ln m = 2 artanh s
-/// = 2 (s + s³/3 + s⁵/5 + …), whose first omitted term is below 1e-19 relative to s.
+/// = 2 (s + s³/3 + s⁵/5 + …). The first omitted term is below 1e-19 relative to s.
 pub fn ln(x: f64) -> f64 {
     if x.is_nan() || x < 0.0 {
         return f64::NAN;

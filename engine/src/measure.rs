@@ -1,8 +1,8 @@
 //! Measures how fast a backend runs steps: real steps over real KV blocks, without scheduler and sampler.
 //!
-//! One repetition takes every batch size in turn, prefill and then decode, so that changes of the clock
-//! or of the machine's other work affect all alike. The median of the repetitions is reported. Token ids
-//! are arbitrary: no time depends on them.
+//! One repetition takes every batch size in turn, prefill and then decode, so that changes of the clock or
+//! of other load on the machine affect all batch sizes alike. The median of the repetitions is reported.
+//! Token ids are arbitrary: no time depends on them.
 
 use std::{hint::black_box, ops::Range, time::Instant};
 
@@ -18,7 +18,7 @@ pub const PREFILL_ROWS: usize = 512;
 
 /// Bytes that a bandwidth measurement reads per pass if memory allows; twice the caches of large servers.
 const BANDWIDTH_BYTES: usize = 1 << 30;
-/// Passes of a bandwidth measurement; the fastest counts.
+/// Passes of a bandwidth measurement; the fastest is used.
 const BANDWIDTH_PASSES: usize = 4;
 
 /// Steps to measure.
@@ -37,7 +37,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// KV blocks that the largest batch needs.
+    /// Returns the number of KV blocks that the largest batch needs.
     pub fn block_count(&self) -> usize {
         self.batches.iter().max().copied().unwrap_or(0).saturating_mul(self.sequence_blocks())
     }
@@ -50,7 +50,7 @@ impl Workload {
 /// The two kinds of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Many tokens of each prompt in a step; logits for the last of them only.
+    /// Many tokens of each prompt in a step; logits for the last token only.
     Prefill,
     /// One token of each sequence in a step, with logits.
     Decode,
@@ -151,7 +151,7 @@ impl Sequences {
         }
     }
 
-    /// The chunks of one prefill step: `rows` of the concatenated prompts.
+    /// Returns the chunks of one prefill step: `rows` of the concatenated prompts.
     pub(crate) fn prefill(&self, rows: Range<usize>) -> Vec<Chunk<'_>> {
         let length = self.prompt_tokens;
         let chunk = |sequence: usize| {
@@ -168,7 +168,7 @@ impl Sequences {
         (rows.start / length..rows.end.div_ceil(length)).map(chunk).collect()
     }
 
-    /// The chunks of one decode step.
+    /// Returns the chunks of one decode step.
     pub(crate) fn decode(&self, batch: usize, position: usize) -> Vec<Chunk<'_>> {
         let chunk = |blocks| Chunk {
             tokens: &self.tokens[position..=position],
@@ -247,7 +247,7 @@ impl MemoryReads {
         Self { bytes, threads: threads.max(1) }
     }
 
-    /// Memory in bytes.
+    /// Returns the memory in bytes.
     pub fn size_bytes(&self) -> usize {
         self.bytes.len()
     }

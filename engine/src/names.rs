@@ -27,7 +27,7 @@ macro_rules! names {
             /// Every value, in the order of declaration.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$value),+];
 
-            /// The name that `FromStr` reads.
+            /// Returns the name that `FromStr` reads.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$value => $name),+

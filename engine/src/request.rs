@@ -76,7 +76,7 @@ pub enum SubmitError {
 }
 
 impl SubmitError {
-    /// The invalid field of the request; `None` if the engine is full.
+    /// Returns the invalid field of the request; `None` if the engine is full.
     pub fn field(&self) -> Option<&'static str> {
         match self {
             Self::EmptyPrompt | Self::PromptTooLong { .. } | Self::PromptExceedsCache { .. } => {

@@ -1,15 +1,15 @@
-//! From tokens to text: UTF-8 that never breaks a character, and stop strings.
+//! Turns tokens into text: UTF-8 that never breaks a character, and stop strings.
 //!
-//! Token bytes become the same text as [`String::from_utf8_lossy`] makes of all of them together: a
-//! character split between tokens is held back until it is complete. A part of the text that can still
-//! become a stop string is held back until it cannot.
+//! The text equals [`String::from_utf8_lossy`] of all token bytes together: a character split between tokens
+//! is held back until it is complete. A part of the text that can still become a stop string is held back
+//! until it cannot.
 
 /// Bytes of tokens, for the engine.
 pub trait TokenText: Send + Sync {
     /// Bytes of a token; not always whole characters. Empty for unknown tokens.
     fn bytes(&self, token: u32) -> &[u8];
 
-    /// Whether the token is a special token, which is not part of the text.
+    /// Returns whether the token is a special token, which is not part of the text.
     fn is_special(&self, token: u32) -> bool;
 }
 
@@ -54,7 +54,7 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Returns the text since the last call that cannot change any more.
+    /// Returns the text since the last call, except for the part that can still change.
     pub fn take_certain(&mut self) -> String {
         self.take_until(self.text.len() - self.held_back())
     }
@@ -118,7 +118,7 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Length of the longest suffix of the text that can still become a stop string.
+    /// Returns the length of the longest suffix of the text that can still become a stop string.
     fn held_back(&self) -> usize {
         if self.stopped {
             return 0;

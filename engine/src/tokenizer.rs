@@ -1,4 +1,4 @@
-//! Text to tokens and back, by byte-level BPE.
+//! Converts text to tokens and back, by byte-level BPE.
 //!
 //! Encoding uses the `tokenizers` crate with a `tokenizer.json` (for GGUF files, one that
 //! `files::gguf_tokenizer` builds from the metadata). Decoding uses a table: each token is a byte string,
@@ -48,7 +48,7 @@ pub enum TokenizerError {
     TokenOutOfRange {
         /// The token's text, shortened.
         token: String,
-        /// Its id.
+        /// Id of the token.
         id: u32,
         /// Rows of the embedding.
         vocab_size: usize,
@@ -74,9 +74,9 @@ pub enum TokenizerError {
 
 /// A vocabulary as text.
 pub(crate) struct Vocabulary {
-    /// By id; ids without a token are `None`.
+    /// Tokens by id; `None` for ids without a token.
     pub tokens: Vec<Option<(String, TokenKind)>>,
-    /// Pairs separated by a space, by rank.
+    /// Merges, by rank: pairs separated by a space.
     pub merges: Vec<String>,
     /// The name of the pre-tokenizer in GGUF files, if it has one.
     pub pre: Option<&'static str>,
@@ -134,23 +134,23 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes of a token; a special token stands for its name. `None` for ids without a token (models
-    /// pad their vocabulary).
+    /// Returns the bytes of a token; a special token stands for its name. `None` for ids without a token
+    /// (models pad their vocabulary).
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.tokens.bytes(id)
     }
 
-    /// Whether a token is a control token that is not part of the generated text.
+    /// Returns whether a token is a control token that is not part of the generated text.
     pub fn is_special(&self, id: u32) -> bool {
         self.tokens.kind(id) == Some(TokenKind::Special)
     }
 
-    /// The id of a token by its text, special tokens included.
+    /// Returns the id of a token by its text, special tokens included.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The largest token id plus one.
+    /// Returns the largest token id plus one.
     pub fn id_limit(&self) -> u32 {
         self.tokens.entries.len() as u32
     }
@@ -172,7 +172,7 @@ impl Tokenizer {
         self.digest
     }
 
-    /// The tokens and merges as text, for writing other formats.
+    /// Returns the tokens and merges as text, for writing other formats.
     pub(crate) fn vocabulary(&self) -> Result<Vocabulary, TokenizerError> {
         let json: TokenizerJson = serde_json::from_slice(&self.json)
             .map_err(|source| TokenizerError::Json { file: "tokenizer.json", source })?;
@@ -186,7 +186,7 @@ impl Tokenizer {
         Ok(Vocabulary { tokens, merges, pre })
     }
 
-    /// The `tokenizer.json` of this tokenizer.
+    /// Returns the `tokenizer.json` of this tokenizer.
     pub(crate) fn json(&self) -> &[u8] {
         &self.json
     }

@@ -19,7 +19,7 @@ fn parsed(folder: &str, edit: impl FnOnce(&mut Value)) -> Result<hf_config::HfCo
     hf_config::parse(json.to_string().as_bytes())
 }
 
-/// The error message for a `config.json` after an edit.
+/// Returns the error message for a `config.json` after an edit.
 fn config_refusal(folder: &str, edit: impl FnOnce(&mut Value)) -> String {
     parsed(folder, edit).expect_err("the configuration must be refused").to_string()
 }

@@ -14,7 +14,7 @@ use tritmill_engine::{
     tokenizer::{Tokenizer, TokenizerConfig},
 };
 
-/// A model of about 100 KB, in a folder.
+/// Returns a model of about 100 KB, in a folder.
 fn small(dir: &TempDir) -> Model {
     let mut config = shape("bitnet-2b").unwrap();
     config.hidden_size = 256;

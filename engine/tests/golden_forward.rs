@@ -35,7 +35,7 @@ fn backend(path: &str, format: Format, isa: Isa, kv: KvType) -> Box<dyn Backend>
     cpu::load(model, CpuOptions { format, isa, threads: 2, kv, head, block_count: 40 }).unwrap()
 }
 
-/// Logits of every position of a prompt. // (position, vocab)
+/// Returns the logits of every position of a prompt. // (position, vocab)
 fn all_logits(backend: &mut dyn Backend, tokens: &[u32]) -> Vec<Vec<f32>> {
     let blocks: Vec<BlockId> = (0..40).map(BlockId).collect();
     let mut logits = Logits::default();
@@ -122,8 +122,8 @@ struct Bounds {
 const F32_KV: Bounds = Bounds { rms: 0.04, absolute: 1.0, margin: 0.5, nll: Some(0.02) };
 const F16_KV: Bounds = Bounds { rms: 0.06, absolute: 1.5, margin: 0.8, nll: None };
 /// One and a half times the largest measured values (0.034, 0.51, 0.43, 0.032). With f16 KV these are
-/// 0.032, 0.51, 0.34, 0.051: most of either comes from flips of int8 activations, which the smallest
-/// rounding can start.
+/// 0.032, 0.51, 0.34, 0.051: with either type, most of the difference comes from flips of int8
+/// activations, which the smallest rounding can cause.
 const Q8_KV: Bounds = Bounds { rms: 0.05, absolute: 0.8, margin: 0.65, nll: Some(0.05) };
 
 fn check_prompt(model: &str, prompt: &Prompt, logits: &[Vec<f32>], bounds: &Bounds) {

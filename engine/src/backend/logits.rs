@@ -71,7 +71,7 @@ impl Logits {
         self.all.resize(rows * self.vocab_size, 0.0);
     }
 
-    /// Logits of the positions with all logits, to write. // (positions with all, vocab)
+    /// Returns the logits of the positions with all logits, to write. // (positions with all, vocab)
     pub(crate) fn all_mut(&mut self) -> &mut [f32] {
         &mut self.all
     }
@@ -90,22 +90,22 @@ impl Logits {
         }
     }
 
-    /// Number of positions.
+    /// Returns the number of positions.
     pub fn len(&self) -> usize {
         self.positions.len()
     }
 
-    /// Whether there are no positions.
+    /// Returns whether there are no positions.
     pub fn is_empty(&self) -> bool {
         self.positions.is_empty()
     }
 
-    /// Logits of the positions with all logits. // (positions with all, vocab)
+    /// Returns the logits of the positions with all logits. // (positions with all, vocab)
     pub fn all(&self) -> &[f32] {
         &self.all
     }
 
-    /// The logits of a position.
+    /// Returns the logits of a position.
     ///
     /// # Panics
     /// If `index` is not below [`Self::len`].
@@ -120,7 +120,8 @@ impl Logits {
 }
 
 #[cfg(test)]
-/// The `count` largest logits with all that equal the smallest of these, and NaNs, by ascending token.
+/// Returns the `count` largest logits with all that equal the smallest of these, and NaNs, by ascending
+/// token.
 pub(crate) fn largest(logits: &[f32], count: usize) -> Vec<TokenLogit> {
     let mut sorted = logits.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));

@@ -78,20 +78,20 @@ pub enum StepError {
 
 /// A device that runs steps.
 pub trait Backend: Send {
-    /// Rows of the head: the length of one position's logits.
+    /// Returns the number of rows of the head: the length of one position's logits.
     fn vocab_size(&self) -> usize;
 
-    /// KV blocks this backend has storage for; block ids are `0..block_count`.
+    /// Returns the number of KV blocks this backend has storage for; block ids are `0..block_count`.
     fn block_count(&self) -> usize;
 
-    /// Bytes of weights, packed matrices and head, that a decode step with [`LogitsFor::Largest`] reads, if
-    /// known.
+    /// Returns the number of bytes of weights, packed matrices and head, that a decode step with
+    /// [`LogitsFor::Largest`] reads, if known.
     fn weight_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// Everything that a token depends on besides the request, as one string: model fingerprint, KV type,
-    /// head mode and backend class.
+    /// Returns everything that a token depends on besides the request, as one string: model fingerprint, KV
+    /// type, head mode and backend class.
     fn numerics_class(&self) -> &str;
 
     /// Runs one forward pass over all `chunks` and writes the requested logits, in chunk order and

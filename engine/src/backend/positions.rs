@@ -37,7 +37,7 @@ pub(super) fn check(
     check_writes(chunks, block_count)
 }
 
-/// Refuses steps in which the order of chunks matters: backends run them in parallel.
+/// Rejects steps in which the order of chunks matters: backends run them in parallel.
 fn check_writes(chunks: &[Chunk<'_>], block_count: usize) -> Result<(), StepError> {
     let mut written = vec![0u64; block_count.div_ceil(64)];
     let place = |block: BlockId| (block.0 as usize / 64, 1 << (block.0 % 64));
@@ -62,7 +62,8 @@ fn check_writes(chunks: &[Chunk<'_>], block_count: usize) -> Result<(), StepErro
 }
 
 impl LogitsFor {
-    /// The rows of a chunk that logits are requested for, and how many of the largest logits; `None` for all.
+    /// Returns the rows of a chunk that logits are requested for, and how many of the largest logits; `None`
+    /// for all.
     pub(super) fn rows(self, rows: Range<usize>) -> (Range<usize>, Option<usize>) {
         let (first, last) = (rows.start, rows.end);
         match self {
@@ -74,8 +75,8 @@ impl LogitsFor {
     }
 }
 
-/// RoPE frequencies `theta^(−2j / head_dim)` as the reference computes them: the power rounded to f32,
-/// then inverted. // (head_dim / 2)
+/// Returns the RoPE frequencies `theta^(−2j / head_dim)` as the reference computes them: the power rounded to
+/// f32, then inverted. // (head_dim / 2)
 pub(super) fn rope_frequencies(theta: f32, head_dim: usize) -> Vec<f32> {
     (0..head_dim / 2)
         .map(|j| {

@@ -29,11 +29,11 @@ pub(super) struct ActiveRequest {
     prompt_tokens: usize,
     /// `max_tokens`, limited by the context.
     max_tokens: usize,
-    /// Set at the first admission.
+    /// Prompt tokens found in the prefix cache; set at the first admission.
     cached_tokens: Option<usize>,
     /// Tokens that end a choice: stop tokens, and end-of-sequence tokens unless these are ignored.
     end_tokens: Vec<u32>,
-    /// One for each of the `n` choices.
+    /// State of each of the `n` choices.
     choices: Vec<Generation>,
     /// Number of choices with a sequence: one until the prompt is computed, then all.
     started: u32,
@@ -72,8 +72,9 @@ impl ActiveRequest {
         }
     }
 
-    /// Adds the tokens of an earlier attempt; returns their text as far as it is certain. `None` if they
-    /// already finish the choice or cannot be resumed from: the value must not be used then.
+    /// Adds the tokens of an earlier attempt; returns the part of their text that cannot change any
+    /// more. `None` if the tokens already finish the choice or cannot be resumed from; `self` must not
+    /// be used then.
     pub fn resume(&mut self, tokens: &[u32], vocabulary: &dyn TokenText) -> Option<String> {
         let resumable = self.choices.len() == 1 && self.sampling.logprobs.is_none();
         let mut events = Vec::new();
@@ -89,29 +90,29 @@ impl ActiveRequest {
         resumed.then(|| events.into_iter().map(text).collect())
     }
 
-    /// Identifier of a choice's sequence.
+    /// Returns the identifier of a choice's sequence.
     pub fn sequence(&self, choice: u32) -> SequenceId {
         SequenceId { priority: self.priority, request: self.id.0, choice }
     }
 
-    /// Number of choices with a sequence: those below it have one.
+    /// Returns the number of choices with a sequence: the choices with a smaller index.
     pub fn started(&self) -> u32 {
         self.started
     }
 
-    /// Starts all choices, once the prompt is computed. Returns those that had no sequence.
+    /// Starts all choices, once the prompt is computed. Returns the choices that had no sequence.
     pub fn start_choices(&mut self) -> std::ops::Range<u32> {
         let first = std::mem::replace(&mut self.started, self.choices.len() as u32);
         first..self.started
     }
 
-    /// Records the tokens that an admission found in the prefix cache. Only the first one counts: later
-    /// ones follow a preemption, or are of choices that share the prompt.
+    /// Records the tokens that an admission found in the prefix cache. Only the first admission counts:
+    /// a later one follows a preemption, or is of a choice that shares the prompt.
     pub fn record_cached(&mut self, tokens: usize) {
         self.cached_tokens.get_or_insert(tokens);
     }
 
-    /// Everything besides logits and parameters that the next draw of a choice depends on.
+    /// Returns everything besides logits and parameters that the next draw of a choice depends on.
     pub fn context(&self, choice: u32, position: usize) -> Context<'_> {
         let generation = &self.choices[choice as usize];
         let early = generation.tokens.len() < self.sampling.min_tokens;
@@ -119,7 +120,8 @@ impl ActiveRequest {
         Context { counts: &generation.counts, masked, choice, position }
     }
 
-    /// Number of the largest logits that the next draw of a choice needs; `None` if it needs all.
+    /// Returns the number of the largest logits that the next draw of a choice needs; `None` if it
+    /// needs all.
     pub fn logits_needed(&self, choice: u32) -> Option<usize> {
         sampler::logits_needed(&self.sampling, self.context(choice, 0))
     }
@@ -165,7 +167,7 @@ impl ActiveRequest {
         generation.finish_reason.is_some()
     }
 
-    /// Whether every choice has finished.
+    /// Returns whether every choice has finished.
     pub fn is_finished(&self) -> bool {
         self.choices.iter().all(|generation| generation.finish_reason.is_some())
     }

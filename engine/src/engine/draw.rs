@@ -1,4 +1,4 @@
-//! From a step's logits to tokens, events and finished requests.
+//! Turns a step's logits into tokens, events and finished requests.
 
 use std::borrow::BorrowMut;
 

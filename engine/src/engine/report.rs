@@ -20,7 +20,7 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// The defaults for a model of this context length.
+    /// Returns the defaults for a model of this context length.
     pub fn new(context_length: usize) -> Self {
         Self {
             context_length,

@@ -159,7 +159,7 @@ impl TokenText for Letters {
     }
 }
 
-/// The engine's defaults with limits small enough for a test to reach.
+/// Returns the engine's defaults with limits small enough for a test to reach.
 pub fn config() -> EngineConfig {
     EngineConfig { max_sequences: 8, token_budget: 64, ..EngineConfig::new(CONTEXT) }
 }
@@ -188,7 +188,7 @@ impl Harness {
         self.engine.submit(request.clone()).expect("the request is valid")
     }
 
-    /// One step of the engine, a second later, with every invariant checked.
+    /// Runs one step of the engine, a second later, and checks every invariant.
     pub fn step(&mut self) -> StepReport {
         self.now += Duration::from_secs(1);
         let report = self.engine.step(self.now);
@@ -247,13 +247,13 @@ impl Harness {
         self.output(id)
     }
 
-    /// The choices of [`Self::complete`].
+    /// Returns the choices of [`Self::complete`].
     pub fn choices(&mut self, request: &Request) -> Vec<Choice> {
         self.complete(request).choices.clone()
     }
 }
 
-/// The choices that the engine must return, independent of other requests.
+/// Returns the choices that the engine is expected to return, independent of other requests.
 pub fn expected(request: &Request) -> Vec<Choice> {
     (0..request.sampling.n as u32).map(|choice| expected_choice(request, choice)).collect()
 }
@@ -293,12 +293,12 @@ fn expected_choice(request: &Request, index: u32) -> Choice {
     Choice { index, tokens, text: text.into_text(), finish_reason, logprobs: None }
 }
 
-/// A prompt of `length` letters, different for every `kind`.
+/// Returns a prompt of `length` letters, different for every `kind`.
 pub fn prompt(kind: u32, length: usize) -> Vec<u32> {
     (0..length as u32).map(|i| (kind * 7 + i * (kind % 5 + 1)) % 44).collect()
 }
 
-/// A request that generates exactly `max_tokens` tokens, with a seed from `kind`.
+/// Returns a request that generates exactly `max_tokens` tokens, with a seed from `kind`.
 pub fn request(kind: u32, length: usize, max_tokens: usize) -> Request {
     let sampling = SamplingParams {
         max_tokens,

@@ -61,7 +61,7 @@ fn tokens_are_the_same_for_any_chunking_of_prefill() {
 
 #[test]
 fn tokens_are_the_same_after_preemption() {
-    // The longest request takes 10 blocks; eight of them at once do not fit in 14.
+    // The longest request takes 10 blocks, so eight requests at once do not fit in 14.
     let harness = check_together(config(), 14, &mixture());
     assert!(harness.engine.stats().preemptions > 0);
     let without_cache = EngineConfig { prefix_cache: false, ..config() };

@@ -66,8 +66,8 @@ pub(super) fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The end token for formats with a single key for it: the template's `eos_token`, else the first
-/// one of the configuration.
+/// Returns the end token for formats with a single key for it: the template's `eos_token`, else the
+/// first one of the configuration.
 pub(super) fn eos_token(model: &Model) -> Option<u32> {
     model
         .chat_template()

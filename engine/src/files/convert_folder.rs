@@ -24,7 +24,7 @@ enum Source {
     Head,
     Norm(Norm),
     Linear(usize, Linear),
-    /// The scale of the linear that precedes it in the plan.
+    /// The scale of the preceding linear in the plan.
     ScaleOfLast,
 }
 
@@ -97,8 +97,8 @@ fn folder_plan(model: &Model) -> Result<Vec<(hf_write::TensorPlan, Source)>, Mod
     Ok(plan)
 }
 
-/// The folder's type for a dense tensor: the tensor's own, or F32 for block quantizations, whose
-/// dequantized values F32 holds exactly.
+/// Returns the folder's type for a dense tensor: the tensor's own, or F32 for block quantizations
+/// (F32 holds their dequantized values exactly).
 fn folder_type(dtype: DenseType) -> Dtype {
     match dtype {
         DenseType::F16 => Dtype::F16,

@@ -1,7 +1,7 @@
 //! Writes a model as a GGUF file for bitnet.cpp (`I2_S`) or llama.cpp (`TQ2_0`).
 //!
-//! Besides the keys that those engines know, the file has [`gguf_model::EOS_TOKENS_KEY`], the complete
-//! list of end tokens: the format itself has room for one.
+//! Besides the keys that those engines read, the file has [`gguf_model::EOS_TOKENS_KEY`], the complete
+//! list of end tokens: the format's own key holds only one.
 
 use std::{
     io::{BufWriter, Write},
@@ -29,7 +29,7 @@ use crate::{
     tokenizer::TokenKind,
 };
 
-/// The architecture name, by which GGUF readers select their conventions.
+/// Returns the architecture name, by which GGUF readers select their conventions.
 fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     let config = model.config();
     if config.linear_norm_eps.is_some() {
@@ -88,8 +88,8 @@ pub(super) fn write(model: &Model, to: Target, out: &Path) -> Result<Report, Mod
     Ok(Report { tensor_count: plan.len(), inexact_scale_count })
 }
 
-/// The tensor directory, in the order in which [`write`] writes the data. Norms are always F32,
-/// because readers accept no other type.
+/// Returns the tensor directory, in the order in which [`write`] writes the data. Norms are always
+/// F32, because readers accept no other type.
 fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     let config = model.config();
     let tensors = &model.parts().tensors;
@@ -125,7 +125,7 @@ fn plan(model: &Model, to: Target) -> Result<Vec<TensorPlan>, ModelError> {
     Ok(plan)
 }
 
-/// The stored bytes of a ternary tensor, and whether its scale is unchanged.
+/// Returns the stored bytes of a ternary tensor, and whether its scale is unchanged.
 fn encode(matrix: &TernaryMatrix, to: Target) -> (Vec<u8>, bool) {
     let (scale, is_multiplier) = match matrix.scale {
         Scale::Multiply(scale) => (scale, true),
@@ -170,7 +170,7 @@ fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {
     }
 }
 
-/// The metadata of the model, in the order bitnet.cpp writes them.
+/// Returns the metadata of the model, in the order bitnet.cpp writes them.
 fn metadata(
     model: &Model,
     architecture: &str,

@@ -20,7 +20,7 @@ pub enum DenseType {
 }
 
 impl DenseType {
-    /// Elements and bytes of one block, the smallest unit of a row.
+    /// Returns the number of elements and of bytes of one block, the smallest unit of a row.
     pub const fn block(self) -> (usize, usize) {
         match self {
             Self::F32 => (1, 4),
@@ -30,8 +30,8 @@ impl DenseType {
         }
     }
 
-    /// Bytes of a row of `cols` elements; `None` if `cols` is not a whole number of blocks or the
-    /// product overflows.
+    /// Returns the number of bytes of a row of `cols` elements; `None` if `cols` is not a whole
+    /// number of blocks or the product overflows.
     pub fn row_bytes(self, cols: usize) -> Option<usize> {
         let (elements, bytes) = self.block();
         if !cols.is_multiple_of(elements) {
@@ -40,7 +40,7 @@ impl DenseType {
         (cols / elements).checked_mul(bytes)
     }
 
-    /// The name used in listings.
+    /// Returns the name used in listings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "F32",
@@ -69,7 +69,7 @@ pub struct Dense<'a> {
 }
 
 impl<'a> Dense<'a> {
-    /// The stored bytes of one row.
+    /// Returns the stored bytes of one row.
     ///
     /// # Panics
     /// If `row` is outside the matrix.

@@ -67,7 +67,7 @@ pub enum ModelError {
         /// A description of valid values.
         expected: &'static str,
     },
-    /// A key asks for a computation that the engine does not support.
+    /// A key requires a computation that the engine does not support.
     #[error("key {key} = {value} is not supported: {why}")]
     UnsupportedKey {
         /// Dotted name.
@@ -145,12 +145,12 @@ pub enum Problem {
     Truncated {
         /// Bytes that should follow the offset.
         needed: u64,
-        /// Bytes that do.
+        /// Bytes that follow it.
         available: u64,
     },
     /// A count, length or size exceeds the file or a limit of the reader.
     TooLarge {
-        /// The counted thing.
+        /// Name of the count, length or size.
         what: &'static str,
         /// The number in the file.
         value: u64,
@@ -194,7 +194,7 @@ pub enum Problem {
     NotAMultiple {
         /// The dimension.
         what: &'static str,
-        /// Its size.
+        /// Size of the dimension.
         value: u64,
         /// The block size.
         of: u64,
@@ -266,7 +266,7 @@ pub(crate) fn shorten(value: impl fmt::Display) -> String {
     }
 }
 
-/// Refuses tensors that share bytes; gaps between them are allowed.
+/// Rejects tensors that share bytes; gaps between them are allowed.
 pub(crate) fn check_overlaps(mut tensors: Vec<(Range<usize>, &str)>) -> Result<(), ModelError> {
     tensors.retain(|(range, _)| !range.is_empty());
     tensors.sort_by_key(|(range, _)| range.start);

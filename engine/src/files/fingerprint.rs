@@ -28,7 +28,7 @@ use crate::{
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// The 32 bytes.
+    /// Returns the 32 bytes of the hash.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

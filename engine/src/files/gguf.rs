@@ -45,17 +45,17 @@ pub struct Array<'a> {
 }
 
 impl<'a> Array<'a> {
-    /// Number of elements, all inside the file.
+    /// Returns the number of elements, all inside the file.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether the array has no elements.
+    /// Returns whether the array has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The elements, in order; an element that is not UTF-8 is an error.
+    /// Returns the elements, in order; an element that is not UTF-8 is an error.
     pub fn values(&self, file: &'a str) -> impl Iterator<Item = Result<Value<'a>, ModelError>> {
         let mut reader = Reader { file, bytes: self.bytes, position: 0, base: self.offset };
         let type_id = self.type_id;
@@ -219,7 +219,8 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A count of elements of at least `size` bytes each, so that the file bounds it.
+    /// Reads a count of elements of at least `size` bytes each; a count that exceeds the rest of the
+    /// file is an error.
     fn count(&mut self, what: &'static str, size: u64) -> Result<u64, ModelError> {
         let at = self.position;
         let value = self.u64()?;

@@ -212,7 +212,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A positive number of at most `limit`, which fits a u32.
+    /// Reads a positive number of at most `limit`, which fits a u32.
     fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
         match self.whole(key)? {
             None => Ok(None),
@@ -240,7 +240,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A token id inside the vocabulary.
+    /// Reads a token id inside the vocabulary.
     pub fn token(&self, key: &str, vocab_size: u64) -> Result<Option<u32>, ModelError> {
         match self.whole(key)? {
             None => Ok(None),

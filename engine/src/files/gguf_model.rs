@@ -1,5 +1,5 @@
-//! GGUF tensors to roles: the tensor of the file for each matrix and norm, its type, and the location
-//! of its bytes.
+//! Assigns GGUF tensors to roles: for each matrix and norm, the tensor of the file, its type, and the
+//! location of its bytes.
 //!
 //! Sizes follow from type and shape, never from the start of the next tensor. `I2_S` is the exception
 //! to ggml's block rule: `K·M/4` bytes of codes, then 32 bytes. The encoder only writes the first four
@@ -70,7 +70,7 @@ pub(crate) const HEAD: &str = "output.weight";
 /// Key of the list of all end tokens, in files from [`super::convert`].
 pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
 
-/// Name of a linear's tensor in the file.
+/// Returns the name of a linear's tensor in the file.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
     let role = match linear {
         Linear::Q => "attn_q",
@@ -84,7 +84,7 @@ pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
     format!("blk.{layer}.{role}.weight")
 }
 
-/// Name of a norm's tensor in the file; the format has no per-linear norms.
+/// Returns the name of a norm's tensor in the file; the format has no per-linear norms.
 pub(crate) fn norm_name(norm: Norm) -> Option<String> {
     Some(match norm {
         Norm::Attention(layer) => format!("blk.{layer}.attn_norm.weight"),
@@ -151,7 +151,7 @@ impl<'a> Finder<'a> {
         Ok(entry)
     }
 
-    /// The bytes of a tensor of known size, checked against the file's length.
+    /// Returns the bytes of a tensor of known size, checked against the file's length.
     fn span(&mut self, entry: &'a TensorEntry<'a>, size: usize) -> Result<Span, ModelError> {
         let start = self.data_start.checked_add(entry.offset);
         let end = start.and_then(|start| start.checked_add(size as u64));

@@ -9,8 +9,8 @@
 //!   most significant first, stored as `ceil(256·v / 243)`; f16 scale at byte 52.
 //!
 //! `I2_S` has a variant with the same type id: 64 weights in 16 bytes, written by ARM builds of
-//! bitnet.cpp since November 2025. **Files do not tell the two apart**; the reader assumes the x86
-//! layout, which the published models use.
+//! bitnet.cpp since November 2025. **Nothing in a file distinguishes the two**; the reader assumes
+//! the x86 layout, which the published models use.
 //!
 //! Each `TQ` block has a scale. A ternary model has one scale per tensor, so all blocks must agree;
 //! blocks of zeros may have the scale 0.
@@ -105,7 +105,7 @@ pub(crate) fn decode_tq1_0(stored: &Stored<'_>, trits: &mut [i8]) -> Result<f32,
     one_scale(stored, blocks, trits)
 }
 
-/// The scale that all blocks share; it is in the last two bytes of a block.
+/// Returns the scale that all blocks share; it is in the last two bytes of a block.
 fn one_scale<const N: usize>(
     stored: &Stored<'_>,
     blocks: &[[u8; N]],

@@ -188,7 +188,7 @@ fn to_json(
     Ok(json.into_json())
 }
 
-/// The pre-tokenizer, and whether a piece that is a token skips the merges.
+/// Returns the pre-tokenizer, and whether a piece that is a token skips the merges.
 fn pre_tokenizer(keys: &Keys<'_>) -> Result<(Json, bool), ModelError> {
     match keys.text("tokenizer.ggml.pre")?.unwrap_or("llama-bpe") {
         // llama.cpp gives all of these one regular expression.
@@ -223,7 +223,7 @@ fn merges(file: &str, keys: &Keys<'_>, vocab: &Map<String, Json>) -> Result<Vec<
     Ok(merges)
 }
 
-/// Tokens put around a prompt: BOS by default, EOS if the file asks for it.
+/// Tokens put around a prompt: BOS by default, EOS if the file specifies it.
 fn post_processor(
     keys: &Keys<'_>,
     tokens: &[Token<'_>],

@@ -135,7 +135,7 @@ fn open_shards(folder: &Path) -> Result<Vec<(String, Bytes)>, ModelError> {
         .collect()
 }
 
-/// The distinct file names of a shard index, sorted.
+/// Returns the distinct file names of a shard index, sorted.
 ///
 /// # Errors
 /// If the index is malformed, or a name is a path instead of a plain file name.

@@ -37,7 +37,8 @@ pub struct HfConfig {
     pub storage: WeightStorage,
 }
 
-/// The value of an unsupported key that changes nothing (null and absence never do).
+/// The value of an unsupported key that changes nothing (a null or missing key never changes
+/// anything).
 #[derive(Clone, Copy)]
 enum Harmless {
     False,
@@ -199,7 +200,7 @@ fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError
     }
 }
 
-/// Reads theta, which is a top-level key or in `rope_parameters`, and refuses RoPE scaling.
+/// Reads theta, which is a top-level key or in `rope_parameters`, and rejects RoPE scaling.
 fn rope_theta(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
     let mut theta = keys.positive("rope_theta")?;
     for block in ["rope_scaling", "rope_parameters"] {
@@ -273,7 +274,7 @@ fn quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), ModelEr
     Ok((storage, with_norm.then_some(eps)))
 }
 
-/// Refuses dense linears inside the layers: only head, embedding and norms may be unconverted.
+/// Rejects dense linears inside the layers: only head, embedding and norms may be unconverted.
 fn check_unconverted_modules(keys: &Keys<'_>) -> Result<(), ModelError> {
     const KEY: &str = "modules_to_not_convert";
     let Some(value) = keys.get(KEY) else { return Ok(()) };
@@ -296,7 +297,7 @@ struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// The value; null counts as absent.
+    /// Returns the value of a key; null counts as absent.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
@@ -365,7 +366,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// One id or a list of ids, each inside the vocabulary.
+    /// Reads one id or a list of ids, each inside the vocabulary.
     fn token_ids(&self, key: &str, vocab_size: usize) -> Result<Vec<u32>, ModelError> {
         let list = match self.get(key) {
             None => return Ok(Vec::new()),

@@ -1,5 +1,5 @@
-//! Safetensors to roles: the tensor of a Hugging Face folder for each matrix and norm, its type, and
-//! the location of its bytes.
+//! Assigns safetensors to roles: for each matrix and norm, the tensor of a Hugging Face folder, its
+//! type, and the location of its bytes.
 
 use std::collections::HashMap;
 
@@ -118,7 +118,7 @@ impl Finder<'_> {
         Ok(TernaryTensor { name, span, rows, cols, packing, permuted_heads: None })
     }
 
-    /// A `weight_scale` tensor: one element, in any number of dimensions.
+    /// Reads a `weight_scale` tensor: one element, in any number of dimensions.
     fn scale(&mut self, name: String) -> Result<f32, ModelError> {
         let (file, entry) = self.take(&name)?;
         let dtype = dense_type(&entry, "F32, F16 or BF16")?;
@@ -134,7 +134,7 @@ impl Finder<'_> {
         Ok(scale[0])
     }
 
-    /// Refuses tensors without a role, because they may change the computation.
+    /// Rejects tensors without a role, because they may change the computation.
     fn refuse_leftovers(self, config: &ModelConfig) -> Result<(), ModelError> {
         let ignored = |name: &str| {
             // A tied model does not use its head; frequencies follow from theta.
@@ -177,7 +177,7 @@ fn shape_error(entry: &TensorEntry, shape: &[usize]) -> ModelError {
     ModelError::TensorShape { tensor: entry.name.clone(), found, expected }
 }
 
-/// Module path of a linear inside its layer.
+/// Returns the module path of a linear inside its layer.
 fn linear_module(linear: Linear) -> &'static str {
     match linear {
         Linear::Q => "self_attn.q_proj",
@@ -190,12 +190,12 @@ fn linear_module(linear: Linear) -> &'static str {
     }
 }
 
-/// Name of a linear's tensor in the folder.
+/// Returns the name of a linear's tensor in the folder.
 pub(crate) fn linear_name(layer: usize, linear: Linear) -> String {
     format!("model.layers.{layer}.{}.weight", linear_module(linear))
 }
 
-/// Name of a norm's tensor in the folder.
+/// Returns the name of a norm's tensor in the folder.
 pub(crate) fn norm_name(norm: Norm) -> String {
     match norm {
         Norm::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),

@@ -77,7 +77,7 @@ pub(crate) fn write_folder(
     partial.finish()
 }
 
-/// The safetensors header, padded with spaces to align the data to 8 bytes.
+/// Returns the safetensors header, padded with spaces to align the data to 8 bytes.
 fn header(tensors: &[TensorPlan]) -> Vec<u8> {
     let mut map = Map::new();
     map.insert("__metadata__".to_owned(), json!({ "format": "pt" }));

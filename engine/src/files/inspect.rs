@@ -28,7 +28,7 @@ pub struct Inspection {
     pub size_bytes: u64,
     /// Whether the model has a chat template.
     pub has_chat_template: bool,
-    /// Ids of the vocabulary that have a token.
+    /// Number of ids with a token.
     pub token_count: usize,
     /// Identity of what the model computes.
     pub fingerprint: Fingerprint,

@@ -22,7 +22,7 @@ pub enum Bytes {
 }
 
 impl Bytes {
-    /// Maps a file. An empty file becomes an empty slice, because the system call refuses it.
+    /// Maps a file. An empty file becomes an empty slice, because the system call fails for it.
     ///
     /// # Errors
     /// [`ModelError::Io`] with the path.

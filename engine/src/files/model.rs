@@ -68,11 +68,11 @@ pub(crate) struct DenseTensor {
 /// The tensors of a model, by role.
 #[derive(Debug)]
 pub(crate) struct Tensors {
-    /// By layer, then in the order of [`Linear::ALL`].
+    /// Ternary linears, by layer and then in the order of [`Linear::ALL`].
     pub linears: Vec<Vec<TernaryTensor>>,
     pub norms: HashMap<Norm, DenseTensor>,
     pub embedding: DenseTensor,
-    /// `None` when the head is the embedding.
+    /// The head; `None` when it is the embedding.
     pub head: Option<DenseTensor>,
 }
 
@@ -155,7 +155,7 @@ impl Model {
         Self { parts, fingerprint: OnceLock::new() }
     }
 
-    /// Name of the folder, or of the file without its extension.
+    /// Returns the name of the folder, or of the file without its extension.
     pub fn name(&self) -> &str {
         &self.parts.name
     }
@@ -165,22 +165,22 @@ impl Model {
         self.parts.container
     }
 
-    /// Shape and conventions.
+    /// Returns the shape and conventions of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.parts.config
     }
 
-    /// The tokenizer; its ids are below `config().vocab_size`.
+    /// Returns the tokenizer; its ids are below `config().vocab_size`.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.parts.tokenizer
     }
 
-    /// The chat template, which turns messages into a prompt.
+    /// Returns the chat template, which turns messages into a prompt.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.parts.chat_template.as_ref()
     }
 
-    /// The tensors, in the order of the files.
+    /// Returns the tensors, in the order of the files.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.parts.listing
     }
@@ -210,7 +210,7 @@ impl Model {
         Ok(matrix)
     }
 
-    /// The name of a ternary tensor in the file.
+    /// Returns the name of a ternary tensor in the file.
     ///
     /// # Panics
     /// If `layer` is not below `config().layer_count`.
@@ -218,7 +218,7 @@ impl Model {
         &self.parts.tensors.linears[layer][linear as usize].name
     }
 
-    /// A norm's weights, widened to f32.
+    /// Returns a norm's weights, widened to f32.
     ///
     /// # Errors
     /// [`ModelError::MissingTensor`] if the model does not have this norm, [`ModelError::BadTensor`] if
@@ -236,22 +236,23 @@ impl Model {
         Ok(weights)
     }
 
-    /// The norms of this model, in the order of the forward pass.
+    /// Returns the norms of this model, in the order of the forward pass.
     pub fn norms(&self) -> Vec<Norm> {
         norms(&self.parts.config)
     }
 
-    /// The embedding matrix, `[vocab_size, hidden_size]`.
+    /// Returns the embedding matrix, `[vocab_size, hidden_size]`.
     pub fn embedding(&self) -> Dense<'_> {
         self.dense(&self.parts.tensors.embedding)
     }
 
-    /// The head, `[vocab_size, hidden_size]`; the embedding when tied.
+    /// Returns the head, `[vocab_size, hidden_size]`; the embedding when tied.
     pub fn head(&self) -> Dense<'_> {
         self.dense(self.parts.tensors.head.as_ref().unwrap_or(&self.parts.tensors.embedding))
     }
 
-    /// Identity of what the model computes; see [`Fingerprint`]. The first call reads the whole model.
+    /// Returns the identity of what the model computes; see [`Fingerprint`]. The first call reads the
+    /// whole model.
     ///
     /// # Errors
     /// As [`Model::ternary`] and [`Model::norm`].
@@ -287,7 +288,7 @@ impl Model {
     }
 }
 
-/// The norms of a configuration, in the order of the forward pass.
+/// Returns the norms of a configuration, in the order of the forward pass.
 pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
     let mut norms = Vec::new();
     for layer in 0..config.layer_count {
@@ -303,7 +304,7 @@ pub(crate) fn norms(config: &ModelConfig) -> Vec<Norm> {
     norms
 }
 
-/// Length of a norm's weights.
+/// Returns the length of a norm's weights.
 pub(crate) fn norm_len(config: &ModelConfig, norm: Norm) -> usize {
     match norm {
         Norm::Attention(_) | Norm::FeedForward(_) | Norm::Final => config.hidden_size,

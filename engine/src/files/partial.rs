@@ -31,12 +31,12 @@ impl Partial {
         Ok(Self { file, temporary, target: target.to_owned(), finished: false })
     }
 
-    /// The file to write to.
+    /// Returns the file to write to.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// An error of writing to the file.
+    /// Returns the error of a failed write to the file.
     pub fn error(&self, source: io::Error) -> ModelError {
         ModelError::io(&self.temporary, source)
     }

@@ -29,7 +29,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes per element; `None` for [`Self::Other`].
+    /// Returns the number of bytes per element; `None` for [`Self::Other`].
     pub fn size_bytes(&self) -> Option<u64> {
         match self {
             Self::U8 => Some(1),
@@ -39,7 +39,7 @@ impl Dtype {
         }
     }
 
-    /// The name in the file.
+    /// Returns the name in the file.
     pub fn name(&self) -> &str {
         match self {
             Self::U8 => "U8",

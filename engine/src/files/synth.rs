@@ -1,8 +1,8 @@
 //! Random ternary models in the shapes of real ones, for benchmarks and scale tests.
 //!
-//! They generate nonsense at the cost of a real model: the same matrices, packing and vocabulary.
-//! Weights depend on the seed, the tensor and the position alone; they are generated and written in
-//! bounded memory, in parallel. The generator is [`SplitMix`], and must stay so: with another one, the
+//! They generate meaningless text at the cost of a real model: the same matrices, packing and
+//! vocabulary. Weights depend on the seed, the tensor and the position alone; they are generated and
+//! written in bounded memory, in parallel. The generator must stay [`SplitMix`]: with another one, the
 //! same seed would give another model.
 
 use std::{io::Write, path::Path};
@@ -71,12 +71,12 @@ const PRESETS: [Preset; 8] = [
     Preset { name: "falcon3-10b", family: Family::Llama, hidden: 3072, layers: 40, heads: 12, kv_heads: 4, head_dim: 256, intermediate: 23_040, vocab: 131_072, context: 8192, theta: 1_000_042.0 },
 ];
 
-/// Names of the models with a known shape.
+/// Returns the names of the models with a known shape.
 pub fn shape_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|preset| preset.name)
 }
 
-/// The configuration of a known model; its fields can be changed for other shapes.
+/// Returns the configuration of a known model; its fields can be changed for other shapes.
 pub fn shape(name: &str) -> Option<ModelConfig> {
     let preset = PRESETS.iter().find(|preset| preset.name == name)?;
     let is_llama = preset.family == Family::Llama;
@@ -260,7 +260,7 @@ impl SplitMix {
     }
 }
 
-/// A byte-level tokenizer without merges: one token per byte, and the special tokens.
+/// Returns a byte-level tokenizer without merges: one token per byte, and the special tokens.
 fn byte_tokenizer() -> Value {
     let mut vocab = Map::new();
     let mut alphabet: Vec<(char, u8)> = byte_alphabet().into_iter().collect();

@@ -94,7 +94,7 @@ impl Stored<'_> {
         Ok(())
     }
 
-    /// The error for the first 2-bit code that is 3.
+    /// Returns the error for the first 2-bit code that is 3.
     pub fn first_code_three(&self) -> ModelError {
         let byte = self.bytes.iter().position(|b| b & (b >> 1) & 0x55 != 0).unwrap_or(0);
         self.error(byte, Problem::BadCode { code: 3 })

@@ -9,7 +9,7 @@ fn code(trit: i8) -> u8 {
     (trit + 1) as u8
 }
 
-/// Hugging Face's planar packing of a matrix whose row count is a multiple of 4.
+/// Encodes a matrix in Hugging Face's planar packing; its row count is a multiple of 4.
 pub(crate) fn encode_planar(trits: &[i8], rows: usize, cols: usize) -> Vec<u8> {
     let quarter = rows / 4;
     let mut bytes = vec![0; quarter * cols];

@@ -15,14 +15,14 @@ pub(crate) struct TokenizerJson {
     pub decoder: Value,
     /// Whether a piece that is a token skips the merges.
     pub ignore_merges: bool,
-    /// Id by token.
+    /// Ids, by token.
     pub vocab: Map<String, Value>,
-    /// Pairs, by rank.
+    /// Merged pairs, by rank.
     pub merges: Vec<Value>,
 }
 
 impl TokenizerJson {
-    /// The whole file.
+    /// Returns the whole file.
     pub fn into_json(self) -> Value {
         json!({
             "version": "1.0", "truncation": null, "padding": null,
@@ -38,7 +38,7 @@ impl TokenizerJson {
     }
 }
 
-/// A token that is matched in the text before BPE.
+/// Returns a token that is matched in the text before BPE.
 pub(crate) fn added_token(id: u32, text: &str, special: bool) -> Value {
     json!({
         "id": id, "content": text, "single_word": false, "lstrip": false, "rstrip": false,
@@ -46,7 +46,7 @@ pub(crate) fn added_token(id: u32, text: &str, special: bool) -> Value {
     })
 }
 
-/// The byte-level mapping, as a pre-tokenizer or decoder.
+/// Returns the byte-level mapping, as a pre-tokenizer or decoder.
 pub(crate) fn byte_level(use_regex: bool) -> Value {
     json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
@@ -54,7 +54,7 @@ pub(crate) fn byte_level(use_regex: bool) -> Value {
     })
 }
 
-/// The pre-tokenizer of Llama 3.
+/// Returns the pre-tokenizer of Llama 3.
 pub(crate) fn llama3_pre_tokenizer() -> Value {
     let split = json!({
         "type": "Split", "pattern": { "Regex": LLAMA3_REGEX }, "behavior": "Isolated",

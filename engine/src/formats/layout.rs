@@ -21,7 +21,7 @@ pub(crate) trait Layout {
     /// by byte `i` of the lanes of the kernel's code vector `g`.
     const ORDER: &'static [u8];
 
-    /// Bytes of a tile of `blocks` blocks; a multiple of 64.
+    /// Returns the number of bytes of a tile of `blocks` blocks; a multiple of 64.
     fn tile_bytes(blocks: usize) -> usize {
         64 * blocks
     }
@@ -43,7 +43,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Offset of the place's four index bytes in a tile that consists of 64-byte blocks.
+    /// Returns the offset of the place's four index bytes in a tile that consists of 64-byte blocks.
     pub fn byte(self) -> usize {
         64 * self.block + 4 * self.row
     }

@@ -32,7 +32,7 @@ struct Chunk {
 
 // SAFETY: `data` points into the chunk's own mapping; each part of it is handed out once.
 unsafe impl Send for Chunk {}
-// SAFETY: as for `Send`: only the owners of those parts read or write.
+// SAFETY: as for `Send`: only the owner of a part reads or writes it.
 unsafe impl Sync for Chunk {}
 
 impl Chunk {
@@ -50,7 +50,7 @@ impl Chunk {
 /// The current chunk, and its used bytes.
 static CHUNK: Mutex<Option<(Weak<Chunk>, usize)>> = Mutex::new(None);
 
-/// An exclusive part of the current chunk if it has room, else of a new one.
+/// Returns an exclusive part of the current chunk if it has room, else of a new one.
 fn part_of_chunk(len: usize) -> Option<(Arc<Chunk>, Range<usize>)> {
     if len > CHUNK_BYTES / 2 {
         let chunk = Chunk::new(len.next_multiple_of(HUGE_PAGE))?;

@@ -68,7 +68,7 @@ pub enum PackError {
     },
 }
 
-/// Index of the first value that is not a trit.
+/// Returns the index of the first value that is not a trit.
 fn first_invalid(trits: &[i8]) -> Option<usize> {
     const CHUNK: usize = 1 << 16;
     let is_invalid = |trit: &i8| !(-1..=1).contains(trit);
@@ -110,7 +110,7 @@ impl PackedMatrix {
         Self { format, rows, cols, blocks, tile_bytes, bytes }
     }
 
-    /// The trits, `(rows, cols)` row-major.
+    /// Returns the trits, `(rows, cols)` row-major.
     pub fn unpack(&self) -> Vec<i8> {
         let mut trits = vec![0; self.rows * self.cols];
         with_layout!(self.format, L => self
@@ -121,42 +121,42 @@ impl PackedMatrix {
         trits
     }
 
-    /// The packing.
+    /// Returns the packing.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Output features.
+    /// Returns the number of output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Input features.
+    /// Returns the number of input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Bytes of packed weights with padding, all of which a product reads.
+    /// Returns the number of bytes of packed weights with padding, all of which a product reads.
     pub fn size_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Tiles of [`TILE_ROWS`] output rows; the last may be partial.
+    /// Returns the number of tiles of [`TILE_ROWS`] output rows; the last may be partial.
     pub fn tile_count(&self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// Blocks of a tile.
+    /// Returns the number of blocks of a tile.
     pub(crate) fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Bytes of one tile.
+    /// Returns the number of bytes of one tile.
     pub(crate) fn tile_bytes(&self) -> usize {
         self.tile_bytes
     }
 
-    /// The bytes of a range of tiles.
+    /// Returns the bytes of a range of tiles.
     pub(crate) fn tiles(&self, tiles: Range<usize>) -> &[u8] {
         &self.bytes[tiles.start * self.tile_bytes..tiles.end * self.tile_bytes]
     }

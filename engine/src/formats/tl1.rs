@@ -16,7 +16,7 @@ pub(crate) const CODES: [[u8; 16]; 2] = [
     [0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0],
 ];
 
-/// The index of a pair.
+/// Returns the index of a pair.
 fn index(w0: i8, w1: i8) -> u8 {
     (3 * w0 + w1 + 4) as u8
 }

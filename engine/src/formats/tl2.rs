@@ -28,38 +28,38 @@ const SIGN_BYTES: usize = 16;
 /// Bytes of a group.
 const GROUP_BYTES: usize = GROUP_BLOCKS * (64 + SIGN_BYTES);
 
-/// Offset in a tile of a block's nibbles.
+/// Returns the offset in a tile of a block's nibbles.
 #[inline(always)]
 pub(crate) fn nibbles_at(block: usize) -> usize {
     GROUP_BYTES * (block / GROUP_BLOCKS) + 64 * (block % GROUP_BLOCKS)
 }
 
-/// Offset in a tile of a block's signs.
+/// Returns the offset in a tile of a block's signs.
 #[inline(always)]
 pub(crate) fn signs_at(block: usize) -> usize {
     let group = GROUP_BYTES * (block / GROUP_BLOCKS);
     group + 64 * GROUP_BLOCKS + SIGN_BYTES * (block % GROUP_BLOCKS)
 }
 
-/// Cache lines from a block's nibbles to the next block's.
+/// Returns the number of cache lines from a block's nibbles to the next block's.
 #[inline(always)]
 pub(crate) fn lines(block: usize) -> usize {
     1 + usize::from(block % GROUP_BLOCKS == GROUP_BLOCKS - 1)
 }
 
-/// Magnitude and sign of a triple.
+/// Returns the magnitude and sign of a triple.
 fn index(w: &[i8]) -> (u8, bool) {
     let value = 9 * w[0] + 3 * w[1] + w[2];
     (value.unsigned_abs(), value < 0)
 }
 
-/// Byte and bit of the sign of `triple`.
+/// Returns the byte and bit of the sign of `triple`.
 fn sign_bit(place: Place, triple: usize) -> (usize, usize) {
     let bit = 64 * (triple / 4) + 4 * place.row + triple % 4;
     (signs_at(place.block) + bit / 8, bit % 8)
 }
 
-/// Byte of the nibble of `triple`.
+/// Returns the byte of the nibble of `triple`.
 fn nibble_byte(place: Place, triple: usize) -> usize {
     nibbles_at(place.block) + 4 * place.row + triple % 4
 }

@@ -52,7 +52,7 @@ impl Activations {
         self.sums.resize(rows, 0);
     }
 
-    /// Packing of the matrices that these rows can be multiplied by.
+    /// Returns the packing of the matrices that these rows can be multiplied by.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -62,12 +62,12 @@ impl Activations {
         self.cols
     }
 
-    /// Rows of the step.
+    /// Returns the number of rows of the step.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Exact sum of each row. // (rows,)
+    /// Returns the exact sum of each row. // (rows,)
     pub fn sums(&self) -> &[i32] {
         &self.sums
     }
@@ -83,7 +83,7 @@ impl Activations {
         self.sums[index] = write_row(self.format, self.cols, row, q);
     }
 
-    /// A writer that sets rows from several threads at once.
+    /// Returns a writer that sets rows from several threads at once.
     pub fn writer(&mut self) -> RowWriter<'_> {
         RowWriter {
             format: self.format,
@@ -96,7 +96,7 @@ impl Activations {
         }
     }
 
-    /// Bytes from one row to the next.
+    /// Returns the number of bytes from one row to the next.
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
@@ -125,8 +125,8 @@ pub struct RowWriter<'a> {
     borrow: PhantomData<&'a mut Activations>,
 }
 
-// SAFETY: the pointers are into an `Activations` borrowed mutably for 'a, whose contents are
-// plain integers; the contract of `set_row` keeps two threads off one row.
+// SAFETY: the pointers are into an `Activations` that is borrowed mutably for 'a and contains plain
+// integers; the contract of `set_row` excludes two threads on one row.
 unsafe impl Send for RowWriter<'_> {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for RowWriter<'_> {}
@@ -141,18 +141,18 @@ impl RowWriter<'_> {
     /// No other call for the same `index` runs at the same time.
     pub unsafe fn set_row(&self, index: usize, q: &[i8]) {
         assert!(index < self.rows, "row {index} of {}", self.rows);
-        // SAFETY: `index < rows`, and `data` holds rows * stride bytes; the caller keeps others off
-        // this row, and rows do not overlap.
+        // SAFETY: `index < rows`, and `data` holds rows * stride bytes; the caller guarantees that no
+        // other call uses this row, and rows do not overlap.
         let row = unsafe {
             std::slice::from_raw_parts_mut(self.data.add(index * self.stride), self.stride)
         };
         let sum = write_row(self.format, self.cols, row, q);
-        // SAFETY: `sums` holds `rows` sums; the caller keeps others off this one.
+        // SAFETY: `sums` holds `rows` sums; the caller guarantees that no other call uses this one.
         unsafe { self.sums.add(index).write(sum) };
     }
 }
 
-/// Length of a row of `cols` activations once padded to whole blocks.
+/// Returns the length of a row of `cols` activations once padded to whole blocks.
 pub fn padded_cols(format: Format, cols: usize) -> usize {
     with_layout!(format, L => cols.next_multiple_of(L::BLOCK_COLS))
 }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 
-/// The paths that this machine can run.
+/// Returns the paths that this machine can run.
 fn paths() -> Vec<Path> {
     let mut all = vec![Path::Scalar];
     #[cfg(target_arch = "x86_64")]
@@ -53,7 +53,7 @@ impl Case {
         Self { outputs, cols, rows, trits, q }
     }
 
-    /// The expected product. // (rows, outputs rounded up to tiles)
+    /// Returns the expected product. // (rows, outputs rounded up to tiles)
     fn expected(&self) -> Vec<i32> {
         let mut y = Vec::new();
         for q in self.q.chunks(self.cols) {

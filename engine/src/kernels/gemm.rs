@@ -37,7 +37,7 @@ pub(super) struct Product<'a> {
 }
 
 impl Path {
-    /// The fastest path of an ISA on this machine, looked up once.
+    /// Returns the fastest path of an ISA on this machine, looked up once.
     fn of(isa: Isa) -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         {
@@ -58,7 +58,7 @@ impl Path {
         (isa == Isa::Scalar).then_some(Self::Scalar)
     }
 
-    /// Whether this machine can run the path.
+    /// Returns whether this machine can run the path.
     pub(super) fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
@@ -76,8 +76,9 @@ impl Path {
     }
 }
 
-/// Peak rate of an ISA's multiply instruction on one thread with all operands in registers, in products
-/// per second. Takes some hundredths of a second; `None` for scalar code and unavailable ISAs.
+/// Returns the peak rate of an ISA's multiply instruction on one thread with all operands in registers,
+/// in products per second. Takes some hundredths of a second; `None` for scalar code and unavailable
+/// ISAs.
 #[cfg(target_arch = "x86_64")]
 pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
     const ROUNDS: usize = 200_000;
@@ -94,7 +95,7 @@ pub fn peak_products_per_s(isa: Isa) -> Option<f64> {
     Some(rates[PASSES / 2])
 }
 
-/// No ISA with vectors is available.
+/// Returns `None`, because no ISA with vectors is available.
 #[cfg(not(target_arch = "x86_64"))]
 pub fn peak_products_per_s(_isa: Isa) -> Option<f64> {
     None
@@ -113,7 +114,7 @@ pub fn gemm(isa: Isa, w: &PackedMatrix, tiles: Range<usize>, x: &Activations, y:
     gemm_by(path, w, tiles, x, y);
 }
 
-/// [`gemm`] by a given path, which must be available.
+/// Runs [`gemm`] by a given path, which must be available.
 pub(super) fn gemm_by(
     path: Path,
     w: &PackedMatrix,

@@ -43,7 +43,7 @@ pub enum Isa {
 names!(Isa, "ISA", Scalar = "scalar", Avx2 = "avx2", Avx512 = "avx512", Amx = "amx");
 
 impl Isa {
-    /// Whether this machine can run the kernels of the ISA.
+    /// Returns whether this machine can run the kernels of the ISA.
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
@@ -72,7 +72,7 @@ impl Isa {
         }
     }
 
-    /// The fastest ISA this machine can run.
+    /// Returns the fastest ISA this machine can run.
     pub fn detect() -> Self {
         Self::ALL.into_iter().rfind(|isa| isa.is_available()).unwrap_or(Self::Scalar)
     }

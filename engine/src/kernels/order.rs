@@ -10,7 +10,7 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// The unit of a layout: sixteen or twelve inputs.
+    /// Returns the unit of a layout: sixteen or twelve inputs.
     pub const fn of<L: Layout>() -> Self {
         const { unit(L::ORDER) }
     }
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::formats::{Format, layout::with_layout};
 
-    /// The expected row, input by input.
+    /// Returns the expected row, input by input.
     fn ordered<L: Layout>(q: &[i8]) -> Vec<i8> {
         let blocks = q.len().div_ceil(L::BLOCK_COLS);
         let input = |place: usize| {

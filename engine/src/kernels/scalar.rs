@@ -32,7 +32,7 @@ fn gemm_as<L: Layout>(product: Product<'_>) {
     }
 }
 
-/// The dot product of a block.
+/// Returns the dot product of a block.
 fn dot<L: Layout>(trits: &[i8], x: &[i8]) -> i32 {
     L::ORDER.iter().zip(x).map(|(&k, &q)| i32::from(trits[usize::from(k)]) * i32::from(q)).sum()
 }

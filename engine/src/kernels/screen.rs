@@ -62,7 +62,7 @@ pub struct DigitRow {
     pub error: f64,
 }
 
-/// Digits to fill in: those of row `i` are the `len` elements from `i * len` on.
+/// Digits to fill in: row `i` has the `len` elements from `i * len` on.
 pub struct Unfilled<'a> {
     /// The first digits, initially zero. // (row, len)
     pub first: &'a mut [u8],
@@ -120,7 +120,7 @@ impl Digits {
         let _ = isa;
     }
 
-    /// Steps and norms of the rows.
+    /// Returns the steps and norms of the rows.
     pub fn rows(&self) -> &[DigitRow] {
         &self.rows
     }
@@ -130,12 +130,12 @@ impl Digits {
         self.bits
     }
 
-    /// The offset that makes digits unsigned.
+    /// Returns the offset that makes digits unsigned.
     fn half(&self) -> i32 {
         1 << (self.bits - 1)
     }
 
-    /// The first and the second digits of a row. // (len,)
+    /// Returns the first and the second digits of a row. // (len,)
     fn both(&self, index: usize) -> [&[u8]; 2] {
         [&self.first, &self.second].map(|lines| {
             let digits: &[u8] = bytemuck::cast_slice(lines);
@@ -143,7 +143,7 @@ impl Digits {
         })
     }
 
-    /// The first digits. // (row, len)
+    /// Returns the first digits. // (row, len)
     fn first(&self) -> &[u8] {
         bytemuck::cast_slice(&self.first)
     }
@@ -178,7 +178,7 @@ pub fn split(x: &[f32], bits: u32, first: &mut [u8], second: &mut [u8]) -> Digit
     DigitRow { step, norm: norm.sqrt(), first_error: first_error.sqrt(), error: error.sqrt() }
 }
 
-/// Digit size in bits that the kernels of an ISA multiply exactly.
+/// Returns the digit size in bits that the kernels of an ISA multiply exactly.
 pub fn digit_bits(isa: Isa) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if isa >= Isa::Avx512 && x86_64::has_vnni() {
@@ -189,7 +189,7 @@ pub fn digit_bits(isa: Isa) -> u32 {
 }
 
 /// Dot products of `rows` `(r, len)`, int8 in −127..=127, with the first digits `(n, len)`, into `out`
-/// `(n, r)`. `len` is a row of floats' width, rounded up to [`STRIDE`].
+/// `(n, r)`. `len` is the width of a row of floats, rounded up to a multiple of [`STRIDE`].
 ///
 /// # Panics
 /// If this machine cannot run `isa`, the shapes do not match, or the digits have more bits than the
@@ -205,8 +205,8 @@ pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
     dots_of(isa, rows, digits.first(), digits, out);
 }
 
-/// The dot products of one row with the first and the second digits of row `index`; `first` is the
-/// first product if it is known.
+/// Returns the dot products of one row with the first and the second digits of row `index`; `first` is
+/// the first product if it is known.
 ///
 /// # Panics
 /// As [`dots`].
@@ -226,18 +226,18 @@ pub fn both_dots(
     [first.unwrap_or_else(|| dot(first_digits)), dot(second_digits)]
 }
 
-/// Whether [`six_dots`] of an ISA is faster than [`dots`] for few rows of digits.
+/// Returns whether [`six_dots`] of an ISA is faster than [`dots`] for few rows of digits.
 pub fn has_six(isa: Isa) -> bool {
     digit_bits(isa) == 8
 }
 
-/// Whether [`has_six`] holds for an ISA of this machine.
+/// Returns whether [`has_six`] holds for an ISA of this machine.
 pub fn machine_has_six() -> bool {
     Isa::ALL.into_iter().any(|isa| isa.is_available() && has_six(isa))
 }
 
-/// Dot products of rows, as [`six::pack`] writes them, with the first and the second digits of row
-/// `index`: for each, `r` in one of the two outputs.
+/// Dot products of rows, as [`six::pack`] writes them, with the first and with the second digits of row
+/// `index`. Each of the two outputs has `r` elements.
 ///
 /// # Panics
 /// As [`dots`].

@@ -8,7 +8,7 @@ const OUTPUTS: usize = 3 * TILE_ROWS + 5;
 const COLS: usize = 1000;
 const ROWS: usize = 7;
 
-/// Whether the kernels of `isa` agree with the scalar ones.
+/// Returns whether the kernels of `isa` agree with the scalar ones.
 ///
 /// # Panics
 /// If this machine cannot run `isa`.

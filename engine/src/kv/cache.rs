@@ -7,7 +7,8 @@ use super::{BlockHash, BlockId, BlockPool, PrefixCache};
 pub enum Writable {
     /// There is no other holder: write in place.
     InPlace,
-    /// Others hold it: copy its storage to this new block first. The caller now holds the new block.
+    /// The block has other holders: copy its storage to this new block first. The caller now holds the new
+    /// block.
     Copied(BlockId),
 }
 
@@ -19,34 +20,34 @@ pub struct BlockCache {
 }
 
 impl BlockCache {
-    /// A cache over the blocks `0..count`, all free.
+    /// Returns a cache over the blocks `0..count`, all free.
     pub fn new(count: usize) -> Self {
         let pool = BlockPool::new(count);
         let prefix = PrefixCache::new(pool.total());
         Self { pool, prefix }
     }
 
-    /// Blocks in the backend's storage.
+    /// Returns the number of blocks in the backend's storage.
     pub fn total(&self) -> usize {
         self.pool.total()
     }
 
-    /// Blocks without a holder, kept for their contents.
+    /// Returns the number of blocks without a holder, kept for their contents.
     pub fn cached(&self) -> usize {
         self.prefix.idle()
     }
 
-    /// Blocks available to allocations: free, or cached and evictable.
+    /// Returns the number of blocks available to allocations: free, or cached and evictable.
     pub fn available(&self) -> usize {
         self.pool.free() + self.prefix.idle()
     }
 
-    /// Blocks with a holder.
+    /// Returns the number of blocks with a holder.
     pub fn held(&self) -> usize {
         self.total() - self.available()
     }
 
-    /// Holders of a block.
+    /// Returns the number of holders of a block.
     pub fn references(&self, block: BlockId) -> u32 {
         self.pool.references(block)
     }
@@ -62,7 +63,7 @@ impl BlockCache {
         self.pool.allocate()
     }
 
-    /// The block with these contents, if it is cached. Adds no holder.
+    /// Returns the block with these contents, if it is cached. Adds no holder.
     pub fn peek(&self, hash: &BlockHash) -> Option<BlockId> {
         self.prefix.get(hash)
     }

@@ -12,7 +12,7 @@
 //!                     └───────┘ prefix hit
 //! ```
 //!
-//! [`BlockCache`] joins the two parts: [`BlockPool`] counts holders, [`PrefixCache`] knows contents.
+//! [`BlockCache`] joins the two parts: [`BlockPool`] counts holders, [`PrefixCache`] records contents.
 
 mod cache;
 mod pool;
@@ -35,7 +35,7 @@ impl BlockId {
     }
 }
 
-/// Number of blocks that `tokens` positions take.
+/// Returns the number of blocks that `tokens` positions take.
 pub fn blocks_for(tokens: usize) -> usize {
     tokens.div_ceil(BLOCK_TOKENS)
 }

@@ -16,23 +16,23 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// A pool of `count` free blocks.
+    /// Returns a pool of `count` free blocks.
     pub fn new(count: usize) -> Self {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         Self { free: (0..count).rev().map(BlockId).collect(), references: vec![0; count as usize] }
     }
 
-    /// Blocks in the pool, free or not.
+    /// Returns the number of blocks in the pool, free or not.
     pub fn total(&self) -> usize {
         self.references.len()
     }
 
-    /// Blocks on the free list.
+    /// Returns the number of blocks on the free list.
     pub fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Holders of a block.
+    /// Returns the number of holders of a block.
     pub fn references(&self, block: BlockId) -> u32 {
         self.references[block.index()]
     }

@@ -68,22 +68,22 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// An empty cache over the blocks `0..count`.
+    /// Returns an empty cache over the blocks `0..count`.
     pub fn new(count: usize) -> Self {
         Self { blocks: HashMap::new(), entries: vec![None; count], idle: BTreeMap::new(), tick: 0 }
     }
 
-    /// The block with these contents, if it is cached.
+    /// Returns the block with these contents, if it is cached.
     pub fn get(&self, hash: &BlockHash) -> Option<BlockId> {
         self.blocks.get(hash).copied()
     }
 
-    /// Whether the cache has this block.
+    /// Returns whether the cache has this block.
     pub fn contains(&self, block: BlockId) -> bool {
         self.entries[block.index()].is_some()
     }
 
-    /// Number of idle blocks, which eviction can free.
+    /// Returns the number of idle blocks, which eviction can free.
     pub fn idle(&self) -> usize {
         self.idle.len()
     }

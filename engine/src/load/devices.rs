@@ -54,7 +54,7 @@ pub enum DevicesError {
          cuda:all)"
     )]
     Unknown(String),
-    /// Another device than a GPU among several devices.
+    /// A device that is not a GPU, among several devices.
     #[error(
         "{0} is not a GPU; only GPUs can be combined, because answers of other devices may differ (another \
          numerics class): start a worker for each"
@@ -106,7 +106,7 @@ impl Devices {
         Ok(devices.iter().map(|device| device.resolved()).collect())
     }
 
-    /// The device, if there is only one.
+    /// Returns the device, if there is only one.
     ///
     /// # Errors
     /// If there are several devices.
@@ -118,7 +118,8 @@ impl Devices {
     }
 }
 
-/// The GPUs, of `count`, that can run the kernels. Logs a warning for each that cannot.
+/// Returns the GPUs among the first `count` that can run the kernels. Logs a warning for each that
+/// cannot.
 fn usable(
     count: usize,
     check: impl Fn(usize) -> Result<(), CudaLoadError>,

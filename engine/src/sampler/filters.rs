@@ -1,9 +1,9 @@
-//! From logits to the tokens that can be drawn, and their weights.
+//! Selects the tokens that can be drawn from the logits, and computes their weights.
 //!
 //! With `p` the softmax of `logit / temperature`:
 //!
-//! * top-k keeps the tokens whose logit is at least the k-th largest;
-//! * top-p keeps, in descending order, tokens until the sum of those before reaches `top_p`;
+//! * top-k keeps the tokens with a logit of at least the k-th largest;
+//! * top-p keeps tokens in descending order until the sum of the kept ones reaches `top_p`;
 //! * min-p drops tokens with `p < min_p · p_max`.
 //!
 //! Each filter works on the distribution that the previous one left. Equal logits are ordered by token
@@ -35,7 +35,7 @@ pub struct Scratch {
 /// Tokens that top-p sorts first; each further round sorts eight times as many.
 const HEAD: usize = 64;
 
-/// The largest logit and the lowest token with it.
+/// Returns the largest logit and the lowest token with it.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, or all are −∞.
@@ -54,7 +54,7 @@ pub fn largest<C: LogitSet + ?Sized>(logits: &C) -> Result<(u32, f32), SampleErr
     if best.1 == f32::NEG_INFINITY { Err(SampleError::NothingLeft) } else { Ok(best) }
 }
 
-/// The tokens that can be drawn at a temperature above 0, by ascending id, with their weights.
+/// Returns the tokens that can be drawn at a temperature above 0, by ascending id, with their weights.
 ///
 /// # Errors
 /// As [`largest`].
@@ -89,7 +89,7 @@ pub fn candidates<'a, C: LogitSet + ?Sized>(
     Ok(kept)
 }
 
-/// The k-th largest logit, or the smallest finite number if top-k keeps everything.
+/// Returns the k-th largest logit, or the smallest finite number if top-k keeps everything.
 fn top_k_threshold<C: LogitSet + ?Sized>(logits: &C, k: usize, scratch: &mut Vec<f32>) -> f32 {
     if k == 0 || k >= logits.entry_count() {
         return f32::MIN;
@@ -100,7 +100,7 @@ fn top_k_threshold<C: LogitSet + ?Sized>(logits: &C, k: usize, scratch: &mut Vec
     threshold.max(f32::MIN)
 }
 
-/// Keeps the most probable candidates until the sum of those before reaches `top_p` of the total.
+/// Keeps candidates in descending order until the sum of the kept ones reaches `top_p` of the total.
 fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64) {
     let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
     let enough = top_p * total;
@@ -128,7 +128,7 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64) {
     candidates.sort_unstable_by_key(|candidate| candidate.token);
 }
 
-/// The candidate at `uniform` ∈ [0, 1) of the cumulative distribution, by ascending id.
+/// Returns the candidate at `uniform` ∈ [0, 1) of the cumulative distribution, by ascending id.
 pub fn draw(candidates: &[Candidate], uniform: f64) -> Option<u32> {
     let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
     let target = uniform * total;

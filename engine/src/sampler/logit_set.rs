@@ -6,13 +6,13 @@ use crate::backend::TokenLogit;
 
 /// Logits of one position: of every token, or of the tokens that can be drawn.
 pub trait LogitSet: ToOwned<Owned: BorrowMut<Self>> {
-    /// The logit of a token, if the set has it.
+    /// Returns the logit of a token, if the set has it.
     fn logit_mut(&mut self, token: u32) -> Option<&mut f32>;
 
     /// All tokens of the set with their logits, by ascending token.
     fn entries(&self) -> impl Iterator<Item = TokenLogit>;
 
-    /// Number of tokens in the set.
+    /// Returns the number of tokens in the set.
     fn entry_count(&self) -> usize;
 }
 

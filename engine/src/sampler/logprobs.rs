@@ -43,7 +43,7 @@ impl RawDistribution {
         Self { normaliser, top: best }
     }
 
-    /// The log-probability of a token with the raw logit `logit`, and the most probable tokens.
+    /// Returns the log-probability of a token with the raw logit `logit`, and the most probable tokens.
     pub fn report(self, logit: f32) -> Logprobs {
         Logprobs { logprob: (f64::from(logit) - self.normaliser) as f32, top: self.top }
     }

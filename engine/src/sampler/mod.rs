@@ -1,4 +1,4 @@
-//! From the logits of one position to a token, as a function of the request alone.
+//! Draws a token from the logits of one position, as a function of the request alone.
 //!
 //! The steps, in order: masks (`min_tokens`), logit bias, repetition penalty, presence and
 //! frequency penalties ([`penalties`]); then greedy, or temperature, top-k, top-p and min-p
@@ -63,11 +63,12 @@ pub struct Drawn {
     pub logprobs: Option<Logprobs>,
 }
 
-/// Number of the model's largest logits that [`sample`] needs to draw the same token as from all;
+/// Returns the number of the model's largest logits that [`sample`] needs to draw the same token as
+/// from all;
 /// `None` if it needs all.
 ///
 /// Greedy needs the largest, top-k the k largest. Masks, penalties and negative bias only lower logits:
-/// if they lower m of them, at most m others move up, so m more of the largest are enough. Parameters
+/// if they lower m logits, at most m others move up, so m more of the largest are enough. Parameters
 /// that raise logits, a distribution without top-k, and log-probabilities need all.
 pub fn logits_needed(params: &SamplingParams, context: Context<'_>) -> Option<usize> {
     let largest = match (params.temperature == 0.0, params.top_k) {
@@ -86,8 +87,8 @@ pub fn logits_needed(params: &SamplingParams, context: Context<'_>) -> Option<us
     Some(largest.saturating_add(lowered))
 }
 
-/// Draws the next token. Overwrites `logits`, which are those of the whole vocabulary or at least the
-/// [`logits_needed`] largest.
+/// Draws the next token. `logits` are of the whole vocabulary or at least the [`logits_needed`]
+/// largest, and are overwritten.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, or every logit is −∞.

@@ -31,7 +31,7 @@ impl TokenCounts {
         Self { counts, counts_prompt, counts_output }
     }
 
-    /// Number of different tokens.
+    /// Returns the number of different tokens.
     pub fn distinct(&self) -> usize {
         self.counts.len()
     }

@@ -4,7 +4,7 @@
 //! ```text
 //!   add ──► Pending ──admit──► Prefilling ──last chunk──► Decoding ──► remove
 //!              ▲                   │                         │  (finished, failed, cancelled:
-//!              └───── preempt ─────┴─────────────────────────┘   the engine knows which)
+//!              └───── preempt ─────┴─────────────────────────┘   the engine has the reason)
 //! ```
 //!
 //! A step is filled in this order, until its token budget is used:
@@ -51,7 +51,7 @@ pub struct Limits {
 /// Counters since the scheduler was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Tokens whose keys and values were found in the prefix cache at admission.
+    /// Tokens with keys and values in the prefix cache at admission.
     pub prefix_hit_tokens: u64,
     /// Tokens that were not found there and had to be computed.
     pub prefix_miss_tokens: u64,
@@ -98,27 +98,27 @@ impl Scheduler {
         self.pending.insert(id);
     }
 
-    /// Whether the scheduler has the sequence.
+    /// Returns whether the scheduler has the sequence.
     pub fn contains(&self, id: SequenceId) -> bool {
         self.sequences.contains_key(&id)
     }
 
-    /// State of a sequence, `None` once it has been removed.
+    /// Returns the state of a sequence, `None` once it has been removed.
     pub fn state(&self, id: SequenceId) -> Option<State> {
         self.sequences.get(&id).map(|sequence| sequence.state)
     }
 
-    /// Number of sequences that hold blocks.
+    /// Returns the number of sequences that hold blocks.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Number of pending sequences.
+    /// Returns the number of pending sequences.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// The KV blocks and their holders.
+    /// Returns the KV blocks and their holders.
     pub fn cache(&self) -> &BlockCache {
         &self.cache
     }
@@ -128,8 +128,8 @@ impl Scheduler {
         self.counters
     }
 
-    /// The backend's view of a planned chunk. `logits` are those that the sampler needs if the chunk ends
-    /// with a draw.
+    /// Returns the backend's view of a planned chunk. `logits` are the logits that the sampler needs if the
+    /// chunk ends with a draw.
     pub fn chunk(&self, planned: &PlannedChunk, logits: LogitsFor) -> Chunk<'_> {
         let sequence = &self.sequences[&planned.id];
         Chunk {

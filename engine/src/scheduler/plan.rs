@@ -78,7 +78,7 @@ impl Scheduler {
         plan
     }
 
-    /// Adds the sequence's next tokens to the plan, up to the budget, and gets it the blocks to write them to.
+    /// Adds the sequence's next tokens to the plan, up to the budget, and takes the blocks to write them to.
     fn schedule(&mut self, id: SequenceId, budget: &mut usize, plan: &mut Plan) {
         let sequence = &self.sequences[&id];
         let (start, length) = (sequence.computed, sequence.tokens.len());
@@ -138,7 +138,7 @@ impl Scheduler {
         if victim == id { Preempted::Itself } else { Preempted::Other(tokens) }
     }
 
-    /// The sequence to admit next: by weight between priorities, by arrival within a priority.
+    /// Returns the sequence to admit next: by weight between priorities, by arrival within a priority.
     fn next_pending(&mut self) -> Option<SequenceId> {
         let heads = Priority::ALL.map(|priority| {
             let first = SequenceId { priority, request: 0, choice: 0 };
@@ -165,7 +165,8 @@ impl Scheduler {
             hits.extend(hashes.iter().map_while(|hash| self.cache.peek(hash)));
         }
         let idle_hits = hits.iter().filter(|hit| self.cache.references(**hit) == 0).count();
-        // A fully cached prompt writes to its last block, and needs a copy of it if others hold it.
+        // A fully cached prompt writes to its last block, and needs a copy of the block if it has other
+        // holders.
         let copies = usize::from(hits.len() * BLOCK_TOKENS == length);
         // Every running sequence takes a block every 16 steps: leave enough for the next step.
         let growth = self.running.len().div_ceil(BLOCK_TOKENS);
@@ -189,8 +190,8 @@ impl Scheduler {
         Some(cached_tokens)
     }
 
-    /// Counts a step without work for the running sequences that got none, and refuses sequences beyond the
-    /// stall limit.
+    /// Adds a step without work to each running sequence without a chunk in the plan, and refuses sequences
+    /// beyond the stall limit.
     fn count_stalls(&mut self, plan: &mut Plan) {
         if self.running.len() > plan.chunks.len() {
             for id in &self.running {

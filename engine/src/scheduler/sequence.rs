@@ -33,9 +33,9 @@ pub struct SequenceId {
 /// State of a sequence. Finished sequences are no longer in the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Holds no blocks; left by admission.
+    /// Holds no blocks; ends at admission.
     Pending,
-    /// Some tokens have no keys and values yet; left with the step that computes the last of these.
+    /// Some tokens have no keys and values yet; ends with the step that computes the last of these.
     Prefilling,
     /// Only the newest token has no keys and values; one token per step.
     Decoding,

@@ -63,7 +63,7 @@ impl Merge {
     }
 }
 
-/// Refuses tokenizers that are not byte-level BPE or not deterministic.
+/// Rejects tokenizers that are not byte-level BPE or not deterministic.
 pub(super) fn check_kind(json: &TokenizerJson) -> Result<(), TokenizerError> {
     let unsupported = |key, value: String, why| {
         Err(TokenizerError::Unsupported { key, value: crate::files::shorten(value), why })
@@ -98,7 +98,7 @@ fn mentions_byte_level(pre_tokenizer: &Value) -> bool {
             .is_some_and(|list| list.iter().any(|inner| inner["type"] == "ByteLevel"))
 }
 
-/// The GGUF name that stands for exactly this pre-tokenizer, if there is one.
+/// Returns the GGUF name that stands for exactly this pre-tokenizer, if there is one.
 pub(super) fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> {
     let pre = &json.pre_tokenizer;
     if !json.normalizer.is_null() {
@@ -123,7 +123,7 @@ pub(super) fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> 
     }
 }
 
-/// Whether the tokens are exactly the bytes; the split of the text then makes no difference.
+/// Returns whether the tokens are exactly the bytes; the split of the text then makes no difference.
 pub(super) fn is_bytes_only(json: &TokenizerJson) -> bool {
     let keeps_text = |pattern: &String| {
         serde_json::from_str::<Value>(pattern).is_ok_and(|part| {
@@ -139,8 +139,8 @@ pub(super) fn is_bytes_only(json: &TokenizerJson) -> bool {
         && split_patterns(&json.pre_tokenizer).iter().all(keeps_text)
 }
 
-/// The parts of a pre-tokenizer that split the text or change it. This leaves out a byte-level mapping
-/// that neither splits nor adds a space.
+/// Returns the parts of a pre-tokenizer that split the text or change it. This leaves out a byte-level
+/// mapping that neither splits nor adds a space.
 pub(super) fn split_patterns(pre_tokenizer: &Value) -> Vec<String> {
     let parts = match pre_tokenizer["pretokenizers"].as_array() {
         Some(list) => list.as_slice(),

@@ -28,7 +28,7 @@ pub(super) struct TokenTable {
 }
 
 impl TokenTable {
-    /// The tokens of a file.
+    /// Returns the tokens of a file.
     pub(super) fn new(json: &TokenizerJson) -> Result<Self, TokenizerError> {
         let mut by_id: Vec<Option<(&str, TokenKind)>> = Vec::new();
         let vocab = json.model.vocab.iter().map(|(token, &id)| (id, token.as_str(), false, false));
@@ -80,12 +80,12 @@ impl TokenTable {
         }
     }
 
-    /// The kind of a token; `None` for ids without a token.
+    /// Returns the kind of a token; `None` for ids without a token.
     pub(super) fn kind(&self, id: u32) -> Option<TokenKind> {
         self.entries.get(id as usize)?.1
     }
 
-    /// The bytes of a token; `None` for ids without a token.
+    /// Returns the bytes of a token; `None` for ids without a token.
     pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let &(end, kind) = self.entries.get(id as usize)?;
         kind?;
@@ -94,8 +94,8 @@ impl TokenTable {
     }
 }
 
-/// The byte for each character of byte-level BPE (GPT-2's `bytes_to_unicode`): printable Latin-1 stands
-/// for itself, the other 68 bytes are numbered from U+0100.
+/// Returns the byte for each character of byte-level BPE (GPT-2's `bytes_to_unicode`): printable
+/// Latin-1 stands for itself, the other 68 bytes are numbered from U+0100.
 pub(crate) fn byte_alphabet() -> HashMap<char, u8> {
     let mut alphabet = HashMap::with_capacity(256);
     let mut next = 0x100;

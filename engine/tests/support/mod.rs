@@ -13,7 +13,7 @@ use tritmill_engine::{chat::Message, config::Linear, files::Model, formats::Tern
 pub const MODELS: [&str; 4] =
     ["bitnet-tiny", "llama-tiny", "llama-norm-tiny", "bitnet-online-tiny"];
 
-/// A golden file or folder.
+/// Returns the path of a golden file or folder.
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
@@ -22,12 +22,12 @@ pub fn open(name: &str) -> Model {
     Model::open(&golden(name)).unwrap()
 }
 
-/// The recorded cases of a golden folder.
+/// Returns the recorded cases of a golden folder.
 pub fn cases(name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(golden(name).join("cases.json")).unwrap()).unwrap()
 }
 
-/// A conversation of one message.
+/// Returns a conversation of one message.
 pub fn messages(content: &str) -> Vec<Message> {
     vec![Message { role: "user".to_owned(), content: content.to_owned() }]
 }
@@ -42,7 +42,7 @@ pub fn sha256_of(bytes: Vec<u8>) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Name of a linear's module in a Hugging Face model.
+/// Returns the name of a linear's module in a Hugging Face model.
 pub fn hf_module(linear: Linear) -> &'static str {
     match linear {
         Linear::Q => "self_attn.q_proj",

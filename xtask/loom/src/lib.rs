@@ -1,7 +1,8 @@
-//! The engine's thread pool, compiled over loom's threads, locks and atomics.
+//! The engine's thread pool, compiled with loom's threads, locks and atomics.
 //!
-//! The source is the engine's own file. Only [`sync`] differs: the engine's names the standard
-//! library's types. No `--cfg loom` is needed, so these tests build and run with all others.
+//! The source is the engine's own file. Only [`sync`] differs: the engine's version re-exports the
+//! types of the standard library. No `--cfg loom` is needed, so these tests build and run with all
+//! others.
 
 mod sync {
     pub use loom::{

@@ -69,7 +69,7 @@ fn tasks_of_one_region_never_run_in_the_next() {
 }
 
 /// A worker that has slept, or is about to sleep, runs the tasks of a region that starts meanwhile: a
-/// lost wake-up would leave the caller waiting for ever, which loom reports.
+/// lost wake-up would leave the caller waiting forever, which loom reports.
 #[test]
 fn sleeping_workers_wake_for_a_region() {
     explore(3, || {

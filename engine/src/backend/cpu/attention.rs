@@ -12,7 +12,7 @@ use crate::{
     kernels::float::{FloatKernels, KvElement, LANES},
 };
 
-/// Half-split RoPE of one head: element `j` pairs with `j + head_dim / 2`.
+/// Applies half-split RoPE to one head: element `j` pairs with `j + head_dim / 2`.
 fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (low, high) = head.split_at_mut(cos.len());
     for (((a, b), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
@@ -34,12 +34,13 @@ struct AttentionInput<'a, E> {
 }
 
 impl<E: KvElement> AttentionInput<'_, E> {
-    /// Query heads per KV head.
+    /// Returns the number of query heads per KV head.
     fn group(&self) -> usize {
         self.config.head_count / self.config.kv_head_count
     }
 
-    /// Range of a row's queries for a KV head, and of their outputs. // (group, head_dim)
+    /// Returns the range of a row's elements for a KV head, in the queries and in the outputs.
+    /// // (group, head_dim)
     fn queries_at(&self, row: usize, kv_head: usize) -> std::ops::Range<usize> {
         let width = self.group() * self.config.head_dim;
         let start = (row * self.config.kv_head_count + kv_head) * width;
@@ -53,7 +54,7 @@ impl<E: KvElement> AttentionInput<'_, E> {
     unsafe fn rotate_and_store(&self, row: usize, kv_head: usize) {
         let (dim, half) = (self.config.head_dim, self.config.head_dim / 2);
         let at = (row * self.config.kv_head_count + kv_head) * dim;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (queries, keys) = unsafe {
             let queries = self.queries.part(self.queries_at(row, kv_head));
             (queries, self.keys.part(at..at + dim))
@@ -66,7 +67,7 @@ impl<E: KvElement> AttentionInput<'_, E> {
         let Row { chunk, position, .. } = self.rows[row];
         let place = (self.chunks[chunk].blocks, position);
         let values = &self.values[at..at + dim];
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.layer.write(self.kernels, place, kv_head, [keys, values]) };
     }
 }
@@ -74,8 +75,8 @@ impl<E: KvElement> AttentionInput<'_, E> {
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Applies RoPE to queries and keys, stores keys and values in their blocks, and attends.
     ///
-    /// An attention task with all rows of its chunk stores those rows itself, just before it reads them.
-    /// Rows of longer chunks are stored in a region of their own before any attention task.
+    /// If one attention task has all rows of a chunk, it stores their keys and values just before it
+    /// reads them. Rows of longer chunks are stored in a separate region before any attention task.
     pub(super) fn attend(&mut self, layer: usize, chunks: &[Chunk<'_>]) {
         let config = self.weights.config();
         let (dim, kernels) = (config.head_dim, self.kernels);
@@ -108,7 +109,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let group = input.group();
         self.pool.run(prestored_rows.len(), &|task| {
             for kv_head in 0..config.kv_head_count {
-                // SAFETY: positions of a step are distinct, and each task has a row of its own.
+                // SAFETY: positions of a step are distinct, and each task has a different row.
                 unsafe { input.rotate_and_store(prestored_rows[task], kv_head) };
             }
         });
@@ -116,7 +117,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             let AttentionTask { chunk, kv_head, rows: of_task } = attention_tasks[index].clone();
             if chunks[chunk].tokens.len() <= ROWS_PER_TASK {
                 for row in of_task.clone() {
-                    // SAFETY: this task alone has the rows and the head, and no other chunk reads what
+                    // SAFETY: no other task has these rows and this head, and no other chunk reads what
                     // this one writes.
                     unsafe { input.rotate_and_store(row, kv_head) };
                 }

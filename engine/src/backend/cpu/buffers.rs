@@ -67,7 +67,7 @@ impl Buffers {
             if chunk.tokens.len() > ROWS_PER_TASK {
                 prestored_rows.extend(first..rows.len());
             }
-            // One head after another: its keys and values stay in the cache from task to task.
+            // Ordered by head, so that a head's keys and values stay in the cache from task to task.
             attention_tasks.extend((0..kv_head_count).flat_map(|kv_head| {
                 let starts = (first..rows.len()).step_by(ROWS_PER_TASK);
                 let end = rows.len();

@@ -12,7 +12,7 @@ pub struct Disjoint<'a, T> {
     buffer: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for a `&mut [T]` with parts on different threads, which needs `T: Send`.
+// SAFETY: it represents a `&mut [T]` with parts on different threads, which requires `T: Send`.
 unsafe impl<T: Send> Send for Disjoint<'_, T> {}
 // SAFETY: as for `Send`: shared access gives out disjoint `&mut` parts only.
 unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
@@ -30,16 +30,16 @@ impl<'a, T> Disjoint<'a, T> {
     #[expect(clippy::mut_from_ref, reason = "the point of the type; see Safety")]
     pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: in bounds by the assertion; not aliased by the caller's promise.
+        // SAFETY: in bounds by the assertion; the caller guarantees that the part is not aliased.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
     }
 
     /// Returns the whole buffer for reading.
     ///
     /// # Safety
-    /// The returned value is not used to read a part that is written while it lives.
+    /// No part that is read through the returned value is written while that value exists.
     pub unsafe fn stored(&self) -> Stored<'a, T> {
-        // SAFETY: the buffer is borrowed for 'a; the rest is the caller's promise.
+        // SAFETY: the buffer is borrowed for 'a; the rest is guaranteed by the caller.
         unsafe { Stored::shared(self.data, self.len) }
     }
 }
@@ -50,7 +50,8 @@ impl<'a> Disjoint<'a, f32> {
     /// # Safety
     /// While the returned value lives, no overlapping part may be taken.
     pub unsafe fn columns(&self, width: usize, columns: Range<usize>) -> Columns<'a> {
-        // SAFETY: the buffer is borrowed for 'a; not aliased by the caller's promise.
+        // SAFETY: the buffer is borrowed for 'a; the caller guarantees that the columns are not
+        // aliased.
         unsafe { Columns::shared(self.data, self.len, width, columns) }
     }
 }

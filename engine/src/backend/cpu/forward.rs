@@ -1,4 +1,4 @@
-//! The forward pass of one step, top to bottom like the paper's figure.
+//! The forward pass of one step, in the order of the paper's figure.
 
 use std::sync::Arc;
 

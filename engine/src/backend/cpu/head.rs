@@ -31,7 +31,7 @@ const COPY_BYTES: usize = 32 << 20;
 const _: () = assert!(cfg!(target_endian = "little"), "model files are little-endian");
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
-    /// Final norm and head for the rows that the chunks request.
+    /// Computes the final norm and the head for the rows that the chunks request.
     pub(super) fn head(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) {
         let weights = Arc::clone(&self.weights);
         let (config, head) = (weights.config(), &weights.head);
@@ -61,7 +61,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         self.pool.run(norms.len(), &|task| {
             let (r, all, place) = norms[task];
             let out = if all { all_out } else { largest_out };
-            // SAFETY: each task has a place of its own.
+            // SAFETY: each task has a different place.
             let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
             let x = &residual[r * hidden..(r + 1) * hidden];
             kernels.rms_norm(x, &weights.final_norm, config.rms_norm_eps, out);
@@ -77,7 +77,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         self.whole_head(head, vocab, logits.all_mut());
     }
 
-    /// All logits of `head_rows_all`. // (rows, vocab)
+    /// Computes all logits of `head_rows_all`. // (rows, vocab)
     fn whole_head(&mut self, head: &Head, vocab: usize, logits: &mut [f32]) {
         let n = logits.len() / vocab;
         let out = Disjoint::new(logits);
@@ -144,22 +144,23 @@ impl Head {
         Self { rows, screen, vocab_size: dense.rows, hidden_size: dense.cols }
     }
 
-    /// The screen that finds the largest logits without computing all, if the mode has one.
+    /// Returns the screen that finds the largest logits without computing all, if the mode has one.
     pub fn screen(&self) -> Option<&Screen> {
         self.screen.as_ref()
     }
 
-    /// Rows of the matrix.
+    /// Returns the number of rows of the matrix.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// Bytes held.
+    /// Returns the memory in bytes.
     pub fn size_bytes(&self) -> usize {
         self.rows_bytes() + self.screen.as_ref().map_or(0, Screen::size_bytes)
     }
 
-    /// Bytes read to find the largest logits, without the exact rows that are computed for candidates.
+    /// Returns the number of bytes read to find the largest logits, not counting the exact rows read
+    /// for candidates.
     pub fn step_bytes(&self, isa: Isa) -> usize {
         self.screen.as_ref().map_or_else(|| self.rows_bytes(), |screen| screen.step_bytes(isa))
     }
@@ -171,7 +172,7 @@ impl Head {
         }
     }
 
-    /// Name of the precision, for logs and the numerics class.
+    /// Returns the name of the precision, for logs and the numerics class.
     pub fn precision(&self) -> &'static str {
         match &self.rows {
             Rows::Stored { dtype, .. } => dtype.name(),

@@ -27,7 +27,7 @@ pub struct KvShape {
 }
 
 impl KvShape {
-    /// The KV shape of a model.
+    /// Returns the KV shape of a model.
     pub fn of(config: &ModelConfig) -> Self {
         Self {
             layer_count: config.layer_count,
@@ -52,15 +52,15 @@ impl KvShape {
         self.kv_head_count * BLOCK_TOKENS
     }
 
-    /// Bytes of one block over all layers.
+    /// Returns the number of bytes of one block over all layers.
     pub fn block_bytes(&self, kv: KvType) -> usize {
         let elements = (self.key_stride() + self.value_stride()) * kv.size_bytes();
         self.layer_count * (elements + 2 * self.scale_stride() * kv.scale_bytes())
     }
 }
 
-/// Keys and values of every block, on huge pages, since a head's part of a block is only one small page.
-/// A page takes memory with its first write.
+/// Keys and values of every block. They are on huge pages, because a head's part of a block is only one
+/// small page long. A page takes memory at its first write.
 pub struct KvStore<E> {
     shape: KvShape,
     keys: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, head_dim, 16)
@@ -80,7 +80,7 @@ pub struct KvLayer<'a, E> {
 }
 
 impl<E: KvElement + bytemuck::Pod> KvStore<E> {
-    /// Storage of `block_count` blocks.
+    /// Makes storage for `block_count` blocks.
     pub fn new(shape: KvShape, block_count: usize) -> Self {
         let layers = |block_bytes: usize| {
             let layer = || AlignedBytes::zeroed((block_bytes * block_count).next_multiple_of(64));
@@ -97,7 +97,7 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         }
     }
 
-    /// Bytes of a block's keys, of its values, and of the scales of either, in one layer.
+    /// Returns a block's bytes in one layer: of its keys, of its values, and of the scales of one of the two.
     fn part_bytes(shape: &KvShape) -> [usize; 3] {
         let scales = if E::SCALED { shape.scale_stride() * size_of::<f32>() } else { 0 };
         [shape.key_stride() * size_of::<E>(), shape.value_stride() * size_of::<E>(), scales]
@@ -131,7 +131,7 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
 }
 
 impl<E: KvElement> KvLayer<'_, E> {
-    /// Keys and values of one KV head and sequence, as the attention kernel reads them.
+    /// Returns the keys and values of one KV head and sequence, as the attention kernel reads them.
     ///
     /// # Safety
     /// While the tile is used, no thread writes the sequence's blocks of this head.
@@ -141,7 +141,7 @@ impl<E: KvElement> KvLayer<'_, E> {
         blocks: &'b [BlockId],
     ) -> AttentionTile<'b, E> {
         let shape = self.shape;
-        // SAFETY: the caller's promise; the tile's other blocks and heads are not read.
+        // SAFETY: guaranteed by the caller; the tile's other blocks and heads are not read.
         let (keys, values, key_scales, value_scales) = unsafe {
             (
                 self.keys.stored(),

@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// Bytes of weights per task: small enough that threads finish together, large enough that the cost of
-/// handing one out does not show.
+/// Bytes of weights per task: small enough that threads finish at nearly the same time, large enough
+/// that the cost of distributing tasks is negligible.
 const TASK_BYTES: usize = 40 << 10;
 /// Most tiles per task: the number that the kernels for many rows take together.
 const TASK_TILES: usize = 4;
@@ -35,7 +35,7 @@ pub(super) enum Source {
 }
 
 /// Computes the integer products of all rows with some tiles of a linear; returns them with the range of
-/// its outputs that they are.
+/// the linear's outputs that they belong to.
 fn multiply<'a>(
     isa: Isa,
     linear: &TernaryLinear,
@@ -87,8 +87,9 @@ fn tile_tasks(
 }
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
-    /// Norms and quantizes a buffer as the input of `linears`. Linears with a norm of their own get
-    /// separate inputs, others share one. Returns the index of each linear's input in `inputs`.
+    /// Applies the norms to a buffer and quantizes it as the input of `linears`. Linears with their own
+    /// norm get separate inputs; the others share one. Returns the index of each linear's input in
+    /// `inputs`.
     pub(super) fn quantize(
         &mut self,
         source: Source,

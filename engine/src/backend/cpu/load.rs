@@ -1,4 +1,4 @@
-//! From an opened model file to a backend that can run steps.
+//! Loads an opened model file into a backend that can run steps.
 
 use std::sync::Arc;
 
@@ -112,7 +112,7 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
     })
 }
 
-/// Bytes of one KV block of a model.
+/// Returns the number of bytes of one KV block of a model.
 pub fn kv_block_bytes(model: &Model, kv: KvType) -> usize {
     KvShape::of(model.config()).block_bytes(kv)
 }

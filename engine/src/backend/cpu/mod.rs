@@ -1,9 +1,9 @@
 //! The CPU backend: packed weights, KV storage and a pool of threads.
 //!
-//! `forward.rs` is the step, top to bottom like the paper's figure; each named part of it is one or a
-//! few parallel regions. The result of a row depends on that row alone: integer sums are exact, every
-//! float reduction has one order (see [`crate::kernels::float`]), and the number of threads decides
-//! only which thread computes a part.
+//! `forward.rs` contains the step, in the order of the paper's figure; each of its named parts is one
+//! or a few parallel regions. The result of a row depends on that row alone: integer sums are exact,
+//! every float reduction has one order (see [`crate::kernels::float`]), and the number of threads
+//! decides only which thread computes a part.
 
 mod attention;
 mod buffers;

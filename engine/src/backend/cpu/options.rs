@@ -10,12 +10,13 @@ pub enum KvType {
     F16,
     /// Single precision, for comparison with references.
     F32,
-    /// Int8 with an f32 scale for each position and KV head, of keys and of values: half of f16's memory.
+    /// Int8; the keys and the values of each position and KV head each have an f32 scale. Half of f16's
+    /// memory.
     Q8,
 }
 
 impl KvType {
-    /// Bytes per element.
+    /// Returns the number of bytes per element.
     pub fn size_bytes(self) -> usize {
         match self {
             Self::F16 => 2,
@@ -24,7 +25,7 @@ impl KvType {
         }
     }
 
-    /// Bytes of the scale of one position's keys, or values, for one KV head.
+    /// Returns the number of bytes of the scale of one position's keys, or values, for one KV head.
     pub fn scale_bytes(self) -> usize {
         match self {
             Self::F16 | Self::F32 => 0,
@@ -38,8 +39,8 @@ names!(KvType, "KV type", F16 = "f16", F32 = "f32", Q8 = "q8");
 /// Storage of the head's weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum HeadMode {
-    /// As in the file, and exact. An int8 copy tells which rows can matter when only the largest logits
-    /// are requested ([`super::screen`]).
+    /// As in the file, and exact. When only the largest logits are requested, an int8 copy shows which
+    /// rows can matter ([`super::screen`]).
     #[default]
     Exact,
     /// As in the file, without the copy: every logit is computed.

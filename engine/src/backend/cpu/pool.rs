@@ -1,10 +1,10 @@
-//! A thread pool that stays awake between the parallel regions of a step.
+//! A thread pool with workers that stay awake between the parallel regions of a step.
 //!
-//! A step has hundreds of short regions, and waking a sleeping thread takes longer than many of them.
-//! Workers therefore spin for a short while after a region, and sleep only if no other one follows.
-//! Each thread first runs its own range of the region's tasks, whose weights lie one after another,
-//! and then takes tasks that remain in the ranges of others, so that a delayed thread runs fewer.
-//! The thread that runs a task never changes its result.
+//! A step has hundreds of short regions, and waking a sleeping thread takes longer than many of these
+//! regions. Workers therefore spin for a short while after a region, and sleep only if no other one
+//! follows. Each thread has a range of the region's tasks, with weights that are adjacent in memory. It
+//! first runs the tasks of its own range and then the remaining tasks of other ranges, so that a delayed
+//! thread runs fewer tasks. A task's result does not depend on the thread that runs it.
 //!
 //! `xtask/loom` tests this file with loom.
 
@@ -67,7 +67,7 @@ impl Pool {
         Self { shared, workers }
     }
 
-    /// Threads that run tasks, the caller's included.
+    /// Returns the number of threads that run tasks, the caller's included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
@@ -100,7 +100,7 @@ impl Pool {
             }
         }
         let mine = catch_unwind(AssertUnwindSafe(|| run_tasks(shared, 0)));
-        // `task` lives in this frame: do not leave it before every worker has finished with it.
+        // `task` is in this stack frame: do not return before every worker has finished with it.
         let mut spins = 0;
         while shared.busy.load(Ordering::Acquire) > 0 {
             spins += 1;
@@ -122,21 +122,21 @@ impl Drop for Pool {
             self.shared.wake.notify_all();
         }
         for worker in self.workers.drain(..) {
-            // A worker ends only by `stop`; `run` has caught and reported panics of its tasks.
+            // A worker exits only after `stop`; `run` has caught and reported panics of its tasks.
             let _ = worker.join();
         }
     }
 }
 
 impl Shared {
-    /// The tasks, of `count`, that a thread runs first.
+    /// Returns the range of the `count` tasks that a thread runs first.
     fn range(&self, thread: usize, count: usize) -> Range<usize> {
         let threads = self.ranges.len();
         thread * count / threads..(thread + 1) * count / threads
     }
 }
 
-/// Runs tasks until none of the region is left to take, starting with the thread's own range.
+/// Runs tasks until all tasks of the region are taken, starting with the thread's own range.
 fn run_tasks(shared: &Shared, thread: usize) {
     let count = shared.task_count.load(Ordering::Relaxed);
     let task = shared.task.load(Ordering::Relaxed).cast_const();
@@ -156,7 +156,7 @@ fn run_tasks(shared: &Shared, thread: usize) {
     }
 }
 
-/// The main loop of a worker.
+/// Runs the main loop of a worker.
 fn work(shared: &Shared, thread: usize) {
     let mut seen = 0;
     loop {

@@ -1,4 +1,4 @@
-//! Finding the largest logits without computing them all.
+//! Finds the largest logits without computing all logits.
 //!
 //! A copy of the head in int8, half the bytes of f16, gives every logit up to a known error bound. For
 //! few hidden rows, only the high six bits of the copy are read first. Rows that can still be among the
@@ -46,17 +46,17 @@ use crate::{
     },
 };
 
-/// At most `1 / SCREEN_SHARE` of the vocabulary is found by a screen. A neighbourhood of head rows with a
-/// larger share of candidates is computed as a whole.
+/// A screen finds at most `1 / SCREEN_SHARE` of the vocabulary. A neighbourhood of head rows with a larger
+/// share of candidates is computed as a whole.
 pub(in crate::backend) const SCREEN_SHARE: usize = 8;
 /// Head rows that a task estimates.
 const TASK_ROWS: usize = 192;
-/// Candidates whose logits a task computes; a neighbourhood with more candidates is not divided.
+/// Candidates per task; a neighbourhood with more candidates is not divided.
 const TASK_CANDIDATES: usize = 8;
 
-/// Error bound of an f32 dot product of `len` elements, relative to the norms: 16 running sums of fused
-/// multiply-adds and a tree of four additions, each with half an ulp of error. The bound is doubled for
-/// safety, and includes the rounding of scales and bounds to f32.
+/// Returns the error bound of an f32 dot product of `len` elements, relative to the norms: 16 running sums
+/// of fused multiply-adds and a tree of four additions, each with half an ulp of error. The bound is
+/// doubled for safety, and includes the rounding of scales and bounds to f32.
 fn rounding(len: usize) -> f64 {
     (len.div_ceil(16) + 32) as f64 * f64::from(f32::EPSILON)
 }
@@ -71,7 +71,7 @@ pub struct ScreenState {
     ranges: Vec<Range<usize>>, // of `found`, per row
 }
 
-/// Some candidates of a row, whose logits one task computes.
+/// Candidates of a row for which one task computes the logits.
 #[derive(Debug, Clone)]
 struct CandidateTask {
     row: usize,
@@ -79,7 +79,7 @@ struct CandidateTask {
 }
 
 impl ScreenState {
-    /// The results of the last [`Screen::largest`]: a list for each row, by ascending token.
+    /// Returns the results of the last [`Screen::largest`]: a list for each row, by ascending token.
     pub fn found(&self) -> impl Iterator<Item = &[TokenLogit]> {
         self.ranges.iter().map(|range| &self.found[range.clone()])
     }
@@ -108,19 +108,20 @@ impl ScreenState {
     }
 }
 
-/// Hidden rows to find the largest logits of, and the head.
+/// Hidden rows to find the largest logits for, and the head.
 pub struct ScreenInput<'a> {
     pub head: &'a Head,
     pub kernels: &'a FloatKernels,
     pub isa: Isa,
-    /// The hidden rows, normed. // (rows, hidden)
+    /// The hidden rows, after the norm. // (rows, hidden)
     pub xs: &'a [f32],
     /// Number of largest logits requested for each row. // (rows,)
     pub counts: &'a [usize],
 }
 
 impl Screen {
-    /// Computes the logits that can be among the largest of each row, into [`ScreenState::found`].
+    /// Computes each row's logits that can be among its largest, and stores them in
+    /// [`ScreenState::found`].
     pub fn largest(&self, input: &ScreenInput<'_>, pool: &mut Pool, state: &mut ScreenState) {
         let (vocab, n) = (self.scales.len(), input.counts.len());
         if n == 0 {
@@ -143,7 +144,7 @@ impl Screen {
         pool.run(tasks.len(), &|task| {
             let CandidateTask { row, found: range } = tasks[task].clone();
             let x = &input.xs[row * width..(row + 1) * width];
-            // SAFETY: each task has candidates of its own.
+            // SAFETY: each task has different candidates.
             let candidates = unsafe { found.part(range) };
             with_scratch(|scratch| self.compute(input, x, candidates, scratch));
         });
@@ -188,15 +189,15 @@ struct Estimates<'a> {
 }
 
 impl Estimates<'_> {
-    /// Factors of a head row's error and norm in the bound of its logit. `error` is the norm of what the
-    /// digits of the hidden row leave out.
+    /// Factors of a head row's error and norm in the bound of its logit. `error` is the norm of the part
+    /// of the hidden row that the digits do not represent.
     fn factors(&self, row: &DigitRow, error: f64) -> (f32, f32) {
         let rounding = rounding(self.screen.stride) * row.norm;
         ((row.norm + rounding) as f32 * ROUND_UP, (error + rounding) as f32 * ROUND_UP)
     }
 
-    /// Estimates a range of the vocabulary for all rows, estimates again more exactly the tokens that this
-    /// does not rule out, and gives each row's search the tokens that can be among its largest.
+    /// Estimates a range of the vocabulary for all rows. Tokens that this does not rule out are estimated
+    /// again, more exactly. Each row's search receives the tokens that can be among its largest.
     fn estimate_range(&self, range: Range<usize>, searches: &[Search], scratch: &mut Scratch) {
         let Self { screen, digits, input } = *self;
         let (n, count, isa) = (input.counts.len(), range.len(), input.isa);

@@ -1,5 +1,5 @@
 //! A self-test at load: the chosen kernels against the scalar ones, on the first and last tile of every
-//! shape of the real weights. A machine that computes wrongly does not start.
+//! shape of the real weights. A model does not start on a machine that computes wrong results.
 
 use crate::config::Linear;
 use crate::formats::{PackedMatrix, TILE_ROWS};
@@ -40,7 +40,7 @@ pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), Self
     Ok(())
 }
 
-/// The final norm, and the norms that the first layer's linears and blocks have.
+/// Returns the final norm, and the norms that the first layer's linears and blocks have.
 fn norms(weights: &Weights) -> impl Iterator<Item = (String, &[f32])> {
     let first = weights.layers.first();
     let of_linear = move |linear| Some((linear, first?.linear(linear).norm.as_ref()?));
@@ -54,7 +54,7 @@ fn norms(weights: &Weights) -> impl Iterator<Item = (String, &[f32])> {
         .chain(of_blocks)
 }
 
-/// Whether a norm and the quantization after it equal those of the scalar kernels to the bit.
+/// Returns whether a norm and the quantization after it equal those of the scalar kernels to the bit.
 fn norms_match(float: &FloatKernels, norm: &[f32]) -> bool {
     let scalar = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
     let x: Vec<f32> = (0..norm.len()).map(|i| f32::from(wave(i)) / 9.0).collect();

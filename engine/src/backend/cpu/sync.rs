@@ -1,7 +1,7 @@
 //! Threads, locks and atomics of the thread pool.
 //!
-//! [`super::pool`] takes them from here alone, so that `xtask/loom` can compile the same file over
-//! loom's and try every interleaving.
+//! [`super::pool`] imports them only from here, so that `xtask/loom` can compile the same file with
+//! loom's types and test every interleaving.
 
 pub use std::{
     hint::spin_loop,

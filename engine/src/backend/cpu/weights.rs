@@ -10,7 +10,7 @@ use crate::kernels::Isa;
 
 /// One ternary linear.
 pub struct TernaryLinear {
-    /// The trits.
+    /// The packed trits.
     pub matrix: PackedMatrix,
     /// Factor from integer sum to output.
     pub scale: Scale,
@@ -20,7 +20,7 @@ pub struct TernaryLinear {
 
 /// One transformer layer.
 pub struct Layer {
-    /// In the order of [`Linear::ALL`].
+    /// The layer's linears, in the order of [`Linear::ALL`].
     linears: Vec<TernaryLinear>,
     /// Norm before attention. // (hidden)
     pub attention_norm: Vec<f32>,
@@ -33,7 +33,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// One of the layer's linears.
+    /// Returns one of the layer's linears.
     pub fn linear(&self, linear: Linear) -> &TernaryLinear {
         &self.linears[linear as usize]
     }
@@ -71,17 +71,18 @@ impl Weights {
         Ok(Self { model, format, layers, final_norm, head })
     }
 
-    /// Shape and conventions.
+    /// Returns the shape and conventions of the model.
     pub fn config(&self) -> &ModelConfig {
         self.model.config()
     }
 
-    /// Memory in bytes: the packed matrices and the head with its copies.
+    /// Returns the memory in bytes: the packed matrices and the head with its copies.
     pub fn size_bytes(&self) -> usize {
         self.packed_bytes() + self.head.size_bytes()
     }
 
-    /// Bytes that a decode step reads: the packed matrices, and the head or its screening copy.
+    /// Returns the number of bytes that a decode step reads: the packed matrices, and the head or
+    /// its screening copy.
     pub fn step_bytes(&self, isa: Isa) -> usize {
         self.packed_bytes() + self.head.step_bytes(isa)
     }

@@ -4,7 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::device::Address;
 
-/// Defines mirrors of C structs. `Pod` refuses padding between fields, so sizes are sums.
+/// Defines mirrors of C structs. `Pod` allows no padding between fields, so a size is the sum of
+/// the fields' sizes.
 macro_rules! structs {
     ($($(#[$doc:meta])* $name:ident = $size:literal { $($field:ident: $type:ty),* $(,)? })*) => {
         $(
@@ -111,10 +112,10 @@ structs! {
         width: u32, capacity: u32,
     }
 
-    /// For the kernels that measure the device's highest rates.
+    /// Parameters of the kernels that measure the device's highest rates.
     PeakArgs = 32 { from: Address, to: Address, count: u64, rounds: u32, unused: u32 }
 }
 
-/// `LinearMode`
+/// Values of `LinearMode`.
 pub const LINEAR_STORE: u32 = 0;
 pub const LINEAR_ADD: u32 = 1;

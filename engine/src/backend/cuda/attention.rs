@@ -1,4 +1,4 @@
-//! The launches of attention: rotation, keys and values into their blocks, scores, weighted values.
+//! The launches of attention: rotation, stores of keys and values, scores, weighted values.
 
 use super::{
     args::{AttentionArgs, KvPool, RotateScoresArgs, RotateStoreArgs},
@@ -77,7 +77,8 @@ impl Pass<'_> {
         let Buffers { keys, values, .. } = *self.buffers;
         let tasks = tasks_of_row(self.shape, AttentionMode::Split) * self.bucket.rows;
         let alone = self.bucket.rows == 1;
-        // One sequence leaves most of the device idle; the smallest blocks spread it most widely.
+        // One sequence leaves most of the device idle; the smallest blocks occupy the most
+        // multiprocessors.
         let warps = if alone { 1 } else { ATTENTION_WARPS };
         let multiprocessors = self.device.properties().multiprocessors as usize;
         let windows = self.bucket.reach.div_ceil(32 * warps);

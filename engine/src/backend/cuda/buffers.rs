@@ -8,14 +8,14 @@ use super::{
     shape::{Arena, Shape, stride},
 };
 
-/// Memory for attention scores at most, in bytes.
+/// Most memory for attention scores, in bytes.
 const SCORES_BYTES: usize = 512 << 20;
 /// Attention warps that a multiprocessor runs at once.
 const WARPS: usize = 16;
-/// Queries of a warp's task at most.
+/// Most queries of a warp's task.
 pub const TASK_QUERIES: usize = 8;
 
-/// Sizes of one pass at most; a larger step is several passes.
+/// Largest sizes of one pass; a larger step is split into several passes.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Tokens.
@@ -26,7 +26,7 @@ pub struct Limits {
     pub screened: usize,
     /// Entries of block tables; one sequence may have more.
     pub blocks: usize,
-    /// Tokens of a pass up to which its launches are recorded.
+    /// Largest number of tokens of a pass with recorded launches.
     pub recorded: usize,
 }
 
@@ -36,7 +36,8 @@ impl Default for Limits {
     }
 }
 
-/// Returns the room for candidates of a row. A row with more gets all its logits computed.
+/// Returns the number of candidates that fit for a row. For a row with more candidates, all logits
+/// are computed.
 pub fn capacity(shape: &Shape) -> usize {
     (shape.vocab / 128).max(64)
 }
@@ -57,7 +58,7 @@ pub struct Bucket {
 /// The attention kernels of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttentionMode {
-    /// For few sequences: one row each, split over blocks.
+    /// For few sequences: one row of each, split over blocks.
     Split,
     /// One row of each sequence, one warp per task.
     Warps4,
@@ -66,7 +67,7 @@ pub enum AttentionMode {
 }
 
 impl AttentionMode {
-    /// Returns the queries of a task at most.
+    /// Returns the largest number of queries of a task.
     pub fn queries(self) -> usize {
         match self {
             Self::Split | Self::Warps4 => 4,
@@ -103,7 +104,7 @@ pub struct Inputs {
 
 impl Inputs {
     fn of(start: Address, bucket: &Bucket, shape: &Shape) -> Self {
-        // Rows that share tasks need fewer.
+        // Rows that share tasks need fewer tasks.
         let of_row = tasks_of_row(shape, bucket.attention);
         let mut next = start;
         let mut take = |bytes: usize| {
@@ -150,7 +151,7 @@ pub struct Buffers {
     pub values: Address,    // (rows, kv_heads * head_dim)
     pub attended: Address,  // (rows, heads * head_dim)
     pub gate: Address,      // (rows, intermediate)
-    pub up: Address,        // (rows, intermediate), of models whose linears have norms
+    pub up: Address,        // (rows, intermediate), for models with norms of linears
     pub quantized: Address, // (rows, stride)
     pub scales: Address,    // (rows)
     pub sums: Address,      // (rows)
@@ -236,19 +237,19 @@ impl Buffers {
         Outputs { found_counts: self.outputs, found, logits }
     }
 
-    /// Returns the number of warps whose scores fit the memory, at least 4.
+    /// Returns the number of warps for which the scores fit the memory, at least 4.
     pub fn warps(&self, bucket: &Bucket) -> usize {
         let room = self.scores_bytes / (bucket.attention.queries() * bucket.reach * 4);
         room.min(self.warps_max).max(4) / 4 * 4
     }
 
-    /// Whether there is room for the scores of so many tasks that are split over blocks.
+    /// Returns whether the scores of `tasks` tasks that are split over blocks fit the memory.
     pub fn may_split(&self, tasks: usize, reach: usize) -> bool {
         tasks * 4 * reach * 4 <= self.scores_bytes
     }
 }
 
-/// Returns the k blocks of a row of the screen's head.
+/// Returns the number of k blocks of a row of the screen's head.
 pub fn screen_blocks(shape: &Shape) -> u32 {
     k_blocks(shape.hidden) as u32
 }

@@ -1,6 +1,6 @@
-//! The bytes and operations that a launch needs at least, computed from its kernel's struct: every input read once,
-//! every output written once, and the products of linears, head and attention. Other computation is not counted:
-//! it takes less time than its memory traffic.
+//! The fewest bytes and operations that a launch needs, computed from its kernel's struct: every input read once,
+//! every output written once, and the products of linears, head and attention. Other computation is not counted: it
+//! takes less time than its memory traffic.
 
 use super::{
     args::{
@@ -28,14 +28,14 @@ pub struct Cost {
 pub struct Load {
     pub shape: Shape,
     pub rows: usize,
-    /// Rows that need all logits; rows that need the largest.
+    /// Rows that need all logits.
     pub whole: usize,
     pub screened: usize,
-    /// Positions of all sequences, whose keys and values are read.
+    /// Positions of all sequences; their keys and values are read.
     pub positions: usize,
     /// Sum of the positions that each row attends to.
     pub seen: usize,
-    /// Candidates whose exact logits are computed.
+    /// Candidates with computed exact logits.
     pub found: usize,
 }
 

@@ -64,7 +64,7 @@ pub struct Properties {
     pub capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Shared memory per block at most, static and dynamic.
+    /// Most shared memory per block, static and dynamic together.
     pub shared_bytes: u32,
     /// Total memory.
     pub memory_bytes: u64,
@@ -90,7 +90,7 @@ pub enum DeviceError {
         /// Size of the allocation.
         bytes: usize,
     },
-    /// An error that stays: every later call of this process fails too.
+    /// A persistent error: every later call of this process fails too.
     #[error("{doing}: {code}: restart the process to use the device again")]
     Sticky {
         /// The call that reported the error; an earlier call may have caused it.
@@ -124,7 +124,7 @@ pub trait Device: Send {
     /// Returns the device's properties.
     fn properties(&self) -> &Properties;
 
-    /// Returns the dynamic shared memory that a block of a kernel may have at most; 0 for unknown kernels.
+    /// Returns the most dynamic shared memory that a block of a kernel may have; 0 for unknown kernels.
     fn shared_bytes(&self, kernel: &str) -> u32;
 
     /// Allocates memory, aligned to 256 bytes, that lives as long as the device.

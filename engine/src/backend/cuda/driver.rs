@@ -1,13 +1,13 @@
-//! The device of the CUDA driver, whose library is loaded at run time.
+//! The device of the CUDA driver. The driver's library is loaded at run time.
 //!
 //! One context, one stream: calls take effect in the order in which they are made. Uploads and downloads
 //! go through pinned memory of this process, so only [`Device::read`] waits for the device.
 //!
 //! Rules of the driver that the code follows:
 //! - A kernel's dynamic shared memory is at most the device's limit less the kernel's static shared memory.
-//! - While a stream captures, its thread makes no call but launches: allocating and waiting are forbidden.
+//! - While a stream captures, its thread may only launch kernels: allocating and waiting are forbidden.
 //! - A launch copies as many bytes of the parameter as the kernel declares, so [`Args`] is at least as large.
-//! - After an error that stays, nothing is freed call by call: releasing the context frees everything.
+//! - After a persistent error, separate calls free nothing: releasing the context frees everything.
 //!
 //! [`Args`]: super::device::Args
 
@@ -79,15 +79,15 @@ pub struct Driver {
     kernels: HashMap<&'static str, Kernel>,
     allocations: Vec<sys::CUdeviceptr>,
     recordings: Vec<sys::CUgraphExec>,
-    pinned: *mut u8, // PINNED_BYTES of them
-    /// Pinned bytes that copies under way may still use.
+    pinned: *mut u8, // PINNED_BYTES bytes
+    /// Pinned bytes that unfinished copies may still use.
     pinned_used: usize,
-    /// Last, because it is released after everything else is freed.
+    /// The context. The last field, because it is released after everything else is freed.
     context: Context,
 }
 
-// SAFETY: the driver's handles may be used by any thread that has the context current, which every call
-// makes sure of; only this value uses the pinned memory.
+// SAFETY: the driver's handles may be used by any thread with the context current, and every call makes it
+// current; only this value uses the pinned memory.
 unsafe impl Send for Driver {}
 
 impl Driver {
@@ -145,7 +145,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns pinned bytes that no copy under way uses; waits for the device if there are too few.
+    /// Returns pinned bytes that no unfinished copy uses; waits for the device if there are too few.
     fn pinned(&mut self, bytes: usize) -> Result<&'static mut [u8], DeviceError> {
         assert!(bytes <= PINNED_BYTES, "callers split larger copies");
         if self.pinned_used + bytes > PINNED_BYTES {
@@ -282,7 +282,7 @@ impl Device for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // After an error that stays, only releasing the context frees anything.
+        // After a persistent error, only releasing the context frees anything.
         if self.forget_recordings().is_err() {
             return;
         }

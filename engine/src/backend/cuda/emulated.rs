@@ -11,7 +11,7 @@ use std::{
 
 use super::tests::package;
 
-/// The folder of the kernels' sources.
+/// Returns the folder of the kernels' sources.
 fn sources() -> PathBuf {
     package().join("src/kernels/cuda")
 }
@@ -60,7 +60,7 @@ fn library() -> Option<PathBuf> {
     Some(path)
 }
 
-/// Whether the processor has the instructions that the library is compiled for.
+/// Returns whether the processor has the instructions that the library is compiled for.
 fn processor_suffices() -> bool {
     #[cfg(target_arch = "x86_64")]
     return is_x86_feature_detected!("avx2")

@@ -46,7 +46,7 @@ pub enum CudaLoadError {
         mib(*needed_bytes), free_bytes >> 20, mib(needed_bytes.saturating_sub(*free_bytes))
     )]
     OutOfMemory {
-        /// Weights, buffers, the KV blocks asked for (at least one), and a margin.
+        /// Needed memory: weights, buffers, the requested KV blocks (at least one), and a margin.
         needed_bytes: u64,
         /// Free memory.
         free_bytes: u64,

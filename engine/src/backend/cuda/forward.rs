@@ -1,4 +1,4 @@
-//! The launches of a forward pass: `kernels/cuda/README.md` in Rust.
+//! The launches of a forward pass, as `kernels/cuda/README.md` describes them.
 
 use super::{
     args::{
@@ -26,11 +26,11 @@ pub struct Pass<'a> {
     pub bucket: Bucket,
     pub kv_base: Address,
     pub tuning: Tuning,
-    /// For its number of multiprocessors and the shared memory of kernels.
+    /// The device, for its number of multiprocessors and the shared memory of kernels.
     pub device: &'a dyn Device,
 }
 
-/// A linear's input: rows of floats, and the norm before their quantization (0 if there is none).
+/// A linear's input: rows of floats, and the norm before their quantization (0 without a norm).
 #[derive(Clone, Copy)]
 pub struct Input {
     pub x: Address,
@@ -66,7 +66,7 @@ fn warps_of(k_blocks: usize, warps_max: usize, bytes: usize, fixed: usize, share
 }
 
 impl Pass<'_> {
-    /// Returns the dynamic shared memory that a kernel's block may have at most.
+    /// Returns the most dynamic shared memory that a kernel's block may have.
     pub fn shared_bytes(&self, kernel: &'static str) -> usize {
         self.device.shared_bytes(kernel) as usize
     }
@@ -93,7 +93,7 @@ impl Pass<'_> {
         self.per_row("embed", Args::of(&args))
     }
 
-    /// A launch with one block per row.
+    /// Returns a launch with one block per row.
     pub fn per_row(&self, kernel: &'static str, args: Args) -> Launch {
         Launch { kernel, grid: grid(self.bucket.rows, 1, 1), threads: 256, shared_bytes: 0, args }
     }
@@ -201,8 +201,8 @@ impl Pass<'_> {
         }
     }
 
-    /// The kernel that does the norm, the quantization and the products of a single row, if the row fits its shared
-    /// memory.
+    /// Returns the kernel that does the norm, the quantization and the products of a single row, if the row fits
+    /// its shared memory.
     fn one(
         &self,
         kernel: &'static str,
@@ -259,7 +259,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The kernels for few rows, if the pass has few.
+    /// Returns the kernels for few rows, if the pass has few.
     fn few(&self) -> Option<&'static Few> {
         let rows = self.bucket.rows;
         FEW.iter().find(|few| rows <= few.rows && rows <= self.tuning.few_rows)

@@ -8,10 +8,10 @@ pub const TILE_ROWS: usize = 16;
 pub const K_BLOCK: usize = 128;
 /// Bytes of a tile of a k block.
 const TILE_BYTES: usize = 512;
-/// Code of a zero weight, which fills up tiles.
+/// Codes of four zero weights, which pad tiles.
 const ZERO: u8 = 0b0101_0101;
 
-/// Returns the k blocks of a row.
+/// Returns the number of k blocks of a row.
 pub fn k_blocks(cols: usize) -> usize {
     cols.div_ceil(K_BLOCK)
 }

@@ -5,8 +5,8 @@
 //! allocated once, for passes of bounded size; larger steps are several passes. The results of a row depend
 //! neither on the pass nor on the kernels chosen for its size.
 //!
-//! [`device::Device`] is the device as the backend uses it, `driver` its implementation by the CUDA driver. On machines
-//! without a GPU, tests give it a driver that runs the same kernels on the processor (`emulated`).
+//! [`device::Device`] is the device as the backend uses it; `driver` implements it with the CUDA driver. On machines
+//! without a GPU, tests load a driver that runs the same kernels on the processor (`emulated`).
 
 mod args;
 mod attention;
@@ -144,7 +144,7 @@ fn precision(dtype: DenseType, mode: HeadMode) -> &'static str {
     if mode == HeadMode::Q8 { "q8" } else { dtype.name() }
 }
 
-/// Refuses shapes that the kernels do not support.
+/// Rejects shapes that the kernels do not support.
 fn check(shape: &Shape, device: &dyn Device) -> Result<(), CudaLoadError> {
     if shape.stride_max * 4 > device.shared_bytes("norm_quantize") as usize {
         return Err(CudaLoadError::Unsupported("rows wider than a block's shared memory"));

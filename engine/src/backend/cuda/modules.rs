@@ -1,5 +1,5 @@
-//! The kernels as the program carries them, made from `kernels/cuda` by `cargo xtask ptx`: PTX that the driver
-//! compiles for any device, and machine code (cubins) for compute capability 9.0, which loads at once.
+//! The compiled kernels in the program, made from `kernels/cuda` by `cargo xtask ptx`: PTX, which the driver
+//! compiles for any device, and machine code (cubins) for compute capability 9.0, which loads without compilation.
 
 use crate::formats::memory::AlignedBytes;
 
@@ -11,9 +11,9 @@ const CUBIN_CAPABILITY: (u32, u32) = (9, 0);
 pub struct Module {
     /// File name without extension.
     pub name: &'static str,
-    /// For compute capability 8.0 and above.
+    /// PTX, for compute capability 8.0 and above.
     pub ptx: &'static str,
-    /// For [`CUBIN_CAPABILITY`].
+    /// Machine code, for [`CUBIN_CAPABILITY`].
     pub cubin: &'static [u8],
 }
 

@@ -14,7 +14,7 @@ const BLOCKS: u32 = 8;
 const MMA_OPERATIONS: u64 = 8 * 2 * 16 * 32 * 8;
 /// Operations of one thread in one round of `peak_fma_f32`.
 const FMA_OPERATIONS: u64 = 16 * 2;
-/// Samples of each rate; the median counts.
+/// Samples of each rate; the median is used.
 const SAMPLES: usize = 3;
 
 /// The ceilings of a device.
@@ -35,9 +35,9 @@ pub struct Peaks {
 /// Lengths of measurements.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// Seconds of a sample at least.
+    /// Shortest duration of a sample, in seconds.
     pub seconds: f64,
-    /// Launches that are recorded together at least.
+    /// Fewest launches that are recorded together.
     pub launches: usize,
     /// Bytes that memory rates are measured on.
     pub bytes: usize,
@@ -51,7 +51,7 @@ impl Timing {
 }
 
 impl Default for Timing {
-    /// More bytes than any cache holds; samples much longer than a wait for the device.
+    /// More bytes than any cache holds, and samples that are much longer than a wait for the device.
     fn default() -> Self {
         Self { seconds: 0.02, launches: 32, bytes: 1 << 30, rounds: 4096 }
     }
@@ -118,8 +118,8 @@ pub fn seconds_of(
     Ok(seconds / all.len() as f64)
 }
 
-/// Returns the seconds of one call, measured over so many calls that waiting does not matter. `waits_at` is any
-/// allocated address.
+/// Returns the seconds of one call, measured over so many calls that the wait at the end is negligible. `waits_at`
+/// is any allocated address.
 fn sample(
     device: &mut dyn Device,
     waits_at: Address,

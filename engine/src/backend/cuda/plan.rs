@@ -72,7 +72,7 @@ pub struct AllWanted {
     pub screened: Vec<Wanted>,
 }
 
-/// Finds the rows of a part that need logits. `screens` tells whether a count of largest logits is screened for.
+/// Finds the rows of a part that need logits. `screens` returns whether the screen finds that many largest logits.
 pub fn wanted(part: &[Piece], chunks: &[Chunk<'_>], screens: impl Fn(usize) -> bool) -> AllWanted {
     let mut all = AllWanted::default();
     let mut first = 0;
@@ -160,7 +160,7 @@ impl Image {
             add_tasks(&first, shape, bucket.attention, tasks);
             row += piece.len;
         }
-        // The longest first, so that short ones fill the end.
+        // The longest tasks first, so that short ones fill the end.
         if bucket.attention == AttentionMode::Warps8 {
             tasks.sort_by_key(|task| std::cmp::Reverse(task.position / 256));
         }

@@ -85,7 +85,7 @@ pub struct Rooflines {
 }
 
 /// Measures every kernel of a prefill step and of a decode step at each batch; `options.blocks` is ignored. With
-/// `quick`, every kernel runs once, on little data: to see that it works.
+/// `quick`, every kernel runs once, on little data, to check that it works.
 ///
 /// # Errors
 /// [`RooflineError`]: the model does not start, or a step failed.

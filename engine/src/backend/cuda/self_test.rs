@@ -31,7 +31,7 @@ fn wave(i: usize) -> i32 {
 /// A linear with its weights on the host.
 struct Known {
     ternary: TernaryMatrix,
-    /// Weights and epsilon of its own norm.
+    /// Weights and epsilon of the linear's own norm.
     norm: Option<(Vec<f32>, f32)>,
 }
 

@@ -56,13 +56,13 @@ pub struct Shape {
     pub eps: f32,
     /// Epsilon of the linears' own norms.
     pub linear_eps: Option<f32>,
-    /// `ActivationKind`
+    /// Value of `ActivationKind`.
     pub activation: u32,
     pub kv: KvType,
 }
 
 impl Shape {
-    /// Reads them from a model's configuration.
+    /// Reads the sizes and constants from a model's configuration.
     pub fn of(config: &ModelConfig, kv: KvType) -> Self {
         let inputs = Linear::ALL.map(|linear| config.linear_shape(linear).1);
         Self {

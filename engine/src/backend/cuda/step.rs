@@ -22,7 +22,7 @@ use crate::{
 
 /// Above one candidate per this many tokens, candidates cost more than a second digit.
 const ONE_DIGIT_SHARE: usize = 64;
-/// Recordings that are kept at most.
+/// Most recordings that are kept.
 const RECORDINGS_MAX: usize = 256;
 
 /// A model on a device.
@@ -46,7 +46,7 @@ pub(super) struct State {
     recordings: HashMap<Bucket, Recording>,
     image: Image,
     found: Vec<u8>,
-    /// Whether one digit left too many candidates once: later steps use two.
+    /// Whether one digit has ever left too many candidates; later steps then use two.
     pub(super) coarse: bool,
     /// Error of a failed copy; the next step returns it.
     failed: Option<DeviceError>,
@@ -55,7 +55,7 @@ pub(super) struct State {
 /// Largest logits of each position.
 type Lists = Vec<Vec<TokenLogit>>;
 
-/// A part of a step, and how it attends.
+/// A part of a step, and its attention kernels.
 struct Work<'a> {
     part: &'a [Piece],
     chunks: &'a [Chunk<'a>],
@@ -73,7 +73,7 @@ struct OfPass<'a> {
 }
 
 impl CudaBackend {
-    /// Whether the screen is used for a count of largest logits.
+    /// Returns whether the screen is used for a count of largest logits.
     fn screens(&self, count: usize) -> bool {
         let room = self.shape.groups().min(capacity(&self.shape) / 2);
         self.weights.head.screen.is_some()
@@ -150,7 +150,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// One upload, the launches, one download. Adds rows with more candidates than fit to `overflowed`, with the
+    /// Runs one upload, the launches and one download. Adds rows with more candidates than fit to `overflowed`, with the
     /// index of their list.
     fn pass(
         &mut self,
@@ -304,7 +304,7 @@ impl CudaBackend {
     }
 }
 
-/// Returns the largest logits, those equal to the last of them, and NaNs, by ascending token.
+/// Returns the `count` largest logits, logits that equal the smallest of these, and NaNs, by ascending token.
 fn largest_of(logits: &[f32], count: usize) -> Vec<TokenLogit> {
     let mut sorted = logits.to_vec();
     let place = count.clamp(1, sorted.len()) - 1;

@@ -47,7 +47,7 @@ fn is_emulated() -> bool {
     std::env::var_os(DEVICE).is_none()
 }
 
-/// Opens the device to test; `None` where there is none.
+/// Opens the device to test; `None` without a device.
 fn device() -> Option<Box<dyn Device>> {
     match std::env::var(DEVICE) {
         Ok(name) => {
@@ -72,8 +72,8 @@ mod ordinals {
     pub const RELEASED: usize = 8;
 }
 
-/// Opens an emulated device; `None` where the driver cannot be emulated, and in runs on a real device: a process has
-/// one driver.
+/// Opens an emulated device; `None` where the driver cannot be emulated, and in runs on a real device, because a
+/// process has only one driver.
 fn emulated_device(ordinal: usize) -> Option<driver::Driver> {
     (is_emulated() && emulated::load())
         .then(|| driver::open(ordinal).expect("emulated devices open"))

@@ -1,4 +1,5 @@
-//! Constants that decide speed and no result, and a sweep that measures other values of them.
+//! Constants that change the speed and never the results, and a sweep that measures other values of the
+//! constants.
 
 use std::time::Instant;
 
@@ -19,13 +20,13 @@ use crate::{
 /// Which kernels run for a step. Every value gives the same results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// Attention tasks per multiprocessor up to which each decode's attention is split over blocks.
+    /// Most attention tasks per multiprocessor with which each decode's attention is split over blocks.
     pub split_tasks: usize,
-    /// Screened rows from which the screen uses one digit instead of two.
+    /// Fewest screened rows for which the screen uses one digit instead of two.
     pub one_digit_rows: usize,
-    /// Rows up to which linears use the kernels for few rows; those exist up to 64.
+    /// Most rows for which linears use the kernels for few rows, which exist up to 64.
     pub few_rows: usize,
-    /// Rows from which linears use the larger tiles.
+    /// Fewest rows for which linears use the larger tiles.
     pub large_tile_rows: usize,
 }
 
@@ -125,7 +126,8 @@ pub fn sweep(
     Ok(Sweep { device: backend.device.properties().clone(), trials })
 }
 
-/// As [`sweep`], on a backend with room for the workload; each measurement lasts so many seconds at least.
+/// As [`sweep`], on a backend with room for the workload; each measurement lasts at least `seconds`
+/// seconds.
 pub(super) fn of_backend(
     backend: &mut CudaBackend,
     workload: &Workload,

@@ -31,7 +31,7 @@ pub struct DeviceLinear {
     pub scale: Scale,
     pub rows: usize,
     pub cols: usize,
-    /// Address of its own norm, or 0.
+    /// Address of the linear's own norm, or 0.
     pub norm: Address,
 }
 
@@ -62,7 +62,8 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// The type on the device of a matrix of the file. Quantized blocks are converted to f32, as on the CPU.
+    /// Returns the type on the device of a matrix in the file. Quantized blocks are converted to f32, as on the
+    /// CPU.
     fn of(dense: &Dense<'_>) -> Self {
         match dense.dtype {
             DenseType::F16 => Self::F16,
@@ -94,7 +95,7 @@ pub struct ScreenRows {
 pub struct DeviceHead {
     pub rows: Address,
     pub dtype: Dtype,
-    /// Scales of int8 rows, else 0.
+    /// Address of the scales of int8 rows, or 0.
     pub scales: Address,
     pub screen: Option<ScreenRows>,
 }
@@ -107,7 +108,7 @@ pub struct Weights {
     pub embedding_dtype: Dtype,
     pub head: DeviceHead,
     pub final_norm: Address,
-    /// // (context, 2, head_dim / 2)
+    /// Address of the rotation of every position: cosines, then sines. // (context, 2, head_dim / 2)
     pub rotations: Address,
     /// Bytes that a decode step reads: the matrices, and the head or its int8 copy.
     pub step_bytes: usize,

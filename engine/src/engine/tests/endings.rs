@@ -124,7 +124,7 @@ fn sequence_larger_than_the_cache_fails_with_its_text() {
     harness.run();
     let (output, error) = &harness.outputs[&id];
     assert!(matches!(error, Some(RequestError::OutOfBlocks { needed: 4, total: 3 })), "{error:?}");
-    // 48 positions fit; the token drawn after the last of them needs none yet.
+    // 48 positions fit; the token drawn after the last position needs no position yet.
     assert_eq!(output.choices[0].tokens, expected(&request)[0].tokens[..9]);
 }
 
@@ -183,7 +183,7 @@ fn invalid_requests_are_refused_with_the_field() {
     assert_eq!((error.field(), error), (None, SubmitError::Full { requests: 1 }));
 }
 
-/// A greedy request that repeats one letter, by logit bias.
+/// Returns a greedy request that repeats one letter, by logit bias.
 fn repeating(letter: u32, sampling: SamplingParams) -> Request {
     let sampling = SamplingParams { logit_bias: [(letter, 100.0)].into(), ..sampling };
     Request { prompt: prompt(1, 5), sampling, ..Request::default() }

@@ -23,7 +23,8 @@ use super::{
     lanes::{LANES, Lanes},
 };
 
-/// A slice that others may write to at the same time, except for the elements that are read here.
+/// A slice that other threads may write to at the same time, except for the elements that are read
+/// here.
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a, T> {
     data: *const T,
@@ -38,7 +39,7 @@ impl<'a, T> From<&'a [T]> for Stored<'a, T> {
 }
 
 impl<T> Stored<'_, T> {
-    /// The slice of `len` elements at `data`.
+    /// Returns the slice of `len` elements at `data`.
     ///
     /// # Safety
     /// The elements are allocated for the lifetime, and none is written while it is read.
@@ -82,7 +83,7 @@ pub struct AttentionTile<'a, E> {
 }
 
 impl<E: KvElement> AttentionTile<'_, E> {
-    /// Keys of a block of the table. // (head_dim, 16)
+    /// Returns the keys of a block of the table. // (head_dim, 16)
     ///
     /// # Safety
     /// [`Self::check`] has checked the block.
@@ -95,7 +96,7 @@ impl<E: KvElement> AttentionTile<'_, E> {
         }
     }
 
-    /// Values of a block of the table. // (16, padded_head_dim)
+    /// Returns the values of a block of the table. // (16, padded_head_dim)
     ///
     /// # Safety
     /// [`Self::check`] has checked the block.
@@ -108,7 +109,7 @@ impl<E: KvElement> AttentionTile<'_, E> {
         }
     }
 
-    /// Scales of a block of the table, from one of the tile's two arrays of scales. // (16)
+    /// Returns the scales of a block of the table, from one of the tile's two arrays of scales. // (16)
     ///
     /// # Safety
     /// [`Self::check`] has checked the block, and elements have scales.
@@ -200,8 +201,8 @@ unsafe fn scores<L: Lanes, E: KvElement, const Q: usize>(
     }
 }
 
-/// Scores of `B` blocks. Prefetches the keys of the next ones: blocks are pages apart, so the hardware
-/// prefetcher does not follow.
+/// Computes the scores of `B` blocks. Prefetches the keys of the next ones: blocks are pages apart, so the
+/// hardware prefetcher does not follow.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.

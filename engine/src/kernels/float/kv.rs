@@ -12,7 +12,7 @@ pub trait KvElement: lanes::Element + Default {
 
     #[doc(hidden)]
     fn attention(kernels: &FloatKernels) -> AttentionFn<Self>;
-    /// Scale of the keys or values of one position and head; 1 for unscaled types.
+    /// Returns the scale of the keys or values of one position and head; 1 for unscaled types.
     fn scale(_: &FloatKernels, _: &[f32]) -> f32 {
         1.0
     }

@@ -28,17 +28,17 @@ pub trait Lanes: Copy {
     /// Prefetches the cache line of an address, valid or not.
     #[inline(always)]
     fn prefetch<T>(_at: *const T) {}
-    /// All lanes `value`.
+    /// Returns a vector with `value` in all lanes.
     unsafe fn splat(value: f32) -> Self;
-    /// Sixteen consecutive values.
+    /// Loads sixteen consecutive values.
     unsafe fn load(from: *const f32) -> Self;
-    /// Sixteen f16 values, widened exactly.
+    /// Loads sixteen f16 values, widened exactly.
     unsafe fn load_f16(from: *const f16) -> Self;
-    /// Sixteen bf16 values, widened exactly.
+    /// Loads sixteen bf16 values, widened exactly.
     unsafe fn load_bf16(from: *const bf16) -> Self;
-    /// Sixteen signed bytes, widened exactly.
+    /// Loads sixteen signed bytes, widened exactly.
     unsafe fn load_i8(from: *const i8) -> Self;
-    /// Sixteen integers, rounded to nearest even.
+    /// Loads sixteen integers, rounded to nearest even.
     unsafe fn load_i32(from: *const i32) -> Self;
     /// Writes sixteen consecutive values.
     unsafe fn store(self, to: *mut f32);
@@ -71,7 +71,7 @@ pub trait Lanes: Copy {
     /// Lane `i` + lane `i + 8`, then + 4, + 2, + 1: the one order of every horizontal sum.
     unsafe fn sum(self) -> f32;
 
-    /// The first `count` (≤ 16) values, the other lanes zero; reads only these values.
+    /// Loads the first `count` (≤ 16) values, the other lanes zero; reads only these values.
     #[inline(always)]
     unsafe fn load_first(from: *const f32, count: usize) -> Self {
         let mut lanes = [0f32; LANES];
@@ -82,7 +82,7 @@ pub trait Lanes: Copy {
         }
     }
 
-    /// Largest lane, for lanes without NaN.
+    /// Returns the largest lane, for lanes without NaN.
     #[inline(always)]
     unsafe fn max_lane(self) -> f32 {
         let mut lanes = [0f32; LANES];
@@ -91,7 +91,7 @@ pub trait Lanes: Copy {
         lanes.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
 
-    /// e^x by Cephes' `expf` polynomial (degree 5 after range reduction, under 2 ulp), with `x`
+    /// Computes e^x by Cephes' `expf` polynomial (degree 5 after range reduction, under 2 ulp), with `x`
     /// clamped to ±87.3, where the result is a normal number.
     #[inline(always)]
     unsafe fn exp(self) -> Self {
@@ -116,9 +116,9 @@ pub trait Lanes: Copy {
 /// # Safety
 /// As for [`Lanes`].
 pub trait Element: Copy + Send + Sync + 'static {
-    /// Sixteen consecutive elements as `f32`.
+    /// Loads sixteen consecutive elements as `f32`.
     unsafe fn load<L: Lanes>(from: *const Self) -> L;
-    /// The value as `f32`.
+    /// Returns the value as `f32`.
     fn widen(self) -> f32;
 }
 

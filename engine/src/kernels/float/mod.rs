@@ -74,7 +74,7 @@ head_element!(bf16, head_bf16);
 head_element!(i8, head_i8);
 
 impl FloatKernels {
-    /// The kernels of an ISA, if this machine can run them.
+    /// Returns the kernels of an ISA, if this machine can run them.
     pub fn of(isa: Isa) -> Option<&'static Self> {
         if !isa.is_available() {
             return None;
@@ -120,7 +120,7 @@ impl FloatKernels {
         unsafe { (self.select_candidates)(bounds, threshold, estimates, candidates) }
     }
 
-    /// Per-token int8 quantization; returns the scale `s = 127 / max(1e-5, max|x|)`.
+    /// Quantizes the row of a token to int8; returns the scale `s = 127 / max(1e-5, max|x|)`.
     pub fn quantize(&self, x: &[f32], q: &mut [i8]) -> f32 {
         // SAFETY: see `rms_norm`.
         unsafe { (self.quantize)(x, q) }
@@ -129,7 +129,7 @@ impl FloatKernels {
     /// Writes the outputs of a linear: `out = values`.
     ///
     /// # Panics
-    /// If the rows or columns of `sums` and `out` do not match; so do the two methods below.
+    /// If the rows or columns of `sums` and `out` do not match, as in the two methods below.
     pub fn rescale(&self, sums: &Sums<'_>, mut out: Columns<'_>) {
         // SAFETY: see `rms_norm`.
         unsafe { (self.rescale)(sums, &mut out) }
@@ -153,7 +153,7 @@ impl FloatKernels {
         unsafe { (self.gate)(activation, gate, up, &mut out) }
     }
 
-    /// Attention of `positions.len()` queries `(n, head_dim)` into `(n, padded_head_dim)`.
+    /// Computes the attention of `positions.len()` queries `(n, head_dim)` into `(n, padded_head_dim)`.
     pub fn attention<E: KvElement>(
         &self,
         tile: &AttentionTile<'_, E>,
@@ -166,7 +166,7 @@ impl FloatKernels {
         unsafe { E::attention(self)(tile, queries, positions, scratch, out) }
     }
 
-    /// Logits of head rows `(r, len)` for hidden rows `(n, len)` into `(n, r)`.
+    /// Computes the logits of head rows `(r, len)` for hidden rows `(n, len)` into `(n, r)`.
     pub fn head<E: HeadElement>(&self, rows: &[E], len: usize, xs: &[f32], out: &mut [f32]) {
         // SAFETY: see `rms_norm`.
         unsafe { E::head(self)(rows, len, xs, out) }

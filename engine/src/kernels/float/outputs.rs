@@ -31,7 +31,7 @@ pub struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// The given columns of `buffer`, which has rows of `width`.
+    /// Returns the given columns of `buffer`, which has rows of `width`.
     ///
     /// # Panics
     /// If the columns exceed a row, or the last row is not whole.
@@ -83,7 +83,7 @@ pub unsafe fn add_rescaled<L: Lanes>(sums: &Sums<'_>, out: &mut Columns<'_>) {
     unsafe { each::<L, 1>([sums], out, Add) }
 }
 
-/// The gate of the feed-forward block, `out = act(gate) ⊙ up`.
+/// Computes the gate of the feed-forward block, `out = act(gate) ⊙ up`.
 ///
 /// # Safety
 /// As for [`rescale`].
@@ -237,7 +237,7 @@ impl<L: Lanes> Rescale<L> {
         }
     }
 
-    /// Values of sixteen sums.
+    /// Returns the values of sixteen sums.
     #[inline(always)]
     unsafe fn value(&self, sums: *const i32) -> L {
         // SAFETY: the caller has the ISA and guarantees sixteen sums.
@@ -251,7 +251,7 @@ impl<L: Lanes> Rescale<L> {
         }
     }
 
-    /// A correctly rounded division in a fifth of the time: two corrections by the remainder. With a
+    /// Divides with correct rounding, in a fifth of the time: two corrections by the remainder. With a
     /// reciprocal to half an ulp, a quotient that is off by less than an ulp becomes the nearest one
     /// (Markstein, "Computation of elementary functions on the IBM RISC System/6000 processor", theorem
     /// 8.2); the first correction achieves this precondition.

@@ -136,7 +136,7 @@ macro_rules! instantiate {
                 let queries = &queries[at * dim..(at + Q) * dim];
                 let positions: [usize; Q] = std::array::from_fn(|i| positions[at + i]);
                 let out = &mut out[at * padded..(at + Q) * padded];
-                // SAFETY: as the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     attention::attention::<$lanes, E, Q>(tile, queries, &positions, scratch, out);
                 }

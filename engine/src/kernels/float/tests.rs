@@ -69,7 +69,7 @@ fn norm_quantize_and_gates_are_equal_on_every_isa() {
     }
 }
 
-/// The output of a linear.
+/// Returns the output of a linear.
 fn value(sum: i32, s: f32, scale: Scale) -> f32 {
     match scale {
         Scale::Multiply(scale) => sum as f32 / s * scale,

@@ -8,9 +8,9 @@ const TOGETHER: usize = 16;
 
 /// Dot products of a row's digits with some head rows.
 pub struct Products<'a> {
-    /// Of the first digits. // (head row,)
+    /// Products of the first digits. // (head row,)
     pub first: &'a [i32],
-    /// Of the second digits, if they were multiplied. // (head row,)
+    /// Products of the second digits, if they were multiplied. // (head row,)
     pub second: Option<&'a [i32]>,
     /// The digits.
     pub digits: &'a Digits,
@@ -35,7 +35,7 @@ pub struct Bounds<'a> {
 }
 
 impl Bounds<'_> {
-    /// The bound of head row `j`.
+    /// Returns the bound of head row `j`.
     pub fn at(&self, j: usize) -> f32 {
         self.of(self.errors[j], self.norms[j])
     }
@@ -45,7 +45,7 @@ impl Bounds<'_> {
         self.by_error * error + self.by_norm * norm
     }
 
-    /// Errors and norms of the first `count` head rows, in groups.
+    /// Returns the errors and norms of the first `count` head rows, in groups.
     #[inline(always)]
     fn together(&self, count: usize) -> impl Iterator<Item = (&[f32], &[f32])> {
         self.errors[..count].chunks(TOGETHER).zip(self.norms[..count].chunks(TOGETHER))

@@ -1,7 +1,8 @@
 //! The high six bits of int8 rows: enough to rule out most rows, and a quarter less to read.
 //!
 //! An element is represented by the middle of the four values that share its high six bits:
-//! [`rounded`]. In a block of [`BLOCK`] elements, of the byte of element `64 s + i`
+//! [`rounded`]. In a block of [`BLOCK`] elements, the high bits of element `64 s + i` are stored as
+//! follows:
 //!
 //! ```text
 //! bits 4..8   are in byte i of line s / 2, from bit 4 (s % 2) on
@@ -20,12 +21,12 @@ pub(super) const KEPT: u8 = TOP | 0x0c;
 /// The value that stands for the other bits.
 pub(super) const MIDDLE: u8 = 2;
 
-/// Packed size in bytes of `elements` elements, whole blocks.
+/// Returns the packed size in bytes of `elements` elements, whole blocks.
 pub const fn size(elements: usize) -> usize {
     elements / BLOCK * BLOCK_BYTES
 }
 
-/// The value that represents an element after packing: −126..=126 for −128..=127.
+/// Returns the value that represents an element after packing: −126..=126 for −128..=127.
 pub fn rounded(element: i8) -> i8 {
     (element as u8 & KEPT | MIDDLE) as i8
 }

@@ -5,7 +5,7 @@ use std::{arch::x86_64::*, sync::LazyLock};
 pub(super) mod amx;
 pub(super) mod six;
 
-/// Whether this machine has AVX-512 VNNI.
+/// Returns whether this machine has AVX-512 VNNI.
 pub(super) fn has_vnni() -> bool {
     static VNNI: LazyLock<bool> = LazyLock::new(|| is_x86_feature_detected!("avx512vnni"));
     *VNNI
@@ -47,7 +47,7 @@ macro_rules! tiles {
     }};
 }
 
-/// Dot products with the head rows from `first` on.
+/// Computes the dot products with the head rows from `first` on.
 ///
 /// # Safety
 /// The machine has AVX-512 F, BW, DQ and VL; `out` has a place for each pair of rows of `len`.
@@ -76,8 +76,8 @@ pub(super) unsafe fn dots_avx2(rows: &[i8], digits: &[u8], len: usize, out: &mut
 }
 
 /// One register tile. The FIRST tile of some head rows prefetches the next ones. A vector has `$width`
-/// bytes; `$add(sum, digits, weights)` adds products to int32 lanes, `$reduce` sums all lanes,
-/// `$reduce_four` those of four vectors.
+/// bytes; `$add(sum, digits, weights)` adds products to int32 lanes, `$reduce` sums all lanes of a
+/// vector, `$reduce_four` all lanes of each of four vectors.
 macro_rules! tile {
     ($name:ident, $features:literal, $width:literal, $zero:expr, $load:ident, $cast:ty, $add:ident,
      $reduce:ident, $reduce_four:ident) => {
@@ -164,7 +164,7 @@ tile!(
     sums_of_four_256
 );
 
-/// The sum of all lanes of each of four vectors.
+/// Returns the sum of all lanes of each of four vectors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq")]
 fn sums_of_four_512(of: [__m512i; 4]) -> __m128i {
@@ -175,7 +175,7 @@ fn sums_of_four_512(of: [__m512i; 4]) -> __m128i {
     sums_of_four_256(halves)
 }
 
-/// The sum of all lanes of each of four vectors.
+/// Returns the sum of all lanes of each of four vectors.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn sums_of_four_256([a, b, c, d]: [__m256i; 4]) -> __m128i {

@@ -1,9 +1,9 @@
 //! AVX2: a tile's 16 output rows in two vectors.
 //!
-//! `vpmaddubsw` makes int16 pairs, at most 2 · 2 · 128 = 512 in magnitude: 64 of them reach −2^15
-//! or 64 · 508 = 32512, both still int16; then `vpmaddwd` by ones widens to int32. Codes are expanded
-//! as in `avx512`, except that signs become byte masks: `vpshufb` and a compare spread a lane's four
-//! bits.
+//! `vpmaddubsw` makes int16 pairs, at most 2 · 2 · 128 = 512 in magnitude: sums of 64 pairs are
+//! between −2^15 and 64 · 508 = 32512, which fits int16; then `vpmaddwd` by ones widens to int32.
+//! Codes are expanded as in `avx512`, except that signs become byte masks: `vpshufb` and a compare
+//! spread a lane's four bits.
 
 use std::{arch::x86_64::*, ops::Range};
 
@@ -150,7 +150,7 @@ unsafe fn indices(tile: Tile, place: usize, half: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(tile.bytes.add(place + 32 * half).cast()) }
 }
 
-/// The low (`part` 0) or high (1) nibbles.
+/// Returns the low (`part` 0) or high (1) nibbles.
 #[inline(always)]
 unsafe fn nibbles(indices: __m256i, part: usize) -> __m256i {
     // SAFETY: the caller has AVX2.
@@ -160,7 +160,7 @@ unsafe fn nibbles(indices: __m256i, part: usize) -> __m256i {
     }
 }
 
-/// A table in both 128-bit halves.
+/// Returns a table in both 128-bit halves.
 #[inline(always)]
 unsafe fn table(table: &[u8; 16]) -> __m256i {
     // SAFETY: the caller has AVX2; the table is 16 bytes.
@@ -230,8 +230,8 @@ impl Expand<Avx2> for Tl2 {
 
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
-        // SAFETY: guaranteed by the caller; each block has 16 bytes of signs, 4 of them for half a
-        // part's lanes.
+        // SAFETY: guaranteed by the caller; each block has 16 bytes of signs, and half a part's lanes
+        // use 4 bytes.
         unsafe {
             let signs = tile.bytes.add(tl2::signs_at(block) + 8 * part);
             let mut codes = [[_mm256_setzero_si256(); 2]; CODES_MAX];

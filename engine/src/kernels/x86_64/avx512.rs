@@ -1,11 +1,11 @@
-//! AVX-512: 16 output rows a vector, with and without VNNI.
+//! AVX-512: 16 output rows per vector, with and without VNNI.
 //!
 //! With VNNI, `vpdpbusd` adds four products to an int32 lane, exactly: each product is at most
-//! 2 · 128, and `COLS_MAX` bounds the sum. Without it, `vpmaddubsw` makes int16
-//! pairs, at most 2 · 2 · 128 = 512 in magnitude: 64 of them reach −2^15 or 64 · 508 = 32512, both
-//! still int16, and then `vpmaddwd` by ones widens.
+//! 2 · 128, and `COLS_MAX` bounds the sum. Without it, `vpmaddubsw` makes int16 pairs, at most
+//! 2 · 2 · 128 = 512 in magnitude: sums of 64 pairs are between −2^15 and 64 · 508 = 32512, which fits
+//! int16, and then `vpmaddwd` by ones widens.
 //!
-//! `i2_s`: shift and mask. `tl1`: two `vpshufb` a nibble vector. `tl2`: three `vpshufb` a nibble
+//! `i2_s`: shift and mask. `tl1`: two `vpshufb` per nibble vector. `tl2`: three `vpshufb` per nibble
 //! vector, and `2 − code` under the mask of signs.
 
 use std::{arch::x86_64::*, ops::Range};
@@ -201,17 +201,17 @@ impl Vectors for Vnni {
     }
 }
 
-// After the macros that it uses.
+// Declared after the macros that it uses.
 pub(super) mod amx;
 
-/// The 64 bytes of indices of the block at `place`.
+/// Returns the 64 bytes of indices of the block at `place`.
 #[inline(always)]
 unsafe fn indices(tile: Tile, place: usize) -> __m512i {
     // SAFETY: the tile has a block at `place`, with 64 bytes of indices.
     unsafe { _mm512_loadu_si512(tile.bytes.add(place).cast()) }
 }
 
-/// The low (`part` 0) or high (1) nibbles.
+/// Returns the low (`part` 0) or high (1) nibbles.
 #[inline(always)]
 unsafe fn nibbles(indices: __m512i, part: usize) -> __m512i {
     // SAFETY: the caller has AVX-512.
@@ -221,7 +221,7 @@ unsafe fn nibbles(indices: __m512i, part: usize) -> __m512i {
     }
 }
 
-/// A table in every 128-bit part.
+/// Returns a table in every 128-bit part.
 #[inline(always)]
 unsafe fn table(table: &[u8; 16]) -> __m512i {
     // SAFETY: the caller has AVX-512; the table is 16 bytes.

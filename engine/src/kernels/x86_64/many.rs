@@ -99,7 +99,7 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
 ) {
     let mut at = 0;
     for block in blocks {
-        // Prefetches the tiles of the next group while those of this one are multiplied.
+        // Prefetches the tiles of the next group while this group is multiplied.
         for line in 0..E::lines(block) {
             ask::<_MM_HINT_T1>(tile.bytes.wrapping_add(ahead + E::place(block) + 64 * line));
         }
@@ -119,7 +119,7 @@ pub(super) unsafe fn expand<T: Vectors, E: Expand<T>>(
     }
 }
 
-/// TILES tiles by R rows.
+/// Multiplies TILES tiles by R rows.
 ///
 /// # Safety
 /// As for [`gemm`]; the function is inlined into a caller that enables the instruction set.

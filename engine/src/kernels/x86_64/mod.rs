@@ -89,7 +89,7 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// The best measured distances for this processor's vendor (benches/RESULTS.md).
+    /// Returns the best measured distances for this processor's vendor (benches/RESULTS.md).
     fn here() -> Self {
         static HERE: LazyLock<Ahead> = LazyLock::new(|| match is_amd() {
             true => Ahead { first: 0, second: 64 * 128 },
@@ -214,8 +214,8 @@ unsafe fn gemm_as<T: Vectors, E: Expand<T>>(mut product: Product<'_>) {
     }
 }
 
-/// TILES tiles by R rows with A accumulators per sum: with few rows, a single accumulator would wait for
-/// its last addition.
+/// Multiplies TILES tiles by R rows with A accumulators per sum: with few rows, a single accumulator
+/// would wait for its last addition.
 ///
 /// # Safety
 /// As for [`gemm_as`]; the function is inlined into a caller that enables the instruction set.
@@ -316,8 +316,8 @@ fn ask<const HINT: i32>(at: *const u8) {
     unsafe { _mm_prefetch::<HINT>(at.cast()) };
 }
 
-/// Returns the pointer and hides its origin from the compiler, which would otherwise add up strides in
-/// the innermost loop, on ports that multiply, to save registers that are not needed.
+/// Returns the pointer and hides its origin from the compiler. Otherwise the compiler would add up
+/// strides in the innermost loop, on ports that multiply, to save registers that are not needed.
 #[inline(always)]
 fn opaque<T>(mut pointer: *const T) -> *const T {
     // SAFETY: no instruction.

@@ -7,7 +7,7 @@ pub const SIDE: usize = 16;
 /// Rows that are multiplied at once.
 pub const ROWS_MAX: usize = 2 * SIDE;
 
-/// Whether the processor has AMX-INT8 and the system permits its use.
+/// Returns whether the processor has AMX-INT8 and the system permits its use.
 pub fn is_available() -> bool {
     static AVAILABLE: LazyLock<bool> = LazyLock::new(|| has_amx_int8() && is_permitted());
     *AVAILABLE
@@ -88,7 +88,7 @@ impl Drop for Registers {
 }
 
 /// Selects the registers of a product: the second set of activations for more than [`SIDE`] rows, the
-/// second codes for a pair of tiles.
+/// second register of codes for a pair of tiles.
 #[derive(Clone, Copy)]
 pub struct Shape {
     /// Rows of activations, at most [`ROWS_MAX`].

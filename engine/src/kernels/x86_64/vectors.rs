@@ -36,7 +36,7 @@ pub(super) trait Vectors: Sized {
 
     /// Largest number of rows with all sums in registers, in [`many`].
     const MANY_ROWS: usize;
-    /// The number of tiles for that.
+    /// Number of tiles with which [`Self::MANY_ROWS`] rows have all sums in registers.
     const MANY_TILES: usize;
 
     /// Code vectors are padded with zeros to a multiple of this number, in [`many`].
@@ -45,19 +45,19 @@ pub(super) trait Vectors: Sized {
     /// State of [`Vectors::run_many`] between calls.
     type Kept: Default;
 
-    /// All zeros.
+    /// Returns zeros in all lanes.
     unsafe fn zero() -> Self::Lanes;
 
-    /// `value` in every int32 lane.
+    /// Returns `value` in every int32 lane.
     unsafe fn splat(value: i32) -> Self::Lanes;
 
-    /// The 16 int32 lanes at `from`.
+    /// Returns the 16 int32 lanes at `from`.
     unsafe fn load(from: *const i32) -> Self::Lanes;
 
     /// Writes the 16 int32 lanes to `to`.
     unsafe fn store(to: *mut i32, lanes: Self::Lanes);
 
-    /// The 4 bytes at `from` in every lane.
+    /// Returns the 4 bytes at `from` in every lane.
     unsafe fn broadcast(from: *const i8) -> Self::Broadcast;
 
     /// Adds the products of codes and activations to an accumulator.
@@ -101,13 +101,13 @@ pub(super) trait Expand<T: Vectors> {
     /// Code vectors of a part.
     const CODES: usize;
 
-    /// Offset of a block's indices in its tile.
+    /// Returns the offset of a block's indices in its tile.
     #[inline(always)]
     fn place(block: usize) -> usize {
         64 * block
     }
 
-    /// Cache lines from a block's indices to the next block's.
+    /// Returns the number of cache lines from a block's indices to the next block's.
     #[inline(always)]
     fn lines(_block: usize) -> usize {
         1

@@ -1,5 +1,5 @@
-//! apalis-redis: `push_bulk` of a thousand; one worker that fetches a hundred at a time and runs each in
-//! a separate task. Arguments: submit|work URL JOBS.
+//! apalis-redis: `push_bulk` pushes a thousand jobs at a time; one worker fetches a hundred at a time
+//! and runs each in a separate task. Arguments: submit|work URL JOBS.
 
 use std::time::Instant;
 

@@ -16,13 +16,13 @@ use crate::{
 
 /// Smallest vocabulary that is screened. The whole head of a smaller one is fast enough.
 const VOCAB_MIN: usize = 512;
-/// Most hidden rows for which six bits are multiplied first, by both digits. With two, that takes as long
-/// as it saves.
+/// Most hidden rows for which both digits are first multiplied by the six-bit copy. For two rows, this
+/// takes as long as it saves.
 const SIX_BIT_ROWS_MAX: usize = 1;
 /// Factor greater than all roundings in the computation of a bound.
 pub(super) const ROUND_UP: f32 = 1.0 + 1e-5;
 
-/// Whether a matrix can be screened: the vocabulary is large enough, and sums of products fit.
+/// Returns whether a matrix can be screened: the vocabulary is large enough, and sums of products fit.
 pub(in crate::backend) fn can_screen(dense: Dense<'_>) -> bool {
     dense.rows >= VOCAB_MIN && dense.cols <= screen::LEN_MAX
 }
@@ -87,29 +87,29 @@ impl Screen {
         Some(Self { rows, stride, scales, row_stats: RowStatsArrays::new(&row_stats), six })
     }
 
-    /// Memory in bytes.
+    /// Returns the memory in bytes.
     pub fn size_bytes(&self) -> usize {
         let six = self.six.as_ref().map_or(0, |six| six.rows.len() + six.row_stats.size_bytes());
         self.rows.len() + self.scales.len() * 4 + self.row_stats.size_bytes() + six
     }
 
-    /// Bytes read to estimate all logits of one hidden row.
+    /// Returns the number of bytes read to estimate all logits of one hidden row.
     pub fn step_bytes(&self, isa: Isa) -> usize {
         let rows = self.six(isa, 1).map_or(&self.rows, |six| &six.rows);
         rows.len() + self.scales.len() * 4 + self.row_stats.size_bytes()
     }
 
-    /// The six-bit copy, if `n` hidden rows are multiplied by it first.
+    /// Returns the six-bit copy, if `n` hidden rows are multiplied by it first.
     pub(super) fn six(&self, isa: Isa, n: usize) -> Option<&Six> {
         self.six.as_ref().filter(|_| n <= SIX_BIT_ROWS_MAX && screen::has_six(isa))
     }
 
-    /// Whether finding `count` largest logits is faster than computing all.
+    /// Returns whether finding `count` largest logits is faster than computing all.
     pub fn pays_for(&self, count: usize) -> bool {
         count.saturating_mul(SCREEN_SHARE) <= self.scales.len()
     }
 
-    /// Int8 of a range of rows. // (rows, stride)
+    /// Returns the int8 values of a range of rows. // (rows, stride)
     pub(super) fn rows(&self, range: Range<usize>) -> &[i8] {
         bytemuck::cast_slice(&self.rows[range.start * self.stride..range.end * self.stride])
     }
@@ -128,7 +128,7 @@ impl RowStatsArrays {
         self.sums.len() * (size_of::<RowStats>() - size_of::<f32>())
     }
 
-    /// Error bounds of the estimated logits in `range`, from the factors of a hidden row.
+    /// Returns the error bounds of the estimated logits in `range`, from the factors of a hidden row.
     pub fn bounds(&self, range: Range<usize>, (by_error, by_norm): (f32, f32)) -> Bounds<'_> {
         let (errors, norms) = (&self.errors[range.clone()], &self.norms[range]);
         Bounds { errors, norms, by_error, by_norm }
@@ -156,7 +156,7 @@ impl Six {
         Self { rows, row_stats: RowStatsArrays::new(&row_stats) }
     }
 
-    /// Packed bits of a range of rows. // (rows, six::size(stride))
+    /// Returns the packed bits of a range of rows. // (rows, six::size(stride))
     pub fn rows(&self, range: Range<usize>, stride: usize) -> &[u8] {
         let bytes = six::size(stride);
         &self.rows[range.start * bytes..range.end * bytes]
@@ -174,7 +174,7 @@ pub(in crate::backend) fn quantize(w: &[f32], out: &mut [u8]) -> RowStats {
     row_stats(w, out.iter().map(|&q| q as i8), scale)
 }
 
-/// Computes the stats of a row that is held as `scale · int8`.
+/// Computes the stats of a row that is stored as `scale · int8`.
 fn row_stats(w: &[f32], int8: impl Iterator<Item = i8>, scale: f32) -> RowStats {
     let (mut error, mut norm, mut sum) = (0f64, 0f64, 0i32);
     for (w, q) in w.iter().zip(int8) {

@@ -1,18 +1,18 @@
-//! The search for a row's largest logits, which several threads feed with estimates in any order.
+//! The search for a row's largest logits. Several threads add estimates to it in any order.
 
 use std::sync::{
     Mutex, PoisonError,
     atomic::{AtomicU32, Ordering},
 };
 
-/// Fewest candidates at which the list is pruned of those that later ones have ruled out.
+/// Smallest length of the list at which candidates that later ones have ruled out are removed.
 const CANDIDATES_MIN: usize = 64;
 
 /// One row's search. Its threshold only rises, so a logit below it at any time is below it at the end, and
 /// the result does not depend on the order.
 #[derive(Default)]
 pub(super) struct Search {
-    /// Bits of an f32: at least `count` logits are certainly at least this large.
+    /// The threshold, as the bits of an f32: at least `count` logits are certainly at least this large.
     threshold: AtomicU32,
     state: Mutex<State>,
 }
@@ -58,7 +58,7 @@ impl Search {
         state.candidates.clear();
     }
 
-    /// Logits that are certainly below it need not be added.
+    /// Returns the threshold. Logits that are certainly below it need not be added.
     pub fn threshold(&self) -> f32 {
         f32::from_bits(self.threshold.load(Ordering::Relaxed))
     }

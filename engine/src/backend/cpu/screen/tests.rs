@@ -15,7 +15,8 @@ fn head(weights: &[f32], mode: HeadMode) -> Head {
     Head::of(Dense { dtype: DenseType::F32, rows: VOCAB, cols: WIDTH, bytes }, mode, || {})
 }
 
-/// Logits of the whole head, and those that the screen computes for the `count` largest.
+/// Returns the logits of the whole head, and the logits that the screen computes for the `count`
+/// largest.
 fn both(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> (Vec<f32>, Vec<f32>) {
     let n = xs.len() / WIDTH;
     let kernels = FloatKernels::of(isa).expect("the ISA is available");

@@ -27,14 +27,14 @@ impl Context {
 
     /// Makes the context current on the calling thread.
     ///
-    /// Always sets it, and does not compare with what is current: a primary context that was destroyed and made
-    /// anew may have the handle of the old one, which a thread may still have as its current context.
+    /// It does not compare with the current context first: a primary context that was destroyed and created
+    /// again may have the same handle as the old one, which may still be current on a thread.
     pub fn make_current(&self) -> Result<(), DriverError> {
         // SAFETY: the context is retained.
         unsafe { ctx::set_current(self.handle) }
     }
 
-    /// Asks for the device's properties.
+    /// Queries the device's properties.
     pub fn properties(&self) -> Result<Properties, DriverError> {
         let number = |attribute| number(self.device, attribute);
         let (free, all) = result::mem_get_info()?;
@@ -60,7 +60,7 @@ impl Drop for Context {
     }
 }
 
-/// The device's compute capability.
+/// Returns the device's compute capability.
 pub fn capability(device: sys::CUdevice) -> Result<(u32, u32), DriverError> {
     let major = number(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = number(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;

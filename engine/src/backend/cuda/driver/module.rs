@@ -18,7 +18,7 @@ const LOG_BYTES: usize = 4 << 10;
 #[derive(Debug, Clone, Copy)]
 pub struct Kernel {
     pub function: sys::CUfunction,
-    /// Dynamic shared memory of a block at most.
+    /// Most dynamic shared memory of a block.
     pub dynamic_shared_bytes: u32,
 }
 
@@ -63,7 +63,7 @@ unsafe fn load_image(image: &AlignedBytes) -> Result<sys::CUmodule, (DriverError
     let mut values =
         [log.as_mut_ptr().cast::<c_void>(), std::ptr::without_provenance_mut(LOG_BYTES)];
     let mut loaded = std::ptr::null_mut();
-    // SAFETY: as the caller promises; the buffer has as many bytes as the options say.
+    // SAFETY: guaranteed by the caller; the buffer has as many bytes as the options say.
     let result = unsafe {
         sys::cuModuleLoadDataEx(
             &raw mut loaded,
@@ -79,7 +79,8 @@ unsafe fn load_image(image: &AlignedBytes) -> Result<sys::CUmodule, (DriverError
     })
 }
 
-/// Finds the kernels of a loaded module, and allows each all dynamic shared memory that its static part leaves.
+/// Finds the kernels of a loaded module, and lets each use all dynamic shared memory that its static part
+/// leaves free.
 ///
 /// # Safety
 /// The module must be loaded from `module`, and its context current.
@@ -90,7 +91,7 @@ pub unsafe fn kernels(
 ) -> Result<Vec<(&'static str, Kernel)>, DriverError> {
     let kernel_of = |name: &'static str| {
         let terminated = CString::new(name).expect("names have no zeros");
-        // SAFETY: the module is loaded, as the caller promises, and the function is one of its own.
+        // SAFETY: the caller guarantees that the module is loaded; the function belongs to it.
         unsafe {
             let function = module::get_function(loaded, terminated)?;
             let attribute = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;

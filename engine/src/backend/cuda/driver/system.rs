@@ -12,8 +12,8 @@ use super::{
     failure,
 };
 
-/// Oldest driver that takes the PTX: 1000 · major + 10 · minor. Symbols of the driver are looked up by the first
-/// call of each; those called here are all in this version.
+/// Oldest driver that accepts the PTX: 1000 · major + 10 · minor. A symbol of the driver is looked up at its
+/// first call; this version has all symbols that are called here.
 const DRIVER_MIN: i32 = 12_010;
 /// Lowest compute capability that has the instructions of the kernels.
 const CAPABILITY_MIN: (u32, u32) = (8, 0);

@@ -26,7 +26,8 @@ fn on_cpu(model: &Arc<Model>, options: CudaOptions) -> Box<dyn Backend> {
     cpu::load(Arc::clone(model), options).expect("the CPU runs it")
 }
 
-/// Runs a step on both backends; compares all logits, and of the largest those that were asked for.
+/// Runs a step on both backends; compares all logits, or as many of the largest logits as were
+/// requested.
 pub fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &[Part]) {
     let (mut want, mut got) = (run(cpu, parts), run(cuda, parts));
     assert_eq!(want.len(), got.len(), "{what}: positions");
@@ -59,7 +60,7 @@ pub fn pairs(position: PositionLogits<'_>) -> Vec<(u32, u32)> {
     }
 }
 
-/// Returns the largest logits, and those equal to the last of them.
+/// Returns the `count` largest logits, and logits that equal the smallest of these.
 pub fn largest(pairs: &[(u32, u32)], count: usize) -> Vec<(u32, u32)> {
     let mut logits: Vec<f32> = pairs.iter().map(|(_, bits)| f32::from_bits(*bits)).collect();
     logits.sort_by(|a, b| b.total_cmp(a));
@@ -192,7 +193,8 @@ fn prompts_beside_decodes_and_shared_prefixes_equal_the_cpus() {
     }
     let shared = |last: u32, more: u32| vec![BlockId(0), BlockId(last), BlockId(more)];
     let mut steps = [
-        // Two go on after both blocks, one writes the last position of a copy anew.
+        // Two sequences continue after both blocks; one overwrites the last position of a copied
+        // block.
         part(&tokens(5, 5), 32, 0, LogitsFor::Largest(2)),
         part(&[3], 32, 0, LogitsFor::Last),
         part(&[4], 31, 0, LogitsFor::Largest(1)),

@@ -20,7 +20,7 @@ const UNUSED: [&str; 3] = ["peak_read", "peak_mma_s8", "peak_fma_f32"];
 
 /// A device that records the names of launched kernels, computes nothing, and fails on request.
 struct Listener {
-    /// The device with the limits of launches.
+    /// The device that provides the limits of launches.
     real: Box<dyn Device>,
     launched: Arc<Mutex<BTreeSet<&'static str>>>,
     fails: Arc<Mutex<Option<DeviceError>>>,

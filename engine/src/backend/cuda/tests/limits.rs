@@ -1,4 +1,4 @@
-//! The emulated driver refuses what the real one refuses. Each limit has a test.
+//! The emulated driver rejects every call that the real one rejects. Each limit has a test.
 
 use bytemuck::Zeroable as _;
 use cudarc::driver::{
@@ -28,7 +28,7 @@ fn idle() -> Launch {
     }
 }
 
-/// The driver's name of a call's error; empty if it succeeded.
+/// Returns the driver's name of a call's error; empty if it succeeded.
 fn code<T>(result: Result<T, DeviceError>) -> String {
     match result {
         Ok(_) => String::new(),
@@ -81,7 +81,7 @@ fn more_dynamic_shared_memory_than_left_is_refused() {
     assert!(set(optin - (40 << 10)).is_ok());
     let refused = set(optin - (40 << 10) + 1).expect_err("static and dynamic exceed the limit");
     assert_eq!(refused.0, CUresult::CUDA_ERROR_INVALID_VALUE);
-    // What the driver code once did to every kernel.
+    // An earlier version of the driver code made this call for every kernel.
     assert!(set(optin - (12 << 10)).is_err());
 }
 
@@ -121,7 +121,7 @@ fn grids_and_blocks_have_limits() {
     assert!(matches!(unknown, Err(DeviceError::UnknownKernel("nothing"))));
 }
 
-/// Registers are those of the machine code; launch bounds keep every carried kernel within them.
+/// Register counts are from the machine code; launch bounds keep every included kernel within the limit.
 #[test]
 fn every_kernel_fits_the_registers_of_a_multiprocessor() {
     let Some(_device) = emulated_device(ordinals::SM_90) else { return };
@@ -159,7 +159,7 @@ fn every_kernel_fits_the_registers_of_a_multiprocessor() {
 #[test]
 fn a_launch_with_more_registers_than_there_are_is_refused() {
     let Some(mut device) = emulated_device(ordinals::SM_90) else { return };
-    // The text of a kernel with many registers and no launch bounds to keep them small.
+    // PTX of a kernel with many registers, and without launch bounds that limit their number.
     let ptx = "//\n.version 8.1\n.target sm_80\n.address_size 64\n.visible .entry peak_fma_f32(\n\
                \t.param .align 8 .b8 peak_fma_f32_param_0[32]\n)\n.maxntid 64, 1, 1\n{\n}\n\0";
     let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
@@ -195,7 +195,7 @@ fn copies_and_allocations_have_bounds() {
     assert_eq!(code(wait(&mut device, at)), "", "the context still works");
 }
 
-/// A step of one row for kernels that look at it, and room for what they write.
+/// Allocates memory for kernels that read a step and write outputs; its start is a step of one row.
 fn step(device: &mut Driver) -> u64 {
     let at = device.allocate(64 << 10).expect("the memory is free");
     let step = Step { rows: 1, tasks: 0, whole: 0, screened: 0 };
@@ -221,7 +221,7 @@ fn a_misaligned_vector_access_is_an_error_that_stays() {
     }
     let error = device.launch(&idle()).expect_err("the error stays");
     assert!(matches!(error, DeviceError::Sticky { .. }), "{error}");
-    // Releasing the context is what ends it.
+    // Releasing the context clears the error.
     drop(device);
     let mut device = driver::open(ordinals::MISALIGNED).expect("a new context works");
     let at = step(&mut device);
@@ -322,7 +322,8 @@ fn a_released_context_is_gone_for_every_thread() {
     drop(device);
     let free = result::mem_get_info().expect_err("no context is current");
     assert_eq!(free.0, CUresult::CUDA_ERROR_INVALID_CONTEXT);
-    // A device that moved to a thread, where its context stays current when the last one is released here.
+    // A device that moves to a thread. Its context stays current on that thread after the last reference
+    // is released here.
     let mut device = driver::open(ordinals::RELEASED).expect("the device opens");
     let at = device.allocate(256).expect("it is free");
     let (to_thread, devices) = std::sync::mpsc::channel::<Driver>();

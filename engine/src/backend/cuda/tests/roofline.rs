@@ -72,7 +72,7 @@ fn costs_match_those_computed_by_hand() {
     };
     assert_eq!(linear.expect("three rows take the kernels for few").cost, expected);
     let values = steps[0].kernels.iter().find(|k| k.kernel.starts_with("attend_values"));
-    // Three sequences of five tokens and the one that is decoded.
+    // Three sequences of five tokens, and the decoded token of each.
     let (seen, heads) = (3 * 6, config.head_count);
     let expected = Cost {
         bytes: seen * keys * 2 + 3 * queries * 4 + seen * heads * 4,

@@ -1,4 +1,4 @@
-//! Constants that decide speed decide no result.
+//! Tuning constants change the speed and never the results.
 
 use super::{
     HeadMode, KvType, Limits, LogitsFor, Part, equality::pairs, load, model, options, part, run,

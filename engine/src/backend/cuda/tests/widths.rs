@@ -81,7 +81,7 @@ fn steps_of_the_2b_models_widths_equal_the_cpus() {
     }
 }
 
-/// Blocks of a prompt.
+/// Returns the blocks of a prompt.
 fn blocks(sizes: &Sizes, prompt: usize) -> Vec<BlockId> {
     let count = sizes.prompt.div_ceil(BLOCK_TOKENS);
     (prompt * count..(prompt + 1) * count).map(|block| BlockId(block as u32)).collect()
@@ -110,11 +110,12 @@ fn prefill(sizes: &Sizes, cpu: &mut dyn Backend, cuda: &mut dyn Backend) {
     }
 }
 
-/// The decode of a sequence that continues a prompt, and the block that its last one is to be a copy of.
+/// Returns the decode of a sequence that continues a prompt, and the block to copy to the decode's last
+/// block.
 fn decode(sizes: &Sizes, index: usize) -> (Part, BlockId) {
     let position = CONTEXT + index % 64;
     let prompt = blocks(sizes, index % sizes.prompts);
-    // Of a prompt that is shorter than the context, only blocks that are full.
+    // If the prompt is shorter than the context, only its full blocks.
     let full = sizes.prompt / BLOCK_TOKENS;
     let before = position / BLOCK_TOKENS;
     let logits = if index % 32 == 5 { LogitsFor::Last } else { LogitsFor::Largest(1 + index % 4) };

@@ -50,7 +50,7 @@ impl Columns {
         }
     }
 
-    /// Whether AMX is not used.
+    /// Returns whether AMX is not used.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
@@ -98,7 +98,8 @@ pub unsafe fn dots(rows: &[i8], digits: &[u8], columns: &Columns, len: usize, ou
     unsafe { dots_avx512(whole, rows, digits, len, out) }
 }
 
-/// 16 head rows by up to four groups of columns, whose steps lie `stride` lines apart.
+/// Multiplies 16 head rows by up to four groups of columns. The steps of the columns are `stride`
+/// lines apart.
 ///
 /// # Safety
 /// The registers are configured for whole rows; the pointers are valid for rows and columns of `len`

@@ -7,7 +7,7 @@ use super::super::six::{BLOCK, BLOCK_BYTES, KEPT, MIDDLE, TOP};
 /// Prefetch distances into the first and the second cache, in bytes.
 const PREFETCH_BYTES: [usize; 2] = [1536, 12288];
 
-/// Dot products of `rows` with two rows of digits, each with its own output.
+/// Computes the dot products of `rows` with two rows of digits, each with its own output.
 ///
 /// # Safety
 /// The machine has AVX-512 with VNNI; both rows of digits have the same length, a multiple of

@@ -1,10 +1,10 @@
 //! AMX-INT8: 16 × 16 sums in a tile register, in addition to the vectors of AVX-512.
 //!
-//! `tdpbsud` multiplies a register of 16 rows of 64 activations by one of 16 code vectors: row `k` of
-//! the second holds, for each of 16 outputs, the codes of inputs `4 k..4 k + 4`, exactly a code vector.
-//! So many rows use the loop of [`super::many`] with 16 code vectors at a time, and the sums equal
-//! those of `vpdpbusd`. Few rows use vectors, because a tile register takes as long for few rows as for
-//! many.
+//! `tdpbsud` multiplies a register of 16 rows of 64 activations by one of 16 code vectors: row `k` of the
+//! second holds, for each of 16 outputs, the codes of inputs `4 k..4 k + 4`, which is exactly a code
+//! vector. Steps with many rows therefore use the loop of [`super::many`] with 16 code vectors at a time,
+//! and their sums equal the sums of `vpdpbusd`. Steps with few rows use vectors, because a tile register
+//! takes as long for few rows as for many.
 
 use std::{
     arch::{asm, x86_64::*},
@@ -155,8 +155,8 @@ unsafe fn multiply_pair<E: Expand<Amx>>(pair: Pair, shape: Shape) {
     }
 }
 
-/// Expands these blocks of each tile, and prefetches those of the next pair. Returns the number of steps
-/// of 16 code vectors.
+/// Expands the given blocks of each tile, and prefetches the same blocks of the next pair. Returns the
+/// number of steps of 16 code vectors.
 ///
 /// # Safety
 /// As for [`multiply_pair`].
