@@ -16,7 +16,7 @@ use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worke
 const DISPATCH_LIMIT: usize = 1 << 16;
 /// Lease of the jobs. The file is locked for other processes, so it need not expire.
 const LEASE: Duration = Duration::from_secs(3600);
-/// Commits whose results are not written to the output yet.
+/// Maximum number of commits with results that are not written to the output yet.
 const COMMITS_MAX: usize = 64;
 /// Time for running jobs to finish at a stop, before they are handed back.
 const DRAIN: Duration = Duration::from_secs(10);

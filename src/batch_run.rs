@@ -41,7 +41,7 @@ const EXIT_ERROR_LINES: u8 = 2;
 /// Answers are also kept in OUT.tritmill. Stop the run at any time and continue it with the same command.
 /// Lines may be added, changed or removed in between.
 ///
-/// With --server, lines become batches of a Tritmill server, and OUT is written when all of them are
+/// With --server, lines become batches of a Tritmill server, and OUT is written when all batches are
 /// finished, in the order of IN. The state is kept in OUT.tritmill-server: after an interruption, run the
 /// same command again with an unchanged IN.
 #[derive(Debug, Clone, Args)]

@@ -11,7 +11,7 @@ const FORMATS: [&str; 3] = ["i2_s", "tl1", "tl2"];
 /// Margin of a greedy token, in logits, above which the order of a sum cannot change the choice.
 const MARGIN_MIN: f64 = 0.25;
 
-/// A prompt of `bitnet-tiny`'s reference outputs.
+/// Returns a prompt of `bitnet-tiny`'s reference outputs.
 fn prompt(index: usize) -> (String, Value) {
     let cases = fs::read(golden("bitnet-tiny/cases.json")).expect("the golden data is there");
     let cases: Value = serde_json::from_slice(&cases).expect("and is JSON");

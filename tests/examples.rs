@@ -1,4 +1,4 @@
-//! The programs in `examples/` do what they say.
+//! Runs the programs in `examples/` and checks their output.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]

@@ -27,7 +27,7 @@ fn batch(fleet: &Fleet, input: &Path, output: &Path) -> (Option<i32>, String, St
     fleet.run(&["batch", "run", input, "-o", output, "--json"])
 }
 
-/// Answers of the same lines by `batch run` without servers.
+/// Returns the answers of the same lines by `batch run` without servers.
 fn embedded(input: &Path, output: &Path) -> Vec<Value> {
     let status = std::process::Command::new(env!("CARGO_BIN_EXE_tritmill"))
         .args(["batch", "run"])

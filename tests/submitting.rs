@@ -13,7 +13,7 @@ use std::{fs, path::PathBuf};
 use fleet::{Fleet, eventually};
 use serde_json::Value;
 
-/// A folder with an input file of `count` questions.
+/// Returns a folder with an input file of `count` questions.
 fn questions(count: usize) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let line = |n: usize| format!("{{\"prompt\": \"Paid on {} March 2024\"}}\n", 1 + n % 28);

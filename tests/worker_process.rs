@@ -16,7 +16,8 @@ use std::{
 use fleet::{Fleet, eventually};
 use tritmill_servers::Signal;
 
-/// Whether a process handles SIGTERM: the first process of a container has no default handler.
+/// Returns whether a process handles SIGTERM: the first process of a container has no default
+/// handler.
 fn handles_terminate(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();

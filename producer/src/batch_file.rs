@@ -78,7 +78,7 @@ pub struct Counts {
     pub refused: u64,
     /// Lines answered by earlier runs, answers that are errors included.
     pub resumed: u64,
-    /// Those of `resumed` that are errors.
+    /// Lines of `resumed` with an error as their answer.
     pub resumed_failed: u64,
 }
 
@@ -281,7 +281,7 @@ async fn open_store(
     Ok(store)
 }
 
-/// Reads up to [`CHUNK_LINES`] lines and about [`CHUNK_BYTES`]; returns none at the end.
+/// Reads up to [`CHUNK_LINES`] lines and about [`CHUNK_BYTES`]; returns an empty list at the end.
 fn next_chunk<R: io::BufRead>(reader: &mut LineReader<R>) -> io::Result<Vec<RawLine>> {
     let mut chunk = Vec::new();
     let mut bytes = 0;

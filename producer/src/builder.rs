@@ -91,7 +91,7 @@ setters! {
     sampling: Sampling => job.sampling;
     /// Sets the maximum number of generated tokens.
     max_tokens: u32 => job.sampling.max_tokens;
-    /// Sets the number of tokens before which nothing ends the text.
+    /// Sets the minimum number of generated tokens before the text may end.
     min_tokens: u32 => job.sampling.min_tokens;
     /// Sets the temperature; 0 is greedy.
     temperature: f32 => job.sampling.temperature;
@@ -143,22 +143,23 @@ impl JobBuilder {
         Self { job, seed: None, traceparent: None, idempotency_key: None }
     }
 
-    /// A job that continues a text. `model` is `name` or `name@format`.
+    /// Creates a job that continues a text. `model` is `name` or `name@format`.
     pub fn text(model: &str, text: impl Into<String>) -> Self {
         Self::new(model, Prompt::Text(text.into()))
     }
 
-    /// A job that continues tokens.
+    /// Creates a job that continues tokens.
     pub fn tokens(model: &str, tokens: Vec<u32>) -> Self {
         Self::new(model, Prompt::Tokens(tokens))
     }
 
-    /// A job that answers a question, put into the model's chat template.
+    /// Creates a job that answers a question, put into the model's chat template.
     pub fn question(model: &str, text: impl Into<String>) -> Self {
         Self::new(model, Prompt::Question(text.into()))
     }
 
-    /// A job that continues a conversation of roles and texts, put into the model's chat template.
+    /// Creates a job that continues a conversation of roles and texts, put into the model's chat
+    /// template.
     pub fn chat<T: Into<String>>(model: &str, turns: impl IntoIterator<Item = (Role, T)>) -> Self {
         let message = |(role, text): (Role, T)| Message { role, content: text.into(), name: None };
         Self::new(model, Prompt::Messages(turns.into_iter().map(message).collect()))
@@ -235,7 +236,7 @@ impl JobBuilder {
         Ok(ids.first().copied().unwrap_or(job.id))
     }
 
-    /// The parameters that make two calls under one idempotency key equal.
+    /// Returns the parameters that make two calls under one idempotency key equal.
     fn request(&self) -> String {
         let mut job = serde_json::json!(self.job);
         for field in ["id", "expires_at", "traceparent"] {
@@ -278,7 +279,7 @@ mod tests {
         assert_ne!(one.seed, two.seed);
     }
 
-    /// A builder with no field at its default.
+    /// Returns a builder with no field at its default.
     fn with_everything() -> JobBuilder {
         JobBuilder::chat("m@tl1", [(Role::User, "a")])
             .priority(Priority::High)
@@ -308,7 +309,8 @@ mod tests {
             .logprobs(3)
     }
 
-    /// The fields of a struct by their names, from its `Debug` text: JSON leaves out defaults.
+    /// Returns the fields of a struct by their names, from its `Debug` text: JSON leaves out
+    /// defaults.
     fn fields(value: &impl std::fmt::Debug) -> Vec<String> {
         let text = format!("{value:#?}");
         let mut fields: Vec<String> = Vec::new();

@@ -15,7 +15,7 @@ pub enum Purpose {
     RefusedKey,
     /// Seed of a job without one.
     Seed,
-    /// Tells a repeated submission from another request with the same idempotency key.
+    /// Distinguishes a repeated submission from another request with the same idempotency key.
     Submission,
     /// `request_id` of a response.
     RequestId,

@@ -1,7 +1,8 @@
 //! [`Client`]: submits jobs to a queue and reads their results, over any store and dispatcher.
 //!
-//! A job is accepted once the store has recorded it. The dispatcher is told next; if it cannot be
-//! reached, the job is accepted all the same, because workers feed the dispatcher from the store.
+//! A job is accepted once the store has recorded it. The dispatcher is notified next. If it cannot
+//! be reached, the job is accepted all the same, because workers feed the dispatcher from the
+//! store.
 
 mod fast;
 mod waiting;
@@ -71,7 +72,7 @@ pub enum ConnectError {
     /// The Redis URL is invalid.
     #[error("cannot use Redis: {0}")]
     Redis(#[from] RedisUrlError),
-    /// This Redis cannot be the only place of jobs.
+    /// This Redis is not safe as the only store of jobs.
     #[error("cannot keep jobs in Redis alone: {0}")]
     Unfit(#[from] RedisConfigError),
 }
@@ -85,7 +86,7 @@ pub struct Client {
     mode: Mode,
 }
 
-/// Where a client keeps jobs, and what it can do beyond the traits.
+/// The store of a client's jobs, and what the client offers beyond the traits.
 #[derive(Clone)]
 enum Mode {
     /// A store and a dispatcher in this process.
@@ -103,7 +104,7 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client of a store, a dispatcher and a source of events in this process.
+    /// Creates a client of a store, a dispatcher and a source of events in this process.
     pub fn embedded(
         store: Arc<dyn Store>,
         dispatcher: Arc<dyn Dispatcher>,
@@ -134,7 +135,7 @@ impl Client {
         Ok(Self::from_servers(store, Arc::new(dispatcher)))
     }
 
-    /// A client of a Postgres store and a Redis dispatcher.
+    /// Creates a client of a Postgres store and a Redis dispatcher.
     pub fn from_servers(store: Arc<PostgresStore>, dispatcher: Arc<RedisDispatcher>) -> Self {
         let quotas = Arc::new(QuotaCache::new(store.clone()));
         Self {
@@ -185,9 +186,9 @@ impl Client {
     }
 
     /// Submits jobs of one tenant under an idempotency key and returns their ids. A second call with
-    /// the same key submits nothing and returns the ids of the first. `request` identifies what was
-    /// asked for, in any bytes: it tells a repetition from another request under the same key. A key
-    /// covers all of the jobs, so a queue with room for the first job takes all.
+    /// the same key submits nothing and returns the ids of the first. `request` identifies the
+    /// request, in any bytes: it distinguishes a repetition from another request under the same key.
+    /// A key covers all the jobs, so a queue with room for the first job takes all.
     ///
     /// # Errors
     /// [`ClientError::Conflict`] if the key was used for another request, [`ClientError::NoKeys`]
@@ -241,7 +242,7 @@ impl Client {
         }
     }
 
-    /// Tells the dispatcher about jobs that are in the store. If it cannot be reached, workers find
+    /// Notifies the dispatcher of jobs that are in the store. If it cannot be reached, workers find
     /// them in the store.
     pub async fn announce(&self, jobs: &[Job]) {
         self.enqueue(&jobs.iter().map(Job::entry).collect::<Vec<_>>()).await;
@@ -253,7 +254,7 @@ impl Client {
         }
     }
 
-    /// Returns the first limit that these would exceed, and the time to wait.
+    /// Returns the first limit that these demands would exceed, and the time to wait.
     async fn refusal(&self, demands: Vec<Demand>) -> Option<(Limit, Duration)> {
         for demand in demands {
             let quotas = match &self.mode {
@@ -285,13 +286,13 @@ impl Client {
         self.store.job(id).await?.ok_or(ClientError::Unknown(id))
     }
 
-    /// Cancels unfinished jobs and returns the ids of those. Running jobs stop within a third of a
-    /// lease.
+    /// Cancels the unfinished jobs among `ids` and returns their ids. Running jobs stop within a
+    /// third of a lease.
     pub async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, ClientError> {
         Ok(self.store.cancel(ids).await?)
     }
 
-    /// Returns those of `ids` that are in a terminal state, with their outcomes.
+    /// Returns the jobs among `ids` that are in a terminal state, with their outcomes.
     pub async fn finished(&self, ids: &[JobId]) -> Result<Vec<FinishedJob>, ClientError> {
         let mut finished = Vec::new();
         for chunk in ids.chunks(POLL_CHUNK) {
@@ -301,7 +302,7 @@ impl Client {
     }
 }
 
-/// Entries of the jobs that may run now, not at a later time.
+/// Returns the entries of the jobs that may run now, not at a later time.
 fn entries_to_run(jobs: &[Job]) -> Vec<Entry> {
     jobs.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect()
 }

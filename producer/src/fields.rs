@@ -15,12 +15,12 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    /// An error of the field at `path`.
+    /// Creates an error of the field at `path`.
     pub fn new(path: impl Into<String>, code: &'static str, problem: impl Into<String>) -> Self {
         Self { path: path.into(), problem: problem.into(), code }
     }
 
-    /// An error of a field with another type than `expected`.
+    /// Creates an error of a field with another type than `expected`.
     pub fn wrong_type(path: impl Into<String>, expected: &str, found: &Value) -> Self {
         Self::new(path, "invalid_type", format!("must be {expected}, got {}", brief(found)))
     }
@@ -61,7 +61,7 @@ pub struct Fields {
 }
 
 impl Fields {
-    /// The fields of `map`; `prefix` is empty or ends in a dot.
+    /// Returns the fields of `map`; `prefix` is empty or ends in a dot.
     pub fn new(map: Map<String, Value>, prefix: impl Into<String>) -> Self {
         Self { map, prefix: prefix.into() }
     }

@@ -40,7 +40,7 @@ pub enum AddressPolicy {
     PublicOnly,
 }
 
-/// Why a request got no answer.
+/// The reason why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
@@ -111,7 +111,7 @@ impl From<reqwest::Error> for HttpError {
     }
 }
 
-/// An error and its causes. `io::Error` leaves the error inside it out of `source`.
+/// Returns an error and its causes. `io::Error` leaves the error inside it out of `source`.
 fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
     let first: &(dyn Error + 'static) = error;
     iter::successors(Some(first), |&error| {
@@ -142,7 +142,8 @@ pub struct HttpClient {
 }
 
 impl HttpClient {
-    /// A client that trusts the system's certificate authorities and those of `ca`, a PEM file.
+    /// Creates a client that trusts the system's certificate authorities and those of `ca`, a PEM
+    /// file.
     ///
     /// # Errors
     /// [`BadCertificates`] if that file cannot be used.
@@ -184,7 +185,7 @@ impl HttpClient {
         Ok(Self { client, allowed })
     }
 
-    /// A request to an absolute URL, for [`send`](Self::send).
+    /// Returns a request to an absolute URL, for [`send`](Self::send).
     ///
     /// # Errors
     /// As [`check_target`].
@@ -206,7 +207,7 @@ impl HttpClient {
     }
 }
 
-/// Resolves names whose addresses are all public.
+/// Resolves a name if all its addresses are public.
 struct PublicResolver;
 
 impl Resolve for PublicResolver {

@@ -33,12 +33,13 @@ pub struct LineReader<R> {
 }
 
 impl<R: BufRead> LineReader<R> {
-    /// A reader that starts at line 1.
+    /// Creates a reader that starts at line 1.
     pub fn new(reader: R) -> Self {
         Self { reader, number: 0, bytes_read: 0 }
     }
 
-    /// A reader that continues after line `number`, which ends `bytes_read` bytes into the file.
+    /// Creates a reader that continues after line `number`, which ends `bytes_read` bytes into the
+    /// file.
     pub fn after(reader: R, number: u64, bytes_read: u64) -> Self {
         Self { reader, number, bytes_read }
     }

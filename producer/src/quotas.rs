@@ -1,4 +1,4 @@
-//! [`QuotaCache`]: the queue limits that operators set, as this process knows them.
+//! [`QuotaCache`]: a cache of the queue limits that operators set.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ impl QuotaCache {
         Self { settings, known: Mutex::default() }
     }
 
-    /// Returns a queue's quotas. If the store does not answer, the last known ones still count; the
+    /// Returns a queue's quotas. If the store does not answer, the last known quotas apply; the
     /// store will refuse the submission itself.
     pub async fn of(&self, queue: &QueueName) -> Quotas {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(queue).cloned();

@@ -65,7 +65,7 @@ impl std::fmt::Debug for Relay {
 }
 
 impl Relay {
-    /// A relay from `local` to `remote` for the jobs of one queue. It sends every commit to
+    /// Creates a relay from `local` to `remote` for the jobs of one queue. It sends every commit to
     /// `progress`. Remote jobs have `attempts_max` attempts.
     pub fn new(
         local: Arc<dyn Store>,

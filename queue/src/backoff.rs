@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Exponential backoff: waits double with each failure in a row, up to a limit. A random part of up to
-/// half is taken off each wait, so that processes do not retry together.
+/// Exponential backoff: waits double with each failure in a row, up to a limit. Each wait is shortened
+/// at random by up to half, so that processes do not retry together.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     first: Duration,
@@ -16,7 +16,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// A backoff without failures yet.
+    /// Creates a backoff without failures yet.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, next: first, retry_at: None }
     }
@@ -34,7 +34,7 @@ impl Backoff {
         *self = Self::new(self.first, self.longest);
     }
 
-    /// When to try again, if that is in the future.
+    /// Returns the time of the next attempt, if that is in the future.
     pub fn retry_at(&self) -> Option<Instant> {
         self.retry_at.filter(|at| *at > Instant::now())
     }

@@ -53,7 +53,7 @@ pub struct Pull<'a> {
     pub queue: &'a QueueName,
     /// Name of the process incarnation.
     pub consumer: &'a str,
-    /// Most entries to take.
+    /// Maximum number of entries to take.
     pub max: usize,
     /// Longest wait for the first entry.
     pub wait: Duration,
@@ -70,7 +70,7 @@ pub enum DispatchError {
         queue: QueueName,
         /// The limit that would be exceeded.
         limit: Limit,
-        /// When to try again.
+        /// Time to wait before the next try.
         retry_after: Duration,
     },
     /// The dispatcher cannot be reached. The store still has all jobs.
@@ -78,7 +78,7 @@ pub enum DispatchError {
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Delivers jobs to workers by priority. May lose everything.
+/// Delivers jobs to workers by priority; it may lose all its data.
 #[async_trait]
 pub trait Dispatcher: Send + Sync {
     /// Adds entries at the ends of their queues, all or none; returns how many were new. Entries that
@@ -90,8 +90,7 @@ pub trait Dispatcher: Send + Sync {
 
     /// Checks that the demand fits the dispatcher's limits and the queue's quotas. A single entry always
     /// fits if no other entry counts towards the limit: otherwise a large one would never be accepted.
-    /// Concurrent callers are checked separately, so they may exceed a limit by what they submit at
-    /// once.
+    /// Concurrent callers are checked separately, so together they may exceed a limit.
     ///
     /// # Errors
     /// [`DispatchError::Busy`] if a limit would be exceeded.
@@ -102,15 +101,15 @@ pub trait Dispatcher: Send + Sync {
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError>;
 
     /// Removes delivered entries after the store's commit, if they still belong to the consumer; returns
-    /// how many did.
+    /// the number removed.
     async fn acknowledge(
         &self,
         consumer: &str,
         deliveries: &[Delivery],
     ) -> Result<usize, DispatchError>;
 
-    /// Returns delivered entries to the front of their queues, where others can take them at once;
-    /// returns how many still belonged to the consumer.
+    /// Puts delivered entries that still belong to the consumer back at the front of their queues,
+    /// where others can take them at once; returns their number.
     async fn hand_back(
         &self,
         consumer: &str,
@@ -118,7 +117,8 @@ pub trait Dispatcher: Send + Sync {
     ) -> Result<usize, DispatchError>;
 
     /// Resets the idle time of deliveries that still belong to the consumer, so that others do not
-    /// reclaim them; returns the rest. The lease that counts is in the store.
+    /// reclaim them; returns the other deliveries. This time is not the job's lease, which is in
+    /// the store.
     async fn renew(
         &self,
         consumer: &str,
@@ -126,10 +126,11 @@ pub trait Dispatcher: Send + Sync {
     ) -> Result<Vec<Delivery>, DispatchError>;
 
     /// Takes over up to `pull.max` entries of other consumers that were not renewed for `idle`; does not
-    /// wait. Their claims in the store may still be valid; then the caller's claim is refused.
+    /// wait. If the previous consumer's claim in the store is still valid, the store refuses the
+    /// caller's claim.
     async fn reclaim(&self, pull: Pull<'_>, idle: Duration)
     -> Result<Vec<Delivery>, DispatchError>;
 
-    /// Number of entries waiting in a queue, without delivered ones.
+    /// Returns the number of entries waiting in a queue, without delivered ones.
     async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError>;
 }

@@ -1,8 +1,8 @@
 //! Events of jobs: a capped stream per job that expires, in Redis or in memory.
 //!
-//! Workers publish merged events; a subscriber reads from the start, however late it comes, and then
-//! waits for more. Events are not a record: a stream may be cut at its cap, expire or be lost, and the
-//! subscriber then gets the result from the store.
+//! Workers publish merged events; a subscriber reads from the start, even if it subscribes late, and
+//! then waits for more. Events are not durable: a stream may be cut at its cap, expire or be lost,
+//! and the subscriber then gets the result from the store.
 
 mod memory;
 
@@ -23,7 +23,7 @@ use crate::{
 const EVENTS_MAX: usize = 16 << 10;
 /// How long a stream is kept after its last event.
 const EXPIRE: Duration = Duration::from_secs(3600);
-/// Events of one read.
+/// Maximum number of events of one read.
 const READ_MAX: usize = 256;
 
 /// An event of a job.
@@ -31,25 +31,25 @@ const READ_MAX: usize = 256;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum JobEvent {
-    /// It was queued, for the first time or again.
+    /// The job was queued, for the first time or again.
     Queued,
-    /// A worker started it. Deltas of an earlier attempt are void.
+    /// A worker started the job. Deltas of earlier attempts must be discarded.
     Started,
     /// Text was generated.
     Delta {
         /// Index of the job's choice.
         choice: u32,
-        /// Text to append to it.
+        /// Text to append to the choice.
         text: String,
     },
-    /// It reached a terminal state; the store has the result.
+    /// The job reached a terminal state; the store has the result.
     Finished {
         /// The terminal state.
         state: JobState,
     },
 }
 
-/// Position of a subscriber in a job's events. The default is before the first.
+/// Position of a subscriber in a job's events. The default is the position before the first event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct EventId {
     ms: u64,
@@ -62,7 +62,7 @@ impl fmt::Display for EventId {
     }
 }
 
-/// Text that is not an [`EventId`].
+/// A text is not an [`EventId`].
 #[derive(Debug, thiserror::Error)]
 #[error("an event id is two numbers with a hyphen between them")]
 pub struct BadEventId;
@@ -83,7 +83,7 @@ pub trait Events: Send + Sync {
     /// Appends events to a job's stream, in order. Callers may ignore a failure.
     async fn publish(&self, job: JobId, events: &[JobEvent]) -> Result<(), DispatchError>;
 
-    /// A job's events after `after`, oldest first; waits up to `wait` for the first.
+    /// Returns a job's events after `after`, oldest first; waits up to `wait` for the first.
     async fn read_events(
         &self,
         job: JobId,
@@ -152,8 +152,8 @@ impl RedisEvents {
         self.publish(job, &[JobEvent::Delta { choice, text: text.to_owned() }]).await
     }
 
-    /// A job's events after `after`, oldest first; waits up to `wait` for the first. Entries that are
-    /// not events are skipped.
+    /// Returns a job's events after `after`, oldest first; waits up to `wait` for the first. Entries
+    /// that are not events are skipped.
     pub async fn read_events(
         &self,
         job: JobId,

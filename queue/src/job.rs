@@ -35,18 +35,18 @@ impl JobId {
         Self(Uuid::now_v7())
     }
 
-    /// The id with these bytes; `None` unless there are sixteen.
+    /// Returns the id with these bytes; `None` unless there are 16 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         Uuid::from_slice(bytes).ok().map(Self)
     }
 
-    /// The smallest id with this time.
+    /// Returns the smallest id with this time.
     pub fn first_of(at: Timestamp) -> Self {
         let ms = u128::from(u64::try_from(at.0).unwrap_or(0)).min((1 << 48) - 1);
         Self(Uuid::from_u128(ms << 80))
     }
 
-    /// The sixteen bytes; their order is the order of submission.
+    /// Returns the sixteen bytes; their order is the order of submission.
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
     }
@@ -91,26 +91,26 @@ impl FromStr for JobId {
 pub struct Timestamp(pub i64);
 
 impl Timestamp {
-    /// This time plus `duration`, saturating.
+    /// Returns this time plus `duration`, saturating.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         let ms = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_add(ms))
     }
 
-    /// This time minus `duration`, saturating.
+    /// Returns this time minus `duration`, saturating.
     #[must_use]
     pub fn before(self, duration: Duration) -> Self {
         let ms = i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
         Self(self.0.saturating_sub(ms))
     }
 
-    /// Duration from `earlier` to this time; zero if `earlier` is later.
+    /// Returns the duration from `earlier` to this time; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// Whole seconds since the Unix epoch.
+    /// Returns the whole seconds since the Unix epoch.
     pub fn seconds(self) -> i64 {
         self.0.div_euclid(1000)
     }
@@ -146,7 +146,7 @@ impl Priority {
     /// All priorities, highest first.
     pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
 
-    /// Share of a queue under load.
+    /// Returns the share of a queue under load.
     pub const fn weight(self) -> u32 {
         match self {
             Self::High => 16,
@@ -155,7 +155,7 @@ impl Priority {
         }
     }
 
-    /// The name in stores and on the wire.
+    /// Returns the name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::High => "high",
@@ -200,7 +200,7 @@ pub enum JobState {
     Retrying,
     /// Answered.
     Completed,
-    /// Failed for good, with attempts used up or an invalid request: a dead letter.
+    /// Failed permanently: its attempts are used up or its request is invalid. A dead letter.
     Failed,
     /// Cancelled by its tenant or an operator.
     Cancelled,
@@ -221,12 +221,12 @@ impl JobState {
         Self::Expired,
     ];
 
-    /// Whether the state is terminal.
+    /// Returns whether the state is terminal.
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled | Self::Expired)
     }
 
-    /// The name in stores and on the wire.
+    /// Returns the name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Scheduled => "scheduled",
@@ -267,7 +267,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// The name that chat templates expect.
+    /// Returns the name that chat templates expect.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -323,12 +323,13 @@ pub struct Job {
     /// Seed of the sampler, given by the caller or derived from the request; stored so that every
     /// attempt draws the same tokens.
     pub seed: u64,
-    /// Claims that may end in an error or a lost lease before the job is a dead letter; at least 1.
+    /// Number of claims that may end in an error or a lost lease before the job is a dead letter;
+    /// at least 1.
     pub attempts_max: u32,
     /// Earliest time of a claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_at: Option<Timestamp>,
-    /// Deadline.
+    /// Deadline, after which the job expires.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
     /// Whether workers publish the text while it is generated.
@@ -359,7 +360,7 @@ impl Job {
         u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)
     }
 
-    /// The entry for a dispatcher.
+    /// Returns the entry for a dispatcher.
     pub fn entry(&self) -> Entry {
         Entry {
             id: self.id,

@@ -3,8 +3,8 @@
 //!
 //! The crate defines the vocabulary of the queue ([`Job`], [`Sampling`], [`Outcome`]) and two traits. A
 //! [`Store`] holds the durable state: claims, leases, epochs, results. A [`Dispatcher`] decides which job
-//! is next; it may lose all its data, since the store fills it again. The crate knows nothing of tensors
-//! or model files.
+//! is next; it may lose all its data, since it is filled again from the store. The crate does not depend
+//! on models or tensors.
 //!
 //! Invariants: a job reaches a terminal state at most once; a claim raises the job's epoch, and only the
 //! holder of that epoch can write; all leases and deadlines are on the store's clock.

@@ -42,7 +42,7 @@ pub struct TokenLogprob {
     pub bytes: Vec<u8>,
     /// Natural log of its probability; finite.
     pub logprob: f32,
-    /// As many alternatives as the job requested.
+    /// The most likely alternatives, as many as the job requested.
     pub top: Vec<TopLogprob>,
 }
 
@@ -104,7 +104,7 @@ pub struct JobError {
     pub code: String,
     /// Message for people.
     pub message: String,
-    /// The wrong field of the request.
+    /// Name of the invalid field of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub param: Option<String>,
 }

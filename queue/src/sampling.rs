@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 pub const MAX_TOKENS_DEFAULT: u32 = 256;
 /// Highest `max_tokens`.
 pub const MAX_TOKENS_LIMIT: u32 = 1 << 20;
-/// Most choices per job.
+/// Maximum number of choices per job.
 pub const CHOICES_LIMIT: u32 = 128;
-/// Most stop strings per job.
+/// Maximum number of stop strings per job.
 pub const STOP_LIMIT: usize = 64;
 /// Longest stop string in bytes.
 pub const STOP_BYTES_LIMIT: usize = 1024;
-/// Most stop tokens per job.
+/// Maximum number of stop tokens per job.
 pub const STOP_TOKENS_LIMIT: usize = 64;
-/// Most alternatives per position in logprobs.
+/// Maximum number of alternatives per position in logprobs.
 pub const TOP_LOGPROBS_LIMIT: u32 = 20;
-/// Most entries of a logit bias.
+/// Maximum number of entries of a logit bias.
 pub const LOGIT_BIAS_LIMIT: usize = 1024;
 
 /// Sampling parameters. A job is accepted only if [`Sampling::validate`] succeeds. Default values are
@@ -28,9 +28,9 @@ pub const LOGIT_BIAS_LIMIT: usize = 1024;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sampling {
-    /// Most tokens to generate; workers cap it by the context.
+    /// Maximum number of tokens to generate; workers cap it by the context.
     pub max_tokens: u32,
-    /// Least tokens to generate before an end-of-text token or a stop may end the text.
+    /// Minimum number of tokens before an end-of-text token or a stop may end the text.
     #[serde(skip_serializing_if = "is_zero")]
     pub min_tokens: u32,
     /// Temperature; 0 is greedy.
@@ -97,12 +97,12 @@ impl Default for Sampling {
     }
 }
 
-/// Whether a parameter with a zero or empty default has its default value.
+/// Returns whether a parameter with a zero or empty default has its default value.
 fn is_zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whether a parameter with the default 1 has its default value.
+/// Returns whether a parameter with the default 1 has its default value.
 fn is_one<T: From<u8> + PartialEq>(value: &T) -> bool {
     *value == T::from(1)
 }

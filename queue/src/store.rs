@@ -17,8 +17,8 @@
 //! | `reconcile` | due scheduled and retrying → queued; expired lease → queued or failed; deadline passed → expired |
 //!
 //! The other traits of this module are small, one for each kind of caller; [`Operations`] and
-//! [`FrontStore`] are sums of them. [`PostgresStore`] and [`SqliteStore`] implement all,
-//! [`RedisStore`] implements [`Store`] alone.
+//! [`FrontStore`] combine several. [`PostgresStore`] and [`SqliteStore`] implement all traits,
+//! [`RedisStore`] implements only [`Store`].
 
 mod attempts;
 pub mod audit;
@@ -77,7 +77,7 @@ pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 /// The worker that claims, and the length of its lease.
 #[derive(Debug, Clone)]
 pub struct Claimant<'a> {
-    /// Name of the process incarnation; for people, fencing uses the epoch.
+    /// Name of the process incarnation, for display; fencing uses the epoch.
     pub owner: &'a str,
     /// Length of the lease, from now on the store's clock.
     pub lease: Duration,
@@ -108,7 +108,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The reference that later writes name.
+    /// Returns the reference that later writes name.
     pub fn claim_ref(&self) -> ClaimRef {
         ClaimRef { id: self.job.id, epoch: self.epoch }
     }
@@ -164,7 +164,7 @@ pub struct JobRecord {
     pub errors: Vec<JobError>,
 }
 
-/// Most entries in [`Reconciled::queued`].
+/// Maximum number of entries in [`Reconciled::queued`].
 pub const RECONCILED_MAX: usize = 8192;
 
 /// What [`Store::reconcile`] changed.
@@ -174,8 +174,8 @@ pub struct Reconciled {
     pub moved: u64,
     /// Jobs among them with an expired lease.
     pub lapsed: u64,
-    /// Jobs that are queued now, of any queue, at most [`RECONCILED_MAX`]. A dispatcher may not know
-    /// them; [`Store::queued`] returns the rest.
+    /// Jobs that are queued now, of any queue, at most [`RECONCILED_MAX`]. They may be missing from
+    /// the dispatcher; [`Store::queued`] returns the rest.
     pub queued: Vec<Entry>,
 }
 
@@ -214,7 +214,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// The counter of a state.
+    /// Returns the counter of a state.
     pub fn counter(&mut self, state: JobState) -> &mut u64 {
         match state {
             JobState::Scheduled => &mut self.scheduled,
@@ -235,14 +235,14 @@ pub trait Store: Send + Sync {
     /// Records jobs, in one transaction. A job with a known id stays as it is.
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError>;
 
-    /// Claims the jobs that are queued or have an expired lease, each with a new epoch and a lease. Ids
-    /// that are not returned are finished, not due, unknown or under a live lease: the caller
+    /// Claims the jobs that are queued or have an expired lease, each with a new epoch and a lease.
+    /// Ids that are not returned are finished, not due, unknown or under a live lease: the caller
     /// acknowledges them without running them. A job that cannot be read ends its attempt with an
     /// error.
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError>;
 
-    /// Extends leases to `lease` from now. Returns the claims that no longer hold: their work must
-    /// stop. On an error the old leases continue.
+    /// Extends leases to `lease` from now. Returns the claims that are no longer valid: their work
+    /// must stop. On an error the old leases continue.
     async fn renew(
         &self,
         claims: &[ClaimRef],
@@ -251,27 +251,28 @@ pub trait Store: Send + Sync {
 
     /// Saves checkpoints of running attempts, in a format of the caller's; each replaces the job's
     /// previous one. The next claim returns it, unless `finish` ends the attempt, which deletes it.
-    /// Returns the claims that no longer hold: their work must stop.
+    /// Returns the claims that are no longer valid: their work must stop.
     async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError>;
 
-    /// Records how attempts ended, in one transaction. Only attempts with the epoch of a
-    /// running job are written and returned; the results of the others must be discarded. The call
-    /// may be repeated after an error.
+    /// Records how attempts ended, in one transaction. Writes and returns only attempts with the
+    /// current epoch of a running job; the results of the other attempts must be discarded. The
+    /// call may be repeated after an error.
     async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError>;
 
-    /// Releases claims without counting an attempt; returns the jobs of the claims that still held.
+    /// Releases claims without counting an attempt; returns the jobs of the claims that were still
+    /// valid.
     async fn hand_back(&self, claims: &[ClaimRef]) -> Result<Vec<JobId>, StoreError>;
 
     /// Cancels the unfinished jobs; returns their ids.
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError>;
 
-    /// Applies the changes of every queue that are due (see the module's table). The caller adds the
-    /// entries of queued jobs to the dispatcher. An expired lease counts as an attempt. What was
+    /// Applies all due changes to the jobs of every queue (see the module's table). The caller adds
+    /// the entries of queued jobs to the dispatcher. An expired lease counts as an attempt. What was
     /// changed before an error stays changed; [`Store::queued`] returns those jobs.
     async fn reconcile(&self) -> Result<Reconciled, StoreError>;
 
-    /// Returns up to `limit` queued jobs of a queue with an id above `after`, in order of id. With
-    /// these a dispatcher that lost its data is filled again.
+    /// Returns up to `limit` queued jobs of a queue with an id above `after`, in order of id. These
+    /// jobs refill a dispatcher that lost its data.
     async fn queued(
         &self,
         queue: &QueueName,
@@ -301,7 +302,7 @@ pub trait Store: Send + Sync {
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError>;
 }
 
-/// What operators and workers need besides [`Store`]: the sum of those traits.
+/// All traits that operators and workers need besides [`Store`].
 pub trait Operations:
     QueueSettings + QueueHistory + NumericsClasses + Workers + DeadLetters + Maintenance
 {
@@ -312,7 +313,7 @@ impl<S> Operations for S where
 {
 }
 
-/// A store that serves HTTP clients and operators: the sum of all traits.
+/// A store that serves HTTP clients and operators: it has all traits.
 pub trait FrontStore:
     Store + Keys + Sessions + Files + Batches + Operations + JobQueries + Audit
 {

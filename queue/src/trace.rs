@@ -41,12 +41,12 @@ pub enum TraceParentError {
 }
 
 impl TraceParent {
-    /// The trace id, in 32 hex digits.
+    /// Returns the trace id, in 32 hex digits.
     pub fn trace_id(&self) -> &str {
         &self.0[3..35]
     }
 
-    /// The id of the submitter's span, in 16 hex digits.
+    /// Returns the id of the submitter's span, in 16 hex digits.
     pub fn parent_id(&self) -> &str {
         &self.0[36..52]
     }
@@ -61,7 +61,7 @@ impl fmt::Display for TraceParent {
 impl FromStr for TraceParent {
     type Err = TraceParentError;
 
-    /// Of a later version only the part of version 00 is kept, as the standard says.
+    /// For a later version, keeps only the fields of version 00, as the standard requires.
     fn from_str(text: &str) -> Result<Self, TraceParentError> {
         let (known, rest) = text.split_at_checked(LENGTH).ok_or(TraceParentError::Shape)?;
         let fits = known.bytes().enumerate().all(|(at, byte)| match at {

@@ -25,7 +25,7 @@ const ZSTD: u8 = 1;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// Fewer than the two leading bytes.
+    /// There are fewer bytes than the two leading ones.
     #[error("{0} bytes are too few")]
     Short(usize),
     /// The version is of a later release.
@@ -44,8 +44,8 @@ pub enum WireError {
 
 /// Encodes a value, compressed if it is long.
 ///
-/// # Panics
-/// Never for this crate's types: their maps have text for keys and a known length.
+/// # Panics Never for this crate's types: their map keys are text, and their maps have a known
+/// length.
 pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     let plain = rmp_serde::to_vec_named(value).expect("this crate's types are encodable");
     let compressed = (plain.len() > COMPRESS_BYTES)

@@ -48,7 +48,7 @@ struct Cluster {
     _nodes: [(Redis, Port); 2],
 }
 
-/// A node and the port of its cluster bus.
+/// Returns a node and the port of its cluster bus.
 fn node() -> (Redis, Port) {
     let bus = Port::claim().unwrap();
     let port = bus.number().to_string();

@@ -28,7 +28,7 @@ fn first(limit: u32) -> Page<JobId> {
     Page { after: None, limit, ascending: false }
 }
 
-/// The ids that match a filter, read page by page.
+/// Returns the ids that match a filter, read page by page.
 async fn found(store: &Arc<dyn FrontStore>, filter: &JobFilter) -> Vec<JobId> {
     let (mut ids, mut page) = (Vec::new(), first(2));
     loop {

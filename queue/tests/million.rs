@@ -24,7 +24,7 @@ const REPEATS: usize = 50;
 /// Longest acceptable time of one query of a dashboard page.
 const LIMIT: Duration = Duration::from_millis(100);
 
-/// Submits a million jobs of a hundred tenants, most of them queued; returns a failed one.
+/// Submits a million jobs of a hundred tenants, most in state queued; returns a failed one.
 async fn fill(store: &Arc<dyn FrontStore>) -> JobId {
     let mut some = None;
     for chunk in 0..JOBS / CHUNK {

@@ -28,7 +28,7 @@ const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 /// 2023-11-14.
 const TODAY: i64 = 19_675;
 
-/// The first column of a statement's first row, read on a separate connection.
+/// Returns the first column of a statement's first row, read on a separate connection.
 async fn number(server: &Postgres, statement: &str) -> i64 {
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
@@ -39,7 +39,7 @@ fn ids(jobs: &[Job]) -> Vec<JobId> {
     jobs.iter().map(|job| job.id).collect()
 }
 
-/// A job with an id of that day.
+/// Returns a job with an id of that day.
 fn job_of(day: i64) -> Job {
     let ms = u128::try_from(day * DAY_MS + DAY_MS / 2).unwrap();
     let bits = Uuid::now_v7().as_u128() & ((1 << 80) - 1);

@@ -86,7 +86,7 @@ fn event() -> JobEvent {
     JobEvent::Delta { choice: 1, text: "Be".into() }
 }
 
-/// The examples: file name and present encoding.
+/// Returns the examples: file name and present encoding.
 fn examples() -> [(&'static str, Vec<u8>); 6] {
     [
         ("1-job-plain.bin", encode(&plain_job())),

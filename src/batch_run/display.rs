@@ -25,7 +25,7 @@ pub struct Display {
 }
 
 impl Display {
-    /// A display for an input of this size, if known.
+    /// Creates a display for an input of this size, if known.
     pub fn new(input_bytes: Option<u64>) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let target = match terminal {

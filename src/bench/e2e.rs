@@ -282,7 +282,7 @@ impl Fleet {
     }
 
     async fn stop(self) -> anyhow::Result<()> {
-        // Fails if the worker has ended; its result tells why.
+        // Fails if the worker has ended; its result has the reason.
         let _ = self.stop.send(Stop::Drain);
         Ok(self.working.await.context("the worker panicked")??)
     }

@@ -1,8 +1,8 @@
 //! `tritmill bench queue`: jobs per second through Redis and Postgres, or Redis alone, without a model.
 //!
 //! Every run has its own queue, `bench-ID@none`, and deletes its jobs and keys at the end, also after an
-//! error or Ctrl-C. A killed run leaves them, and an interrupted run leaves what the database was
-//! recording at that moment. No worker serves such a queue.
+//! error or Ctrl-C. A killed run leaves them, and an interrupted run leaves the jobs that the database
+//! was recording at that moment. No worker serves such a queue.
 
 mod flow;
 mod processor_time;

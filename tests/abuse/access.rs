@@ -93,7 +93,7 @@ fn database_errors_are_named_without_the_password() {
 fn unknown_and_purged_jobs_are_reported() {
     let fleet = Fleet::start();
     let unknown = "0199f3c2-0000-7000-8000-000000000000";
-    // A dead letter that was purged.
+    // The id of a dead letter that was purged.
     let (ids, _) = rig::submit(&fleet, LINE, &[]);
     let purged = ids[0].as_str();
     rig::sql(&fleet, "UPDATE jobs SET state = 'failed'");

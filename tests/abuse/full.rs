@@ -90,8 +90,8 @@ impl Drop for Disk {
     }
 }
 
-/// A fleet with its tables on this disk. The write-ahead log is elsewhere: without room for it,
-/// Postgres stops.
+/// Returns a fleet with its tables on this disk. The write-ahead log is elsewhere: without room for
+/// it, Postgres stops.
 fn fleet_on(disk: &Disk) -> Fleet {
     let postgres = Postgres::start().unwrap();
     let owner = fs::metadata(Path::new("/proc").join(postgres.pid().unwrap().to_string())).unwrap();

@@ -16,7 +16,7 @@ use crate::fleet::Fleet;
 /// A line that the demo model answers with `2024-03-03`.
 pub const LINE: &str = "{\"prompt\": \"Paid on the 3rd of March, 2024\", \"temperature\": 0}\n";
 
-/// A temporary folder that servers of another user can read.
+/// Returns a temporary folder that servers of another user can read.
 pub fn folder() -> TempDir {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().unwrap();
@@ -72,7 +72,7 @@ pub fn submit_with(mut command: Command, lines: &str, arguments: &[&str]) -> (Ve
     (ids.lines().map(id).collect(), said)
 }
 
-/// The id in a line that `submit` prints.
+/// Returns the id in a line that `submit` prints.
 pub fn id(line: &str) -> String {
     json(line)["id"].as_str().unwrap().to_owned()
 }
@@ -88,7 +88,7 @@ pub fn json(line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
 }
 
-/// States of jobs, as `results` prints them.
+/// Returns the states of jobs, as `results` prints them.
 pub fn states(fleet: &Fleet, ids: &[String]) -> Vec<String> {
     let mut words = vec!["results"];
     words.extend(ids.iter().map(String::as_str));
@@ -96,34 +96,34 @@ pub fn states(fleet: &Fleet, ids: &[String]) -> Vec<String> {
     stdout.lines().map(|line| json(line)["state"].to_string().replace('"', "")).collect()
 }
 
-/// A job with its attempts, as `dlq show` prints it.
+/// Returns a job with its attempts, as `dlq show` prints it.
 pub fn history(fleet: &Fleet, id: &str) -> Value {
     let (code, stdout, stderr) = fleet.run(&["dlq", "show", id]);
     assert_eq!(code, Some(0), "{stderr}");
     json(stdout.trim())
 }
 
-/// A queue as `queue list --json` shows it.
+/// Returns a queue as `queue list --json` shows it.
 pub fn queue(fleet: &Fleet, name: &str) -> Value {
     let (code, stdout, stderr) = fleet.run(&["queue", "list", "--json"]);
     assert_eq!(code, Some(0), "{stderr}");
     stdout.lines().map(json).find(|queue| queue["queue"] == name).unwrap_or_default()
 }
 
-/// Value of a metric on a worker's metrics page.
+/// Returns the value of a metric on a worker's metrics page.
 pub fn metric(page: &str, name: &str) -> u64 {
     let line = page.lines().find(|line| line.split(' ').next() == Some(name));
     line.and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or_else(|| panic!("{page}"))
 }
 
-/// Content of a file that another process may still write.
+/// Returns the content of a file that another process may still write.
 pub fn text(path: &Path) -> String {
     let mut text = String::new();
     fs::File::open(path).unwrap().read_to_string(&mut text).unwrap();
     text
 }
 
-/// Whether standard error is one line `error: …` without a panic.
+/// Returns whether standard error is one line `error: …` without a panic.
 pub fn is_one_error_line(stderr: &str) -> bool {
     stderr.lines().count() == 1 && stderr.starts_with("error: ") && !stderr.contains("panicked")
 }

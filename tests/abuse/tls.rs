@@ -66,7 +66,7 @@ impl Authority {
     }
 }
 
-/// A fleet with a second Redis port for TLS that requires client certificates.
+/// Returns a fleet with a second Redis port for TLS that requires client certificates.
 fn fleet_with_redis(authority: &Authority) -> (Fleet, Port) {
     let port = Port::claim().unwrap();
     let (number, path) = (port.number().to_string(), |name, kind| authority.path(name, kind));

@@ -101,7 +101,7 @@ impl Window {
         }
     }
 
-    /// Current text of an element; empty if it is absent.
+    /// Returns the current text of an element; empty if it is absent.
     pub async fn text(&self, css: &str) -> String {
         match self.client.find(Locator::Css(css)).await {
             Ok(element) => element.text().await.unwrap_or_default(),
@@ -117,7 +117,7 @@ impl Window {
         }
     }
 
-    /// Current attribute of an element, if it is present.
+    /// Returns the current attribute of an element, if it is present.
     pub async fn attribute(&self, css: &str, name: &str) -> Option<String> {
         match self.client.find(Locator::Css(css)).await {
             Ok(element) => element.attr(name).await.unwrap_or_default(),
@@ -170,7 +170,7 @@ impl Window {
         assert!(severe.is_empty(), "{what}: {severe:?}");
     }
 
-    /// Errors that the browser logged since the last call.
+    /// Returns the errors that the browser logged since the last call.
     pub async fn errors(&self) -> Vec<Value> {
         let logs =
             self.client.issue_cmd(VendorCommand("se/log", json!({ "type": "browser" }))).await;
@@ -184,7 +184,7 @@ impl Window {
     }
 }
 
-/// Folder of the screenshots.
+/// Returns the folder of the screenshots.
 fn folder() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/screenshots");
     std::fs::create_dir_all(&folder).unwrap();

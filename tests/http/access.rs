@@ -38,7 +38,7 @@ fn ask_page(anonymous: &Caller, route: &Route, path: &str, session: &str) -> Ans
     }
 }
 
-/// Path of a route with its parameters filled in.
+/// Returns the path of a route with its parameters filled in.
 fn path(route: &Route, ids: &HashMap<&str, String>) -> String {
     let noun = route.path.split('/').nth(2).unwrap_or_default();
     let id = ids.get(noun).map_or("none", String::as_str);

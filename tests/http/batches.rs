@@ -11,7 +11,7 @@ use crate::{
     standalone::alone,
 };
 
-/// A batch line; every seventh has temperature 1.
+/// Returns a batch line; every seventh has temperature 1.
 fn line(index: usize) -> String {
     let body = json!({
         "model": "demo",
@@ -32,14 +32,14 @@ pub fn lines(count: usize) -> String {
     (0..count).map(line).collect()
 }
 
-/// A batch line with a change.
+/// Returns a batch line with a change.
 fn changed(index: usize, change: impl Fn(&mut Value)) -> String {
     let mut value = serde_json::from_str(&line(index)).unwrap();
     change(&mut value);
     format!("{value}\n")
 }
 
-/// Output lines by custom_id, without `created`.
+/// Returns output lines by custom_id, without `created`.
 pub fn by_name(lines: &[Value]) -> HashMap<String, Value> {
     let entry = |line: &Value| {
         let mut line = line.clone();
@@ -53,7 +53,7 @@ pub fn by_name(lines: &[Value]) -> HashMap<String, Value> {
     named
 }
 
-/// Answers of the same lines by `batch run` without servers.
+/// Returns the answers of the same lines by `batch run` without servers.
 pub fn embedded(content: &str) -> HashMap<String, Value> {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = ["in", "out"].map(|name| folder.path().join(name));
@@ -234,8 +234,8 @@ fn large_file_is_not_held_in_memory() {
     caller.post(&format!("/v1/batches/{id}/cancel"), &json!({}));
 }
 
-/// Peak of the resident memory in kB while a service received and validated a batch of a million lines
-/// and began to submit them.
+/// Returns the peak of the resident memory in kB while a service received and validated a batch of
+/// a million lines and began to submit them.
 fn peak_of_a_million(admin: &Admin) -> u64 {
     const LINES: usize = 1_000_000;
     const BYTES: usize = 300_000_000;

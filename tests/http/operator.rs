@@ -17,7 +17,7 @@ fn ask(caller: &Caller, change: Value) -> u16 {
     caller.post("/v1/chat/completions", &question(change)).status
 }
 
-/// Jobs that match a query.
+/// Returns jobs that match a query.
 fn jobs(caller: &Caller, query: &str) -> Vec<Value> {
     let found = caller.get(&format!("/admin/v1/jobs?{query}"));
     assert_eq!(found.status, 200, "{query}: {}", found.text());

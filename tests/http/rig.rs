@@ -65,22 +65,22 @@ impl Admin {
         self.process.wait(limit)
     }
 
-    /// A caller with this key.
+    /// Returns a caller with this key.
     pub fn with(&self, key: &str) -> Caller {
         Caller { listen: self.listen.clone(), key: key.to_owned() }
     }
 
-    /// A caller with the first key.
+    /// Returns a caller with the first key.
     pub fn first(&self) -> Caller {
         self.with(self.first_key.as_deref().unwrap())
     }
 
-    /// Resident memory in kB.
+    /// Returns the resident memory in kB.
     pub fn resident_kb(&self) -> u64 {
         self.status("VmRSS:")
     }
 
-    /// Peak of the resident memory in kB.
+    /// Returns the peak of the resident memory in kB.
     pub fn peak_kb(&self) -> u64 {
         self.status("VmHWM:")
     }
@@ -99,7 +99,7 @@ pub fn key(fleet: &Fleet, tenant: &str, role: &str) -> String {
     stdout.trim().to_owned()
 }
 
-/// A chat request that the demo model answers with `2024-03-03`, with some fields changed.
+/// Returns a chat request that the demo model answers with `2024-03-03`, with some fields changed.
 pub fn question(change: Value) -> Value {
     let mut body = json!({
         "model": "demo",
@@ -147,24 +147,24 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("no JSON: {}", self.text()))
     }
 
-    /// Value of a header.
+    /// Returns the value of a header.
     pub fn header(&self, name: &str) -> Option<&str> {
         let start = format!("{name}: ");
         self.head.lines().find_map(|line| line.strip_prefix(&start))
     }
 
-    /// Name and value of the cookie that is set.
+    /// Returns the name and value of the cookie that is set.
     pub fn cookie(&self) -> String {
         let cookie = self.header("set-cookie").unwrap_or_else(|| panic!("{}", self.text()));
         cookie.split(';').next().unwrap().to_owned()
     }
 
-    /// Status and `error.code`.
+    /// Returns the status and `error.code`.
     pub fn error(&self) -> (u16, String) {
         (self.status, self.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
     }
 
-    /// Data of the server-sent events.
+    /// Returns the data of the server-sent events.
     pub fn events(&self) -> Vec<String> {
         let text = self.text();
         text.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
@@ -204,7 +204,7 @@ impl Caller {
         Answer::read(&mut self.open(bytes))
     }
 
-    /// Head of a request.
+    /// Returns the head of a request.
     pub fn head(&self, method: &str, path: &str, headers: &str) -> String {
         let key = match self.key.as_str() {
             "" => String::new(),
@@ -213,7 +213,7 @@ impl Caller {
         format!("{method} {path} HTTP/1.1\r\nHost: a\r\n{key}Connection: close\r\n{headers}\r\n")
     }
 
-    /// A request with a body of a content type.
+    /// Returns a request with a body of a content type.
     fn bytes(&self, method: &str, path: &str, kind: &str, body: &[u8]) -> Vec<u8> {
         let headers = format!("Content-Type: {kind}\r\nContent-Length: {}\r\n", body.len());
         [self.head(method, path, &headers).as_bytes(), body].concat()
@@ -303,7 +303,7 @@ impl Caller {
         }
     }
 
-    /// Lines of a file.
+    /// Returns lines of a file.
     pub fn lines(&self, file: &Value) -> Vec<Value> {
         let content = self.get(&format!("/v1/files/{}/content", file.as_str().unwrap()));
         assert_eq!(content.status, 200);

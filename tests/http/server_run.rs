@@ -65,7 +65,7 @@ impl Service {
         self.command(input, output).output().unwrap()
     }
 
-    /// Number of items in a list of the API.
+    /// Returns the number of items in a list of the API.
     fn count(&self, path: &str) -> usize {
         self.admin().with(&self.key).get(path).json()["data"].as_array().unwrap().len()
     }

@@ -13,7 +13,7 @@ use crate::{
 
 const WORDS: [&str; 6] = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
 
-/// The program without servers, with a SQLite store in `folder`.
+/// Returns the program without servers, with a SQLite store in `folder`.
 pub fn alone(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
     command.args(words).arg("--store").arg(folder.join("store"));

@@ -110,13 +110,13 @@ fn webhook(caller: &Caller, batch: &Value) -> Value {
     caller.get(&format!("/v1/batches/{id}")).json()["webhook"].clone()
 }
 
-/// A standalone service that may call webhooks on this machine.
+/// Returns a standalone service that may call webhooks on this machine.
 fn service(folder: &Path) -> Admin {
     let words = ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0"];
     Admin::of(alone(folder, &[&words[..], &["--webhook-allow-private"]].concat()))
 }
 
-/// Whether the openai package accepts the signature of a request.
+/// Returns whether the openai package accepts the signature of a request.
 fn is_signed(call: &Call, secret: &str) -> bool {
     let code = "import json, sys, openai\n\
         given = json.load(sys.stdin)\n\

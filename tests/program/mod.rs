@@ -15,7 +15,7 @@ pub struct Output {
     pub stderr: String,
 }
 
-/// Path of a folder of the golden data.
+/// Returns the path of a folder of the golden data.
 pub fn golden(name: &str) -> String {
     format!("{}/engine/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"))
 }

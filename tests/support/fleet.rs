@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 use tritmill_servers::{Postgres, Redis, Signal};
 
-/// Batch lines for the demo model with short answers.
+/// Returns batch lines for the demo model with short answers.
 pub fn questions(count: usize) -> String {
     let line = |index: usize| {
         let text = format!("Invoice {index} was paid on the {} of March, 2024", 1 + index % 28);
@@ -47,7 +47,7 @@ impl Fleet {
         Self { redis: Redis::start().unwrap(), postgres: Postgres::start().unwrap() }
     }
 
-    /// The program with the URLs of the servers in its environment.
+    /// Returns the program with the URLs of the servers in its environment.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
         command
@@ -63,12 +63,12 @@ impl Fleet {
         run(&mut self.command(arguments))
     }
 
-    /// Number of keys in Redis.
+    /// Returns the number of keys in Redis.
     pub fn redis_keys(&self) -> u64 {
         redis_keys(&self.redis)
     }
 
-    /// Number of rows of these tables together.
+    /// Returns the number of rows of these tables together.
     pub fn rows(&self, tables: &[&str]) -> u64 {
         let count = |table: &&str| format!("(SELECT count(*) FROM {table})");
         let sum = tables.iter().map(count).collect::<Vec<_>>().join(" + ");
@@ -175,7 +175,7 @@ pub fn run(command: &mut Command) -> (Option<i32>, String, String) {
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// Number of keys in a Redis.
+/// Returns the number of keys in a Redis.
 pub fn redis_keys(redis: &Redis) -> u64 {
     let mut stream = TcpStream::connect(("127.0.0.1", redis.port())).unwrap();
     stream.write_all(b"DBSIZE\r\n").unwrap();

@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 pub use tritmill_servers::Random;
 
-/// A chat request that greedy decoding answers in exactly `tokens` tokens.
+/// Returns a chat request that greedy decoding answers in exactly `tokens` tokens.
 pub fn chat(custom_id: &str, tokens: u64) -> Value {
     json!({
         "custom_id": custom_id,
@@ -24,7 +24,8 @@ pub fn chat(custom_id: &str, tokens: u64) -> Value {
     })
 }
 
-/// A malformed line of one of many kinds; a function of the number and the generator's state.
+/// Returns a malformed line of one of many kinds; a function of the number and the generator's
+/// state.
 pub fn malformed(number: u64, random: &mut Random) -> Vec<u8> {
     let mut request = chat(&format!("bad-{number}"), 2);
     let whole = request.to_string().into_bytes();
@@ -74,7 +75,7 @@ pub fn lines_of(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// An output line without `created`, which may differ between runs.
+/// Returns an output line without `created`, which may differ between runs.
 pub fn without_created(line: &Value) -> Value {
     let mut line = line.clone();
     if let Some(body) = line["response"]["body"].as_object_mut() {
@@ -118,7 +119,7 @@ impl Scratch {
         self.start_from("-".as_ref(), input.into(), "bitnet-tiny", arguments).wait()
     }
 
-    /// Number of complete lines in the output.
+    /// Returns the number of complete lines in the output.
     pub fn output_lines(&self) -> usize {
         let bytes = fs::read(self.output()).unwrap_or_default();
         bytes.iter().filter(|byte| **byte == b'\n').count()
@@ -215,7 +216,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The last line of standard output, as JSON.
+    /// Returns the last line of standard output, as JSON.
     pub fn summary(&self) -> Value {
         let last = self.stdout.lines().last().unwrap_or_else(|| panic!("{}", self.stderr));
         serde_json::from_str(last).unwrap()

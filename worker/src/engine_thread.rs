@@ -22,10 +22,10 @@ use tritmill_queue::ClaimRef;
 
 use crate::metrics::Metrics;
 
-/// Commands that the engine has not read yet. It reads them between two steps, and a claim causes
-/// two.
+/// Maximum number of commands that the engine has not read yet. It reads them between two steps; a
+/// claim causes two commands.
 const COMMANDS_MAX: usize = 4096;
-/// Reports that the worker has not read yet.
+/// Maximum number of reports that the worker has not read yet.
 const REPORTS_MAX: usize = 1024;
 /// New tokens of a request before its progress is reported again.
 const PROGRESS_TOKENS: usize = 32;
@@ -43,7 +43,7 @@ pub enum Report {
     Ended(ClaimRef, End),
     /// All tokens of a request so far, if it can be resumed from them.
     Progress(ClaimRef, Vec<u32>),
-    /// When the first token of a request was drawn.
+    /// Time at which the first token of a request was generated.
     FirstToken(ClaimRef, Instant),
     /// New text of one choice of a streaming request.
     Text(ClaimRef, u32, String),
@@ -52,11 +52,11 @@ pub enum Report {
 /// How a request ended.
 #[derive(Debug)]
 pub enum End {
-    /// Answered, or stopped by a cancel or its deadline (see its finish reasons).
+    /// The request was answered, or stopped by a cancel or its deadline (see its finish reasons).
     Finished(Output),
-    /// Not accepted.
+    /// The engine did not accept the request.
     Refused(SubmitError),
-    /// Failed after it was accepted.
+    /// The request failed after it was accepted.
     Failed(RequestError),
 }
 
@@ -64,7 +64,8 @@ pub enum End {
 #[derive(Debug)]
 pub struct EngineThread {
     commands: Option<mpsc::SyncSender<Command>>,
-    /// Ends every submitted request exactly once. Returns `None` after a panic of the thread.
+    /// The engine's reports: every submitted request ends exactly once. The channel returns `None`
+    /// after a panic of the thread.
     pub reports: async_mpsc::Receiver<Report>,
     thread: Option<JoinHandle<()>>,
     /// Incremented when a step begins and when it ends: odd during a step.
@@ -113,7 +114,7 @@ impl EngineThread {
         self.send(Command::Cancel(held))
     }
 
-    /// The number of the step that is running now, if any.
+    /// Returns the number of the step that is running now, if any.
     pub fn running_step(&self) -> Option<u64> {
         let count = self.step_count.load(Ordering::Relaxed);
         (count % 2 == 1).then_some(count / 2)

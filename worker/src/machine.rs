@@ -1,5 +1,5 @@
-//! The machine: its processor and memory, and what this process may use of them. A value that the
-//! system does not report is `None`.
+//! The machine: its processor and memory, and the parts of both that this process may use. A value
+//! that the system does not report is `None`.
 
 use std::{fs, num::NonZeroUsize, path::Path};
 
@@ -14,8 +14,8 @@ pub struct Machine {
     pub cores: usize,
     /// Memory of the machine.
     pub memory_bytes: Option<u64>,
-    /// Memory that this process can still take without swapping: what the machine has left, or its
-    /// control group if that is less.
+    /// Memory that this process can still take without swapping: what is left of the machine's
+    /// memory, or of its control group's limit if that is less.
     pub memory_available_bytes: Option<u64>,
     /// Limit of the control group, if it is less than the machine has.
     pub memory_limit_bytes: Option<u64>,
@@ -48,12 +48,12 @@ impl Machine {
     }
 }
 
-/// Host name of this machine, for display.
+/// Returns the host name of this machine, for display.
 pub fn host_name() -> String {
     System::host_name().filter(|name| !name.is_empty()).unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Memory of this process that is in RAM, including mapped files.
+/// Returns the memory of this process that is in RAM, including mapped files.
 pub fn resident_bytes() -> Option<u64> {
     let pid = sysinfo::get_current_pid().ok()?;
     let mut system = System::new();
@@ -62,12 +62,12 @@ pub fn resident_bytes() -> Option<u64> {
     system.process(pid).map(|process| process.memory())
 }
 
-/// Free space for this user on the file system that holds `path`.
+/// Returns the free space for this user on the file system that holds `path`.
 pub fn disk_free_bytes(path: &Path) -> Option<u64> {
     fs4::available_space(path).ok()
 }
 
-/// The word in brackets: `always [madvise] never`.
+/// Returns the word in brackets: `always [madvise] never`.
 fn bracketed(text: &str) -> Option<String> {
     Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
 }

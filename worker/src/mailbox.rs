@@ -1,4 +1,5 @@
-//! A buffer between two tasks that merges what is not taken yet, where a channel would grow or block.
+//! A buffer between two tasks that merges updates until they are taken; a channel would grow or
+//! block.
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;

@@ -55,12 +55,13 @@ pub struct Metrics {
     started: Instant,
     /// Milliseconds from `started` to the last successful read; −1 before the first.
     last_read: AtomicI64,
-    /// Milliseconds from `started` to the last renewal of leases; −1 while there are none.
+    /// Milliseconds from `started` to the last renewal of leases; −1 while the worker holds no
+    /// leases.
     last_renewal: AtomicI64,
     /// Failures of store or dispatcher since the last successful read.
     failures_in_a_row: AtomicU64,
     draining: AtomicBool,
-    /// Why each device is suspended, if it is, by index.
+    /// The reason why each device is suspended, by index; `None` for a device that is not.
     device_failures_now: Mutex<Vec<Option<String>>>,
 }
 
@@ -171,7 +172,7 @@ impl Collector for DispatcherCounters {
 }
 
 impl Metrics {
-    /// Metrics that include the counters of this dispatcher.
+    /// Returns metrics that include the counters of this dispatcher.
     pub fn with_dispatcher(dispatcher: &RedisDispatcher) -> Self {
         let mut metrics = Self::default();
         let of_worker = metrics.registry.sub_registry_with_prefix("worker");
@@ -180,7 +181,7 @@ impl Metrics {
         metrics
     }
 
-    /// All metrics in the OpenMetrics text format.
+    /// Returns all metrics in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         let mut out = String::new();
         // Writing to a string does not fail.
@@ -188,7 +189,7 @@ impl Metrics {
         out
     }
 
-    /// Why the worker is not ready, if it is not.
+    /// Returns the reason why the worker is not ready; `None` if it is ready.
     pub fn not_ready_reason(&self) -> Option<String> {
         self.not_ready_reason_at(self.started.elapsed())
     }
@@ -231,17 +232,17 @@ impl Metrics {
         }
     }
 
-    /// The steps of all engines so far, added up.
+    /// Returns the steps of all engines so far, added up.
     pub(crate) fn steps(&self) -> Steps {
         self.steps.sum()
     }
 
-    /// Milliseconds since the queue was read.
+    /// Returns the milliseconds since the queue was read.
     pub(crate) fn read_age_ms(&self) -> Option<u64> {
         self.age_ms(&self.last_read)
     }
 
-    /// Milliseconds since leases were renewed, while there are any.
+    /// Returns the milliseconds since leases were renewed; `None` while the worker holds no leases.
     pub(crate) fn lease_age_ms(&self) -> Option<u64> {
         self.age_ms(&self.last_renewal)
     }
@@ -261,7 +262,7 @@ impl Metrics {
         self.steps.set_devices(names);
     }
 
-    /// The names of the devices.
+    /// Returns the names of the devices.
     pub(crate) fn devices(&self) -> Vec<String> {
         self.steps.devices()
     }
@@ -325,7 +326,7 @@ impl Metrics {
         self.device_failures.inc();
     }
 
-    /// Sets why a device is suspended, or that it is not.
+    /// Sets the reason why a device is suspended; `None` ends the suspension.
     pub(crate) fn set_device_failure(&self, device: usize, why: Option<String>) {
         let mut failures = self.device_failures_now.lock();
         failures[device] = why;

@@ -22,17 +22,17 @@ impl ServedModel {
         Self { model, name, numerics_class }
     }
 
-    /// The name that jobs use.
+    /// Returns the name that jobs use.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The numerics class: what a token depends on besides the job.
+    /// Returns the numerics class: what a token depends on besides the job.
     pub fn numerics_class(&self) -> &str {
         &self.numerics_class
     }
 
-    /// The tokens of a prompt.
+    /// Returns the tokens of a prompt.
     ///
     /// # Errors
     /// If the model cannot take the prompt; the message is for the author of the request.
@@ -83,7 +83,7 @@ impl ServedModel {
     }
 }
 
-/// The error for a request that this model can never answer.
+/// Returns the error for a request that this model can never answer.
 pub(crate) fn refused(code: &str, param: &str, message: String) -> JobError {
     JobError {
         kind: ErrorKind::InvalidRequest,
@@ -93,7 +93,7 @@ pub(crate) fn refused(code: &str, param: &str, message: String) -> JobError {
     }
 }
 
-/// An error and its causes on one line.
+/// Returns an error and its causes on one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -20,7 +20,7 @@ use crate::{
 /// Stands for a log probability of minus infinity in results, as in the OpenAI API.
 const LOGPROB_FLOOR: f32 = -9999.0;
 
-/// A running answer: its tokens, and the numerics class that drew them.
+/// A running answer: its tokens, and the numerics class that computed them.
 #[derive(Debug, Serialize, Deserialize)]
 struct Checkpoint<'a> {
     numerics_class: Cow<'a, str>,
@@ -33,9 +33,9 @@ pub(crate) fn checkpoint(served: &ServedModel, tokens: &[u32]) -> Vec<u8> {
     wire::encode(&Checkpoint { numerics_class, tokens: Cow::Borrowed(tokens) })
 }
 
-/// The tokens after which an answer continues. An answer of another numerics class restarts, since no
-/// class would produce the mixed text; so does one with an unreadable checkpoint (or an older one without
-/// a class), which costs only time.
+/// Returns the tokens after which an answer continues. The answer restarts if another numerics class
+/// began it, since no class would produce the mixed text. It also restarts if the checkpoint is
+/// unreadable, or an older one without a class; this costs only time.
 fn resume(served: &ServedModel, checkpoint: &[u8]) -> Vec<u32> {
     match wire::decode::<Checkpoint<'_>>(checkpoint) {
         Ok(saved) if saved.numerics_class == served.numerics_class() => saved.tokens.into_owned(),
@@ -43,7 +43,7 @@ fn resume(served: &ServedModel, checkpoint: &[u8]) -> Vec<u32> {
     }
 }
 
-/// The engine request of a claimed job.
+/// Returns the engine request of a claimed job.
 pub(crate) fn request(served: &ServedModel, claim: &Claim) -> Result<Request, JobError> {
     let Claim { job, expires_in, checkpoint, .. } = claim;
     let sampling = &job.sampling;
@@ -84,8 +84,8 @@ const fn size(count: u32) -> usize {
     count as usize
 }
 
-/// The outcome to record for the end of a request; `None` if it was cancelled, which is recorded
-/// already.
+/// Returns the outcome to record for the end of a request; `None` if it was cancelled, which is
+/// recorded already.
 pub(crate) fn outcome(served: &ServedModel, prompt: &Prompt, end: End) -> Option<Outcome> {
     match end {
         End::Finished(output) => finished(served, output),
@@ -94,7 +94,7 @@ pub(crate) fn outcome(served: &ServedModel, prompt: &Prompt, end: End) -> Option
     }
 }
 
-/// The error of a failed engine; another attempt may succeed.
+/// Returns the error of a failed engine; another attempt may succeed.
 fn failure(message: String) -> JobError {
     JobError { kind: ErrorKind::Engine, code: "engine_error".to_owned(), message, param: None }
 }
@@ -153,7 +153,7 @@ fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { LOGPROB_FLOOR }
 }
 
-/// The error for a request that the engine refused, with the field names of the API.
+/// Returns the error for a request that the engine refused, with the field names of the API.
 fn refusal(prompt: &Prompt, error: &SubmitError) -> JobError {
     let prompt_field = match prompt {
         Prompt::Messages(_) => "messages",

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-/// Checks within the limit: a hang is detected at most a sixteenth late.
+/// Number of checks within the limit: a hang is detected late by at most a sixteenth of the limit.
 const CHECKS: u32 = 16;
 
-/// Counts how often it has seen the same step running. Since it counts checks instead of reading a
-/// clock, a process that was stopped and continued is not taken for hung.
+/// Counts the checks that have found the same step running. Since it counts checks instead of
+/// reading a clock, a process that was stopped and continued does not count as hung.
 #[derive(Debug)]
 pub struct Watchdog {
     checks: Interval,
@@ -23,7 +23,7 @@ struct Seen {
 }
 
 impl Watchdog {
-    /// A watchdog over this many engines; a step may run for `limit`.
+    /// Creates a watchdog over this many engines; a step may run for `limit`.
     pub fn new(limit: Duration, engines: usize) -> Self {
         let mut checks = interval((limit / CHECKS).max(Duration::from_millis(1)));
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);

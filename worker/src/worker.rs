@@ -7,9 +7,9 @@
 //! ```
 //!
 //! One task owns all state ([`event_loop`]). Another renews the leases ([`renewer`]), so that no work
-//! can delay it. As a service, a third ([`reconciler`]) queues what has become due and feeds the
-//! dispatcher what it lost. An embedded worker fills the dispatcher itself from the store, in order of
-//! id, and ends when nothing is unfinished.
+//! can delay it. As a service, a third ([`reconciler`]) queues jobs that have become due and gives the
+//! dispatcher the entries that it lost. An embedded worker fills the dispatcher itself from the store,
+//! in order of id, and ends when all jobs are finished.
 //!
 //! | unreachable | embedded | service |
 //! | --- | --- | --- |
@@ -57,7 +57,7 @@ const FORGET_LIMIT: Duration = Duration::from_secs(2);
 pub enum Mode {
     /// Producers fill it; the worker runs until it is stopped.
     Service,
-    /// The worker fills it from the store and ends when nothing is unfinished.
+    /// The worker fills it from the store and ends when all jobs are finished.
     Embedded,
 }
 
@@ -102,7 +102,8 @@ pub struct Committed {
     pub completion_tokens: u64,
 }
 
-/// Why a worker ended before its work did. Leases of the claims it still holds expire.
+/// The reason why a worker ended before its work was done. Leases of the claims it still holds
+/// expire.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
@@ -155,7 +156,7 @@ pub struct Worker {
     pub config: WorkerConfig,
     /// Receives every commit. While it is full, further results wait for their commit.
     pub committed: Option<mpsc::Sender<Committed>>,
-    /// Updated while the worker runs.
+    /// Metrics, updated while the worker runs.
     pub metrics: Arc<Metrics>,
 }
 

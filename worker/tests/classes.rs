@@ -112,7 +112,7 @@ struct Running {
 }
 
 impl Running {
-    /// Number of tokens it has generated.
+    /// Returns the number of tokens it has generated.
     fn drawn(&self) -> u32 {
         let metrics = self.metrics.encode();
         let name = "tritmill_generation_tokens_total{device=\"cpu\"} ";
@@ -148,7 +148,7 @@ fn long() -> Job {
     long
 }
 
-/// The answer of a class without interruption.
+/// Returns the answer of a class without interruption.
 async fn alone(kind: Kind) -> Completion {
     let queue = Queue::open().await;
     let job = long();

@@ -18,7 +18,7 @@ use tritmill_engine::backend::StepError;
 use tritmill_queue::{Job, JobState, Prompt, Store};
 use tritmill_worker::{Device, Mode, Stop, WorkerError};
 
-/// A device scripted by the test, and the number of its steps.
+/// Returns a device scripted by the test, and the number of its steps.
 fn device(
     name: &str,
     mut step: impl FnMut(u32) -> Result<(), StepError> + Send + 'static,
@@ -103,7 +103,7 @@ async fn failing_device_is_suspended_while_others_work() {
     let tried_before = tried.load(Ordering::SeqCst);
     let mut more = 0;
     while gauge(&metrics, "device_rests") == 1 {
-        // It gets its next job when its wait is over, although the other device has room.
+        // The device gets its next job when its wait is over, although the other device has room.
         rig.store.submit(&jobs(1, 2)).await.unwrap();
         more += 1;
         assert!(more < 300, "it is not tried again");

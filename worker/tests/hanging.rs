@@ -1,4 +1,4 @@
-//! A store whose calls hang: the worker continues everything else.
+//! A store with calls that hang: the worker continues everything else.
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 

@@ -72,7 +72,7 @@ fn on_servers(which: &str, options: &[String]) -> anyhow::Result<()> {
     process::run(bench.args(options)).context("the benchmark")
 }
 
-/// The program that was just built.
+/// Returns the program that was just built.
 fn tritmill() -> Command {
     Command::new(root().join("target/release/tritmill"))
 }

@@ -1,5 +1,5 @@
 //! `cargo xtask chaos`: workers and producers run while a seeded nemesis kills, freezes and
-//! disconnects processes; then the promises are checked.
+//! disconnects processes; then the guarantees are checked.
 //!
 //! Every batch must end with the answers of an undisturbed run in one process, byte for byte; every
 //! job must have one result row; usage must be counted once; Redis must hold no entries at the end.
@@ -40,11 +40,11 @@ const SCRAPE_INTERVAL: Duration = Duration::from_millis(500);
 struct Cluster {
     redis: Redis,
     postgres: Postgres,
-    /// In front of Redis and Postgres.
+    /// Proxies in front of Redis and Postgres.
     proxies: [Proxy; 2],
     environment: Environment,
     workers: Vec<Option<Worker>>,
-    /// When to start the stopped worker of the same index.
+    /// Time at which to start the stopped worker of the same index.
     restart_at: Vec<Option<Instant>>,
     producers: Vec<Producer>,
     input: PathBuf,
@@ -127,7 +127,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Records workers that have exited and starts those that are due.
+    /// Records workers that have exited and starts the workers that are due.
     fn restart_workers(&mut self) -> anyhow::Result<()> {
         for index in 0..WORKERS {
             let exited = match &mut self.workers[index] {
@@ -215,7 +215,7 @@ impl Cluster {
     }
 }
 
-/// Batch lines of every kind that may differ between a first and a second attempt.
+/// Returns batch lines of every kind that may differ between a first and a second attempt.
 fn lines() -> String {
     let line = |index: usize| {
         let temperature = if index.is_multiple_of(3) { 0 } else { 1 };

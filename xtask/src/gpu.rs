@@ -69,7 +69,7 @@ impl Place {
 #[derive(Clone, Copy)]
 struct Part {
     name: &'static str,
-    /// After this time, its programs are ended.
+    /// Time after which its programs are ended.
     limit: Duration,
     /// Returns the report, in Markdown.
     run: fn(&Place) -> anyhow::Result<String>,
@@ -188,7 +188,7 @@ impl Place {
     }
 }
 
-/// A table of targets and measurements.
+/// Returns a table of targets and measurements.
 fn targets_table(targets: &[Target]) -> String {
     let mut text = "\n| target | asked | measured |\n| --- | --- | --- |\n".to_owned();
     for (name, asked, measured) in targets {

@@ -67,14 +67,14 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder of the crate that a file belongs to; the root crate is `tritmill`.
+/// Returns the folder of the crate that a file belongs to; the root crate is `tritmill`.
 fn crate_of<'a>(name: &str, folders: &[&'a str]) -> &'a str {
     let parents =
         folders.iter().filter(|folder| Path::new(name).starts_with(folder)).max_by_key(|f| f.len());
     parents.map_or("tritmill", |folder| folder)
 }
 
-/// Paths, without `.rs`, of the module files that `text` declares under `#[cfg(test)]`.
+/// Returns paths, without `.rs`, of the module files that `text` declares under `#[cfg(test)]`.
 fn modules_of_tests(name: &str, text: &str) -> Vec<String> {
     let path = Path::new(name);
     let is_root = ["lib", "main", "mod"].iter().any(|stem| path.file_stem() == Some(stem.as_ref()));

@@ -1,5 +1,5 @@
 //! Repository tasks: `cargo xtask TASK`. CI runs the same commands that people run by hand. Each task
-//! is one module; most of them only start other programs.
+//! is one module; most tasks only start other programs.
 
 mod bench;
 mod chaos;

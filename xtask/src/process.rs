@@ -31,7 +31,7 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Whether a cargo subcommand is installed.
+/// Returns whether a cargo subcommand is installed.
 pub fn has_cargo_subcommand(name: &str) -> bool {
     cargo()
         .args([name, "--version"])

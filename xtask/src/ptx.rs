@@ -51,7 +51,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     process::run(compiler(&library).args(["--", "SOURCES"]))
 }
 
-/// The folder of the kernels.
+/// Returns the folder of the kernels.
 fn sources() -> PathBuf {
     process::root().join("engine/src/kernels/cuda")
 }
@@ -64,7 +64,7 @@ fn library() -> Option<PathBuf> {
     library.exists().then_some(library)
 }
 
-/// The files of kernels.
+/// Returns the files of kernels.
 fn files() -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(sources()).context("cannot list the kernels")? {
@@ -77,7 +77,7 @@ fn files() -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The command that compiles, up to its flags.
+/// Returns the command that compiles, up to its flags.
 fn compiler(library: &Path) -> Command {
     let mut command = Command::new("python3");
     command.arg(sources().join("compile_ptx.py")).arg(library).args(FLAGS);

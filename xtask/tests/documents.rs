@@ -25,7 +25,7 @@ fn read(document: &str) -> String {
     std::fs::read_to_string(root().join(document)).unwrap_or_else(|e| panic!("{document}: {e}"))
 }
 
-/// Tracked files and their folders, each with a leading and folders with a trailing slash.
+/// Returns tracked files and their folders, each with a leading and folders with a trailing slash.
 fn tracked() -> Vec<String> {
     let output = Command::new("git").arg("ls-files").current_dir(root()).output();
     let output = output.expect("git lists its files");
@@ -40,7 +40,7 @@ fn tracked() -> Vec<String> {
     paths
 }
 
-/// Words between backticks that look like a path: a folder, or a source file.
+/// Returns words between backticks that look like a path: a folder, or a source file.
 fn named_paths(text: &str) -> impl Iterator<Item = &str> {
     let is_path = |word: &&str| {
         let of_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);

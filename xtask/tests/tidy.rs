@@ -23,7 +23,7 @@ const UNSAFE_ALLOWED: [&str; 9] = [
     "engine/src/backend/cuda/driver/",
     // The limits that the driver must enforce, tested by its own calls.
     "engine/src/backend/cuda/tests/limits.rs",
-    // Cells whose concurrent use loom checks.
+    // Cells with concurrent use that loom checks.
     "xtask/loom/tests/pool.rs",
     "engine/src/backend/cuda/emulated.rs",
     "engine/src/files/mmap.rs",
@@ -36,7 +36,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in a folder of the workspace")
 }
 
-/// Files that git does not ignore, relative to the root. Without git, all files outside of build folders.
+/// Returns files that git does not ignore, relative to the root. Without git, all files outside of
+/// build folders.
 fn files() -> Vec<PathBuf> {
     let listed = Command::new("git")
         .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
@@ -69,7 +70,7 @@ fn walk(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Text of every file with one of these extensions, by path.
+/// Returns the text of every file with one of these extensions, by path.
 fn texts(extensions: &[&str]) -> Vec<(String, String)> {
     let has_extension = |file: &PathBuf| {
         let extension = file.extension().unwrap_or_default().to_string_lossy();
@@ -82,7 +83,7 @@ fn texts(extensions: &[&str]) -> Vec<(String, String)> {
     files().into_iter().filter(has_extension).map(text).collect()
 }
 
-/// Text of every Rust file, by path.
+/// Returns the text of every Rust file, by path.
 fn rust_files() -> Vec<(String, String)> {
     texts(&["rs"])
 }
@@ -105,7 +106,7 @@ fn no_line(files: &[(String, String)], rule: &str, is_broken: impl Fn(&str, &str
     nothing(violations);
 }
 
-/// Code of a line without its comment.
+/// Returns the code of a line without its comment.
 fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or(line)
 }

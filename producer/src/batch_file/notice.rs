@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use tritmill_queue::StoreError;
 
-/// Something that a run found or changed and the user should know.
+/// A message for the user about what a run found or changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {

@@ -11,8 +11,9 @@ use tritmill_queue::{
 use super::{Client, ClientError, ConnectError, Mode};
 
 impl Client {
-    /// A client of one queue in the fast mode: Redis alone keeps the jobs, for the workers too
-    /// (`tritmill worker --fast`). Submitting is faster, and jobs are only as durable as that Redis.
+    /// Creates a client of one queue in the fast mode: Redis alone keeps the jobs, for the workers
+    /// too (`tritmill worker --fast`). Submitting is faster, and jobs are only as durable as that
+    /// Redis.
     /// **What may be lost when Redis dies:**
     ///
     /// | Redis | accepted jobs and written results that may be lost |
@@ -20,7 +21,7 @@ impl Client {
     /// | `appendonly yes`, `appendfsync everysec` | those of about the last second |
     /// | `appendonly yes`, `appendfsync always` | none that were acknowledged |
     /// | no append-only file | all since the last snapshot; all, without one |
-    /// | failover to a replica | those that the replica had not received |
+    /// | failover to a replica | all that the replica had not received |
     ///
     /// If a result is lost, its job runs again or is lost with it. An answer never changes: a job
     /// has the same tokens each time. Redis must not evict: this checks for
@@ -53,7 +54,7 @@ impl Client {
         Ok(Self::from_redis(dispatcher, store))
     }
 
-    /// A client in the [fast mode](Self::fast), of an existing store of this dispatcher.
+    /// Creates a client in the [fast mode](Self::fast), of an existing store of this dispatcher.
     pub fn from_redis(dispatcher: RedisDispatcher, store: RedisStore) -> Self {
         Self {
             store: Arc::new(store.clone()),

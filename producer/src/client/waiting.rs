@@ -12,7 +12,7 @@ use super::{Client, ClientError};
 const POLL_FIRST: Duration = Duration::from_millis(10);
 const POLL_LAST: Duration = Duration::from_millis(500);
 
-/// Time to wait for the next event before the store is asked for the job's state.
+/// Time to wait for the next event before the job's state is read from the store.
 const EVENT_WAIT: Duration = Duration::from_secs(2);
 /// Time to wait after a failure of Redis.
 const EVENT_RETRY: Duration = Duration::from_millis(500);
@@ -89,8 +89,8 @@ impl Client {
         pages.flatten()
     }
 
-    /// Returns the events of a job that streams since `after`, without waiting. Returns none if
-    /// events cannot be read now: the result is in the store.
+    /// Returns the events of a job that streams since `after`, without waiting. Returns an empty
+    /// list if events cannot be read now: the result is in the store.
     pub async fn events_after(&self, id: JobId, after: EventId) -> Vec<(EventId, JobEvent)> {
         self.events.read_events(id, after, Duration::ZERO).await.unwrap_or_else(|error| {
             tracing::debug!(%error, "events not read");

@@ -36,8 +36,8 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 const PIECE_BYTES: usize = 256 << 10;
 /// Files on a page of the list.
 const PAGE: u32 = 1000;
-/// How long a server keeps an uploaded file: longer than any batch window, so that a file whose
-/// uploader died is deleted at some time.
+/// How long a server keeps an uploaded file: longer than any batch window. If the uploader dies,
+/// its file is deleted after this time.
 const FILE_KEPT_S: u64 = 30 * 86_400;
 
 /// A file or a model; other fields are not used here.
@@ -81,7 +81,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// A client of the server at `http(s)://HOST[:PORT]`, with or without `/v1` behind it.
+    /// Creates a client of the server at `http(s)://HOST[:PORT]`, with or without `/v1` behind it.
     ///
     /// # Errors
     /// [`RemoteError::Key`]. A bad URL shows with the first call.
@@ -264,7 +264,7 @@ impl Content {
     }
 }
 
-/// A file as a request body that counts the bytes it has given.
+/// Returns a file as a request body that counts the bytes it has given.
 fn counted(file: File, sent: Arc<AtomicU64>) -> Body {
     Body::wrap_stream(stream::try_unfold((file, sent), async |(mut file, sent)| {
         let mut piece = vec![0; PIECE_BYTES];

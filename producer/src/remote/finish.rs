@@ -87,7 +87,8 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         }
     }
 
-    /// Reports the finished lines: those of finished batches, and of others as last `seen`.
+    /// Reports the finished lines: all lines of finished batches, and the lines of other batches as
+    /// last `seen`.
     pub(super) fn count(&mut self, seen: &[RequestCounts]) {
         let refused =
             self.progress.lines - self.state.parts.iter().map(|part| part.lines).sum::<u64>();

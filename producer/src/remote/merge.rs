@@ -1,7 +1,7 @@
 //! Merges the answers and errors of all parts into the output: one line for each line of the input,
 //! in its order.
 //!
-//! Every file is read once, in parallel: a part's lines tell which line is next, and the answers and
+//! Every file is read once, in parallel: a part's lines show which line is next, and the answers and
 //! errors, in the same order, have that line at their heads.
 
 use std::{

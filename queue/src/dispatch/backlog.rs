@@ -9,12 +9,12 @@ use std::{
 use super::{DispatchError, Entry};
 use crate::job::{QueueName, Tenant};
 
-/// Limits of a queue's waiting entries. Delivered ones are not counted.
+/// Limits of a queue's waiting entries. Delivered entries are not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BacklogLimit {
-    /// Most entries that wait; as many again may be delayed.
+    /// Maximum number of waiting entries; the same number may be delayed in addition.
     pub entries: usize,
-    /// Most tokens that they are expected to use.
+    /// Maximum number of tokens that they are expected to use.
     pub tokens: u64,
 }
 
@@ -26,7 +26,7 @@ impl Default for BacklogLimit {
 }
 
 impl BacklogLimit {
-    /// The error for a script's refusal: the limit, and when to retry.
+    /// Returns the error for a script's refusal: the limit, and when to retry.
     pub(crate) fn busy(self, queue: &QueueName, which: u8, retry_ms: u64) -> DispatchError {
         let limit = match which {
             1 => Limit::Entries(self.entries),
@@ -65,22 +65,22 @@ impl fmt::Display for Limit {
 /// Quotas set by operators: tokens that may wait in a queue, within the dispatcher's own limits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Quotas {
-    /// For all tenants together; `None`: only the limit of the dispatcher.
+    /// Quota of all tenants together; `None`: only the dispatcher's limit applies.
     pub tokens: Option<u64>,
-    /// For each tenant without a quota of its own; `None`: no quota.
+    /// Quota of each tenant without a quota of its own; `None`: no quota.
     pub each_tenant: Option<u64>,
     /// Quotas of single tenants.
     pub tenants: HashMap<Tenant, u64>,
 }
 
 impl Quotas {
-    /// The quota of a tenant.
+    /// Returns the quota of a tenant.
     pub fn of(&self, tenant: &Tenant) -> Option<u64> {
         self.tenants.get(tenant).copied().or(self.each_tenant)
     }
 }
 
-/// What a submission asks of one queue.
+/// What a submission adds to one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Demand {
     /// The queue.
@@ -97,7 +97,7 @@ pub struct Demand {
 const PATIENT_PERCENT: u8 = 80;
 
 impl Demand {
-    /// The demands of these entries, one per queue.
+    /// Returns the demands of these entries, one per queue.
     pub fn of(entries: &[Entry]) -> Vec<Self> {
         let mut demands: Vec<Self> = Vec::new();
         for entry in entries {
@@ -118,25 +118,25 @@ impl Demand {
         demands
     }
 
-    /// The same demand of a batch: a fifth of each limit stays free for interactive requests, which a
-    /// batch larger than the queue would otherwise block.
+    /// Returns the demand of a batch: it leaves a fifth of each limit free for interactive requests,
+    /// which a batch larger than the queue would otherwise block.
     #[must_use]
     pub fn leaving_room(self) -> Self {
         Self { percent: PATIENT_PERCENT, ..self }
     }
 
-    /// The part of a limit that applies to this demand.
+    /// Returns the part of a limit that applies to this demand.
     pub(super) fn part_of(&self, bound: u64) -> u64 {
         (u128::from(bound) * u128::from(self.percent) / 100).try_into().unwrap_or(bound)
     }
 
-    /// The part of a limit on entries.
+    /// Returns the part of a limit on entries.
     pub(super) fn entries_of(&self, bound: usize) -> usize {
         usize::try_from(self.part_of(bound as u64)).unwrap_or(bound)
     }
 }
 
-/// What is waiting in a queue.
+/// The entries that wait in a queue, and the rate at which it is drained.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Backlog {
     /// Entries ready for a consumer.

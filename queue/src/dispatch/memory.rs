@@ -1,9 +1,9 @@
 //! A dispatcher for one process: bounded queues in its memory.
 //!
-//! The weighted order is smooth weighted round robin (as in nginx): each non-empty priority earns
-//! its weight per pick, the one with the most credit is served and pays the sum of the weights that took
-//! part. So sixteen high, four normal and one low entry interleave instead of coming in bursts, and low
-//! always makes progress.
+//! The weighted order is smooth weighted round robin (as in nginx): each non-empty priority earns its
+//! weight per pick, the priority with the most credit is served, and the sum of the weights of all
+//! non-empty priorities is subtracted from its credit. So sixteen high, four normal and one low entry
+//! interleave instead of coming in bursts, and low always makes progress.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -17,13 +17,13 @@ use tokio::{sync::Notify, time::timeout};
 use super::{Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Pull, Quotas};
 use crate::job::{JobId, Priority, QueueName};
 
-/// When a caller that found the queue full should retry: about one step of an engine.
+/// Time after which a caller that found the queue full should retry: about one step of an engine.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// Queues in memory, which are lost with the process.
 #[derive(Debug)]
 pub struct MemoryDispatcher {
-    /// Most entries of a queue, without delivered ones.
+    /// Maximum number of entries of a queue, without delivered ones.
     limit: usize,
     state: Mutex<State>,
     /// Notified of every enqueue and hand-back.
@@ -35,7 +35,7 @@ struct State {
     queues: HashMap<QueueName, Lanes>,
     /// Ids waiting in any lane, so that enqueueing twice adds once.
     waiting: HashSet<JobId>,
-    /// Delivered and not acknowledged.
+    /// Entries that are delivered and not acknowledged.
     pending: HashMap<JobId, Pending>,
     receipts: u64,
 }
@@ -59,7 +59,7 @@ struct Pending {
     waiting: Waiting,
     consumer: String,
     receipt: String,
-    /// When it was delivered, or renewed last.
+    /// Time of its delivery or last renewal.
     renewed: Instant,
 }
 
@@ -90,7 +90,7 @@ impl Lanes {
 }
 
 impl State {
-    /// The ids that are new, if their queues have room for them.
+    /// Returns the ids that are new, or an error if a queue has no room for its entries.
     fn admit(&self, entries: &[Entry], limit: usize) -> Result<HashSet<JobId>, DispatchError> {
         let mut added: HashMap<&QueueName, usize> = HashMap::new();
         let mut fresh = HashSet::new();
@@ -132,7 +132,7 @@ impl State {
         taken
     }
 
-    /// Gives the puller entries that others have not renewed for `idle`.
+    /// Assigns to the consumer entries that others have not renewed for `idle`.
     fn take_over(&mut self, pull: &Pull<'_>, idle: Duration) -> Vec<Delivery> {
         let mut taken = Vec::new();
         for (id, pending) in &mut self.pending {
@@ -151,7 +151,7 @@ impl State {
         taken
     }
 
-    /// The pending entry, if this delivery still belongs to the consumer.
+    /// Returns the pending entry, if this delivery still belongs to the consumer.
     fn pending_of(&mut self, consumer: &str, delivery: &Delivery) -> Option<&mut Pending> {
         self.pending
             .get_mut(&delivery.id)
@@ -166,7 +166,7 @@ impl State {
 }
 
 impl MemoryDispatcher {
-    /// A dispatcher whose queues hold up to `limit` entries each.
+    /// Creates a dispatcher that holds up to `limit` entries per queue.
     pub fn new(limit: usize) -> Self {
         Self { limit, state: Mutex::default(), arrived: Notify::new() }
     }
@@ -175,7 +175,7 @@ impl MemoryDispatcher {
         self.state.lock()
     }
 
-    /// Waits without limit; [`Dispatcher::pull`] sets one.
+    /// Takes entries and waits without a limit for the first; [`Dispatcher::pull`] limits the wait.
     async fn take_first(&self, pull: &Pull<'_>) -> Vec<Delivery> {
         loop {
             // Subscribe before looking, or an enqueue in between would be missed.

@@ -56,7 +56,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// Idle time after which a consumer without entries counts as dead. The next pull of a live one creates
 /// it again.
 const CONSUMER_IDLE: Duration = Duration::from_secs(600);
-/// Deliveries of one script.
+/// Maximum number of deliveries that one script handles.
 const BATCH: usize = 512;
 
 /// Queues in Redis. Cheap to clone; clones share connections and counters.
@@ -92,7 +92,7 @@ impl fmt::Debug for RedisDispatcher {
 pub struct Delayed {
     /// The entry.
     pub entry: Entry,
-    /// When it is due.
+    /// Due time, on Redis's clock.
     pub due: Timestamp,
 }
 
@@ -110,8 +110,8 @@ fn unavailable(error: RedisError) -> DispatchError {
 }
 
 impl RedisDispatcher {
-    /// A dispatcher in the Redis at `url`, with this limit for each queue. It connects when it is first
-    /// used, and again when a connection breaks. URLs:
+    /// Creates a dispatcher on the Redis at `url`, with this limit for each queue. It connects when it
+    /// is first used, and again when a connection breaks. URLs:
     ///
     /// ```text
     /// redis://[user:password@]host[:6379][/db]
@@ -170,7 +170,7 @@ impl RedisDispatcher {
         self.inner.promote(queue).await
     }
 
-    /// The backlog of a queue and the rate at which it is drained.
+    /// Returns the backlog of a queue and the rate at which it is drained.
     pub async fn backlog(&self, queue: &QueueName) -> Result<Backlog, DispatchError> {
         self.inner.backlog(queue).await
     }
@@ -194,8 +194,8 @@ impl RedisDispatcher {
         run.await.map(|_: i64| ()).map_err(unavailable)
     }
 
-    /// A store of one queue's jobs in the same Redis, with the same connections: the fast mode; see
-    /// [`RedisStore`] for what it may lose. Finished jobs are kept for `retention`.
+    /// Returns a store of one queue's jobs in the same Redis, with the same connections: the fast
+    /// mode; see [`RedisStore`] for what it may lose. Finished jobs are kept for `retention`.
     pub fn store(&self, queue: QueueName, retention: Duration) -> RedisStore {
         let connections = Arc::clone(&self.inner.connections);
         RedisStore::new(connections, queue, self.inner.limit, retention)
@@ -286,7 +286,7 @@ impl Inner {
         Ok(count)
     }
 
-    /// Whether it is time to search for dead consumers of this queue.
+    /// Returns whether it is time to search for dead consumers of this queue.
     fn is_sweep_due(&self, queue: &QueueName) -> bool {
         let mut swept = self.swept.lock();
         let due = swept.get(queue).is_none_or(|last| last.elapsed() >= SWEEP_EVERY);
@@ -341,7 +341,7 @@ impl Dispatcher for RedisDispatcher {
         idle: Duration,
     ) -> Result<Vec<Delivery>, DispatchError> {
         if self.inner.is_sweep_due(pull.queue) {
-            // Its failure does not concern the caller.
+            // A failed sweep does not affect the caller.
             if let Err(error) = self.inner.sweep(pull.queue, CONSUMER_IDLE).await {
                 tracing::debug!(%error, "search for dead consumers failed");
             }

@@ -12,9 +12,9 @@ use tokio::{sync::Notify, time::timeout};
 use super::{EventId, Events, JobEvent};
 use crate::{dispatch::DispatchError, job::JobId};
 
-/// Jobs with events; older jobs are dropped.
+/// Maximum number of jobs with events; older jobs are dropped.
 const JOBS_MAX: usize = 1024;
-/// Events of a job; older ones are dropped.
+/// Maximum number of events of a job; older events are dropped.
 const EVENTS_MAX: usize = 4096;
 
 /// The latest events of the latest jobs, which are lost with the process.

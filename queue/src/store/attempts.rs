@@ -12,10 +12,10 @@ use crate::{
 pub(super) const BACKOFF_BASE: Duration = Duration::from_millis(250);
 /// Longest wait between attempts.
 pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(60);
-/// Most doublings: enough to reach the longest wait.
+/// Maximum number of doublings: enough to reach the longest wait.
 pub(super) const BACKOFF_DOUBLINGS_MAX: u32 = 16;
 
-/// The error of an attempt that lost its lease.
+/// Returns the error of an attempt that lost its lease.
 pub(super) fn lease_lost() -> JobError {
     JobError {
         kind: ErrorKind::LeaseLost,
@@ -25,8 +25,8 @@ pub(super) fn lease_lost() -> JobError {
     }
 }
 
-/// The error of an attempt at a job that cannot be read: its bytes are damaged, or of a later release
-/// (then a worker of that release may succeed).
+/// Returns the error of an attempt at a job that cannot be read: its bytes are damaged, or of a later
+/// release (then a worker of that release may succeed).
 pub(super) fn unreadable(error: &StoreError) -> JobError {
     JobError {
         kind: ErrorKind::Engine,
@@ -39,8 +39,8 @@ pub(super) fn unreadable(error: &StoreError) -> JobError {
 /// Longest signature in characters.
 const SIGNATURE_MAX: usize = 160;
 
-/// An error's message with `#` for every word with a digit, so that errors that differ only in numbers
-/// and ids have the same signature.
+/// Returns an error's message with `#` for every word with a digit, so that errors that differ only in
+/// numbers and ids have the same signature.
 pub(super) fn signature(error: &JobError) -> String {
     let is_word = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_');
     let mut signature = String::new();
@@ -60,7 +60,7 @@ pub(super) fn signature(error: &JobError) -> String {
     signature
 }
 
-/// The state that an outcome leads to.
+/// Returns the state that an outcome leads to.
 pub(super) fn verdict(outcome: &Outcome, attempts: u32, attempts_max: u32) -> JobState {
     match outcome {
         Outcome::Completed(_) => JobState::Completed,
@@ -71,12 +71,12 @@ pub(super) fn verdict(outcome: &Outcome, attempts: u32, attempts_max: u32) -> Jo
     }
 }
 
-/// Factor of a wait, in `0.5..1`, derived from the id.
+/// Returns the factor of a wait, in `0.5..1`, derived from the id.
 pub(super) fn jitter(id: JobId) -> f64 {
     0.5 + f64::from(id.as_bytes()[15]) / 512.0
 }
 
-/// Wait before attempt `attempts + 1`: exponential, with jitter.
+/// Returns the wait before attempt `attempts + 1`: exponential, with jitter.
 pub(super) fn backoff(id: JobId, attempts: u32) -> Duration {
     let doubled = BACKOFF_BASE.saturating_mul(1 << attempts.min(BACKOFF_DOUBLINGS_MAX));
     doubled.min(BACKOFF_MAX).mul_f64(jitter(id))

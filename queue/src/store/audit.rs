@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{Page, StoreError};
 use crate::job::Timestamp;
 
-/// Most entries that are kept; each new entry deletes the oldest beyond that.
+/// Maximum number of entries that are kept; each new entry deletes the oldest beyond that.
 pub const AUDIT_MAX: u32 = 100_000;
 
 /// An entry of the audit log.
@@ -30,7 +30,7 @@ pub struct AuditEntry {
 }
 
 impl AuditEntry {
-    /// An entry for an action from the command line.
+    /// Creates an entry for an action from the command line.
     pub fn from_command_line(action: &str, target: &str, detail: Value) -> Self {
         Self {
             id: Uuid::now_v7(),
@@ -47,7 +47,7 @@ impl AuditEntry {
 /// The audit log.
 #[async_trait]
 pub trait Audit: Send + Sync {
-    /// Appends an entry. If that fails, the action must not be carried out.
+    /// Appends an entry. If this fails, the action must not be carried out.
     async fn record_audit(&self, entry: &AuditEntry) -> Result<(), StoreError>;
 
     /// Returns entries, the newest first (`page.ascending` has no effect).

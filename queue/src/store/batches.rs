@@ -8,12 +8,12 @@
 //! ```
 //!
 //! The process that drives a batch holds a lease with an epoch, as a worker does for a job: a write under
-//! an older epoch writes nothing. So any number of processes may drive batches, each batch by one at a
-//! time. A cancel raises the epoch too.
+//! an older epoch writes nothing. So any number of processes may drive batches, but only one at a time
+//! drives a given batch. A cancel raises the epoch too.
 //!
-//! The id of a batch's job is the batch's id with the line's number in its last 32 bits. So a line is
-//! submitted once however often that is tried, no table of lines is needed, and the jobs of a batch are
-//! a range of ids.
+//! The id of a batch's job is the batch's id with the line's number in its last 32 bits. So repeated
+//! submissions of a line create one job, no table of lines is needed, and the jobs of a batch are a
+//! range of ids.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -42,12 +42,12 @@ impl BatchId {
         Self(Uuid::from_u128(Uuid::now_v7().as_u128() & !LINE_BITS))
     }
 
-    /// The id of the job for a line (from 1).
+    /// Returns the id of the job for a line (from 1).
     pub fn job(self, line: u32) -> JobId {
         Uuid::from_u128(self.0.as_u128() | u128::from(line)).into()
     }
 
-    /// The line of a job; `None` if the job is not of this batch.
+    /// Returns the line of a job; `None` if the job is not of this batch.
     pub fn line(self, job: JobId) -> Option<u32> {
         let id = Uuid::from(job).as_u128();
         let line = u32::try_from(id & LINE_BITS).ok()?;
@@ -99,12 +99,12 @@ pub enum BatchState {
 }
 
 impl BatchState {
-    /// Whether the state is terminal.
+    /// Returns whether the state is terminal.
     pub const fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Expired | Self::Cancelled)
     }
 
-    /// The name in stores and on the wire.
+    /// Returns the name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Validating => "validating",
@@ -128,7 +128,7 @@ pub struct BatchError {
     pub line: Option<u64>,
     /// Message for people.
     pub message: String,
-    /// The wrong field.
+    /// Name of the invalid field.
     pub param: Option<String>,
 }
 
@@ -145,19 +145,19 @@ pub struct FilePosition {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BatchTimes {
-    /// `in_progress`
+    /// Time at which the batch became `in_progress`.
     pub in_progress: Option<Timestamp>,
-    /// `finalizing`
+    /// Time at which the batch became `finalizing`.
     pub finalizing: Option<Timestamp>,
-    /// `completed`
+    /// Time at which the batch became `completed`.
     pub completed: Option<Timestamp>,
-    /// `failed`
+    /// Time at which the batch became `failed`.
     pub failed: Option<Timestamp>,
-    /// `expired`
+    /// Time at which the batch became `expired`.
     pub expired: Option<Timestamp>,
-    /// `cancelling`
+    /// Time at which the batch became `cancelling`.
     pub cancelling: Option<Timestamp>,
-    /// `cancelled`
+    /// Time at which the batch became `cancelled`.
     pub cancelled: Option<Timestamp>,
 }
 
@@ -316,8 +316,8 @@ pub trait Batches: Send + Sync {
         limit: u32,
     ) -> Result<Vec<BatchClaim>, StoreError>;
 
-    /// Extends a claim's lease; returns false if the claim no longer holds. On an error the old lease
-    /// continues.
+    /// Extends a claim's lease; returns false if the claim is no longer valid. On an error the old
+    /// lease continues.
     async fn renew_batch(
         &self,
         id: BatchId,
@@ -329,7 +329,7 @@ pub trait Batches: Send + Sync {
     async fn release_batch(&self, id: BatchId, epoch: i64) -> Result<(), StoreError>;
 
     /// Writes a claimed batch with its jobs and files, in one transaction; returns false and writes
-    /// nothing if the claim no longer holds. May be repeated after an error.
+    /// nothing if the claim is no longer valid. May be repeated after an error.
     async fn save_batch(
         &self,
         claim: &BatchClaim,

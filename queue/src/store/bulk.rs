@@ -11,9 +11,9 @@ use crate::job::{Job, JobId, JobState};
 
 /// Jobs of one chunk.
 const CHUNK: u32 = 500;
-/// Most pages that one call reads.
+/// Maximum number of pages that one call reads.
 const PAGES_MAX: u32 = 64;
-/// Most jobs that one call changes.
+/// Maximum number of jobs that one call changes.
 pub const BULK_MAX: u64 = 10_000;
 
 /// Result of one call.
@@ -21,7 +21,7 @@ pub const BULK_MAX: u64 = 10_000;
 pub struct BulkResult {
     /// Number of jobs changed.
     pub done: u64,
-    /// Where to continue if there may be more jobs.
+    /// Id at which to continue if there may be more jobs.
     pub next: Option<JobId>,
     /// New jobs of a replay; the caller adds their entries to the dispatcher.
     pub jobs: Vec<Job>,
@@ -42,7 +42,7 @@ pub enum BulkAction {
 }
 
 /// Applies an action to up to `most` jobs that match a filter and have ids below `after`, the newest
-/// first. What was done before an error stays done.
+/// first. Changes made before an error remain.
 pub async fn apply(
     store: &dyn FrontStore,
     filter: &JobFilter,

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use super::StoreError;
 use crate::job::{QueueName, Timestamp};
 
-/// Most classes that may be allowed for a queue besides its own.
+/// Maximum number of classes that may be allowed for a queue besides its own.
 pub const ALLOWED_CLASSES_MAX: usize = 16;
 /// Longest name of a class, in bytes.
 const CLASS_BYTES_MAX: usize = 256;
@@ -25,7 +25,7 @@ pub enum ClassError {
         queue: QueueName,
         /// The class of its first worker.
         registered: String,
-        /// Classes that an operator has allowed besides it.
+        /// Other classes that an operator has allowed.
         allowed: Vec<String>,
         /// The class that was refused.
         offered: String,
@@ -74,7 +74,8 @@ pub trait NumericsClasses: Send + Sync {
     /// [`ClassError::Mismatch`] when the queue has another class and this one is not allowed.
     async fn register_class(&self, queue: &QueueName, class: &str) -> Result<(), ClassError>;
 
-    /// Lets workers of another numerics class serve a queue too. Returns false if they already may.
+    /// Lets workers of another numerics class serve a queue too. Returns false if the class is
+    /// already allowed.
     ///
     /// # Errors
     /// [`StoreError::InvalidValue`] when the name is invalid or the queue has
@@ -141,7 +142,8 @@ impl Classes {
         })
     }
 
-    /// Whether workers of this class must drain. Workers of early releases send an empty class.
+    /// Returns whether workers of this class must drain. Workers of early releases send an empty
+    /// class.
     pub fn must_drain(&self, class: &str) -> bool {
         !class.is_empty() && self.registered.is_some() && !self.has(class)
     }

@@ -1,4 +1,4 @@
-//! Dead letters: jobs that failed for good.
+//! Dead letters: jobs that failed permanently.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use async_trait::async_trait;
 use super::{JobRecord, StoreError};
 use crate::job::{Job, JobId, QueueName, Timestamp};
 
-/// A job that failed for good.
+/// A job that failed permanently.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeadLetter {
     /// The job with all its errors.
     pub record: JobRecord,
-    /// The dead letter that this job was a replay of.
+    /// The earlier dead letter that this job replays.
     pub replay_of: Option<JobId>,
 }
 
@@ -28,14 +28,14 @@ pub struct Replay {
 /// Spreads replays over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
-    /// Time at which the first one is due.
+    /// Due time of the first replay.
     pub from: Timestamp,
-    /// Time from each one to the next.
+    /// Time between two replays.
     pub every: Duration,
 }
 
 impl Pace {
-    /// Returns when the job with `before` others before it is due.
+    /// Returns the due time of the replay that follows `before` others.
     pub(super) fn due(self, before: usize) -> Timestamp {
         self.from.after(self.every.saturating_mul(u32::try_from(before).unwrap_or(u32::MAX)))
     }

@@ -12,7 +12,7 @@ pub enum StoreError {
     /// The database's schema cannot be migrated, or is missing or too old.
     #[error("store cannot be migrated: {0}")]
     Migrate(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A job belongs to another queue than the store's.
+    /// A job belongs to a queue other than the store's.
     #[error("job {job} is not of queue {queue}, the only queue of this store")]
     OtherQueue {
         /// The job.
@@ -39,7 +39,7 @@ pub enum StoreError {
 }
 
 /// An error that the database server reported. The driver adds a line number of the server's source,
-/// which readers take for one of their own.
+/// which readers would mistake for a line of this program.
 #[derive(Debug, thiserror::Error)]
 #[error("the database says: {message} (SQLSTATE {code})")]
 struct ServerError {
@@ -47,7 +47,7 @@ struct ServerError {
     code: String,
 }
 
-/// An error of Postgres without the line number of the server's source.
+/// Returns an error of Postgres without the line number of the server's source.
 pub(super) fn without_source_line(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
     let reported = error.as_database_error();
     match reported.and_then(|error| error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()) {
@@ -60,7 +60,7 @@ pub(super) fn without_source_line(error: sqlx::Error) -> Box<dyn std::error::Err
 }
 
 impl From<sqlx::Error> for StoreError {
-    /// A value of the wrong type is [`StoreError::Damaged`], any other error
+    /// A value of the wrong type becomes [`StoreError::Damaged`], any other error becomes
     /// [`StoreError::Unavailable`].
     fn from(error: sqlx::Error) -> Self {
         match error {

@@ -61,7 +61,7 @@ pub enum FilePurpose {
 }
 
 impl FilePurpose {
-    /// The name in stores and on the wire.
+    /// Returns the name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Batch => "batch",
@@ -103,7 +103,7 @@ pub struct StoredFile {
 pub struct Page<Id> {
     /// The last item of the previous page.
     pub after: Option<Id>,
-    /// Most items on the page.
+    /// Maximum number of items on the page.
     pub limit: u32,
     /// Whether the order is oldest first.
     pub ascending: bool,

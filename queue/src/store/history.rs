@@ -20,7 +20,7 @@ use crate::job::{QueueName, Timestamp};
 
 /// Shortest time between two samples.
 pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
-/// Most jobs of a queue and state that are counted.
+/// Maximum number of jobs of a queue and state that are counted.
 pub(super) const DEPTH_MAX: i64 = 1_000_000;
 
 /// Length of a sample's period.
@@ -38,7 +38,7 @@ impl Period {
     /// All periods, the shortest first.
     pub const ALL: [Self; 3] = [Self::Seconds, Self::Minute, Self::Hour];
 
-    /// The length of the period.
+    /// Returns the length of the period.
     pub const fn length(self) -> Duration {
         Duration::from_secs(match self {
             Self::Seconds => 10,
@@ -47,7 +47,7 @@ impl Period {
         })
     }
 
-    /// How long samples of the period are kept.
+    /// Returns how long samples of the period are kept.
     pub const fn kept(self) -> Duration {
         const HOUR: u64 = 3600;
         Duration::from_secs(match self {
@@ -57,7 +57,8 @@ impl Period {
         })
     }
 
-    /// The shortest period that is kept for `span` and divides it into at most 1440 samples.
+    /// Returns the shortest period that is kept for `span` and divides it into at most 1440
+    /// samples.
     pub fn for_span(span: Duration) -> Self {
         const SAMPLES_MAX: u32 = 24 * 60;
         let fits = |period: &Self| {
@@ -66,7 +67,7 @@ impl Period {
         Self::ALL.into_iter().find(fits).unwrap_or(Self::Hour)
     }
 
-    /// The start of the period that contains a time.
+    /// Returns the start of the period that contains a time.
     pub fn begin(self, at: Timestamp) -> Timestamp {
         let length = self.length().as_millis() as i64;
         Timestamp(at.0.div_euclid(length) * length)
@@ -150,12 +151,12 @@ impl Sample {
         self.latencies.merge(&other.latencies);
     }
 
-    /// Number of finished jobs.
+    /// Returns the number of finished jobs.
     pub fn ended(&self) -> u64 {
         self.completed + self.failed + self.cancelled + self.expired
     }
 
-    /// A count of this period per second.
+    /// Returns a count of this period per second.
     pub fn per_second(&self, count: u64) -> f64 {
         count as f64 * 1000.0 / self.covered_ms.max(1) as f64
     }
@@ -170,7 +171,7 @@ impl Sample {
         (self.slots_sum > 0).then(|| self.running_sum as f64 / self.slots_sum as f64)
     }
 
-    /// Whether all counts are zero.
+    /// Returns whether all counts are zero.
     pub(super) fn is_idle(&self) -> bool {
         self.queued_sum + self.running_sum + self.slots_sum + self.arrived + self.ended() == 0
     }
@@ -217,7 +218,7 @@ pub struct Depth {
 }
 
 impl Depth {
-    /// Number of unfinished jobs.
+    /// Returns the number of unfinished jobs.
     pub fn open(&self) -> u64 {
         self.scheduled + self.queued + self.running + self.retrying
     }

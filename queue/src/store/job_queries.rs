@@ -14,10 +14,10 @@ use crate::{
     store::JobRecord,
 };
 
-/// Most jobs that one page or count scans.
+/// Maximum number of jobs that one page or count scans.
 pub const SCAN_MAX: u32 = 10_000;
 
-/// Conditions on jobs; all that are set must match.
+/// Conditions on jobs. A job matches if it meets every condition that is set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct JobFilter {
     /// The tenant.
@@ -43,7 +43,7 @@ pub struct JobFilter {
 }
 
 impl JobFilter {
-    /// The dead letters of a queue, or of all queues.
+    /// Creates a filter for the dead letters of a queue, or of all queues.
     pub fn dead_letters(queue: Option<&QueueName>) -> Self {
         Self {
             state: Some(JobState::Failed),
@@ -69,7 +69,7 @@ pub struct JobSummary {
     pub state: JobState,
     /// Attempts that ended in an error or a lost lease.
     pub attempts: u32,
-    /// The caller's name for it in its batch.
+    /// The caller's name for the job in its batch.
     pub custom_id: Option<String>,
     /// The worker that claimed it last.
     pub owner: Option<String>,
@@ -92,7 +92,7 @@ pub struct JobSummary {
 pub struct JobPage {
     /// The jobs found, the newest first.
     pub jobs: Vec<JobSummary>,
-    /// Where to continue if there may be more jobs; may be set although no job was found.
+    /// Id at which to continue if there may be more jobs; may be set although no job was found.
     pub next: Option<JobId>,
 }
 
@@ -110,7 +110,7 @@ pub struct Count {
 pub struct JobHistory {
     /// The job, its state and its outcome.
     pub record: JobRecord,
-    /// The dead letter that it is a replay of.
+    /// The dead letter that the job replays.
     pub replay_of: Option<JobId>,
     /// Submission time.
     pub submitted_at: Timestamp,
@@ -118,7 +118,7 @@ pub struct JobHistory {
     pub started_at: Option<Timestamp>,
     /// Time at which it is due, if it is scheduled or retrying.
     pub run_at: Option<Timestamp>,
-    /// End of the present lease.
+    /// End of the current lease.
     pub lease_until: Option<Timestamp>,
     /// The ended attempts and the running one, oldest first. Claims that were handed back are not
     /// attempts.
@@ -138,20 +138,20 @@ pub struct Attempt {
     pub first_token: Option<Duration>,
     /// Time of its end; `None` while it runs.
     pub ended_at: Option<Timestamp>,
-    /// How it ended.
+    /// How the attempt ended.
     pub end: AttemptEnd,
 }
 
 /// How an attempt ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AttemptEnd {
-    /// Still running.
+    /// The attempt is still running.
     Running,
-    /// With an answer.
+    /// The attempt ended with an answer.
     Completed,
-    /// With an error or a lost lease.
+    /// The attempt ended with an error or a lost lease.
     Error(JobError),
-    /// At the job's deadline.
+    /// The attempt ended at the job's deadline.
     Expired,
 }
 

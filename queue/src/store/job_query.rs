@@ -3,7 +3,7 @@
 //! A list scans one index downwards in the order of ids, at most [`SCAN_MAX`] jobs, and tests the other
 //! conditions on each job. So the inner query has only conditions that one index answers, and the rest
 //! is outside: a filter that matches little costs a page of jobs, never a scan of all. States are
-//! literals, since only then are partial indexes used.
+//! literals, because the planner uses a partial index only for a literal.
 
 use std::marker::PhantomData;
 
@@ -26,7 +26,7 @@ const SET_APART: [JobState; 5] = [
 const COLUMNS: &str = "id, tenant, model, format, priority, state, attempts, submitted_at, \
                        started_at, owner, custom_id, error_code, error_signature";
 
-/// Most groups of dead letters in a list.
+/// Maximum number of groups of dead letters in a list.
 const GROUPS_MAX: u32 = 200;
 
 /// A condition on a job.
@@ -56,7 +56,7 @@ where
     String: for<'q> Encode<'q, DB> + Type<DB>,
     Uuid: for<'q> Encode<'q, DB> + Type<DB>,
 {
-    /// Jobs that match the filter and have ids below `before`.
+    /// Returns jobs that match the filter and have ids below `before`.
     pub fn new(filter: &'a JobFilter, before: Option<JobId>) -> Self {
         let JobFilter { tenant, model, format, error_code, error_signature, custom_id, .. } =
             filter;
@@ -96,7 +96,7 @@ where
         Self { indexed, rest, database: PhantomData }
     }
 
-    /// Up to `limit` jobs, the newest first.
+    /// Returns up to `limit` jobs, the newest first.
     pub fn page(&self, limit: u32) -> QueryBuilder<DB> {
         let mut query = QueryBuilder::new("SELECT * FROM (");
         self.scan(&mut query, COLUMNS, SCAN_MAX);
@@ -106,7 +106,7 @@ where
         query
     }
 
-    /// The last job that a page scans, if there may be more jobs.
+    /// Returns the last job that a page scans, if there may be more jobs.
     pub fn scan_end(&self) -> QueryBuilder<DB> {
         let mut query = QueryBuilder::new("SELECT id FROM (");
         self.scan(&mut query, "id", SCAN_MAX);
@@ -180,7 +180,7 @@ where
     }
 }
 
-/// The range of ids that match a filter and the position in a list.
+/// Returns the range of ids that match a filter and the position in a list.
 fn range<'a>(filter: &JobFilter, before: Option<JobId>) -> Vec<Condition<'a>> {
     let (first, end) = filter.batch.map_or((None, None), |batch| {
         let after_last = Uuid::from(batch.job(u32::MAX)).as_u128().saturating_add(1);

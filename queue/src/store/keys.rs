@@ -23,7 +23,7 @@ impl KeyRole {
     /// All roles, the least first.
     pub const ALL: [Self; 3] = [Self::Read, Self::Submit, Self::Operate];
 
-    /// The name in stores and on the wire.
+    /// Returns the name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -68,7 +68,7 @@ pub trait Keys: Send + Sync {
     /// Adds a key; `created_at` is set by the store.
     async fn add_key(&self, key: &ApiKey, hash: &KeyHash) -> Result<(), StoreError>;
 
-    /// Adds a key if there are no keys yet; returns whether it did. Of several concurrent calls one
+    /// Adds a key if there are no keys yet; returns whether it did. One of several concurrent calls
     /// succeeds.
     async fn add_first_key(&self, key: &ApiKey, hash: &KeyHash) -> Result<bool, StoreError>;
 

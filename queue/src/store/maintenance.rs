@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::StoreError;
 use crate::job::Tenant;
 
-/// Most jobs that one call of [`Maintenance::erase_tenant`] deletes.
+/// Maximum number of jobs that one call of [`Maintenance::erase_tenant`] deletes.
 pub const ERASED_MAX: u64 = 50_000;
 
 /// What [`Maintenance::maintain`] did.
@@ -41,8 +41,8 @@ pub struct Erased {
 #[async_trait]
 pub trait Maintenance: Send + Sync {
     /// Creates the partitions of the coming days, deletes what is past the database's retention, and
-    /// deletes workers that are long silent. To be called every few hours, by any number of
-    /// processes. What an error interrupts, the next call finishes.
+    /// deletes workers that are long silent. Call it every few hours, from any number of processes.
+    /// If an error interrupts a call, the next call finishes the work.
     async fn maintain(&self) -> Result<Maintained, StoreError>;
 
     /// Deletes everything of a tenant: keys, batches, files, quotas, and jobs with their results in

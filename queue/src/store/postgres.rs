@@ -1,8 +1,8 @@
 //! The store of a fleet: Postgres 14 or later.
 //!
-//! Every change of jobs is one statement, so one round trip and one commit for any number of jobs; rows
-//! are passed as arrays that the statement joins with `UNNEST`. Ids are bound in ascending order, so
-//! that two statements lock the jobs they share in the same order. Statements are planned anew each
+//! Every change of jobs is one statement, so any number of jobs takes one round trip and one commit;
+//! rows are passed as arrays that the statement joins with `UNNEST`. Ids are bound in ascending order,
+//! so that two statements lock the jobs they share in the same order. Statements are planned anew each
 //! time: planning takes less than a millisecond, touches only the partitions of the ids, and never uses
 //! the size that a table had when it was empty.
 //!
@@ -81,7 +81,7 @@ const LOCK_TIMEOUT: &str = "15s";
 /// Size of the connection pool, and time limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostgresOptions {
-    /// Most connections at a time; at least 1.
+    /// Maximum number of connections at a time; at least 1.
     pub connections_max: u32,
     /// Longest wait for a connection, including connecting; then the call fails as unavailable.
     pub acquire_timeout: Duration,
@@ -179,7 +179,7 @@ impl PostgresStore {
         Ok(Self { pool, call_timeout: options.call_timeout, clock: None })
     }
 
-    /// The same store with another clock than the server's: for tests.
+    /// Returns the same store with another clock than the server's: for tests.
     #[must_use]
     pub fn with_clock(self, clock: Clock) -> Self {
         Self { clock: Some(clock), ..self }
@@ -200,7 +200,7 @@ impl PostgresStore {
         Ok(self.pool.begin().await?)
     }
 
-    /// A call's result, or an error when it takes too long.
+    /// Returns a call's result, or an error when it takes too long.
     async fn within<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>> + Send,
@@ -211,7 +211,7 @@ impl PostgresStore {
             .unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))))
     }
 
-    /// The time of a test's clock; with `None` statements use the server's.
+    /// Returns the time of a test's clock; with `None` statements use the server's.
     fn clock_parameter(&self) -> Option<i64> {
         self.clock.as_ref().map(|clock| clock().0)
     }

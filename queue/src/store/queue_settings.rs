@@ -28,7 +28,7 @@ pub struct QueueState {
 }
 
 impl QueueState {
-    /// A queue with default settings.
+    /// Creates a queue with default settings.
     pub fn with_defaults(queue: QueueName) -> Self {
         let allowed_classes = Vec::new();
         Self { queue, paused: false, limit_tokens: None, class: None, allowed_classes }
@@ -51,7 +51,7 @@ pub struct QueueOverview {
 }
 
 impl QueueOverview {
-    /// A queue without jobs or workers.
+    /// Creates a queue without jobs or workers.
     pub(super) fn of(settings: QueueState) -> Self {
         let progress = Progress::default();
         Self { settings, progress, oldest_queued: None, overdue: 0, workers: 0 }
@@ -67,8 +67,8 @@ pub trait QueueSettings: Send + Sync {
     /// Returns the settings of every queue that has any, by name.
     async fn queue_states(&self) -> Result<Vec<QueueState>, StoreError>;
 
-    /// Returns every queue that has jobs or settings, by name. Reads every job: for people, not for
-    /// loops.
+    /// Returns every queue that has jobs or settings, by name. Reads every job, so it must not be
+    /// called often.
     async fn queues(&self) -> Result<Vec<QueueOverview>, StoreError>;
 
     /// Pauses or resumes a queue.

@@ -6,12 +6,11 @@
 //! Redis (`TIME`).
 //!
 //! **What may be lost.** This store is as durable as its Redis. With `appendonly yes` and `appendfsync
-//! everysec` a crash loses about the last second: jobs accepted and results written in it. A failover
-//! loses what the replica had not received. Without an append-only file a crash loses everything since the
-//! last snapshot, or everything. Losses are consistent: a job is without its entry for at most one round of
-//! a reconciler, and a job whose result was lost runs again or is lost as well. No job that Redis still
-//! knows gets two results. Redis must not evict (`maxmemory-policy noeviction`, see
-//! [`RedisStore::check`]).
+//! everysec` a crash loses about the last second: jobs accepted and results written in it. A failover loses
+//! what the replica had not received. Without an append-only file a crash loses everything since the last
+//! snapshot, or everything. Losses are consistent: a job is without its entry for at most one round of a
+//! reconciler, and a job with a lost result runs again or is lost as well. A job that Redis still has never
+//! gets two results. Redis must not evict (`maxmemory-policy noeviction`, see [`RedisStore::check`]).
 //!
 //! A queue is either fast or journalled: workers of the other mode would take its entries for finished
 //! jobs. Finished jobs are kept for a retention and then expire. [`super::Operations`] is not available:
@@ -48,7 +47,7 @@ use crate::{
 pub const FAST_RETENTION: Duration = Duration::from_secs(86_400);
 /// Jobs of one script: a few milliseconds of Redis's time.
 const CHUNK: usize = 512;
-/// Most jobs of one kind that one script moves.
+/// Maximum number of jobs of one kind that one script moves.
 const RECONCILE_MAX: u64 = 512;
 
 /// Id, `PRIORITY:TENANT` and cost of a job.
@@ -96,7 +95,7 @@ impl Arguments {
     }
 }
 
-/// The items at these positions.
+/// Returns the items at these positions.
 fn at<T: Copy>(items: &[T], positions: Vec<usize>) -> Vec<T> {
     positions.into_iter().filter_map(|position| items.get(position).copied()).collect()
 }
@@ -119,7 +118,7 @@ impl RedisStore {
         Self { clock: Some(clock), ..self }
     }
 
-    /// The queue of this store.
+    /// Returns the queue of this store.
     pub fn queue(&self) -> &QueueName {
         &self.queue
     }
@@ -175,7 +174,8 @@ impl Store for RedisStore {
             match record::decode_job(&value) {
                 Ok(job) => Some(Claim { job, epoch, attempts, expires_in, checkpoint }),
                 Err(error) => {
-                    // Its leases expire until its attempts are used up; other jobs are not delayed.
+                    // The job's leases expire until its attempts are used up; other jobs are not
+                    // delayed.
                     let job = ids.get(position).map(ToString::to_string).unwrap_or_default();
                     tracing::error!(job, %error, "a claimed job cannot be read");
                     None
@@ -209,7 +209,8 @@ impl Store for RedisStore {
         arguments.number(attempts::BACKOFF_DOUBLINGS_MAX);
         for FinishedAttempt { claim: held, outcome, .. } in finished {
             arguments.held(*held);
-            // The script decides between retrying and failed, since it knows the attempts.
+            // The script decides between retrying and failed, since it reads the number of
+            // attempts.
             let verdict = attempts::verdict(outcome, 0, u32::MAX);
             arguments.push([record::letter(verdict)]);
             arguments.push(wire::encode(outcome));
@@ -337,7 +338,7 @@ impl Store for RedisStore {
         Ok(progress.scheduled + progress.queued + progress.running + progress.retrying)
     }
 
-    /// Counts finished jobs since the queue began, including those that are no longer kept.
+    /// Counts finished jobs since the queue began, including jobs that are no longer kept.
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError> {
         let mut progress = Progress::default();
         if queue.is_some_and(|queue| *queue != self.queue) {

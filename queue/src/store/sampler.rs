@@ -1,4 +1,5 @@
-//! Samples from observations of the queues. The databases only count; the rest is the same for both.
+//! Samples from observations of the queues. The databases only count; everything else is the same
+//! for both.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -7,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::history::{Depth, Latencies, QueueSnapshot, SAMPLE_EVERY, Sample};
 use crate::job::{JobState, QueueName, Timestamp};
 
-/// A queue without activity for this long is dropped until there is some.
+/// A queue without activity for this long is dropped until it has activity again.
 const FORGOTTEN_AFTER_MS: i64 = 24 * 60 * 60 * 1000;
-/// Longest time that one observation covers; more has passed if no process sampled.
+/// Longest time that one observation covers; more time passes only if no process samples.
 const COVERED_MS_MAX: i64 = 60_000;
 
 /// Observations take at most 1/`SHARE` of the time: counting a million queued jobs takes longer than
@@ -29,7 +30,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Whether the next observation is due.
+    /// Returns whether the next observation is due.
     pub fn is_due(&self, taken_at: Timestamp, now: Timestamp) -> bool {
         now.since(taken_at) >= SAMPLE_EVERY.max(Duration::from_millis(self.rest_ms))
     }
@@ -87,8 +88,8 @@ pub(super) fn open(depth: &mut Depth, state: JobState, jobs: u64, most: u64) {
     depth.or_more |= jobs >= most;
 }
 
-/// Adds observations to the state; returns the samples to add to each queue's periods, and to those of
-/// all queues together (`None`).
+/// Adds observations to the state; returns the samples to add to each queue's periods, and to the
+/// periods of all queues together (`None`).
 pub(super) fn advance(
     state: &mut State,
     taken_at: Timestamp,

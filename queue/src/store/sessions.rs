@@ -1,4 +1,4 @@
-//! Browser sessions, each of an API key. The store keeps a hash of the session's secret.
+//! Browser sessions. Each belongs to an API key. The store keeps a hash of the session's secret.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{
     keys::{ApiKey, KeyHash},
 };
 
-/// Most sessions of a key: one more ends the session that would expire first.
+/// Maximum number of sessions of a key: one more ends the session that would expire first.
 pub const SESSIONS_PER_KEY_MAX: u32 = 32;
 
 /// Sessions in a store.

@@ -84,7 +84,7 @@ impl std::fmt::Debug for SqliteStore {
     }
 }
 
-/// The machine's clock.
+/// Returns the machine's clock.
 fn system_clock() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
@@ -148,12 +148,13 @@ impl SqliteStore {
         Ok(released)
     }
 
-    /// A transaction that holds the write lock from its start, so that what it reads stays true.
+    /// Begins a transaction that holds the write lock from its start, so that what it reads stays
+    /// true.
     async fn begin(&self) -> Result<SqliteTransaction<'static>, StoreError> {
         Ok(self.pool.begin_with("BEGIN IMMEDIATE").await?)
     }
 
-    /// A call's result. The file is local, so calls have no time limit.
+    /// Returns a call's result. The file is local, so calls have no time limit.
     async fn within<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>> + Send,
@@ -161,7 +162,7 @@ impl SqliteStore {
         call.await
     }
 
-    /// The time in milliseconds.
+    /// Returns the time in milliseconds.
     fn clock_parameter(&self) -> i64 {
         self.now().0
     }

@@ -44,8 +44,8 @@ impl fmt::Debug for WebhookSecret {
 }
 
 impl Batch {
-    /// Time since which the webhook is due; `None` while the batch is unfinished, and when it has no
-    /// webhook or delivery has ended.
+    /// Returns the time since which the webhook is due; `None` while the batch is unfinished, and
+    /// when it has no webhook or delivery has ended.
     pub fn webhook_due(&self) -> Option<Timestamp> {
         let webhook = self.webhook.as_ref().filter(|webhook| webhook.ended_at.is_none())?;
         self.state.is_terminal().then(|| webhook.next_at.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! Workers as the store knows them: their heartbeats, drain requests and fault counters.
+//! Workers as the store records them: their heartbeats, drain requests and fault counters.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ pub struct Integrity {
 }
 
 impl Integrity {
-    /// The counters with their names.
+    /// Returns the counters with their names.
     pub fn named(&self) -> [(&'static str, u64); 6] {
         [
             ("leases_reclaimed", self.leases_reclaimed),
@@ -141,7 +141,7 @@ impl Worker {
     /// A worker that is silent for longer counts as dead: several heartbeats are missing.
     pub const SILENT_MAX: Duration = Duration::from_secs(15);
 
-    /// Whether its last heartbeat is recent.
+    /// Returns whether its last heartbeat is recent.
     pub fn is_alive(&self) -> bool {
         self.silent <= Self::SILENT_MAX
     }

@@ -14,7 +14,7 @@ use tritmill_queue::{
 pub trait Fixture {
     /// The store under test.
     type Store: Store;
-    /// An empty database.
+    /// Creates an empty database.
     fn create() -> Self;
     /// Opens the store, as a starting process does.
     async fn open(&self) -> Self::Store;

@@ -11,7 +11,7 @@ use tritmill_queue::{
 pub trait Fixture {
     /// Creates an empty dispatcher with this limit for each queue.
     async fn create(entries_max: usize) -> Self;
-    /// The dispatcher under test.
+    /// Returns the dispatcher under test.
     fn dispatcher(&self) -> Arc<dyn Dispatcher>;
 }
 

@@ -20,7 +20,7 @@ use tritmill_queue::{
 use tritmill_servers::Postgres;
 use uuid::Uuid;
 
-/// A server and a connected store.
+/// Returns a server and a connected store.
 async fn start() -> (Postgres, PostgresStore) {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
@@ -28,7 +28,7 @@ async fn start() -> (Postgres, PostgresStore) {
     (server, store)
 }
 
-/// The first column of a statement's first row, read on a separate connection.
+/// Returns the first column of a statement's first row, read on a separate connection.
 async fn number(server: &Postgres, statement: &str) -> i64 {
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();

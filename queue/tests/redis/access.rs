@@ -63,7 +63,8 @@ async fn enqueue_soon(dispatcher: &RedisDispatcher, entries: &[Entry]) {
     }
 }
 
-/// Number of replicas that have all earlier writes. `WAIT` covers the writes of its own connection.
+/// Returns the number of replicas that have all earlier writes. `WAIT` covers the writes of its own
+/// connection.
 async fn copies(master: &Redis) -> usize {
     let client = redis::Client::open(master.url()).unwrap();
     let patient =

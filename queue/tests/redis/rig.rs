@@ -69,7 +69,7 @@ pub async fn command<T: redis::FromRedisValue>(redis: &Redis, words: &[&str]) ->
     redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await.unwrap()
 }
 
-/// Number of pending entries.
+/// Returns the number of pending entries.
 pub async fn pending(redis: &Redis) -> usize {
     let (count, _, _, _): (usize, redis::Value, redis::Value, redis::Value) =
         command(redis, &["XPENDING", STREAM, "workers"]).await;
@@ -82,7 +82,7 @@ pub async fn abort<T>(task: tokio::task::JoinHandle<T>) {
     let _ = task.await;
 }
 
-/// A dispatcher to share between tasks.
+/// Returns a dispatcher to share between tasks.
 pub fn shared(redis: &Redis) -> Arc<RedisDispatcher> {
     Arc::new(dispatcher(redis))
 }

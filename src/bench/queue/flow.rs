@@ -42,7 +42,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// A new queue, `bench-DIGITS@FORMAT`, on these servers.
+    /// Names a new queue, `bench-DIGITS@FORMAT`, on these servers.
     pub async fn open(servers: Mode<'_>, format: &str) -> anyhow::Result<Self> {
         let id = JobId::generate().to_string();
         let model = format!("bench-{}", &id[id.len() - RANDOM_DIGITS..]);

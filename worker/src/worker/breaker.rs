@@ -31,11 +31,11 @@ enum State {
 /// How many jobs a device may take now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Allowance {
-    /// As many as fit.
+    /// As many jobs as fit.
     All,
-    /// One, if the device holds no other.
+    /// One job, if the device holds no other job.
     Probe,
-    /// None.
+    /// No jobs.
     Nothing,
 }
 
@@ -82,8 +82,8 @@ impl Breaker {
         opens
     }
 
-    /// Records that a request got tokens; returns true if this closed the breaker. Ignored while it
-    /// is open: the tokens are from before.
+    /// Records that a request got tokens; returns true if this closed the breaker. Ignored while
+    /// the breaker is open: the tokens belong to an earlier step.
     pub fn record_success(&mut self) -> bool {
         let closes = self.state == State::HalfOpen;
         if !self.is_open() {
@@ -92,7 +92,7 @@ impl Breaker {
         closes
     }
 
-    /// How many jobs the device may take. Half opens the breaker when its wait is over.
+    /// Returns how many jobs the device may take. Half-opens the breaker when its wait is over.
     pub fn allowance(&mut self) -> Allowance {
         match self.state {
             State::Closed => Allowance::All,
@@ -104,12 +104,12 @@ impl Breaker {
         }
     }
 
-    /// Whether the device may run nothing.
+    /// Returns whether the device may not run any job.
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open { .. })
     }
 
-    /// When the device may be tried again, if that is in the future.
+    /// Returns the time at which the device may be tried again, if that is in the future.
     pub fn retry_at(&self) -> Option<Instant> {
         match self.state {
             State::Open { until } => Some(until).filter(|until| *until > Instant::now()),
@@ -117,7 +117,7 @@ impl Breaker {
         }
     }
 
-    /// Failures in a row.
+    /// Returns the number of failures in a row.
     pub fn failures(&self) -> u32 {
         self.failures
     }

@@ -27,7 +27,7 @@ pub struct Device {
     pub engine: Engine,
 }
 
-/// A device whose engine thread runs.
+/// A device with a running engine thread.
 pub(super) struct RunningDevice {
     pub name: String,
     pub thread: EngineThread,
@@ -54,17 +54,17 @@ impl Devices {
         Ok(Self { all, slots })
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// The device with this index.
+    /// Returns the device with this index.
     pub fn get(&mut self, index: usize) -> &mut RunningDevice {
         &mut self.all[index]
     }
 
-    /// The next report and the index of its device; `None` for a device whose thread is dead.
+    /// Returns the next report and the index of its device; `None` if the device's thread is dead.
     /// Dropping the future loses nothing.
     pub async fn next_report(&mut self) -> (usize, Option<Report>) {
         poll_fn(|context| {
@@ -78,7 +78,7 @@ impl Devices {
         .await
     }
 
-    /// A report that is available now.
+    /// Returns a report that is available now.
     pub fn try_next_report(&mut self) -> Option<(usize, Report)> {
         let take = |(index, device): (usize, &mut RunningDevice)| {
             device.thread.reports.try_recv().ok().map(|report| (index, report))
@@ -86,12 +86,12 @@ impl Devices {
         self.all.iter_mut().enumerate().find_map(take)
     }
 
-    /// The numbers of the steps that are running now, by device.
+    /// Returns the numbers of the steps that are running now, by device.
     pub fn running_steps(&self) -> Vec<Option<u64>> {
         self.all.iter().map(|device| device.thread.running_step()).collect()
     }
 
-    /// Number of jobs that all devices have room for.
+    /// Returns the number of jobs that all devices have room for.
     pub fn free_slots(&mut self, in_flight: &InFlight) -> usize {
         (0..self.count()).map(|index| self.free_slots_of(index, in_flight.load(index))).sum()
     }
@@ -105,8 +105,8 @@ impl Devices {
         }
     }
 
-    /// The device for one more job: one to probe after failures, else the one with the most room,
-    /// the first among equals.
+    /// Returns the device for one more job: a device to probe after failures, else the device with
+    /// the most room (the first if several have it).
     pub fn choose(&mut self, in_flight: &InFlight) -> usize {
         let count = self.count();
         let rank = |index: &usize| {
@@ -119,7 +119,7 @@ impl Devices {
         (0..count).min_by_key(rank).unwrap_or_default()
     }
 
-    /// When the first suspended device may be tried again.
+    /// Returns the time at which the first suspended device may be tried again.
     pub fn retry_at(&self) -> Option<Instant> {
         self.all.iter().filter_map(|device| device.breaker.retry_at()).min()
     }

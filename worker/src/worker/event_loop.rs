@@ -2,7 +2,7 @@
 //! engines, lost leases, answers of store and dispatcher, timers, the watchdog, and stop requests.
 //!
 //! The loop never waits for the store or the dispatcher: their calls run beside it ([`calls`]), so that
-//! one that hangs delays neither the watchdog nor the end of work whose lease is lost. All calls are
+//! a call that hangs delays neither the watchdog nor the end of work with a lost lease. All calls are
 //! polled together, since they may share a connection.
 //!
 //! `intake.rs` takes jobs in, `results.rs` saves and commits results, `shutdown.rs` ends the worker.
@@ -51,10 +51,10 @@ const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_
 /// Stands for a timer that is not set.
 const FOREVER: Duration = Duration::from_secs(86_400);
 
-/// What other tasks tell the loop.
+/// The loop's inputs from other tasks.
 pub(super) struct Inputs {
     pub lost_leases: Arc<LostLeases>,
-    /// From operators, by the heartbeat.
+    /// Directives from operators, received with heartbeats.
     pub directive: watch::Receiver<Directive>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct EventLoop<'a> {
     calls: Calls<'a>,
     /// Deliveries for the next acknowledgement.
     acknowledged: Vec<Delivery>,
-    /// Tells the renewer which leases to renew.
+    /// Sends the renewer the leases to renew.
     leases: watch::Sender<Vec<Lease>>,
     inputs: Inputs,
     /// Publishes events of streaming jobs.
@@ -79,11 +79,11 @@ pub(super) struct EventLoop<'a> {
     /// The first lost device and its error, if any.
     lost_device: Option<(String, Arc<StepError>)>,
     reclaim_at: Instant,
-    /// When a drain stops waiting for running jobs.
+    /// Time at which a drain stops waiting for running jobs.
     drain_until: Option<Instant>,
     /// Tokens of running answers that are in no checkpoint yet.
     unsaved: HashMap<ClaimRef, Vec<u32>>,
-    /// How far an embedded worker has fed its dispatcher.
+    /// Position up to which an embedded worker has fed its dispatcher.
     feed: Feed,
 }
 
@@ -189,7 +189,7 @@ impl<'a> EventLoop<'a> {
         let Directive { drain, paused } = *self.inputs.directive.borrow_and_update();
         if paused {
             self.calls.pull = None;
-            // Not reading is intended: the worker counts as ready.
+            // A paused worker does not read its queue, but counts as ready.
             self.worker.metrics.queue_read();
         }
         if self.drain_until.is_none() && (stop_requested || drain) {
@@ -200,7 +200,7 @@ impl<'a> EventLoop<'a> {
         paused
     }
 
-    /// Whether nothing is held and no call about claims is unanswered.
+    /// Returns whether the worker holds no jobs and every call about claims is answered.
     fn is_empty(&self) -> bool {
         self.in_flight.is_empty() && self.acknowledged.is_empty() && !self.calls.involve_claims()
     }
@@ -270,7 +270,7 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// Stops work whose lease is lost.
+    /// Stops the work of a claim with a lost lease.
     fn handle_lost_lease(&mut self, held: ClaimRef, loss: Loss) {
         let Some(claim) = self.in_flight.get_mut(held) else { return };
         claim.hand_back |= loss == Loss::NotRenewed;
@@ -298,7 +298,7 @@ impl<'a> EventLoop<'a> {
         }
     }
 
-    /// Tells the renewer which leases to renew.
+    /// Sends the renewer the leases to renew.
     fn publish_leases(&self) {
         self.leases.send_replace(self.in_flight.leases());
     }

@@ -19,8 +19,8 @@ use crate::{
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
-/// The directive before the first answer: a worker with operators waits for it, since its queue may be
-/// paused; others start at once.
+/// Returns the directive before the first answer: a worker with operators waits for it, since its
+/// queue may be paused; others start at once.
 pub(super) fn initial_directive(has_operations: bool) -> Directive {
     Directive { drain: false, paused: has_operations }
 }

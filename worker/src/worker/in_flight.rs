@@ -8,7 +8,7 @@ use tritmill_queue::{Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt
 
 use super::renewer::Lease;
 
-/// A claim in the engine, or about to be.
+/// A claim that is in the engine or about to be submitted to it.
 #[derive(Debug)]
 pub(super) struct RunningClaim {
     lease: Lease,
@@ -22,7 +22,7 @@ pub(super) struct RunningClaim {
     pub span: Span,
     /// Whether the engine has its request.
     pub submitted: bool,
-    /// Whether the engine was told to stop it.
+    /// Whether the engine was asked to cancel its request.
     pub stopping: bool,
     /// Whether to hand the claim back when its work has stopped.
     pub hand_back: bool,
@@ -34,18 +34,18 @@ pub(super) struct EndedClaim {
     pub lease: Lease,
     pub disposition: Disposition,
     pub span: Span,
-    /// From the claim to its first token, if it has one.
+    /// Time from the claim to its first token, if it has one.
     pub first_token: Option<Duration>,
     ended_at: Instant,
 }
 
 impl EndedClaim {
-    /// Time from the claim to its end.
+    /// Returns the time from the claim to its end.
     pub(super) fn elapsed(&self) -> Duration {
         self.ended_at.duration_since(self.lease.claimed_at)
     }
 
-    /// Whether the claim is handed back rather than recorded.
+    /// Returns whether the claim is handed back rather than recorded.
     pub(super) fn is_hand_back(&self) -> bool {
         matches!(self.disposition, Disposition::HandBack)
     }
@@ -63,7 +63,7 @@ pub(super) enum Disposition {
 }
 
 impl Disposition {
-    /// The kind of end, for logs. Prompts and answers are not logged.
+    /// Returns the kind of end, for logs. Prompts and answers are not logged.
     fn label(&self) -> &'static str {
         match self {
             Self::Record(Outcome::Completed(_)) => "completed",
@@ -88,18 +88,18 @@ pub(super) struct Load {
 #[derive(Debug)]
 pub(super) struct InFlight {
     running: HashMap<ClaimRef, RunningClaim>,
-    /// Ended and not committed.
+    /// Ended claims that are not committed.
     ended: Vec<EndedClaim>,
     /// Leases of claims in the current commit; they are renewed until it succeeds.
     committing: Vec<Lease>,
-    /// When the oldest of `ended` ended.
+    /// Time at which the oldest claim in `ended` ended.
     oldest_end: Option<Instant>,
-    /// By device.
+    /// Loads by device.
     loads: Vec<Load>,
 }
 
 impl InFlight {
-    /// Nothing in flight on this many devices.
+    /// Creates an empty state for this many devices.
     pub(super) fn new(devices: usize) -> Self {
         Self {
             running: HashMap::new(),
@@ -137,12 +137,12 @@ impl InFlight {
         self.running.insert(claim.claim_ref(), running);
     }
 
-    /// A running claim.
+    /// Returns a running claim.
     pub(super) fn get(&self, held: ClaimRef) -> Option<&RunningClaim> {
         self.running.get(&held)
     }
 
-    /// A running claim.
+    /// Returns a running claim.
     pub(super) fn get_mut(&mut self, held: ClaimRef) -> Option<&mut RunningClaim> {
         self.running.get_mut(&held)
     }
@@ -174,12 +174,12 @@ impl InFlight {
         ended
     }
 
-    /// Drops the leases of the commit, which succeeded.
+    /// Drops the leases of the commit after it has succeeded.
     pub(super) fn committed(&mut self) {
         self.committing.clear();
     }
 
-    /// Returns claims whose commit failed, before those that have ended since.
+    /// Puts back the claims of a failed commit, before the claims that have ended since.
     pub(super) fn restore(&mut self, mut ended: Vec<EndedClaim>) {
         self.committing.clear();
         ended.append(&mut self.ended);
@@ -187,43 +187,43 @@ impl InFlight {
         self.ended = ended;
     }
 
-    /// When the ended claims must be committed.
+    /// Returns the time at which the ended claims must be committed.
     pub(super) fn flush_at(&self, wait: Duration) -> Option<Instant> {
         self.oldest_end.map(|oldest| oldest + wait)
     }
 
-    /// Number of ended claims that are in no commit yet.
+    /// Returns the number of ended claims that are in no commit yet.
     pub(super) fn ended_count(&self) -> usize {
         self.ended.len()
     }
 
-    /// Running claims of a device.
+    /// Returns the running claims of a device.
     pub(super) fn running_on(&self, device: usize) -> Vec<ClaimRef> {
         let on_device = self.running.iter().filter(|(_, claim)| claim.device == device);
         on_device.map(|(held, _)| *held).collect()
     }
 
-    /// Number of results that are not committed yet.
+    /// Returns the number of results that are not committed yet.
     pub(super) fn uncommitted_count(&self) -> usize {
         self.ended.len() + self.committing.len()
     }
 
-    /// Number of claims in the engine, or about to be.
+    /// Returns the number of claims in the engine, or about to be.
     pub(super) fn running_count(&self) -> usize {
         self.running.len()
     }
 
-    /// Whether nothing is in flight.
+    /// Returns whether nothing is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.running.is_empty() && self.uncommitted_count() == 0
     }
 
-    /// The load of a device.
+    /// Returns the load of a device.
     pub(super) fn load(&self, device: usize) -> Load {
         self.loads[device]
     }
 
-    /// Every lease to renew.
+    /// Returns every lease to renew.
     pub(super) fn leases(&self) -> Vec<Lease> {
         let running = self.running.values().map(|claim| &claim.lease);
         let ended = self.ended.iter().map(|ended| &ended.lease);
@@ -231,8 +231,8 @@ impl InFlight {
     }
 }
 
-/// A root span for each attempt: its parent is in the job's trace. Its level is "warn", so that log
-/// lines carry it at every log level.
+/// Returns a root span for each attempt: its parent is in the job's trace. Its level is "warn", so
+/// that log lines carry it at every log level.
 fn span(claim: &Claim) -> Span {
     let Claim { job, epoch, attempts, .. } = claim;
     let span = tracing::warn_span!(
@@ -252,7 +252,7 @@ fn span(claim: &Claim) -> Span {
     span
 }
 
-/// The results to record.
+/// Returns the results to record.
 pub(super) fn finished(ended: &[EndedClaim]) -> Vec<FinishedAttempt> {
     let record = |ended: &EndedClaim| match &ended.disposition {
         Disposition::Record(outcome) => Some(FinishedAttempt {
@@ -265,7 +265,7 @@ pub(super) fn finished(ended: &[EndedClaim]) -> Vec<FinishedAttempt> {
     ended.iter().filter_map(record).collect()
 }
 
-/// The claims to hand back.
+/// Returns the claims to hand back.
 pub(super) fn handed_back(ended: &[EndedClaim]) -> Vec<ClaimRef> {
     ended.iter().filter(|ended| ended.is_hand_back()).map(|ended| ended.lease.held).collect()
 }

@@ -1,9 +1,9 @@
 //! Keeps the dispatcher consistent with the store: enqueues jobs that became due or lost their lease, and
-//! jobs that a restarted dispatcher no longer knows.
+//! jobs that a restarted dispatcher no longer has.
 //!
 //! Jobs that were just queued are enqueued at once. All others are covered by a slow scan over all queued
-//! jobs, which enqueues them again and so finds those that got lost. When the depth shows that most of a
-//! page was new, the dispatcher has lost much, and the next page follows at once.
+//! jobs, which enqueues them again and so restores lost entries. When the depth shows that most of a page
+//! was new, the dispatcher has lost many entries, and the next page follows at once.
 //!
 //! Every worker runs a reconciler; all its work may be done twice.
 
@@ -168,13 +168,13 @@ mod tests {
         let jobs: Vec<Job> = (0..3 * FEED_COUNT).map(|_| job()).collect();
         let store = store(&folder, &jobs).await;
         let (mut reconciler, dispatcher) = reconciler(store, 1_000_000).await;
-        // Enough other entries that it has not run low.
+        // Enough other entries that the dispatcher has not run low.
         let others: Vec<Entry> = (0..100).map(|_| job().entry()).collect();
         dispatcher.enqueue(&others).await.expect("room");
         reconciler.round().await.expect("a round");
         let depth = dispatcher.depth(&reconciler.queue).await.expect("a depth");
         assert_eq!(depth, jobs.len() + others.len());
-        // Now nothing is new, so the scan is slow again.
+        // The dispatcher now has every entry, so the scan is slow again.
         reconciler.round().await.expect("a round");
         assert_eq!(reconciler.cursor, Some(jobs[SCAN_COUNT as usize - 1].id));
     }
@@ -193,7 +193,8 @@ mod tests {
         let claims = store.claim(&[taken[0].id], by).await.expect("claims");
         assert_eq!(claims[0].claim_ref(), ClaimRef { id: jobs[0].id, epoch: 1 });
         dispatcher.acknowledge("w", &taken).await.expect("acknowledges");
-        // The scan is past it and the dispatcher is full: not enqueued, and not forgotten.
+        // The scan is past this job and the dispatcher is full: the job is not enqueued, and not
+        // forgotten.
         reconciler.cursor = Some(jobs[600].id);
         dispatcher.enqueue(&[job().entry()]).await.expect("room for one");
         reconciler.round().await.expect("a round");

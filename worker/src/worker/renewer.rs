@@ -15,11 +15,12 @@ use crate::{mailbox::Mailbox, metrics::Metrics};
 pub(super) struct Lease {
     pub held: ClaimRef,
     pub delivery: Delivery,
-    /// Before the claim was asked for: its lease ends no earlier than counted from here.
+    /// Time just before the claim was requested: its lease ends no earlier than counted from this
+    /// time.
     pub claimed_at: Instant,
 }
 
-/// Why the work of a claim must stop.
+/// The reason why the work of a claim must stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
     /// Another worker claimed the job, or it was cancelled.
@@ -28,10 +29,11 @@ pub(super) enum Loss {
     NotRenewed,
 }
 
-/// Claims whose leases are lost, until the event loop takes them.
+/// Claims with lost leases, until the event loop takes them.
 pub(super) type LostLeases = Mailbox<HashMap<ClaimRef, Loss>>;
 
-/// Renews three times in a lease; ends when the sender of `leases` is gone.
+/// The task that renews leases, three times in the length of a lease; ends when the sender of
+/// `leases` is gone.
 pub(super) struct Renewer {
     pub store: Arc<dyn Store>,
     pub dispatcher: Arc<dyn Dispatcher>,
@@ -62,7 +64,7 @@ impl Renewer {
                 continue;
             }
             self.renew_claims(&leases, &mut renewed, period).await;
-            // Before any other call, which may take long.
+            // Lost leases are reported before any other call, which may take long.
             for Lease { held, claimed_at, .. } in &leases {
                 // A little early: the lease runs on the store's clock, and stopping takes a step.
                 let since = renewed.get(held).unwrap_or(claimed_at);
@@ -95,7 +97,8 @@ impl Renewer {
 
     async fn renew_deliveries(&self, leases: &[Lease], limit: Duration) {
         let deliveries: Vec<Delivery> = leases.iter().map(|lease| lease.delivery.clone()).collect();
-        // A delivery lost here went to a worker that the store refuses the claim.
+        // A delivery that is lost here went to another worker, and the store refuses that worker's
+        // claim.
         match timeout(limit, self.dispatcher.renew(&self.owner, &deliveries)).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => tracing::warn!(%error, "deliveries not renewed"),
@@ -103,7 +106,7 @@ impl Renewer {
         }
     }
 
-    /// A claim that is known to be taken stays so until the event loop has read it.
+    /// A claim that was reported as taken stays so until the event loop has read the report.
     fn report(&self, held: ClaimRef, loss: Loss) {
         self.lost.update(|lost| {
             let known = lost.entry(held).or_insert(loss);

@@ -121,7 +121,7 @@ pub fn engine_on(step: impl FnMut() -> Result<(), StepError> + Send + 'static) -
     Engine::new(Box::new(Scripted(step)), Arc::new(NoText), vec![2], config)
 }
 
-/// A worker's only device.
+/// Returns a worker's only device.
 #[allow(dead_code, reason = "some workers have several")]
 pub fn alone(engine: Engine) -> Vec<Device> {
     vec![Device { name: "cpu".to_owned(), engine }]

@@ -73,7 +73,7 @@ fn mutate(bytes: &mut Vec<u8>, inputs: &[Vec<u8>], random: &mut Random) {
     }
 }
 
-/// Returns a position in the input: half of the time near its beginning, where headers are.
+/// Returns a position in the input: in half of the calls near its beginning, where headers are.
 fn position(length: usize, random: &mut Random) -> usize {
     let reach = if random.below(2) == 0 { length.min(256) } else { length };
     random.below(reach + 1)

@@ -35,17 +35,17 @@ impl Browser {
         Ok(Self { server, port, chromium, _folder: folder })
     }
 
-    /// Whether this machine has both programs.
+    /// Returns whether this machine has both programs.
     pub fn is_installed() -> bool {
         find("chromium").is_some() && find("chromedriver").is_some()
     }
 
-    /// URL of the WebDriver interface.
+    /// Returns the URL of the WebDriver interface.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port.number())
     }
 
-    /// Path of the browser's program.
+    /// Returns the path of the browser's program.
     pub fn chromium(&self) -> &PathBuf {
         &self.chromium
     }

@@ -36,7 +36,8 @@ pub fn missing_packages() -> Vec<&'static str> {
     missing.map(|(_, package)| *package).collect()
 }
 
-/// Whether a test that cannot run must fail: `TRITMILL_REQUIRE_ALL=1` is set, as in `.ci/run`.
+/// Returns whether a test that cannot run must fail: `TRITMILL_REQUIRE_ALL=1` is set, as in
+/// `.ci/run`.
 pub fn all_required() -> bool {
     std::env::var_os("TRITMILL_REQUIRE_ALL").is_some_and(|value| value == "1")
 }

@@ -60,7 +60,7 @@ impl Port {
         Ok(is_free.then_some(Self { number, _claim: claim }))
     }
 
-    /// The port's number.
+    /// Returns the port's number.
     pub fn number(&self) -> u16 {
         self.number
     }

@@ -80,17 +80,17 @@ impl Postgres {
         self.server.as_ref().context("postgres does not run")?.signal(signal)
     }
 
-    /// The server's port on the loopback address.
+    /// Returns the server's port on the loopback address.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// URL for clients.
+    /// Returns the URL for clients.
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port())
     }
 
-    /// Process id, if the server runs.
+    /// Returns the process id, if the server runs.
     pub fn pid(&self) -> Option<u32> {
         self.server.as_ref().map(Server::pid)
     }

@@ -79,23 +79,23 @@ impl Redis {
         self.server.as_ref().context("redis does not run")?.signal(signal)
     }
 
-    /// The server's port on the loopback address.
+    /// Returns the server's port on the loopback address.
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// URL for clients.
+    /// Returns the URL for clients.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port())
     }
 
-    /// Process id, if the server runs.
+    /// Returns the process id, if the server runs.
     pub fn pid(&self) -> Option<u32> {
         self.server.as_ref().map(Server::pid)
     }
 }
 
-/// Whether a Redis at this port answers PING, which it does once it has loaded its files.
+/// Returns whether a Redis at this port answers PING, which it does once it has loaded its files.
 fn ping(port: u16) -> Option<()> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;

@@ -1,4 +1,4 @@
-//! Statistics of a run, and the checks of the promises against Postgres and Redis at its end.
+//! Statistics of a run, and the checks of the guarantees against Postgres and Redis at its end.
 
 use std::{
     collections::HashMap,
@@ -34,8 +34,8 @@ pub struct Statistics {
     workers_killed: usize,
     results: u64,
     completion_tokens: u64,
-    /// From each kill until the store listed no running job of the killed worker; written by one
-    /// thread per kill.
+    /// Times from each kill until the store listed no running job of the killed worker; written by
+    /// one thread per kill.
     recoveries_ms: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for Statistics {
     }
 }
 
-/// The first column of the first row.
+/// Returns the first column of the first row.
 fn query(port: u16, sql: &str) -> anyhow::Result<String> {
     let output = Command::new("psql")
         .args(["-h", "127.0.0.1", "-U", "postgres", "-At", "-p", &port.to_string(), "-c", sql])
@@ -115,7 +115,7 @@ fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
     query(port, sql)?.parse().with_context(|| sql.to_owned())
 }
 
-/// Lines of the reply to a Redis command.
+/// Returns lines of the reply to a Redis command.
 fn redis(port: u16, arguments: &[&str]) -> anyhow::Result<Vec<String>> {
     let output = Command::new("redis-cli")
         .args(["-h", &Ipv4Addr::LOCALHOST.to_string(), "-p", &port.to_string()])
@@ -162,7 +162,7 @@ pub fn run(cluster: &mut Cluster) -> anyhow::Result<()> {
     }
 }
 
-/// Generated tokens that the answers of one batch report.
+/// Returns the number of generated tokens that the answers of one batch report.
 fn tokens_of(answers: &[String]) -> anyhow::Result<u64> {
     let tokens = |line: &String| -> Option<u64> {
         let (_, rest) = line.split_once("\"completion_tokens\":")?;
@@ -171,7 +171,7 @@ fn tokens_of(answers: &[String]) -> anyhow::Result<u64> {
     answers.iter().map(tokens).sum::<Option<u64>>().context("an answer without usage")
 }
 
-/// Streams that hold entries, queued or pending, with their count.
+/// Returns streams that hold entries, queued or pending, with their count.
 fn stream_entries(port: u16) -> anyhow::Result<Vec<String>> {
     let mut left = Vec::new();
     for key in redis(port, &["--scan", "--pattern", "tm:*"])? {

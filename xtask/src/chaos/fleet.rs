@@ -142,7 +142,7 @@ impl Producer {
         let _ = self.child.wait();
     }
 
-    /// Whether every line is answered; restarts a producer that exited before that.
+    /// Returns whether every line is answered; restarts a producer that exited before that.
     pub fn is_finished(&mut self) -> anyhow::Result<bool> {
         let Some(status) = self.child.try_wait()? else { return Ok(false) };
         if status.success() {
@@ -165,7 +165,7 @@ impl Drop for Producer {
     }
 }
 
-/// Output lines sorted by custom_id, without `created`, which may differ between runs.
+/// Returns output lines sorted by custom_id, without `created`, which may differ between runs.
 pub fn answers(path: &Path) -> anyhow::Result<Vec<String>> {
     let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
     let mut lines: Vec<String> = text.lines().map(without_created).collect();

@@ -37,7 +37,7 @@ impl Nemesis {
         Self { random, next_fault_at, repairs: Vec::new(), counts: BTreeMap::new() }
     }
 
-    /// A random time between two bounds in milliseconds.
+    /// Returns a random time between two bounds in milliseconds.
     fn time_between(&mut self, from_ms: u64, to_ms: u64) -> Duration {
         Duration::from_millis(from_ms + self.random.below((to_ms - from_ms) as usize) as u64)
     }
@@ -116,7 +116,7 @@ impl Nemesis {
         }
     }
 
-    /// Freezes a worker for longer than its lease: it continues as a zombie.
+    /// Freezes a worker for longer than its lease: it continues after its claims are lost.
     fn freeze_worker(&mut self, cluster: &mut Cluster) {
         let index = self.random.below(cluster.workers.len());
         if let Some(worker) = &cluster.workers[index]
@@ -149,7 +149,7 @@ impl Nemesis {
         self.repair_due(cluster, Instant::now() + Duration::from_secs(3600))
     }
 
-    /// Number of faults of each kind.
+    /// Returns the number of faults of each kind.
     pub fn summary(&self) -> String {
         let counts = self.counts.iter().map(|(fault, count)| format!("{fault}: {count}"));
         counts.collect::<Vec<_>>().join(", ")

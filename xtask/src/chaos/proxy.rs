@@ -46,7 +46,7 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// The port that clients connect to.
+    /// Returns the port that clients connect to.
     pub fn port(&self) -> u16 {
         self.port
     }

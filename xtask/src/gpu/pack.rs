@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use super::programs::{self, PACKED};
 use crate::process::root;
 
-/// What a rented device takes in one transfer.
+/// Maximum size of one transfer to a rented device.
 const BYTES_MAX: u64 = 64 << 20;
 
 pub fn run() -> anyhow::Result<()> {

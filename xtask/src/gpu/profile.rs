@@ -1,4 +1,4 @@
-//! `cargo xtask gpu profile`: what Nsight Compute measures of six kernels.
+//! `cargo xtask gpu profile`: Nsight Compute's measurements of six kernels.
 
 use super::{Place, programs};
 

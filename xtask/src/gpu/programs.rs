@@ -1,5 +1,5 @@
-//! The programs that parts start: built here by cargo, or, on a machine without it, those that lie beside
-//! this one (`cargo xtask gpu pack`).
+//! The programs that parts start: built here by cargo, or, on a machine without cargo, the programs in
+//! the same folder as this one (`cargo xtask gpu pack`).
 
 use std::{
     ffi::OsStr,
@@ -22,7 +22,7 @@ pub struct Programs {
     tests: Option<PathBuf>,
     /// Folder of the driver's library, of an emulated one.
     driver: Option<PathBuf>,
-    /// When programs are ended.
+    /// Time at which programs are ended.
     deadline: Option<Instant>,
 }
 
@@ -37,7 +37,7 @@ impl Programs {
         Ok(Self { tests: packed.then_some(tests), ..Self::of(tritmill) })
     }
 
-    /// A command line without tests beside it.
+    /// Creates a command line without tests beside it.
     pub fn of(tritmill: PathBuf) -> Self {
         Self { tritmill, tests: None, driver: None, deadline: None }
     }
@@ -52,17 +52,17 @@ impl Programs {
         self.deadline = Some(Instant::now() + limit);
     }
 
-    /// Where the command line is.
+    /// Returns the path of the command line.
     pub fn tritmill_path(&self) -> &Path {
         &self.tritmill
     }
 
-    /// The command line, without the servers that the environment names.
+    /// Returns the command line, without the servers that the environment names.
     pub fn tritmill(&self) -> Command {
         self.under(&[], &self.tritmill)
     }
 
-    /// A program started by another, which takes words before the program's name.
+    /// Returns a program started by another, which takes words before the program's name.
     pub fn under(&self, starter: &[&str], program: &Path) -> Command {
         let mut command = Command::new("timeout");
         // For `timeout`, 0 means no limit.
@@ -77,7 +77,7 @@ impl Programs {
         command
     }
 
-    /// The engine's unit tests.
+    /// Returns the engine's unit tests.
     pub fn engine_tests(&self) -> anyhow::Result<Command> {
         let tests = self.tests.clone().map_or_else(build_tests, Ok)?;
         let mut command = self.under(&[], &tests);
@@ -87,7 +87,7 @@ impl Programs {
     }
 }
 
-/// Whether a program is installed.
+/// Returns whether a program is installed.
 pub fn is_installed(program: impl AsRef<OsStr>) -> bool {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());

@@ -37,7 +37,7 @@ fn emulated_driver() -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Whether a file exists and is newer than every file in some folders.
+/// Returns whether a file exists and is newer than every file in some folders.
 fn is_newer(file: &Path, folders: &[&Path]) -> anyhow::Result<bool> {
     let Ok(made) = std::fs::metadata(file).and_then(|file| file.modified()) else {
         return Ok(false);

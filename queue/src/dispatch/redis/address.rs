@@ -27,7 +27,7 @@ const PORT: u16 = 6379;
 /// Port of a sentinel.
 const SENTINEL_PORT: u16 = 26379;
 
-/// An invalid Redis URL. The error never repeats the URL, which may hold a password.
+/// An invalid Redis URL. The error never contains the URL, which may hold a password.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisUrlError {
@@ -171,7 +171,7 @@ impl Address {
         })
     }
 
-    /// Whether to use TLS.
+    /// Returns whether to use TLS.
     pub(super) fn is_tls(&self) -> bool {
         self.tls
     }
@@ -199,7 +199,7 @@ impl Address {
         login
     }
 
-    /// A client of the single server.
+    /// Returns a client of the single server.
     pub(super) fn client(&self) -> Result<Client, RedisError> {
         let address = self.addresses().next();
         let address =
@@ -211,7 +211,7 @@ impl Address {
         }
     }
 
-    /// A client that asks the sentinels for the master.
+    /// Returns a client that asks the sentinels for the master.
     pub(super) fn sentinel(&self) -> Result<SentinelClient, RedisError> {
         let kind = SentinelServerType::Master;
         let mut builder = SentinelClientBuilder::new(self.addresses(), &self.service, kind)?
@@ -238,7 +238,7 @@ impl Address {
         builder.build()
     }
 
-    /// The seed nodes of a cluster.
+    /// Returns the seed nodes of a cluster.
     pub(super) fn nodes(&self) -> Result<Vec<redis::ConnectionInfo>, RedisError> {
         let login = self.login();
         let node = |address: ConnectionAddr| {

@@ -44,7 +44,8 @@ const _: () = assert!(
     BLOCKING_TIMEOUT.as_millis() >= BLOCK_MAX.as_millis() + RESPONSE_TIMEOUT.as_millis(),
     "a read that waits its full time is not late"
 );
-/// Concurrent blocking reads; further ones wait for a connection. More than the streams of an API server.
+/// Maximum number of concurrent blocking reads, more than the streams of an API server; further
+/// reads wait for a connection.
 const BLOCKING_MAX: usize = 1 << 14;
 /// Idle connections for blocking reads that are kept.
 const IDLE_MAX: usize = 16;
@@ -93,8 +94,8 @@ impl ConnectionLike for Link {
     }
 }
 
-/// Opens connections; manages the pool of those for blocking reads. The managers of deadpool-redis
-/// take neither response timeouts nor certificates for sentinels and clusters.
+/// Opens connections and manages the pool of connections for blocking reads. The managers of
+/// deadpool-redis support neither response timeouts nor certificates for sentinels and clusters.
 struct Connector {
     address: Address,
     source: Source,
@@ -304,7 +305,7 @@ impl Connections {
         let was_idle = Object::metrics(&link).recycle_count > 0;
         match self.read(link, command).await {
             Err(error) if was_idle && breaks(&error) && !error.is_timeout() => {
-                // It broke while it was idle, as did the other idle ones.
+                // The connection broke while it was idle, and so did the other idle connections.
                 self.pool.retain(|_, _| false);
                 self.read(self.pooled().await?, command).await
             }
@@ -328,7 +329,7 @@ impl Connections {
         let link = reading.0.as_deref_mut().expect("put there above");
         let result = command.query_async(link).await;
         if !result.as_ref().is_err_and(breaks) && self.pool.status().available < IDLE_MAX {
-            // Back to the pool.
+            // Returns the connection to the pool.
             drop(reading.0.take());
         }
         result
@@ -339,8 +340,8 @@ fn is_no_script(error: &RedisError) -> bool {
     error.kind() == redis::ErrorKind::Server(redis::ServerErrorKind::NoScript)
 }
 
-/// Whether a connection is unusable after this error. This includes a server that became a replica:
-/// the sentinels know the new master.
+/// Returns whether a connection is unusable after this error. This includes the error of a server
+/// that became a replica: the sentinels then name the new master.
 pub(super) fn breaks(error: &RedisError) -> bool {
     error.is_io_error()
         || error.is_connection_dropped()

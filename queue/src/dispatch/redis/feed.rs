@@ -12,7 +12,7 @@ use crate::{
 
 /// Entries of one script: a few milliseconds of Redis's time.
 const CHUNK: usize = 512;
-/// When to try again if the time is not known.
+/// Time after which to try again if no time is known.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Tenants of each priority that are searched for the oldest entry.
 const TENANTS_LOOKED_AT: usize = 128;
@@ -31,7 +31,8 @@ fn tokens(entries: &[&Entry]) -> u64 {
     entries.iter().map(|entry| u64::from(entry.cost)).sum()
 }
 
-/// The error for a failed script. A Redis with full memory refuses scripts that add data as a whole.
+/// Returns the error for a failed script. A Redis with full memory refuses scripts that add data as
+/// a whole.
 pub(crate) fn refusal(queue: &QueueName, error: RedisError) -> DispatchError {
     if error.code() == Some("OOM") {
         let (queue, limit) = (queue.clone(), Limit::Memory);
@@ -61,7 +62,8 @@ impl Inner {
             return self.add(queue, entries, Admission::default()).await;
         }
         for (queue, entries) in &queues {
-            // The first chunk of a single queue is checked for all, so that known entries do not count.
+            // For a single queue, the first chunk's script checks the limits for all chunks, so
+            // that known entries do not count.
             let (first, rest) = entries.split_at(if queues.len() == 1 { CHUNK } else { 0 });
             let (entries_after, tokens_after) = (rest.len(), tokens(rest));
             let admission = Admission { entries_after, tokens_after, forced: false };

@@ -38,12 +38,12 @@ pub(crate) fn unescape(escaped: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The prefix of all keys of a queue.
+/// Returns the prefix of all keys of a queue.
 pub(crate) fn prefix(queue: &QueueName) -> String {
     format!("tm:{{{}:{}}}", escape(&queue.model), escape(&queue.format))
 }
 
-/// The place of an entry in its queue: `PRIORITY:TENANT`.
+/// Returns the place of an entry in its queue: `PRIORITY:TENANT`.
 pub(crate) fn place(priority: Priority, tenant: &Tenant) -> String {
     format!("{}:{}", priority.as_str(), escape(&tenant.0))
 }
@@ -54,7 +54,7 @@ pub(crate) fn parse_place(place: &str) -> Option<(Priority, String)> {
     Some((priority.parse().ok()?, unescape(tenant)?))
 }
 
-/// The receipt of a delivery: the key of its stream and the entry id.
+/// Returns the receipt of a delivery: the key of its stream and the entry id.
 pub(super) fn receipt(prefix: &str, here: &str) -> String {
     format!("{prefix}:{here}")
 }
@@ -79,7 +79,7 @@ pub(super) struct Group<'a> {
     pub positions: Vec<usize>,
 }
 
-/// Groups deliveries by queue; returns also the positions of deliveries of other dispatchers. The
+/// Groups deliveries by queue; also returns the positions of deliveries of other dispatchers. The
 /// arguments begin with the consumer.
 pub(super) fn group<'a>(
     consumer: &str,

@@ -1,5 +1,5 @@
 -- Delivers up to ARGV[2] entries to the consumer ARGV[1]. ARGV[3] becomes the name of the queue's data if
--- it has none: a consumer that sees a new name knows that Redis has lost the data.
+-- the data has no name yet: a new name shows a consumer that Redis has lost the data.
 -- Returns {name, groups created again, foreign entries dropped, ms until the next delayed entry is due
 -- or -1, last id of the bell, {{id, place:entry, deliveries}, …}}.
 --
@@ -73,7 +73,7 @@ local function take_fresh(place, want)
     for n, item in ipairs(reply) do
       local id, cost, here = ids[n], costs[n], place .. ':' .. item[1]
       local expected = cost and cost .. ':' .. here
-      -- Of two entries of an unknown job in one reply, the first is accepted.
+      -- If a reply has two entries of an unknown job, the first is accepted.
       local is_new = cost and not known[n] and not new[id]
       if is_new then
         new[id], words[#words + 1], words[#words + 2] = true, id, expected
@@ -115,7 +115,7 @@ local function take(priority, tenant, want)
   return entries
 end
 
--- How many waiting entries of each priority come next.
+-- Decides how many waiting entries of each priority are delivered next.
 local function plan(want)
   local left, credit, share, total_left = {}, {}, {}, 0
   for _, priority in ipairs(PRIORITIES) do
@@ -163,7 +163,7 @@ if not name then
   name = ARGV[3]
   redis.call('HSET', META, 'name', name)
 end
--- More than one round only if counts were wrong because another program deleted entries.
+-- More than one round is needed only if counts were wrong because another program deleted entries.
 while #taken < max do
   local before, share = #taken, plan(max - #taken)
   for _, priority in ipairs(PRIORITIES) do serve(priority, share[priority]) end

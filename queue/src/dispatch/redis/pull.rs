@@ -3,8 +3,8 @@
 //! The script (a "look") never blocks, so it is atomic. If it finds nothing it returns the id of the last
 //! ring of the doorbell, and the consumer waits with a blocking read of the doorbell after that id: a ring
 //! in between ends the wait at once, and a dropped wait leaves no pending entry. Every waiting consumer
-//! sees every ring and looks again. Idle consumers can afford that, whereas a ring delivered to only one
-//! of them would be lost if it died before its look.
+//! sees every ring and looks again. Idle consumers can afford that. A ring delivered to a single consumer
+//! would be lost if that consumer died before its look.
 //!
 //! A look runs in a task of its own, which hands its entries back if the caller is gone. If the answer is
 //! lost (a timeout, a broken connection), the consumer may own entries that it does not know; it is marked
@@ -30,7 +30,7 @@ use crate::{
     job::QueueName,
 };
 
-/// Most entries of one look, so that a script does not block Redis for long.
+/// Maximum number of entries of one look, so that a script does not block Redis for long.
 const LOOK_MAX: usize = 1024;
 /// Entries delivered by a script: job, `PRIORITY:TENANT:ENTRY`, number of deliveries.
 type Delivered = Vec<(String, String, u32)>;
@@ -156,10 +156,10 @@ impl Inner {
         }
     }
 
-    /// Hands back entries whose caller is gone.
+    /// Hands back entries after their caller is gone.
     async fn hand_back_unclaimed(&self, consumer: &str, deliveries: Vec<Delivery>) {
         if !deliveries.is_empty() && self.hand_back(consumer, &deliveries).await.is_err() {
-            // Forget them here, so that the consumer's next look finds them.
+            // Removed from the consumer's known entries, so that its next look finds them.
             let known = self.consumer(consumer);
             known.release(&deliveries);
             known.unsure.store(true, Ordering::SeqCst);
@@ -267,7 +267,8 @@ impl Inner {
         let (prefix, idle) = (keys::prefix(pull.queue), idle.as_millis().to_string());
         let consumer = self.consumer(pull.consumer);
         let _gate = consumer.gate.lock().await;
-        // Until everything has arrived: the next look finds what a dropped or failed reclaim took.
+        // Set until everything has arrived: the next look finds what a dropped or failed reclaim
+        // took.
         let was_unsure = consumer.unsure.swap(true, Ordering::SeqCst);
         let (mut taken, mut cursor) = (Vec::new(), "0".to_owned());
         while taken.len() < pull.max {

@@ -61,7 +61,8 @@ local function decode(fields)
 end
 
 local function is_before(one, other)
-  -- With equally many digits, as nearly always, the order of the texts is the same.
+  -- If both times have the same number of digits, which is nearly always so, texts have the same
+  -- order.
   if #one == #other and one:byte(14) == 45 and other:byte(14) == 45 then return one < other end
   local ms, seq = one:match('^(%d+)%-(%d+)$')
   local other_ms, other_seq = other:match('^(%d+)%-(%d+)$')
@@ -82,10 +83,10 @@ local function held_by(consumer, place, first, last)
   return held
 end
 
--- The fence. Of ARGV from 2 on, `id place entry deliveries` each, selects the entries that are pending
--- with the consumer by this delivery (an earlier one may have been handed back or reclaimed since) and
--- still belong to that job. Returns them as place -> {ids, entries, tokens}; then their number; then the
--- positions of the others.
+-- The fence. ARGV holds `id place entry deliveries` for each entry, from ARGV[2] on. Selects the entries
+-- that are pending with the consumer by this delivery (an earlier delivery may have been handed back or
+-- reclaimed since) and still belong to that job. Returns them as place -> {ids, entries, tokens}, their
+-- number, and the positions of the other entries.
 local function fenced(consumer)
   local wanted, mine, total, others = {}, {}, 0, {}
   for i = 2, #ARGV, 4 do
@@ -98,7 +99,7 @@ local function fenced(consumer)
     if not at.seen[entry] then
       local count = at.count + 1
       at.seen[entry], at.count, at.ids[count], at.from[count] = true, count, ARGV[i], i
-      -- Nearly always they are in order.
+      -- The entries are nearly always in order.
       if is_before(at.last, entry) then
         at.last = entry
       elseif is_before(entry, at.first) then
@@ -134,7 +135,8 @@ local function claim(place, entries, consumer)
   redis.call(unpack(words))
 end
 
--- Adds to (or, negative, subtracts from) the waiting entries; returns how many wait at the place.
+-- Adds to the waiting entries (subtracts with negative arguments); returns how many wait at the
+-- place.
 local function count(place, entries, tokens)
   -- Lua has a negative zero, which Redis does not accept as an integer.
   entries, tokens = entries + 0, tokens + 0
@@ -145,7 +147,8 @@ local function count(place, entries, tokens)
   return redis.call('HINCRBY', COUNTS, place, entries)
 end
 
--- Makes a tenant active. It starts level with the least served tenant, or with its debt.
+-- Makes a tenant active. Its served tokens start at those of the least served tenant, or at its
+-- debt if that is more.
 local function activate(place)
   local priority, tenant = place:match('^(%a+):(.*)$')
   local active = P .. ':active:' .. priority
@@ -155,8 +158,8 @@ local function activate(place)
   redis.call('ZADD', active, math.max(tonumber(least[2] or 0), tonumber(owed or 0)), tenant)
 end
 
--- Makes a tenant inactive. What it was served beyond the others is kept as its debt while others are
--- active.
+-- Makes a tenant inactive. Its served tokens are kept as its debt while they exceed those of the
+-- least served active tenant.
 local function deactivate(place)
   local priority, tenant = place:match('^(%a+):(.*)$')
   local active, owed = P .. ':active:' .. priority, P .. ':owed:' .. priority
@@ -228,14 +231,15 @@ local function drained(tokens)
     'rate_from', from)
 end
 
--- Time until this many tokens have drained, in ms; a guess while the rate is unknown.
+-- Time until this many tokens have drained, in ms; an estimate while the rate is unknown.
 local function wait_for(tokens)
   local rate = drain_rate(now_ms())
   local after = rate and rate > 0 and tokens / rate or 1000
   return math.floor(math.max(100, math.min(60000, after)))
 end
 
--- The limit that these would exceed (1 entries, 2 tokens), and when to retry in ms; nil if none.
+-- Returns the limit that these entries would exceed (1 entries, 2 tokens) and the time to retry in
+-- ms; nil if all fit.
 local function excess(entries, tokens, entries_max, tokens_max)
   if entries == 0 then return nil end
   local waiting = redis.call('HMGET', META, 'n', 't')
@@ -243,7 +247,7 @@ local function excess(entries, tokens, entries_max, tokens_max)
   local tokens_left = tokens_max - tonumber(waiting[2] or 0)
   local which = entries > entries_left and 1 or tokens > tokens_left and 2
   if not which then return nil end
-  -- Excess entries are assumed to cost as much as these.
+  -- Each excess entry is assumed to cost as much as the mean of these.
   local share = math.min(1, (entries - entries_left) / entries)
   return which, wait_for(which == 2 and tokens - tokens_left or tokens * share)
 end

@@ -1,4 +1,5 @@
--- Finds entries of the consumer that it does not know: delivered by a pull whose answer was lost.
+-- Finds entries that are pending with the consumer and unknown to it: the answer to their pull was
+-- lost.
 -- ARGV: consumer cursor, then the known entries, as place:entry. Returns {next cursor over the streams,
 -- {{id, place:entry, deliveries}, …}}.
 local PAGE = 64

@@ -16,12 +16,12 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// A script that can use the shared functions in `queue.lua`.
+    /// Creates a script that can use the shared functions in `queue.lua`.
     pub(crate) fn new(flags: &str, body: &str) -> Self {
         Self::of(&[flags, include_str!("queue.lua"), body])
     }
 
-    /// A script made of these parts, beginning with the flags.
+    /// Creates a script made of these parts, beginning with the flags.
     pub(crate) fn of(parts: &[&str]) -> Self {
         let text = parts.concat();
         let hash = redis::Script::new(&text).get_hash().to_owned();

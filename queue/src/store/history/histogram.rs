@@ -44,17 +44,17 @@ impl Histogram {
         self.sum_ms += other.sum_ms;
     }
 
-    /// The sum of all latencies.
+    /// Returns the sum of all latencies.
     pub fn sum(&self) -> Duration {
         Duration::from_millis(self.sum_ms)
     }
 
-    /// The number of latencies.
+    /// Returns the number of latencies.
     pub fn count(&self) -> u64 {
         self.counts.values().sum()
     }
 
-    /// Each bucket's bound in milliseconds (`None` for the last one) and its count.
+    /// Returns each bucket's bound in milliseconds (`None` for the last one) and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<i64>, u64)> + '_ {
         (0..=BUCKETS_MS.len()).map(|bucket| {
             let count = self.counts.get(&(bucket as u8)).copied().unwrap_or(0);
@@ -62,7 +62,8 @@ impl Histogram {
         })
     }
 
-    /// The quantile for a share in `0..=1`, interpolated within its bucket; `None` without latencies.
+    /// Returns the quantile for a share in `0..=1`, interpolated within its bucket; `None` without
+    /// latencies.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let rank = share.clamp(0.0, 1.0) * self.count() as f64;
         let mut below = 0.0;

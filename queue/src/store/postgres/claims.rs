@@ -80,8 +80,8 @@ pub(super) async fn insert_jobs(
     Ok(())
 }
 
-/// Claims the jobs that are queued or have an expired lease, in the order of `ids`. A lost lease counts as
-/// an attempt; a job without attempts left is failed by the reconciler.
+/// Claims the jobs that are queued or have an expired lease, in the order of `ids`. A lost lease counts
+/// as an attempt; a job without attempts left is failed by the reconciler.
 pub(super) async fn claim(
     store: &PostgresStore,
     ids: &[JobId],
@@ -173,7 +173,7 @@ fn columns(claims: &[ClaimRef]) -> (Vec<Uuid>, Vec<i64>) {
     sorted.into_iter().unzip()
 }
 
-/// Extends leases; returns the claims that no longer hold.
+/// Extends leases; returns the claims that are no longer valid.
 pub(super) async fn renew(
     store: &PostgresStore,
     claims: &[ClaimRef],
@@ -192,12 +192,12 @@ pub(super) async fn renew(
     lost(claims.iter().copied(), &store.fetch_all(renew).await?)
 }
 
-/// Saves the checkpoints of the claims that hold; returns the other claims.
+/// Saves the checkpoints of the valid claims; returns the other claims.
 pub(super) async fn checkpoint(
     store: &PostgresStore,
     saved: &[(ClaimRef, Vec<u8>)],
 ) -> Result<Vec<ClaimRef>, StoreError> {
-    // Of a claim that occurs twice, the last one counts.
+    // If a claim occurs twice, the last occurrence counts.
     let last: HashMap<ClaimRef, &[u8]> =
         saved.iter().map(|(claim, bytes)| (*claim, bytes.as_slice())).collect();
     let mut last: Vec<(ClaimRef, &[u8])> = last.into_iter().collect();
@@ -215,7 +215,7 @@ pub(super) async fn checkpoint(
     lost(saved.iter().map(|(claim, _)| *claim), &store.fetch_all(save).await?)
 }
 
-/// Releases claims without counting an attempt; returns the jobs of the claims that held.
+/// Releases claims without counting an attempt; returns the jobs of the valid claims.
 pub(super) async fn hand_back(
     store: &PostgresStore,
     claims: &[ClaimRef],
@@ -275,9 +275,9 @@ pub(super) async fn purge(store: &PostgresStore, ids: &[JobId]) -> Result<u64, S
     rows::count(&store.fetch_one(purge.bind(id_list(ids.iter().copied()))).await?, "jobs")
 }
 
-/// Records the attempts with a claim that holds: state, result, usage and error at once. The others were
-/// fenced out. The statement completes the verdict, since it knows the attempts: an error of a job
-/// without attempts left fails it.
+/// Records the attempts with a valid claim: state, result, usage and error at once. The other attempts
+/// are fenced out. The statement completes the verdict, since it reads the number of attempts: after an
+/// error, a job without attempts left has failed.
 const FINISH: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
     SELECT * FROM UNNEST($2::uuid[], $3::bigint[], $4::text[], $5::bytea[], $6::bytea[],
@@ -319,7 +319,7 @@ pub(super) async fn finish(
     finished: &[FinishedAttempt],
 ) -> Result<Vec<Settled>, StoreError> {
     let mut seen = HashSet::with_capacity(finished.len());
-    // Of a claim that occurs twice, the first one counts.
+    // If a claim occurs twice, the first occurrence counts.
     let mut done: Vec<&FinishedAttempt> =
         finished.iter().filter(|done| seen.insert(done.claim)).collect();
     done.sort_unstable_by_key(|done| (done.claim.id, done.claim.epoch));

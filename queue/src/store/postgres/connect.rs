@@ -66,7 +66,7 @@ pub(super) fn parse(url: &str) -> Result<PgConnectOptions, StoreError> {
     Ok(options.application_name(&name))
 }
 
-/// No connection can be made to a server, and why. The message has no password.
+/// The reason why no connection to a server can be made. The message has no password.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot connect to {address}: {source}")]
 struct Unreachable {

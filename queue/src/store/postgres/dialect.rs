@@ -1,4 +1,4 @@
-//! Postgres's side of the modules in `store/sql`: fragments of SQL and the encoding of values.
+//! The Postgres part of the modules in `store/sql`: fragments of SQL and the encoding of values.
 
 use serde::de::DeserializeOwned;
 use sqlx::Postgres;
@@ -71,7 +71,7 @@ macro_rules! for_share {
     };
 }
 
-/// Locks the selected rows and skips those that are locked already.
+/// Locks the selected rows; skips rows that are already locked.
 macro_rules! skip_locked {
     () => {
         " FOR UPDATE SKIP LOCKED"
@@ -87,7 +87,7 @@ pub(super) const ID_TEXT: &str = "id::text";
 pub(super) const TENANT_SETTINGS: [&str; 2] =
     ["DELETE FROM tenant_quotas WHERE tenant = $1", "DELETE FROM idempotency WHERE tenant = $1"];
 
-/// Ids in ascending order: the order in which every statement locks its rows.
+/// Returns ids in ascending order: the order in which every statement locks its rows.
 pub(super) fn id_list(ids: impl IntoIterator<Item = JobId>) -> Vec<Uuid> {
     let mut sorted: Vec<Uuid> = ids.into_iter().map(Uuid::from).collect();
     sorted.sort_unstable();
@@ -95,17 +95,17 @@ pub(super) fn id_list(ids: impl IntoIterator<Item = JobId>) -> Vec<Uuid> {
     sorted
 }
 
-/// A list of texts as it is stored.
+/// Returns a list of texts as it is stored.
 pub(super) fn text_list(texts: &[String]) -> &[String] {
     texts
 }
 
-/// A column written from a [`text_list`].
+/// Returns a column written from a [`text_list`].
 pub(super) fn texts(row: &Row, column: &'static str) -> Result<Vec<String>, StoreError> {
     get(row, column)
 }
 
-/// A column in wire format.
+/// Returns a column in wire format.
 pub(super) fn decode<T: DeserializeOwned>(
     row: &Row,
     column: &'static str,
@@ -113,8 +113,8 @@ pub(super) fn decode<T: DeserializeOwned>(
     wire::decode(get::<&[u8]>(row, column)?).map_err(|error| damaged(column, error))
 }
 
-/// An outcome, or NULL; if it cannot be read, the reason. The second value is whether a later release
-/// may be able to read it.
+/// Returns an outcome, or NULL; if it cannot be read, the reason. The second value is whether a later
+/// release may be able to read it.
 pub(super) fn outcome(row: &Row) -> Result<(Option<Outcome>, bool), StoreError> {
     let bytes: Option<&[u8]> = get(row, "outcome")?;
     match bytes.map(wire::decode).transpose() {

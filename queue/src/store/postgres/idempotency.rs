@@ -86,7 +86,8 @@ impl PostgresStore {
         if insert.execute(&mut *tx).await?.rows_affected() == 0 {
             let first =
                 "SELECT request_hash, job_ids FROM idempotency WHERE tenant = $1 AND key = $2";
-            // Missing only if maintenance has deleted it since: the caller repeats and is the first.
+            // The row is missing only if maintenance has deleted it since: the caller then repeats
+            // the call, which counts as the first.
             let first = query(first).bind(&tenant.0).bind(key).fetch_one(&mut *tx).await?;
             return Ok(Some(first));
         }

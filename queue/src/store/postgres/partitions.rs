@@ -137,7 +137,7 @@ async fn days_in_default(
     Ok(days)
 }
 
-/// The table's daily partitions and their days.
+/// Returns the table's daily partitions and their days.
 async fn partitions(
     connection: &mut PgConnection,
     table: Table,
@@ -167,7 +167,7 @@ async fn exists(tx: &mut PgConnection, name: &str) -> Result<bool, StoreError> {
     rows::get(&row, "there")
 }
 
-/// The first id of a day.
+/// Returns the first id of a day.
 fn first_id(day: i64) -> Uuid {
     let ms = u64::try_from(day.saturating_mul(DAY_MS)).unwrap_or(0);
     Uuid::from_u128(u128::from(ms) << 80)
@@ -194,7 +194,8 @@ async fn create(connection: &mut PgConnection, table: Table, day: i64) -> Result
         lock(&mut tx, &format!("ONLY {name}")).await?;
     }
     lock(&mut tx, &format!("{name}_default")).await?;
-    // Attached only when filled: usually the table itself stays open to traffic meanwhile.
+    // The partition is attached only when it is filled: until then the table itself usually stays
+    // open to traffic.
     let statements = format!(
         "CREATE TABLE {partition}
              (LIKE {name} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)
@@ -210,7 +211,7 @@ async fn create(connection: &mut PgConnection, table: Table, day: i64) -> Result
     Ok(true)
 }
 
-/// Whether the default partition holds rows of a day.
+/// Returns whether the default partition holds rows of a day.
 async fn has_rows(tx: &mut PgConnection, table: Table, day: i64) -> Result<bool, StoreError> {
     let Table { name, key, .. } = table;
     let row = query(AssertSqlSafe(format!(
@@ -302,8 +303,8 @@ async fn drop_finished(
     Ok(Fate::Dropped)
 }
 
-/// Whether a job of a day finished at that time or later. Reads the day's results without their texts,
-/// which are stored apart.
+/// Returns whether a job of a day finished at that time or later. Reads the day's results without
+/// their texts, which are stored apart.
 async fn has_finished_since(
     tx: &mut PgConnection,
     day: i64,
@@ -322,13 +323,13 @@ async fn has_finished_since(
 }
 
 async fn drop_table(tx: &mut PgConnection, table: Table, name: &str) -> Result<(), StoreError> {
-    // The table first: every statement locks it before its partitions.
+    // Locks the table first, since every statement locks it before its partitions.
     lock(tx, &format!("ONLY {}", table.name)).await?;
     sqlx::raw_sql(AssertSqlSafe(format!("DROP TABLE IF EXISTS {name}"))).execute(tx).await?;
     Ok(())
 }
 
-/// Whether a partition has an unfinished job: one lookup in each partial index.
+/// Returns whether a partition has an unfinished job: one lookup in each partial index.
 async fn has_unfinished(connection: &mut PgConnection, name: &str) -> Result<bool, StoreError> {
     let row = query(AssertSqlSafe(format!(
         "SELECT EXISTS (SELECT FROM {name} WHERE state = 'queued')

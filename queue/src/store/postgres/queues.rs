@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Every queue that has jobs or settings.
+/// Returns every queue that has jobs or settings.
 pub(super) async fn overviews(store: &PostgresStore) -> Result<Vec<QueueOverview>, StoreError> {
     let found = query(
         "WITH counted AS (
@@ -87,7 +87,7 @@ pub(super) async fn reset_class(
     store: &PostgresStore,
     queue: &QueueName,
 ) -> Result<(Vec<String>, Option<String>), StoreError> {
-    // One statement: a worker's heartbeat comes before or after it, not in between.
+    // This is one statement, so that a worker's heartbeat comes before or after it, not in between.
     let reset = query(
         "WITH alive AS (
              SELECT owner FROM workers

@@ -1,7 +1,7 @@
 //! Changes of jobs that time causes: expired leases, deadlines, due jobs.
 //!
-//! Each statement changes a bounded number of jobs and skips those that another transaction holds, so
-//! that several reconcilers share the work and none waits for a claim or a finish.
+//! Each statement changes a bounded number of jobs and skips jobs that another transaction has
+//! locked, so that several reconcilers share the work without waiting for claims or finishes.
 
 use super::{PostgresStore, calls::query, rows};
 use crate::{
@@ -56,9 +56,9 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
 )
 SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
 
-/// Queues scheduled and retrying jobs that are due, in the order of their index: in the order of ids, a
-/// planner without statistics scans a million jobs to find none. Locked rows are skipped, so the order
-/// does not matter for deadlocks.
+/// Queues scheduled and retrying jobs that are due, in the order of their index. In the order of ids, a
+/// planner without statistics may scan a million jobs without a match. Locked rows are skipped, so the
+/// order does not matter for deadlocks.
 const PROMOTE: &str = "
 WITH due AS MATERIALIZED (
     SELECT id FROM jobs

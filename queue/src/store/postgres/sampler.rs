@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// Most scheduled and retrying jobs that are counted, over all queues.
+/// Maximum number of scheduled and retrying jobs that are counted, over all queues.
 const SET_ASIDE_MAX: i64 = 100_000;
 /// A transaction that has been open for longer writes no results.
 const OPEN_MS_MAX: i64 = 60_000;
@@ -93,7 +93,7 @@ pub(super) async fn sample(store: &PostgresStore) -> Result<bool, StoreError> {
     Ok(true)
 }
 
-/// The time up to which all finished jobs are visible.
+/// Returns the time up to which all finished jobs are visible.
 async fn horizon(
     tx: &mut PgConnection,
     given: Option<i64>,

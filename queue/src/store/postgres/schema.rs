@@ -11,7 +11,7 @@ use sqlx::{
 use super::rows;
 use crate::store::StoreError;
 
-/// The schema, embedded in the program: forward only.
+/// Returns the schema, embedded in the program: forward only.
 fn migrations() -> Migrator {
     let mut migrator = sqlx::migrate!("migrations/postgres");
     // Migrations of a later release are left alone.
@@ -29,9 +29,9 @@ pub enum SchemaError {
     /// The schema is of an earlier release.
     #[error("the schema lacks migration {missing} (it is at {found}): run tritmill migrate")]
     Older {
-        /// The latest migration it has.
+        /// The latest migration that the database has.
         found: i64,
-        /// The first migration it lacks.
+        /// The first migration that the database lacks.
         missing: i64,
     },
 }

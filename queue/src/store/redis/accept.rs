@@ -21,15 +21,15 @@ pub enum AcceptError {
     /// The queue is full, or Redis cannot be reached.
     #[error(transparent)]
     Dispatch(#[from] DispatchError),
-    /// The store cannot keep them.
+    /// The store cannot keep the jobs.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl RedisStore {
     /// Submits jobs and adds their entries to the dispatcher, with one script per chunk of some hundred
-    /// jobs. Known ids stay as they are. A reconciler adds the entries of scheduled jobs when they are
-    /// due.
+    /// jobs. Jobs with known ids stay as they are. A reconciler adds the entries of scheduled jobs when
+    /// they are due.
     ///
     /// # Errors
     /// [`DispatchError::Busy`] if the queue is full. Some of several chunks may be accepted; the call can
@@ -51,7 +51,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// The arguments of `submit.lua`; without limits it adds no entries.
+    /// Returns the arguments of `submit.lua`; without limits it adds no entries.
     pub(super) fn submission(
         &self,
         jobs: &[Job],

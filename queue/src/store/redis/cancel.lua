@@ -1,5 +1,5 @@
 -- Cancels unfinished jobs. ARGV: now, retention in ms, then ids. Returns the positions (from 0) of the
--- cancelled ones.
+-- cancelled jobs.
 local now, retention, cancelled = clock(), ARGV[2], {}
 for i = 3, #ARGV do
   local id = ARGV[i]

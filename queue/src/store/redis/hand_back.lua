@@ -1,5 +1,5 @@
--- Hands claims back without counting an attempt. ARGV: now, then each (`ID:EPOCH`). Returns the positions
--- (from 0) of those that were valid.
+-- Hands claims back without counting an attempt. ARGV: now, then each claim (`ID:EPOCH`). Returns the
+-- positions (from 0) of the valid claims.
 local back, leases, queued, done = {}, {}, {}, {}
 for _, i in ipairs((held(2, 1))) do
   local id = id_of(ARGV[i])

@@ -12,20 +12,20 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisConfigError {
-    /// It would drop jobs or results when its memory is full.
+    /// Redis would drop jobs or results when its memory is full.
     #[error("Redis evicts ({policy}): set maxmemory-policy noeviction")]
     Evicts {
         /// Its `maxmemory-policy`.
         policy: String,
     },
-    /// It does not answer.
+    /// Redis does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl RedisStore {
-    /// Checks that Redis is reachable and does not evict. Settings that it does not report, as some managed
-    /// services, are assumed to be safe.
+    /// Checks that Redis is reachable and does not evict. Settings that it does not report, as with some
+    /// managed services, are assumed to be safe.
     pub async fn check(&self) -> Result<(), RedisConfigError> {
         let mut command = redis::cmd("INFO");
         command.arg("memory");
@@ -46,7 +46,7 @@ impl RedisStore {
         }
     }
 
-    /// Whether this Redis has stored jobs of the queue in the fast mode.
+    /// Returns whether this Redis has stored jobs of the queue in the fast mode.
     pub async fn is_used(&self) -> Result<bool, StoreError> {
         let mut exists = redis::cmd("EXISTS");
         exists.arg(format!("{}:totals", self.prefix));

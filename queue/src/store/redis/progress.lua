@@ -1,4 +1,4 @@
--- Counts of jobs and tokens. Returns them in the order of `Progress`.
+-- Returns counts of jobs and tokens, in the order of `Progress`.
 local waiting = {}
 for n, set in ipairs({ SCHEDULED, QUEUED, LEASES, RETRYING }) do
   waiting[n] = redis.call('ZCARD', set)

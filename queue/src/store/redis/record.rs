@@ -18,7 +18,7 @@ const HEAD_BYTES: usize = 45;
 /// Largest integer that is exact in Lua, which handles times and counts.
 const EXACT_MAX: i64 = 1 << 53;
 
-/// The letter of a state.
+/// Returns the letter of a state.
 pub(super) fn letter(state: JobState) -> u8 {
     match state {
         JobState::Scheduled => b's',
@@ -35,7 +35,7 @@ pub(super) fn letter(state: JobState) -> u8 {
 /// The letter of a queued job that was recorded together with its entry.
 pub(super) const ACCEPTED: u8 = b'a';
 
-/// The state of a letter.
+/// Returns the state of a letter.
 pub(super) fn state(found: u8) -> Option<JobState> {
     if found == ACCEPTED {
         return Some(JobState::Queued);
@@ -113,12 +113,12 @@ fn parts(value: &[u8]) -> Result<Parts<'_>, StoreError> {
     Ok(Parts { state, epoch, attempts, finished_at, job, outcome })
 }
 
-/// The job as submitted.
+/// Returns the job as submitted.
 pub(super) fn decode_job(value: &[u8]) -> Result<Job, StoreError> {
     wire::decode(parts(value)?.job).map_err(|error| damaged("job", error))
 }
 
-/// A job's record, without its errors.
+/// Returns a job's record, without its errors.
 pub(super) fn decode(value: &[u8]) -> Result<JobRecord, StoreError> {
     let Parts { state, epoch, attempts, finished_at, job, outcome } = parts(value)?;
     Ok(JobRecord {
@@ -132,7 +132,7 @@ pub(super) fn decode(value: &[u8]) -> Result<JobRecord, StoreError> {
     })
 }
 
-/// An outcome, if there is one.
+/// Returns an outcome, if there is one.
 pub(super) fn decode_outcome(bytes: &[u8]) -> Result<Option<Outcome>, StoreError> {
     if bytes.is_empty() {
         return Ok(None);

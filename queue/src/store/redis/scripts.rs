@@ -8,7 +8,8 @@ const SHARED: &str = include_str!("store.lua");
 
 macro_rules! scripts {
     ($($name:ident = $file:literal;)*) => {
-        // Accepted jobs are finished, which frees memory, even when Redis's memory is full.
+        // These scripts run even when Redis's memory is full, because finishing accepted jobs frees
+        // memory.
         $(pub(super) static $name: LazyLock<Script> =
             LazyLock::new(|| Script::of(&[FREEING, SHARED, include_str!($file)]));)*
     };

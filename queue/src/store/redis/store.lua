@@ -55,7 +55,7 @@ local function parse(value)
   if not value or #value < HEAD_BYTES or value:byte() ~= VERSION then return nil end
   local _, state, flags, epoch, attempts, attempts_max, expires_at, finished_at, cost, place_bytes,
     job_bytes = struct.unpack(HEAD, value)
-  -- Created at its full size: a table that grows field by field takes much longer.
+  -- The table is created at its full size: growing it field by field takes much longer.
   return { state = state, flags = flags, epoch = epoch, attempts = attempts,
     attempts_max = attempts_max, expires_at = expires_at, finished_at = finished_at, cost = cost,
     place_bytes = place_bytes, job_bytes = job_bytes }
@@ -81,8 +81,8 @@ local function claim_of(id, epoch) return id .. ':' .. epoch end
 
 local function id_of(claim) return claim:sub(1, 36) end
 
--- ARGV has a claim, and more, at each step. Returns the positions (from 1) of the valid claims; then the
--- indices (from 0) of the others.
+-- ARGV has a claim at `first` and after every `step` values. Returns the positions (from 1) of the valid
+-- claims, then the indices (from 0) of the other claims.
 local function held(first, step)
   local claims, mine, lost = {}, {}, {}
   for i = first, #ARGV, step do claims[#claims + 1] = ARGV[i] end
@@ -108,7 +108,7 @@ local function over(id, head, value, state, outcome, now, retention)
   redis.call('SET', JOB .. id, packed(head) .. value:sub(HEAD_BYTES + 1) .. outcome, 'PX', retention)
 end
 
--- Adds to (or, negative, subtracts from) the number of accepted jobs.
+-- Adds to the number of accepted jobs (subtracts with a negative argument).
 local function count_accepted(jobs)
   if jobs ~= 0 then redis.call('HINCRBY', TOTALS, 'accepted', jobs) end
 end

@@ -74,7 +74,7 @@ impl SqlStore {
         for row in &claimed {
             match batch(row) {
                 Ok(batch) => claims.push(BatchClaim { batch, epoch: rows::integer(row, "epoch")? }),
-                // Its lease runs out, for a process that can read it.
+                // Its lease expires, so that a process that can read the batch may claim it.
                 Err(error) => tracing::error!(%error, "a claimed batch cannot be read"),
             }
         }

@@ -13,7 +13,7 @@ pub(super) type Row = <Db as Database>::Row;
 pub(super) type Connection = <Db as Database>::Connection;
 pub(super) type Query<'q> = sqlx::query::Query<'q, Db, <Db as Database>::Arguments>;
 
-/// A statement without its parameters.
+/// Returns a statement without its parameters.
 pub(super) fn query<'q>(sql: impl SqlSafeStr) -> Query<'q> {
     sqlx::query(sql)
 }

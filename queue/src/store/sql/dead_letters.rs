@@ -60,7 +60,7 @@ impl DeadLetters for SqlStore {
             let replay_of = rows::id(row, "id")?;
             let job: Job = match dialect::decode(row, "job") {
                 Ok(job) => job,
-                // It stays a dead letter; the others are replayed.
+                // This job stays a dead letter; the others are replayed.
                 Err(error @ StoreError::Damaged { .. }) => {
                     tracing::warn!(job = %replay_of, %error, "not replayed");
                     continue;

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// The columns of a queue; the empty name stands for all queues together.
+/// Returns the columns of a queue; the empty name stands for all queues together.
 pub(super) fn names(queue: Option<&QueueName>) -> (&str, &str) {
     queue.map_or(("", ""), |queue| (&queue.model, &queue.format))
 }

@@ -31,7 +31,7 @@ impl JobQueries for SqlStore {
         let found = self.fetch_all(sql.build()).await?;
         let next = match found.last() {
             Some(last) if found.len() >= page.limit as usize => Some(rows::id(last, "id")?),
-            // Fewer than requested: the scan reached its end or its limit.
+            // Fewer jobs than requested: the scan reached its end or its limit.
             _ => {
                 let mut sql = filtered.scan_end();
                 let end = self.fetch_optional(sql.build()).await?;
@@ -149,7 +149,7 @@ fn summary(row: &Row) -> Result<JobSummary, StoreError> {
     })
 }
 
-/// The running attempt, or the one that ended without an error.
+/// Returns the running attempt, or the one that ended without an error.
 fn last_attempt(row: &Row, outcome: Option<&Outcome>) -> Result<Option<Attempt>, StoreError> {
     let is_running = rows::state(row)? == JobState::Running;
     let end = match outcome {

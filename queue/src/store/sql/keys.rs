@@ -59,7 +59,7 @@ impl Keys for SqlStore {
         let insert = insert(self, key, hash)?;
         self.within(async {
             let mut tx = self.begin().await?;
-            // Of two concurrent calls, the second waits and then sees the key of the first.
+            // If two calls are concurrent, the second waits and then sees the key of the first.
             query(lock_table!("api_keys")).execute(&mut *tx).await?;
             let first = query("SELECT 1 AS found FROM api_keys LIMIT 1");
             if first.fetch_optional(&mut *tx).await?.is_some() {

@@ -12,7 +12,7 @@ use crate::{
     store::{FinishedJob, JobRecord, Progress, StoreError},
 };
 
-/// A page of a queue's queued jobs.
+/// Returns a page of a queue's queued jobs.
 pub(super) async fn queued(
     store: &SqlStore,
     queue: &QueueName,
@@ -32,13 +32,13 @@ pub(super) async fn queued(
     store.fetch_all(found).await?.iter().map(|row| rows::entry(row, queue.clone())).collect()
 }
 
-/// The state of a job.
+/// Returns the state of a job.
 pub(super) async fn state(store: &SqlStore, id: JobId) -> Result<Option<JobState>, StoreError> {
     let found = query("SELECT state FROM jobs WHERE id = $1").bind(Uuid::from(id));
     store.fetch_optional(found).await?.as_ref().map(rows::state).transpose()
 }
 
-/// The records of the jobs that are known, in order of id.
+/// Returns the records of the jobs that are known, in order of id.
 pub(super) async fn records(store: &SqlStore, ids: &[JobId]) -> Result<Vec<JobRecord>, StoreError> {
     let ids = dialect::id_list(ids.iter().copied());
     let found = query(concat!(
@@ -63,7 +63,7 @@ pub(super) async fn records(store: &SqlStore, ids: &[JobId]) -> Result<Vec<JobRe
     let record = |row| {
         let mut errors = errors_of.remove(&rows::id(row, "id")?).unwrap_or_default();
         let (job, unreadable) = rows::job(row)?;
-        // Not repeated if the last attempt ended with it.
+        // Not added again if the last attempt ended with the same error.
         errors.extend(unreadable.filter(|error| errors.last() != Some(error)));
         Ok(JobRecord {
             job,
@@ -78,8 +78,8 @@ pub(super) async fn records(store: &SqlStore, ids: &[JobId]) -> Result<Vec<JobRe
     found.iter().map(record).collect()
 }
 
-/// The jobs in a terminal state, with their outcomes. A job with an outcome written by a later
-/// release is left out: a process of that release returns it.
+/// Returns the jobs in a terminal state, with their outcomes. A job with an outcome written by a
+/// later release is left out: a process of that release returns it.
 pub(super) async fn finished(
     store: &SqlStore,
     ids: &[JobId],
@@ -105,7 +105,7 @@ pub(super) async fn finished(
     Ok(finished)
 }
 
-/// The number of unfinished jobs of a queue: one count along each partial index.
+/// Returns the number of unfinished jobs of a queue: one count along each partial index.
 pub(super) async fn unfinished(store: &SqlStore, queue: &QueueName) -> Result<u64, StoreError> {
     let count = query(
         "SELECT (SELECT count(*) FROM jobs

@@ -22,7 +22,7 @@ pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> Sto
     StoreError::Damaged { what, detail: detail.to_string() }
 }
 
-/// A column of a type that fits the schema.
+/// Returns a column of a type that fits the schema.
 pub(super) fn get<'r, T>(row: &'r Row, column: &str) -> Result<T, StoreError>
 where
     T: Decode<'r, Db> + Type<Db>,
@@ -34,19 +34,19 @@ pub(super) fn integer(row: &Row, column: &str) -> Result<i64, StoreError> {
     get(row, column)
 }
 
-/// A 64-bit column that is never negative.
+/// Returns a 64-bit column that is never negative.
 pub(super) fn count(row: &Row, column: &'static str) -> Result<u64, StoreError> {
     let value = integer(row, column)?;
     u64::try_from(value).map_err(|_| damaged(column, value))
 }
 
-/// A 64-bit column with a value of 32 bits.
+/// Returns a 64-bit column with a value of 32 bits.
 pub(super) fn small(row: &Row, column: &'static str) -> Result<u32, StoreError> {
     let value = integer(row, column)?;
     u32::try_from(value).map_err(|_| damaged(column, value))
 }
 
-/// A 32-bit column that is never negative.
+/// Returns a 32-bit column that is never negative.
 pub(super) fn attempts(row: &Row, column: &'static str) -> Result<u32, StoreError> {
     let value: i32 = get(row, column)?;
     u32::try_from(value).map_err(|_| damaged(column, value))
@@ -60,22 +60,22 @@ pub(super) fn time_or_none(row: &Row, column: &str) -> Result<Option<Timestamp>,
     Ok(get::<Option<i64>>(row, column)?.map(Timestamp))
 }
 
-/// A number of tokens, or NULL.
+/// Returns a number of tokens, or NULL.
 pub(super) fn tokens(row: &Row, column: &str) -> Result<Option<u64>, StoreError> {
     Ok(get::<Option<i64>>(row, column)?.map(i64::unsigned_abs))
 }
 
-/// A difference of two times; zero if the earlier one is later.
+/// Returns a difference of two times; zero if the earlier one is later.
 pub(super) fn duration(ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
-/// A duration in the schema's milliseconds.
+/// Returns a duration in the schema's milliseconds.
 pub(super) fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// A count as a 64-bit column stores it.
+/// Returns a count as a 64-bit column stores it.
 pub(super) fn stored(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
@@ -92,7 +92,7 @@ pub(super) fn claim_ref(row: &Row) -> Result<ClaimRef, StoreError> {
     Ok(ClaimRef { id: id(row, "id")?, epoch: integer(row, "epoch")? })
 }
 
-/// A word of an enumeration.
+/// Returns a word of an enumeration.
 pub(super) fn word<T>(row: &Row, column: &'static str) -> Result<T, StoreError>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
@@ -108,7 +108,7 @@ pub(super) fn queue(row: &Row) -> Result<QueueName, StoreError> {
     Ok(QueueName { model: get(row, "model")?, format: get(row, "format")? })
 }
 
-/// A JSON document, read as text.
+/// Returns a JSON document, read as text.
 pub(super) fn document<T: DeserializeOwned>(
     row: &Row,
     column: &'static str,
@@ -116,12 +116,12 @@ pub(super) fn document<T: DeserializeOwned>(
     serde_json::from_str(get(row, column)?).map_err(|error| damaged(column, error))
 }
 
-/// A value of this program as JSON text.
+/// Returns a value of this program as JSON text.
 pub(super) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("maps of this program have text keys")
 }
 
-/// A job. If it cannot be read, a stand-in made from its other columns, and the reason.
+/// Returns a job. If it cannot be read, a stand-in made from its other columns, and the reason.
 pub(super) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
     let error = match dialect::decode(row, "job") {
         Ok(job) => return Ok((job, None)),
@@ -146,7 +146,7 @@ pub(super) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
     Ok((job, Some(attempts::unreadable(&error))))
 }
 
-/// An attempt's error, or the reason why it cannot be read.
+/// Returns an attempt's error, or the reason why it cannot be read.
 pub(super) fn attempt_error(row: &Row) -> Result<JobError, StoreError> {
     match dialect::decode(row, "error") {
         Err(error @ StoreError::Damaged { .. }) => Ok(attempts::unreadable(&error)),
@@ -154,7 +154,7 @@ pub(super) fn attempt_error(row: &Row) -> Result<JobError, StoreError> {
     }
 }
 
-/// The entry of a queued job, from the columns `id`, `tenant`, `priority` and `cost`.
+/// Returns the entry of a queued job, from the columns `id`, `tenant`, `priority` and `cost`.
 pub(super) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
     Ok(Entry {
         id: id(row, "id")?,
@@ -165,7 +165,7 @@ pub(super) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
     })
 }
 
-/// The entry of a job that changed its state, if it is queued now.
+/// Returns the entry of a job that changed its state, if it is queued now.
 pub(super) fn queued(row: &Row) -> Result<Option<Entry>, StoreError> {
     (state(row)? == JobState::Queued).then(|| entry(row, queue(row)?)).transpose()
 }

@@ -141,7 +141,7 @@ pub(super) async fn renew(
     Ok(claims.iter().copied().filter(|claim| !kept.contains(claim)).collect())
 }
 
-/// Saves the checkpoints of the claims that hold; returns the other claims.
+/// Saves the checkpoints of the valid claims; returns the other claims.
 pub(super) async fn checkpoint(
     store: &SqliteStore,
     saved: &[(ClaimRef, Vec<u8>)],
@@ -162,7 +162,7 @@ pub(super) async fn checkpoint(
     Ok(lost)
 }
 
-/// Releases claims without counting an attempt; returns the jobs of the claims that held.
+/// Releases claims without counting an attempt; returns the jobs of the valid claims.
 pub(super) async fn hand_back(
     store: &SqliteStore,
     claims: &[ClaimRef],
@@ -216,7 +216,7 @@ pub(super) async fn purge(store: &SqliteStore, ids: &[JobId]) -> Result<u64, Sto
     store.execute(purge.bind(id_list(ids.iter().copied()))).await
 }
 
-/// Attempts and their limit of the jobs with a claim that holds.
+/// Returns the attempts, and their limit, of the jobs with a valid claim.
 async fn attempts_of(
     tx: &mut Connection,
     finished: &[FinishedAttempt],
@@ -235,7 +235,7 @@ async fn attempts_of(
     found.iter().map(attempts).collect()
 }
 
-/// Records the attempts with a claim that holds; the others were fenced out.
+/// Records the attempts with a valid claim; the other attempts are fenced out.
 pub(super) async fn finish(
     store: &SqliteStore,
     finished: &[FinishedAttempt],
@@ -255,7 +255,7 @@ async fn finish_within(
     let mut settled = Vec::with_capacity(held.len());
     let mut rows = Vec::with_capacity(held.len());
     for FinishedAttempt { claim, outcome, first_token } in finished {
-        // Of a claim that occurs twice, the first one counts.
+        // If a claim occurs twice, the first occurrence counts.
         let Some((attempts, attempts_max)) = held.remove(claim) else { continue };
         let state = verdict(outcome, attempts, attempts_max);
         settled.push(Settled { id: claim.id, state });

@@ -1,4 +1,4 @@
-//! SQLite's side of the modules in `store/sql`: fragments of SQL and the encoding of values.
+//! The SQLite part of the modules in `store/sql`: fragments of SQL and the encoding of values.
 //!
 //! No statement locks rows: a transaction holds the write lock from its start.
 
@@ -97,28 +97,28 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Ids as `["0192…", …]`.
+/// Returns ids as `["0192…", …]`.
 pub(super) fn id_list(ids: impl IntoIterator<Item = JobId>) -> String {
     to_json(&ids.into_iter().map(|id| hex(id.as_bytes())).collect::<Vec<_>>())
 }
 
-/// Claims as `[{"id": "0192…", "epoch": 1}, …]`.
+/// Returns claims as `[{"id": "0192…", "epoch": 1}, …]`.
 pub(super) fn claim_list(claims: &[ClaimRef]) -> String {
     let json = |claim: &ClaimRef| serde_json::json!({ "id": hex(claim.id.as_bytes()), "epoch": claim.epoch });
     to_json(&claims.iter().map(json).collect::<Vec<_>>())
 }
 
-/// A list of texts as it is stored: a JSON array.
+/// Returns a list of texts as it is stored: a JSON array.
 pub(super) fn text_list(texts: &[String]) -> String {
     to_json(&texts)
 }
 
-/// A column written from a [`text_list`].
+/// Returns a column written from a [`text_list`].
 pub(super) fn texts(row: &Row, column: &'static str) -> Result<Vec<String>, StoreError> {
     document(row, column)
 }
 
-/// A column in JSON.
+/// Returns a column in JSON.
 pub(super) fn decode<T: DeserializeOwned>(
     row: &Row,
     column: &'static str,
@@ -126,8 +126,8 @@ pub(super) fn decode<T: DeserializeOwned>(
     document(row, column)
 }
 
-/// An outcome, or NULL; if it cannot be read, the reason. The second value is false: a file has one
-/// owner, so there is no process of a later release.
+/// Returns an outcome, or NULL; if it cannot be read, the reason. The second value is false: a file
+/// has one owner, so there is no process of a later release.
 pub(super) fn outcome(row: &Row) -> Result<(Option<Outcome>, bool), StoreError> {
     let json: Option<&str> = get(row, "outcome")?;
     let outcome = json.map(serde_json::from_str).transpose().unwrap_or_else(|error| {

@@ -94,7 +94,7 @@ impl SqliteStore {
         self.execute(set.bind(name).bind(value)).await.map(drop)
     }
 
-    /// Returns a new run number, greater than those of all earlier runs.
+    /// Returns a new run number, greater than the numbers of all earlier runs.
     pub async fn begin_run(&self) -> Result<i64, StoreError> {
         let next = query(
             "INSERT INTO facts (name, value) VALUES ('run', '1')

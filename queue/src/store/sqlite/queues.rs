@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Every queue that has jobs or settings.
+/// Returns every queue that has jobs or settings.
 pub(super) async fn overviews(store: &SqliteStore) -> Result<Vec<QueueOverview>, StoreError> {
     let mut tx = store.begin().await?;
     let now = store.clock_parameter();

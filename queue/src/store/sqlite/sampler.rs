@@ -58,7 +58,7 @@ pub(super) async fn sample(store: &SqliteStore) -> Result<bool, StoreError> {
     Ok(true)
 }
 
-/// The number of the latest result.
+/// Returns the number of the latest result.
 async fn last_result(tx: &mut Connection) -> Result<i64, StoreError> {
     let last = query("SELECT coalesce(max(seq), 0) AS seq FROM results");
     rows::integer(&last.fetch_one(tx).await?, "seq")

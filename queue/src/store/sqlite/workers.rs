@@ -104,8 +104,8 @@ pub(super) async fn forget(
     Ok(())
 }
 
-/// The queues with workers that sent a heartbeat since a time, each with the number of its workers and
-/// of their slots.
+/// Returns the queues with workers that sent a heartbeat since a time, each with the number of its
+/// workers and of their slots.
 pub(super) async fn serving(
     tx: &mut Connection,
     since: i64,

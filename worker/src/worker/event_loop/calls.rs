@@ -1,5 +1,5 @@
-//! Calls of store and dispatcher that have no answer yet. There is one of each kind at a time: two
-//! commits could be reordered, and two pulls would count the same free slots.
+//! Calls of store and dispatcher that have no answer yet. At most one call of each kind runs at a
+//! time: two commits could be reordered, and two pulls would count the same free slots.
 
 use std::{collections::HashMap, future::Future, pin::Pin, time::Duration};
 
@@ -15,14 +15,14 @@ use crate::worker::{Committed, WorkerError, in_flight::EndedClaim};
 /// A call without an answer, if any.
 type Call<'a, T> = Option<Pin<Box<dyn Future<Output = T> + Send + 'a>>>;
 
-/// How far an embedded worker has fed its dispatcher.
+/// Position up to which an embedded worker has fed its dispatcher.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Feed {
     /// Last job fed.
     pub cursor: Option<JobId>,
     /// Whether the store had nothing queued after the cursor.
     pub fed_all: bool,
-    /// Whether the dispatcher has nothing left either.
+    /// Whether the dispatcher is empty as well.
     pub is_dry: bool,
 }
 
@@ -36,13 +36,14 @@ pub(super) struct Pulled {
 pub(super) struct Claimed {
     /// The deliveries to claim.
     pub deliveries: Vec<Delivery>,
-    /// Before the store was asked: leases end no earlier than counted from here.
+    /// Time just before the store was called: leases end no earlier than counted from this time.
     pub claimed_at: Instant,
     /// The claims that succeeded.
     pub claims: Result<Vec<Claim>, WorkerError>,
 }
 
-/// A claim, whether it streams, and its request or why there is none.
+/// A claim, whether its job streams, and its engine request or the reason why the job has no
+/// request.
 pub(super) struct Prepared {
     pub held: ClaimRef,
     pub stream: bool,
@@ -74,7 +75,7 @@ pub(super) enum Answer<'a> {
 /// One call of each kind.
 #[derive(Default)]
 pub(super) struct Calls<'a> {
-    /// Whether an embedded worker has nothing left.
+    /// The check whether an embedded worker has no jobs left.
     pub check: Call<'a, Result<bool, WorkerError>>,
     pub pull: Call<'a, Pulled>,
     pub claim: Call<'a, Claimed>,
@@ -85,7 +86,8 @@ pub(super) struct Calls<'a> {
 }
 
 impl<'a> Calls<'a> {
-    /// The next answer; pending while there are no calls. Dropping the future loses nothing.
+    /// Returns the next answer; pending while there are no calls. Dropping the future loses
+    /// nothing.
     pub async fn next(&mut self) -> Answer<'a> {
         tokio::select! {
             commit = answer(&mut self.commit) => Answer::Committed(commit),
@@ -98,7 +100,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Whether a call may bring work: the free slots are reserved for it.
+    /// Returns whether a call may bring work: the free slots are reserved for it.
     pub fn may_bring_work(&self) -> bool {
         self.check.is_some()
             || self.pull.is_some()
@@ -106,7 +108,7 @@ impl<'a> Calls<'a> {
             || self.prepare.is_some()
     }
 
-    /// Whether a call about claims or deliveries of this worker has no answer yet.
+    /// Returns whether a call about claims or deliveries of this worker has no answer yet.
     pub fn involve_claims(&self) -> bool {
         self.claim.is_some()
             || self.prepare.is_some()
@@ -127,7 +129,7 @@ async fn answer<T>(call: &mut Call<'_, T>) -> T {
 #[error("no answer within {0:?}")]
 struct NoAnswer(Duration);
 
-/// The result of a call, or an error after `limit`; the server may still execute the call.
+/// Returns the result of a call, or an error after `limit`; the server may still execute the call.
 pub(super) async fn within<T, E>(
     limit: Duration,
     call: impl Future<Output = Result<T, E>>,

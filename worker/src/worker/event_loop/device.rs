@@ -1,4 +1,4 @@
-//! What the ends of requests say about their device, and what follows when it fails.
+//! Records how requests end on each device, and suspends devices that fail.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use super::EventLoop;
 use crate::{engine_thread::End, served::chain, worker::Mode};
 
 impl EventLoop<'_> {
-    /// Records what the end of a request says about its device. An embedded worker fails jobs as
-    /// they come, since no other worker could take them.
+    /// Records the end of a request as a success or failure of its device. An embedded worker
+    /// records nothing and lets jobs fail, since no other worker could take them.
     pub(super) fn record_device_result(&mut self, device: usize, end: &End) {
         if self.worker.config.mode == Mode::Embedded {
             return;
@@ -59,7 +59,7 @@ impl EventLoop<'_> {
         );
         let why = format!("{name} failed {failures} times in a row, the last time: {why}");
         self.worker.metrics.set_device_failure(device, Some(why));
-        // The current pull asks for more than there is room for now.
+        // The current pull requests more jobs than there is room for now.
         self.calls.pull = None;
         for held in self.in_flight.running_on(device) {
             if let Some(claim) = self.in_flight.get_mut(held) {

@@ -77,7 +77,7 @@ impl EventLoop<'_> {
         finished.or_else(|error| self.on_dependency_error(error).map(|()| false))
     }
 
-    /// Claims what was delivered.
+    /// Claims the delivered jobs.
     pub(super) fn claim(&mut self, pulled: Pulled) -> Result<(), WorkerError> {
         self.feed = pulled.feed;
         let deliveries = match pulled.deliveries {
@@ -111,7 +111,8 @@ impl EventLoop<'_> {
         let (held, rest): (Vec<Delivery>, Vec<Delivery>) = deliveries
             .into_iter()
             .partition(|delivery| claims.iter().any(|claim| claim.job.id == delivery.id));
-        // Finished, cancelled, or under the live lease of another worker: nothing to do here.
+        // These jobs are finished, cancelled, or under the live lease of another worker: there is
+        // nothing to do.
         self.worker.metrics.add_duplicates(rest.len());
         self.acknowledge(rest);
         for claim in &claims {

@@ -48,7 +48,7 @@ impl EventLoop<'_> {
         let Err(error) = result else { return };
         tracing::warn!(%error, "checkpoints not saved, trying again");
         for (held, tokens) in saved {
-            // Unless there are newer tokens.
+            // Kept unless there are newer tokens.
             self.unsaved.entry(held).or_insert(tokens);
         }
     }
@@ -106,8 +106,8 @@ impl EventLoop<'_> {
         Ok(())
     }
 
-    /// Acknowledges these deliveries and those that waited for an earlier acknowledgement. A delivery
-    /// whose acknowledgement fails comes back, and its claim is refused.
+    /// Acknowledges these deliveries and the deliveries that waited for an earlier acknowledgement.
+    /// If the acknowledgement of a delivery fails, the delivery comes back and its claim is refused.
     pub(super) fn acknowledge(&mut self, deliveries: Vec<Delivery>) {
         self.acknowledged.extend(deliveries);
         if self.calls.acknowledge.is_some() || self.acknowledged.is_empty() {

@@ -8,7 +8,7 @@ use tritmill_queue::{ClaimRef, Delivery};
 use super::{EventLoop, calls::Answer};
 use crate::worker::{Mode, Worker, WorkerError};
 
-/// Limit for all of it: a store that is unreachable must not delay the exit.
+/// Time limit of the whole shutdown: an unreachable store must not delay the exit.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 impl EventLoop<'_> {
