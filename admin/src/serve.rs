@@ -165,8 +165,8 @@ async fn serve_connection(
         let response = router.call(request);
         async move {
             let mut response = response.await?;
-            // An error response may precede the end of the body, whose rest then ends the connection. A
-            // client that is not told would send its next request on it.
+            // An error response may precede the end of the body; the unread rest then ends the connection.
+            // Without this header a client would send its next request on it.
             if !ended.load(Ordering::Relaxed) {
                 let close = HeaderValue::from_static("close");
                 response.headers_mut().insert(header::CONNECTION, close);

@@ -87,7 +87,7 @@ impl Webhooks {
                 () = sleep(POLL) => {}
             }
         }
-        // Calls are bounded in time; one whose result is not written is repeated.
+        // Calls are bounded in time; a call without a written result is repeated.
         while calls.join_next().await.is_some() {}
     }
 }

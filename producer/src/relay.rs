@@ -209,7 +209,7 @@ impl Relay {
         progress.settled.extend(settled.iter().map(|settled| settled.state));
         let cancelled = self.local.cancel(&cancelled).await?;
         progress.settled.extend(cancelled.iter().map(|_| JobState::Cancelled));
-        // Fails if the receiver is gone, which is no error.
+        // Fails if the receiver is gone; that is not an error.
         let _ = self.progress.send(progress).await;
         Ok(true)
     }

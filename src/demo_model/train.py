@@ -182,7 +182,7 @@ def batches(seed, size, pool=16):
 
 @torch.no_grad()
 def accuracy(model, pairs):
-    """The share of lines whose whole answer is right. With the right answer as input every argmax
+    """The share of lines with a completely right answer. With the right answer as input every argmax
     is right exactly when greedy decoding gives that answer, so no decoding is needed."""
     pairs = sorted(pairs, key=lambda p: len(p[0].encode()))
     good = 0

@@ -154,7 +154,7 @@ impl Collector for DispatcherCounters {
                 stats.deleted_entries,
             ),
             ("stream_entries_reclaimed", "Entries taken over from dead workers", stats.reclaimed),
-            ("stream_entries_recovered", "Entries of reads whose answer was lost", stats.recovered),
+            ("stream_entries_recovered", "Entries of reads with a lost answer", stats.recovered),
             (
                 "acknowledgements_fenced",
                 "Acknowledgements refused because another worker has the entry",

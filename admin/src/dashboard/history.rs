@@ -49,7 +49,7 @@ pub(super) async fn charts(
     now: Timestamp,
 ) -> Result<Vec<Chart>, StoreError> {
     let period = Period::for_span(span.length);
-    // Without the current period, whose incomplete counts would look like a drop.
+    // Without the current period: its incomplete counts would look like a drop.
     let to = period.begin(now);
     let from = period.begin(Timestamp(to.0 - milliseconds(span.length)));
     let points = app.store.samples(queue, period, from, to).await?;

@@ -122,7 +122,7 @@ impl Client {
         mut progress: impl FnMut(Waited),
     ) -> Waited {
         let now = Instant::now();
-        // A limit beyond the clock's range is no limit.
+        // A limit beyond the clock's range never ends the wait.
         let until = now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(1 << 32));
         let mut waited = Waited { total: ids.len(), ..Waited::default() };
         let mut results = Box::pin(self.results(ids.to_vec()));
