@@ -1,26 +1,16 @@
 //! `tritmill bench kernels`: the speed of each kernel of a GPU's steps, compared with the device's maximum.
 
-use std::{num::NonZeroUsize, process::ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{bail, ensure};
 use clap::Args;
 use serde_json::{Value, json};
-use tritmill_engine::{
-    backend::{
-        LogitsFor,
-        cuda::{
-            CudaOptions, KvBlocks, Peaks,
-            roofline::{self, KernelTime, Rooflines, StepTimes},
-        },
-    },
-    load::DeviceChoice,
-    measure::Workload,
+use tritmill_engine::backend::cuda::{
+    Peaks,
+    roofline::{self, KernelTime, Rooflines, StepTimes},
 };
 
-use crate::{
-    options::{ModelOption, RunOptions},
-    output,
-};
+use super::gpu::GpuSteps;
+use crate::{options::RunOptions, output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,13 +27,7 @@ reads and copies of memory, int8 products of tensor cores by mma.sync, multiply-
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
-    model: ModelOption,
-    /// Sequences of a decode step; one measurement each
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,16,64,256")]
-    batch: Vec<NonZeroUsize>,
-    /// Tokens of each sequence before the step
-    #[arg(long, value_name = "N", default_value = "512")]
-    prompt: NonZeroUsize,
+    steps: GpuSteps,
     /// Run every kernel once, on little data: to see that it works, not to compare
     #[arg(long)]
     quick: bool,
@@ -56,35 +40,22 @@ pub struct Arguments {
 
 /// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let DeviceChoice::Cuda(ordinal) = arguments.run.engine_on_one()?.device.resolved() else {
-        bail!("single kernels are measured on a GPU: --device cuda:0");
-    };
-    let model = arguments.model.open()?;
-    let context = model.config().context_length;
-    ensure!(arguments.prompt.get() < context, "prompts fill the model's context of {context}");
-    let workload = Workload {
-        batches: arguments.batch.iter().map(|batch| batch.get()).collect(),
-        prompt_tokens: arguments.prompt.get(),
-        generate_tokens: 1,
-        logits: LogitsFor::Largest(1),
-        repetitions: 1,
-    };
-    let RunOptions { kv, head, .. } = arguments.run;
-    let options = CudaOptions { ordinal, kv, head, blocks: KvBlocks::UpTo(1) };
-    let found = roofline::measure(&model, options, &workload, arguments.quick)?;
-    if arguments.json {
-        output::line(as_json(model.name(), arguments, &found))?;
+    let Arguments { steps, quick, json, run } = arguments;
+    let (model, options, workload) = steps.open(run, "single kernels are measured on a GPU")?;
+    let found = roofline::measure(&model, options, &workload, *quick)?;
+    if *json {
+        output::line(as_json(model.name(), steps, &found))?;
         return Ok(ExitCode::SUCCESS);
     }
-    print(model.name(), arguments, &found)
+    print(model.name(), steps, &found)
 }
 
-fn as_json(model: &str, arguments: &Arguments, found: &Rooflines) -> Value {
+fn as_json(model: &str, measured: &GpuSteps, found: &Rooflines) -> Value {
     let peaks = &found.peaks;
     json!({
         "model": model,
         "device": found.device.name,
-        "prompt": arguments.prompt,
+        "prompt": measured.prompt,
         "read_bytes_per_s": peaks.read_bytes,
         "copy_bytes_per_s": peaks.copy_bytes,
         "int8_operations_per_s": peaks.int8,
@@ -114,9 +85,9 @@ fn kernel(time: &KernelTime, peaks: &Peaks) -> Value {
     })
 }
 
-fn print(model: &str, arguments: &Arguments, found: &Rooflines) -> anyhow::Result<ExitCode> {
+fn print(model: &str, measured: &GpuSteps, found: &Rooflines) -> anyhow::Result<ExitCode> {
     let Rooflines { device, peaks, steps } = found;
-    output::line(format_args!("{model} on {}, {} tokens before", device.name, arguments.prompt))?;
+    output::line(format_args!("{model} on {}, {} tokens before", device.name, measured.prompt))?;
     output::line(format_args!(
         "memory: read {:.0} GB/s, copied {:.0} GB/s (both ways); int8 {:.0} T/s; f32 {:.1} T/s; a launch {:.2} µs",
         peaks.read_bytes / 1e9,

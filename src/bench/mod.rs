@@ -2,6 +2,7 @@
 
 mod e2e;
 mod engine;
+mod gpu;
 mod kernels;
 mod queue;
 mod tuning;

@@ -1,26 +1,13 @@
 //! `tritmill bench tuning`: other values of the constants that choose a GPU's kernels, measured in one process.
 
-use std::{num::NonZeroUsize, process::ExitCode};
+use std::process::ExitCode;
 
-use anyhow::{bail, ensure};
 use clap::Args;
 use serde_json::json;
-use tritmill_engine::{
-    backend::{
-        LogitsFor,
-        cuda::{
-            CudaOptions, KvBlocks,
-            tuning::{self, Trial},
-        },
-    },
-    load::DeviceChoice,
-    measure::Workload,
-};
+use tritmill_engine::backend::cuda::tuning::{self, Trial};
 
-use crate::{
-    options::{ModelOption, RunOptions},
-    output,
-};
+use super::gpu::GpuSteps;
+use crate::{options::RunOptions, output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,13 +27,7 @@ Every value gives the same tokens. An asterisk marks the default.";
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
     #[command(flatten)]
-    model: ModelOption,
-    /// Sequences of a decode step; one measurement each
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "1,16,64,256")]
-    batch: Vec<NonZeroUsize>,
-    /// Tokens of each sequence before the step
-    #[arg(long, value_name = "N", default_value = "512")]
-    prompt: NonZeroUsize,
+    steps: GpuSteps,
     /// Measure one step each: to see that it works, not to compare
     #[arg(long)]
     quick: bool,
@@ -59,33 +40,20 @@ pub struct Arguments {
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let DeviceChoice::Cuda(ordinal) = arguments.run.engine_on_one()?.device.resolved() else {
-        bail!("tuning needs a GPU: --device cuda:0");
-    };
-    let model = arguments.model.open()?;
-    let context = model.config().context_length;
-    ensure!(arguments.prompt.get() < context, "prompts fill the model's context of {context}");
-    let workload = Workload {
-        batches: arguments.batch.iter().map(|batch| batch.get()).collect(),
-        prompt_tokens: arguments.prompt.get(),
-        generate_tokens: 1,
-        logits: LogitsFor::Largest(1),
-        repetitions: 1,
-    };
-    let RunOptions { kv, head, .. } = arguments.run;
-    let options = CudaOptions { ordinal, kv, head, blocks: KvBlocks::UpTo(1) };
-    let sweep = tuning::sweep(&model, options, &workload, arguments.quick)?;
-    if arguments.json {
+    let Arguments { steps, quick, json, run } = arguments;
+    let (model, options, workload) = steps.open(run, "tuning needs a GPU")?;
+    let (sweep, prompt) = (tuning::sweep(&model, options, &workload, *quick)?, steps.prompt);
+    if *json {
         output::line(json!({
             "model": model.name(),
             "device": sweep.device.name,
-            "prompt": arguments.prompt,
+            "prompt": prompt,
             "rows": sweep.trials.iter().map(row).collect::<Vec<_>>(),
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let (name, device) = (model.name(), &sweep.device.name);
-    output::line(format_args!("{name} on {device}, {} tokens before", arguments.prompt))?;
+    output::line(format_args!("{name} on {device}, {prompt} tokens before"))?;
     output::line("constant            value   phase      rows   tokens/s")?;
     for Trial { constant, value, is_default, phase, rows, tokens_per_s } in &sweep.trials {
         let mark = if *is_default { '*' } else { ' ' };
