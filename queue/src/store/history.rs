@@ -23,6 +23,13 @@ pub(super) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
 /// Maximum number of jobs of a queue and state that are counted.
 pub(super) const DEPTH_MAX: i64 = 1_000_000;
 
+/// Adds fields of one value to the same fields of another.
+macro_rules! add_fields {
+    ($to:ident, $from:ident, $($field:ident),+) => {
+        $($to.$field += $from.$field;)+
+    };
+}
+
 /// Length of a sample's period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Period {
@@ -134,20 +141,11 @@ impl Latencies {
 impl Sample {
     /// Adds the sample of another period.
     pub fn merge(&mut self, other: &Self) {
-        self.looks += other.looks;
-        self.covered_ms += other.covered_ms;
-        self.queued_sum += other.queued_sum;
+        add_fields!(self, other, looks, covered_ms, queued_sum, running_sum, slots_sum, arrived);
+        add_fields!(self, other, completed, failed, cancelled, expired);
+        add_fields!(self, other, prompt_tokens, completion_tokens);
         self.queued_max = self.queued_max.max(other.queued_max);
-        self.running_sum += other.running_sum;
-        self.slots_sum += other.slots_sum;
         self.oldest_ms_max = self.oldest_ms_max.max(other.oldest_ms_max);
-        self.arrived += other.arrived;
-        self.completed += other.completed;
-        self.failed += other.failed;
-        self.cancelled += other.cancelled;
-        self.expired += other.expired;
-        self.prompt_tokens += other.prompt_tokens;
-        self.completion_tokens += other.completion_tokens;
         self.latencies.merge(&other.latencies);
     }
 
@@ -225,10 +223,7 @@ impl Depth {
 
     /// Adds another queue.
     pub fn merge(&mut self, other: &Self) {
-        self.scheduled += other.scheduled;
-        self.queued += other.queued;
-        self.running += other.running;
-        self.retrying += other.retrying;
+        add_fields!(self, other, scheduled, queued, running, retrying);
         self.or_more |= other.or_more;
         self.oldest_queued_at = match (self.oldest_queued_at, other.oldest_queued_at) {
             (Some(one), Some(two)) => Some(one.min(two)),
@@ -258,12 +253,8 @@ pub struct Totals {
 impl Totals {
     /// Adds a period's.
     pub fn add(&mut self, sample: &Sample) {
-        self.completed += sample.completed;
-        self.failed += sample.failed;
-        self.cancelled += sample.cancelled;
-        self.expired += sample.expired;
-        self.prompt_tokens += sample.prompt_tokens;
-        self.completion_tokens += sample.completion_tokens;
+        add_fields!(self, sample, completed, failed, cancelled, expired);
+        add_fields!(self, sample, prompt_tokens, completion_tokens);
     }
 }
 

@@ -10,13 +10,13 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{PgConnection, postgres::PgRow};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{
     PostgresStore,
     calls::query,
-    dialect::{decode, id_list, storable},
+    dialect::{id_list, storable},
     rows::{self, milliseconds, stored},
 };
 use crate::{
@@ -120,21 +120,7 @@ pub(super) async fn claim(
     .bind(milliseconds(by.lease))
     .bind(wire::encode(&lease_lost()));
     let claimed = store.fetch_all(claim).await?;
-    let mut claims = HashMap::with_capacity(claimed.len());
-    let mut unreadable = Vec::new();
-    for row in &claimed {
-        let claim = rows::claim_ref(row)?;
-        match claim_of(row) {
-            Ok(read) => {
-                claims.insert(claim.id, read);
-            }
-            Err(error) => {
-                tracing::error!(job = %claim.id, %error, "a claimed job cannot be read");
-                let outcome = Outcome::Error(attempts::unreadable(&error));
-                unreadable.push(FinishedAttempt { claim, outcome, first_token: None });
-            }
-        }
-    }
+    let (mut claims, unreadable) = rows::claims(&claimed)?;
     if !unreadable.is_empty()
         && let Err(error) = finish(store, &unreadable).await
     {
@@ -142,26 +128,6 @@ pub(super) async fn claim(
         tracing::warn!(%error, "attempts at unreadable jobs not recorded");
     }
     Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
-}
-
-fn claim_of(row: &PgRow) -> Result<Claim, StoreError> {
-    let expires_in: Option<i64> = rows::get(row, "expires_in")?;
-    Ok(Claim {
-        job: decode(row, "job")?,
-        epoch: rows::integer(row, "epoch")?,
-        attempts: rows::attempts(row, "attempts")?,
-        expires_in: expires_in.map(rows::duration),
-        checkpoint: rows::get(row, "checkpoint")?,
-    })
-}
-
-/// The claims that are not among the rows.
-fn lost(
-    claims: impl IntoIterator<Item = ClaimRef>,
-    kept: &[PgRow],
-) -> Result<Vec<ClaimRef>, StoreError> {
-    let kept: HashSet<ClaimRef> = kept.iter().map(rows::claim_ref).collect::<Result<_, _>>()?;
-    Ok(claims.into_iter().filter(|claim| !kept.contains(claim)).collect())
 }
 
 /// Ids in ascending order, and their epochs.
@@ -189,7 +155,7 @@ pub(super) async fn renew(
     );
     let renew =
         renew.bind(store.clock_parameter()).bind(milliseconds(lease)).bind(ids).bind(epochs);
-    lost(claims.iter().copied(), &store.fetch_all(renew).await?)
+    rows::lost(claims.iter().copied(), &store.fetch_all(renew).await?)
 }
 
 /// Saves the checkpoints of the valid claims; returns the other claims.
@@ -212,7 +178,7 @@ pub(super) async fn checkpoint(
     .bind(last.iter().map(|(claim, _)| Uuid::from(claim.id)).collect::<Vec<_>>())
     .bind(last.iter().map(|(claim, _)| claim.epoch).collect::<Vec<_>>())
     .bind(last.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>());
-    lost(saved.iter().map(|(claim, _)| *claim), &store.fetch_all(save).await?)
+    rows::lost(saved.iter().map(|(claim, _)| *claim), &store.fetch_all(save).await?)
 }
 
 /// Releases claims without counting an attempt; returns the jobs of the valid claims.

@@ -12,7 +12,7 @@ use sqlx::PgConnection;
 use super::{
     PostgresStore,
     calls::query,
-    history::names,
+    history::{names, observe},
     rows::{self, milliseconds},
 };
 use crate::{
@@ -232,19 +232,8 @@ async fn observe_finished(
     .fetch_all(tx)
     .await?;
     for row in &found {
-        let sample = &mut observed.entry(rows::queue(row)?).or_default().ended;
-        let (name, jobs): (&str, u64) = (rows::get(row, "name")?, rows::count(row, "jobs")?);
-        match rows::get::<Option<i32>>(row, "bucket")? {
-            Some(bucket) => {
-                let sum_ms = rows::count(row, "prompt_tokens")?;
-                sampler::latency(sample, name, bucket.unsigned_abs() as usize, jobs, sum_ms);
-            }
-            None => {
-                sample.prompt_tokens += rows::count(row, "prompt_tokens")?;
-                sample.completion_tokens += rows::count(row, "completion_tokens")?;
-                sampler::finished(sample, name, jobs);
-            }
-        }
+        let bucket: Option<i32> = rows::get(row, "bucket")?;
+        observe(row, bucket.map(|bucket| bucket.unsigned_abs() as usize), observed)?;
     }
     Ok(())
 }

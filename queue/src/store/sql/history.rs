@@ -4,15 +4,16 @@ use async_trait::async_trait;
 
 use super::{
     SqlStore,
-    calls::{Connection, query},
-    rows, sampler,
+    calls::{Connection, Row, query},
+    rows,
+    sampler::sample,
 };
 use crate::{
     job::{QueueName, Timestamp},
     store::{
         StoreError,
         history::{Period, Point, QueueHistory, Snapshot},
-        sampler::State,
+        sampler::{self, Observations, State},
     },
 };
 
@@ -24,7 +25,7 @@ pub(super) fn names(queue: Option<&QueueName>) -> (&str, &str) {
 #[async_trait]
 impl QueueHistory for SqlStore {
     async fn sample(&self) -> Result<bool, StoreError> {
-        self.within(sampler::sample(self)).await
+        self.within(sample(self)).await
     }
 
     async fn snapshot(&self) -> Result<Option<Snapshot>, StoreError> {
@@ -56,6 +57,26 @@ impl QueueHistory for SqlStore {
             |row| Ok(Point { at: rows::time(row, "at")?, sample: rows::document(row, "sample")? });
         self.fetch_all(found).await?.iter().map(point).collect()
     }
+}
+
+/// Adds a row of finished jobs: counts of a state, or one bucket of a latency.
+pub(super) fn observe(
+    row: &Row,
+    bucket: Option<usize>,
+    observed: &mut Observations,
+) -> Result<(), StoreError> {
+    let sample = &mut observed.entry(rows::queue(row)?).or_default().ended;
+    let (name, jobs): (&str, u64) = (rows::get(row, "name")?, rows::count(row, "jobs")?);
+    // The sum of the latencies, in milliseconds, is in the column of the prompt tokens.
+    let tokens = rows::count(row, "prompt_tokens")?;
+    if let Some(bucket) = bucket {
+        sampler::latency(sample, name, bucket, jobs, tokens);
+    } else {
+        sample.prompt_tokens += tokens;
+        sample.completion_tokens += rows::count(row, "completion_tokens")?;
+        sampler::finished(sample, name, jobs);
+    }
+    Ok(())
 }
 
 /// Deletes samples that are past the retention of their period.

@@ -1,6 +1,9 @@
 //! Conversion of rows. A value that this program did not write is an error, never a panic.
 
-use std::time::Duration;
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::{Decode, Row as _, Type};
@@ -13,9 +16,9 @@ use super::{
 use crate::{
     dispatch::Entry,
     job::{Job, JobId, JobState, Priority, Prompt, QueueName, Tenant, Timestamp},
-    outcome::JobError,
+    outcome::{JobError, Outcome},
     sampling::Sampling,
-    store::{ClaimRef, StoreError, attempts},
+    store::{Claim, ClaimRef, FinishedAttempt, StoreError, attempts},
 };
 
 pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
@@ -168,4 +171,45 @@ pub(super) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
 /// Returns the entry of a job that changed its state, if it is queued now.
 pub(super) fn queued(row: &Row) -> Result<Option<Entry>, StoreError> {
     (state(row)? == JobState::Queued).then(|| entry(row, queue(row)?)).transpose()
+}
+
+/// The claimed jobs by id, and the end of the attempts of those that cannot be read.
+pub(super) fn claims(
+    rows: &[Row],
+) -> Result<(HashMap<JobId, Claim>, Vec<FinishedAttempt>), StoreError> {
+    let (mut claims, mut unreadable) = (HashMap::with_capacity(rows.len()), Vec::new());
+    for row in rows {
+        let claim = claim_ref(row)?;
+        match claim_of(row) {
+            Ok(read) => {
+                claims.insert(claim.id, read);
+            }
+            Err(error) => {
+                tracing::error!(job = %claim.id, %error, "a claimed job cannot be read");
+                let outcome = Outcome::Error(attempts::unreadable(&error));
+                unreadable.push(FinishedAttempt { claim, outcome, first_token: None });
+            }
+        }
+    }
+    Ok((claims, unreadable))
+}
+
+fn claim_of(row: &Row) -> Result<Claim, StoreError> {
+    let expires_in: Option<i64> = get(row, "expires_in")?;
+    Ok(Claim {
+        job: dialect::decode(row, "job")?,
+        epoch: integer(row, "epoch")?,
+        attempts: attempts(row, "attempts")?,
+        expires_in: expires_in.map(duration),
+        checkpoint: get(row, "checkpoint")?,
+    })
+}
+
+/// The claims that are not among the rows.
+pub(super) fn lost(
+    claims: impl IntoIterator<Item = ClaimRef>,
+    kept: &[Row],
+) -> Result<Vec<ClaimRef>, StoreError> {
+    let kept: HashSet<ClaimRef> = kept.iter().map(claim_ref).collect::<Result<_, _>>()?;
+    Ok(claims.into_iter().filter(|claim| !kept.contains(claim)).collect())
 }

@@ -1,6 +1,6 @@
 //! Changes of jobs on request.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::json;
@@ -8,8 +8,8 @@ use uuid::Uuid;
 
 use super::{
     SqliteStore,
-    calls::{Connection, Row, query},
-    dialect::{claim_list, decode, hex, id_list},
+    calls::{Connection, query},
+    dialect::{claim_list, hex, id_list},
     reconcile,
     rows::{self, milliseconds, to_json},
 };
@@ -18,7 +18,7 @@ use crate::{
     outcome::Outcome,
     store::{
         Claim, ClaimRef, Claimant, FinishedAttempt, Settled, StoreError,
-        attempts::{self, backoff, signature, verdict},
+        attempts::{backoff, signature, verdict},
     },
 };
 
@@ -88,37 +88,12 @@ pub(super) async fn claim(
     .bind(now)
     .fetch_all(&mut *tx)
     .await?;
-    let mut claims = HashMap::with_capacity(claimed.len());
-    let mut unreadable = Vec::new();
-    for row in &claimed {
-        let claim = rows::claim_ref(row)?;
-        match claim_of(row) {
-            Ok(read) => {
-                claims.insert(claim.id, read);
-            }
-            Err(error) => {
-                tracing::error!(job = %claim.id, %error, "a claimed job cannot be read");
-                let outcome = Outcome::Error(attempts::unreadable(&error));
-                unreadable.push(FinishedAttempt { claim, outcome, first_token: None });
-            }
-        }
-    }
+    let (mut claims, unreadable) = rows::claims(&claimed)?;
     if !unreadable.is_empty() {
         finish_within(&mut tx, &unreadable, now).await?;
     }
     tx.commit().await?;
     Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
-}
-
-fn claim_of(row: &Row) -> Result<Claim, StoreError> {
-    let expires_in: Option<i64> = rows::get(row, "expires_in")?;
-    Ok(Claim {
-        job: decode(row, "job")?,
-        epoch: rows::integer(row, "epoch")?,
-        attempts: rows::attempts(row, "attempts")?,
-        expires_in: expires_in.map(rows::duration),
-        checkpoint: rows::get(row, "checkpoint")?,
-    })
 }
 
 /// Extends leases; returns the claims that no longer hold.
@@ -136,9 +111,7 @@ pub(super) async fn renew(
     )
     .bind(store.clock_parameter().saturating_add(milliseconds(lease)))
     .bind(claim_list(claims));
-    let kept = store.fetch_all(renew).await?;
-    let kept: HashSet<ClaimRef> = kept.iter().map(rows::claim_ref).collect::<Result<_, _>>()?;
-    Ok(claims.iter().copied().filter(|claim| !kept.contains(claim)).collect())
+    rows::lost(claims.iter().copied(), &store.fetch_all(renew).await?)
 }
 
 /// Saves the checkpoints of the valid claims; returns the other claims.

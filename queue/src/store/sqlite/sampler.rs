@@ -3,7 +3,7 @@
 use super::{
     SqliteStore,
     calls::{Connection, query},
-    history::names,
+    history::{names, observe},
     rows::{self, milliseconds},
     workers,
 };
@@ -149,19 +149,7 @@ async fn observe_finished(
     );
     let found = query(sqlx::AssertSqlSafe(statement)).bind(after).bind(last).fetch_all(tx).await?;
     for row in &found {
-        let sample = &mut observed.entry(rows::queue(row)?).or_default().ended;
-        let (name, jobs): (&str, u64) = (rows::get(row, "name")?, rows::count(row, "jobs")?);
-        match usize::try_from(rows::integer(row, "bucket")?) {
-            Ok(bucket) => {
-                let sum_ms = rows::count(row, "prompt_tokens")?;
-                sampler::latency(sample, name, bucket, jobs, sum_ms);
-            }
-            Err(_) => {
-                sample.prompt_tokens += rows::count(row, "prompt_tokens")?;
-                sample.completion_tokens += rows::count(row, "completion_tokens")?;
-                sampler::finished(sample, name, jobs);
-            }
-        }
+        observe(row, usize::try_from(rows::integer(row, "bucket")?).ok(), observed)?;
     }
     Ok(())
 }
