@@ -15,7 +15,7 @@ use prometheus_client::{
         counter::{ConstCounter, Counter},
         gauge::Gauge,
     },
-    registry::Registry,
+    registry::{Metric, Registry},
 };
 use tokio::time::Instant;
 use tritmill_engine::EngineStats;
@@ -71,57 +71,32 @@ impl Default for Metrics {
         let latencies = Latencies::register(&mut registry);
         let steps = EngineSteps::default();
         registry.register_collector(Box::new(steps.clone()));
-        let of_worker = registry.sub_registry_with_prefix("worker");
-        let mut counter = |name: &str, help: &str| {
-            let counter = Counter::default();
-            of_worker.register(name, help, counter.clone());
-            counter
-        };
-        let completed = counter("jobs_completed", "Jobs answered");
-        let failed = counter("jobs_failed", "Jobs that ended without an answer");
-        let retried = counter("jobs_retried", "Failed attempts of jobs with attempts left");
-        let prompt_tokens = counter("prompt_tokens", "Prompt tokens of answered jobs");
-        let completion_tokens = counter("completion_tokens", "Generated tokens of answered jobs");
-        let fenced = counter("results_fenced", "Results discarded because the claim was lost");
-        let leases_lost = counter("leases_lost", "Jobs stopped because their lease was lost");
-        let leases_reclaimed =
-            counter("leases_reclaimed", "Jobs with an expired lease, queued again or failed");
-        let duplicates = counter(
-            "deliveries_suppressed",
-            "Deliveries of jobs that were finished or claimed elsewhere",
-        );
-        let re_enqueued =
-            counter("jobs_fed_again", "Queued jobs that were enqueued in the dispatcher again");
-        let dependency_failures =
-            counter("dependency_failures", "Failed calls of store or dispatcher");
-        let device_failures = counter("device_failures", "Steps in which the device failed");
-        let mut gauge = |name: &str, help: &str| {
-            let gauge = Gauge::default();
-            of_worker.register(name, help, gauge.clone());
-            gauge
-        };
-        let running = gauge("jobs_running", "Jobs in the engine");
-        let uncommitted = gauge("results_waiting", "Results that are not committed yet");
-        let device_rests = gauge("device_rests", "Devices that get no jobs because they failed");
-        let depth = gauge("queue_depth", "Entries waiting in the dispatcher");
+        let worker = &mut WorkerMetrics(registry.sub_registry_with_prefix("worker"));
         Self {
-            registry,
-            completed,
-            failed,
-            retried,
-            prompt_tokens,
-            completion_tokens,
-            fenced,
-            leases_lost,
-            leases_reclaimed,
-            duplicates,
-            re_enqueued,
-            dependency_failures,
-            device_failures,
-            device_rests,
-            running,
-            uncommitted,
-            depth,
+            completed: worker.metric("jobs_completed", "Jobs answered"),
+            failed: worker.metric("jobs_failed", "Jobs that ended without an answer"),
+            retried: worker.metric("jobs_retried", "Failed attempts of jobs with attempts left"),
+            prompt_tokens: worker.metric("prompt_tokens", "Prompt tokens of answered jobs"),
+            completion_tokens: worker
+                .metric("completion_tokens", "Generated tokens of answered jobs"),
+            fenced: worker.metric("results_fenced", "Results discarded because the claim was lost"),
+            leases_lost: worker.metric("leases_lost", "Jobs stopped because their lease was lost"),
+            leases_reclaimed: worker
+                .metric("leases_reclaimed", "Jobs with an expired lease, queued again or failed"),
+            duplicates: worker.metric(
+                "deliveries_suppressed",
+                "Deliveries of jobs that were finished or claimed elsewhere",
+            ),
+            re_enqueued: worker
+                .metric("jobs_fed_again", "Queued jobs that were enqueued in the dispatcher again"),
+            dependency_failures: worker
+                .metric("dependency_failures", "Failed calls of store or dispatcher"),
+            device_failures: worker.metric("device_failures", "Steps in which the device failed"),
+            running: worker.metric("jobs_running", "Jobs in the engine"),
+            uncommitted: worker.metric("results_waiting", "Results that are not committed yet"),
+            device_rests: worker
+                .metric("device_rests", "Devices that get no jobs because they failed"),
+            depth: worker.metric("queue_depth", "Entries waiting in the dispatcher"),
             steps,
             latencies,
             dispatcher: None,
@@ -131,7 +106,19 @@ impl Default for Metrics {
             failures_in_a_row: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             device_failures_now: Mutex::default(),
+            registry,
         }
+    }
+}
+
+/// The metrics of the worker itself.
+struct WorkerMetrics<'a>(&'a mut Registry);
+
+impl WorkerMetrics<'_> {
+    fn metric<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        let metric = M::default();
+        self.0.register(name, help, metric.clone());
+        metric
     }
 }
 
