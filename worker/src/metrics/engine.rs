@@ -24,14 +24,24 @@ pub(crate) struct Steps {
 impl Steps {
     /// Adds the counts of another device.
     fn merge(&mut self, other: &Self) {
-        macro_rules! add {
-            ($($field:ident)*) => {
-                $(self.stats.$field += other.stats.$field;)*
-            };
-        }
-        add!(running pending blocks_used blocks_cached blocks_total prefix_hit_tokens);
-        add!(prefix_miss_tokens steps failed_steps prefill_tokens decode_tokens);
-        add!(generated_tokens preemptions finished failed);
+        let (a, b) = (&self.stats, &other.stats);
+        self.stats = EngineStats {
+            running: a.running + b.running,
+            pending: a.pending + b.pending,
+            blocks_used: a.blocks_used + b.blocks_used,
+            blocks_cached: a.blocks_cached + b.blocks_cached,
+            blocks_total: a.blocks_total + b.blocks_total,
+            prefix_hit_tokens: a.prefix_hit_tokens + b.prefix_hit_tokens,
+            prefix_miss_tokens: a.prefix_miss_tokens + b.prefix_miss_tokens,
+            steps: a.steps + b.steps,
+            failed_steps: a.failed_steps + b.failed_steps,
+            prefill_tokens: a.prefill_tokens + b.prefill_tokens,
+            decode_tokens: a.decode_tokens + b.decode_tokens,
+            generated_tokens: a.generated_tokens + b.generated_tokens,
+            preemptions: a.preemptions + b.preemptions,
+            finished: a.finished + b.finished,
+            failed: a.failed + b.failed,
+        };
         self.sequences += other.sequences;
     }
 }
