@@ -12,7 +12,7 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
-use crate::{app::App, error::ApiError, secret::Secret};
+use crate::{ApiError, App, Secret};
 
 /// What a route requires of its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,11 +56,18 @@ impl From<ApiKey> for Caller {
     }
 }
 
-impl<S: Sync> FromRequestParts<S> for Caller {
+/// An authenticated request of the API.
+pub(crate) struct Call {
+    pub app: App,
+    pub caller: Caller,
+}
+
+impl FromRequestParts<App> for Call {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        parts.extensions.get().cloned().ok_or_else(ApiError::unauthorized)
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        let caller = parts.extensions.get().cloned().ok_or_else(ApiError::unauthorized)?;
+        Ok(Self { app: app.clone(), caller })
     }
 }
 

@@ -10,13 +10,8 @@ use tritmill_queue::{
 };
 
 use crate::{
-    changes::Changes,
-    dashboard::throttle::Throttle,
-    error::ApiError,
-    job_waiter::JobWaiter,
-    metrics::Metrics,
-    models::Models,
-    secret::{Secret, new_key},
+    ApiError, Secret, changes::Changes, dashboard::throttle::Throttle, job_waiter::JobWaiter,
+    metrics::Metrics, models::Models, new_key,
 };
 
 /// Dashboard pages that may update live at once.

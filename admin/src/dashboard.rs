@@ -31,3 +31,9 @@ pub(crate) mod throttle;
 pub(crate) mod upload;
 mod view;
 pub(crate) mod workers;
+
+use self::{
+    page::Visit,
+    session::percent_encoded,
+    view::{Content, PageError, PageForm, PageResult},
+};

@@ -31,7 +31,7 @@ use tritmill_queue::{
     },
 };
 
-use crate::app::App;
+use crate::App;
 
 /// Lease of a claimed batch.
 const LEASE: Duration = Duration::from_secs(15);

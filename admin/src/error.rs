@@ -36,6 +36,9 @@ pub(crate) struct ErrorDetail {
     code: String,
 }
 
+/// What handlers of the API return.
+pub(crate) type JsonResult<T> = Result<Json<T>, ApiError>;
+
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{status}: {}", .detail.message)]

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use tokio::time::timeout;
 use tritmill_client::LINE_BYTES_MAX;
 
-use crate::error::ApiError;
+use crate::ApiError;
 
 /// Longest time for a body to arrive.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(30);

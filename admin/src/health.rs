@@ -13,7 +13,7 @@ use axum::{
 use prometheus_client::encoding::text;
 use tokio::time::timeout;
 
-use crate::{app::App, error::ApiError};
+use crate::{ApiError, App};
 
 /// Media type of the OpenMetrics text format.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

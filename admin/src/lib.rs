@@ -44,3 +44,10 @@ pub use serve::{CONNECTIONS_MAX, serve};
 pub use tls::{Tls, TlsError};
 pub use watch::Watch;
 pub use webhooks::Webhooks;
+
+// What most modules need.
+pub(crate) use access::{Call, Caller};
+pub(crate) use error::{ApiError, JsonResult};
+pub(crate) use extract::{JsonBody, QueryParams};
+pub(crate) use file_writer::FileWriter;
+pub(crate) use serve::Peer;

@@ -11,10 +11,8 @@ use axum::{
 use tritmill_queue::store::KeyRole::{Operate, Read, Submit};
 
 use crate::{
-    access::{self, Access},
-    app::App,
+    Access, ApiError, App, access,
     dashboard::{self as pages, guard, session},
-    error::ApiError,
     health,
     openai::{batches, completions, files, models},
     openapi,

@@ -8,7 +8,7 @@ use axum::response::{
 };
 use futures_util::{Stream, StreamExt as _};
 
-use crate::app::App;
+use crate::App;
 
 /// Pause between two keep-alive comments while no event is sent.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -16,8 +16,7 @@ use tritmill_queue::{
 };
 
 use crate::{
-    app::App,
-    error::ApiError,
+    ApiError, App,
     operator::{jobs::JobView, queues, workers::WorkerView},
 };
 

@@ -22,7 +22,7 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
-use crate::{app::App, openai::batches::BatchView};
+use crate::{App, openai::batches::BatchView};
 
 /// Lease of a claimed webhook.
 const LEASE: Duration = Duration::from_secs(25);

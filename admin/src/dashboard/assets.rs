@@ -9,7 +9,7 @@ use axum::{
 };
 use sha2::{Digest as _, Sha256};
 
-use crate::error::ApiError;
+use crate::ApiError;
 
 const STYLE: &str = include_str!("../../assets/dashboard.css");
 const SCRIPT: &str = include_str!("../../assets/dashboard.js");

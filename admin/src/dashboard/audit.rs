@@ -1,7 +1,7 @@
 //! Page of the audit log.
 
 use askama::Template;
-use axum::{extract::Query, response::Response};
+use axum::extract::Query;
 use serde::Deserialize;
 use tritmill_queue::{
     Timestamp,
@@ -9,12 +9,8 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
-use super::{
-    filters,
-    page::Visit,
-    view::{PageError, View},
-};
-use crate::{app::App, error::ApiError};
+use super::{Content, PageError, PageResult, Visit, filters};
+use crate::{ApiError, App};
 
 /// Entries per page.
 const PAGE_SIZE: u32 = 50;
@@ -39,12 +35,6 @@ impl AuditView {
     }
 }
 
-impl View for AuditView {
-    fn title(&self) -> String {
-        "Audit log".to_owned()
-    }
-}
-
 /// A page of a list.
 #[derive(Deserialize)]
 pub(crate) struct PageQuery {
@@ -52,24 +42,22 @@ pub(crate) struct PageQuery {
 }
 
 /// Shows a page of the log, the latest entries first.
-pub(crate) async fn list(
-    visit: Visit,
-    Query(PageQuery { after }): Query<PageQuery>,
-) -> Result<Response, PageError> {
+pub(crate) async fn list(visit: Visit, Query(PageQuery { after }): Query<PageQuery>) -> PageResult {
     let entry = |id: String| id.parse::<Uuid>().map_err(|_| ApiError::not_found("entry", &id));
     let after = after.map(entry).transpose()?;
     visit.show(move |app, _| load(app, after)).await
 }
 
-async fn load(app: App, after: Option<Uuid>) -> Result<AuditView, PageError> {
+async fn load(app: App, after: Option<Uuid>) -> Result<Content, PageError> {
     let page = Page { after, limit: PAGE_SIZE + 1, ascending: false };
     let mut lines = app.store.audit_log(page).await?;
     let has_more = lines.len() > PAGE_SIZE as usize;
     lines.truncate(PAGE_SIZE as usize);
-    Ok(AuditView {
+    let view = AuditView {
         now: app.client.now().await?,
         next: lines.last().map(|line| line.id).filter(|_| has_more),
         is_first: after.is_none(),
         lines,
-    })
+    };
+    Ok(Content::new("Audit log", &view))
 }

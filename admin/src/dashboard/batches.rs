@@ -6,24 +6,15 @@ use askama::Template;
 use axum::{
     extract::{Path, Query},
     http::{HeaderValue, header::CONTENT_DISPOSITION},
-    response::Response,
 };
 use tritmill_queue::{
     Timestamp,
     store::{Batch, BatchId, BatchState, FileId, Page, batches::BatchError, files::StoredFile},
 };
 
-use super::{
-    audit::PageQuery,
-    filters,
-    page::Visit,
-    session::percent_encoded,
-    view::{PageError, View},
-};
+use super::{Content, PageError, PageResult, Visit, audit::PageQuery, filters, percent_encoded};
 use crate::{
-    access::Caller,
-    app::App,
-    error::ApiError,
+    ApiError, App, Caller,
     openai::{batches, files},
 };
 
@@ -145,17 +136,8 @@ struct BatchesView {
     bytes_max: u64,
 }
 
-impl View for BatchesView {
-    fn title(&self) -> String {
-        "Batches".to_owned()
-    }
-}
-
 /// Shows the batches of the visitor's tenant, the latest first.
-pub(crate) async fn list(
-    visit: Visit,
-    Query(PageQuery { after }): Query<PageQuery>,
-) -> Result<Response, PageError> {
+pub(crate) async fn list(visit: Visit, Query(PageQuery { after }): Query<PageQuery>) -> PageResult {
     let after = match after.map(|after| after.parse::<BatchId>()) {
         None => None,
         Some(Ok(after)) => Some(after),
@@ -164,13 +146,13 @@ pub(crate) async fn list(
     visit.show(move |app, caller| load(app, caller, after)).await
 }
 
-async fn load(app: App, caller: Caller, after: Option<BatchId>) -> Result<BatchesView, PageError> {
+async fn load(app: App, caller: Caller, after: Option<BatchId>) -> Result<Content, PageError> {
     let page = Page { after, limit: PAGE_SIZE + 1, ascending: false };
     let mut found = app.store.batches(&caller.tenant, page).await?;
     let has_more = found.len() > PAGE_SIZE as usize;
     found.truncate(PAGE_SIZE as usize);
     let limits = app.limits;
-    Ok(BatchesView {
+    let view = BatchesView {
         now: app.client.now().await?,
         next: found.last().map(|batch| batch.id).filter(|_| has_more),
         batches: found.into_iter().map(|batch| BatchRow { batch }).collect(),
@@ -178,7 +160,8 @@ async fn load(app: App, caller: Caller, after: Option<BatchId>) -> Result<Batche
         may_submit: caller.may_submit(),
         lines_max: limits.batch_lines_max,
         bytes_max: limits.file_bytes_max,
-    })
+    };
+    Ok(Content::new("Batches", &view))
 }
 
 #[derive(Template)]
@@ -189,36 +172,27 @@ struct BatchView {
     may_submit: bool,
 }
 
-impl View for BatchView {
-    fn title(&self) -> String {
-        format!("Batch {}", self.row.batch.id)
-    }
+/// Shows a batch.
+pub(crate) async fn one(visit: Visit, Path(id): Path<String>) -> PageResult {
+    visit.show(move |app, caller| load_one(app, caller, id.clone())).await
 }
 
-/// Shows a batch.
-pub(crate) async fn one(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
-    visit
-        .show(move |app, caller| {
-            let id = id.clone();
-            async move {
-                let batch = batches::find(&app, &caller, &id).await?;
-                let now = app.client.now().await?;
-                let may_submit = caller.may_submit();
-                Ok(BatchView { now, row: BatchRow { batch }, may_submit })
-            }
-        })
-        .await
+async fn load_one(app: App, caller: Caller, id: String) -> Result<Content, PageError> {
+    let batch = batches::find(&app, &caller, &id).await?;
+    let title = format!("Batch {}", batch.id);
+    let (now, may_submit) = (app.client.now().await?, caller.may_submit());
+    Ok(Content::new(title, &BatchView { now, row: BatchRow { batch }, may_submit }))
 }
 
 /// Cancels a batch.
-pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
+pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> PageResult {
     let batch = batches::cancel_batch(&visit.app, &visit.caller, &id).await?;
     let page = format!("/dashboard/batches/{}", batch.id);
     Ok(visit.done(&page, "The batch is cancelled. Its answers so far are kept."))
 }
 
 /// Downloads a file.
-pub(crate) async fn download(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
+pub(crate) async fn download(visit: Visit, Path(id): Path<String>) -> PageResult {
     let file = files::find(&visit.app, &visit.caller.tenant, &id).await?;
     let mut response = files::download(&visit.app, &file);
     response.headers_mut().insert(CONTENT_DISPOSITION, disposition(&file));

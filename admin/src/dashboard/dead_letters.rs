@@ -1,7 +1,6 @@
 //! Page of dead letters, in groups by error: replay and purge.
 
 use askama::Template;
-use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tritmill_queue::{
@@ -13,13 +12,8 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
-use super::{
-    filters,
-    page::Visit,
-    session::percent_encoded,
-    view::{PageError, PageForm, View},
-};
-use crate::{app::App, error::ApiError, operator::audit};
+use super::{Content, PageError, PageForm, PageResult, Visit, filters, percent_encoded};
+use crate::{ApiError, App, operator::audit};
 
 /// Most groups that the page shows.
 const GROUPS_MAX: usize = 100;
@@ -63,28 +57,23 @@ struct DeadLettersView {
     bulk_max: u64,
 }
 
-impl View for DeadLettersView {
-    fn title(&self) -> String {
-        "Dead letters".to_owned()
-    }
-}
-
 /// Shows the dead letters of all queues.
-pub(crate) async fn list(visit: Visit) -> Result<Response, PageError> {
+pub(crate) async fn list(visit: Visit) -> PageResult {
     visit.show(|app, _| load(app)).await
 }
 
-async fn load(app: App) -> Result<DeadLettersView, PageError> {
+async fn load(app: App) -> Result<Content, PageError> {
     let found = app.store.dead_letter_groups(None).await?;
     let total = found.groups.iter().map(|group| group.jobs).sum();
     let groups = found.groups.into_iter().take(GROUPS_MAX).map(|group| GroupRow { group });
-    Ok(DeadLettersView {
+    let view = DeadLettersView {
         now: app.client.now().await?,
         groups: groups.collect(),
         total,
         or_more: found.or_more,
         bulk_max: BULK_MAX,
-    })
+    };
+    Ok(Content::new("Dead letters", &view))
 }
 
 /// The dead letters to act on, and the rate of a replay; empty fields mean all, and at once.
@@ -123,19 +112,13 @@ impl BulkForm {
 }
 
 /// Submits dead letters again.
-pub(crate) async fn replay(
-    visit: Visit,
-    PageForm(form): PageForm<BulkForm>,
-) -> Result<Response, PageError> {
+pub(crate) async fn replay(visit: Visit, PageForm(form): PageForm<BulkForm>) -> PageResult {
     let act = BulkAction::Replay { per_second: form.rate()? };
     bulk(visit, form, "dead_letters.replay", act, "submitted again").await
 }
 
 /// Deletes dead letters.
-pub(crate) async fn purge(
-    visit: Visit,
-    PageForm(form): PageForm<BulkForm>,
-) -> Result<Response, PageError> {
+pub(crate) async fn purge(visit: Visit, PageForm(form): PageForm<BulkForm>) -> PageResult {
     bulk(visit, form, "dead_letters.purge", BulkAction::Purge, "deleted").await
 }
 
@@ -145,7 +128,7 @@ async fn bulk(
     action: &str,
     act: BulkAction,
     done: &str,
-) -> Result<Response, PageError> {
+) -> PageResult {
     let app = &visit.app;
     audit::record(app, &visit.caller, action, "jobs", json!({ "asked": form })).await?;
     let result = bulk::apply(app.store.as_ref(), &form.filter(), act, None, BULK_MAX).await?;

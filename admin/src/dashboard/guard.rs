@@ -9,7 +9,7 @@ use axum::{
 use tritmill_queue::store::KeyRole;
 
 use super::{live, session, view};
-use crate::{app::App, error::ApiError};
+use crate::{ApiError, App};
 
 /// Passes a request on if its session's key has the role, with the [`Visitor`](session::Visitor) in its
 /// extensions; redirects visitors who are not logged in. Renders errors of the page.

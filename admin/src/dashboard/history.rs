@@ -8,7 +8,7 @@ use tritmill_queue::{
 };
 
 use super::chart::{Chart, Series, Unit};
-use crate::app::App;
+use crate::App;
 
 /// Most columns of a chart.
 const COLUMNS_MAX: usize = 96;

@@ -1,16 +1,10 @@
 //! Page of integrity counters: faults that workers detected and corrected.
 
 use askama::Template;
-use axum::response::Response;
 use tritmill_queue::store::workers::Integrity;
 
-use super::{
-    filters,
-    page::Visit,
-    view::{PageError, View},
-    workers::WorkerRow,
-};
-use crate::app::App;
+use super::{Content, PageError, PageResult, Visit, filters, workers::WorkerRow};
+use crate::App;
 
 /// Names and meanings, in the order of [`Integrity::named`].
 const MEANINGS: [(&str, &str); 6] = [
@@ -53,20 +47,14 @@ impl IntegrityView {
     }
 }
 
-impl View for IntegrityView {
-    fn title(&self) -> String {
-        "Integrity".to_owned()
-    }
-}
-
 /// Shows all counters.
-pub(crate) async fn show(visit: Visit) -> Result<Response, PageError> {
+pub(crate) async fn show(visit: Visit) -> PageResult {
     visit.show(|app, _| load(app)).await
 }
 
-async fn load(app: App) -> Result<IntegrityView, PageError> {
+async fn load(app: App) -> Result<Content, PageError> {
     let workers = app.store.workers().await?;
     let all = app.store.integrity().await?;
     let workers = workers.into_iter().map(|worker| WorkerRow { worker }).collect();
-    Ok(IntegrityView { all, workers })
+    Ok(Content::new("Integrity", &IntegrityView { all, workers }))
 }

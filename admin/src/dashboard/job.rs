@@ -3,23 +3,16 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use askama::Template;
-use axum::{extract::Path, response::Response};
+use axum::extract::Path;
 use serde_json::json;
 use tritmill_queue::{
     EventId, JobEvent, JobId, JobState, Message, Outcome, Prompt, Role, Timestamp,
     store::job_queries::{Attempt, AttemptEnd, JobHistory},
 };
 
-use super::{
-    filters,
-    page::Visit,
-    session::percent_encoded,
-    view::{PageError, View},
-};
+use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
 use crate::{
-    access::Caller,
-    app::App,
-    error::ApiError,
+    ApiError, App, Caller,
     operator::{audit, job},
 };
 
@@ -148,12 +141,6 @@ fn attempt_steps(number: usize, attempt: &Attempt) -> Vec<Step> {
     steps
 }
 
-impl View for JobView {
-    fn title(&self) -> String {
-        format!("Job {}", self.id)
-    }
-}
-
 fn truncated(text: &str) -> String {
     match text.char_indices().nth(TEXT_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -162,11 +149,11 @@ fn truncated(text: &str) -> String {
 }
 
 /// Shows a job.
-pub(crate) async fn one(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
+pub(crate) async fn one(visit: Visit, Path(id): Path<String>) -> PageResult {
     visit.show(move |app, caller| load(app, caller, id.clone())).await
 }
 
-async fn load(app: App, caller: Caller, id: String) -> Result<JobView, PageError> {
+async fn load(app: App, caller: Caller, id: String) -> Result<Content, PageError> {
     let history = job::find(&app, &caller, &id).await?;
     let record = &history.record;
     let id = record.job.id;
@@ -178,7 +165,7 @@ async fn load(app: App, caller: Caller, id: String) -> Result<JobView, PageError
         _ if is_live => text_so_far(&app, id).await,
         _ => Vec::new(),
     };
-    Ok(JobView {
+    let view = JobView {
         now: app.client.now().await?,
         id,
         texts,
@@ -186,7 +173,8 @@ async fn load(app: App, caller: Caller, id: String) -> Result<JobView, PageError
         may_cancel: !record.state.is_terminal() && caller.may_submit(),
         may_replay: record.state == JobState::Failed && caller.may_operate(),
         history,
-    })
+    };
+    Ok(Content::new(format!("Job {id}"), &view))
 }
 
 /// Returns the text of each choice that was generated so far.
@@ -211,7 +199,7 @@ async fn text_so_far(app: &App, id: JobId) -> Vec<String> {
 }
 
 /// Cancels a job.
-pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
+pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> PageResult {
     let job = job::find(&visit.app, &visit.caller, &id).await?.record.job.id;
     let notice = match visit.app.client.cancel(&[job]).await?.is_empty() {
         true => "The job was already finished.",
@@ -221,7 +209,7 @@ pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> Result<Respo
 }
 
 /// Replays a dead letter and shows the new job.
-pub(crate) async fn replay(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
+pub(crate) async fn replay(visit: Visit, Path(id): Path<String>) -> PageResult {
     let job = job::find(&visit.app, &visit.caller, &id).await?.record.job.id;
     let (app, caller) = (&visit.app, &visit.caller);
     audit::record(app, caller, "dead_letters.replay", &job.to_string(), json!({})).await?;

@@ -1,7 +1,7 @@
 //! Page of jobs with filters: those of the visitor's tenant; for operators, of all tenants.
 
 use askama::Template;
-use axum::{extract::Query, response::Response};
+use axum::extract::Query;
 use serde::{Deserialize, Serialize};
 use tritmill_queue::{
     JobId, JobState, Tenant, Timestamp,
@@ -11,13 +11,8 @@ use tritmill_queue::{
     },
 };
 
-use super::{
-    filters,
-    page::Visit,
-    session::percent_encoded,
-    view::{PageError, View},
-};
-use crate::{access::Caller, app::App, error::ApiError};
+use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
+use crate::{ApiError, App, Caller};
 
 /// Jobs per page.
 const PAGE_SIZE: u32 = 50;
@@ -116,21 +111,12 @@ impl JobsView {
     }
 }
 
-impl View for JobsView {
-    fn title(&self) -> String {
-        "Jobs".to_owned()
-    }
-}
-
 /// Shows jobs, the latest first.
-pub(crate) async fn list(
-    visit: Visit,
-    Query(form): Query<FilterForm>,
-) -> Result<Response, PageError> {
+pub(crate) async fn list(visit: Visit, Query(form): Query<FilterForm>) -> PageResult {
     visit.show(move |app, caller| load(app, caller, form.clone())).await
 }
 
-async fn load(app: App, caller: Caller, form: FilterForm) -> Result<JobsView, PageError> {
+async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, PageError> {
     let filter = form.job_filter(&caller)?;
     let before = match form.before.as_str() {
         "" => None,
@@ -139,7 +125,7 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<JobsView, Pa
     let page = Page { after: before, limit: PAGE_SIZE, ascending: false };
     let store = &app.store;
     let (found, count) = tokio::try_join!(store.jobs(&filter, page), store.count_jobs(&filter))?;
-    Ok(JobsView {
+    let view = JobsView {
         now: app.client.now().await?,
         count,
         filter: form,
@@ -147,5 +133,6 @@ async fn load(app: App, caller: Caller, form: FilterForm) -> Result<JobsView, Pa
         is_operator: caller.may_operate(),
         jobs: found.jobs,
         next: found.next,
-    })
+    };
+    Ok(Content::new("Jobs", &view))
 }

@@ -3,19 +3,14 @@
 use std::cmp::Reverse;
 
 use askama::Template;
-use axum::{extract::Path, http::StatusCode, response::Response};
+use axum::{extract::Path, http::StatusCode};
 use serde::Deserialize;
 use tritmill_queue::{Timestamp, store::ApiKey};
 use uuid::Uuid;
 
-use super::{
-    filters,
-    page::Visit,
-    view::{PageError, PageForm, View},
-};
+use super::{Content, PageError, PageForm, PageResult, Visit, filters};
 use crate::{
-    app::App,
-    error::ApiError,
+    ApiError, App,
     operator::keys::{create_key, revoke_key},
 };
 
@@ -33,25 +28,19 @@ struct KeysView {
     created: Option<(ApiKey, String)>,
 }
 
-impl View for KeysView {
-    fn title(&self) -> String {
-        "API keys".to_owned()
-    }
-}
-
 async fn load(
     app: &App,
     own: Uuid,
     created: Option<(ApiKey, String)>,
-) -> Result<KeysView, PageError> {
+) -> Result<Content, PageError> {
     let mut keys = app.store.keys().await?;
     // Active keys first, the latest first.
     keys.sort_by_key(|key| (key.revoked_at.is_some(), Reverse(key.created_at)));
-    Ok(KeysView { now: app.client.now().await?, keys, own, created })
+    Ok(Content::new("API keys", &KeysView { now: app.client.now().await?, keys, own, created }))
 }
 
 /// Shows all keys.
-pub(crate) async fn list(visit: Visit) -> Result<Response, PageError> {
+pub(crate) async fn list(visit: Visit) -> PageResult {
     visit.show(|app, caller| async move { load(&app, caller.key, None).await }).await
 }
 
@@ -65,10 +54,7 @@ pub(crate) struct KeyForm {
 }
 
 /// Creates a key and shows its secret once.
-pub(crate) async fn create(
-    visit: Visit,
-    PageForm(form): PageForm<KeyForm>,
-) -> Result<Response, PageError> {
+pub(crate) async fn create(visit: Visit, PageForm(form): PageForm<KeyForm>) -> PageResult {
     let tenant = checked_name("tenant", &form.tenant)?;
     let name = match form.name.as_str() {
         "" => String::new(),
@@ -92,7 +78,7 @@ fn checked_name(param: &'static str, text: &str) -> Result<String, ApiError> {
 }
 
 /// Revokes a key.
-pub(crate) async fn revoke(visit: Visit, Path(id): Path<String>) -> Result<Response, PageError> {
+pub(crate) async fn revoke(visit: Visit, Path(id): Path<String>) -> PageResult {
     revoke_key(&visit.app, &visit.caller, &id).await?;
     Ok(visit.done("/dashboard/keys", "The key is revoked. Its dashboard sessions are closed."))
 }

@@ -5,7 +5,7 @@ use std::{convert::Infallible, time::Duration};
 
 use axum::{
     http::{HeaderMap, header::ACCEPT},
-    response::{Response, sse::Event},
+    response::sse::Event,
 };
 use futures_util::stream;
 use tokio::{
@@ -14,10 +14,10 @@ use tokio::{
 };
 
 use super::{
+    Content, PageError, PageResult,
     session::{self, Visitor},
-    view::{PageError, View, render},
 };
-use crate::{access::Caller, app::App, error::ApiError, sse};
+use crate::{ApiError, App, Caller, sse};
 
 /// Pause between two renderings, and its minimum as a multiple of a rendering's duration.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -41,12 +41,11 @@ struct LivePage<L> {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Streams the content of the view that `load` returns whenever it changes, while the session is valid.
-pub(super) fn stream<L, F, V>(app: App, visitor: Visitor, load: L) -> Result<Response, PageError>
+/// Streams the content of the page that `load` returns whenever it changes, while the session is valid.
+pub(super) fn stream<L, F>(app: App, visitor: Visitor, load: L) -> PageResult
 where
     L: Fn(App, Caller) -> F + Send + Sync + 'static,
-    F: Future<Output = Result<V, PageError>> + Send + 'static,
-    V: View,
+    F: Future<Output = Result<Content, PageError>> + Send + 'static,
 {
     let permit = app.live_pages.clone().try_acquire_owned();
     let permit = permit.map_err(|_| ApiError::busy("too many live pages: try again later"))?;
@@ -56,11 +55,10 @@ where
     Ok(sse::until_stopped(service, stream::unfold(page, LivePage::next)))
 }
 
-impl<L, F, V> LivePage<L>
+impl<L, F> LivePage<L>
 where
     L: Fn(App, Caller) -> F + Send + Sync + 'static,
-    F: Future<Output = Result<V, PageError>> + Send + 'static,
-    V: View,
+    F: Future<Output = Result<Content, PageError>> + Send + 'static,
 {
     /// Returns the next change; `None` when the session is no longer valid or the page fails.
     async fn next(mut self) -> Option<(Result<Event, Infallible>, Self)> {
@@ -68,8 +66,8 @@ where
             sleep(self.wait).await;
             let started = Instant::now();
             let visitor = session::of_session(&self.app, self.visitor.session).await.ok()??;
-            let view = (self.load)(self.app.clone(), visitor.caller).await.ok()?;
-            let content = render(&view);
+            let Content { html: content, .. } =
+                (self.load)(self.app.clone(), visitor.caller).await.ok()?;
             self.wait = INTERVAL.max(started.elapsed() * INTERVAL_SHARE);
             if content != self.sent {
                 let event = Event::default().data(content.replace('\r', ""));

@@ -11,12 +11,8 @@ use axum::{
 };
 use serde::Deserialize;
 
-use super::{
-    page::Visit,
-    session,
-    view::{self, PageError, render},
-};
-use crate::{app::App, error::ApiError, secret::Secret, serve::Peer};
+use super::{Content, PageResult, Visit, session, view};
+use crate::{ApiError, App, Peer, Secret};
 
 #[derive(Template)]
 #[template(path = "login.html")]
@@ -26,7 +22,7 @@ struct LoginView<'a> {
 }
 
 fn form(status: StatusCode, next: &str, problem: Option<&str>) -> Response {
-    view::plain(status, "Log in", &render(&LoginView { next, problem }))
+    view::plain(status, &Content::new("Log in", &LoginView { next, problem }))
 }
 
 /// Redirects from `/` to the dashboard.
@@ -95,7 +91,7 @@ async fn open_session(app: &App, key: &str) -> Result<Option<Secret>, ApiError> 
 }
 
 /// Ends the session.
-pub(crate) async fn log_out(visit: Visit) -> Result<Response, PageError> {
+pub(crate) async fn log_out(visit: Visit) -> PageResult {
     visit.app.store.end_session(&visit.visitor.session).await?;
     Ok((session::closed(visit.peer), Redirect::to(session::LOGIN)).into_response())
 }

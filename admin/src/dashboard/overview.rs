@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, time::Duration};
 
 use askama::Template;
-use axum::{extract::Query, response::Response};
+use axum::extract::Query;
 use serde::Deserialize;
 use tritmill_queue::{
     QueueName,
@@ -11,15 +11,14 @@ use tritmill_queue::{
 };
 
 use super::{
+    Content, PageError, PageResult, Visit,
     chart::Chart,
     filters::{self, scaled},
     history::{self, Span},
-    page::Visit,
-    session::percent_encoded,
-    view::{PageError, View},
+    percent_encoded,
 };
 use crate::{
-    app::App,
+    App,
     operator::queues::{self, QueueLoad},
 };
 
@@ -108,12 +107,6 @@ impl OverviewView {
     }
 }
 
-impl View for OverviewView {
-    fn title(&self) -> String {
-        "Overview".to_owned()
-    }
-}
-
 /// Time span and sort order.
 #[derive(Deserialize)]
 pub(crate) struct OverviewQuery {
@@ -122,10 +115,7 @@ pub(crate) struct OverviewQuery {
 }
 
 /// Shows all queues, and charts of their sum.
-pub(crate) async fn show(
-    visit: Visit,
-    Query(query): Query<OverviewQuery>,
-) -> Result<Response, PageError> {
+pub(crate) async fn show(visit: Visit, Query(query): Query<OverviewQuery>) -> PageResult {
     let span = Span::parse(query.span.as_deref());
     let sort =
         SORTS.into_iter().map(|(word, _)| word).find(|sort| query.sort.as_deref() == Some(sort));
@@ -133,7 +123,7 @@ pub(crate) async fn show(
     visit.show(move |app, _| load(app, span, sort)).await
 }
 
-async fn load(app: App, span: Span, sort: &'static str) -> Result<OverviewView, PageError> {
+async fn load(app: App, span: Span, sort: &'static str) -> Result<Content, PageError> {
     let now = app.client.now().await?;
     // Sorted by name.
     let mut rows: Vec<QueueRow> =
@@ -147,7 +137,7 @@ async fn load(app: App, span: Span, sort: &'static str) -> Result<OverviewView, 
     }
     let mut all = Depth::default();
     rows.iter().for_each(|row| all.merge(&row.depth()));
-    Ok(OverviewView {
+    let view = OverviewView {
         span,
         sort,
         all,
@@ -156,5 +146,6 @@ async fn load(app: App, span: Span, sort: &'static str) -> Result<OverviewView, 
         workers: rows.iter().map(|row| row.load.workers).sum(),
         charts: history::charts(&app, None, span, now).await?,
         rows,
-    })
+    };
+    Ok(Content::new("Overview", &view))
 }

@@ -8,11 +8,11 @@ use axum::{
 use axum_extra::extract::CookieJar;
 
 use super::{
-    live, session,
-    session::Visitor,
-    view::{LINKS, PageError, View, framed, render},
+    Content, PageError, PageResult, live,
+    session::{self, Visitor},
+    view::{LINKS, framed},
 };
-use crate::{access::Caller, app::App, error::ApiError, serve::Peer};
+use crate::{ApiError, App, Caller, Peer};
 
 /// A request of a logged-in visitor.
 pub(crate) struct Visit {
@@ -44,28 +44,25 @@ impl FromRequestParts<App> for Visit {
 }
 
 impl Visit {
-    /// Returns the page of the view that `load` returns, or a stream of its changes.
-    pub async fn show<V, F>(
+    /// Returns the page that `load` returns, or a stream of its changes.
+    pub async fn show<F>(
         self,
         load: impl Fn(App, Caller) -> F + Send + Sync + 'static,
-    ) -> Result<Response, PageError>
+    ) -> PageResult
     where
-        V: View,
-        F: Future<Output = Result<V, PageError>> + Send + 'static,
+        F: Future<Output = Result<Content, PageError>> + Send + 'static,
     {
         if self.is_live {
             return live::stream(self.app, self.visitor, load);
         }
-        let view = load(self.app.clone(), self.caller.clone()).await?;
-        Ok(self.page(StatusCode::OK, &view))
+        let page = load(self.app.clone(), self.caller.clone()).await?;
+        Ok(self.page(StatusCode::OK, &page))
     }
 
-    /// Returns the page of a view, with the notice of the previous action.
-    pub fn page(self, status: StatusCode, view: &impl View) -> Response {
-        let content = render(view);
+    /// Returns a page in its frame, with the notice of the previous action.
+    pub fn page(self, status: StatusCode, page: &Content) -> Response {
         let notice = session::notice(&self.cookies);
-        let title = view.title();
-        let page = framed(status, &self.caller, &self.path, &title, &content, notice.as_deref());
+        let page = framed(status, &self.caller, &self.path, page, notice.as_deref());
         match notice {
             Some(_) => (session::without_notice(self.cookies, self.peer), page).into_response(),
             None => page,

@@ -1,27 +1,22 @@
 //! Page of a queue: load, workers and settings.
 
 use askama::Template;
-use axum::{
-    extract::{Path, Query},
-    response::Response,
-};
+use axum::extract::{Path, Query};
 use serde::Deserialize;
 use serde_json::json;
 use tritmill_queue::QueueName;
 
 use super::{
+    Content, PageError, PageForm, PageResult, Visit,
     chart::Chart,
     filters::{self, scaled},
     history::{self, Span},
     overview::QueueRow,
-    page::Visit,
-    session::percent_encoded,
-    view::{PageError, PageForm, View},
+    percent_encoded,
     workers::WorkerRow,
 };
 use crate::{
-    app::App,
-    error::ApiError,
+    ApiError, App,
     operator::{
         audit, params,
         queues::{loads, set_paused},
@@ -53,12 +48,6 @@ impl QueueView {
     }
 }
 
-impl View for QueueView {
-    fn title(&self) -> String {
-        self.row.name().to_string()
-    }
-}
-
 /// Time span of the charts.
 #[derive(Deserialize)]
 pub(crate) struct SpanQuery {
@@ -70,17 +59,17 @@ pub(crate) async fn one(
     visit: Visit,
     Path(name): Path<String>,
     Query(query): Query<SpanQuery>,
-) -> Result<Response, PageError> {
+) -> PageResult {
     let (name, span) = (params::queue(&name)?, Span::parse(query.span.as_deref()));
     visit.show(move |app, _| load(app, name.clone(), span)).await
 }
 
-async fn load(app: App, name: QueueName, span: Span) -> Result<QueueView, PageError> {
+async fn load(app: App, name: QueueName, span: Span) -> Result<Content, PageError> {
     let now = app.client.now().await?;
     let load = loads(&app).await?.into_iter().find(|load| load.settings.queue == name);
     let load = load.ok_or_else(|| ApiError::not_found("queue", &name.to_string()))?;
     let workers = app.store.workers().await?.into_iter();
-    Ok(QueueView {
+    let view = QueueView {
         span,
         row: QueueRow { load },
         workers: workers
@@ -88,7 +77,8 @@ async fn load(app: App, name: QueueName, span: Span) -> Result<QueueView, PageEr
             .map(|worker| WorkerRow { worker })
             .collect(),
         charts: history::charts(&app, Some(&name), span, now).await?,
-    })
+    };
+    Ok(Content::new(name.to_string(), &view))
 }
 
 /// A form to change a queue's settings.
@@ -109,7 +99,7 @@ pub(crate) async fn update(
     visit: Visit,
     Path(name): Path<String>,
     PageForm(form): PageForm<SettingsForm>,
-) -> Result<Response, PageError> {
+) -> PageResult {
     let name = params::queue(&name)?;
     let (app, caller) = (&visit.app, &visit.caller);
     let notice = match form {

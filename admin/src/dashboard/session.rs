@@ -17,7 +17,7 @@ use axum_extra::extract::{
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tritmill_queue::store::keys::KeyHash;
 
-use crate::{access::Caller, app::App, error::ApiError, secret::Secret, serve::Peer};
+use crate::{ApiError, App, Caller, Peer, Secret};
 
 /// Lifetime of a session.
 pub(super) const LIFETIME: Duration = Duration::from_secs(12 * 3600);

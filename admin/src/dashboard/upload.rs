@@ -1,14 +1,11 @@
 //! Upload of a batch: stores the file while it arrives, then creates the batch.
 
-use axum::{body::Body, http::HeaderMap, response::Response};
+use axum::{body::Body, http::HeaderMap};
 use serde_json::{Map, Value};
 
-use super::{page::Visit, view::PageError};
+use super::{PageResult, Visit};
 use crate::{
-    access::Caller,
-    app::App,
-    error::ApiError,
-    file_writer::FileWriter,
+    ApiError, App, Caller, FileWriter,
     openai::{
         batches, files,
         multipart::{Form, Part},
@@ -19,11 +16,7 @@ use crate::{
 const FIELDS: [&str; 3] = ["endpoint", "completion_window", "priority"];
 
 /// Stores a file and creates a batch from it.
-pub(crate) async fn upload(
-    visit: Visit,
-    headers: HeaderMap,
-    body: Body,
-) -> Result<Response, PageError> {
+pub(crate) async fn upload(visit: Visit, headers: HeaderMap, body: Body) -> PageResult {
     let mut form = Form::new(&headers, body)?;
     let fields = match UploadForm::read(&visit.app, &visit.caller, &mut form).await {
         Ok(fields) => fields,

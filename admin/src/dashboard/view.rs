@@ -1,4 +1,4 @@
-//! [`View`]: the content of a page; and the frames around it.
+//! [`Content`]: the content of a page; and the frames around it.
 
 use askama::Template;
 use axum::{
@@ -13,17 +13,28 @@ use serde::de::DeserializeOwned;
 use tritmill_queue::store::KeyRole;
 
 use super::assets;
-use crate::{access::Caller, error::ApiError};
+use crate::{ApiError, Caller};
 
 /// Pages load only from this service, cannot be framed, and their forms post only to it.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; \
     img-src 'self' data:; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; \
     base-uri 'none'";
 
-/// The data of a page; its template renders the content.
-pub(crate) trait View: Template + Send + Sync + 'static {
+/// What handlers of pages and actions return.
+pub(crate) type PageResult = Result<Response, PageError>;
+
+/// The rendered content of a page.
+pub(crate) struct Content {
     /// Title of the window.
-    fn title(&self) -> String;
+    pub title: String,
+    pub html: String,
+}
+
+impl Content {
+    /// Renders the content from a template with its data.
+    pub fn new(title: impl Into<String>, view: &impl Template) -> Self {
+        Self { title: title.into(), html: render(view) }
+    }
 }
 
 /// An entry of the navigation.
@@ -147,10 +158,10 @@ pub(super) fn framed(
     status: StatusCode,
     caller: &Caller,
     path: &str,
-    title: &str,
-    content: &str,
+    page: &Content,
     notice: Option<&str>,
 ) -> Response {
+    let Content { title, html: content } = page;
     let visible = |group: &&'static [Link]| -> Vec<_> {
         group.iter().filter(|link| link.role <= caller.role).collect()
     };
@@ -162,16 +173,16 @@ pub(super) fn framed(
 /// An error page; in the frame of `caller`, if there is one.
 pub(super) fn error(caller: Option<&Caller>, error: &ApiError) -> Response {
     let status = error.status();
-    let content = render(&ErrorView { status, message: error.message() });
     let title = status.canonical_reason().unwrap_or("Error");
+    let page = Content::new(title, &ErrorView { status, message: error.message() });
     match caller {
-        Some(caller) => framed(status, caller, "", title, &content, None),
-        None => plain(status, title, &content),
+        Some(caller) => framed(status, caller, "", &page, None),
+        None => plain(status, &page),
     }
 }
 
 /// A page without navigation, for visitors who are not logged in.
-pub(super) fn plain(status: StatusCode, title: &str, content: &str) -> Response {
+pub(super) fn plain(status: StatusCode, Content { title, html: content }: &Content) -> Response {
     html(status, render(&PlainFrame { title, content, version: assets::version() }))
 }
 

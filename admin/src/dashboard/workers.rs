@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use askama::Template;
-use axum::response::Response;
 use serde::Deserialize;
 use tritmill_queue::store::workers::{Worker, WorkerMetrics};
 
 use super::{
+    Content, PageError, PageForm, PageResult, Visit,
     filters::{self, scaled},
-    page::Visit,
-    session::percent_encoded,
-    view::{PageError, PageForm, View},
+    percent_encoded,
 };
-use crate::{app::App, operator::workers::drain_worker};
+use crate::{App, operator::workers::drain_worker};
 
 /// A worker in a table.
 pub(super) struct WorkerRow {
@@ -91,23 +89,17 @@ struct WorkersView {
     workers: Vec<WorkerRow>,
 }
 
-impl View for WorkersView {
-    fn title(&self) -> String {
-        "Workers".to_owned()
-    }
-}
-
 /// Shows the workers that sent a heartbeat within a day.
-pub(crate) async fn list(visit: Visit) -> Result<Response, PageError> {
+pub(crate) async fn list(visit: Visit) -> PageResult {
     visit.show(|app, _| load(app)).await
 }
 
-async fn load(app: App) -> Result<WorkersView, PageError> {
+async fn load(app: App) -> Result<Content, PageError> {
     let workers = app.store.workers().await?;
     let mut workers: Vec<_> = workers.into_iter().map(|worker| WorkerRow { worker }).collect();
     // Live workers first; otherwise by name, as the store returns them.
     workers.sort_by_key(|row| !row.worker.is_alive());
-    Ok(WorkersView { workers })
+    Ok(Content::new("Workers", &WorkersView { workers }))
 }
 
 /// The form to drain a worker.
@@ -120,7 +112,7 @@ pub(crate) struct DrainForm {
 pub(crate) async fn drain(
     visit: Visit,
     PageForm(DrainForm { owner }): PageForm<DrainForm>,
-) -> Result<Response, PageError> {
+) -> PageResult {
     drain_worker(&visit.app, &visit.caller, &owner).await?;
     Ok(visit.done(
         "/dashboard/workers",

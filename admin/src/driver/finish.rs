@@ -16,7 +16,7 @@ use tritmill_queue::{
 };
 
 use super::{Interrupted, lines, save};
-use crate::{app::App, file_writer::FileWriter};
+use crate::{App, FileWriter};
 
 /// Cancels the remaining jobs of a cancelled batch, writes the output files and finishes the batch.
 pub(super) async fn finish(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {

@@ -16,7 +16,7 @@ use tritmill_queue::{
 };
 
 use super::{Interrupted, lines, save};
-use crate::app::App;
+use crate::App;
 
 /// Pause between two counts; doubles from the first to the last while nothing changes. The share is its
 /// minimum as a multiple of a count's duration.

@@ -13,7 +13,7 @@ use tritmill_queue::store::{
 };
 
 use super::{Interrupted, lines, save};
-use crate::app::App;
+use crate::App;
 
 /// Most errors to report; validation stops there.
 const ERRORS_MAX: usize = 100;

@@ -14,8 +14,7 @@ use tritmill_queue::store::{
 };
 
 use crate::{
-    app::App,
-    error::ApiError,
+    ApiError, App,
     operator::queues::{self, QueueLoad},
 };
 

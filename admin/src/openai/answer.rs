@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use tritmill_client::{Endpoint, Fields};
 use tritmill_queue::{Completion, FinishedJob, JobId, Outcome, QueueName, Timestamp};
 
-use crate::{app::App, error::ApiError};
+use crate::{ApiError, App};
 
 /// Options of a streamed answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,11 +2,7 @@
 
 mod request;
 
-use axum::{
-    Json,
-    extract::{Path, State},
-    http::HeaderMap,
-};
+use axum::{Json, extract::Path, http::HeaderMap};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tritmill_queue::{
@@ -25,12 +21,7 @@ use super::{
     list::{List, ListQuery},
     schemas::BatchRequest,
 };
-use crate::{
-    access::Caller,
-    app::App,
-    error::ApiError,
-    extract::{JsonBody, QueryParams},
-};
+use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult, QueryParams};
 
 /// Batches of a list by default, and at most.
 const LIST_DEFAULT: u32 = 20;
@@ -164,11 +155,10 @@ impl From<Webhook> for WebhookView {
         description = "Requests with the same key create one batch")),
     responses((status = 200, description = "The batch, which is validating", body = BatchView)))]
 pub(crate) async fn create(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     headers: HeaderMap,
     JsonBody(body): JsonBody<Map<String, Value>>,
-) -> Result<Json<BatchView>, ApiError> {
+) -> JsonResult<BatchView> {
     let batch = create_batch(&app, &caller, body, idempotency_key(&headers)?).await?;
     let secret = batch.webhook.as_ref().map(|webhook| webhook.secret.0.clone());
     let mut view = BatchView::from(batch);
@@ -260,10 +250,9 @@ fn is_same_request(known: &Batch, new: &Batch) -> bool {
 #[utoipa::path(get, path = "/v1/batches", tag = "batches", params(ListQuery),
     responses((status = 200, description = "The latest first", body = List<BatchView>)))]
 pub(crate) async fn list(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     QueryParams(query): QueryParams<ListQuery>,
-) -> Result<Json<List<BatchView>>, ApiError> {
+) -> JsonResult<List<BatchView>> {
     let page: Page<BatchId> = query.page(LIST_DEFAULT, LIST_MAX)?;
     let batches = app.store.batches(&caller.tenant, page).await?;
     let batches = batches.into_iter().map(BatchView::from).collect();
@@ -274,10 +263,9 @@ pub(crate) async fn list(
 #[utoipa::path(get, path = "/v1/batches/{id}", tag = "batches", params(("id" = String, Path)),
     responses((status = 200, description = "The batch", body = BatchView)))]
 pub(crate) async fn one(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
-) -> Result<Json<BatchView>, ApiError> {
+) -> JsonResult<BatchView> {
     Ok(Json(find(&app, &caller, &id).await?.into()))
 }
 
@@ -293,10 +281,9 @@ pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<Batch, 
     params(("id" = String, Path)),
     responses((status = 200, description = "The batch, which is cancelling", body = BatchView)))]
 pub(crate) async fn cancel(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
-) -> Result<Json<BatchView>, ApiError> {
+) -> JsonResult<BatchView> {
     Ok(Json(cancel_batch(&app, &caller, &id).await?.into()))
 }
 

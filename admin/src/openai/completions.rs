@@ -5,7 +5,6 @@
 
 use axum::{
     Json,
-    extract::State,
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value};
@@ -18,15 +17,14 @@ use super::{
     schemas::{ChatRequest, Completion, TextRequest},
     stream::AnswerStream,
 };
-use crate::{access::Caller, app::App, error::ApiError, extract::JsonBody};
+use crate::{ApiError, App, Call, Caller, JsonBody};
 
 /// Creates a chat completion.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "completions",
     request_body = ChatRequest,
     responses((status = 200, description = "The answer, whole or streamed", body = Completion)))]
 pub(crate) async fn chat(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
     complete(app, caller, Endpoint::Chat, body).await
@@ -37,8 +35,7 @@ pub(crate) async fn chat(
     request_body = TextRequest,
     responses((status = 200, description = "The answer, whole or streamed", body = Completion)))]
 pub(crate) async fn text(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
     complete(app, caller, Endpoint::Completions, body).await

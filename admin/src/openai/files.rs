@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State},
+    extract::Path,
     http::{HeaderMap, HeaderValue, header},
     response::{IntoResponse as _, Response},
 };
@@ -26,9 +26,7 @@ use super::{
     multipart::{Form, Part},
     schemas::Upload,
 };
-use crate::{
-    access::Caller, app::App, error::ApiError, extract::QueryParams, file_writer::FileWriter,
-};
+use crate::{ApiError, App, Call, FileWriter, JsonResult, QueryParams};
 
 /// Files of a list by default, and at most.
 const LIST_DEFAULT: u32 = 1000;
@@ -88,11 +86,10 @@ struct UploadForm {
     request_body(content = Upload, content_type = "multipart/form-data"),
     responses((status = 200, description = "The file", body = File)))]
 pub(crate) async fn upload(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     headers: HeaderMap,
     body: Body,
-) -> Result<Json<File>, ApiError> {
+) -> JsonResult<File> {
     let mut form = Form::new(&headers, body)?;
     let fields = match UploadForm::read(&app, &caller.tenant, &mut form).await {
         Ok(fields) => fields,
@@ -196,10 +193,9 @@ pub(crate) async fn store(
 #[utoipa::path(get, path = "/v1/files", tag = "files", params(ListQuery),
     responses((status = 200, description = "The latest first", body = List<File>)))]
 pub(crate) async fn list(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     QueryParams(query): QueryParams<ListQuery>,
-) -> Result<Json<List<File>>, ApiError> {
+) -> JsonResult<List<File>> {
     let page: Page<FileId> = query.page(LIST_DEFAULT, LIST_MAX)?;
     let purpose = query.purpose.as_deref().map(str::parse::<FilePurpose>).transpose();
     let purpose = purpose.map_err(|_| {
@@ -213,11 +209,7 @@ pub(crate) async fn list(
 /// Returns a file, without its content.
 #[utoipa::path(get, path = "/v1/files/{id}", tag = "files", params(("id" = String, Path)),
     responses((status = 200, description = "The file", body = File)))]
-pub(crate) async fn one(
-    State(app): State<App>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<Json<File>, ApiError> {
+pub(crate) async fn one(Call { app, caller }: Call, Path(id): Path<String>) -> JsonResult<File> {
     Ok(Json(find(&app, &caller.tenant, &id).await?.into()))
 }
 
@@ -225,8 +217,7 @@ pub(crate) async fn one(
 #[utoipa::path(get, path = "/v1/files/{id}/content", tag = "files", params(("id" = String, Path)),
     responses((status = 200, description = "The content", content_type = "application/octet-stream")))]
 pub(crate) async fn content(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
 ) -> Result<Response, ApiError> {
     Ok(download(&app, &find(&app, &caller.tenant, &id).await?))
@@ -261,10 +252,9 @@ pub(crate) struct FileDeleted {
 #[utoipa::path(delete, path = "/v1/files/{id}", tag = "files", params(("id" = String, Path)),
     responses((status = 200, description = "The file is deleted", body = FileDeleted)))]
 pub(crate) async fn remove(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
-) -> Result<Json<FileDeleted>, ApiError> {
+) -> JsonResult<FileDeleted> {
     let unknown = || ApiError::not_found("file", &id);
     let file: FileId = id.parse().map_err(|_| unknown())?;
     match app.store.delete_file(&caller.tenant, file).await? {

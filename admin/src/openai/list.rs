@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tritmill_queue::store::Page;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::error::ApiError;
+use crate::ApiError;
 
 /// Parameters of a list.
 #[derive(Debug, Default, Deserialize, IntoParams)]

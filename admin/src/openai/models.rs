@@ -8,7 +8,7 @@ use serde::Serialize;
 use tritmill_queue::{Timestamp, store::classes::RegisteredQueue};
 use utoipa::ToSchema;
 
-use crate::{app::App, error::ApiError, models::find};
+use crate::{ApiError, App, JsonResult, models::find};
 
 /// A served model.
 #[derive(Serialize, ToSchema)]
@@ -37,7 +37,7 @@ pub(crate) struct ModelList {
 /// Lists the served models: first the names without a format, then each name with its format.
 #[utoipa::path(get, path = "/v1/models", tag = "models",
     responses((status = 200, description = "Served models", body = ModelList)))]
-pub(crate) async fn list(State(app): State<App>) -> Result<Json<ModelList>, ApiError> {
+pub(crate) async fn list(State(app): State<App>) -> JsonResult<ModelList> {
     let known = app.models.all().await?;
     let mut data: Vec<Model> = Vec::new();
     for RegisteredQueue { queue, at } in &known {
@@ -53,10 +53,7 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<ModelList>, ApiE
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models",
     params(("model" = String, Path, description = "`NAME` or `NAME@FORMAT`")),
     responses((status = 200, description = "The model", body = Model)))]
-pub(crate) async fn one(
-    State(app): State<App>,
-    Path(name): Path<String>,
-) -> Result<Json<Model>, ApiError> {
+pub(crate) async fn one(State(app): State<App>, Path(name): Path<String>) -> JsonResult<Model> {
     match find(app.models.all().await?, &name) {
         Some(found) => Ok(Json(Model::new(name, found.at))),
         None => Err(ApiError::model_not_found(&name)),

@@ -23,7 +23,7 @@ use futures_util::Stream;
 use multer::{Field, Multipart};
 use tokio::time::timeout;
 
-use crate::{error::ApiError, extract};
+use crate::{ApiError, extract};
 
 /// Most bytes between two parsed chunks.
 const UNPARSED_BYTES_MAX: usize = 1 << 20;

@@ -18,7 +18,7 @@ use tritmill_client::{Endpoint, answer};
 use tritmill_queue::{EventId, FinishReason, FinishedJob, JobEvent};
 
 use super::answer::{AnswerHead, AwaitedJob, Streaming, completion};
-use crate::{app::App, error::ApiError, sse};
+use crate::{ApiError, App, sse};
 
 /// Pause between two reads of the job's events; doubles from the first to the last while there are none.
 const POLL_FIRST: Duration = Duration::from_millis(20);

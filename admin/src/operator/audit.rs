@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::params::{LIST_DEFAULT, LIST_MAX, number, parsed};
-use crate::{access::Caller, app::App, error::ApiError, extract::QueryParams};
+use crate::{ApiError, App, Caller, JsonResult, QueryParams};
 
 /// Records what a caller is about to do. If this fails, the action must not be done.
 pub(crate) async fn record(
@@ -94,7 +94,7 @@ pub(crate) struct AuditList {
 pub(crate) async fn list(
     State(app): State<App>,
     QueryParams(AuditQuery { limit, after }): QueryParams<AuditQuery>,
-) -> Result<Json<AuditList>, ApiError> {
+) -> JsonResult<AuditList> {
     let limit = number("limit", limit.as_deref(), LIST_DEFAULT, LIST_MAX)?;
     let after = parsed("after", "an entry's id", after.as_deref())?;
     let page = Page { after, limit: limit as u32, ascending: false };

@@ -10,12 +10,7 @@ use super::{
     jobs::{self, BulkRequest, BulkResult},
     params,
 };
-use crate::{
-    access::Caller,
-    app::App,
-    error::ApiError,
-    extract::{JsonBody, QueryParams},
-};
+use crate::{App, Call, JsonBody, JsonResult, QueryParams};
 
 /// Selects a queue.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
@@ -69,7 +64,7 @@ pub(crate) struct DeadLetterGroupList {
 pub(crate) async fn list(
     State(app): State<App>,
     QueryParams(QueueQuery { queue }): QueryParams<QueueQuery>,
-) -> Result<Json<DeadLetterGroupList>, ApiError> {
+) -> JsonResult<DeadLetterGroupList> {
     let queue = queue.as_deref().map(params::queue).transpose()?;
     let found = app.store.dead_letter_groups(queue.as_ref()).await?;
     let data = found.groups.into_iter().map(DeadLetterGroupView::from).collect();
@@ -81,10 +76,9 @@ pub(crate) async fn list(
     request_body = BulkRequest,
     responses((status = 200, description = "The new jobs", body = BulkResult)))]
 pub(crate) async fn replay(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(body): JsonBody<Map<String, Value>>,
-) -> Result<Json<BulkResult>, ApiError> {
+) -> JsonResult<BulkResult> {
     let replay = |per_second| BulkAction::Replay { per_second };
     jobs::bulk(&app, &caller, "dead_letters.replay", body, replay).await
 }
@@ -94,9 +88,8 @@ pub(crate) async fn replay(
     request_body = BulkRequest,
     responses((status = 200, description = "Number of deleted dead letters", body = BulkResult)))]
 pub(crate) async fn purge(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(body): JsonBody<Map<String, Value>>,
-) -> Result<Json<BulkResult>, ApiError> {
+) -> JsonResult<BulkResult> {
     jobs::bulk(&app, &caller, "dead_letters.purge", body, |_| BulkAction::Purge).await
 }

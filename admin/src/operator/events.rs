@@ -19,7 +19,7 @@ use tokio::{
 use tritmill_queue::{EventId, JobEvent, JobId};
 
 use super::job;
-use crate::{access::Caller, app::App, changes::ChangeId, error::ApiError, sse};
+use crate::{ApiError, App, Call, changes::ChangeId, sse};
 
 /// Longest time that a stream stays open; reconnecting checks the key again.
 const OPEN_MAX: Duration = Duration::from_secs(3600);
@@ -154,8 +154,7 @@ fn sse_event(event: &JobEvent) -> Option<Event> {
     responses((status = 200, description = "Server-sent events", content_type = "text/event-stream",
             body = String)))]
 pub(crate) async fn of_job(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {

@@ -8,7 +8,7 @@ use tritmill_queue::store::history::{Histogram, Period, Point, downsample};
 use utoipa::ToSchema;
 
 use super::params::{self, number};
-use crate::{app::App, error::ApiError, extract::QueryParams};
+use crate::{App, JsonResult, QueryParams};
 
 /// Most points of a response.
 const POINTS_MAX: u64 = 1000;
@@ -102,7 +102,7 @@ pub(crate) struct PointList {
 pub(crate) async fn list(
     State(app): State<App>,
     QueryParams(query): QueryParams<HistoryQuery>,
-) -> Result<Json<PointList>, ApiError> {
+) -> JsonResult<PointList> {
     let HistoryQuery { queue, minutes, points } = query;
     let queue = queue.as_deref().map(params::queue).transpose()?;
     let minutes = number("minutes", minutes.as_deref(), 60, MINUTES_MAX)?;
@@ -135,7 +135,7 @@ pub(crate) struct IntegrityView {
 /// Returns counts of faults that were detected and corrected.
 #[utoipa::path(get, path = "/admin/v1/integrity", tag = "service",
     responses((status = 200, description = "Counts", body = IntegrityView)))]
-pub(crate) async fn integrity(State(app): State<App>) -> Result<Json<IntegrityView>, ApiError> {
+pub(crate) async fn integrity(State(app): State<App>) -> JsonResult<IntegrityView> {
     let all = app.store.integrity().await?;
     Ok(Json(IntegrityView {
         leases_reclaimed: all.leases_reclaimed,

@@ -1,9 +1,6 @@
 //! One job, with its attempts and results.
 
-use axum::{
-    Json,
-    extract::{Path, State},
-};
+use axum::{Json, extract::Path};
 use serde::Serialize;
 use serde_json::Value;
 use tritmill_queue::{
@@ -13,7 +10,7 @@ use tritmill_queue::{
 use utoipa::ToSchema;
 
 use super::params;
-use crate::{access::Caller, app::App, error::ApiError};
+use crate::{ApiError, App, Call, Caller, JsonResult};
 
 /// An attempt to run the job.
 #[derive(Serialize, ToSchema)]
@@ -140,9 +137,8 @@ pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<JobHist
 #[utoipa::path(get, path = "/admin/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path)),
     responses((status = 200, description = "The job", body = JobHistoryView)))]
 pub(crate) async fn one(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     Path(id): Path<String>,
-) -> Result<Json<JobHistoryView>, ApiError> {
+) -> JsonResult<JobHistoryView> {
     Ok(Json(find(&app, &caller, &id).await?.into()))
 }

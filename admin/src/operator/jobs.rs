@@ -1,6 +1,6 @@
 //! Jobs: lists, counts, and actions on many at once.
 
-use axum::{Json, extract::State};
+use axum::Json;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tritmill_queue::{
@@ -17,12 +17,7 @@ use super::{
     audit,
     params::{Filter, LIST_DEFAULT, LIST_MAX, bounded, number, parsed},
 };
-use crate::{
-    access::Caller,
-    app::App,
-    error::ApiError,
-    extract::{JsonBody, QueryParams, from_map},
-};
+use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult, QueryParams, extract::from_map};
 
 /// A page of a list.
 #[derive(utoipa::IntoParams)]
@@ -92,10 +87,9 @@ pub(crate) struct JobList {
 #[utoipa::path(get, path = "/admin/v1/jobs", tag = "jobs", params(Filter, PageQuery),
     responses((status = 200, description = "The latest first", body = JobList)))]
 pub(crate) async fn list(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     QueryParams(query): QueryParams<Map<String, Value>>,
-) -> Result<Json<JobList>, ApiError> {
+) -> JsonResult<JobList> {
     let text = |param: &str| query.get(param).and_then(Value::as_str);
     let limit = number("limit", text("limit"), LIST_DEFAULT, LIST_MAX)?;
     let after: Option<JobId> = parsed("after", "a job id", text("after"))?;
@@ -118,10 +112,9 @@ pub(crate) struct JobCount {
 #[utoipa::path(get, path = "/admin/v1/jobs/count", tag = "jobs", params(Filter),
     responses((status = 200, description = "Number of jobs", body = JobCount)))]
 pub(crate) async fn count(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     QueryParams(query): QueryParams<Map<String, Value>>,
-) -> Result<Json<JobCount>, ApiError> {
+) -> JsonResult<JobCount> {
     let filter = Filter::from_query(query)?.for_caller(&caller)?;
     let Count { jobs, or_more } = app.store.count_jobs(&filter).await?;
     Ok(Json(JobCount { jobs, or_more }))
@@ -162,7 +155,7 @@ pub(super) async fn bulk(
     action: &str,
     body: Map<String, Value>,
     act: impl Fn(Option<u32>) -> BulkAction,
-) -> Result<Json<BulkResult>, ApiError> {
+) -> JsonResult<BulkResult> {
     let detail = json!({ "asked": body });
     let BulkRequest { filter, limit, after, per_second } = from_map(body)?;
     let limit = bounded("limit", limit, BULK_MAX, BULK_MAX)?;
@@ -189,9 +182,8 @@ pub(super) async fn bulk(
 #[utoipa::path(post, path = "/admin/v1/jobs/cancel", tag = "jobs", request_body = BulkRequest,
     responses((status = 200, description = "Number of cancelled jobs", body = BulkResult)))]
 pub(crate) async fn cancel(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(body): JsonBody<Map<String, Value>>,
-) -> Result<Json<BulkResult>, ApiError> {
+) -> JsonResult<BulkResult> {
     bulk(&app, &caller, "jobs.cancel", body, |_| BulkAction::Cancel).await
 }

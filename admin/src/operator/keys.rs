@@ -14,13 +14,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{DONE, Done, audit, params};
-use crate::{
-    access::Caller,
-    app::App,
-    error::ApiError,
-    extract::JsonBody,
-    secret::{Secret, new_key},
-};
+use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult, Secret, new_key};
 
 /// An API key, without its secret.
 #[derive(Serialize, ToSchema)]
@@ -56,7 +50,7 @@ pub(crate) struct KeyList {
 /// Lists the API keys of all tenants.
 #[utoipa::path(get, path = "/admin/v1/keys", tag = "keys",
     responses((status = 200, description = "The oldest first", body = KeyList)))]
-pub(crate) async fn list(State(app): State<App>) -> Result<Json<KeyList>, ApiError> {
+pub(crate) async fn list(State(app): State<App>) -> JsonResult<KeyList> {
     let keys = app.store.keys().await?;
     Ok(Json(KeyList { data: keys.into_iter().map(KeyView::from).collect() }))
 }
@@ -87,10 +81,9 @@ pub(crate) struct NewKey {
 #[utoipa::path(post, path = "/admin/v1/keys", tag = "keys", request_body = KeyRequest,
     responses((status = 200, description = "The key with its secret", body = NewKey)))]
 pub(crate) async fn create(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(KeyRequest { tenant, role, name }): JsonBody<KeyRequest>,
-) -> Result<Json<NewKey>, ApiError> {
+) -> JsonResult<NewKey> {
     if tenant.is_empty() {
         return Err(ApiError::invalid_value("tenant", "tenant must not be empty"));
     }
@@ -120,11 +113,7 @@ pub(crate) async fn create_key(
 /// Revokes an API key, which is rejected from then on.
 #[utoipa::path(delete, path = "/admin/v1/keys/{id}", tag = "keys", params(("id" = String, Path)),
     responses((status = 200, description = "The key is revoked", body = Done)))]
-pub(crate) async fn revoke(
-    State(app): State<App>,
-    caller: Caller,
-    Path(id): Path<String>,
-) -> Result<Json<Done>, ApiError> {
+pub(crate) async fn revoke(Call { app, caller }: Call, Path(id): Path<String>) -> JsonResult<Done> {
     revoke_key(&app, &caller, &id).await?;
     Ok(DONE)
 }
@@ -164,10 +153,9 @@ pub(crate) struct EraseResult {
 #[utoipa::path(post, path = "/admin/v1/tenants/erase", tag = "keys", request_body = EraseRequest,
     responses((status = 200, description = "Numbers of deleted items", body = EraseResult)))]
 pub(crate) async fn erase(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(EraseRequest { tenant, confirm }): JsonBody<EraseRequest>,
-) -> Result<Json<EraseResult>, ApiError> {
+) -> JsonResult<EraseResult> {
     if tenant != confirm {
         return Err(ApiError::invalid_value("confirm", "confirm must repeat the tenant"));
     }

@@ -10,7 +10,7 @@ use tritmill_queue::{
 };
 use utoipa::ToSchema;
 
-use crate::{access::Caller, error::ApiError};
+use crate::{ApiError, Caller};
 
 /// Items of a list by default, and at most.
 pub(super) const LIST_DEFAULT: u64 = 50;

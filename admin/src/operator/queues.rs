@@ -17,7 +17,7 @@ use tritmill_queue::{
 use utoipa::ToSchema;
 
 use super::{DONE, Done, audit, params};
-use crate::{access::Caller, app::App, error::ApiError, extract::JsonBody};
+use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult};
 
 /// Settings and state of a queue, for the API and the dashboard.
 #[derive(Debug, Clone)]
@@ -180,7 +180,7 @@ pub(crate) struct QueueList {
 /// Lists all queues.
 #[utoipa::path(get, path = "/admin/v1/queues", tag = "queues",
     responses((status = 200, description = "By name", body = QueueList)))]
-pub(crate) async fn list(State(app): State<App>) -> Result<Json<QueueList>, ApiError> {
+pub(crate) async fn list(State(app): State<App>) -> JsonResult<QueueList> {
     Ok(Json(QueueList { data: loads(&app).await?.into_iter().map(QueueView::from).collect() }))
 }
 
@@ -209,10 +209,9 @@ pub(crate) async fn set_paused(
 #[utoipa::path(post, path = "/admin/v1/queues/pause", tag = "queues", request_body = QueueRequest,
     responses((status = 200, description = "Workers follow within seconds", body = Done)))]
 pub(crate) async fn pause(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(QueueRequest { queue }): JsonBody<QueueRequest>,
-) -> Result<Json<Done>, ApiError> {
+) -> JsonResult<Done> {
     set_paused(&app, &caller, &params::queue(&queue)?, true).await?;
     Ok(DONE)
 }
@@ -221,10 +220,9 @@ pub(crate) async fn pause(
 #[utoipa::path(post, path = "/admin/v1/queues/resume", tag = "queues", request_body = QueueRequest,
     responses((status = 200, description = "Workers follow within seconds", body = Done)))]
 pub(crate) async fn resume(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(QueueRequest { queue }): JsonBody<QueueRequest>,
-) -> Result<Json<Done>, ApiError> {
+) -> JsonResult<Done> {
     set_paused(&app, &caller, &params::queue(&queue)?, false).await?;
     Ok(DONE)
 }
@@ -249,10 +247,9 @@ pub(crate) struct LimitRequest {
 #[utoipa::path(post, path = "/admin/v1/queues/limit", tag = "queues", request_body = LimitRequest,
     responses((status = 200, description = "Producers follow within seconds", body = Done)))]
 pub(crate) async fn limit(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(request): JsonBody<LimitRequest>,
-) -> Result<Json<Done>, ApiError> {
+) -> JsonResult<Done> {
     let LimitRequest { queue, limit_tokens, tenant, each_tenant } = request;
     let queue = params::queue(&queue)?;
     if tenant.is_some() && each_tenant {
@@ -294,10 +291,9 @@ impl ClassRequest {
     request_body = ClassRequest,
     responses((status = 200, description = "Workers of this class may start", body = Done)))]
 pub(crate) async fn allow_class(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(request): JsonBody<ClassRequest>,
-) -> Result<Json<Done>, ApiError> {
+) -> JsonResult<Done> {
     let (queue, class) = request.validated()?;
     let detail = json!({ "numerics_class": class });
     audit::record(&app, &caller, "queue.allow_class", &queue.to_string(), detail).await?;
@@ -310,10 +306,9 @@ pub(crate) async fn allow_class(
     request_body = ClassRequest,
     responses((status = 200, description = "Workers follow within seconds", body = Done)))]
 pub(crate) async fn withdraw_class(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(request): JsonBody<ClassRequest>,
-) -> Result<Json<Done>, ApiError> {
+) -> JsonResult<Done> {
     let (queue, class) = request.validated()?;
     let detail = json!({ "numerics_class": class });
     audit::record(&app, &caller, "queue.withdraw_class", &queue.to_string(), detail).await?;

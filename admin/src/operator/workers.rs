@@ -7,7 +7,7 @@ use tritmill_queue::store::workers::Worker;
 use utoipa::ToSchema;
 
 use super::{DONE, Done, audit};
-use crate::{access::Caller, app::App, error::ApiError, extract::JsonBody};
+use crate::{ApiError, App, Call, Caller, JsonBody, JsonResult};
 
 /// A worker.
 #[derive(Serialize, ToSchema)]
@@ -87,7 +87,7 @@ pub(crate) struct WorkerList {
 /// Lists the workers that sent a heartbeat within a day.
 #[utoipa::path(get, path = "/admin/v1/workers", tag = "workers",
     responses((status = 200, description = "By name", body = WorkerList)))]
-pub(crate) async fn list(State(app): State<App>) -> Result<Json<WorkerList>, ApiError> {
+pub(crate) async fn list(State(app): State<App>) -> JsonResult<WorkerList> {
     let workers = app.store.workers().await?;
     Ok(Json(WorkerList { data: workers.into_iter().map(WorkerView::from).collect() }))
 }
@@ -105,10 +105,9 @@ pub(crate) struct DrainRequest {
     request_body = DrainRequest,
     responses((status = 200, description = "The worker drains after its next heartbeat", body = Done)))]
 pub(crate) async fn drain(
-    State(app): State<App>,
-    caller: Caller,
+    Call { app, caller }: Call,
     JsonBody(DrainRequest { worker }): JsonBody<DrainRequest>,
-) -> Result<Json<Done>, ApiError> {
+) -> JsonResult<Done> {
     drain_worker(&app, &caller, &worker).await?;
     Ok(DONE)
 }

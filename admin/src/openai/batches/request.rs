@@ -13,7 +13,7 @@ use tritmill_queue::{
 };
 
 use crate::{
-    error::ApiError,
+    ApiError,
     openai::files::{EXPIRES_S, invalid_expiry},
     webhooks::signature,
 };
