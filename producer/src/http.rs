@@ -51,32 +51,32 @@ pub enum HttpError {
     #[error(transparent)]
     NotPublic(#[from] NotPublic),
     /// The name could not be resolved.
-    #[error("cannot resolve {host}: {}", root_cause(.source))]
+    #[error("cannot resolve {host}: {cause}")]
     Resolve {
         /// Host and port.
         host: String,
-        /// The cause.
-        source: reqwest::Error,
+        /// The root cause.
+        cause: String,
     },
     /// The server did not accept a connection.
-    #[error("cannot connect to {host}: {}", root_cause(.source))]
+    #[error("cannot connect to {host}: {cause}")]
     Connect {
         /// Host and port.
         host: String,
-        /// The cause.
-        source: reqwest::Error,
+        /// The root cause.
+        cause: String,
     },
     /// The server speaks no TLS, or its certificate is not trusted.
-    #[error("no secure connection to {host}: {}", root_cause(.source))]
+    #[error("no secure connection to {host}: {cause}")]
     Tls {
         /// Host and port.
         host: String,
-        /// The cause.
-        source: reqwest::Error,
+        /// The root cause.
+        cause: String,
     },
     /// The connection broke, or the answer is not HTTP.
-    #[error("{}", root_cause(.0))]
-    Broken(#[source] reqwest::Error),
+    #[error("{0}")]
+    Broken(String),
     /// Nothing arrived for this long.
     #[error("no answer within {} s", .0.as_secs())]
     Timeout(Duration),
@@ -91,22 +91,24 @@ pub struct NotPublic {
 }
 
 impl From<reqwest::Error> for HttpError {
-    fn from(source: reqwest::Error) -> Self {
-        if let Some(found) = causes(&source).find_map(|cause| cause.downcast_ref::<NotPublic>()) {
+    fn from(error: reqwest::Error) -> Self {
+        if let Some(found) = causes(&error).find_map(|cause| cause.downcast_ref::<NotPublic>()) {
             return Self::NotPublic(found.clone());
         }
-        let host = source.url().map_or(String::new(), |url| {
+        let host = error.url().map_or(String::new(), |url| {
             let port = url.port_or_known_default().unwrap_or_default();
             format!("{}:{port}", url.host_str().unwrap_or_default())
         });
-        if causes(&source).any(|cause| cause.is::<rustls::Error>()) {
-            Self::Tls { host, source }
-        } else if source.is_dns() {
-            Self::Resolve { host, source }
-        } else if source.is_connect() {
-            Self::Connect { host, source }
+        // Without the outer errors: they repeat the URL, which may contain a password.
+        let cause = causes(&error).last().map_or(String::new(), ToString::to_string);
+        if causes(&error).any(|cause| cause.is::<rustls::Error>()) {
+            Self::Tls { host, cause }
+        } else if error.is_dns() {
+            Self::Resolve { host, cause }
+        } else if error.is_connect() {
+            Self::Connect { host, cause }
         } else {
-            Self::Broken(source)
+            Self::Broken(cause)
         }
     }
 }
@@ -120,10 +122,6 @@ fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)
             None => error.source(),
         }
     })
-}
-
-fn root_cause(error: &reqwest::Error) -> String {
-    causes(error).last().map_or(String::new(), ToString::to_string)
 }
 
 /// A file of certificates that cannot be used.
@@ -293,5 +291,6 @@ mod tests {
         let refused = call(AddressPolicy::Any).await;
         assert!(matches!(refused, HttpError::Connect { .. }), "{refused}");
         assert!(refused.to_string().starts_with("cannot connect to localhost:1: "), "{refused}");
+        assert!(refused.source().is_none(), "the message has the cause already");
     }
 }

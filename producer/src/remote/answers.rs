@@ -51,11 +51,13 @@ impl RemoteError {
         Self::File { path: path.display().to_string(), source }
     }
 
-    /// Returns whether the same call may succeed later.
+    /// Returns whether the same call may succeed later. Damaged data stays damaged.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Http(error) => !matches!(error, HttpError::Url(_) | HttpError::Tls { .. }),
-            Self::Refused { status, .. } => *status == 429 || *status >= 500,
+            Self::Refused { status, code, .. } => {
+                *status == 429 || (*status >= 500 && code != "damaged_data")
+            }
             _ => false,
         }
     }
@@ -107,4 +109,19 @@ pub struct LineError {
     pub code: String,
     /// Error message for people.
     pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_data_is_permanent_and_other_server_errors_are_transient() {
+        let refused = |status, code: &str| {
+            let (code, message) = (code.to_owned(), String::new());
+            RemoteError::Refused { status, code, message, retry_after: None }.is_transient()
+        };
+        assert!(refused(429, "queue_full") && refused(503, "unavailable") && refused(500, "x"));
+        assert!(!refused(500, "damaged_data") && !refused(404, "not_found"));
+    }
 }
