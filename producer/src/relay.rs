@@ -129,7 +129,7 @@ impl Relay {
             let entries = self.local.queued(&self.queue, self.cursor, CHUNK).await?;
             self.sent_all = entries.is_empty();
             let ids: Vec<JobId> = entries.iter().map(|entry| entry.id).collect();
-            let by = Claimant { owner: "relay", lease: LEASE };
+            let by = Claimant::new("relay", LEASE);
             let claims = self.local.claim(&ids, by).await?;
             let held: Vec<ClaimRef> = claims.iter().map(|claim| claim.claim_ref()).collect();
             let attempts_max = self.attempts_max;

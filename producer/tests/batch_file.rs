@@ -69,7 +69,7 @@ async fn only_server_failures_run_again() {
     let store = file.store();
     let queued = store.queued(&settings.queue, None, 9).await.unwrap();
     let [first, second] = [queued[0].id, queued[1].id];
-    let by = Claimant { owner: "test", lease: Duration::from_secs(60) };
+    let by = Claimant::new("test", Duration::from_secs(60));
     let held = store.claim(&[second], by).await.unwrap()[0].claim_ref();
     let error = JobError {
         kind: ErrorKind::InvalidRequest,

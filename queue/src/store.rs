@@ -1,18 +1,18 @@
 //! The durable state of jobs: the [`Store`] trait and the stores that implement it.
 //!
-//! A claim raises a job's epoch and sets its lease; every later write names (id, epoch) and does
-//! nothing when the epoch has changed, so a worker that lost its lease cannot write. All times are on
+//! A claim raises a job's epoch, notes a random claim id and sets a lease; every later write names both
+//! and does nothing when another claim has come since, so a worker that lost its job cannot write. All times are on
 //! the store's clock. Every operation is bulk: one statement or one transaction per call. An operation
 //! that returns an error has written nothing, unless its documentation says otherwise.
 //!
 //! | operation | changes |
 //! | --- | --- |
 //! | `submit` | nothing → queued or scheduled |
-//! | `claim` | queued, or running with an expired lease → running, epoch + 1 |
+//! | `claim` | queued → running, epoch + 1 |
 //! | `renew` | the lease of running jobs |
 //! | `checkpoint` | the checkpoint of running jobs |
 //! | `finish` | running → completed, failed, retrying, expired |
-//! | `hand_back` | running → queued, epoch + 1, no attempt counted |
+//! | `hand_back`, `hand_back_suspects` | running → queued, epoch + 1, no attempt counted |
 //! | `cancel` | any unfinished → cancelled, epoch + 1 |
 //! | `reconcile` | due scheduled and retrying → queued; expired lease → queued or failed; deadline passed → expired |
 //!
@@ -77,19 +77,31 @@ pub type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 /// The worker that claims, and the length of its lease.
 #[derive(Debug, Clone)]
 pub struct Claimant<'a> {
-    /// Name of the process incarnation, for display; fencing uses the epoch.
+    /// Name of the process incarnation, for display; fencing uses the epoch and the claim id.
     pub owner: &'a str,
     /// Length of the lease, from now on the store's clock.
     pub lease: Duration,
+    /// A random number that identifies this call.
+    pub claim_id: i64,
 }
 
-/// Reference to a claim: a job and the epoch of the claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+impl<'a> Claimant<'a> {
+    /// Returns a claimant with a new claim id.
+    pub fn new(owner: &'a str, lease: Duration) -> Self {
+        Self { owner, lease, claim_id: fastrand::i64(..) }
+    }
+}
+
+/// Reference to a claim. Epochs alone may repeat after a store was restored from a backup, or lost its
+/// last transactions in a failover.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClaimRef {
     /// The job.
     pub id: JobId,
     /// The epoch of the claim.
     pub epoch: i64,
+    /// The claim id of the call that claimed it.
+    pub claim_id: i64,
 }
 
 /// A claimed job.
@@ -99,8 +111,13 @@ pub struct Claim {
     pub job: Job,
     /// The epoch of this claim.
     pub epoch: i64,
+    /// The claim id of the call that claimed it.
+    pub claim_id: i64,
     /// Attempts that ended before this claim.
     pub attempts: u32,
+    /// Whether workers were lost while they ran the job, so that it must run without other jobs. If
+    /// this claim is lost as well, that counts as an attempt.
+    pub alone: bool,
     /// Time left until the job's deadline, if it has one.
     pub expires_in: Option<Duration>,
     /// Checkpoint of the previous claim, if its lease was lost or it was handed back.
@@ -110,7 +127,7 @@ pub struct Claim {
 impl Claim {
     /// Returns the reference that later writes name.
     pub fn claim_ref(&self) -> ClaimRef {
-        ClaimRef { id: self.job.id, epoch: self.epoch }
+        ClaimRef { id: self.job.id, epoch: self.epoch, claim_id: self.claim_id }
     }
 }
 
@@ -235,14 +252,14 @@ pub trait Store: Send + Sync {
     /// Records jobs, in one transaction. A job with a known id stays as it is.
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError>;
 
-    /// Claims the jobs that are queued or have an expired lease, each with a new epoch and a lease.
-    /// Ids that are not returned are finished, not due, unknown or under a live lease: the caller
-    /// acknowledges them without running them. A job that cannot be read ends its attempt with an
-    /// error.
+    /// Claims the jobs that are queued, each with a new epoch and a lease. Ids that are not returned
+    /// are finished, not due, unknown or running: the caller acknowledges them without running them. A
+    /// job that cannot be read ends its attempt with an error.
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError>;
 
-    /// Extends leases to `lease` from now. Returns the claims that are no longer valid: their work
-    /// must stop. On an error the old leases continue.
+    /// Extends leases to `lease` from now. Takes jobs back that lost their lease and were not claimed
+    /// since. Returns the claims that are no longer valid: their work must stop. On an error the old
+    /// leases continue.
     async fn renew(
         &self,
         claims: &[ClaimRef],
@@ -254,21 +271,28 @@ pub trait Store: Send + Sync {
     /// Returns the claims that are no longer valid: their work must stop.
     async fn checkpoint(&self, saved: &[(ClaimRef, Vec<u8>)]) -> Result<Vec<ClaimRef>, StoreError>;
 
-    /// Records how attempts ended, in one transaction. Writes and returns only attempts with the
-    /// current epoch of a running job; the results of the other attempts must be discarded. The
-    /// call may be repeated after an error.
+    /// Records how attempts ended, in one transaction. Writes and returns only attempts whose claim is
+    /// the last one of a running job, or of a queued job that lost its lease and was not claimed
+    /// since; the results of the other attempts must be discarded. The call may be repeated after an
+    /// error.
     async fn finish(&self, finished: &[FinishedAttempt]) -> Result<Vec<Settled>, StoreError>;
 
     /// Releases claims without counting an attempt; returns the jobs of the claims that were still
-    /// valid.
+    /// valid. Compares claim ids and not epochs, so that claims can be released whose answer was lost.
     async fn hand_back(&self, claims: &[ClaimRef]) -> Result<Vec<JobId>, StoreError>;
+
+    /// Releases claims as [`Self::hand_back`] does. The next claim of each of these jobs runs alone,
+    /// because one of them may have broken an engine.
+    async fn hand_back_suspects(&self, claims: &[ClaimRef]) -> Result<Vec<JobId>, StoreError>;
 
     /// Cancels the unfinished jobs; returns their ids.
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError>;
 
     /// Applies all due changes to the jobs of every queue (see the module's table). The caller adds
-    /// the entries of queued jobs to the dispatcher. An expired lease counts as an attempt. What was
-    /// changed before an error stays changed; [`Store::queued`] returns those jobs.
+    /// the entries of queued jobs to the dispatcher. An expired lease counts as a lost worker; it
+    /// counts as an attempt if the job ran alone. If no reconciler reached the store for a while, the
+    /// store was away, and leases are extended instead. What was changed before an error stays changed;
+    /// [`Store::queued`] returns those jobs.
     async fn reconcile(&self) -> Result<Reconciled, StoreError>;
 
     /// Returns up to `limit` queued jobs of a queue with an id above `after`, in order of id. These

@@ -129,7 +129,7 @@ async fn handing_everything_back_costs_no_attempt() {
     store.submit(std::slice::from_ref(&job)).await.unwrap();
     for _ in 0..10 {
         let lease = Duration::from_secs(15);
-        let claims = store.claim(&[job.id], Claimant { owner: "w", lease }).await.unwrap();
+        let claims = store.claim(&[job.id], Claimant::new("w", lease)).await.unwrap();
         assert_eq!((claims.len(), claims[0].attempts), (1, 0));
         assert_eq!(store.hand_back_all().await.unwrap(), 1);
     }
@@ -153,7 +153,7 @@ async fn unreadable_job_does_not_stop_its_neighbours() {
         .unwrap();
     connection.close().await.unwrap();
     let store = fixture.open().await;
-    let by = Claimant { owner: "w", lease: Duration::from_secs(15) };
+    let by = Claimant::new("w", Duration::from_secs(15));
     let claims = store.claim(&[jobs[0].id, jobs[1].id], by).await.unwrap();
     assert_eq!(claims.iter().map(|claim| claim.job.id).collect::<Vec<_>>(), [jobs[1].id]);
     let record = store.job(jobs[0].id).await.unwrap().unwrap();

@@ -104,8 +104,8 @@ impl EngineThread {
     /// Starts a request and reports its text as it grows if `stream` is set. Returns false if the
     /// engine has too many unread commands. A dead thread is visible from `reports`.
     #[must_use]
-    pub fn submit(&self, held: ClaimRef, request: Request, stream: bool) -> bool {
-        self.send(Command::Submit(held, Box::new(request), stream))
+    pub fn submit(&self, held: ClaimRef, request: Box<Request>, stream: bool) -> bool {
+        self.send(Command::Submit(held, request, stream))
     }
 
     /// Ends a request early; its end is still reported. Returns false as [`Self::submit`] does.
@@ -275,8 +275,8 @@ mod tests {
     }
 
     fn submit(thread: &EngineThread) -> bool {
-        let request = Request { prompt: vec![1, 2], ..Request::default() };
-        thread.submit(ClaimRef { id: JobId::generate(), epoch: 1 }, request, true)
+        let request = Box::new(Request { prompt: vec![1, 2], ..Request::default() });
+        thread.submit(ClaimRef { id: JobId::generate(), epoch: 1, claim_id: 1 }, request, true)
     }
 
     #[test]

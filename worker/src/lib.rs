@@ -16,7 +16,6 @@ mod mailbox;
 mod metrics;
 mod served;
 mod translate;
-mod watchdog;
 mod worker;
 
 pub use metrics::Metrics;

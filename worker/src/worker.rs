@@ -6,26 +6,23 @@
 //!              acknowledge ◄─ commit (finish) ◄─ collect ends
 //! ```
 //!
-//! One task owns all state ([`event_loop`]). Another renews the leases ([`renewer`]), so that no work
-//! can delay it. As a service, a third ([`reconciler`]) queues jobs that have become due and gives the
-//! dispatcher the entries that it lost. An embedded worker fills the dispatcher itself from the store,
-//! in order of id, and ends when all jobs are finished.
+//! [`core`] decides and does no I/O; [`shell`] runs what it decides and reports back. As a service,
+//! another task ([`reconciler`]) queues jobs that have become due and gives the dispatcher the entries
+//! that it lost. An embedded worker fills the dispatcher itself from the store, in order of id, and ends
+//! when all jobs are finished.
 //!
 //! | unreachable | embedded | service |
 //! | --- | --- | --- |
 //! | dispatcher | ends with the error | continues with what it holds, retries without end |
 //! | store | ends with the error | results wait in memory; running work is stopped when its lease ends |
 
-mod breaker;
-mod devices;
-mod event_loop;
+mod core;
 mod event_publisher;
 mod heartbeat;
-mod in_flight;
 mod maintenance;
 mod reconciler;
-mod renewer;
 mod sampling;
+mod shell;
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,20 +30,13 @@ use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
 };
-use tritmill_engine::backend::StepError;
+use tritmill_engine::{Engine, backend::StepError};
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
     events::Events,
 };
 
-pub use self::devices::Device;
-use self::{
-    devices::Devices,
-    event_loop::{EventLoop, Inputs},
-    heartbeat::HeartbeatTask,
-    reconciler::Reconciler,
-    renewer::{LostLeases, Renewer},
-};
+use self::{heartbeat::HeartbeatTask, reconciler::Reconciler, shell::Shell};
 use crate::{metrics::Metrics, served::ServedModel};
 
 /// Limit for removing the worker from the list at its end.
@@ -100,6 +90,15 @@ pub struct Committed {
     pub prompt_tokens: u64,
     /// Generated tokens of the completed jobs.
     pub completion_tokens: u64,
+}
+
+/// An engine and the name of its device.
+#[derive(Debug)]
+pub struct Device {
+    /// `cpu`, `cuda:0`.
+    pub name: String,
+    /// The engine; all engines of a worker have the same numerics class.
+    pub engine: Engine,
 }
 
 /// The reason why a worker ended before its work was done. Leases of the claims it still holds
@@ -175,24 +174,10 @@ impl Worker {
     pub async fn run(
         self,
         devices: Vec<Device>,
-        mut stop: watch::Receiver<Stop>,
+        stop: watch::Receiver<Stop>,
     ) -> Result<(), WorkerError> {
-        let devices = Devices::start(devices, self.config.slots, &self.metrics)
-            .map_err(WorkerError::Thread)?;
         // Dropping the set aborts its tasks.
         let mut tasks = JoinSet::new();
-        let (leases, leases_to_renew) = watch::channel(Vec::new());
-        let lost_leases = Arc::<LostLeases>::default();
-        let renewer = Renewer {
-            store: Arc::clone(&self.store),
-            dispatcher: Arc::clone(&self.dispatcher),
-            owner: self.config.owner.clone(),
-            lease: self.config.lease,
-            leases: leases_to_renew,
-            lost: Arc::clone(&lost_leases),
-            metrics: Arc::clone(&self.metrics),
-        };
-        tasks.spawn(renewer.run());
         if self.config.mode == Mode::Service {
             tasks.spawn(Reconciler::new(&self).run());
         }
@@ -204,13 +189,12 @@ impl Worker {
             tasks.spawn(sampling::run(Arc::clone(operations)));
             tasks.spawn(maintenance::run(Arc::clone(operations)));
         }
-        let events = self.events.clone().map(event_publisher::start);
-        let inputs = Inputs { lost_leases, directive };
-        let result = EventLoop::new(&self, devices, leases, inputs, events).run(&mut stop).await;
+        let (operations, owner) = (self.operations.clone(), self.config.owner.clone());
+        let result = Shell::run(Arc::new(self), devices, stop, directive).await;
         drop(tasks);
-        if let Some(operations) = &self.operations {
+        if let Some(operations) = operations {
             // If this fails, the worker is listed as silent for a while.
-            let forgotten = operations.forget_worker(&self.config.owner);
+            let forgotten = operations.forget_worker(&owner);
             let _ = tokio::time::timeout(FORGET_LIMIT, forgotten).await;
         }
         result

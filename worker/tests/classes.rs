@@ -171,7 +171,7 @@ async fn class_continues_own_checkpoints_and_restarts_other_jobs() {
     store.allow_class(&rig::queue(), &queue.class(f32)).await.unwrap();
 
     // The checkpoint names its class.
-    let by = || Claimant { owner: "a look", lease: Duration::from_secs(60) };
+    let by = || Claimant::new("a look", Duration::from_secs(60));
     let look = store.claim(&[of_f16.id], by()).await.unwrap().remove(0);
     let saved: serde_json::Value = wire::decode(look.checkpoint.as_ref().unwrap()).unwrap();
     assert_eq!(saved["numerics_class"], queue.class(f16));

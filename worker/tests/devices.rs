@@ -135,7 +135,7 @@ async fn lost_device_ends_worker_and_hands_back_jobs_of_all_devices() {
         assert!(!record.state.is_terminal(), "{:?}", record.state);
         assert_ne!(record.state, JobState::Running, "nothing is left to expire");
         attempts += record.attempts;
-        let by = tritmill_queue::Claimant { owner: "next", lease: Duration::from_secs(60) };
+        let by = tritmill_queue::Claimant::new("next", Duration::from_secs(60));
         let claims = rig.store.claim(&[job.id], by).await.unwrap();
         saved += claims.iter().filter(|claim| claim.checkpoint.is_some()).count();
     }

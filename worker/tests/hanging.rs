@@ -71,6 +71,10 @@ impl Store for Hanging {
         self.pass("hand_back").await;
         self.store.hand_back(held).await
     }
+    async fn hand_back_suspects(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
+        self.pass("hand_back").await;
+        self.store.hand_back_suspects(held).await
+    }
     async fn now(&self) -> Result<Timestamp, StoreError> {
         Store::now(&*self.store).await
     }

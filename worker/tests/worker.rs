@@ -141,7 +141,7 @@ async fn drained_worker_saves_tokens_of_unfinished_job() {
     }
     stop.send(Stop::Drain).unwrap();
     running.await.unwrap().unwrap();
-    let by = tritmill_queue::Claimant { owner: "next", lease: Duration::from_secs(60) };
+    let by = tritmill_queue::Claimant::new("next", Duration::from_secs(60));
     let claims = setup.store.claim(&[long.id], by).await.unwrap();
     let saved = claims[0].checkpoint.as_ref().expect("64 tokens are enough for a checkpoint");
     let saved: serde_json::Value = tritmill_queue::wire::decode(saved).unwrap();

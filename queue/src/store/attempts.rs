@@ -15,6 +15,14 @@ pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(60);
 /// Maximum number of doublings: enough to reach the longest wait.
 pub(super) const BACKOFF_DOUBLINGS_MAX: u32 = 16;
 
+/// Lost workers from which a job runs alone: each was lost while it ran the job with others.
+pub(super) const LOSSES_MAX: i32 = 2;
+/// Time without a reconciler after which the store is taken to have been away. Workers renew their leases
+/// more often than every five seconds, so no shorter absence ends one.
+pub(super) const AWAY_AFTER: Duration = Duration::from_secs(5);
+/// Length of leases after the store was away: two renewals at the usual settings.
+pub(super) const AWAY_LEASE: Duration = Duration::from_secs(30);
+
 /// Returns the error of an attempt that lost its lease.
 pub(super) fn lease_lost() -> JobError {
     JobError {

@@ -34,7 +34,7 @@ use redis::{FromRedisValue, RedisError};
 use super::{
     Claim, ClaimRef, Claimant, Clock, FinishedAttempt, FinishedJob, JobRecord, Progress,
     Reconciled, Settled, Store, StoreError,
-    attempts::{self, lease_lost},
+    attempts::{self, AWAY_AFTER, AWAY_LEASE, lease_lost},
 };
 use crate::{
     dispatch::{BacklogLimit, Connections, Entry, keys, scripts::Script},
@@ -91,7 +91,7 @@ impl Arguments {
     }
 
     fn held(&mut self, held: ClaimRef) {
-        self.push(format!("{}:{}", held.id, held.epoch));
+        self.push(format!("{}:{}", held.id, record::raw_epoch(held)));
     }
 }
 
@@ -145,6 +145,16 @@ impl RedisStore {
         arguments
     }
 
+    async fn release(&self, held: &[ClaimRef], suspects: bool) -> Result<Vec<JobId>, StoreError> {
+        let mut arguments = self.arguments();
+        arguments.number(u8::from(suspects));
+        for held in held {
+            arguments.push(format!("{}:{}", held.id, record::tag(held.claim_id)));
+        }
+        let back = at(held, self.run(&scripts::HAND_BACK, &arguments).await?);
+        Ok(back.into_iter().map(|held| held.id).collect())
+    }
+
     /// Runs a script, again if its connection broke: all scripts are idempotent.
     async fn run<T: FromRedisValue>(
         &self,
@@ -165,14 +175,18 @@ impl Store for RedisStore {
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError> {
         let mut arguments = self.arguments();
         arguments.number(by.lease.as_millis());
-        arguments.push(wire::encode(&lease_lost()));
+        arguments.number(record::tag(by.claim_id));
         ids.iter().for_each(|id| arguments.number(id));
-        type Row = (usize, i64, u32, i64, Vec<u8>, Option<Vec<u8>>);
+        type Row = (usize, i64, u32, u8, i64, Vec<u8>, Option<Vec<u8>>);
         let rows: Vec<Row> = self.run(&scripts::CLAIM, &arguments).await?;
-        let claim = |(position, epoch, attempts, left, value, checkpoint): Row| {
+        let claim = |(position, raw, attempts, alone, left, value, checkpoint): Row| {
             let expires_in = u64::try_from(left).ok().map(Duration::from_millis);
+            let (epoch, alone) = (record::epoch(raw), alone == 1);
             match record::decode_job(&value) {
-                Ok(job) => Some(Claim { job, epoch, attempts, expires_in, checkpoint }),
+                Ok(job) => {
+                    let claim_id = by.claim_id;
+                    Some(Claim { job, epoch, claim_id, attempts, alone, expires_in, checkpoint })
+                }
                 Err(error) => {
                     // The job's leases expire until its attempts are used up; other jobs are not
                     // delayed.
@@ -237,10 +251,11 @@ impl Store for RedisStore {
     }
 
     async fn hand_back(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
-        let mut arguments = self.arguments();
-        held.iter().for_each(|held| arguments.held(*held));
-        let back = at(held, self.run(&scripts::HAND_BACK, &arguments).await?);
-        Ok(back.into_iter().map(|held| held.id).collect())
+        self.release(held, false).await
+    }
+
+    async fn hand_back_suspects(&self, held: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
+        self.release(held, true).await
     }
 
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
@@ -265,6 +280,8 @@ impl Store for RedisStore {
     async fn reconcile(&self) -> Result<Reconciled, StoreError> {
         let mut arguments = self.with_retention();
         arguments.number(RECONCILE_MAX);
+        arguments.number(AWAY_AFTER.as_millis());
+        arguments.number(AWAY_LEASE.as_millis());
         arguments.push(wire::encode(&lease_lost()));
         arguments.push(wire::encode(&Outcome::Error(lease_lost())));
         arguments.push(wire::encode(&Outcome::Expired));

@@ -136,10 +136,11 @@ impl SqliteStore {
 
     /// Releases every running job without counting an attempt, and every batch; returns the number of
     /// jobs. Only for the one process that owns the file, at its start: the holders of those leases are
-    /// gone.
+    /// lost.
     pub async fn hand_back_all(&self) -> Result<u64, StoreError> {
         let jobs = query(
-            "UPDATE jobs SET state = 'queued', epoch = epoch + 1, owner = NULL, lease_until = NULL
+            "UPDATE jobs SET state = 'queued', epoch = epoch + 1, claim_id = NULL, owner = NULL,
+                             lease_until = NULL, losses = losses + 1
              WHERE state = 'running'",
         );
         let released = self.execute(jobs).await?;

@@ -1,5 +1,6 @@
 //! The suite of rules for every store. `store_conformance!(name, Fixture)` makes one test per rule.
 
+mod leases;
 pub mod rules;
 
 use std::time::Duration;
@@ -24,6 +25,17 @@ pub trait Fixture {
 
 pub const LEASE: Duration = Duration::from_secs(15);
 
+/// Lets a lease pass while a reconciler looks every second; returns the jobs that it queued.
+pub async fn lapse(fixture: &impl Fixture, store: &impl Store) -> Vec<JobId> {
+    let mut queued = Vec::new();
+    for _ in 0..=LEASE.as_secs() {
+        let done = store.reconcile().await.unwrap();
+        queued.extend(done.queued.into_iter().map(|entry| entry.id));
+        fixture.advance(Duration::from_secs(1));
+    }
+    queued
+}
+
 pub fn queue() -> QueueName {
     QueueName { model: "tiny".into(), format: "i2_s".into() }
 }
@@ -47,7 +59,7 @@ pub fn job() -> Job {
 }
 
 pub fn by(owner: &str) -> Claimant<'_> {
-    Claimant { owner, lease: LEASE }
+    Claimant::new(owner, LEASE)
 }
 
 pub fn answer(text: &str) -> Outcome {
@@ -80,7 +92,14 @@ macro_rules! store_conformance {
             time_is_the_stores_clock
             submitted_job_is_returned_unchanged
             claim_is_exclusive_during_its_lease
-            expired_lease_is_reclaimed_and_counts_an_attempt
+            lost_lease_requeues_the_job_and_costs_no_attempt
+            late_result_counts_until_the_job_is_claimed_again
+            late_renewal_takes_the_job_back
+            leases_are_extended_after_an_outage
+            job_that_lost_two_workers_runs_alone
+            suspects_run_alone_at_once
+            claim_with_a_lost_answer_is_handed_back
+            other_claim_id_is_fenced
             renewal_extends_the_lease
             write_under_an_old_epoch_is_fenced
             job_is_finished_exactly_once

@@ -61,7 +61,7 @@ async fn concurrent_claims_never_share_a_job() {
             let mut claimed = Vec::new();
             for some in wanted.chunks(50) {
                 let owner = format!("worker {number}");
-                let claimant = Claimant { owner: &owner, lease: LEASE };
+                let claimant = Claimant::new(&owner, LEASE);
                 let claims = store.claim(some, claimant).await.unwrap();
                 assert!(claims.iter().all(|claim| claim.epoch == 1));
                 claimed.extend(claims.iter().map(tritmill_queue::Claim::claim_ref));
@@ -191,7 +191,7 @@ async fn reconciler_skips_locked_jobs() {
     let (server, store) = start().await;
     let jobs: Vec<Job> = (0..3).map(|_| job()).collect();
     store.submit(&jobs).await.unwrap();
-    store.claim(&ids(&jobs), Claimant { owner: "a", lease: Duration::ZERO }).await.unwrap();
+    store.claim(&ids(&jobs), Claimant::new("a", Duration::ZERO)).await.unwrap();
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     let mut tx = connection.begin().await.unwrap();
     sqlx::query("SELECT id FROM jobs WHERE id = $1 FOR UPDATE")
@@ -209,7 +209,7 @@ async fn reconcile_repeats_until_all_jobs_are_changed() {
     let (_server, store) = start().await;
     let jobs: Vec<Job> = (0..2500).map(|_| Job { attempts_max: 1, ..job() }).collect();
     store.submit(&jobs).await.unwrap();
-    store.claim(&ids(&jobs), Claimant { owner: "a", lease: Duration::ZERO }).await.unwrap();
+    store.claim(&ids(&jobs), Claimant::new("a", Duration::ZERO)).await.unwrap();
     let done = store.reconcile().await.unwrap();
     assert_eq!((done.moved, done.queued.len()), (2500, 0), "none has an attempt left");
     let record = store.job(jobs[0].id).await.unwrap().unwrap();

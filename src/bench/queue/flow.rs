@@ -132,7 +132,7 @@ impl Bench {
             return Ok((Vec::new(), deliveries));
         }
         let ids: Vec<JobId> = deliveries.iter().map(|delivery| delivery.id).collect();
-        let claims = self.store.claim(&ids, Claimant { owner: consumer, lease: LEASE }).await?;
+        let claims = self.store.claim(&ids, Claimant::new(consumer, LEASE)).await?;
         let (wanted, got) = (deliveries.len(), claims.len());
         ensure!(got == wanted, "{got} of {wanted} jobs could be claimed: who else is here?");
         Ok((claims, deliveries))

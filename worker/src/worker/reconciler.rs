@@ -114,7 +114,7 @@ impl Reconciler {
 #[cfg(test)]
 mod tests {
     use tritmill_queue::{
-        ClaimRef, Claimant, Job, Priority, Prompt, Sampling, Tenant,
+        Claimant, Job, Priority, Prompt, Sampling, Tenant,
         dispatch::{MemoryDispatcher, Pull},
         store::SqliteStore,
     };
@@ -189,9 +189,9 @@ mod tests {
         reconciler.round().await.expect("a round");
         let pull = || Pull { queue: &queue, consumer: "w", max: 1, wait: Duration::ZERO };
         let taken = dispatcher.pull(pull()).await.expect("one");
-        let by = Claimant { owner: "w", lease: Duration::ZERO };
+        let by = Claimant::new("w", Duration::ZERO);
         let claims = store.claim(&[taken[0].id], by).await.expect("claims");
-        assert_eq!(claims[0].claim_ref(), ClaimRef { id: jobs[0].id, epoch: 1 });
+        assert_eq!((claims[0].job.id, claims[0].epoch), (jobs[0].id, 1));
         dispatcher.acknowledge("w", &taken).await.expect("acknowledges");
         // The scan is past this job and the dispatcher is full: the job is not enqueued, and not
         // forgotten.

@@ -24,7 +24,7 @@ use crate::{
     outcome::{JobError, Outcome, Usage},
     store::{
         Claim, ClaimRef, Claimant, FinishedAttempt, Settled, StoreError,
-        attempts::{self, lease_lost},
+        attempts::{self, LOSSES_MAX},
     },
     wire,
 };
@@ -80,8 +80,7 @@ pub(super) async fn insert_jobs(
     Ok(())
 }
 
-/// Claims the jobs that are queued or have an expired lease, in the order of `ids`. A lost lease counts
-/// as an attempt; a job without attempts left is failed by the reconciler.
+/// Claims the jobs that are queued, in the order of `ids`.
 pub(super) async fn claim(
     store: &PostgresStore,
     ids: &[JobId],
@@ -90,35 +89,25 @@ pub(super) async fn claim(
     let claim = query(
         "WITH clock AS (SELECT store_now_ms($1) AS now), claimed AS (
              UPDATE jobs
-             SET state = 'running', epoch = epoch + 1, owner = $3,
+             SET state = 'running', epoch = epoch + 1, claim_id = $5, owner = $3,
                  lease_until = (SELECT now FROM clock) + $4,
                  claimed_at = (SELECT now FROM clock),
                  started_at = coalesce(started_at, (SELECT now FROM clock)),
-                 lapsed_epoch = CASE WHEN state = 'running' THEN epoch END,
-                 lapsed_owner = CASE WHEN state = 'running' THEN owner END,
-                 lapsed_claimed_at = CASE WHEN state = 'running' THEN claimed_at END,
-                 attempts = attempts + (state = 'running')::integer
-             WHERE id = ANY($2)
-               AND (state = 'queued'
-                    OR (state = 'running' AND lease_until <= (SELECT now FROM clock)
-                        AND attempts + 1 < attempts_max))
+                 alone = losses >= $6
+             WHERE id = ANY($2) AND state = 'queued'
                AND (expires_at IS NULL OR expires_at > (SELECT now FROM clock))
-             RETURNING id, epoch, attempts, lapsed_epoch, lapsed_owner, lapsed_claimed_at,
-                       expires_at, job, checkpoint
-         ), lapsed AS (
-             INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
-             SELECT id, lapsed_epoch, now, $5, lapsed_owner, lapsed_claimed_at
-             FROM claimed, clock WHERE lapsed_epoch IS NOT NULL
-             ON CONFLICT DO NOTHING
+             RETURNING id, epoch, claim_id, attempts, alone, expires_at, job, checkpoint
          )
-         SELECT id, epoch, attempts, job, checkpoint, expires_at - now AS expires_in
+         SELECT id, epoch, claim_id, attempts, alone, job, checkpoint,
+                expires_at - now AS expires_in
          FROM claimed, clock",
     )
     .bind(store.clock_parameter())
     .bind(id_list(ids.iter().copied()))
     .bind(by.owner)
     .bind(milliseconds(by.lease))
-    .bind(wire::encode(&lease_lost()));
+    .bind(by.claim_id)
+    .bind(LOSSES_MAX);
     let claimed = store.fetch_all(claim).await?;
     let (mut claims, unreadable) = rows::claims(&claimed)?;
     if !unreadable.is_empty()
@@ -130,31 +119,38 @@ pub(super) async fn claim(
     Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
 }
 
-/// Ids in ascending order, and their epochs.
-fn columns(claims: &[ClaimRef]) -> (Vec<Uuid>, Vec<i64>) {
-    let mut sorted: Vec<(Uuid, i64)> =
-        claims.iter().map(|claim| (Uuid::from(claim.id), claim.epoch)).collect();
+/// Ids in ascending order, their epochs and their claim ids.
+fn columns(claims: &[ClaimRef]) -> (Vec<Uuid>, Vec<i64>, Vec<i64>) {
+    let mut sorted = claims.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
-    sorted.into_iter().unzip()
+    let column = |of: fn(&ClaimRef) -> i64| sorted.iter().map(of).collect();
+    let ids = sorted.iter().map(|claim| Uuid::from(claim.id)).collect();
+    (ids, column(|claim| claim.epoch), column(|claim| claim.claim_id))
 }
 
-/// Extends leases; returns the claims that are no longer valid.
+/// Extends leases, and takes back jobs that lost theirs and were not claimed since; returns the claims
+/// that are no longer valid.
 pub(super) async fn renew(
     store: &PostgresStore,
     claims: &[ClaimRef],
     lease: Duration,
 ) -> Result<Vec<ClaimRef>, StoreError> {
-    let (ids, epochs) = columns(claims);
+    let (ids, epochs, claim_ids) = columns(claims);
     let renew = query(
-        "UPDATE jobs SET lease_until = store_now_ms($1) + $2
-         FROM UNNEST($3::uuid[], $4::bigint[]) AS claim (id, epoch)
+        "UPDATE jobs SET lease_until = store_now_ms($1) + $2, state = 'running',
+                         losses = losses - (state = 'queued')::integer
+         FROM UNNEST($3::uuid[], $4::bigint[], $5::bigint[]) AS claim (id, epoch, claim_id)
          WHERE jobs.id = ANY($3) AND jobs.id = claim.id AND jobs.epoch = claim.epoch
-           AND jobs.state = 'running'
-         RETURNING jobs.id, jobs.epoch",
+           AND jobs.claim_id = claim.claim_id AND jobs.state IN ('running', 'queued')
+         RETURNING jobs.id, jobs.epoch, jobs.claim_id",
     );
-    let renew =
-        renew.bind(store.clock_parameter()).bind(milliseconds(lease)).bind(ids).bind(epochs);
+    let renew = renew
+        .bind(store.clock_parameter())
+        .bind(milliseconds(lease))
+        .bind(ids)
+        .bind(epochs)
+        .bind(claim_ids);
     rows::lost(claims.iter().copied(), &store.fetch_all(renew).await?)
 }
 
@@ -167,34 +163,40 @@ pub(super) async fn checkpoint(
     let last: HashMap<ClaimRef, &[u8]> =
         saved.iter().map(|(claim, bytes)| (*claim, bytes.as_slice())).collect();
     let mut last: Vec<(ClaimRef, &[u8])> = last.into_iter().collect();
-    last.sort_unstable_by_key(|(claim, _)| (claim.id, claim.epoch));
+    last.sort_unstable_by_key(|(claim, _)| *claim);
     let save = query(
         "UPDATE jobs SET checkpoint = saved.bytes
-         FROM UNNEST($1::uuid[], $2::bigint[], $3::bytea[]) AS saved (id, epoch, bytes)
+         FROM UNNEST($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[])
+              AS saved (id, epoch, claim_id, bytes)
          WHERE jobs.id = ANY($1) AND jobs.id = saved.id AND jobs.epoch = saved.epoch
-           AND jobs.state = 'running'
-         RETURNING jobs.id, jobs.epoch",
+           AND jobs.claim_id = saved.claim_id AND jobs.state = 'running'
+         RETURNING jobs.id, jobs.epoch, jobs.claim_id",
     )
     .bind(last.iter().map(|(claim, _)| Uuid::from(claim.id)).collect::<Vec<_>>())
     .bind(last.iter().map(|(claim, _)| claim.epoch).collect::<Vec<_>>())
+    .bind(last.iter().map(|(claim, _)| claim.claim_id).collect::<Vec<_>>())
     .bind(last.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>());
     rows::lost(saved.iter().map(|(claim, _)| *claim), &store.fetch_all(save).await?)
 }
 
-/// Releases claims without counting an attempt; returns the jobs of the valid claims.
+/// Releases claims without counting an attempt; returns the jobs of the valid claims. The jobs have then
+/// lost at least `losses_min` workers.
 pub(super) async fn hand_back(
     store: &PostgresStore,
     claims: &[ClaimRef],
+    losses_min: i32,
 ) -> Result<Vec<JobId>, StoreError> {
-    let (ids, epochs) = columns(claims);
+    let (ids, _, claim_ids) = columns(claims);
     let release = query(
-        "UPDATE jobs SET state = 'queued', epoch = jobs.epoch + 1, owner = NULL, lease_until = NULL
-         FROM UNNEST($1::uuid[], $2::bigint[]) AS claim (id, epoch)
-         WHERE jobs.id = ANY($1) AND jobs.id = claim.id AND jobs.epoch = claim.epoch
+        "UPDATE jobs SET state = 'queued', epoch = jobs.epoch + 1, claim_id = NULL, owner = NULL,
+                         lease_until = NULL, losses = greatest(losses, $3)
+         FROM UNNEST($1::uuid[], $2::bigint[]) AS claim (id, claim_id)
+         WHERE jobs.id = ANY($1) AND jobs.id = claim.id AND jobs.claim_id = claim.claim_id
            AND jobs.state = 'running'
          RETURNING jobs.id",
     );
-    rows::ids(&store.fetch_all(release.bind(ids).bind(epochs)).await?)
+    let release = release.bind(ids).bind(claim_ids).bind(losses_min);
+    rows::ids(&store.fetch_all(release).await?)
 }
 
 /// Cancels jobs that are not in a terminal state.
@@ -241,16 +243,17 @@ pub(super) async fn purge(store: &PostgresStore, ids: &[JobId]) -> Result<u64, S
     rows::count(&store.fetch_one(purge.bind(id_list(ids.iter().copied()))).await?, "jobs")
 }
 
-/// Records the attempts with a valid claim: state, result, usage and error at once. The other attempts
+/// Records the attempts with a valid claim: state, result, usage and error at once. A claim that lost its
+/// lease is valid until the job is claimed again. The other attempts
 /// are fenced out. The statement completes the verdict, since it reads the number of attempts: after an
 /// error, a job without attempts left has failed.
 const FINISH: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
     SELECT * FROM UNNEST($2::uuid[], $3::bigint[], $4::text[], $5::bytea[], $6::bytea[],
                          $7::bigint[], $8::bigint[], $9::float8[], $13::text[], $14::text[],
-                         $15::bigint[])
+                         $15::bigint[], $16::bigint[])
            AS done (id, epoch, verdict, outcome, error, prompt_tokens, completion_tokens, jitter,
-                    code, signature, first_token_ms)
+                    code, signature, first_token_ms, claim_id)
 ), settled AS (
     UPDATE jobs
     SET state = CASE WHEN verdict = 'retrying' AND attempts + 1 >= attempts_max THEN 'failed'
@@ -259,10 +262,11 @@ WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
                       THEN (SELECT now FROM clock)
                            + (least($10 * 2 ^ least(attempts, $12), $11) * jitter)::bigint END,
         attempts = attempts + (error IS NOT NULL)::integer,
-        error_code = code, error_signature = signature, lease_until = NULL, checkpoint = NULL
+        error_code = code, error_signature = signature, claim_id = NULL, lease_until = NULL,
+        checkpoint = NULL
     FROM done
     WHERE jobs.id = ANY($2) AND jobs.id = done.id AND jobs.epoch = done.epoch
-      AND jobs.state = 'running'
+      AND jobs.claim_id = done.claim_id AND jobs.state IN ('running', 'queued')
     RETURNING jobs.id, jobs.epoch, jobs.state, jobs.tenant, jobs.model, jobs.format, jobs.owner,
               jobs.claimed_at
 ), recorded AS (
@@ -275,7 +279,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), done AS MATERIALIZED (
     INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
     SELECT id, epoch, now, error, owner, claimed_at
     FROM settled JOIN done USING (id, epoch), clock WHERE error IS NOT NULL
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (job_id, epoch) DO UPDATE SET at = excluded.at, error = excluded.error
 )
 SELECT id, state FROM settled";
 
@@ -288,7 +292,7 @@ pub(super) async fn finish(
     // If a claim occurs twice, the first occurrence counts.
     let mut done: Vec<&FinishedAttempt> =
         finished.iter().filter(|done| seen.insert(done.claim)).collect();
-    done.sort_unstable_by_key(|done| (done.claim.id, done.claim.epoch));
+    done.sort_unstable_by_key(|done| done.claim);
     let usage = |done: &&FinishedAttempt| match &done.outcome {
         Outcome::Completed(completion) => completion.usage,
         Outcome::Error(_) | Outcome::Expired => Usage::default(),
@@ -316,7 +320,8 @@ pub(super) async fn finish(
         .bind(f64::from(attempts::BACKOFF_DOUBLINGS_MAX))
         .bind(errors().map(|error| error.map(|error| &*error.code)).collect::<Vec<_>>())
         .bind(errors().map(|error| error.map(attempts::signature)).collect::<Vec<_>>())
-        .bind(done.iter().map(|done| done.first_token.map(milliseconds)).collect::<Vec<_>>());
+        .bind(done.iter().map(|done| done.first_token.map(milliseconds)).collect::<Vec<_>>())
+        .bind(done.iter().map(|done| done.claim.claim_id).collect::<Vec<_>>());
     let settled = store.fetch_all(finish).await?;
     let mut states: HashMap<JobId, JobState> = settled
         .iter()

@@ -3,12 +3,16 @@
 //! Each statement changes a bounded number of jobs and skips jobs that another transaction has
 //! locked, so that several reconcilers share the work without waiting for claims or finishes.
 
-use super::{PostgresStore, calls::query, rows};
+use super::{
+    PostgresStore,
+    calls::query,
+    rows::{self, milliseconds},
+};
 use crate::{
     outcome::Outcome,
     store::{
         Reconciled, StoreError,
-        attempts::{lease_lost, signature},
+        attempts::{AWAY_AFTER, AWAY_LEASE, lease_lost, signature},
     },
     wire,
 };
@@ -16,17 +20,29 @@ use crate::{
 /// Jobs that one statement changes.
 const BATCH: i32 = 1000;
 
-/// Ends running attempts with an expired lease: the jobs are queued again or become dead letters.
+/// Extends leases if the store was away: if no reconciler reached it for a while, no worker could renew.
+const PULSE: &str = "
+WITH clock AS (SELECT store_now_ms($1) AS now), before AS MATERIALIZED (
+    SELECT at FROM pulse FOR NO KEY UPDATE
+), beat AS (
+    UPDATE pulse SET at = (SELECT now FROM clock) FROM before
+)
+UPDATE jobs SET lease_until = (SELECT now FROM clock) + $3
+WHERE (SELECT at FROM before) + $2 < (SELECT now FROM clock)
+  AND state = 'running' AND lease_until < (SELECT now FROM clock) + $3";
+
+/// Takes jobs with an expired lease from their workers: they are queued again. Only a job that ran alone
+/// is charged an attempt, and becomes a dead letter when it was its last one.
 const LAPSE: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     SELECT id FROM jobs WHERE state = 'running' AND lease_until <= (SELECT now FROM clock)
     ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE jobs
-    SET state = CASE WHEN attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
-        checkpoint = CASE WHEN attempts + 1 < attempts_max THEN checkpoint END,
-        attempts = attempts + 1, lease_until = NULL, error_code = convert_from($5, 'UTF8'),
-        error_signature = convert_from($6, 'UTF8')
+    SET state = CASE WHEN alone AND attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
+        checkpoint = CASE WHEN NOT alone OR attempts + 1 < attempts_max THEN checkpoint END,
+        attempts = attempts + alone::integer, losses = losses + 1, lease_until = NULL,
+        error_code = convert_from($5, 'UTF8'), error_signature = convert_from($6, 'UTF8')
     FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
     RETURNING jobs.id, epoch, state, tenant, model, format, priority, cost, owner, claimed_at
 ), errors AS (
@@ -76,6 +92,12 @@ pub(super) async fn reconcile(store: &PostgresStore) -> Result<Reconciled, Store
     let error = lease_lost();
     let (code, signature) = (error.code.clone().into_bytes(), signature(&error).into_bytes());
     let values = [wire::encode(&error), wire::encode(&Outcome::Error(error)), code, signature];
+    let pulse = query(PULSE).bind(store.clock_parameter());
+    let pulse = pulse.bind(milliseconds(AWAY_AFTER)).bind(milliseconds(AWAY_LEASE));
+    let extended = store.execute(pulse).await?;
+    if extended > 0 {
+        tracing::warn!(jobs = extended, "the store was away: leases are extended");
+    }
     let mut done = Reconciled::default();
     repeat(store, LAPSE, &values, &mut done).await?;
     done.lapsed = done.moved;

@@ -8,7 +8,7 @@ for i = 3, #ARGV do
   if head and not NAMES[head.state] then
     leave(id, head)
     if head.expires_at > 0 then redis.call('ZREM', DEADLINES, id) end
-    head.epoch = head.epoch + 1
+    next_epoch(head, 0)
     over(id, head, value, 'x', '', now, retention)
     cancelled[#cancelled + 1] = i - 3
   end

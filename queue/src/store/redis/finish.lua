@@ -9,7 +9,7 @@ local base, longest, doublings = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(
 local ids, done, letters, settled, retrying = {}, {}, {}, {}, {}
 local counts = { prompt_tokens = 0, completion_tokens = 0 }
 for n = 1, (#ARGV - FIRST + 1) / STEP do letters[n] = '-' end
-local mine = held(FIRST, STEP)
+local mine = held_or_lapsed(FIRST, STEP, now)
 for n, i in ipairs(mine) do ids[n] = id_of(ARGV[i]) end
 for n, value in ipairs(values(ids)) do
   local i, id, head = mine[n], ids[n], parse(value)

@@ -1,15 +1,17 @@
--- Hands claims back without counting an attempt. ARGV: now, then each claim (`ID:EPOCH`). Returns the
--- positions (from 0) of the valid claims.
-local back, leases, queued, done = {}, {}, {}, {}
-for _, i in ipairs((held(2, 1))) do
+-- Hands claims back without counting an attempt. ARGV: now, 1 if one of the jobs may have broken an
+-- engine, then each claim (`ID:TAG`). Returns the positions (from 0) of the valid claims.
+local back, leases, queued = {}, {}, {}
+for i = 3, #ARGV do
   local id = id_of(ARGV[i])
-  local head = not done[id] and head_of(id)
-  if head then
-    done[id] = true
-    head.state, head.epoch = 'q', head.epoch + 1
+  local head = head_of(id)
+  if head and head.state == 'r' and head.epoch % TAG == tonumber(ARGV[i]:sub(38)) then
+    leases[#leases + 1] = claim_of(id, head.epoch)
+    head.state = 'q'
+    next_epoch(head, 0)
+    if ARGV[2] == '1' then mark(head, SUSPECT, true) end
     write(id, head)
     if head.expires_at > 0 then redis.call('ZADD', DEADLINES, head.expires_at, id) end
-    back[#back + 1], leases[#leases + 1] = i - 2, ARGV[i]
+    back[#back + 1] = i - 3
     queued[#queued + 1], queued[#queued + 2] = '0', id
   end
 end

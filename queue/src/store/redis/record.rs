@@ -9,7 +9,7 @@
 use crate::{
     job::{Job, JobState, Timestamp},
     outcome::Outcome,
-    store::{JobRecord, StoreError},
+    store::{ClaimRef, JobRecord, StoreError},
     wire,
 };
 
@@ -45,6 +45,25 @@ pub(super) fn state(found: u8) -> Option<JobState> {
 
 pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
     StoreError::Damaged { what, detail: detail.to_string() }
+}
+
+/// Bits of an epoch in Redis that hold the tag of its claim; the bits above count. One number fences, so
+/// that a failover that loses a claim does not lead to the same epoch again.
+const TAG_BITS: u32 = 20;
+
+/// Returns the part of a claim id that an epoch in Redis holds.
+pub(super) fn tag(claim_id: i64) -> i64 {
+    claim_id & ((1 << TAG_BITS) - 1)
+}
+
+/// Returns the epoch as Redis keeps it.
+pub(super) fn raw_epoch(held: ClaimRef) -> i64 {
+    (held.epoch << TAG_BITS) | tag(held.claim_id)
+}
+
+/// Returns the epoch without its tag.
+pub(super) fn epoch(raw: i64) -> i64 {
+    raw >> TAG_BITS
 }
 
 /// Limits a time to what is exact in Lua.
@@ -85,7 +104,7 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], StoreError> {
 /// The parts of a job's string.
 struct Parts<'a> {
     state: JobState,
-    epoch: i64,
+    raw_epoch: i64,
     attempts: u32,
     finished_at: Timestamp,
     job: &'a [u8],
@@ -99,7 +118,7 @@ fn parts(value: &[u8]) -> Result<Parts<'_>, StoreError> {
         return Err(damaged("job's head", format_args!("unknown version {version}")));
     }
     let state = state(state_letter).ok_or_else(|| damaged("state", state_letter.escape_ascii()))?;
-    let epoch = i64::from_be_bytes(take(&mut rest)?);
+    let raw_epoch = i64::from_be_bytes(take(&mut rest)?);
     let attempts = u32::from_be_bytes(take(&mut rest)?);
     let _attempts_max = take::<4>(&mut rest)?;
     let _expires_at = take::<8>(&mut rest)?;
@@ -110,7 +129,7 @@ fn parts(value: &[u8]) -> Result<Parts<'_>, StoreError> {
     let cut = || damaged("job", "truncated");
     let (_, rest) = rest.split_at_checked(place_bytes).ok_or_else(cut)?;
     let (job, outcome) = rest.split_at_checked(job_bytes).ok_or_else(cut)?;
-    Ok(Parts { state, epoch, attempts, finished_at, job, outcome })
+    Ok(Parts { state, raw_epoch, attempts, finished_at, job, outcome })
 }
 
 /// Returns the job as submitted.
@@ -120,11 +139,11 @@ pub(super) fn decode_job(value: &[u8]) -> Result<Job, StoreError> {
 
 /// Returns a job's record, without its errors.
 pub(super) fn decode(value: &[u8]) -> Result<JobRecord, StoreError> {
-    let Parts { state, epoch, attempts, finished_at, job, outcome } = parts(value)?;
+    let Parts { state, raw_epoch, attempts, finished_at, job, outcome } = parts(value)?;
     Ok(JobRecord {
         job: wire::decode(job).map_err(|error| damaged("job", error))?,
         state,
-        epoch,
+        epoch: epoch(raw_epoch),
         attempts,
         outcome: decode_outcome(outcome)?,
         finished_at: state.is_terminal().then_some(finished_at),

@@ -21,6 +21,9 @@ local TOTALS = S .. ':totals'      -- hash: accepted jobs, finished jobs by stat
 -- bytes of place, bytes of job. As `Head` in record.rs.
 local HEAD, HEAD_BYTES, VERSION = '>Bc1BI8I4I4I8I8I4I2I4', 45, 1
 local HAS_SAVED, HAS_ERRORS = 1, 2 -- flags
+local LOST, SUSPECT = 4, 8         -- flags: lost a worker; lost two, or may have broken one
+local ALONE, LAPSED = 16, 32       -- flags: the last claim runs alone; it lost its lease
+local TAG = 1048576                -- an epoch counts in multiples of it; the rest is its claim's tag
 local SETS = { q = QUEUED, r = LEASES, s = SCHEDULED, t = RETRYING }
 local NAMES = { c = 'completed', f = 'failed', x = 'cancelled', e = 'expired' }
 local PAGE = 1000                  -- arguments of one command; even
@@ -76,8 +79,18 @@ local function write(id, head) redis.call('SETRANGE', JOB .. id, 0, packed(head)
 
 local function has(head, flag) return math.floor(head.flags / flag) % 2 == 1 end
 
+-- Sets or clears a flag of a head, which the caller writes.
+local function mark(head, flag, on)
+  if has(head, flag) ~= on then head.flags = head.flags + (on and flag or -flag) end
+end
+
+-- Raises the epoch of a head, which the caller writes.
+local function next_epoch(head, tag)
+  head.epoch = (math.floor(head.epoch / TAG) + 1) * TAG + tag
+end
+
 -- A claim, as in LEASES. A job is running under this epoch if and only if LEASES has the claim.
-local function claim_of(id, epoch) return id .. ':' .. epoch end
+local function claim_of(id, epoch) return id .. ':' .. text(epoch) end
 
 local function id_of(claim) return claim:sub(1, 36) end
 
@@ -94,6 +107,29 @@ local function held(first, step)
     end
   end
   return mine, lost
+end
+
+-- As `held`, after taking back the jobs whose claim lost its lease and was the last one.
+local function held_or_lapsed(first, step, now)
+  local mine, lost = held(first, step)
+  local gone = {}
+  for _, at in ipairs(lost) do
+    local i = first + at * step
+    local id = id_of(ARGV[i])
+    local head = head_of(id)
+    if head and head.state == 'q' and has(head, LAPSED) and claim_of(id, head.epoch) == ARGV[i] then
+      mark(head, LAPSED, false)
+      head.state = 'r'
+      write(id, head)
+      redis.call('ZREM', QUEUED, id)
+      if head.expires_at > 0 then redis.call('ZREM', DEADLINES, id) end
+      redis.call('ZADD', LEASES, now, ARGV[i])
+      mine[#mine + 1] = i
+    else
+      gone[#gone + 1] = at
+    end
+  end
+  return mine, gone
 end
 
 -- Finishes a job: it is kept with its outcome for `retention` ms. The caller removes it from its sets and

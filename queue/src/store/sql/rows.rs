@@ -92,7 +92,8 @@ pub(super) fn ids(rows: &[Row]) -> Result<Vec<JobId>, StoreError> {
 }
 
 pub(super) fn claim_ref(row: &Row) -> Result<ClaimRef, StoreError> {
-    Ok(ClaimRef { id: id(row, "id")?, epoch: integer(row, "epoch")? })
+    let (id, epoch) = (id(row, "id")?, integer(row, "epoch")?);
+    Ok(ClaimRef { id, epoch, claim_id: integer(row, "claim_id")? })
 }
 
 /// Returns a word of an enumeration.
@@ -199,7 +200,9 @@ fn claim_of(row: &Row) -> Result<Claim, StoreError> {
     Ok(Claim {
         job: dialect::decode(row, "job")?,
         epoch: integer(row, "epoch")?,
+        claim_id: integer(row, "claim_id")?,
         attempts: attempts(row, "attempts")?,
+        alone: get(row, "alone")?,
         expires_in: expires_in.map(duration),
         checkpoint: get(row, "checkpoint")?,
     })

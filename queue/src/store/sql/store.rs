@@ -8,6 +8,7 @@ use super::{SqlStore, calls::query, claims, reads, reconcile, rows};
 use crate::{
     dispatch::Entry,
     job::{Job, JobId, JobState, QueueName, Timestamp},
+    store::attempts::LOSSES_MAX,
     store::{
         Claim, ClaimRef, Claimant, FinishedAttempt, FinishedJob, JobRecord, Progress, Reconciled,
         Settled, Store, StoreError,
@@ -45,7 +46,11 @@ impl Store for SqlStore {
     }
 
     async fn hand_back(&self, claims: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
-        claims::hand_back(self, claims).await
+        claims::hand_back(self, claims, 0).await
+    }
+
+    async fn hand_back_suspects(&self, claims: &[ClaimRef]) -> Result<Vec<JobId>, StoreError> {
+        claims::hand_back(self, claims, LOSSES_MAX).await
     }
 
     async fn cancel(&self, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {

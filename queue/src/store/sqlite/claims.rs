@@ -10,7 +10,6 @@ use super::{
     SqliteStore,
     calls::{Connection, query},
     dialect::{claim_list, hex, id_list},
-    reconcile,
     rows::{self, milliseconds, to_json},
 };
 use crate::{
@@ -18,7 +17,7 @@ use crate::{
     outcome::Outcome,
     store::{
         Claim, ClaimRef, Claimant, FinishedAttempt, Settled, StoreError,
-        attempts::{backoff, signature, verdict},
+        attempts::{LOSSES_MAX, backoff, signature, verdict},
     },
 };
 
@@ -66,7 +65,7 @@ pub(super) async fn insert_jobs(
     Ok(())
 }
 
-/// Claims the queued jobs, in the order of `ids`, after queueing those with an expired lease.
+/// Claims the jobs that are queued, in the order of `ids`.
 pub(super) async fn claim(
     store: &SqliteStore,
     ids: &[JobId],
@@ -74,18 +73,21 @@ pub(super) async fn claim(
 ) -> Result<Vec<Claim>, StoreError> {
     let now = store.clock_parameter();
     let mut tx = store.begin().await?;
-    reconcile::lapse(&mut tx, now).await?;
     let claimed = query(
-        "UPDATE jobs SET state = 'running', epoch = epoch + 1, owner = $1, lease_until = $2,
-                         claimed_at = $4, started_at = coalesce(started_at, $4)
+        "UPDATE jobs SET state = 'running', epoch = epoch + 1, claim_id = $5, owner = $1,
+                         lease_until = $2, claimed_at = $4, started_at = coalesce(started_at, $4),
+                         alone = losses >= $6
          WHERE id IN (SELECT unhex(value) FROM json_each($3))
            AND state = 'queued' AND (expires_at IS NULL OR expires_at > $4)
-         RETURNING id, epoch, attempts, job, checkpoint, expires_at - $4 AS expires_in",
+         RETURNING id, epoch, claim_id, attempts, alone, job, checkpoint,
+                   expires_at - $4 AS expires_in",
     )
     .bind(by.owner)
     .bind(now.saturating_add(milliseconds(by.lease)))
     .bind(id_list(ids.iter().copied()))
     .bind(now)
+    .bind(by.claim_id)
+    .bind(LOSSES_MAX)
     .fetch_all(&mut *tx)
     .await?;
     let (mut claims, unreadable) = rows::claims(&claimed)?;
@@ -96,18 +98,19 @@ pub(super) async fn claim(
     Ok(ids.iter().filter_map(|id| claims.remove(id)).collect())
 }
 
-/// Extends leases; returns the claims that no longer hold.
+/// Extends leases, and takes back jobs that lost theirs and were not claimed since; returns the claims
+/// that are no longer valid.
 pub(super) async fn renew(
     store: &SqliteStore,
     claims: &[ClaimRef],
     lease: Duration,
 ) -> Result<Vec<ClaimRef>, StoreError> {
     let renew = query(
-        "UPDATE jobs SET lease_until = $1
+        "UPDATE jobs SET lease_until = $1, state = 'running', losses = losses - (state = 'queued')
          FROM json_each($2) AS claim
          WHERE jobs.id = unhex(claim.value ->> 'id') AND jobs.epoch = claim.value ->> 'epoch'
-           AND jobs.state = 'running'
-         RETURNING jobs.id, jobs.epoch",
+           AND jobs.claim_id = claim.value ->> 'claim_id' AND jobs.state IN ('running', 'queued')
+         RETURNING jobs.id, jobs.epoch, jobs.claim_id",
     )
     .bind(store.clock_parameter().saturating_add(milliseconds(lease)))
     .bind(claim_list(claims));
@@ -124,9 +127,11 @@ pub(super) async fn checkpoint(
     // One by one: in one statement the bytes would have to be encoded as JSON.
     for (claim, bytes) in saved {
         let save = query(
-            "UPDATE jobs SET checkpoint = $3 WHERE id = $1 AND epoch = $2 AND state = 'running'",
+            "UPDATE jobs SET checkpoint = $4
+             WHERE id = $1 AND epoch = $2 AND claim_id = $3 AND state = 'running'",
         );
-        let save = save.bind(Uuid::from(claim.id)).bind(claim.epoch).bind(bytes.as_slice());
+        let save = save.bind(Uuid::from(claim.id)).bind(claim.epoch).bind(claim.claim_id);
+        let save = save.bind(bytes.as_slice());
         if save.execute(&mut *tx).await?.rows_affected() == 0 {
             lost.push(*claim);
         }
@@ -135,19 +140,22 @@ pub(super) async fn checkpoint(
     Ok(lost)
 }
 
-/// Releases claims without counting an attempt; returns the jobs of the valid claims.
+/// Releases claims without counting an attempt; returns the jobs of the valid claims. The jobs have then
+/// lost at least `losses_min` workers.
 pub(super) async fn hand_back(
     store: &SqliteStore,
     claims: &[ClaimRef],
+    losses_min: i32,
 ) -> Result<Vec<JobId>, StoreError> {
     let release = query(
-        "UPDATE jobs SET state = 'queued', epoch = jobs.epoch + 1, owner = NULL, lease_until = NULL
+        "UPDATE jobs SET state = 'queued', epoch = jobs.epoch + 1, claim_id = NULL, owner = NULL,
+                         lease_until = NULL, losses = max(losses, $2)
          FROM json_each($1) AS claim
-         WHERE jobs.id = unhex(claim.value ->> 'id') AND jobs.epoch = claim.value ->> 'epoch'
-           AND jobs.state = 'running'
+         WHERE jobs.id = unhex(claim.value ->> 'id')
+           AND jobs.claim_id = claim.value ->> 'claim_id' AND jobs.state = 'running'
          RETURNING jobs.id",
     );
-    rows::ids(&store.fetch_all(release.bind(claim_list(claims))).await?)
+    rows::ids(&store.fetch_all(release.bind(claim_list(claims)).bind(losses_min)).await?)
 }
 
 /// Cancels jobs that are not in a terminal state.
@@ -196,9 +204,10 @@ async fn attempts_of(
 ) -> Result<HashMap<ClaimRef, (u32, u32)>, StoreError> {
     let claims: Vec<_> = finished.iter().map(|finished| finished.claim).collect();
     let found = query(
-        "SELECT jobs.id AS id, epoch, attempts, attempts_max FROM json_each($1) AS claim
+        "SELECT jobs.id AS id, epoch, claim_id, attempts, attempts_max FROM json_each($1) AS claim
          JOIN jobs ON jobs.id = unhex(claim.value ->> 'id')
-         WHERE jobs.epoch = claim.value ->> 'epoch' AND jobs.state = 'running'",
+         WHERE jobs.epoch = claim.value ->> 'epoch'
+           AND jobs.claim_id = claim.value ->> 'claim_id' AND jobs.state IN ('running', 'queued')",
     );
     let found = found.bind(claim_list(&claims)).fetch_all(tx).await?;
     let attempts = |row| {
@@ -286,7 +295,8 @@ async fn record(tx: &mut Connection, rows: &str, now: i64) -> Result<(), StoreEr
     .await?;
     query(
         "UPDATE jobs SET state = done.value ->> 'state', attempts = done.value ->> 'attempts',
-                         run_at = done.value ->> 'run_at', lease_until = NULL, checkpoint = NULL,
+                         run_at = done.value ->> 'run_at', claim_id = NULL, lease_until = NULL,
+                         checkpoint = NULL,
                          error_code = done.value ->> 'code',
                          error_signature = done.value ->> 'signature'
          FROM json_each($1) AS done WHERE jobs.id = unhex(done.value ->> 'id')",

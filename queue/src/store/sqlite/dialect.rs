@@ -104,7 +104,13 @@ pub(super) fn id_list(ids: impl IntoIterator<Item = JobId>) -> String {
 
 /// Returns claims as `[{"id": "0192…", "epoch": 1}, …]`.
 pub(super) fn claim_list(claims: &[ClaimRef]) -> String {
-    let json = |claim: &ClaimRef| serde_json::json!({ "id": hex(claim.id.as_bytes()), "epoch": claim.epoch });
+    let json = |claim: &ClaimRef| {
+        serde_json::json!({
+            "id": hex(claim.id.as_bytes()),
+            "epoch": claim.epoch,
+            "claim_id": claim.claim_id,
+        })
+    };
     to_json(&claims.iter().map(json).collect::<Vec<_>>())
 }
 

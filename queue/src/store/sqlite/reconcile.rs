@@ -3,13 +3,13 @@
 use super::{
     SqliteStore,
     calls::{Connection, Row, query},
-    rows::{self, to_json},
+    rows::{self, milliseconds, to_json},
 };
 use crate::{
     outcome::Outcome,
     store::{
         Reconciled, StoreError,
-        attempts::{lease_lost, signature},
+        attempts::{AWAY_AFTER, AWAY_LEASE, lease_lost, signature},
     },
 };
 
@@ -17,6 +17,7 @@ use crate::{
 pub(super) async fn reconcile(store: &SqliteStore) -> Result<Reconciled, StoreError> {
     let now = store.clock_parameter();
     let mut tx = store.begin().await?;
+    pulse(&mut tx, now).await?;
     let mut done = Reconciled::default();
     for row in lapse(&mut tx, now).await? {
         done.extend(1, rows::queued(&row)?);
@@ -30,8 +31,25 @@ pub(super) async fn reconcile(store: &SqliteStore) -> Result<Reconciled, StoreEr
     Ok(done)
 }
 
-/// Ends running attempts with an expired lease: the jobs are queued again or become dead letters.
-pub(super) async fn lapse(tx: &mut Connection, now: i64) -> Result<Vec<Row>, StoreError> {
+/// Extends leases if the process was stopped for a while, as with a laptop that slept.
+async fn pulse(tx: &mut Connection, now: i64) -> Result<(), StoreError> {
+    query(
+        "UPDATE jobs SET lease_until = $2
+         WHERE (SELECT at FROM pulse WHERE at > 0) < $1 - $3
+           AND state = 'running' AND lease_until < $2",
+    )
+    .bind(now)
+    .bind(now.saturating_add(milliseconds(AWAY_LEASE)))
+    .bind(milliseconds(AWAY_AFTER))
+    .execute(&mut *tx)
+    .await?;
+    query("UPDATE pulse SET at = $1").bind(now).execute(tx).await?;
+    Ok(())
+}
+
+/// Takes jobs with an expired lease from their workers: they are queued again. Only a job that ran alone
+/// is charged an attempt, and becomes a dead letter when it was its last one.
+async fn lapse(tx: &mut Connection, now: i64) -> Result<Vec<Row>, StoreError> {
     let error = to_json(&lease_lost());
     let outcome = to_json(&Outcome::Error(lease_lost()));
     query(
@@ -46,7 +64,7 @@ pub(super) async fn lapse(tx: &mut Connection, now: i64) -> Result<Vec<Row>, Sto
     query(
         "INSERT INTO results (job_id, outcome, finished_at, claim_epoch, claim_owner, claim_at)
          SELECT id, $2, $1, epoch, owner, claimed_at FROM jobs
-         WHERE state = 'running' AND lease_until <= $1 AND attempts + 1 >= attempts_max",
+         WHERE state = 'running' AND lease_until <= $1 AND alone AND attempts + 1 >= attempts_max",
     )
     .bind(now)
     .bind(outcome)
@@ -54,9 +72,10 @@ pub(super) async fn lapse(tx: &mut Connection, now: i64) -> Result<Vec<Row>, Sto
     .await?;
     let lapsed = query(
         "UPDATE jobs
-         SET state = CASE WHEN attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
-             checkpoint = CASE WHEN attempts + 1 < attempts_max THEN checkpoint END,
-             attempts = attempts + 1, lease_until = NULL, error_code = $2, error_signature = $3
+         SET state = CASE WHEN alone AND attempts + 1 >= attempts_max THEN 'failed' ELSE 'queued' END,
+             checkpoint = CASE WHEN NOT alone OR attempts + 1 < attempts_max THEN checkpoint END,
+             attempts = attempts + alone, losses = losses + 1, lease_until = NULL, error_code = $2,
+             error_signature = $3
          WHERE state = 'running' AND lease_until <= $1
          RETURNING id, state, model, format, tenant, priority, 1 AS cost",
     )

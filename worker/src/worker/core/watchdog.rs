@@ -1,17 +1,12 @@
 //! Detects a step of the engine that does not end.
 
-use std::time::Duration;
-
-use tokio::time::{Interval, MissedTickBehavior, interval};
-
 /// Number of checks within the limit: a hang is detected late by at most a sixteenth of the limit.
-const CHECKS: u32 = 16;
+pub(in crate::worker) const CHECKS: u32 = 16;
 
 /// Counts the checks that have found the same step running. Since it counts checks instead of
 /// reading a clock, a process that was stopped and continued does not count as hung.
 #[derive(Debug)]
-pub struct Watchdog {
-    checks: Interval,
+pub(super) struct Watchdog {
     engines: Vec<Seen>,
 }
 
@@ -23,16 +18,9 @@ struct Seen {
 }
 
 impl Watchdog {
-    /// Creates a watchdog over this many engines; a step may run for `limit`.
-    pub fn new(limit: Duration, engines: usize) -> Self {
-        let mut checks = interval((limit / CHECKS).max(Duration::from_millis(1)));
-        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { checks, engines: vec![Seen::default(); engines] }
-    }
-
-    /// Waits until the next [`Watchdog::check`].
-    pub async fn wait(&mut self) {
-        self.checks.tick().await;
+    /// Creates a watchdog over this many engines.
+    pub fn new(engines: usize) -> Self {
+        Self { engines: vec![Seen::default(); engines] }
     }
 
     /// Given the steps that run now, returns the first engine with a step that has run for the limit.
@@ -49,9 +37,9 @@ impl Watchdog {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn same_step_seen_for_the_limit_is_a_hang() {
-        let mut watchdog = Watchdog::new(Duration::from_secs(1), 2);
+    #[test]
+    fn same_step_seen_for_the_limit_is_a_hang() {
+        let mut watchdog = Watchdog::new(2);
         for step in 0..100 {
             assert_eq!(watchdog.check(&[Some(step), None]), None, "steps end");
             assert_eq!(watchdog.check(&[None, None]), None, "the engines are idle");

@@ -10,9 +10,11 @@
 //!
 //! Failures caused by a bad request do not count: such a request fails before a step, or alone.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use tokio::time::Instant;
 use tritmill_engine::{RequestError, SampleError, backend::StepError};
 use tritmill_queue::Backoff;
 
@@ -59,7 +61,7 @@ impl Default for Breaker {
 
 impl Breaker {
     /// Records why a request failed; returns true if this opened the breaker.
-    pub fn record_failure(&mut self, error: &RequestError) -> bool {
+    pub fn record_failure(&mut self, error: &RequestError, now: Instant) -> bool {
         match error {
             RequestError::Step(step) => {
                 if self.last_step.as_ref().is_some_and(|last| Arc::ptr_eq(last, step)) {
@@ -77,7 +79,7 @@ impl Breaker {
             State::Open { .. } => false,
         };
         if opens {
-            self.state = State::Open { until: Instant::now() + self.backoff.record_failure() };
+            self.state = State::Open { until: now + self.backoff.record_failure() };
         }
         opens
     }
@@ -93,10 +95,10 @@ impl Breaker {
     }
 
     /// Returns how many jobs the device may take. Half-opens the breaker when its wait is over.
-    pub fn allowance(&mut self) -> Allowance {
+    pub fn allowance(&mut self, now: Instant) -> Allowance {
         match self.state {
             State::Closed => Allowance::All,
-            State::Open { until } if Instant::now() < until => Allowance::Nothing,
+            State::Open { until } if now < until => Allowance::Nothing,
             State::Open { .. } | State::HalfOpen => {
                 self.state = State::HalfOpen;
                 Allowance::Probe
@@ -109,10 +111,10 @@ impl Breaker {
         matches!(self.state, State::Open { .. })
     }
 
-    /// Returns the time at which the device may be tried again, if that is in the future.
+    /// Returns the time at which a suspended device may be tried again.
     pub fn retry_at(&self) -> Option<Instant> {
         match self.state {
-            State::Open { until } => Some(until).filter(|until| *until > Instant::now()),
+            State::Open { until } => Some(until),
             State::Closed | State::HalfOpen => None,
         }
     }
@@ -131,49 +133,46 @@ mod tests {
         RequestError::Step(Arc::new(StepError::Device("off the bus".into())))
     }
 
-    fn wait(breaker: &Breaker) -> Duration {
-        breaker.retry_at().expect("it is open") - Instant::now()
-    }
-
     #[test]
     fn opens_after_failures_in_a_row_and_closes_when_a_probe_works() {
         let mut breaker = Breaker::default();
-        assert!(!breaker.record_failure(&step()) && !breaker.record_failure(&step()));
+        let start = Instant::now();
+        let fail = |breaker: &mut Breaker, now| breaker.record_failure(&step(), now);
+        assert!(!fail(&mut breaker, start) && !fail(&mut breaker, start));
         assert!(!breaker.record_success(), "it was closed");
-        assert!(!breaker.record_failure(&step()) && !breaker.record_failure(&step()));
-        assert_eq!(breaker.allowance(), Allowance::All);
-        assert!(breaker.record_failure(&step()));
-        assert_eq!(breaker.allowance(), Allowance::Nothing);
-        assert!(breaker.is_open() && wait(&breaker) <= WAIT_FIRST);
+        assert!(!fail(&mut breaker, start) && !fail(&mut breaker, start));
+        assert_eq!(breaker.allowance(start), Allowance::All);
+        assert!(fail(&mut breaker, start));
+        assert_eq!(breaker.allowance(start), Allowance::Nothing);
+        let until = breaker.retry_at().expect("it is open");
+        assert!(breaker.is_open() && until > start && until <= start + WAIT_FIRST);
         assert!(!breaker.record_success() && breaker.is_open(), "tokens are from before");
-        breaker.state = State::Open { until: Instant::now() };
-        assert_eq!(breaker.allowance(), Allowance::Probe);
-        assert!(breaker.record_failure(&step()), "the probe failed");
-        let (least, slack) = (WAIT_FIRST * 2 / 2, Duration::from_millis(50));
-        assert!(wait(&breaker) + slack >= least, "the wait doubles; at most half is taken off");
-        breaker.state = State::Open { until: Instant::now() };
-        assert_eq!(breaker.allowance(), Allowance::Probe);
+        assert_eq!(breaker.allowance(until), Allowance::Probe);
+        assert!(fail(&mut breaker, until), "the probe failed");
+        let second = breaker.retry_at().expect("it is open");
+        assert!(second >= until + WAIT_FIRST, "the wait doubles; at most half is taken off");
+        assert_eq!(breaker.allowance(second), Allowance::Probe);
         assert!(breaker.record_success());
-        assert_eq!(breaker.allowance(), Allowance::All);
-        (1..FAILURES_MAX).for_each(|_| assert!(!breaker.record_failure(&step())));
-        assert!(breaker.record_failure(&step()));
-        assert!(wait(&breaker) <= WAIT_FIRST, "waits start over");
+        assert_eq!(breaker.allowance(second), Allowance::All);
+        (1..FAILURES_MAX).for_each(|_| assert!(!fail(&mut breaker, second)));
+        assert!(fail(&mut breaker, second));
+        assert!(breaker.retry_at() <= Some(second + WAIT_FIRST), "waits start over");
     }
 
     #[test]
     fn step_counts_once_and_bad_requests_do_not_count() {
         let mut breaker = Breaker::default();
-        let one = step();
+        let (one, now) = (step(), Instant::now());
         for _ in 0..10 {
-            assert!(!breaker.record_failure(&one.clone()));
+            assert!(!breaker.record_failure(&one.clone(), now));
             let error = RequestError::OutOfBlocks { needed: 2, total: 1 };
-            assert!(!breaker.record_failure(&error));
+            assert!(!breaker.record_failure(&error, now));
             let source = SampleError::NothingLeft;
-            assert!(!breaker.record_failure(&RequestError::Sample { position: 1, source }));
+            assert!(!breaker.record_failure(&RequestError::Sample { position: 1, source }, now));
         }
         assert_eq!(breaker.failures(), 1);
         let source = SampleError::NotFinite { token: 1, logit: f32::NAN };
         let nan = RequestError::Sample { position: 1, source };
-        assert!(!breaker.record_failure(&nan) && breaker.record_failure(&nan));
+        assert!(!breaker.record_failure(&nan, now) && breaker.record_failure(&nan, now));
     }
 }

@@ -1,0 +1,209 @@
+//! Simulated lives of workers. Every promise about a worker that fails is checked here: a life has some
+//! workers, a store, a dispatcher and jobs, and a seed decides what goes wrong and when. A failure prints
+//! the seed; `TRITMILL_SEED=N` runs that life alone, and `TRITMILL_LIVES=N` changes the number of lives.
+
+mod calls;
+mod engine;
+mod servers;
+mod world;
+
+use std::time::Duration;
+
+use tritmill_queue::{Job, JobId, JobState, Priority, Prompt, QueueName, Sampling, Tenant};
+use uuid::Uuid;
+
+use self::{
+    engine::Behaviour,
+    world::{Event, Health, World},
+};
+
+/// Faults end after this time.
+const FAULTS_UNTIL: u64 = 120_000;
+/// All jobs are finished by this time.
+const LIFE_MAX: u64 = 1_800_000;
+
+/// What is different from one life to the next.
+#[derive(Debug, Clone)]
+struct Life {
+    seed: u64,
+    workers: usize,
+    jobs: Vec<Behaviour>,
+    /// The chance of a call to fail, or to be executed without an answer.
+    loss: f64,
+}
+
+fn queue() -> QueueName {
+    QueueName { model: "tiny".to_owned(), format: "i2_s".to_owned() }
+}
+
+fn job(number: u128) -> Job {
+    Job {
+        id: JobId::from(Uuid::from_u128(number)),
+        tenant: Tenant::default(),
+        queue: queue(),
+        priority: Priority::Normal,
+        prompt: Prompt::Text("once".to_owned()),
+        sampling: Sampling::default(),
+        seed: 1,
+        attempts_max: 3,
+        run_at: None,
+        expires_at: None,
+        stream: false,
+        traceparent: None,
+        custom_id: None,
+    }
+}
+
+/// Prints the seed of a life that fails.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("this life failed: TRITMILL_SEED={}", self.0);
+        }
+    }
+}
+
+/// Runs a life to its end and checks the promises.
+fn live(life: &Life, faults: impl FnOnce(&mut World)) {
+    let _seed = Seed(life.seed);
+    let mut world = World::new(life);
+    faults(&mut world);
+    while !world.store.is_finished() || world.now < FAULTS_UNTIL {
+        world.advance();
+        if world.now > FAULTS_UNTIL {
+            world.loss = 0.0;
+        }
+        assert!(world.now < LIFE_MAX, "a job is stuck: {:#?}\n{:?}", world.store, world.dispatcher);
+    }
+    for ((id, row), behaviour) in world.store.rows.iter().zip(&life.jobs) {
+        let charged = world.store.charged.get(id).copied().unwrap_or(0);
+        match behaviour {
+            // Chance may end a worker while a healthy job runs alone.
+            Behaviour::Answers(_) if charged < 3 => {
+                let found = (row.state, row.attempts);
+                assert_eq!(found, (JobState::Completed, charged), "a healthy job: {row:?}");
+            }
+            Behaviour::Answers(_) => {}
+            Behaviour::Hangs | Behaviour::Kills => {
+                assert_eq!((row.state, row.attempts), (JobState::Failed, 3), "{row:?}");
+            }
+        }
+    }
+    // What the dispatcher still has is refused and acknowledged.
+    let end = world.now + 120_000;
+    while !world.dispatcher.is_empty() {
+        world.advance();
+        assert!(world.now < end, "entries stay: {:?}", world.dispatcher);
+    }
+}
+
+/// Runs a life for each seed.
+fn lives(count: u64, of: impl Fn(u64) -> Life, faults: impl Fn(&mut World)) {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let seeds = match number("TRITMILL_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("TRITMILL_LIVES").unwrap_or(count),
+    };
+    seeds.for_each(|seed| live(&of(seed), &faults));
+}
+
+fn healthy(count: u64, seconds: u64) -> Vec<Behaviour> {
+    (0..count)
+        .map(|n| Behaviour::Answers(Duration::from_millis(300 + n * 997 % (seconds * 1000))))
+        .collect()
+}
+
+/// A moment before the faults end.
+fn moment(world: &mut World) -> u64 {
+    world.rng.u64(..FAULTS_UNTIL - 60_000)
+}
+
+#[test]
+fn healthy_jobs_are_answered_at_the_first_attempt() {
+    let of = |seed| Life { seed, workers: 2, jobs: healthy(60, 8), loss: 0.0 };
+    lives(20, of, |_| {});
+}
+
+#[test]
+fn lost_answers_and_late_calls_cost_nothing() {
+    let of = |seed| Life { seed, workers: 3, jobs: healthy(60, 8), loss: 0.05 };
+    lives(100, of, |_| {});
+}
+
+#[test]
+fn both_servers_lost_after_a_pull_leave_nothing_held() {
+    let of = |seed| Life { seed, workers: 1, jobs: healthy(40, 5), loss: 0.0 };
+    lives(100, of, |world| {
+        let at = moment(world) / 10;
+        let health = if world.rng.bool() { Health::Refuses } else { Health::Hangs };
+        world.at(at, Event::Store(health));
+        world.at(at, Event::Dispatcher(health));
+        world.at(at + 20_000, Event::Store(Health::Up));
+        world.at(at + 20_000, Event::Dispatcher(Health::Up));
+    });
+}
+
+#[test]
+fn outage_longer_than_a_lease_spends_no_attempt() {
+    let of = |seed| Life { seed, workers: 2, jobs: healthy(40, 20), loss: 0.0 };
+    lives(100, of, |world| {
+        let (at, length) = (moment(world) / 4, world.rng.u64(16_000..40_000));
+        let health = if world.rng.bool() { Health::Refuses } else { Health::Hangs };
+        world.at(at, Event::Store(health));
+        world.at(at + length, Event::Store(Health::Up));
+    });
+}
+
+#[test]
+fn poison_jobs_fail_alone() {
+    let of = |seed| {
+        let mut jobs = healthy(30, 8);
+        let at = (seed % 29) as usize;
+        jobs[at] = if seed % 2 == 0 { Behaviour::Hangs } else { Behaviour::Kills };
+        Life { seed, workers: 2, jobs, loss: 0.0 }
+    };
+    lives(60, of, |_| {});
+}
+
+#[test]
+fn every_job_ends_once_whatever_fails() {
+    let of = |seed| {
+        let mut jobs = healthy(50, 15);
+        if seed % 3 == 0 {
+            jobs[7] = Behaviour::Hangs;
+        }
+        if seed % 5 == 0 {
+            jobs[23] = Behaviour::Kills;
+        }
+        let loss = if seed % 2 == 0 { 0.0 } else { 0.02 };
+        Life { seed, workers: 1 + (seed % 4) as usize, jobs, loss }
+    };
+    lives(300, of, |world| {
+        for _ in 0..world.rng.u32(..6) {
+            let (at, length) = (moment(world), world.rng.u64(100..50_000));
+            let health = if world.rng.bool() { Health::Refuses } else { Health::Hangs };
+            match world.rng.u32(..6) {
+                0 => {
+                    world.at(at, Event::Store(health));
+                    world.at(at + length, Event::Store(Health::Up));
+                }
+                1 => {
+                    world.at(at, Event::Dispatcher(health));
+                    world.at(at + length, Event::Dispatcher(Health::Up));
+                }
+                2 => world.at(at, Event::Lose),
+                3 => {
+                    let by = world.rng.i64(-600_000..600_000);
+                    world.at(at, Event::Jump(by));
+                }
+                4 => {
+                    world.at(at, Event::Pause(true));
+                    world.at(at + length, Event::Pause(false));
+                }
+                _ => world.at(at, Event::Crash(0)),
+            }
+        }
+    });
+}

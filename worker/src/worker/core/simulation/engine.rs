@@ -1,0 +1,97 @@
+//! The engine of a simulated worker: requests take some time, or break it.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use tritmill_engine::{Choice, FinishReason, Output};
+use tritmill_queue::ClaimRef;
+
+use crate::engine_thread::{End, Report};
+
+/// What a job does to its engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Behaviour {
+    /// It is answered after this time.
+    Answers(Duration),
+    /// Its step never ends.
+    Hangs,
+    /// It ends the process.
+    Kills,
+}
+
+/// A running engine.
+#[derive(Debug, Default)]
+pub(super) struct Engine {
+    running: BTreeMap<ClaimRef, (Behaviour, Instant, u32)>,
+    cancelled: Vec<ClaimRef>,
+    /// The number of the current step.
+    step: u64,
+}
+
+/// What an engine did until now.
+#[derive(Debug)]
+pub(super) enum Did {
+    Report(Report),
+    Died,
+}
+
+impl Engine {
+    pub fn submit(&mut self, held: ClaimRef, behaviour: Behaviour, now: Instant) {
+        self.running.insert(held, (behaviour, now, 0));
+    }
+
+    pub fn cancel(&mut self, held: ClaimRef) {
+        self.cancelled.push(held);
+    }
+
+    fn hangs(&self) -> bool {
+        self.running.values().any(|(behaviour, ..)| *behaviour == Behaviour::Hangs)
+    }
+
+    /// Returns the number of the running step, as a watchdog sees it.
+    pub fn running_step(&self) -> Option<u64> {
+        (!self.running.is_empty()).then_some(self.step)
+    }
+
+    /// Computes until `now`; a hanging engine does nothing.
+    pub fn run(&mut self, now: Instant) -> Vec<Did> {
+        if self.hangs() {
+            return Vec::new();
+        }
+        self.step += 1;
+        let mut did = Vec::new();
+        for held in std::mem::take(&mut self.cancelled) {
+            if self.running.remove(&held).is_some() {
+                did.push(Did::Report(ended(held, FinishReason::Cancelled)));
+            }
+        }
+        let held: Vec<ClaimRef> = self.running.keys().copied().collect();
+        for held in held {
+            let (behaviour, began, saved) = self.running.get_mut(&held).expect("listed above");
+            match *behaviour {
+                Behaviour::Kills => return vec![Did::Died],
+                Behaviour::Hangs => {}
+                Behaviour::Answers(time) if now >= *began + time => {
+                    self.running.remove(&held);
+                    did.push(Did::Report(ended(held, FinishReason::Stop)));
+                }
+                Behaviour::Answers(_) => {
+                    *saved += 1;
+                    let tokens = vec![1; *saved as usize];
+                    did.push(Did::Report(Report::Progress(held, tokens)));
+                }
+            }
+        }
+        did
+    }
+}
+
+fn ended(held: ClaimRef, finish_reason: FinishReason) -> Report {
+    let choice =
+        Choice { index: 0, tokens: vec![1], text: "a".to_owned(), finish_reason, logprobs: None };
+    let output =
+        Output { choices: vec![choice], prompt_tokens: 1, completion_tokens: 1, cached_tokens: 0 };
+    Report::Ended(held, End::Finished(output))
+}

@@ -1,0 +1,287 @@
+//! A store and a dispatcher in memory, with the semantics of the real ones and a clock of their own. The
+//! conformance tests of the queue crate hold the real ones to the same rules.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use tritmill_queue::{Claim, ClaimRef, Delivery, Job, JobId, JobState, Outcome, Settled};
+
+use super::super::io::Commit;
+
+/// As in `queue/src/store/attempts.rs`.
+const LOSSES_MAX: u32 = 2;
+const AWAY_AFTER: u64 = 5_000;
+const AWAY_LEASE: u64 = 30_000;
+const RETRY_WAIT: u64 = 500;
+
+/// A row of the store.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    job: Job,
+    pub state: JobState,
+    epoch: i64,
+    claim_id: Option<i64>,
+    pub attempts: u32,
+    losses: u32,
+    pub alone: bool,
+    lease_until: u64,
+    run_at: u64,
+    checkpoint: Option<Vec<u8>>,
+    pub owner: String,
+}
+
+impl Row {
+    fn is_claim(&self, held: ClaimRef) -> bool {
+        self.epoch == held.epoch && self.claim_id == Some(held.claim_id)
+    }
+}
+
+/// The store. Times are milliseconds on its clock.
+#[derive(Debug, Default)]
+pub(super) struct Store {
+    pub rows: BTreeMap<JobId, Row>,
+    pulse: u64,
+    /// Attempts that were charged because a job lost its worker while it ran alone.
+    pub charged: BTreeMap<JobId, u32>,
+}
+
+impl Store {
+    pub fn submit(&mut self, job: Job) {
+        let row = Row {
+            state: JobState::Queued,
+            epoch: 0,
+            claim_id: None,
+            attempts: 0,
+            losses: 0,
+            alone: false,
+            lease_until: 0,
+            run_at: 0,
+            checkpoint: None,
+            owner: String::new(),
+            job,
+        };
+        self.rows.insert(row.job.id, row);
+    }
+
+    pub fn claim(&mut self, ids: &[JobId], owner: &str, claim_id: i64, until: u64) -> Vec<Claim> {
+        let mut claims = Vec::new();
+        for id in ids {
+            let row = self.rows.get_mut(id).expect("only known jobs are enqueued");
+            if row.state != JobState::Queued {
+                continue;
+            }
+            (row.state, row.epoch, row.claim_id) =
+                (JobState::Running, row.epoch + 1, Some(claim_id));
+            (row.lease_until, row.alone) = (until, row.losses >= LOSSES_MAX);
+            row.owner = owner.to_owned();
+            claims.push(Claim {
+                job: row.job.clone(),
+                epoch: row.epoch,
+                claim_id,
+                attempts: row.attempts,
+                alone: row.alone,
+                expires_in: None,
+                checkpoint: row.checkpoint.clone(),
+            });
+        }
+        claims
+    }
+
+    pub fn renew(&mut self, claims: &[ClaimRef], until: u64) -> Vec<ClaimRef> {
+        let mut lost = Vec::new();
+        for held in claims {
+            let row = self.rows.get_mut(&held.id).expect("a known job");
+            match row.state {
+                JobState::Running if row.is_claim(*held) => row.lease_until = until,
+                JobState::Queued if row.is_claim(*held) => {
+                    (row.state, row.lease_until, row.losses) =
+                        (JobState::Running, until, row.losses - 1);
+                }
+                _ => lost.push(*held),
+            }
+        }
+        lost
+    }
+
+    pub fn save(&mut self, saved: &[(ClaimRef, Vec<u32>)]) {
+        for (held, tokens) in saved {
+            let row = self.rows.get_mut(&held.id).expect("a known job");
+            if row.state == JobState::Running && row.is_claim(*held) {
+                row.checkpoint = Some(tokens.iter().map(|token| *token as u8).collect());
+            }
+        }
+    }
+
+    pub fn commit(&mut self, commit: &Commit, now: u64) -> Vec<Settled> {
+        let back = commit.back.iter().map(|held| (held, 0));
+        for (held, losses) in back.chain(commit.suspects.iter().map(|held| (held, LOSSES_MAX))) {
+            let row = self.rows.get_mut(&held.id).expect("a known job");
+            if row.state == JobState::Running && row.claim_id == Some(held.claim_id) {
+                (row.state, row.epoch, row.claim_id) = (JobState::Queued, row.epoch + 1, None);
+                row.losses = row.losses.max(losses);
+            }
+        }
+        let mut settled = Vec::new();
+        for done in &commit.finished {
+            let row = self.rows.get_mut(&done.claim.id).expect("a known job");
+            let is_open = matches!(row.state, JobState::Running | JobState::Queued);
+            if !is_open || !row.is_claim(done.claim) {
+                continue;
+            }
+            row.claim_id = None;
+            row.state = match &done.outcome {
+                Outcome::Completed(_) => JobState::Completed,
+                Outcome::Expired => JobState::Expired,
+                Outcome::Error(_) => {
+                    row.attempts += 1;
+                    row.run_at = now + RETRY_WAIT;
+                    let is_last = row.attempts >= row.job.attempts_max;
+                    if is_last { JobState::Failed } else { JobState::Retrying }
+                }
+            };
+            settled.push(Settled { id: done.claim.id, state: row.state });
+        }
+        settled
+    }
+
+    /// Applies what time causes; returns the jobs that are queued now.
+    pub fn reconcile(&mut self, now: u64) -> Vec<JobId> {
+        let away = self.pulse != 0 && self.pulse + AWAY_AFTER < now;
+        self.pulse = now;
+        let mut queued = Vec::new();
+        for (id, row) in &mut self.rows {
+            match row.state {
+                JobState::Running if away => {
+                    row.lease_until = row.lease_until.max(now + AWAY_LEASE)
+                }
+                JobState::Running if row.lease_until <= now => {
+                    row.losses += 1;
+                    *self.charged.entry(*id).or_default() += u32::from(row.alone);
+                    row.attempts += u32::from(row.alone);
+                    let is_last = row.alone && row.attempts >= row.job.attempts_max;
+                    row.state = if is_last { JobState::Failed } else { JobState::Queued };
+                    queued.push(*id);
+                }
+                JobState::Retrying if row.run_at <= now => {
+                    row.state = JobState::Queued;
+                    queued.push(*id);
+                }
+                _ => {}
+            }
+        }
+        queued.retain(|id| self.rows[id].state == JobState::Queued);
+        queued
+    }
+
+    /// The queued jobs, for a dispatcher that may have lost them.
+    pub fn queued(&self) -> Vec<JobId> {
+        let is_queued = |row: &&Row| row.state == JobState::Queued;
+        self.rows.values().filter(is_queued).map(|row| row.job.id).collect()
+    }
+
+    pub fn is_finished(&self) -> bool {
+        self.rows.values().all(|row| row.state.is_terminal())
+    }
+}
+
+/// An entry that a consumer holds.
+#[derive(Debug, Clone)]
+struct Pending {
+    consumer: String,
+    renewed_at: u64,
+}
+
+/// The dispatcher: each job is in it once.
+#[derive(Debug, Default)]
+pub(super) struct Dispatcher {
+    waiting: VecDeque<JobId>,
+    pending: BTreeMap<JobId, Pending>,
+    deliveries: BTreeMap<JobId, u32>,
+}
+
+impl Dispatcher {
+    pub fn enqueue(&mut self, ids: &[JobId]) {
+        for id in ids {
+            if !self.pending.contains_key(id) && !self.waiting.contains(id) {
+                self.waiting.push_back(*id);
+            }
+        }
+    }
+
+    fn deliver(&mut self, id: JobId, consumer: &str, now: u64) -> Delivery {
+        let count = self.deliveries.entry(id).or_default();
+        *count += 1;
+        let deliveries = *count;
+        let pending = Pending { consumer: consumer.to_owned(), renewed_at: now };
+        self.pending.insert(id, pending);
+        Delivery { id, receipt: consumer.to_owned(), deliveries }
+    }
+
+    /// Returns waiting entries, after those that the consumer has and does not know of.
+    pub fn pull(
+        &mut self,
+        consumer: &str,
+        held: &BTreeSet<JobId>,
+        max: usize,
+        now: u64,
+    ) -> Vec<Delivery> {
+        let is_unknown =
+            |(id, pending): &(&JobId, &Pending)| pending.consumer == consumer && !held.contains(id);
+        let mut ids: Vec<JobId> =
+            self.pending.iter().filter(is_unknown).map(|(id, _)| *id).collect();
+        ids.truncate(max);
+        while ids.len() < max
+            && let Some(id) = self.waiting.pop_front()
+        {
+            ids.push(id);
+        }
+        ids.into_iter().map(|id| self.deliver(id, consumer, now)).collect()
+    }
+
+    pub fn reclaim(&mut self, consumer: &str, max: usize, idle: u64, now: u64) -> Vec<Delivery> {
+        let is_idle = |(_, pending): &(&JobId, &Pending)| {
+            pending.consumer != consumer && pending.renewed_at + idle <= now
+        };
+        let ids: Vec<JobId> =
+            self.pending.iter().filter(is_idle).map(|(id, _)| *id).take(max).collect();
+        ids.into_iter().map(|id| self.deliver(id, consumer, now)).collect()
+    }
+
+    fn take(&mut self, consumer: &str, id: JobId) -> bool {
+        let is_mine = self.pending.get(&id).is_some_and(|pending| pending.consumer == consumer);
+        is_mine && self.pending.remove(&id).is_some()
+    }
+
+    pub fn acknowledge(&mut self, consumer: &str, deliveries: &[Delivery]) {
+        for delivery in deliveries {
+            self.take(consumer, delivery.id);
+        }
+    }
+
+    pub fn hand_back(&mut self, consumer: &str, deliveries: &[Delivery]) {
+        for delivery in deliveries {
+            if self.take(consumer, delivery.id) {
+                self.waiting.push_front(delivery.id);
+            }
+        }
+    }
+
+    pub fn renew(&mut self, consumer: &str, deliveries: &[Delivery], now: u64) {
+        for delivery in deliveries {
+            if let Some(pending) = self.pending.get_mut(&delivery.id)
+                && pending.consumer == consumer
+            {
+                pending.renewed_at = now;
+            }
+        }
+    }
+
+    /// Loses everything.
+    pub fn lose(&mut self) {
+        self.waiting.clear();
+        self.pending.clear();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.pending.is_empty()
+    }
+}
