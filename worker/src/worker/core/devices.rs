@@ -165,12 +165,11 @@ impl Core {
             let disposition = match (claim.submitted, claim.is_alone) {
                 (false, _) => Disposition::HandBack,
                 (true, false) => Disposition::HandBackSuspect,
-                (true, true) => Disposition::Record(Outcome::Error(JobError {
-                    kind: ErrorKind::Engine,
-                    code: "engine_broken".to_owned(),
-                    message: format!("it ran alone when {error}"),
-                    param: None,
-                })),
+                (true, true) => {
+                    let message = format!("it ran alone when {error}");
+                    let error = JobError::new(ErrorKind::Engine, "engine_broken", message);
+                    Disposition::Record(Outcome::Error(error))
+                }
             };
             self.in_flight.end(held, disposition, self.now);
         }

@@ -208,10 +208,6 @@ async fn prepare(served: &Arc<ServedModel>, claims: Vec<Claim>, limit: Duration)
 }
 
 fn unprepared(limit: Duration) -> JobError {
-    JobError {
-        kind: ErrorKind::Engine,
-        code: "prepare_failed".to_owned(),
-        message: format!("the prompt was not turned into tokens within {} s", limit.as_secs()),
-        param: None,
-    }
+    let message = format!("the prompt was not turned into tokens within {} s", limit.as_secs());
+    JobError::new(ErrorKind::Engine, "prepare_failed", message)
 }
