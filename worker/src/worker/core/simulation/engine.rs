@@ -10,6 +10,9 @@ use tritmill_queue::ClaimRef;
 
 use crate::engine_thread::{End, Report};
 
+/// Steps between two reports of a request's tokens.
+const PROGRESS_STEPS: u32 = 8;
+
 /// What a job does to its engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Behaviour {
@@ -79,8 +82,10 @@ impl Engine {
                 }
                 Behaviour::Answers(_) => {
                     *saved += 1;
-                    let tokens = vec![1; *saved as usize];
-                    did.push(Did::Report(Report::Progress(held, tokens)));
+                    if *saved % PROGRESS_STEPS == 0 {
+                        let tokens = vec![1; *saved as usize];
+                        did.push(Did::Report(Report::Progress(held, tokens)));
+                    }
                 }
             }
         }

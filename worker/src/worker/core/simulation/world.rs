@@ -79,6 +79,8 @@ pub(super) struct Process {
     pub held: BTreeSet<JobId>,
     pub pull: Option<u64>,
     is_stepping: bool,
+    /// Time of the next wake-up.
+    wake_at: u64,
 }
 
 pub(super) struct World {
@@ -97,7 +99,7 @@ pub(super) struct World {
     jumped: i64,
     paused: bool,
     pub processes: Vec<Option<Process>>,
-    lives: Vec<u32>,
+    pub lives: Vec<u32>,
     behaviours: BTreeMap<JobId, Behaviour>,
     /// The chance of a call to fail, or to be executed without an answer.
     pub loss: f64,
@@ -185,7 +187,10 @@ impl World {
             Event::Start(worker) => self.start(worker),
             Event::Crash(worker) => self.end(worker),
             Event::Wake(worker, life) if self.lives[worker] == life => {
-                self.input(worker, Input::Tick);
+                // Only the latest of several wake-ups counts.
+                if self.processes[worker].as_ref().is_some_and(|process| process.wake_at == time) {
+                    self.input(worker, Input::Tick);
+                }
             }
             Event::Step(worker, life) if self.lives[worker] == life => self.step(worker),
             Event::Check(worker, life) if self.lives[worker] == life => {
@@ -243,6 +248,7 @@ impl World {
             held: BTreeSet::new(),
             pull: None,
             is_stepping: false,
+            wake_at: 0,
         });
         self.after(1000, Event::Check(worker, life));
         self.input(worker, Input::Tick);
@@ -262,7 +268,10 @@ impl World {
         let commands = process.core.on(now, input);
         let wake = process.core.wake_at().saturating_duration_since(self.start);
         let wake = u64::try_from(wake.as_millis()).expect("a short life") + 1;
-        self.at(wake.max(self.now + 1), Event::Wake(worker, life));
+        let wake = wake.max(self.now + 1);
+        if std::mem::replace(&mut process.wake_at, wake) != wake {
+            self.at(wake, Event::Wake(worker, life));
+        }
         for command in commands {
             if !self.execute(worker, command) {
                 return;
