@@ -1,0 +1,77 @@
+//! [`AcceptFailures`]: what to do when a connection cannot be accepted.
+
+use std::{io, time::Duration};
+
+use tokio::time::Instant;
+
+/// Shortest time between two log lines.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// Failed accepts since the last successful one.
+#[derive(Debug, Default)]
+pub(crate) struct AcceptFailures {
+    /// Begin of failures for which the listener may be to blame.
+    since: Option<Instant>,
+    logged: Option<Instant>,
+    /// Failures since the last log line.
+    count: u64,
+}
+
+impl AcceptFailures {
+    /// Notes a success.
+    pub fn reset(&mut self) {
+        self.since = None;
+    }
+
+    /// Logs a failure, at a bounded rate.
+    pub fn log(&mut self, error: &io::Error) {
+        self.count += 1;
+        if self.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+            tracing::warn!(%error, failures = self.count, "cannot accept connections, trying again");
+            (self.logged, self.count) = (Some(Instant::now()), 0);
+        }
+    }
+
+    /// Returns how long accepting has failed, if the listener may be to blame.
+    pub fn duration(&mut self, error: &io::Error) -> Duration {
+        if is_exhaustion(error) {
+            self.since = None;
+            return Duration::ZERO;
+        }
+        self.since.get_or_insert_with(Instant::now).elapsed()
+    }
+}
+
+/// Whether only the connection failed that was to be accepted.
+pub(crate) fn is_of_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    let kind = error.kind();
+    matches!(kind, ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+/// Whether the process or the system is short of descriptors or memory, which passes.
+pub(crate) fn is_exhaustion(error: &io::Error) -> bool {
+    let passing = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|code| passing.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_broken_listener_fails_for_long() {
+        let mut failures = AcceptFailures::default();
+        let [exhausted, broken] = [libc::EMFILE, libc::EINVAL].map(io::Error::from_raw_os_error);
+        let mut after = async |error| {
+            tokio::time::advance(Duration::from_secs(20)).await;
+            failures.duration(error).as_secs()
+        };
+        assert_eq!(after(&exhausted).await, 0);
+        assert_eq!(after(&exhausted).await, 0);
+        assert_eq!(after(&broken).await, 0);
+        assert_eq!(after(&broken).await, 20);
+        assert_eq!(after(&exhausted).await, 0);
+        assert_eq!(after(&broken).await, 0);
+    }
+}
