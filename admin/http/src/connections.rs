@@ -153,7 +153,9 @@ impl Connections {
     pub fn wait(&self, id: u64) {
         let mut guard = self.table.lock();
         let table = &mut *guard;
-        let Some(slot) = table.slots.get_mut(&id).filter(|slot| slot.turn.is_none()) else { return };
+        let Some(slot) = table.slots.get_mut(&id).filter(|slot| slot.turn.is_none()) else {
+            return;
+        };
         let permits = std::mem::take(&mut slot.permits);
         table.admitted -= 1;
         table.wait(id);

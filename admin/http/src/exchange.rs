@@ -14,11 +14,7 @@ use std::{
 use axum::body;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 
-use crate::{
-    Full, Limit, Metrics,
-    connections::Connections,
-    patience::Patience,
-};
+use crate::{Full, Limit, Metrics, connections::Connections, patience::Patience};
 
 /// A request body broke off.
 #[derive(Debug, thiserror::Error)]

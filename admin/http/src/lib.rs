@@ -26,3 +26,6 @@ pub use exchange::{BodyError, Exchange};
 pub use metrics::{Limit, Metrics};
 pub use server::{Bounds, Peer, SLACK, Server};
 pub use tls::{Tls, TlsError};
+
+#[cfg(test)]
+mod tests;

@@ -28,7 +28,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
     sync::Semaphore,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -142,7 +142,8 @@ impl Server {
                 Err(error) => {
                     failures.log(&error);
                     let limit = self.bounds.give_up_after;
-                    if limit.is_some_and(|limit| failures.duration(&error) >= limit) {
+                    if limit.is_some_and(|limit| failures.duration(&error, Instant::now()) >= limit)
+                    {
                         return Err(error);
                     }
                     let freed = is_exhaustion(&error) && connections.close_longest_wait();
