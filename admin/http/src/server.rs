@@ -154,8 +154,9 @@ impl Server {
             failures.reset();
             let (server, connections) = (self.clone(), Arc::clone(&connections));
             let (router, watcher) = (router.clone(), graceful.watcher());
+            // Before the next accept, so that connections are in the order of their arrival.
+            let connection = connections.open(address);
             tokio::spawn(async move {
-                let connection = connections.open(address);
                 let limit = server.bounds.patience * 2;
                 let socket = Socket::new(stream, limit, server.metrics.clone());
                 let service = Service { server, connections, router, connection: connection.id() };
