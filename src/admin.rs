@@ -1,18 +1,24 @@
 //! `tritmill admin`: the HTTP API and the dashboard.
 
-use std::{net::SocketAddr, num::NonZeroUsize, path::PathBuf, process::ExitCode};
+use std::{
+    net::SocketAddr,
+    num::{NonZeroU32, NonZeroUsize},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 use tritmill_admin::{
-    App, CONNECTIONS_MAX, Driver, Limits, Models, Secret, Tls, Watch, Webhooks, router, serve,
+    App, Bounds, CallerLimits, Driver, Limits, Models, Secret, Tls, Watch, Webhooks, router,
 };
 use tritmill_client::{Client, http::AddressPolicy};
 
 use crate::{
-    block_on, options, output,
+    block_on, descriptors, options, output,
     servers::{Given, Servers},
     signals::Signals,
     worker,
@@ -21,8 +27,6 @@ use crate::{
 /// Connections to Postgres.
 const CONNECTIONS: u32 = 16;
 const MIB: u64 = 1 << 20;
-/// Open files besides the connections of callers.
-const OTHER_FILES: u64 = 256;
 
 /// Serve the OpenAI-compatible API (chat completions, files, batches) and the dashboard.
 ///
@@ -88,12 +92,56 @@ pub struct LimitOptions {
     /// Allow webhooks to call this machine and private networks
     #[arg(long)]
     webhook_allow_private: bool,
+    /// Maximum number of connections; fewer if the process may not open as many files
+    #[arg(long, value_name = "N", default_value = "8192", value_parser = connections)]
+    max_connections: usize,
+    /// Maximum number of connections of one address that wait for their client; a new one closes the
+    /// oldest. Behind a proxy all clients have its address [default: an eighth of --max-connections]
+    #[arg(long, value_name = "N", value_parser = options::up_to::<1_000_000>)]
+    max_waiting_per_address: Option<NonZeroUsize>,
+    /// Maximum number of requests of one key at once [default: three quarters of --max-connections]
+    #[arg(long, value_name = "N", value_parser = options::up_to::<1_000_000>)]
+    max_requests_per_key: Option<NonZeroUsize>,
+    /// Maximum rate of requests of one key, per second; five times as many at once [default: unlimited]
+    #[arg(long, value_name = "N")]
+    max_key_rate: Option<NonZeroU32>,
+    /// Maximum rate of requests of one address without a valid key, per second; five times as many at once
+    #[arg(long, value_name = "N", default_value = "100")]
+    max_stranger_rate: NonZeroU32,
+    /// Seconds to wait for a client: for a request's body or the next part of an upload; half of it for a
+    /// request to begin and its head to arrive, twice as long for the client to read
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = worker::seconds)]
+    client_timeout: f64,
+}
+
+/// Parses a number of connections.
+fn connections(text: &str) -> Result<usize, String> {
+    let range = descriptors::CONNECTIONS_MIN..=1_000_000;
+    let count = text.parse().ok().filter(|count| range.contains(count));
+    count.ok_or_else(|| format!("expected a number from {} to {}", range.start(), range.end()))
 }
 
 impl LimitOptions {
-    /// Returns the limits of a service.
-    pub fn limits(&self) -> Limits {
+    /// Returns the bounds of the server; raises the limit of open files for them.
+    pub fn bounds(&self) -> Bounds {
+        let bounds = Bounds::of_connections(descriptors::room_for(self.max_connections));
+        Bounds {
+            per_address: self.max_waiting_per_address.map_or(bounds.per_address, NonZeroUsize::get),
+            patience: Duration::from_secs_f64(self.client_timeout),
+            ..bounds
+        }
+    }
+
+    /// Returns the limits of a service with these bounds.
+    pub fn limits(&self, bounds: &Bounds) -> Limits {
+        let callers = CallerLimits::of_connections(bounds.connections);
+        let per_key = self.max_requests_per_key.map_or(callers.requests_per_key, NonZeroUsize::get);
         Limits {
+            callers: CallerLimits {
+                stranger_rate: self.max_stranger_rate.get(),
+                requests_per_key: per_key,
+                key_rate: self.max_key_rate.map(NonZeroU32::get),
+            },
             file_bytes_max: self.max_file_mib.get() as u64 * MIB,
             batch_lines_max: self.max_batch_lines.get() as u64,
             webhook_addresses: match self.webhook_allow_private {
@@ -152,22 +200,13 @@ pub async fn with_servers(servers: Given<'_>, limits: Limits) -> anyhow::Result<
     Ok(App::new(client, store, models, limits))
 }
 
-/// Raises the limit of open files to the connections of the service, as far as the system allows.
-fn raise_limit() {
-    let wanted = CONNECTIONS_MAX as u64 + OTHER_FILES;
-    match rlimit::increase_nofile_limit(wanted) {
-        Ok(given) if given < wanted => tracing::warn!(
-            "this process may open {given} files, so fewer than {CONNECTIONS_MAX} \
-             connections: raise the hard limit (ulimit -Hn) to {wanted}"
-        ),
-        Ok(_) => {}
-        Err(error) => tracing::warn!(%error, "cannot raise the limit of open files"),
-    }
-}
-
 /// Starts a service and creates its first key, if it has none.
-pub async fn start(app: App, listen: SocketAddr, tls: Option<Tls>) -> anyhow::Result<Running> {
-    raise_limit();
+pub async fn start(
+    app: App,
+    listen: SocketAddr,
+    tls: Option<Tls>,
+    bounds: Bounds,
+) -> anyhow::Result<Running> {
     let listener = TcpListener::bind(listen).await;
     let listener = listener.with_context(|| format!("cannot listen at {listen}"))?;
     let address = listener.local_addr().context("the listener has no address")?;
@@ -184,8 +223,15 @@ pub async fn start(app: App, listen: SocketAddr, tls: Option<Tls>) -> anyhow::Re
     let driver = Driver::new(app.clone(), worker::owner());
     let watch = Watch::new(app.clone());
     let webhooks = Webhooks::new(app.clone(), worker::owner()).context("cannot call webhooks")?;
+    let server = app.server(bounds, tls);
+    let serving = async move {
+        // Never: these bounds do not give a listener up.
+        if let Err(error) = server.serve(listener, router(app), until).await {
+            tracing::error!(%error, "the API is not served any more");
+        }
+    };
     let tasks = [
-        tokio::spawn(serve(listener, tls, router(app), until)),
+        tokio::spawn(serving),
         tokio::spawn(driver.run(stopped.clone())),
         tokio::spawn(webhooks.run(stopped.clone())),
         tokio::spawn(watch.run(stopped)),
@@ -199,8 +245,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     block_on(async {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
         let tls = arguments.tls.tls()?;
-        let app = with_servers(servers, arguments.limits.limits()).await?;
-        let running = start(app, arguments.listen, tls).await?;
+        let bounds = arguments.limits.bounds();
+        let app = with_servers(servers, arguments.limits.limits(&bounds)).await?;
+        let running = start(app, arguments.listen, tls, bounds).await?;
         if arguments.json {
             let listen = running.address.to_string();
             output::line(json!({ "listen": listen, "first_key": running.first_key() }))?;

@@ -10,6 +10,7 @@ mod batch_run;
 mod bench;
 mod demo;
 mod demo_model;
+mod descriptors;
 mod doctor;
 mod engines;
 mod jobs;

@@ -92,8 +92,9 @@ async fn with_servers(
     // `migrate::up` creates its own runtime.
     let migrated = runtime.spawn_blocking(move || migrate::up(&url, None));
     migrated.await.context("migrating failed")??;
-    let app = admin::with_servers(servers, arguments.limits.limits()).await?;
-    admin::start(app, arguments.api, tls).await
+    let bounds = arguments.limits.bounds();
+    let app = admin::with_servers(servers, arguments.limits.limits(&bounds)).await?;
+    admin::start(app, arguments.api, tls, bounds).await
 }
 
 /// Returns the fields of the API for the worker's JSON; without JSON, prints them instead.
@@ -138,8 +139,9 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     // The file may have other queues, without a worker.
     let served = registered.into_iter().filter(|known| known.queue == queue);
     let models = Models::fixed(served.collect());
-    let app = App::new(client, store.clone(), models, arguments.limits.limits());
-    let running = admin::start(app, arguments.api, tls).await?;
+    let bounds = arguments.limits.bounds();
+    let app = App::new(client, store.clone(), models, arguments.limits.limits(&bounds));
+    let running = admin::start(app, arguments.api, tls, bounds).await?;
     let worker = Worker {
         store: store.clone(),
         dispatcher,

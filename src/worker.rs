@@ -15,6 +15,7 @@ use tritmill_worker::{
 };
 
 use crate::{
+    descriptors,
     engines::Engines,
     options::{self, CapacityOptions, ModelOption, RunOptions},
     output,
@@ -104,7 +105,8 @@ impl Arguments {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+/// Parses a time.
+pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
         _ => Err("expected seconds between 0 and 86400".to_owned()),
@@ -199,7 +201,9 @@ impl Ready {
         let (listener, address) = http::listen(listen).await.context("--listen")?;
         let (stop, stopped) = watch::channel(Stop::No);
         tokio::spawn(signals.stop(stop.clone()));
-        let serving = tokio::spawn(http::serve(listener, Arc::clone(&worker.metrics)));
+        let connections = descriptors::room_for(http::CONNECTIONS_MAX);
+        let serving = http::serve(listener, Arc::clone(&worker.metrics), connections);
+        let serving = tokio::spawn(serving);
         if as_json {
             let mut ready =
                 json!({ "owner": owner, "queue": queue, "listen": address.to_string() });

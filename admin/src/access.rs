@@ -2,7 +2,7 @@
 
 use axum::{
     extract::{FromRequestParts, Request, State},
-    http::{HeaderMap, header, request::Parts},
+    http::{Extensions, HeaderMap, header, request::Parts},
     middleware::Next,
     response::Response,
 };
@@ -12,7 +12,7 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
-use crate::{ApiError, App, Secret};
+use crate::{ApiError, App, Exchange, Peer, Secret};
 
 /// What a route requires of its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub(crate) async fn require_key(
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let caller = caller(&app, request.headers()).await?;
+    let caller = caller(&app, request.headers(), request.extensions()).await?;
     if caller.role < role {
         return Err(ApiError::forbidden(role));
     }
@@ -85,14 +85,31 @@ pub(crate) async fn require_key(
     Ok(next.run(request).await)
 }
 
-async fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
+/// Returns the caller of a request, if its key is valid and within its limits.
+async fn caller(
+    app: &App,
+    headers: &HeaderMap,
+    extensions: &Extensions,
+) -> Result<Caller, ApiError> {
+    let of_server = ApiError::unauthorized;
+    let peer = *extensions.get::<Peer>().ok_or_else(of_server)?;
+    let exchange = extensions.get::<Exchange>().ok_or_else(of_server)?;
     let header = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let secret = header
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         // A malformed secret is rejected without a query to the store.
-        .and_then(|(_, secret)| Secret::parse(secret.trim()))
-        .ok_or_else(ApiError::unauthorized)?;
-    let key = app.store.key(&secret.hash()).await?.ok_or_else(ApiError::unauthorized)?;
+        .and_then(|(_, secret)| Secret::parse(secret.trim()));
+    let Some(secret) = secret else {
+        app.gate.admit_stranger(peer)?;
+        return Err(ApiError::unauthorized());
+    };
+    let secret = secret.hash();
+    app.gate.admit_secret(&secret, peer)?;
+    let Some(key) = app.store.key(&secret).await? else {
+        app.gate.forget(&secret);
+        return Err(ApiError::unauthorized());
+    };
+    app.gate.admit(secret, key.id, exchange)?;
     Ok(key.into())
 }

@@ -1,21 +1,25 @@
 //! [`App`]: the state that all requests share.
 
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{net::IpAddr, ops::Deref, sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tritmill_client::{Client, http::AddressPolicy};
+use tritmill_http::{Bounds, Server, Tls};
 use tritmill_queue::{
     StoreError, Tenant,
     store::{FrontStore, KeyRole},
 };
 
 use crate::{
-    ApiError, Secret, changes::Changes, dashboard::throttle::Throttle, job_waiter::JobWaiter,
-    metrics::Metrics, models::Models, new_key,
+    ApiError, CallerLimits, Secret, changes::Changes, gate::Gate, health::Readiness,
+    job_waiter::JobWaiter, metrics::Metrics, models::Models, new_key, throttle::Throttle,
 };
 
 /// Dashboard pages that may update live at once.
 const LIVE_PAGES_MAX: usize = 512;
+/// Dashboard logins that an address may try at once, and the time until it may try one more.
+const LOGINS: u32 = 20;
+const LOGIN_REFILL: Duration = Duration::from_secs(3);
 
 /// Limits on what callers may request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +34,8 @@ pub struct Limits {
     pub streams_max: usize,
     /// Addresses that webhooks may call.
     pub webhook_addresses: AddressPolicy,
+    /// Limits per address and per key.
+    pub callers: CallerLimits,
 }
 
 impl Default for Limits {
@@ -40,6 +46,7 @@ impl Default for Limits {
             answer_within: Duration::from_secs(600),
             streams_max: 8192,
             webhook_addresses: AddressPolicy::PublicOnly,
+            callers: CallerLimits::of_connections(Bounds::default().connections),
         }
     }
 }
@@ -59,7 +66,9 @@ pub struct State {
     /// Dashboard pages that update live.
     pub(crate) live_pages: Arc<Semaphore>,
     /// Login attempts to the dashboard.
-    pub(crate) logins: Throttle,
+    pub(crate) logins: Throttle<IpAddr>,
+    pub(crate) gate: Gate,
+    pub(crate) readiness: Readiness,
     /// Wakes the batch driver.
     pub(crate) batch_changed: Notify,
     /// Wakes the webhook sender.
@@ -81,6 +90,7 @@ impl Deref for App {
 impl App {
     /// A service over `store`, to which `client` submits. Must be called within a Tokio runtime.
     pub fn new(client: Client, store: Arc<dyn FrontStore>, models: Models, limits: Limits) -> Self {
+        let metrics = Metrics::default();
         Self(Arc::new(State {
             job_waiter: JobWaiter::new(client.clone()),
             client,
@@ -89,13 +99,20 @@ impl App {
             limits,
             streams: Arc::new(Semaphore::new(limits.streams_max)),
             live_pages: Arc::new(Semaphore::new(LIVE_PAGES_MAX)),
-            logins: Throttle::default(),
+            logins: Throttle::new(LOGINS, LOGIN_REFILL),
+            gate: Gate::new(limits.callers, metrics.http.clone()),
+            readiness: Readiness::default(),
             batch_changed: Notify::new(),
             webhook_due: Notify::new(),
-            metrics: Metrics::default(),
+            metrics,
             changes: Changes::default(),
             stopping: watch::Sender::new(false),
         }))
+    }
+
+    /// A server of this service, for [`router`](crate::router). Its metrics are part of the service's.
+    pub fn server(&self, bounds: Bounds, tls: Option<Tls>) -> Server {
+        Server { bounds, tls, metrics: self.metrics.http.clone() }
     }
 
     /// Ends event streams, which would otherwise last until their reader leaves.

@@ -27,9 +27,8 @@ pub(crate) mod overview;
 pub(crate) mod page;
 pub(crate) mod queues;
 pub(crate) mod session;
-pub(crate) mod throttle;
 pub(crate) mod upload;
-mod view;
+pub(crate) mod view;
 pub(crate) mod workers;
 
 use self::{

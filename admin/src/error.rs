@@ -140,6 +140,13 @@ impl ApiError {
         Self { retry_after: Some(Duration::from_secs(1)), ..error }
     }
 
+    /// Too many requests in a time.
+    pub fn rate_limited(message: &str, wait: Duration) -> Self {
+        let (status, kind) = (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error");
+        let error = Self::new(status, kind, "rate_limit_exceeded", message);
+        Self { retry_after: Some(wait), ..error }
+    }
+
     /// A job that failed.
     pub fn job_failed(error: &JobError) -> Self {
         let (status, kind) = answer::status(error);
@@ -164,6 +171,13 @@ impl ApiError {
         &self.detail.message
     }
 
+    /// The value of `Retry-After`.
+    pub fn retry_after(&self) -> Option<HeaderValue> {
+        let wait = self.retry_after?;
+        let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+        Some(HeaderValue::from(seconds.max(1)))
+    }
+
     /// The body, which is also sent within streams.
     pub fn body(self) -> ErrorResponse {
         ErrorResponse { error: self.detail }
@@ -178,11 +192,10 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let (status, retry_after) = (self.status, self.retry_after);
+        let (status, retry_after) = (self.status, self.retry_after());
         let mut response = (status, Json(self.body())).into_response();
         if let Some(wait) = retry_after {
-            let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            response.headers_mut().insert(header::RETRY_AFTER, wait);
         }
         if status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");

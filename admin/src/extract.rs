@@ -13,11 +13,10 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 use tritmill_client::LINE_BYTES_MAX;
+use tritmill_http::BodyError;
 
 use crate::ApiError;
 
-/// Longest time for a body to arrive.
-const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
 /// How much of a rejected body is still read, and for how long, before the connection is closed.
 const DRAIN_BYTES_MAX: usize = 32 << 20;
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
@@ -44,13 +43,12 @@ impl<T: DeserializeOwned, S: Sync> FromRequest<S> for JsonBody<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let mut body = request.into_body().into_data_stream();
-        let bytes = match timeout(ARRIVES_WITHIN, read(&mut body)).await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => {
+        let bytes = match read(&mut body).await {
+            Ok(bytes) => bytes,
+            Err(error) => {
                 drain(body).await;
                 return Err(error);
             }
-            Err(_) => return Err(ApiError::request_timeout()),
         };
         match serde_json::from_slice(&bytes) {
             Ok(Value::Object(map)) => from_map(map).map(Self),
@@ -73,8 +71,10 @@ pub(crate) fn from_map<T: DeserializeOwned>(map: Map<String, Value>) -> Result<T
 async fn read(body: &mut BodyDataStream) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(chunk) = body.next().await {
-        let broken = |_| ApiError::invalid("incomplete_body", "the body ended early");
-        let chunk = chunk.map_err(broken)?;
+        let chunk = chunk.map_err(|error| match BodyError::is_timeout(&error) {
+            true => ApiError::request_timeout(),
+            false => ApiError::invalid("incomplete_body", "the body ended early"),
+        })?;
         if bytes.len() + chunk.len() > LINE_BYTES_MAX {
             return Err(ApiError::too_large("body", LINE_BYTES_MAX as u64));
         }

@@ -11,7 +11,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use prometheus_client::encoding::text;
-use tokio::time::timeout;
+use tokio::{
+    sync::Mutex,
+    time::{Instant, timeout},
+};
 
 use crate::{ApiError, App};
 
@@ -19,6 +22,34 @@ use crate::{ApiError, App};
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The store counts as unavailable when it takes longer than this.
 const STORE_WAIT: Duration = Duration::from_secs(2);
+/// How long an answer of the store is valid. Readiness is public, and each question costs the store time.
+const READY_FOR: Duration = Duration::from_millis(250);
+
+/// The last answer of the store: whether it is ready, or why not, and until when that is valid.
+#[derive(Default)]
+pub(crate) struct Readiness(Mutex<Option<(Instant, Result<(), &'static str>)>>);
+
+impl Readiness {
+    /// Asks the store, unless it was asked a moment ago.
+    async fn get(&self, app: &App) -> Result<(), &'static str> {
+        let mut last = self.0.lock().await;
+        if let Some((until, answer)) = *last
+            && Instant::now() < until
+        {
+            return answer;
+        }
+        let answer = match timeout(STORE_WAIT, app.client.now()).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "not ready");
+                Err("the store does not answer\n")
+            }
+            Err(_) => Err("the store does not answer in time\n"),
+        };
+        *last = Some((Instant::now() + READY_FOR, answer));
+        answer
+    }
+}
 
 /// Counts a request by its route and status.
 pub(crate) async fn count_request(
@@ -44,13 +75,9 @@ pub(crate) async fn alive() -> &'static str {
 #[utoipa::path(get, path = "/readyz", tag = "service", security(()),
     responses((status = 200, description = "Ready"), (status = 503, description = "The store does not answer"),))]
 pub(crate) async fn ready(State(app): State<App>) -> (StatusCode, &'static str) {
-    match timeout(STORE_WAIT, app.client.now()).await {
-        Ok(Ok(_)) => (StatusCode::OK, "ready\n"),
-        Ok(Err(error)) => {
-            tracing::warn!(%error, "not ready");
-            (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer\n")
-        }
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the store does not answer in time\n"),
+    match app.readiness.get(&app).await {
+        Ok(()) => (StatusCode::OK, "ready\n"),
+        Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason),
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Metrics {
     pub batches_driven: Gauge,
     /// Responses that are streaming now.
     pub streams: Gauge,
+    /// Connections and refusals.
+    pub http: tritmill_http::Metrics,
 }
 
 impl Default for Metrics {
@@ -33,7 +35,9 @@ impl Default for Metrics {
         let help = "Batches that this process drives";
         registry.register("batches_driven", help, batches_driven.clone());
         registry.register("streams", "Responses that are streaming now", streams.clone());
-        Self { registry, requests, batches_driven, streams }
+        let http = tritmill_http::Metrics::default();
+        http.register(&mut registry);
+        Self { registry, requests, batches_driven, streams, http }
     }
 }
 

@@ -1,8 +1,8 @@
 //! [`ROUTES`]: every route with its required access; [`router`] serves them.
 
 use axum::{
-    Router,
-    extract::Request,
+    Extension, Router,
+    extract::{Request, State},
     http::{HeaderValue, Method, header},
     middleware::{self, Next},
     response::Response,
@@ -11,9 +11,9 @@ use axum::{
 use tritmill_queue::store::KeyRole::{Operate, Read, Submit};
 
 use crate::{
-    Access, ApiError, App, access,
+    Access, ApiError, App, Peer, access,
     dashboard::{self as pages, guard, session},
-    health,
+    gate, health,
     openai::{batches, completions, files, models},
     openapi,
     operator::{audit, dead_letters, events, history, job, jobs, keys, queues, workers},
@@ -122,6 +122,11 @@ pub const ROUTES: &[Route] = &[
 ];
 
 impl Route {
+    /// Whether the route is a health check, which is never limited.
+    pub fn is_health_check(&self) -> bool {
+        ["/healthz", "/readyz"].contains(&self.path)
+    }
+
     /// Whether the route belongs to the dashboard, not to the API.
     pub fn is_page(&self) -> bool {
         self.path == "/" || self.path.starts_with(session::HOME)
@@ -134,7 +139,11 @@ pub fn router(app: App) -> Router {
     for route in ROUTES {
         let mut handler = (route.handler)();
         handler = match route.access {
-            Access::Public => handler,
+            Access::Public if route.is_health_check() => handler,
+            Access::Public => {
+                let state = (app.clone(), route.is_page());
+                handler.route_layer(middleware::from_fn_with_state(state, gate::limit_strangers))
+            }
             Access::Key(role) => {
                 let state = (app.clone(), role);
                 handler.route_layer(middleware::from_fn_with_state(state, access::require_key))
@@ -147,11 +156,16 @@ pub fn router(app: App) -> Router {
         router = router.route(route.path, handler);
     }
     router
-        .fallback(async || ApiError::unknown_url())
-        .method_not_allowed_fallback(async || ApiError::unknown_url())
+        .fallback(unknown_url)
+        .method_not_allowed_fallback(unknown_url)
         .layer(middleware::from_fn(add_security_headers))
         .layer(middleware::from_fn_with_state(app.clone(), health::count_request))
         .with_state(app)
+}
+
+/// Refuses a request for an unknown path or method.
+async fn unknown_url(State(app): State<App>, Extension(peer): Extension<Peer>) -> ApiError {
+    app.gate.admit_stranger(peer).err().unwrap_or_else(ApiError::unknown_url)
 }
 
 /// Adds headers that keep browsers from sniffing, framing, caching or running a response.

@@ -247,6 +247,7 @@ mod tests {
     fn first_field_out_of_range_is_named() {
         let fault = |builder: JobBuilder| builder.build().expect_err("out of range").to_string();
         assert!(fault(JobBuilder::text("m", "a").temperature(3.0)).contains("temperature"));
+        assert!(fault(JobBuilder::text("m", "a").n(128).max_tokens(9000)).contains("with n 128"));
         assert!(fault(JobBuilder::text("m", "")).contains("prompt"));
         assert!(fault(JobBuilder::text("", "a")).contains("model"));
         assert!(fault(JobBuilder::text("m", "a").attempts_max(0)).contains("attempts_max"));

@@ -57,7 +57,7 @@ pub enum ClientError {
     /// The client's store has no idempotency keys.
     #[error("idempotency keys need Postgres")]
     NoKeys,
-    /// A [`JobBuilder`](crate::JobBuilder) has a field out of range.
+    /// A [`JobBuilder`](crate::JobBuilder) or a job has a field out of range. Nothing was submitted.
     #[error(transparent)]
     Build(#[from] BuildError),
 }
@@ -163,6 +163,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`]. Some jobs may be accepted then; repeat the same call.
     pub async fn submit_many(&self, jobs: &[Job]) -> Result<(), ClientError> {
+        validate(jobs)?;
         if let Mode::Fast(store) = &self.mode {
             // Jobs that the store already has do not count again.
             return Ok(store.accept(jobs).await?);
@@ -200,6 +201,7 @@ impl Client {
         jobs: &[Job],
     ) -> Result<Vec<JobId>, ClientError> {
         let Mode::Servers { store, .. } = &self.mode else { return Err(ClientError::NoKeys) };
+        validate(jobs)?;
         let entries = entries_to_run(jobs);
         let first = entries.get(..1).unwrap_or_default();
         if let Some((limit, retry_after)) = self.refusal(Demand::of(first)).await {
@@ -300,6 +302,11 @@ impl Client {
         }
         Ok(finished)
     }
+}
+
+/// Checks the parameters of jobs that were made without a builder, too.
+fn validate(jobs: &[Job]) -> Result<(), BuildError> {
+    jobs.iter().try_for_each(|job| Ok(job.sampling.validate()?))
 }
 
 /// Returns the entries of the jobs that may run now, not at a later time.

@@ -185,6 +185,26 @@ fn bad_body_is_a_400_that_names_the_parameter() {
 }
 
 #[test]
+fn result_that_would_be_too_large_is_refused_with_the_fields() {
+    let message = json!([{ "role": "user", "content": "hi" }]);
+    let fields = json!({
+        "messages": message, "n": 100, "max_tokens": 1000, "logprobs": true, "top_logprobs": 20,
+    });
+    let line = chat(&fields);
+    check_bad_body(&line, "max_tokens");
+    let message = refusal(line.to_string().as_bytes()).message;
+    for part in [
+        "body.max_tokens must be at most 499 with n 100 and top_logprobs 20",
+        "1048576",
+        "got 1000",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    let plain = json!({ "prompt": "hi", "n": 100, "max_tokens": 10_486 });
+    check_bad_body(&plain, "max_tokens");
+}
+
+#[test]
 fn refusal_keeps_a_readable_custom_id() {
     let line = parse(with("temperature", json!(9)).to_string().as_bytes());
     assert_eq!(line.custom_id.as_deref(), Some("a"));

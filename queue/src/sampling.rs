@@ -22,6 +22,14 @@ pub const STOP_TOKENS_LIMIT: usize = 64;
 pub const TOP_LOGPROBS_LIMIT: u32 = 20;
 /// Maximum number of entries of a logit bias.
 pub const LOGIT_BIAS_LIMIT: usize = 1024;
+/// Maximum of `n × max_tokens × (1 + top_logprobs)`: the tokens that a result can name. Each of the three
+/// is within its own range; together they could ask for a result of gigabytes.
+pub const RESULT_TOKENS_LIMIT: u64 = 1 << 20;
+
+// The longest single choice is accepted without log probabilities, and some tokens with all of them.
+const _: () = assert!(MAX_TOKENS_LIMIT as u64 <= RESULT_TOKENS_LIMIT);
+const _: () =
+    assert!(CHOICES_LIMIT as u64 * (1 + TOP_LOGPROBS_LIMIT as u64) <= RESULT_TOKENS_LIMIT);
 
 /// Sampling parameters. A job is accepted only if [`Sampling::validate`] succeeds. Default values are
 /// not serialized: most are default, and there may be millions of jobs.
@@ -145,7 +153,26 @@ impl Sampling {
         for stop in &self.stop {
             within("stop length in bytes", stop.len(), 1, STOP_BYTES_LIMIT)?;
         }
-        Ok(())
+        self.validate_result()
+    }
+
+    /// Checks the number of tokens that the result can name.
+    fn validate_result(&self) -> Result<(), SamplingError> {
+        let (n, top) = (self.n, self.logprobs.unwrap_or(0));
+        // Both are within their ranges, and so is the product.
+        let each = u64::from(n) * (1 + u64::from(top));
+        let longest = RESULT_TOKENS_LIMIT / each;
+        if u64::from(self.max_tokens) <= longest {
+            return Ok(());
+        }
+        Err(SamplingError {
+            field: "max_tokens",
+            expected: format!(
+                "at most {longest} with n {n} and top_logprobs {top} (the limit of n × max_tokens × \
+                 (1 + top_logprobs) is {RESULT_TOKENS_LIMIT})"
+            ),
+            found: self.max_tokens.to_string(),
+        })
     }
 }
 
@@ -200,5 +227,23 @@ mod tests {
             "stop must be 1 to 1024 length in bytes, got 0"
         );
         assert!(refused(|s| s.stop = vec!["x".into(); 65]).contains("0 to 64 entries"));
+    }
+
+    #[test]
+    fn size_of_the_result_is_limited_as_a_product() {
+        let accepted = |max_tokens, n, logprobs| {
+            let sampling = Sampling { max_tokens, n, logprobs, ..Sampling::default() };
+            sampling.validate().map_err(|error| error.to_string())
+        };
+        assert_eq!(accepted(MAX_TOKENS_LIMIT, 1, None), Ok(()));
+        assert_eq!(accepted(MAX_TOKENS_LIMIT, 1, Some(0)), Ok(()));
+        assert_eq!(accepted(390, 128, Some(20)), Ok(()));
+        assert_eq!(
+            accepted(391, 128, Some(20)).expect_err("too large"),
+            "max_tokens must be at most 390 with n 128 and top_logprobs 20 (the limit of n × max_tokens \
+             × (1 + top_logprobs) is 1048576), got 391"
+        );
+        assert!(accepted(MAX_TOKENS_LIMIT, 2, None).is_err());
+        assert!(accepted(MAX_TOKENS_LIMIT, CHOICES_LIMIT, Some(TOP_LOGPROBS_LIMIT)).is_err());
     }
 }

@@ -91,6 +91,14 @@ fn tenant_names_are_arbitrary_within_bounds() {
         let error = submit(name).unwrap_err();
         assert!(error.contains("tenant") && error.contains(expect), "{error}");
     }
+    // A job that was made without a builder is checked as well.
+    let huge = runtime.block_on(async {
+        let client = Client::connect(&fleet.redis.url(), &fleet.postgres.url()).await.unwrap();
+        let mut job = JobBuilder::question("demo", "a").build().unwrap();
+        (job.sampling.n, job.sampling.max_tokens) = (128, 1 << 20);
+        client.submit(job).await.unwrap_err().to_string()
+    });
+    assert!(huge.contains("max_tokens must be at most 8192 with n 128"), "{huge}");
     let _worker = fleet.worker(&[]);
     let (code, stdout, stderr) = rig::watch(&fleet, &ids);
     assert_eq!((code, stdout.matches("2024-03-03").count()), (Some(0), 6), "{stderr}");

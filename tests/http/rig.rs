@@ -190,6 +190,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Returns the key.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     /// Connects and sends bytes.
     pub fn open(&self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(&self.listen).unwrap();

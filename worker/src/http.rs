@@ -8,24 +8,21 @@ use axum::{
     http::{StatusCode, header},
     response::IntoResponse,
     routing::get,
-    serve::Listener,
 };
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::oneshot,
-    time::{Instant, sleep},
-};
+use tokio::net::TcpListener;
+use tritmill_http::{Bounds, Server};
 
 use crate::metrics::Metrics;
 
 /// The content type of the OpenMetrics text format.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// How long accepting may fail, for example without free file descriptors, before the listener counts
-/// as broken.
+/// Connections that a worker needs at most.
+pub const CONNECTIONS_MAX: usize = 256;
+/// How long the listener may be broken before [`serve`] fails.
 const FAILURE_LIMIT: Duration = Duration::from_secs(30);
-/// Wait after a failed accept.
-const ACCEPT_WAIT: Duration = Duration::from_millis(100);
+/// Longest wait for a client.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opens a listener for [`serve`]; returns its address with the actual port for port 0.
 ///
@@ -37,72 +34,39 @@ pub async fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)
     Ok((listener, address))
 }
 
-/// Serves until the future is dropped.
+/// Serves until the future is dropped. A new connection is always served: if there are too many, or no file
+/// descriptor is free, the one that has waited longest for its client is closed. The process needs as many
+/// file descriptors as there are connections, and [`tritmill_http::SLACK`].
 ///
 /// # Errors
-/// If accepting connections has failed for 30 seconds.
-pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>) -> io::Result<()> {
-    serve_with(listener, metrics, FAILURE_LIMIT).await
-}
-
-async fn serve_with(
+/// If the listener has been broken for 30 seconds.
+pub async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
-    failure_limit: Duration,
+    connections: usize,
 ) -> io::Result<()> {
+    let bounds = Bounds {
+        patience: PATIENCE,
+        give_up_after: Some(FAILURE_LIMIT),
+        ..Bounds::of_connections(connections)
+    };
+    serve_within(bounds, listener, metrics).await
+}
+
+async fn serve_within(
+    bounds: Bounds,
+    listener: TcpListener,
+    metrics: Arc<Metrics>,
+) -> io::Result<()> {
+    let http = metrics.http.clone();
     let router = Router::new()
         // Shows only that the process runs and its async side is not stuck.
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics_text))
         .with_state(metrics);
-    let (broken, on_broken) = oneshot::channel();
-    let listener = LimitedListener { listener, failure_limit, broken: Some(broken) };
-    tokio::select! {
-        ended = axum::serve(listener, router).into_future() => ended,
-        Ok(error) = on_broken => Err(error),
-    }
-}
-
-/// A listener that reports permanent failure; axum's own would silently retry without end.
-struct LimitedListener {
-    listener: TcpListener,
-    failure_limit: Duration,
-    broken: Option<oneshot::Sender<io::Error>>,
-}
-
-impl Listener for LimitedListener {
-    type Io = TcpStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
-        let mut failing_since = None;
-        loop {
-            let error = match self.listener.accept().await {
-                Ok(connection) => return connection,
-                // Only this connection failed.
-                Err(error) if is_of_connection(&error) => continue,
-                Err(error) => error,
-            };
-            if failing_since.get_or_insert_with(Instant::now).elapsed() >= self.failure_limit {
-                if let Some(broken) = self.broken.take() {
-                    // Fails only while the server is being dropped.
-                    let _ = broken.send(error);
-                }
-                return std::future::pending().await;
-            }
-            sleep(ACCEPT_WAIT).await;
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-fn is_of_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+    let server = Server { bounds, tls: None, metrics: http };
+    server.serve(listener, router, std::future::pending()).await
 }
 
 async fn ready(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
@@ -133,8 +97,9 @@ mod tests {
         let listener: StdListener = listener.into_std().expect("a listener");
         let again: OwnedFd = listener.try_clone().expect("the same listener").into();
         let listener = TcpListener::from_std(listener).expect("a listener");
-        let failure_limit = ACCEPT_WAIT * 3;
-        let serving = tokio::spawn(serve_with(listener, Arc::default(), failure_limit));
+        let give_up_after = Some(Duration::from_millis(300));
+        let bounds = Bounds { give_up_after, ..Bounds::of_connections(CONNECTIONS_MAX) };
+        let serving = tokio::spawn(serve_within(bounds, listener, Arc::default()));
         let answer = tokio::task::spawn_blocking(move || {
             let mut stream = StdStream::connect(address).expect("it listens");
             stream
@@ -149,6 +114,6 @@ mod tests {
         StdStream::from(again).shutdown(Shutdown::Both).expect("a socket");
         let ended = tokio::time::timeout(Duration::from_secs(20), serving).await;
         let failed = ended.expect("it gives up").expect("no panic").expect_err("it is broken");
-        assert!(!is_of_connection(&failed), "{failed}");
+        assert_eq!(failed.kind(), io::ErrorKind::InvalidInput, "{failed}");
     }
 }

@@ -48,6 +48,8 @@ pub struct Metrics {
     running: Gauge,
     uncommitted: Gauge,
     depth: Gauge,
+    /// Connections of the metrics page, and refusals.
+    pub(crate) http: tritmill_http::Metrics,
     steps: EngineSteps,
     latencies: Latencies,
     /// The dispatcher, for its own counters, if it is Redis.
@@ -72,7 +74,10 @@ impl Default for Metrics {
         let steps = EngineSteps::default();
         registry.register_collector(Box::new(steps.clone()));
         let worker = &mut WorkerMetrics(registry.sub_registry_with_prefix("worker"));
+        let http = tritmill_http::Metrics::default();
+        http.register(worker.0);
         Self {
+            http,
             completed: worker.metric("jobs_completed", "Jobs answered"),
             failed: worker.metric("jobs_failed", "Jobs that ended without an answer"),
             retried: worker.metric("jobs_retried", "Failed attempts of jobs with attempts left"),

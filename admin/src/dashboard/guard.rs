@@ -2,14 +2,18 @@
 
 use axum::{
     extract::{Request, State},
-    http::Method,
+    http::{Extensions, HeaderMap, Method},
     middleware::Next,
     response::{IntoResponse as _, Redirect, Response},
 };
 use tritmill_queue::store::KeyRole;
 
-use super::{live, session, view};
-use crate::{ApiError, App};
+use super::{
+    live,
+    session::{self, Visitor},
+    view,
+};
+use crate::{ApiError, App, Exchange, Peer};
 
 /// Passes a request on if its session's key has the role, with the [`Visitor`](session::Visitor) in its
 /// extensions; redirects visitors who are not logged in. Renders errors of the page.
@@ -18,7 +22,7 @@ pub(crate) async fn require_session(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let visitor = match session::visitor(&app, request.headers()).await {
+    let visitor = match visitor(&app, request.headers(), request.extensions()).await {
         Ok(Some(visitor)) => visitor,
         Ok(None) => return to_login(&request),
         Err(error) => return view::error(None, &error),
@@ -36,6 +40,28 @@ pub(crate) async fn require_session(
         Some(error) => view::error(Some(&caller), &error),
         None => response,
     }
+}
+
+/// Returns the visitor of a request, if its session is valid and its key within its limits.
+async fn visitor(
+    app: &App,
+    headers: &HeaderMap,
+    extensions: &Extensions,
+) -> Result<Option<Visitor>, ApiError> {
+    let of_server = ApiError::unauthorized;
+    let peer = *extensions.get::<Peer>().ok_or_else(of_server)?;
+    let exchange = extensions.get::<Exchange>().ok_or_else(of_server)?;
+    let Some(session) = session::of_cookie(headers) else {
+        app.gate.admit_stranger(peer)?;
+        return Ok(None);
+    };
+    app.gate.admit_secret(&session, peer)?;
+    let Some(visitor) = session::of_session(app, session).await? else {
+        app.gate.forget(&session);
+        return Ok(None);
+    };
+    app.gate.admit(session, visitor.caller.key, exchange)?;
+    Ok(Some(visitor))
 }
 
 fn to_login(request: &Request) -> Response {

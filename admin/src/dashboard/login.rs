@@ -10,6 +10,7 @@ use axum::{
     response::{IntoResponse as _, Redirect, Response},
 };
 use serde::Deserialize;
+use tritmill_http::BodyError;
 
 use super::{Content, PageResult, Visit, session, view};
 use crate::{ApiError, App, Peer, Secret};
@@ -61,8 +62,14 @@ pub(crate) async fn log_in(
     if !session::is_same_site(&headers) {
         return view::error(None, &ApiError::other_site());
     }
-    let Ok(Form(Credentials { key, next })) = credentials else {
-        return form(StatusCode::BAD_REQUEST, session::HOME, Some("The form cannot be read."));
+    let Credentials { key, next } = match credentials {
+        Ok(Form(credentials)) => credentials,
+        Err(error) if BodyError::is_timeout(&error) => {
+            return view::error(None, &ApiError::request_timeout());
+        }
+        Err(_) => {
+            return form(StatusCode::BAD_REQUEST, session::HOME, Some("The form cannot be read."));
+        }
     };
     let next = session::destination(&next);
     if let Err(wait) = app.logins.admit(peer.address, Instant::now()) {

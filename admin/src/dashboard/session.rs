@@ -39,12 +39,11 @@ pub(super) struct Visitor {
     pub caller: Caller,
 }
 
-/// Returns the visitor of the request's session cookie, if the session is valid.
-pub(super) async fn visitor(app: &App, headers: &HeaderMap) -> Result<Option<Visitor>, ApiError> {
+/// Returns the hash of the session cookie's secret, if there is one.
+pub(super) fn of_cookie(headers: &HeaderMap) -> Option<KeyHash> {
     let cookies = CookieJar::from_headers(headers);
-    let secret = cookies.get(SESSION).and_then(|cookie| Secret::parse(cookie.value()));
-    let Some(secret) = secret else { return Ok(None) };
-    of_session(app, secret.hash()).await
+    let secret = cookies.get(SESSION).and_then(|cookie| Secret::parse(cookie.value()))?;
+    Some(secret.hash())
 }
 
 /// Returns the visitor of a session, if it is valid.

@@ -1,11 +1,11 @@
 //! Upload of a batch: stores the file while it arrives, then creates the batch.
 
-use axum::{body::Body, http::HeaderMap};
+use axum::{Extension, body::Body, http::HeaderMap};
 use serde_json::{Map, Value};
 
 use super::{PageResult, Visit};
 use crate::{
-    ApiError, App, Caller, FileWriter,
+    ApiError, App, Caller, Exchange, FileWriter,
     openai::{
         batches, files,
         multipart::{Form, Part},
@@ -16,8 +16,13 @@ use crate::{
 const FIELDS: [&str; 3] = ["endpoint", "completion_window", "priority"];
 
 /// Stores a file and creates a batch from it.
-pub(crate) async fn upload(visit: Visit, headers: HeaderMap, body: Body) -> PageResult {
-    let mut form = Form::new(&headers, body)?;
+pub(crate) async fn upload(
+    visit: Visit,
+    Extension(exchange): Extension<Exchange>,
+    headers: HeaderMap,
+    body: Body,
+) -> PageResult {
+    let mut form = Form::new(&exchange, &headers, body)?;
     let fields = match UploadForm::read(&visit.app, &visit.caller, &mut form).await {
         Ok(fields) => fields,
         Err(error) => {

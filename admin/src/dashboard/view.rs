@@ -5,11 +5,12 @@ use axum::{
     extract::{Form, FromRequest, Request},
     http::{
         StatusCode,
-        header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY},
+        header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, RETRY_AFTER, VARY},
     },
     response::{IntoResponse, Response},
 };
 use serde::de::DeserializeOwned;
+use tritmill_http::BodyError;
 use tritmill_queue::store::KeyRole;
 
 use super::assets;
@@ -139,6 +140,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for PageForm<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, PageError> {
         match Form::from_request(request, state).await {
             Ok(Form(form)) => Ok(Self(form)),
+            Err(error) if BodyError::is_timeout(&error) => Err(ApiError::request_timeout().into()),
             Err(error) => Err(ApiError::invalid("invalid_form", error.body_text()).into()),
         }
     }
@@ -171,14 +173,18 @@ pub(super) fn framed(
 }
 
 /// An error page; in the frame of `caller`, if there is one.
-pub(super) fn error(caller: Option<&Caller>, error: &ApiError) -> Response {
+pub(crate) fn error(caller: Option<&Caller>, error: &ApiError) -> Response {
     let status = error.status();
     let title = status.canonical_reason().unwrap_or("Error");
     let page = Content::new(title, &ErrorView { status, message: error.message() });
-    match caller {
+    let mut response = match caller {
         Some(caller) => framed(status, caller, "", &page, None),
         None => plain(status, &page),
+    };
+    if let Some(wait) = error.retry_after() {
+        response.headers_mut().insert(RETRY_AFTER, wait);
     }
+    response
 }
 
 /// A page without navigation, for visitors who are not logged in.

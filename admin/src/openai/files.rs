@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{
-    Json,
+    Extension, Json,
     body::Body,
     extract::Path,
     http::{HeaderMap, HeaderValue, header},
@@ -26,7 +26,7 @@ use super::{
     multipart::{Form, Part},
     schemas::Upload,
 };
-use crate::{ApiError, App, Call, FileWriter, JsonResult, QueryParams};
+use crate::{ApiError, App, Call, Exchange, FileWriter, JsonResult, QueryParams};
 
 /// Files of a list by default, and at most.
 const LIST_DEFAULT: u32 = 1000;
@@ -87,10 +87,11 @@ struct UploadForm {
     responses((status = 200, description = "The file", body = File)))]
 pub(crate) async fn upload(
     Call { app, caller }: Call,
+    Extension(exchange): Extension<Exchange>,
     headers: HeaderMap,
     body: Body,
 ) -> JsonResult<File> {
-    let mut form = Form::new(&headers, body)?;
+    let mut form = Form::new(&exchange, &headers, body)?;
     let fields = match UploadForm::read(&app, &caller.tenant, &mut form).await {
         Ok(fields) => fields,
         Err(error) => {

@@ -11,7 +11,6 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll},
-    time::Duration,
 };
 
 use axum::{
@@ -21,14 +20,12 @@ use axum::{
 use bytes::Bytes;
 use futures_util::Stream;
 use multer::{Field, Multipart};
-use tokio::time::timeout;
+use tritmill_http::BodyError;
 
-use crate::{ApiError, extract};
+use crate::{ApiError, Exchange, extract};
 
 /// Most bytes between two parsed chunks.
 const UNPARSED_BYTES_MAX: usize = 1 << 20;
-/// Longest time for the next chunk to arrive.
-const CHUNK_WITHIN: Duration = Duration::from_secs(30);
 /// Most bytes of a value other than a file.
 const VALUE_BYTES_MAX: usize = 1024;
 
@@ -68,28 +65,21 @@ pub(crate) struct Part {
     unparsed: Arc<AtomicUsize>,
 }
 
-fn invalid(error: &multer::Error) -> ApiError {
-    // The parser's messages quote no content.
-    ApiError::invalid("invalid_multipart", format!("invalid form: {error}"))
-}
-
-async fn in_time<T>(
-    next: impl Future<Output = multer::Result<T>>,
-    unparsed: &AtomicUsize,
-) -> Result<T, ApiError> {
-    match timeout(CHUNK_WITHIN, next).await {
-        Ok(Ok(value)) => {
-            unparsed.store(0, Ordering::Relaxed);
-            Ok(value)
-        }
-        Ok(Err(error)) => Err(invalid(&error)),
-        Err(_) => Err(ApiError::request_timeout()),
-    }
+/// Returns the next value of the parser.
+fn parsed<T>(next: multer::Result<T>, unparsed: &AtomicUsize) -> Result<T, ApiError> {
+    let value = next.map_err(|error| match BodyError::is_timeout(&error) {
+        true => ApiError::request_timeout(),
+        // The parser's messages quote no content.
+        false => ApiError::invalid("invalid_multipart", format!("invalid form: {error}")),
+    })?;
+    unparsed.store(0, Ordering::Relaxed);
+    Ok(value)
 }
 
 impl Form {
-    /// A form from a request's headers and body.
-    pub fn new(headers: &HeaderMap, body: Body) -> Result<Self, ApiError> {
+    /// A form from a request's headers and body. A large file may take long to arrive.
+    pub fn new(exchange: &Exchange, headers: &HeaderMap, body: Body) -> Result<Self, ApiError> {
+        exchange.expect_upload();
         let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let boundary =
             kind.and_then(|kind| multer::parse_boundary(kind).ok()).ok_or_else(|| {
@@ -114,7 +104,7 @@ impl Form {
 
     /// Returns the next part.
     pub async fn next(&mut self) -> Result<Option<Part>, ApiError> {
-        let field = in_time(self.parts.next_field(), &self.bytes.unparsed).await?;
+        let field = parsed(self.parts.next_field().await, &self.bytes.unparsed)?;
         Ok(field.map(|field| Part { field, unparsed: Arc::clone(&self.bytes.unparsed) }))
     }
 }
@@ -135,7 +125,7 @@ impl Part {
 
     /// Returns the next chunk of the content.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, ApiError> {
-        in_time(self.field.chunk(), &self.unparsed).await
+        parsed(self.field.chunk().await, &self.unparsed)
     }
 
     /// Returns the whole content as a short text.

@@ -20,6 +20,9 @@ macro_rules! completion_request {
             /// Stream the answer as server-sent events.
             stream: Option<bool>,
             stream_options: Option<StreamOptions>,
+            /// `n × max_tokens × (1 + top_logprobs)` is at most 1048576; for text completions,
+            /// `logprobs` takes the place of `top_logprobs`.
+            #[schema(minimum = 1, maximum = 1048576)]
             max_tokens: Option<u32>,
             min_tokens: Option<u32>,
             /// 0 is greedy.

@@ -56,7 +56,7 @@ impl RemoteError {
         match self {
             Self::Http(error) => !matches!(error, HttpError::Url(_) | HttpError::Tls { .. }),
             Self::Refused { status, code, .. } => {
-                *status == 429 || (*status >= 500 && code != "damaged_data")
+                matches!(status, 408 | 429) || (*status >= 500 && code != "damaged_data")
             }
             _ => false,
         }
@@ -121,7 +121,12 @@ mod tests {
             let (code, message) = (code.to_owned(), String::new());
             RemoteError::Refused { status, code, message, retry_after: None }.is_transient()
         };
-        assert!(refused(429, "queue_full") && refused(503, "unavailable") && refused(500, "x"));
+        assert!(
+            refused(429, "queue_full")
+                && refused(408, "timeout")
+                && refused(503, "unavailable")
+                && refused(500, "x")
+        );
         assert!(!refused(500, "damaged_data") && !refused(404, "not_found"));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{
@@ -60,7 +60,10 @@ impl Tls {
     }
 
     /// Performs the TLS handshake.
-    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> io::Result<TlsStream<S>> {
         self.0.accept(stream).await
     }
 }

@@ -1,0 +1,79 @@
+//! [`Metrics`]: open connections, and what was refused.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+/// A limit that a client exceeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Connections at once.
+    Connections,
+    /// Connections of one address that wait for their client.
+    AddressConnections,
+    /// Time for a TLS handshake.
+    HandshakeTime,
+    /// Time for the first request of a connection.
+    HeadTime,
+    /// Time for the body of a request.
+    BodyTime,
+    /// Time for the client to read.
+    ReadTime,
+    /// Requests of one address without a valid key, per second.
+    StrangerRate,
+    /// Requests of one key at once.
+    KeyRequests,
+    /// Requests of one key per second.
+    KeyRate,
+}
+
+impl Limit {
+    /// Returns the value of the label `limit`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::AddressConnections => "address_connections",
+            Self::HandshakeTime => "handshake_time",
+            Self::HeadTime => "head_time",
+            Self::BodyTime => "body_time",
+            Self::ReadTime => "read_time",
+            Self::StrangerRate => "stranger_rate",
+            Self::KeyRequests => "key_requests",
+            Self::KeyRate => "key_rate",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    limit: &'static str,
+}
+
+/// Metrics of a server. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Metrics {
+    /// Open connections.
+    pub(crate) connections: Gauge,
+    refusals: Family<Labels, Counter>,
+}
+
+impl Metrics {
+    /// Adds the metrics to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("http_connections", "Open HTTP connections", self.connections.clone());
+        let help = "Requests refused and connections closed, by limit";
+        registry.register("http_refusals", help, self.refusals.clone());
+    }
+
+    /// Counts a request that was refused, or a connection that was closed.
+    pub fn refuse(&self, limit: Limit) {
+        self.refusals.get_or_create(&Labels { limit: limit.as_str() }).inc();
+    }
+
+    /// Returns the number of refusals by a limit.
+    pub fn refusals(&self, limit: Limit) -> u64 {
+        self.refusals.get_or_create(&Labels { limit: limit.as_str() }).get()
+    }
+}
