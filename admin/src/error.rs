@@ -39,6 +39,9 @@ pub(crate) struct ErrorDetail {
 /// What handlers of the API return.
 pub(crate) type JsonResult<T> = Result<Json<T>, ApiError>;
 
+/// Time to wait before another batch is created.
+const BATCHES_RETRY: Duration = Duration::from_secs(10);
+
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{status}: {}", .detail.message)]
@@ -138,6 +141,15 @@ impl ApiError {
     pub fn busy(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "busy", message);
         Self { retry_after: Some(Duration::from_secs(1)), ..error }
+    }
+
+    /// Too many unfinished batches of the tenant.
+    pub fn too_many_batches(max: u32) -> Self {
+        let message =
+            format!("the tenant has {max} unfinished batches, the maximum: wait for one to finish");
+        let mut full = Self::busy(message);
+        full.detail.code = "too_many_batches".to_owned();
+        Self { retry_after: Some(BATCHES_RETRY), ..full }
     }
 
     /// A job that failed.

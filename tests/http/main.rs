@@ -19,4 +19,5 @@ mod operator;
 mod rig;
 mod server_run;
 mod standalone;
+mod steps;
 mod webhooks;

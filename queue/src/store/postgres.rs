@@ -30,6 +30,10 @@ mod workers;
 // Written once for both databases: see `sql/calls.rs`.
 #[path = "sql/audit.rs"]
 mod audit;
+#[path = "sql/batch_claims.rs"]
+mod batch_claims;
+#[path = "sql/batch_steps.rs"]
+mod batch_steps;
 #[path = "sql/batches.rs"]
 mod batches;
 #[path = "sql/calls.rs"]

@@ -17,6 +17,10 @@ mod workers;
 // Written once for both databases: see `sql/calls.rs`.
 #[path = "sql/audit.rs"]
 mod audit;
+#[path = "sql/batch_claims.rs"]
+mod batch_claims;
+#[path = "sql/batch_steps.rs"]
+mod batch_steps;
 #[path = "sql/batches.rs"]
 mod batches;
 #[path = "sql/calls.rs"]
@@ -134,16 +138,18 @@ impl SqliteStore {
         (self.clock)()
     }
 
-    /// Releases every running job without counting an attempt, and every batch; returns the number of
-    /// jobs. Only for the one process that owns the file, at its start: the holders of those leases are
-    /// gone.
+    /// Releases every running job without counting an attempt, and every batch, whose lease counts as lost;
+    /// returns the number of jobs. Only for the one process that owns the file, at its start: the holders of
+    /// those leases are gone.
     pub async fn hand_back_all(&self) -> Result<u64, StoreError> {
         let jobs = query(
             "UPDATE jobs SET state = 'queued', epoch = epoch + 1, owner = NULL, lease_until = NULL
              WHERE state = 'running'",
         );
         let released = self.execute(jobs).await?;
-        let batches = "UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL";
+        let batches = "UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL,
+                              lost_leases = lost_leases + 1
+                       WHERE lease_until IS NOT NULL";
         self.execute(query(batches)).await?;
         Ok(released)
     }
