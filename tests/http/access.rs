@@ -61,12 +61,13 @@ fn ask(caller: &Caller, route: &Route, path: &str) -> Answer {
     }
 }
 
-/// Routes where an operator sees and cancels the batches of all tenants.
-const OF_ALL_TENANTS: [&str; 4] = [
+/// Routes where an operator sees and cancels the batches of all tenants, and the log of the cancel.
+const OF_ALL_TENANTS: [&str; 5] = [
     "/admin/v1/batches",
     "/dashboard/batches",
     "/dashboard/batches/{id}",
     "/dashboard/batches/{id}/cancel",
+    "/dashboard/audit",
 ];
 
 #[test]

@@ -68,7 +68,7 @@ fn kill_in_step(fleet: &Fleet, admin: &mut Admin, step: &str) {
 fn driver_killed_in_every_kind_of_step_loses_and_doubles_nothing() {
     const LINES: usize = 40;
     let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
+    let worker = fleet.worker(&[]);
     let mut admin = Admin::start(&fleet, &[]);
     let key = admin.first_key.clone().unwrap();
     // The first save in each state sleeps, inside its transaction.
@@ -97,7 +97,7 @@ fn driver_killed_in_every_kind_of_step_loses_and_doubles_nothing() {
     let outputs = "SELECT count(*) FROM files WHERE purpose = 'batch_output' AND size_bytes > 0";
     assert_eq!(fleet.sql(outputs).trim(), "1");
 
-    fleet.sql("UPDATE queues SET paused = true");
+    drop(worker);
     let id = caller.batch(content.as_bytes(), "24h");
     eventually("the batch is in progress", || state(&caller, &id) == "in_progress");
     cancel(&caller, &id);
@@ -113,11 +113,8 @@ fn driver_killed_in_every_kind_of_step_loses_and_doubles_nothing() {
 
 #[test]
 fn batch_that_kills_its_driver_twice_fails_alone() {
-    let fleet = Fleet::start();
-    let _worker = fleet.worker(&[]);
-    let mut admin = Admin::start(&fleet, &[]);
+    let (fleet, mut admin) = Admin::without_worker();
     let key = admin.first_key.clone().unwrap();
-    fleet.sql("UPDATE queues SET paused = true");
     let caller = admin.with(&key);
     let poison = caller.batch(lines(2).as_bytes(), "24h");
     let others: Vec<String> = (0..3).map(|_| caller.batch(lines(2).as_bytes(), "24h")).collect();
@@ -126,9 +123,9 @@ fn batch_that_kills_its_driver_twice_fails_alone() {
         "CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
              IF NEW.filename LIKE '{poison}%' THEN PERFORM pg_sleep(50); END IF;
              RETURN NEW; END $$;
-         CREATE TRIGGER stall BEFORE INSERT ON files FOR EACH ROW EXECUTE FUNCTION stall();
-         UPDATE queues SET paused = false"
+         CREATE TRIGGER stall BEFORE INSERT ON files FOR EACH ROW EXECUTE FUNCTION stall()"
     ));
+    let _worker = fleet.worker(&[]);
     kill_in_step(&fleet, &mut admin, "writes the output");
     kill_in_step(&fleet, &mut admin, "writes the output again");
     let caller = admin.with(&key);
@@ -166,6 +163,7 @@ fn tenant_has_a_maximum_of_open_and_of_active_batches() {
     eventually("the others are valid", || ids[1..].iter().all(|id| lines_of(id) == 2));
     assert!(ids[1..].iter().all(|id| state(&acme, id) == "validating"));
     cancel(&acme, &ids[0]);
+    assert_eq!(acme.finished(&ids[0])["status"], "cancelled");
     eventually("another batch is in progress", || {
         ids[1..].iter().any(|id| state(&acme, id) == "in_progress")
     });
