@@ -284,6 +284,10 @@ async fn step(app: &App, mut claim: BatchClaim) -> Result<Next, Interrupted> {
         BatchState::Finalizing | BatchState::Cancelling => finish::step(app, claim, budget).await?,
         _ => Next::Finished,
     };
+    if claim.failures > 0 && !matches!(next, Next::Finished) {
+        // Also if the step found nothing to do: it ended, so the batch is no longer suspect.
+        save(app, claim, BatchWrites::default()).await?;
+    }
     if matches!(next, Next::Finished) {
         tracing::info!(batch = %claim.batch.id, state = claim.batch.state.as_str(), "batch finished");
     }

@@ -211,8 +211,11 @@ fn batches_of_the_previous_release_continue() {
              FOR UPDATE SKIP LOCKED) RETURNING owner",
     );
     assert!(claimed.contains("old"), "{claimed}");
-    let _worker = fleet.worker(&[]);
     let second = Admin::start(&fleet, &[]);
+    eventually("a step of the batch is done", || {
+        fleet.sql("SELECT owner IS NULL AND lost_leases = 0 FROM batches").trim() == "t"
+    });
+    let _worker = fleet.worker(&[]);
     let caller = second.with(admin.first_key.as_deref().unwrap());
     assert_eq!(caller.finished(&id)["status"], "completed");
 }
