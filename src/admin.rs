@@ -89,6 +89,12 @@ pub struct LimitOptions {
     /// Maximum number of lines of a batch
     #[arg(long, value_name = "N", default_value = "50000", value_parser = options::up_to::<100_000_000>)]
     max_batch_lines: NonZeroUsize,
+    /// Maximum number of unfinished batches of a tenant; more are refused with status 429
+    #[arg(long, value_name = "N", default_value = "1000", value_parser = options::up_to::<1_000_000>)]
+    max_open_batches: NonZeroUsize,
+    /// Maximum number of batches of a tenant that are in progress; more wait in state validating
+    #[arg(long, value_name = "N", default_value = "100", value_parser = options::up_to::<1_000_000>)]
+    max_active_batches: NonZeroUsize,
     /// Allow webhooks to call this machine and private networks
     #[arg(long)]
     webhook_allow_private: bool,
@@ -144,6 +150,8 @@ impl LimitOptions {
             },
             file_bytes_max: self.max_file_mib.get() as u64 * MIB,
             batch_lines_max: self.max_batch_lines.get() as u64,
+            open_batches_max: self.max_open_batches.get() as u32,
+            active_batches_max: self.max_active_batches.get() as u32,
             webhook_addresses: match self.webhook_allow_private {
                 true => AddressPolicy::Any,
                 false => AddressPolicy::PublicOnly,
@@ -220,7 +228,7 @@ pub async fn start(
         stopping.stop();
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let driver = Driver::new(app.clone(), worker::owner());
+    let driver = Driver::new(app.clone(), worker::owner(), stopped.clone());
     let watch = Watch::new(app.clone());
     let webhooks = Webhooks::new(app.clone(), worker::owner()).context("cannot call webhooks")?;
     let server = app.server(bounds, tls);
@@ -232,7 +240,7 @@ pub async fn start(
     };
     let tasks = [
         tokio::spawn(serving),
-        tokio::spawn(driver.run(stopped.clone())),
+        tokio::spawn(driver.run()),
         tokio::spawn(webhooks.run(stopped.clone())),
         tokio::spawn(watch.run(stopped)),
     ];

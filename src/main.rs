@@ -74,6 +74,9 @@ enum Command {
     /// List workers and drain them
     #[command(subcommand)]
     Workers(operate::WorkersCommand),
+    /// List and cancel batches of the HTTP API, of all tenants
+    #[command(subcommand)]
+    Batches(operate::batches::BatchesCommand),
     /// List dead letters (jobs that failed permanently), replay or delete them
     #[command(subcommand)]
     Dlq(operate::DlqCommand),
@@ -132,6 +135,7 @@ fn main() -> ExitCode {
         Command::Cancel(arguments) => jobs::cancel(&arguments),
         Command::Queue(command) => operate::queue(command),
         Command::Workers(command) => operate::workers(command),
+        Command::Batches(command) => operate::batches::run(command),
         Command::Dlq(command) => operate::dlq(command),
         Command::Model(command) => model::run(command),
         Command::Bench(command) => bench::run(command),

@@ -1,5 +1,6 @@
-//! `tritmill queue | workers | dlq`: commands of operators.
+//! `tritmill queue | workers | batches | dlq`: commands of operators.
 
+pub mod batches;
 mod classes;
 
 use std::{collections::HashSet, process::ExitCode, sync::Arc};

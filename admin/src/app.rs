@@ -28,6 +28,11 @@ pub struct Limits {
     pub file_bytes_max: u64,
     /// Most lines of a batch; at most `u32::MAX`.
     pub batch_lines_max: u64,
+    /// Most unfinished batches of a tenant.
+    pub open_batches_max: u32,
+    /// Most batches of a tenant that are in progress. Others wait until one of them is finished. Batches that
+    /// enter at the same moment may exceed it by their number.
+    pub active_batches_max: u32,
     /// Longest time that a completion request may take.
     pub answer_within: Duration,
     /// Responses that may stream at once.
@@ -43,6 +48,8 @@ impl Default for Limits {
         Self {
             file_bytes_max: 200_000_000,
             batch_lines_max: 50_000,
+            open_batches_max: 1000,
+            active_batches_max: 100,
             answer_within: Duration::from_secs(600),
             streams_max: 8192,
             webhook_addresses: AddressPolicy::PublicOnly,

@@ -39,6 +39,9 @@ pub(crate) struct ErrorDetail {
 /// What handlers of the API return.
 pub(crate) type JsonResult<T> = Result<Json<T>, ApiError>;
 
+/// Time to wait before another batch is created.
+const BATCHES_RETRY: Duration = Duration::from_secs(10);
+
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{status}: {}", .detail.message)]
@@ -145,6 +148,15 @@ impl ApiError {
         let (status, kind) = (StatusCode::TOO_MANY_REQUESTS, "rate_limit_error");
         let error = Self::new(status, kind, "rate_limit_exceeded", message);
         Self { retry_after: Some(wait), ..error }
+    }
+
+    /// Too many unfinished batches of the tenant.
+    pub fn too_many_batches(max: u32) -> Self {
+        let message =
+            format!("the tenant has {max} unfinished batches, the maximum: wait for one to finish");
+        let mut full = Self::busy(message);
+        full.detail.code = "too_many_batches".to_owned();
+        Self { retry_after: Some(BATCHES_RETRY), ..full }
     }
 
     /// A job that failed.

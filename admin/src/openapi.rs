@@ -14,7 +14,10 @@ use crate::{
     error::ErrorResponse,
     health,
     openai::{batches, completions, files, models},
-    operator::{audit, dead_letters, events, history, job, jobs, keys, queues, workers},
+    operator::{
+        audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
+        workers,
+    },
 };
 
 /// The document.
@@ -31,6 +34,7 @@ use crate::{
         completions::chat, completions::text,
         files::list, files::upload, files::one, files::remove, files::content,
         batches::list, batches::create, batches::one, batches::cancel,
+        all_batches::list, all_batches::cancel,
         jobs::list, jobs::count, jobs::cancel, job::one,
         dead_letters::list, dead_letters::replay, dead_letters::purge,
         queues::list, queues::pause, queues::resume, queues::limit,

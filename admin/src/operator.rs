@@ -8,6 +8,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 pub(crate) mod audit;
+pub(crate) mod batches;
 pub(crate) mod dead_letters;
 pub(crate) mod events;
 pub(crate) mod history;

@@ -16,7 +16,10 @@ use crate::{
     gate, health,
     openai::{batches, completions, files, models},
     openapi,
-    operator::{audit, dead_letters, events, history, job, jobs, keys, queues, workers},
+    operator::{
+        audit, batches as all_batches, dead_letters, events, history, job, jobs, keys, queues,
+        workers,
+    },
 };
 
 /// A route.
@@ -66,6 +69,8 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/v1/batches",                SUBMIT,  || post(batches::create)),
     route(Method::GET,    "/v1/batches/{id}",           READ,    || get(batches::one)),
     route(Method::POST,   "/v1/batches/{id}/cancel",    SUBMIT,  || post(batches::cancel)),
+    route(Method::GET,    "/admin/v1/batches",          OPERATE, || get(all_batches::list)),
+    route(Method::POST,   "/admin/v1/batches/{id}/cancel", OPERATE, || post(all_batches::cancel)),
     route(Method::GET,    "/admin/v1/jobs",             READ,    || get(jobs::list)),
     route(Method::GET,    "/admin/v1/jobs/count",       READ,    || get(jobs::count)),
     route(Method::GET,    "/admin/v1/jobs/{id}",        READ,    || get(job::one)),

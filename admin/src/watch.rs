@@ -12,7 +12,7 @@ use tokio::{
 };
 use tritmill_queue::{
     JobState,
-    store::{JobFilter, Page},
+    store::{JobFilter, Page, batches::BatchFilter},
 };
 
 use crate::{
@@ -95,7 +95,8 @@ impl Watch {
             let name = beat.owner.clone();
             current.insert(("worker", name), (compared, json!(WorkerView::from(worker))));
         }
-        for batch in store.latest_batches(WATCHED).await? {
+        let page = Page { after: None, limit: WATCHED, ascending: false };
+        for batch in store.find_batches(&BatchFilter::default(), page).await? {
             let view = json!({
                 "id": batch.id.to_string(),
                 "tenant": batch.tenant,

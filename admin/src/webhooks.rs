@@ -1,22 +1,27 @@
 //! [`Webhooks`]: calls webhooks of finished batches.
 //!
-//! Due webhooks are claimed from the store with a lease; the result of a call is written under the claim's
-//! epoch. If a process dies in between, the webhook is called again, by this process or another: a receiver
+//! Due webhooks are claimed from the store with a lease, round the tenants, for one call each; the result of the
+//! call is written under the claim's epoch, with the time of the next call. A host or a tenant has a few calls
+//! at once, so that one that does not answer delays no others. If a process dies in between, the webhook is called again, by this process or another: a receiver
 //! is called at least once, each time with the same `webhook-id`.
 
 pub(crate) mod signature;
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use reqwest::{Method, header::CONTENT_TYPE};
 use serde_json::json;
-use tokio::{sync::watch, task::JoinSet, time::sleep};
+use tokio::{
+    sync::watch,
+    task::{Id, JoinError, JoinSet},
+    time::sleep,
+};
 use tritmill_client::http::{BadCertificates, HttpClient, HttpError};
 use tritmill_queue::{
-    StoreError, Timestamp,
+    StoreError, Tenant, Timestamp,
     store::{
-        Batch,
-        batches::{BatchClaim, BatchWrites},
+        Batch, Claimant,
+        batch_steps::{BatchClaim, BatchWrites, WebhookBounds},
         webhooks::Webhook,
     },
 };
@@ -25,12 +30,17 @@ use uuid::Uuid;
 use crate::{App, openai::batches::BatchView};
 
 /// Lease of a claimed webhook.
-const LEASE: Duration = Duration::from_secs(25);
+const LEASE: Duration = Duration::from_secs(15);
 /// Time limit of a call, including the connection.
-const CALL_WITHIN: Duration = Duration::from_secs(10);
+const CALL_WITHIN: Duration = Duration::from_secs(5);
 const _: () = assert!(CALL_WITHIN.as_secs() * 2 < LEASE.as_secs());
 /// Most calls at once.
-const CALLS_MAX: usize = 16;
+const CALLS_MAX: usize = 32;
+/// Most webhooks of a host that are claimed while none of its calls runs.
+const HOST_MAX: u32 = 2;
+/// Most webhooks of a tenant that are claimed at once, while fewer calls of it run.
+const TENANT_MAX: u32 = 4;
+const _: () = assert!(CALLS_MAX > 2 * TENANT_MAX as usize);
 /// Pause between two claims.
 const POLL: Duration = Duration::from_secs(1);
 /// Delays before the second call and the following ones, in seconds: a day and a half in all.
@@ -52,6 +62,9 @@ pub struct Webhooks {
     app: App,
     owner: String,
     client: HttpClient,
+    calls: JoinSet<()>,
+    /// Host and tenant of each running call.
+    running: HashMap<Id, (String, Tenant)>,
 }
 
 impl Webhooks {
@@ -61,34 +74,68 @@ impl Webhooks {
     /// If the system's root certificates cannot be loaded.
     pub fn new(app: App, owner: String) -> Result<Self, BadCertificates> {
         let client = HttpClient::new(app.limits.webhook_addresses, None)?;
-        Ok(Self { app, owner, client })
+        let (calls, running) = (JoinSet::new(), HashMap::new());
+        Ok(Self { app, owner, client, calls, running })
     }
 
     /// Runs until `stop` is true or its sender is dropped.
-    pub async fn run(self, mut stop: watch::Receiver<bool>) {
-        let mut calls = JoinSet::new();
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let app = self.app.clone();
         loop {
-            while calls.try_join_next().is_some() {}
-            let room = u32::try_from(CALLS_MAX.saturating_sub(calls.len())).unwrap_or(u32::MAX);
-            let claimed = match room {
-                0 => Ok(Vec::new()),
-                room => self.app.store.claim_webhooks(&self.owner, LEASE, room).await,
-            };
-            let claimed = claimed.unwrap_or_else(|error| {
-                tracing::warn!(%error, "cannot claim webhooks, trying again");
-                Vec::new()
-            });
-            for claim in claimed {
-                calls.spawn(deliver(self.app.clone(), self.client.clone(), claim));
+            while let Some(ended) = self.calls.try_join_next_with_id() {
+                self.call_ended(ended);
             }
+            let claimed = self.begin_calls().await;
             tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => break,
-                () = self.app.webhook_due.notified() => {}
-                () = sleep(POLL) => {}
+                // The host and the tenant of an ended call may have more.
+                Some(ended) = self.calls.join_next_with_id() => self.call_ended(ended),
+                () = app.webhook_due.notified() => {}
+                () = sleep(POLL), if claimed == 0 => {}
+                // Excluding what runs now, there may be others.
+                () = std::future::ready(()), if claimed > 0 => {}
             }
         }
         // Calls are bounded in time; a call without a written result is repeated.
-        while calls.join_next().await.is_some() {}
+        while self.calls.join_next().await.is_some() {}
+    }
+
+    fn call_ended(&mut self, ended: Result<(Id, ()), JoinError>) {
+        let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+        self.running.remove(&id);
+    }
+
+    /// Claims due webhooks and begins their calls; returns how many.
+    async fn begin_calls(&mut self) -> usize {
+        let room = CALLS_MAX.saturating_sub(self.calls.len());
+        if room == 0 {
+            return 0;
+        }
+        let busy_hosts: Vec<String> = self.running.values().map(|(host, _)| host.clone()).collect();
+        let of = |tenant: &Tenant| self.running.values().filter(|(_, one)| one == tenant).count();
+        let mut busy_tenants: Vec<Tenant> =
+            self.running.values().map(|(_, one)| one.clone()).collect();
+        busy_tenants.retain(|tenant| of(tenant) >= TENANT_MAX as usize);
+        let bounds = WebhookBounds {
+            max: room as u32,
+            per_host: HOST_MAX,
+            per_tenant: TENANT_MAX,
+            busy_hosts: &busy_hosts,
+            busy_tenants: &busy_tenants,
+        };
+        let by = Claimant { owner: &self.owner, lease: LEASE };
+        let claimed = self.app.store.claim_webhooks(by, bounds).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot claim webhooks, trying again");
+            Vec::new()
+        });
+        let count = claimed.len();
+        for claim in claimed {
+            let host = claim.batch.webhook.as_ref().map(Webhook::host).unwrap_or_default();
+            let tenant = claim.batch.tenant.clone();
+            let call = self.calls.spawn(deliver(self.app.clone(), self.client.clone(), claim));
+            self.running.insert(call.id(), (host, tenant));
+        }
+        count
     }
 }
 
@@ -99,7 +146,7 @@ async fn deliver(app: App, client: HttpClient, mut claim: BatchClaim) {
         tracing::warn!(batch = %id, %error, "cannot record a webhook call, calling again later");
         return;
     }
-    if let Err(error) = app.store.release_batch(id, claim.epoch).await {
+    if let Err(error) = app.store.release_batch(id, claim.epoch, Duration::ZERO).await {
         tracing::debug!(batch = %id, %error, "cannot release a batch, its lease will expire");
     }
 }

@@ -22,6 +22,7 @@
 
 mod attempts;
 pub mod audit;
+pub mod batch_steps;
 pub mod batches;
 pub mod bulk;
 pub mod classes;
@@ -46,6 +47,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 pub use audit::Audit;
+pub use batch_steps::BatchSteps;
 pub use batches::{Batch, BatchId, BatchState, Batches};
 pub use classes::NumericsClasses;
 pub use dead_letters::DeadLetters;
@@ -339,11 +341,11 @@ impl<S> Operations for S where
 
 /// A store that serves HTTP clients and operators: it has all traits.
 pub trait FrontStore:
-    Store + Keys + Sessions + Files + Batches + Operations + JobQueries + Audit
+    Store + Keys + Sessions + Files + Batches + BatchSteps + Operations + JobQueries + Audit
 {
 }
 
 impl<S> FrontStore for S where
-    S: Store + Keys + Sessions + Files + Batches + Operations + JobQueries + Audit
+    S: Store + Keys + Sessions + Files + Batches + BatchSteps + Operations + JobQueries + Audit
 {
 }

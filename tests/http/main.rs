@@ -19,5 +19,6 @@ mod operator;
 mod rig;
 mod server_run;
 mod standalone;
+mod steps;
 mod strangers;
 mod webhooks;

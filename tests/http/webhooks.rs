@@ -1,12 +1,11 @@
 //! Webhooks: delivered at least once at the end of a batch, signed, and never to private addresses.
 
 use std::{
-    io::{BufReader, Write as _},
+    io::{BufReader, Read as _, Write as _},
     net::TcpListener,
     path::Path,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
-    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -40,6 +39,8 @@ struct Call {
 struct Receiver {
     port: u16,
     calls: Arc<Mutex<Vec<Call>>>,
+    /// Connections that wait for an answer: now, and at most so far.
+    waiting: Arc<Mutex<(usize, usize)>>,
 }
 
 impl Receiver {
@@ -49,9 +50,12 @@ impl Receiver {
         let port = listener.local_addr().unwrap().port();
         let calls = Arc::new(Mutex::new(Vec::new()));
         let received = Arc::clone(&calls);
+        let waiting = Arc::<Mutex<(usize, usize)>>::default();
+        let waits = Arc::clone(&waiting);
         std::thread::spawn(move || {
             for (number, stream) in listener.incoming().enumerate() {
-                let (received, mut stream) = (Arc::clone(&received), stream.unwrap());
+                let (received, waits) = (Arc::clone(&received), Arc::clone(&waits));
+                let mut stream = stream.unwrap();
                 std::thread::spawn(move || {
                     received.lock().unwrap().push(call(&mut BufReader::new(&stream)));
                     match script[number.min(script.len() - 1)] {
@@ -61,12 +65,20 @@ impl Receiver {
                             write!(stream, "{head}Content-Length: 0\r\n\r\n").unwrap();
                         }
                         Reaction::HangUp => {}
-                        Reaction::Wait => std::thread::sleep(Duration::from_secs(3600)),
+                        Reaction::Wait => {
+                            let mut open = waits.lock().unwrap();
+                            open.0 += 1;
+                            open.1 = open.1.max(open.0);
+                            drop(open);
+                            // Until the client gives up.
+                            let _ = stream.read(&mut [0]);
+                            waits.lock().unwrap().0 -= 1;
+                        }
                     }
                 });
             }
         });
-        Self { port, calls }
+        Self { port, calls, waiting }
     }
 
     fn url(&self, host: &str) -> String {
@@ -184,6 +196,26 @@ fn webhook_of_a_killed_admin_is_delivered_by_another() {
         receiver.calls()[0].headers["webhook-id"],
         receiver.calls()[1].headers["webhook-id"]
     );
+}
+
+#[test]
+fn host_that_hangs_delays_no_other_webhooks() {
+    let folder = tempfile::tempdir().unwrap();
+    let service = service(folder.path());
+    let caller = service.first();
+    let hanging = Receiver::start(&[Reaction::Wait]);
+    let answering = Receiver::start(&[Reaction::Answer(200)]);
+    let all: Vec<Value> = (0..20).map(|_| create(&caller, &hanging.url("127.0.0.1"))).collect();
+    for batch in &all {
+        caller.finished(batch["id"].as_str().unwrap());
+    }
+    let batch = create(&caller, &answering.url("127.0.0.1"));
+    eventually("the webhook is delivered", || webhook(&caller, &batch)["status"] == "delivered");
+    let most = hanging.waiting.lock().unwrap().1;
+    assert!((1..=2).contains(&most), "{most} calls of a host at once");
+    // Most of its webhooks still wait for their first call.
+    let called = all.iter().filter(|batch| webhook(&caller, batch)["attempts"] != 0).count();
+    assert!(called < all.len(), "all {called} were called first");
 }
 
 #[test]

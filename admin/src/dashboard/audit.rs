@@ -38,7 +38,7 @@ impl AuditView {
 /// A page of a list.
 #[derive(Deserialize)]
 pub(crate) struct PageQuery {
-    pub(super) after: Option<String>,
+    after: Option<String>,
 }
 
 /// Shows a page of the log, the latest entries first.

@@ -1,4 +1,5 @@
-//! Pages of batches: the list, and one batch with its files.
+//! Pages of batches: the list, and one batch with its files. Operators see the batches of all tenants, and the
+//! files of their own.
 
 use std::time::Duration;
 
@@ -7,15 +8,21 @@ use axum::{
     extract::{Path, Query},
     http::{HeaderValue, header::CONTENT_DISPOSITION},
 };
+use serde::Deserialize;
 use tritmill_queue::{
-    Timestamp,
-    store::{Batch, BatchId, BatchState, FileId, Page, batches::BatchError, files::StoredFile},
+    Tenant, Timestamp,
+    store::{
+        Batch, BatchId, BatchState, FileId, Page,
+        batches::{BatchError, BatchFilter},
+        files::StoredFile,
+    },
 };
 
-use super::{Content, PageError, PageResult, Visit, audit::PageQuery, filters, percent_encoded};
+use super::{Content, PageError, PageResult, Visit, filters, percent_encoded};
 use crate::{
     ApiError, App, Caller,
     openai::{batches, files},
+    operator::batches as all_batches,
 };
 
 /// Batches per page.
@@ -131,24 +138,61 @@ struct BatchesView {
     /// Last batch of the page, if there are more.
     next: Option<BatchId>,
     is_first: bool,
+    filter: FilterForm,
+    states: [BatchState; 8],
+    is_operator: bool,
     may_submit: bool,
     lines_max: u64,
     bytes_max: u64,
 }
 
-/// Shows the batches of the visitor's tenant, the latest first.
-pub(crate) async fn list(visit: Visit, Query(PageQuery { after }): Query<PageQuery>) -> PageResult {
-    let after = match after.map(|after| after.parse::<BatchId>()) {
-        None => None,
-        Some(Ok(after)) => Some(after),
-        Some(Err(error)) => return Err(ApiError::not_found("batch", &error.word).into()),
-    };
-    visit.show(move |app, caller| load(app, caller, after)).await
+/// An operator's filter, and the page, as in URLs; an empty field matches all batches.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct FilterForm {
+    tenant: String,
+    state: String,
+    after: String,
 }
 
-async fn load(app: App, caller: Caller, after: Option<BatchId>) -> Result<Content, PageError> {
+impl FilterForm {
+    fn is_set(&self) -> bool {
+        !self.tenant.is_empty() || !self.state.is_empty()
+    }
+
+    /// URL of the batches after a batch.
+    fn href(&self, after: &BatchId) -> String {
+        let fields = [("tenant", &self.tenant), ("state", &self.state)];
+        let set = fields.into_iter().filter(|(_, value)| !value.is_empty());
+        let query: String =
+            set.map(|(name, value)| format!("&{name}={}", percent_encoded(value))).collect();
+        format!("/dashboard/batches?after={after}{query}")
+    }
+
+    fn batch_filter(&self) -> Result<BatchFilter, ApiError> {
+        let given = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+        let state = given(&self.state).map(|state| {
+            state.parse::<BatchState>().map_err(|error| ApiError::not_found("state", &error.word))
+        });
+        Ok(BatchFilter { tenant: given(&self.tenant).map(Tenant), state: state.transpose()? })
+    }
+}
+
+/// Shows the batches of the visitor's tenant, or for an operator of all tenants, the latest first.
+pub(crate) async fn list(visit: Visit, Query(form): Query<FilterForm>) -> PageResult {
+    visit.show(move |app, caller| load(app, caller, form.clone())).await
+}
+
+async fn load(app: App, caller: Caller, form: FilterForm) -> Result<Content, PageError> {
+    let after = match form.after.as_str() {
+        "" => None,
+        text => Some(text.parse().map_err(|_| ApiError::not_found("batch", text))?),
+    };
     let page = Page { after, limit: PAGE_SIZE + 1, ascending: false };
-    let mut found = app.store.batches(&caller.tenant, page).await?;
+    let mut found = match caller.may_operate() {
+        true => app.store.find_batches(&form.batch_filter()?, page).await?,
+        false => app.store.batches(&caller.tenant, page).await?,
+    };
     let has_more = found.len() > PAGE_SIZE as usize;
     found.truncate(PAGE_SIZE as usize);
     let limits = app.limits;
@@ -157,6 +201,9 @@ async fn load(app: App, caller: Caller, after: Option<BatchId>) -> Result<Conten
         next: found.last().map(|batch| batch.id).filter(|_| has_more),
         batches: found.into_iter().map(|batch| BatchRow { batch }).collect(),
         is_first: after.is_none(),
+        filter: form,
+        states: BatchState::ALL,
+        is_operator: caller.may_operate(),
         may_submit: caller.may_submit(),
         lines_max: limits.batch_lines_max,
         bytes_max: limits.file_bytes_max,
@@ -169,7 +216,9 @@ async fn load(app: App, caller: Caller, after: Option<BatchId>) -> Result<Conten
 struct BatchView {
     now: Timestamp,
     row: BatchRow,
-    may_submit: bool,
+    /// Whether the batch is of the visitor's tenant, whose files it may download.
+    is_own: bool,
+    may_cancel: bool,
 }
 
 /// Shows a batch.
@@ -178,15 +227,22 @@ pub(crate) async fn one(visit: Visit, Path(id): Path<String>) -> PageResult {
 }
 
 async fn load_one(app: App, caller: Caller, id: String) -> Result<Content, PageError> {
-    let batch = batches::find(&app, &caller, &id).await?;
-    let title = format!("Batch {}", batch.id);
-    let (now, may_submit) = (app.client.now().await?, caller.may_submit());
-    Ok(Content::new(title, &BatchView { now, row: BatchRow { batch }, may_submit }))
+    let batch = match caller.may_operate() {
+        true => all_batches::find(&app, &id).await?,
+        false => batches::find(&app, &caller, &id).await?,
+    };
+    let (title, is_own) = (format!("Batch {}", batch.id), batch.tenant == caller.tenant);
+    let (now, row) = (app.client.now().await?, BatchRow { batch });
+    let may_cancel = caller.may_submit() && row.may_cancel();
+    Ok(Content::new(title, &BatchView { now, row, is_own, may_cancel }))
 }
 
 /// Cancels a batch.
 pub(crate) async fn cancel(visit: Visit, Path(id): Path<String>) -> PageResult {
-    let batch = batches::cancel_batch(&visit.app, &visit.caller, &id).await?;
+    let batch = match visit.caller.may_operate() {
+        true => all_batches::cancel_batch(&visit.app, &visit.caller, &id).await?,
+        false => batches::cancel_batch(&visit.app, &visit.caller, &id).await?,
+    };
     let page = format!("/dashboard/batches/{}", batch.id);
     Ok(visit.done(&page, "The batch is cancelled. Its answers so far are kept."))
 }

@@ -1,127 +1,126 @@
-//! The last step: writes answers to one file and errors to another, in the order of the input.
+//! The last steps: write answers to one file and errors to another, in the order of the input.
 //!
-//! Every attempt writes new files. They become visible in the transaction that finishes the batch; files
-//! of an interrupted attempt are swept.
+//! A step writes the chunks of its lines in the transaction that saves its position, so what an interrupted
+//! step wrote does not exist. The files become visible in the transaction that finishes the batch.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+mod output;
+
+use std::{collections::HashMap, time::Duration};
 
 use tritmill_client::{RefusedLine, Request, answer};
 use tritmill_queue::{
-    ErrorKind, JobError, Outcome, Timestamp,
+    ErrorKind, JobError, Outcome,
     store::{
-        AnsweredLine, BatchState, FileId,
-        batches::{Batch, BatchClaim, BatchWrites, FilePosition, FinishedLine},
-        files::{FilePurpose, StoredFile},
+        AnsweredLine, BatchState,
+        batch_steps::{BatchClaim, BatchWrites, StepState},
+        batches::{Batch, FinishedLine},
     },
 };
 
-use super::{Interrupted, lines, save};
-use crate::{App, FileWriter};
+use self::output::Output;
+use super::{Budget, Interrupted, Next, cancel_jobs, fail, lines, save};
+use crate::App;
 
-/// Cancels the remaining jobs of a cancelled batch, writes the output files and finishes the batch.
-pub(super) async fn finish(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {
-    if claim.batch.state == BatchState::Cancelling {
-        app.store.cancel_batch_jobs(claim.batch.id).await?;
+/// Lines whose results are read at once, at first and at most. Between them the number depends on the size of
+/// the results, which should fit `SLICE_BYTES`.
+const SLICE_FIRST: usize = 16;
+const SLICE_MAX: usize = 1000;
+const SLICE_BYTES: u64 = 1 << 20;
+
+/// Cancels the remaining jobs of a cancelled batch; then writes the next lines. After the last one the batch is
+/// finished.
+pub(super) async fn step(
+    app: &App,
+    claim: &mut BatchClaim,
+    mut budget: Budget,
+) -> Result<Next, Interrupted> {
+    let is_begun = claim.batch.steps.assembly.is_some();
+    if claim.batch.state == BatchState::Cancelling && !is_begun {
+        if !cancel_jobs(app, claim.batch.id, &mut budget).await? {
+            return Ok(Next::Now);
+        }
+        if fail::is_failing(&claim.batch) {
+            return fail::end(app, claim).await;
+        }
     }
-    let mut output = Output::default();
+    let mut output = Output::open(&app.store, &claim.batch).await?;
     // A batch that was cancelled before its validation has no output.
     if claim.batch.at.in_progress.is_some() {
-        let mut pages = lines::read(&app.store, claim.batch.input, FilePosition::default());
+        let mut pages = lines::read(&app.store, claim.batch.input, output.state.read);
+        let mut slice = SLICE_FIRST;
         while let Some(page) = pages.recv().await {
-            write_page(app, &claim.batch, page?, &mut output).await?;
+            let mut page = page?;
+            while !page.is_empty() {
+                let next: lines::Lines = page.drain(..slice.min(page.len())).collect();
+                let (lines, before) = (next.len(), output.written_bytes);
+                write_slice(app, &claim.batch, next, &mut output).await?;
+                let bytes = output.written_bytes - before;
+                slice = match bytes {
+                    large if large > SLICE_BYTES => (slice / 2).max(1),
+                    small if small < SLICE_BYTES / 4 => (slice * 2).min(SLICE_MAX),
+                    _ => slice,
+                };
+                budget.spend(lines, bytes);
+                if budget.is_spent() {
+                    let chunks = output.chunks();
+                    claim.batch.steps.assembly = Some(output.state.clone());
+                    save(app, claim, BatchWrites { chunks: &chunks, ..BatchWrites::default() })
+                        .await?;
+                    return Ok(Next::Now);
+                }
+            }
         }
     }
+    conclude(app, claim, &output).await
+}
+
+/// Finishes a batch with its whole output.
+async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<Next, Interrupted> {
     let now = app.store.now().await?;
     let expires_at = claim.batch.output_expires_s.map(|s| now.after(Duration::from_secs(s)));
-    let Output { answers, errors, completed, failed, overdue, .. } = output;
-    let mut files = Vec::new();
-    for (writer, place) in
-        [(answers, &mut claim.batch.output), (errors, &mut claim.batch.error_file)]
-    {
-        if let Some(writer) = writer {
-            let file = writer.finish().await?;
-            files.push((file.id, file.size_bytes, expires_at));
-            *place = Some(file.id);
-        }
-    }
-    (claim.batch.completed, claim.batch.failed) = (completed, failed);
+    let (chunks, state) = (output.chunks(), &output.state);
+    let parts = [state.answers, state.errors].into_iter().flatten();
+    let files: Vec<_> = parts.map(|part| (part.file, part.size_bytes, expires_at)).collect();
+    claim.batch.output = state.answers.map(|part| part.file);
+    claim.batch.error_file = state.errors.map(|part| part.file);
+    (claim.batch.completed, claim.batch.failed) = (state.completed, state.failed);
+    claim.batch.steps = StepState::default();
     claim.batch.enter(
         match claim.batch.state {
             BatchState::Cancelling => BatchState::Cancelled,
-            _ if claim.batch.overdue || overdue => BatchState::Expired,
+            _ if claim.batch.overdue || state.overdue => BatchState::Expired,
             _ => BatchState::Completed,
         },
         now,
     );
-    save(app, claim, BatchWrites { files: &files, ..BatchWrites::default() }).await
+    let writes = BatchWrites { chunks: &chunks, files: &files, ..BatchWrites::default() };
+    save(app, claim, writes).await?;
+    Ok(Next::Finished)
 }
 
-/// The two output files and their counts.
-#[derive(Default)]
-struct Output {
-    answers: Option<FileWriter>,
-    errors: Option<FileWriter>,
-    completed: u64,
-    failed: u64,
-    /// Whether a line expired.
-    overdue: bool,
-}
-
-impl Output {
-    async fn write_line(
-        &mut self,
-        app: &App,
-        batch: &Batch,
-        is_answer: bool,
-        mut line: String,
-    ) -> Result<(), Interrupted> {
-        let (writer, count, kind) = match is_answer {
-            true => (&mut self.answers, &mut self.completed, "output"),
-            false => (&mut self.errors, &mut self.failed, "error"),
-        };
-        let writer = match writer {
-            Some(writer) => writer,
-            None => {
-                let file = StoredFile {
-                    id: FileId::generate(),
-                    tenant: batch.tenant.clone(),
-                    purpose: FilePurpose::BatchOutput,
-                    filename: format!("{}_{kind}.jsonl", batch.id),
-                    size_bytes: 0,
-                    created_at: Timestamp::default(),
-                    expires_at: None,
-                };
-                writer.insert(FileWriter::begin(Arc::clone(&app.store), &file).await?)
-            }
-        };
-        line.push('\n');
-        *count += 1;
-        Ok(writer.write(line.as_bytes()).await?)
-    }
-}
-
-async fn write_page(
+async fn write_slice(
     app: &App,
     batch: &Batch,
-    page: lines::Lines,
+    slice: lines::Lines,
     output: &mut Output,
 ) -> Result<(), Interrupted> {
     let number = |line: Option<&lines::Line>| {
         line.and_then(|line| u32::try_from(line.after.line).ok()).unwrap_or(u32::MAX)
     };
-    let (first, last) = (number(page.first()), number(page.last()));
+    let (first, last) = (number(slice.first()), number(slice.last()));
     let ends = app.store.finished_lines(batch.id, first, last).await?;
     let mut ends: HashMap<u64, FinishedLine> =
         ends.into_iter().map(|end| (u64::from(end.line), end)).collect();
-    for line in page {
-        let (is_answer, line) = match line.parsed {
+    for line in slice {
+        let (is_answer, text) = match line.parsed {
             Ok(request) => output_line(batch, &request, ends.remove(&request.number), output),
             Err(line) => {
                 let RefusedLine { key, custom_id, refusal } = *line;
                 (false, answer::refusal_line(&key, custom_id.as_deref(), &refusal))
             }
         };
-        output.write_line(app, batch, is_answer, line).await?;
+        output.write_line(&app.store, batch, is_answer, text).await?;
+        output.state.read = line.after;
     }
     Ok(())
 }
@@ -142,7 +141,7 @@ fn output_line(
     let is_cancelled = batch.state == BatchState::Cancelling;
     let (outcome, finished_at) = match end {
         Some(FinishedLine { outcome: Some(Outcome::Expired), .. }) => {
-            output.overdue = true;
+            output.state.overdue = true;
             return expired();
         }
         Some(FinishedLine { outcome: Some(outcome), finished_at, .. }) => (outcome, finished_at),

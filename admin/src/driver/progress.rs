@@ -1,63 +1,85 @@
-//! The second step: submits lines as the queue has room, and counts finished jobs.
+//! The steps of a batch in progress: submit lines as the queue has room, and count finished jobs.
 
 use std::time::Duration;
 
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep},
-};
+use tokio::time::Instant;
 use tritmill_client::ClientError;
 use tritmill_queue::{
     Job, StoreError,
     store::{
         BatchState,
-        batches::{Batch, BatchClaim, BatchWrites, FilePosition},
+        batch_steps::{BatchClaim, BatchWrites},
+        batches::{Batch, FilePosition},
     },
 };
 
-use super::{Interrupted, lines, save};
+use super::{Budget, Interrupted, Next, cancel_jobs, lines, save};
 use crate::App;
 
-/// Pause between two counts; doubles from the first to the last while nothing changes. The share is its
-/// minimum as a multiple of a count's duration.
+/// Shortest and longest pause between two counts. In between it is a share of the time since the last change.
+/// It is also a multiple of a count's duration, so that counting takes a small part of the store's time.
 const COUNT_FIRST: Duration = Duration::from_millis(200);
-const COUNT_LAST: Duration = Duration::from_secs(3);
+const COUNT_LAST: Duration = Duration::from_secs(15);
+const COUNT_PER_IDLE: u32 = 8;
 const COUNT_SHARE: u32 = 20;
-/// Longest wait for room in the queue.
-const BUSY_LAST: Duration = Duration::from_secs(3);
+/// Pause between two counts while lines are being submitted.
+const COUNT_SUBMITTING: Duration = Duration::from_secs(3);
+/// Shortest and longest wait for room in the queue.
+const BUSY_FIRST: Duration = Duration::from_millis(500);
+const BUSY_LAST: Duration = Duration::from_secs(15);
+/// Most jobs of one transaction.
+const CHUNK_MAX: usize = 1000;
 
-/// Submits and counts until every line is answered or the batch expires; then the batch is finalizing.
-pub(super) async fn submit_and_count(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {
-    let mut feed = Feed::new(app, &claim.batch);
-    let (mut count_at, mut wait) = (Instant::now() + COUNT_FIRST, COUNT_FIRST);
-    loop {
-        let now = app.store.now().await?;
-        if now >= claim.batch.expires_at {
-            app.store.cancel_batch_jobs(claim.batch.id).await?;
+/// Submits the next lines and counts. The batch is finalizing when every line is answered, or when it has
+/// expired and its jobs are cancelled.
+pub(super) async fn step(
+    app: &App,
+    claim: &mut BatchClaim,
+    mut budget: Budget,
+) -> Result<Next, Interrupted> {
+    let now = app.store.now().await?;
+    if now >= claim.batch.expires_at {
+        if cancel_jobs(app, claim.batch.id, &mut budget).await? {
             claim.batch.overdue = true;
             claim.batch.enter(BatchState::Finalizing, now);
-            return save(app, claim, BatchWrites::default()).await;
+            save(app, claim, BatchWrites::default()).await?;
         }
-        let submitted = feed.submit(app, claim).await?;
-        if count_at <= Instant::now() {
-            let started = Instant::now();
-            let (all_finished, changed) = count(app, claim).await?;
-            if all_finished && matches!(submitted, Submitted::All) {
-                claim.batch.enter(BatchState::Finalizing, now);
-                return save(app, claim, BatchWrites::default()).await;
-            }
-            if changed {
-                save(app, claim, BatchWrites::default()).await?;
-            }
-            wait = if changed { COUNT_FIRST } else { (wait * 2).min(COUNT_LAST) };
-            count_at = Instant::now() + wait.max(started.elapsed() * COUNT_SHARE);
-        }
-        match submitted {
-            Submitted::More => {}
-            Submitted::Busy(retry) => sleep(retry.min(BUSY_LAST)).await,
-            Submitted::All => sleep(count_at.saturating_duration_since(Instant::now())).await,
-        }
+        return Ok(Next::Now);
     }
+    let is_count_due = claim.batch.steps.count_at.is_none_or(|at| at <= now);
+    if is_count_due {
+        // Saved with the jobs of this step.
+        claim.batch.steps.count_at = Some(now.after(COUNT_SUBMITTING));
+    }
+    let submitted = submit(app, claim, &mut budget).await?;
+    match submitted {
+        Submitted::More if !is_count_due => return Ok(Next::Now),
+        Submitted::Busy(retry) if !is_count_due => return Ok(Next::After(busy(retry))),
+        _ => {}
+    }
+    let started = Instant::now();
+    let (all_finished, changed) = count(app, claim).await?;
+    if all_finished && matches!(submitted, Submitted::All) {
+        claim.batch.enter(BatchState::Finalizing, now);
+        save(app, claim, BatchWrites::default()).await?;
+        return Ok(Next::Now);
+    }
+    if changed {
+        claim.batch.steps.changed_at = Some(now);
+        save(app, claim, BatchWrites::default()).await?;
+    }
+    let changed_at = claim.batch.steps.changed_at.or(claim.batch.at.in_progress).unwrap_or(now);
+    let wait = (now.since(changed_at) / COUNT_PER_IDLE).clamp(COUNT_FIRST, COUNT_LAST);
+    let counting = started.elapsed() * COUNT_SHARE;
+    Ok(match submitted {
+        Submitted::More => Next::Now,
+        Submitted::Busy(retry) => Next::After(busy(retry).max(counting)),
+        Submitted::All => Next::After(wait.max(counting)),
+    })
+}
+
+fn busy(retry: Duration) -> Duration {
+    retry.clamp(BUSY_FIRST, BUSY_LAST)
 }
 
 /// Counts the batch's jobs. Returns whether all submitted jobs are finished, and whether counts changed.
@@ -72,7 +94,7 @@ async fn count(app: &App, claim: &mut BatchClaim) -> Result<(bool, bool), StoreE
 
 /// Result of submitting the next jobs.
 enum Submitted {
-    /// They were submitted, or the page had no valid lines.
+    /// The budget is spent; there may be more lines.
     More,
     /// The queue is full; try again after this time.
     Busy(Duration),
@@ -80,66 +102,60 @@ enum Submitted {
     All,
 }
 
-/// The lines to submit.
-struct Feed {
-    pages: mpsc::Receiver<Result<lines::Lines, StoreError>>,
-    /// Jobs read but not submitted, each with the position after its line; the next job comes last.
-    pending: Vec<(Job, FilePosition)>,
-    /// Position after the last line that was read.
-    read: FilePosition,
-    /// Jobs to submit in the next transaction; fewer when the queue is nearly full.
-    chunk: usize,
-}
-
-/// Most jobs of one transaction.
-const CHUNK_MAX: usize = 1000;
-
-impl Feed {
-    fn new(app: &App, batch: &Batch) -> Self {
-        let pages = lines::read(&app.store, batch.input, batch.submitted);
-        Self { pages, pending: Vec::new(), read: batch.submitted, chunk: CHUNK_MAX }
-    }
-
-    /// Submits the next jobs.
-    async fn submit(
-        &mut self,
-        app: &App,
-        claim: &mut BatchClaim,
-    ) -> Result<Submitted, Interrupted> {
-        if self.pending.is_empty() {
-            let Some(page) = self.pages.recv().await else { return Ok(Submitted::All) };
-            let page = page?;
-            self.read = page.last().map_or(self.read, |line| line.after);
-            self.pending =
-                page.into_iter().rev().filter_map(|line| job(&claim.batch, line)).collect();
-            if self.pending.is_empty() {
-                return Ok(Submitted::More);
+/// Submits lines until none is left, the queue is full, or the budget is spent.
+async fn submit(
+    app: &App,
+    claim: &mut BatchClaim,
+    budget: &mut Budget,
+) -> Result<Submitted, Interrupted> {
+    let from = claim.batch.submitted;
+    let mut pages = lines::read(&app.store, claim.batch.input, from);
+    // Fewer jobs at once when the queue is nearly full.
+    let mut chunk = CHUNK_MAX;
+    while let Some(page) = pages.recv().await {
+        let page = page?;
+        let Some(read) = page.last().map(|line| line.after) else { continue };
+        let (lines, start) = (page.len(), claim.batch.submitted.offset_bytes);
+        // The next job comes last.
+        let mut pending: Vec<(Job, FilePosition)> =
+            page.into_iter().rev().filter_map(|line| job(&claim.batch, line)).collect();
+        while !pending.is_empty() {
+            let first = pending.len().saturating_sub(chunk);
+            let next: Vec<Job> =
+                pending[first..].iter().rev().map(|(job, _)| job.clone()).collect();
+            match app.client.admit(&next).await {
+                Ok(()) => {}
+                Err(ClientError::Busy { .. }) if next.len() > 1 => {
+                    chunk = (next.len() / 8).max(1);
+                    continue;
+                }
+                Err(ClientError::Busy { retry_after, .. }) => {
+                    return Ok(Submitted::Busy(retry_after));
+                }
+                Err(ClientError::Store(error)) => return Err(error.into()),
+                Err(other) => return Err(StoreError::Unavailable(Box::new(other)).into()),
             }
+            chunk = (chunk * 2).min(CHUNK_MAX);
+            claim.batch.submitted = match first {
+                0 => read,
+                _ => pending[first].1,
+            };
+            save(app, claim, BatchWrites { jobs: &next, ..BatchWrites::default() }).await?;
+            pending.truncate(first);
+            app.client.announce(&next).await;
+            tracing::debug!(batch = %claim.batch.id, jobs = next.len(), "lines submitted");
         }
-        let first = self.pending.len().saturating_sub(self.chunk);
-        let next: Vec<Job> =
-            self.pending[first..].iter().rev().map(|(job, _)| job.clone()).collect();
-        match app.client.admit(&next).await {
-            Ok(()) => {}
-            Err(ClientError::Busy { .. }) if next.len() > 1 => {
-                self.chunk = (next.len() / 8).max(1);
-                return Ok(Submitted::More);
-            }
-            Err(ClientError::Busy { retry_after, .. }) => return Ok(Submitted::Busy(retry_after)),
-            Err(ClientError::Store(error)) => return Err(error.into()),
-            Err(other) => return Err(StoreError::Unavailable(Box::new(other)).into()),
+        if claim.batch.submitted != read {
+            // The page ends with refused lines, or has no others.
+            claim.batch.submitted = read;
+            save(app, claim, BatchWrites::default()).await?;
         }
-        self.chunk = (self.chunk * 2).min(CHUNK_MAX);
-        claim.batch.submitted = match first {
-            0 => self.read,
-            _ => self.pending[first].1,
-        };
-        save(app, claim, BatchWrites { jobs: &next, ..BatchWrites::default() }).await?;
-        self.pending.truncate(first);
-        app.client.announce(&next).await;
-        tracing::debug!(batch = %claim.batch.id, jobs = next.len(), "lines submitted");
-        Ok(Submitted::More)
+        budget.spend(lines, read.offset_bytes.saturating_sub(start));
+        if budget.is_spent() {
+            return Ok(Submitted::More);
+        }
     }
+    Ok(Submitted::All)
 }
 
 /// Returns the job of a valid line.

@@ -1,97 +1,169 @@
-//! The first step: validates the whole file before any line is submitted.
+//! The first steps: validate the whole file before any line is submitted.
 //!
 //! A line that is not a request, or a request for another endpoint or model, fails the whole batch. A
 //! request with an invalid body does not; it gets a line in the error file.
+//!
+//! A file that one step can read leaves nothing in the store. Otherwise each step saves the hashes of its
+//! `custom_id`s, and the next ones look theirs up.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use sha2::{Digest as _, Sha256};
 use tritmill_client::{Endpoint, Refusal, RefusedLine, Request};
 use tritmill_queue::store::{
     BatchState,
-    batches::{BatchClaim, BatchError, BatchWrites, FilePosition},
+    batch_steps::{BatchClaim, BatchWrites, CustomIdHash, StepState, ValidationState},
+    batches::BatchError,
 };
 
-use super::{Interrupted, lines, save};
+use super::{Budget, Interrupted, Next, lines, save};
 use crate::App;
 
 /// Most errors to report; validation stops there.
 const ERRORS_MAX: usize = 100;
+/// Delay of a valid batch that waits for its tenant's other batches.
+const ACTIVE_FULL: Duration = Duration::from_secs(3);
+/// Saved hashes deleted by one call.
+const FORGET_CHUNK: u32 = 5000;
 
-/// Reads every line; then the batch is in progress, or failed.
-pub(super) async fn validate(app: &App, claim: &mut BatchClaim) -> Result<(), Interrupted> {
-    let mut check = Validation::new(&claim.batch.endpoint, app.limits.batch_lines_max);
+/// Reads the next lines. After the last one the batch is in progress, or failed.
+pub(super) async fn step(
+    app: &App,
+    claim: &mut BatchClaim,
+    mut budget: Budget,
+) -> Result<Next, Interrupted> {
+    if claim.batch.steps.is_valid {
+        return enter(app, claim, budget).await;
+    }
+    let state = claim.batch.steps.validation.take().unwrap_or_default();
+    let is_continued = state.lines > 0;
+    let mut check = Validation::new(&claim.batch.endpoint, app.limits.batch_lines_max, state);
     // The file may have been deleted or have expired meanwhile.
     if app.store.file(&claim.batch.tenant, claim.batch.input).await?.is_none() {
-        check.add_error(
-            None,
-            "file_not_found",
-            "the input file no longer exists",
-            Some("input_file_id"),
-        );
+        let message = "the input file no longer exists";
+        check.add_error(None, "file_not_found", message, Some("input_file_id"));
     } else {
-        let mut pages = lines::read(&app.store, claim.batch.input, FilePosition::default());
+        let mut pages = lines::read(&app.store, claim.batch.input, check.state.read);
         while let Some(page) = pages.recv().await {
-            for line in page? {
-                check.line(line.after.line, &line.parsed);
+            let page = page?;
+            if is_continued {
+                let hashes: Vec<_> = page.iter().filter_map(custom_id).map(hash).collect();
+                let known = app.store.known_custom_ids(claim.batch.id, &hashes).await?;
+                check.custom_ids.extend(known);
             }
+            let start = check.state.read;
+            for line in &page {
+                check.line(line.after.line, &line.parsed);
+                check.state.read = line.after;
+            }
+            budget.spend(page.len(), check.state.read.offset_bytes - start.offset_bytes);
             if check.is_done() {
                 break;
             }
+            if budget.is_spent() {
+                let Validation { state, added, .. } = check;
+                claim.batch.steps.validation = Some(state);
+                save(app, claim, BatchWrites { custom_ids: &added, ..BatchWrites::default() })
+                    .await?;
+                return Ok(Next::Now);
+            }
         }
     }
-    if check.lines == 0 && check.errors.is_empty() {
+    if check.state.lines == 0 && check.state.errors.is_empty() {
         check.add_error(None, "empty_file", "the input file has no lines", Some("input_file_id"));
     }
-    if let Some((name, line)) = check.model.take() {
+    if let Some((name, line)) = check.state.model.take() {
         claim.batch.queue = app.models.find(&name).await?;
         if claim.batch.queue.is_none() {
             let message = format!("line {line}: no worker serves model '{name}'");
             check.add_error(Some(line), "model_not_found", &message, Some("body.model"));
         }
     }
-    let now = app.store.now().await?;
-    claim.batch.lines = check.lines;
-    claim.batch.refused = check.refused;
-    claim.batch.failed = check.refused;
-    claim.batch.errors = check.errors;
-    let is_valid = claim.batch.errors.is_empty();
-    if !is_valid {
+    let ValidationState { lines, refused, errors, .. } = check.state;
+    claim.batch.errors = errors;
+    if !claim.batch.errors.is_empty() {
         // No line is processed.
-        (claim.batch.lines, claim.batch.refused, claim.batch.failed) = (0, 0, 0);
+        claim.batch.enter(BatchState::Failed, app.store.now().await?);
+        save(app, claim, BatchWrites::default()).await?;
+        forget(app, claim, budget).await?;
+        return Ok(Next::Finished);
     }
-    claim.batch.enter(if is_valid { BatchState::InProgress } else { BatchState::Failed }, now);
-    save(app, claim, BatchWrites::default()).await
+    (claim.batch.lines, claim.batch.refused, claim.batch.failed) = (lines, refused, refused);
+    claim.batch.steps.is_valid = true;
+    enter(app, claim, budget).await
 }
 
-/// State of the validation.
+/// Makes a valid batch enter the next state when its tenant has room for one more batch in progress, or the
+/// batch is overdue.
+async fn enter(app: &App, claim: &mut BatchClaim, budget: Budget) -> Result<Next, Interrupted> {
+    let (now, max) = (app.store.now().await?, app.limits.active_batches_max);
+    let is_full = app.store.active_batches(&claim.batch.tenant, max).await? >= max;
+    if is_full && now < claim.batch.expires_at {
+        save(app, claim, BatchWrites::default()).await?;
+        return Ok(Next::After(ACTIVE_FULL));
+    }
+    claim.batch.steps = StepState::default();
+    claim.batch.enter(BatchState::InProgress, now);
+    save(app, claim, BatchWrites::default()).await?;
+    forget(app, claim, budget).await?;
+    Ok(Next::Now)
+}
+
+/// Deletes saved hashes while there is time; the sweep deletes the others.
+async fn forget(app: &App, claim: &BatchClaim, mut budget: Budget) -> Result<(), Interrupted> {
+    while app.store.forget_custom_ids(claim.batch.id, FORGET_CHUNK).await? > 0 {
+        budget.spend(FORGET_CHUNK as usize, 0);
+        if budget.is_spent() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the `custom_id` of a line that must be unique.
+fn custom_id(line: &lines::Line) -> Option<&str> {
+    match &line.parsed {
+        Ok(request) => Some(&request.custom_id),
+        Err(line) if line.refusal.status.is_some() => {
+            Some(line.custom_id.as_deref().unwrap_or_default())
+        }
+        Err(_) => None,
+    }
+}
+
+/// Returns half of the SHA-256 of a `custom_id`.
+fn hash(custom_id: &str) -> CustomIdHash {
+    let hash: [u8; 32] = Sha256::digest(custom_id.as_bytes()).into();
+    hash[..16].try_into().expect("a hash has 32 bytes")
+}
+
+/// The validation of a step's lines.
 struct Validation<'a> {
     endpoint: &'a str,
     lines_max: u64,
-    lines: u64,
-    refused: u64,
-    errors: Vec<BatchError>,
-    /// Line of each `custom_id`, by the first half of its hash. Validation keeps only these 20 bytes per
-    /// line in memory.
-    custom_ids: HashMap<[u8; 16], u32>,
-    /// First named model, and its line.
-    model: Option<(String, u64)>,
+    state: ValidationState,
+    /// Line of each `custom_id` of this step, and of those that earlier steps have seen as well.
+    custom_ids: HashMap<CustomIdHash, u32>,
+    /// Hashes of this step.
+    added: Vec<(CustomIdHash, u32)>,
 }
 
 impl<'a> Validation<'a> {
-    fn new(endpoint: &'a str, lines_max: u64) -> Self {
-        let (errors, custom_ids) = (Vec::new(), HashMap::new());
-        Self { endpoint, lines_max, lines: 0, refused: 0, errors, custom_ids, model: None }
+    fn new(endpoint: &'a str, lines_max: u64, state: ValidationState) -> Self {
+        Self { endpoint, lines_max, state, custom_ids: HashMap::new(), added: Vec::new() }
     }
 
     /// Whether validation can stop.
     fn is_done(&self) -> bool {
-        self.errors.len() >= ERRORS_MAX || self.lines > self.lines_max
+        self.state.errors.len() >= ERRORS_MAX || self.state.lines > self.lines_max
     }
 
     fn add_error(&mut self, line: Option<u64>, code: &str, message: &str, param: Option<&str>) {
-        if self.errors.len() < ERRORS_MAX {
-            self.errors.push(BatchError {
+        if self.state.errors.len() < ERRORS_MAX {
+            self.state.errors.push(BatchError {
                 code: code.to_owned(),
                 line,
                 message: message.to_owned(),
@@ -101,15 +173,15 @@ impl<'a> Validation<'a> {
     }
 
     fn line(&mut self, number: u64, line: &Result<Request, Box<RefusedLine>>) {
-        self.lines += 1;
-        if self.lines == self.lines_max + 1 {
+        self.state.lines += 1;
+        if self.state.lines == self.lines_max + 1 {
             let message = format!("the input file has more than {} lines", self.lines_max);
             self.add_error(Some(number), "too_many_tasks", &message, Some("input_file_id"));
         }
         match line {
             Ok(request) => self.request(request),
             Err(line) if line.refusal.status.is_some() => {
-                self.refused += 1;
+                self.state.refused += 1;
                 self.check_custom_id(number, line.custom_id.as_deref().unwrap_or_default());
             }
             Err(line) => {
@@ -122,11 +194,12 @@ impl<'a> Validation<'a> {
 
     /// Reports a `custom_id` that an earlier line has.
     fn check_custom_id(&mut self, number: u64, custom_id: &str) {
-        let hash: [u8; 32] = Sha256::digest(custom_id.as_bytes()).into();
-        let half: [u8; 16] = hash[..16].try_into().expect("a hash has 32 bytes");
-        match self.custom_ids.entry(half) {
+        let hash = hash(custom_id);
+        match self.custom_ids.entry(hash) {
             Entry::Vacant(entry) => {
-                entry.insert(u32::try_from(number).unwrap_or(u32::MAX));
+                let number = u32::try_from(number).unwrap_or(u32::MAX);
+                entry.insert(number);
+                self.added.push((hash, number));
             }
             Entry::Occupied(entry) => {
                 let first = *entry.get();
@@ -149,12 +222,12 @@ impl<'a> Validation<'a> {
             self.add_error(Some(number), "invalid_url", &message, Some("url"));
         }
         self.check_custom_id(number, &request.custom_id);
-        match (&request.body.model, &self.model) {
+        match (&request.body.model, &self.state.model) {
             (None, _) => {
                 let message = format!("line {number}: body.model is missing");
                 self.add_error(Some(number), "model_not_found", &message, Some("body.model"));
             }
-            (Some(name), None) => self.model = Some((name.clone(), number)),
+            (Some(name), None) => self.state.model = Some((name.clone(), number)),
             (Some(name), Some((first, line))) if name != first => {
                 let message = format!(
                     "line {number}: body.model differs from line {line}; a batch has one model"
@@ -186,11 +259,12 @@ mod tests {
 
     fn codes(text: &str) -> Vec<(u64, String)> {
         let mut reader = LineReader::new(text.as_bytes());
-        let mut check = Validation::new("/v1/completions", 6);
+        let mut check = Validation::new("/v1/completions", 6, ValidationState::default());
         while let Some(line) = reader.next_line().expect("memory") {
             check.line(line.number, &parse_request(&line));
         }
-        check.errors.into_iter().map(|error| (error.line.unwrap_or(0), error.code)).collect()
+        let errors = check.state.errors.into_iter();
+        errors.map(|error| (error.line.unwrap_or(0), error.code)).collect()
     }
 
     fn line(custom_id: &str, url: &str, body: &str) -> String {

@@ -6,10 +6,11 @@ use axum::{Json, extract::Path, http::HeaderMap};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tritmill_queue::{
-    Timestamp,
+    Tenant, Timestamp,
     store::{
         Batch, BatchId, BatchState, FileId, Page,
-        batches::{BatchError, BatchTimes, FilePosition},
+        batch_steps::StepState,
+        batches::{BatchError, BatchTimes, Creation, FilePosition},
         files::FilePurpose,
         webhooks::Webhook,
     },
@@ -212,8 +213,14 @@ pub(crate) async fn create_batch(
         overdue: false,
         idempotency_key,
         webhook: new.webhook,
+        steps: StepState::default(),
     };
-    let known = app.store.create_batch(&batch).await?;
+    let max = app.limits.open_batches_max;
+    let known = match app.store.create_batch(&batch, max).await? {
+        Creation::New => None,
+        Creation::Known(known) => Some(*known),
+        Creation::Full => return Err(ApiError::too_many_batches(max)),
+    };
     if known.as_ref().is_some_and(|known| !is_same_request(known, &batch)) {
         let message = "the idempotency key was used for a different batch: choose another key";
         return Err(ApiError::conflict("idempotency_conflict", message).at("Idempotency-Key"));
@@ -282,7 +289,18 @@ pub(crate) async fn cancel(
 pub(crate) async fn cancel_batch(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
     let unknown = || ApiError::not_found("batch", id);
     let batch: BatchId = id.parse().map_err(|_| unknown())?;
-    let batch = app.store.cancel_batch(&caller.tenant, batch).await?.ok_or_else(unknown)?;
+    cancel_of_tenant(app, caller, &caller.tenant, batch).await
+}
+
+/// Cancels a batch of a tenant that the caller may act for.
+pub(crate) async fn cancel_of_tenant(
+    app: &App,
+    caller: &Caller,
+    tenant: &Tenant,
+    id: BatchId,
+) -> Result<Batch, ApiError> {
+    let unknown = || ApiError::not_found("batch", &id.to_string());
+    let batch = app.store.cancel_batch(tenant, id).await?.ok_or_else(unknown)?;
     match batch.state {
         BatchState::Cancelling | BatchState::Cancelled => {
             app.batch_changed.notify_one();

@@ -7,23 +7,23 @@
 //!     └─► failed      nothing was submitted
 //! ```
 //!
-//! The process that drives a batch holds a lease with an epoch, as a worker does for a job: a write under
-//! an older epoch writes nothing. So any number of processes may drive batches, but only one at a time
-//! drives a given batch. A cancel raises the epoch too.
+//! A batch proceeds in steps, each under a claim of its own: see [`batch_steps`](super::batch_steps).
 //!
 //! The id of a batch's job is the batch's id with the line's number in its last 32 bits. So repeated
 //! submissions of a line create one job, no table of lines is needed, and the jobs of a batch are a
 //! range of ids.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{FileId, Page, Progress, StoreError, files::prefixed, webhooks::Webhook};
+use super::{
+    FileId, Page, Progress, StoreError, batch_steps::StepState, files::prefixed, webhooks::Webhook,
+};
 use crate::{
-    job::{Job, JobId, JobState, Priority, QueueName, Tenant, Timestamp, UnknownWord},
+    job::{JobId, JobState, Priority, QueueName, Tenant, Timestamp, UnknownWord},
     outcome::Outcome,
 };
 
@@ -104,6 +104,18 @@ impl BatchState {
         matches!(self, Self::Completed | Self::Failed | Self::Expired | Self::Cancelled)
     }
 
+    /// All states.
+    pub const ALL: [Self; 8] = [
+        Self::Validating,
+        Self::InProgress,
+        Self::Finalizing,
+        Self::Completed,
+        Self::Failed,
+        Self::Expired,
+        Self::Cancelling,
+        Self::Cancelled,
+    ];
+
     /// Returns the name in stores and on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -119,7 +131,16 @@ impl BatchState {
     }
 }
 
-/// An error in a batch's file.
+impl FromStr for BatchState {
+    type Err = UnknownWord;
+
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        let found = Self::ALL.into_iter().find(|state| state.as_str() == word);
+        found.ok_or_else(|| UnknownWord { what: "batch state", word: word.to_owned() })
+    }
+}
+
+/// An error in a batch's file, or the error that ended the batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchError {
     /// Code for programs.
@@ -225,6 +246,9 @@ pub struct Batch {
     /// Webhook to call when it reaches a terminal state.
     #[serde(default)]
     pub webhook: Option<Webhook>,
+    /// What the next step continues from.
+    #[serde(default)]
+    pub steps: StepState,
 }
 
 impl Batch {
@@ -245,24 +269,6 @@ impl Batch {
     }
 }
 
-/// A claimed batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BatchClaim {
-    /// The batch as it was claimed.
-    pub batch: Batch,
-    /// The epoch of the claim.
-    pub epoch: i64,
-}
-
-/// Jobs and files that are written in the same transaction as a batch.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct BatchWrites<'a> {
-    /// Jobs to submit; jobs with known ids stay as they are.
-    pub jobs: &'a [Job],
-    /// Files to complete, with their sizes and expiry times.
-    pub files: &'a [(FileId, u64, Option<Timestamp>)],
-}
-
 /// The result of a line's job.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FinishedLine {
@@ -276,19 +282,62 @@ pub struct FinishedLine {
     pub finished_at: Timestamp,
 }
 
+/// Result of [`create_batch`](Batches::create_batch).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Creation {
+    /// The batch was recorded.
+    New,
+    /// The batch that the tenant created earlier under the same idempotency key. Nothing was recorded.
+    Known(Box<Batch>),
+    /// The tenant has too many unfinished batches. Nothing was recorded.
+    Full,
+}
+
+/// Conditions on batches. All given conditions must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BatchFilter {
+    /// Tenant of the batch.
+    pub tenant: Option<Tenant>,
+    /// State of the batch.
+    pub state: Option<BatchState>,
+}
+
+/// Result of [`cancel_batch_jobs`](Batches::cancel_batch_jobs).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CancelledJobs {
+    /// Number of cancelled jobs.
+    pub jobs: u64,
+    /// Whether there may be more unfinished jobs.
+    pub more: bool,
+}
+
 /// Batches in a store.
 #[async_trait]
 pub trait Batches: Send + Sync {
-    /// Records a new, unclaimed batch; or returns the batch that its tenant created under the same
-    /// idempotency key.
-    async fn create_batch(&self, batch: &Batch) -> Result<Option<Batch>, StoreError>;
+    /// Records a new, unclaimed batch, unless the tenant already has `open_max` unfinished batches.
+    /// Calls at the same moment may exceed that number by their own.
+    async fn create_batch(&self, batch: &Batch, open_max: u32) -> Result<Creation, StoreError>;
 
     /// Returns a batch of a tenant.
     async fn batch(&self, tenant: &Tenant, id: BatchId) -> Result<Option<Batch>, StoreError>;
 
+    /// Returns a batch of any tenant; for operators.
+    async fn batch_of_any_tenant(&self, id: BatchId) -> Result<Option<Batch>, StoreError>;
+
     /// Returns batches of a tenant, the newest first unless the page says otherwise.
     async fn batches(&self, tenant: &Tenant, page: Page<BatchId>)
     -> Result<Vec<Batch>, StoreError>;
+
+    /// Returns batches of all tenants that match a filter, the newest first; for operators. The page's
+    /// order is ignored.
+    async fn find_batches(
+        &self,
+        filter: &BatchFilter,
+        page: Page<BatchId>,
+    ) -> Result<Vec<Batch>, StoreError>;
+
+    /// Counts a tenant's batches that are in progress; stops at `max`.
+    async fn active_batches(&self, tenant: &Tenant, max: u32) -> Result<u32, StoreError>;
 
     /// Cancels a batch of a tenant that is validating or in progress: its state becomes cancelling, and
     /// the claim of the process that drives it ends. A batch in another state stays as it is. Returns
@@ -296,51 +345,11 @@ pub trait Batches: Send + Sync {
     async fn cancel_batch(&self, tenant: &Tenant, id: BatchId)
     -> Result<Option<Batch>, StoreError>;
 
-    /// Returns the newest batches of all tenants, the newest first.
-    async fn latest_batches(&self, limit: u32) -> Result<Vec<Batch>, StoreError>;
-
-    /// Claims up to `limit` unfinished and unclaimed batches, the oldest first.
-    async fn claim_batches(
-        &self,
-        owner: &str,
-        lease: Duration,
-        limit: u32,
-    ) -> Result<Vec<BatchClaim>, StoreError>;
-
-    /// Claims up to `limit` batches with a [due webhook](Batch::webhook_due), the earliest due
-    /// first.
-    async fn claim_webhooks(
-        &self,
-        owner: &str,
-        lease: Duration,
-        limit: u32,
-    ) -> Result<Vec<BatchClaim>, StoreError>;
-
-    /// Extends a claim's lease; returns false if the claim is no longer valid. On an error the old
-    /// lease continues.
-    async fn renew_batch(
-        &self,
-        id: BatchId,
-        epoch: i64,
-        lease: Duration,
-    ) -> Result<bool, StoreError>;
-
-    /// Releases a claim, so that others can claim the batch at once.
-    async fn release_batch(&self, id: BatchId, epoch: i64) -> Result<(), StoreError>;
-
-    /// Writes a claimed batch with its jobs and files, in one transaction; returns false and writes
-    /// nothing if the claim is no longer valid. May be repeated after an error.
-    async fn save_batch(
-        &self,
-        claim: &BatchClaim,
-        writes: BatchWrites<'_>,
-    ) -> Result<bool, StoreError>;
-
     /// Counts a batch's jobs by state.
     async fn batch_progress(&self, id: BatchId) -> Result<Progress, StoreError>;
 
-    /// Cancels the unfinished jobs of a batch; returns how many.
-    async fn cancel_batch_jobs(&self, id: BatchId) -> Result<u64, StoreError>;
+    /// Cancels up to `max` unfinished jobs of a batch.
+    async fn cancel_batch_jobs(&self, id: BatchId, max: u32) -> Result<CancelledJobs, StoreError>;
 
     /// Returns the results of the lines `first..=last` with finished jobs.
     async fn finished_lines(

@@ -107,9 +107,9 @@ impl SqliteStore {
         (self.clock)()
     }
 
-    /// Releases every running job without counting an attempt, and every batch; returns the number of
-    /// jobs. Only for the one process that owns the file, at its start: the holders of those leases are
-    /// lost.
+    /// Releases every running job without counting an attempt, and every batch, whose lease counts as lost;
+    /// returns the number of jobs. Only for the one process that owns the file, at its start: the holders of
+    /// those leases are gone.
     pub async fn hand_back_all(&self) -> Result<u64, StoreError> {
         let jobs = query(
             "UPDATE jobs SET state = 'queued', epoch = epoch + 1, claim_id = NULL, owner = NULL,
@@ -117,7 +117,9 @@ impl SqliteStore {
              WHERE state = 'running'",
         );
         let released = self.execute(jobs).await?;
-        let batches = "UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL";
+        let batches = "UPDATE batches SET epoch = epoch + 1, owner = NULL, lease_until = NULL,
+                              lost_leases = lost_leases + 1
+                       WHERE lease_until IS NOT NULL";
         self.execute(query(batches)).await?;
         Ok(released)
     }

@@ -36,6 +36,25 @@ macro_rules! any_of {
     };
 }
 
+/// Matches any text of a [`text_list`].
+macro_rules! any_text {
+    ($parameter:literal) => {
+        any_of!($parameter)
+    };
+}
+
+/// The columns of a JSON list of pairs of bytes, as hexadecimal digits, and numbers. It ends with a
+/// condition, so that `ON CONFLICT` may follow.
+macro_rules! hex_pairs {
+    ($parameter:literal) => {
+        concat!(
+            "decode(pair ->> 0, 'hex'), (pair ->> 1)::bigint FROM jsonb_array_elements(",
+            $parameter,
+            "::text::jsonb) AS pair WHERE true"
+        )
+    };
+}
+
 /// The column `cost` of a job.
 macro_rules! cost {
     () => {
@@ -93,6 +112,11 @@ pub(super) fn id_list(ids: impl IntoIterator<Item = JobId>) -> Vec<Uuid> {
     sorted.sort_unstable();
     sorted.dedup();
     sorted
+}
+
+/// Returns a list of bytes for `any_of`.
+pub(super) fn bytes_list<const N: usize>(list: &[[u8; N]]) -> Vec<&[u8]> {
+    list.iter().map(<[u8; N]>::as_slice).collect()
 }
 
 /// Returns a list of texts as it is stored.

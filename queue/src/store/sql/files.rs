@@ -75,6 +75,21 @@ pub(super) async fn complete(
     Ok(())
 }
 
+/// Writes a chunk of an incomplete file; returns false if there is no such file.
+pub(super) async fn put(
+    connection: &mut Connection,
+    id: FileId,
+    number: u32,
+    bytes: &[u8],
+) -> Result<bool, StoreError> {
+    let put = query(PUT_CHUNK).bind(id.0).bind(i64::from(number)).bind(bytes);
+    Ok(put.execute(connection).await?.rows_affected() == 1)
+}
+
+const PUT_CHUNK: &str = "INSERT INTO file_chunks (file_id, number, content)
+    SELECT id, $2, $3 FROM files WHERE id = $1 AND size_bytes IS NULL
+    ON CONFLICT (file_id, number) DO UPDATE SET content = excluded.content";
+
 #[async_trait]
 impl Files for SqlStore {
     async fn create_file(&self, new: &StoredFile) -> Result<StoredFile, StoreError> {
@@ -96,11 +111,7 @@ impl Files for SqlStore {
     }
 
     async fn put_chunk(&self, id: FileId, number: u32, bytes: &[u8]) -> Result<(), StoreError> {
-        let put = query(
-            "INSERT INTO file_chunks (file_id, number, content)
-             SELECT id, $2, $3 FROM files WHERE id = $1 AND size_bytes IS NULL
-             ON CONFLICT (file_id, number) DO UPDATE SET content = excluded.content",
-        );
+        let put = query(PUT_CHUNK);
         self.execute(put.bind(id.0).bind(i64::from(number)).bind(bytes)).await.map(drop)
     }
 

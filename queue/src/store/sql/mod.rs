@@ -5,6 +5,8 @@
 //! (macros) and the encoding of values.
 
 mod audit;
+mod batch_claims;
+mod batch_steps;
 mod batches;
 pub(super) mod calls;
 pub(super) mod classes;

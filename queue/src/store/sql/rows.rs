@@ -120,6 +120,17 @@ pub(crate) fn document<T: DeserializeOwned>(
     serde_json::from_str(get(row, column)?).map_err(|error| damaged(column, error))
 }
 
+/// Returns bytes as hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
+}
+
 /// Returns a value of this program as JSON text.
 pub(crate) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("maps of this program have text keys")

@@ -23,7 +23,8 @@ pub(crate) async fn erase(store: &SqlStore, tenant: &Tenant) -> Result<Erased, S
     ] {
         *count = store.execute(query(statement).bind(&tenant.0)).await?;
     }
-    for statement in TENANT_SETTINGS {
+    let turns = "DELETE FROM batch_turns WHERE tenant = $1";
+    for statement in TENANT_SETTINGS.into_iter().chain([turns]) {
         store.execute(query(statement).bind(&tenant.0)).await?;
     }
     while erased.jobs < ERASED_MAX {

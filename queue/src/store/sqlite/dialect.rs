@@ -5,6 +5,7 @@
 use serde::de::DeserializeOwned;
 use sqlx::Sqlite;
 
+pub(super) use super::rows::hex;
 use super::{
     calls::Row,
     rows::{damaged, document, get, to_json},
@@ -33,6 +34,21 @@ macro_rules! as_json {
 macro_rules! any_of {
     ($parameter:literal) => {
         concat!("IN (SELECT unhex(value) FROM json_each(", $parameter, "))")
+    };
+}
+
+/// Matches any text of a [`text_list`].
+macro_rules! any_text {
+    ($parameter:literal) => {
+        concat!("IN (SELECT value FROM json_each(", $parameter, "))")
+    };
+}
+
+/// The columns of a JSON list of pairs of bytes, as hexadecimal digits, and numbers. It ends with a
+/// condition, so that `ON CONFLICT` may follow.
+macro_rules! hex_pairs {
+    ($parameter:literal) => {
+        concat!("unhex(value ->> 0), value ->> 1 FROM json_each(", $parameter, ") WHERE true")
     };
 }
 
@@ -86,20 +102,14 @@ pub(super) const ID_TEXT: &str = "hex(id)";
 /// Deletes a tenant's rows in tables of settings.
 pub(super) const TENANT_SETTINGS: [&str; 1] = ["DELETE FROM tenant_quotas WHERE tenant = $1"];
 
-/// Bytes as `unhex` reads them.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        text.push(char::from(DIGITS[usize::from(byte & 15)]));
-    }
-    text
-}
-
 /// Returns ids as `["0192…", …]`.
 pub(super) fn id_list(ids: impl IntoIterator<Item = JobId>) -> String {
     to_json(&ids.into_iter().map(|id| hex(id.as_bytes())).collect::<Vec<_>>())
+}
+
+/// Returns a list of bytes for `any_of`.
+pub(super) fn bytes_list<const N: usize>(list: &[[u8; N]]) -> String {
+    to_json(&list.iter().map(|bytes| hex(bytes)).collect::<Vec<_>>())
 }
 
 /// Returns claims as `[{"id": "0192…", "epoch": 1}, …]`.

@@ -1,0 +1,105 @@
+//! Batches of all tenants.
+
+use axum::{Json, extract::Path};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tritmill_queue::store::{Batch, BatchId, BatchState, Page, batches::BatchFilter};
+use utoipa::ToSchema;
+
+use super::{
+    audit,
+    params::{self, LIST_DEFAULT, LIST_MAX, number, parsed},
+};
+use crate::{
+    ApiError, App, Call, Caller, JsonResult, QueryParams,
+    openai::batches::{self, BatchView},
+};
+
+/// Conditions on batches, and a page of the list. All given conditions must hold.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[serde(default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct BatchQuery {
+    /// Tenant of the batch.
+    #[param(nullable = false)]
+    tenant: Option<String>,
+    /// `validating`, `in_progress`, `finalizing`, `completed`, `failed`, `expired`, `cancelling` or
+    /// `cancelled`.
+    #[param(nullable = false)]
+    state: Option<String>,
+    /// Most batches to return.
+    #[param(nullable = false, value_type = Option<u64>, minimum = 1, maximum = 200)]
+    limit: Option<String>,
+    /// `next` of the previous page.
+    #[param(nullable = false)]
+    after: Option<String>,
+}
+
+/// A batch with its tenant.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TenantBatch {
+    tenant: String,
+    #[serde(flatten)]
+    batch: BatchView,
+}
+
+impl From<Batch> for TenantBatch {
+    fn from(batch: Batch) -> Self {
+        Self { tenant: batch.tenant.0.clone(), batch: batch.into() }
+    }
+}
+
+/// A page of batches.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct BatchList {
+    /// Batches, the latest first.
+    data: Vec<TenantBatch>,
+    /// Pass as `after` to get the next page.
+    next: Option<String>,
+}
+
+/// Lists the batches of all tenants.
+#[utoipa::path(get, path = "/admin/v1/batches", tag = "batches", params(BatchQuery),
+    responses((status = 200, description = "The latest first", body = BatchList)))]
+pub(crate) async fn list(
+    Call { app, .. }: Call,
+    QueryParams(query): QueryParams<BatchQuery>,
+) -> JsonResult<BatchList> {
+    let BatchQuery { tenant, state, limit, after } = query;
+    let limit = number("limit", limit.as_deref(), LIST_DEFAULT, LIST_MAX)? as u32;
+    let after: Option<BatchId> = parsed("after", "a batch id", after.as_deref())?;
+    let state: Option<BatchState> = parsed("state", "a state of batches", state.as_deref())?;
+    let tenant = tenant.as_deref().map(params::tenant).transpose()?;
+    let page = Page { after, limit: limit + 1, ascending: false };
+    let mut found = app.store.find_batches(&BatchFilter { tenant, state }, page).await?;
+    let has_more = found.len() > limit as usize;
+    found.truncate(limit as usize);
+    let next = found.last().filter(|_| has_more).map(|batch| batch.id.to_string());
+    Ok(Json(BatchList { data: found.into_iter().map(TenantBatch::from).collect(), next }))
+}
+
+/// Cancels a batch of any tenant.
+#[utoipa::path(post, path = "/admin/v1/batches/{id}/cancel", tag = "batches",
+    params(("id" = String, Path)),
+    responses((status = 200, description = "The batch, which is cancelling", body = TenantBatch)))]
+pub(crate) async fn cancel(
+    Call { app, caller }: Call,
+    Path(id): Path<String>,
+) -> JsonResult<TenantBatch> {
+    Ok(Json(cancel_batch(&app, &caller, &id).await?.into()))
+}
+
+/// Finds a batch of any tenant. Only for operators.
+pub(crate) async fn find(app: &App, id: &str) -> Result<Batch, ApiError> {
+    let unknown = || ApiError::not_found("batch", id);
+    let batch: BatchId = id.parse().map_err(|_| unknown())?;
+    app.store.batch_of_any_tenant(batch).await?.ok_or_else(unknown)
+}
+
+/// Cancels a batch of any tenant and records it in the audit log. Only for operators.
+pub(crate) async fn cancel_batch(app: &App, caller: &Caller, id: &str) -> Result<Batch, ApiError> {
+    let batch = find(app, id).await?;
+    let detail = json!({ "tenant": batch.tenant });
+    audit::record(app, caller, "batch.cancel", &batch.id.to_string(), detail).await?;
+    batches::cancel_of_tenant(app, caller, &batch.tenant, batch.id).await
+}
