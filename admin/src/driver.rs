@@ -170,7 +170,7 @@ impl Driver {
     }
 
     async fn begin(&mut self, which: Claimable, room: usize) {
-        let (by, max) = (Claimant { owner: &self.owner, lease: LEASE }, room as u32);
+        let (by, max) = (Claimant::new(&self.owner, LEASE), room as u32);
         match self.app.store.claim_batches(which, by, max).await {
             Ok(claims) => {
                 for claim in claims {

@@ -123,7 +123,7 @@ impl Webhooks {
             busy_hosts: &busy_hosts,
             busy_tenants: &busy_tenants,
         };
-        let by = Claimant { owner: &self.owner, lease: LEASE };
+        let by = Claimant::new(&self.owner, LEASE);
         let claimed = self.app.store.claim_webhooks(by, bounds).await.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot claim webhooks, trying again");
             Vec::new()

@@ -7,6 +7,7 @@ use tritmill_queue::{
     Store, job::ATTEMPTS_DEFAULT,
 };
 
+#[allow(unused_imports, reason = "not every test binary runs the suite")]
 pub use super::leases::*;
 use super::{Fixture, LEASE, answer, by, error, finished, job, lapse, queue};
 
