@@ -287,11 +287,11 @@ fn broken_listener_is_given_up_and_a_stop_ends_the_server() {
     assert!(broken.is_healthy());
     // From here on every accept fails at once.
     TcpStream::from(again).shutdown(Shutdown::Both).expect("a socket");
-    let ended = broken.runtime.block_on(tokio::time::timeout(LONG, broken.ended));
+    let ended = broken.runtime.block_on(async { tokio::time::timeout(LONG, broken.ended).await });
     assert!(ended.expect("it gives up").expect("no panic").is_err());
 
     let Running { runtime, ended, _stop, .. } = Running::start(Bounds::default());
     drop(_stop);
-    let ended = runtime.block_on(tokio::time::timeout(LONG, ended));
+    let ended = runtime.block_on(async { tokio::time::timeout(LONG, ended).await });
     assert!(ended.expect("it ends").expect("no panic").is_ok());
 }

@@ -14,7 +14,7 @@ use conformance::{LEASE, answer, by, finished, job, queue};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tritmill_queue::{
-    Claimant, ErrorKind, Job, JobId, JobState, Store, StoreError, Tenant,
+    Claim, ClaimRef, Claimant, ErrorKind, Job, JobId, JobState, Store, StoreError, Tenant,
     store::{Conflict, PostgresStore, Submission, SubmitError},
 };
 use tritmill_servers::Postgres;
@@ -209,6 +209,10 @@ async fn reconcile_repeats_until_all_jobs_are_changed() {
     let (_server, store) = start().await;
     let jobs: Vec<Job> = (0..2500).map(|_| Job { attempts_max: 1, ..job() }).collect();
     store.submit(&jobs).await.unwrap();
+    // Suspects are charged for a lost worker.
+    let claims = store.claim(&ids(&jobs), Claimant::new("a", Duration::ZERO)).await.unwrap();
+    let claims: Vec<ClaimRef> = claims.iter().map(Claim::claim_ref).collect();
+    store.hand_back_suspects(&claims).await.unwrap();
     store.claim(&ids(&jobs), Claimant::new("a", Duration::ZERO)).await.unwrap();
     let done = store.reconcile().await.unwrap();
     assert_eq!((done.moved, done.queued.len()), (2500, 0), "none has an attempt left");

@@ -100,7 +100,7 @@ impl World {
         let (worker, is_gone) = (*worker, self.lives[*worker] != *life);
         // The owner of a call that arrives after its process has ended.
         let owner = self.processes[worker].as_ref().map(|process| process.owner.clone());
-        let owner = owner.filter(|_| !is_gone).unwrap_or_else(|| "nobody".to_owned());
+        let owner = owner.filter(|_| !is_gone).unwrap_or_else(|| "gone".to_owned());
         let input = self.serve(worker, &owner, command);
         let answered = health == Health::Up && fate >= 2.0 * self.loss;
         if answered || failed.is_none() {
