@@ -132,7 +132,9 @@ fn every_route_checks_role_and_tenant() {
                 && OF_ALL_TENANTS.contains(&(route.method.as_str(), route.path));
             if sees_all {
                 let id = &ids["batches"];
-                assert!(answer.status < 400, "{here}: {}", answer.text());
+                // The batch may have ended before it is cancelled.
+                let has_ended = answer.text().contains("cannot be cancelled");
+                assert!(answer.status < 400 || has_ended, "{here}: {}", answer.text());
                 let is_action = route.method != "GET";
                 assert!(
                     is_action || answer.text().contains(id.as_str()),
