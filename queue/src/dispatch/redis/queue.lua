@@ -1,7 +1,7 @@
 -- Shared functions of the scripts of one queue; each script begins with this file.
 --
 -- KEYS[1] is the queue's prefix `tm:{MODEL:FORMAT}`. Every other key is derived from it and so has the
--- same hash tag: one cluster slot. A place is `PRIORITY:TENANT`; its stream is `PREFIX:PLACE`. Fresh
+-- same hash tag: one cluster slot. No key has the prefix itself as its name: see scripts.rs. A place is `PRIORITY:TENANT`; its stream is `PREFIX:PLACE`. Fresh
 -- entries of a stream were not delivered by its group; parked ones were handed back and are pending with
 -- the reserved consumer RETURNED.
 local P = KEYS[1]
