@@ -38,15 +38,14 @@ use parking_lot::Mutex;
 use redis::{RedisError, RedisResult};
 pub use stats::DispatchStats;
 
-use self::{
-    address::Address,
-    pull::Consumer,
-    stats::{Counters, add},
-};
+pub(crate) use stats::add;
+
+use self::{address::Address, pull::Consumer, stats::Counters};
 use super::{
     Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Pull, Quotas,
 };
 use crate::{
+    events::RedisEvents,
     job::{QueueName, Timestamp},
     store::RedisStore,
 };
@@ -202,8 +201,9 @@ impl RedisDispatcher {
     }
 
     /// Events of jobs in the same Redis, with the same connections.
-    pub fn events(&self) -> crate::events::RedisEvents {
-        crate::events::RedisEvents::new(Arc::clone(&self.inner.connections))
+    pub fn events(&self) -> RedisEvents {
+        let Inner { connections, stats, .. } = &*self.inner;
+        RedisEvents::new(Arc::clone(connections), Arc::clone(&stats.events_dropped))
     }
 }
 

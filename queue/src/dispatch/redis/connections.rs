@@ -275,16 +275,6 @@ impl Connections {
         result
     }
 
-    /// Sends a pipeline once, to one slot.
-    pub(crate) async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<()> {
-        let (number, mut link) = self.shared().await?;
-        let result = pipeline.query_async::<()>(&mut link).await;
-        if result.as_ref().is_err_and(breaks) {
-            self.drop_shared(number).await;
-        }
-        result
-    }
-
     /// Runs a script of a queue once; sends its text if the server does not know its hash.
     pub(crate) async fn run<T: FromRedisValue, A: ToRedisArgs + Sync>(
         &self,

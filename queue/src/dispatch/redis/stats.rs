@@ -1,6 +1,9 @@
 //! Counters of rare events.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
 
 /// Counts since the dispatcher was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,6 +23,9 @@ pub struct DispatchStats {
     pub recovered: u64,
     /// Consumers without entries that were removed.
     pub consumers_removed: u64,
+    /// Events of jobs dropped because the event streams were full; subscribers get the result from the
+    /// store.
+    pub events_dropped: u64,
 }
 
 /// The live counters. Relaxed ordering: no other data depends on them.
@@ -32,9 +38,11 @@ pub(super) struct Counters {
     pub deleted_entries: AtomicU64,
     pub recovered: AtomicU64,
     pub consumers_removed: AtomicU64,
+    /// Shared with the publishers of events.
+    pub events_dropped: Arc<AtomicU64>,
 }
 
-pub(super) fn add(counter: &AtomicU64, count: u64) {
+pub(crate) fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
 
@@ -49,6 +57,7 @@ impl Counters {
             deleted_entries: read(&self.deleted_entries),
             recovered: read(&self.recovered),
             consumers_removed: read(&self.consumers_removed),
+            events_dropped: read(&self.events_dropped),
         }
     }
 
