@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 pub use backlog::{Backlog, BacklogLimit, Demand, Limit, Quotas};
 pub use memory::MemoryDispatcher;
-pub(crate) use redis::{BLOCK_MAX, Connections, add, keys, refusal, scripts};
+pub(crate) use redis::{BLOCK_MAX, Connections, keys, refusal, scripts};
 pub use redis::{Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
 
 use crate::job::{JobId, Priority, QueueName, Tenant};

@@ -38,9 +38,7 @@ use parking_lot::Mutex;
 use redis::{RedisError, RedisResult};
 pub use stats::DispatchStats;
 
-pub(crate) use stats::add;
-
-use self::{address::Address, pull::Consumer, stats::Counters};
+use self::{address::Address, pull::Consumer};
 use super::{
     Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Pull, Quotas,
 };
@@ -67,7 +65,8 @@ pub struct RedisDispatcher {
 struct Inner {
     connections: Arc<Connections>,
     limit: BacklogLimit,
-    stats: Counters,
+    /// Shared with the publishers of events.
+    stats: Arc<Mutex<DispatchStats>>,
     /// Names of the queues' data, by prefix: a new name shows that Redis was emptied.
     born: Mutex<HashMap<String, String>>,
     /// Consumers of this process, by name.
@@ -130,7 +129,7 @@ impl RedisDispatcher {
                 connections.map_err(|error| RedisUrlError::Certificates(error.to_string()))?,
             ),
             limit,
-            stats: Counters::default(),
+            stats: Arc::default(),
             born: Mutex::default(),
             consumers: Mutex::default(),
             swept: Mutex::default(),
@@ -151,7 +150,7 @@ impl RedisDispatcher {
 
     /// Faults that were detected and repaired since this dispatcher was created.
     pub fn stats(&self) -> DispatchStats {
-        self.inner.stats.read()
+        *self.inner.stats.lock()
     }
 
     /// Keeps entries until they are due; then pulls and [`Self::promote`] queue them. A job that waits
@@ -203,7 +202,7 @@ impl RedisDispatcher {
     /// Events of jobs in the same Redis, with the same connections.
     pub fn events(&self) -> RedisEvents {
         let Inner { connections, stats, .. } = &*self.inner;
-        RedisEvents::new(Arc::clone(connections), Arc::clone(&stats.events_dropped))
+        RedisEvents::new(Arc::clone(connections), Arc::clone(stats))
     }
 }
 
@@ -223,13 +222,13 @@ impl Inner {
                     &group.arguments,
                 );
                 let (mine, foreign): (usize, u64) = run.await?;
-                self.stats.foreign(group.prefix, foreign);
+                self.count_foreign(group.prefix, foreign);
                 count += mine;
             }
         }
         self.consumer(name).release(deliveries);
         let fenced = deliveries.len().saturating_sub(count) as u64;
-        add(&self.stats.fenced_acknowledgements, fenced);
+        self.stats.lock().fenced_acknowledgements += fenced;
         if fenced > 0 {
             tracing::debug!(
                 consumer = name,
@@ -282,7 +281,7 @@ impl Inner {
             }
             cursor = next;
         }
-        add(&self.stats.consumers_removed, count as u64);
+        self.stats.lock().consumers_removed += count as u64;
         Ok(count)
     }
 

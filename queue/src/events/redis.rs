@@ -11,17 +11,18 @@
 //! end of a stream always fits.
 
 use std::{
-    sync::{Arc, LazyLock, atomic::AtomicU64},
+    sync::{Arc, LazyLock},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use redis::{RedisResult, streams::StreamReadReply};
 
 use super::{EventId, Events, JobEvent};
 use crate::{
     dispatch::{
-        BLOCK_MAX, Connections, DispatchError, add,
+        BLOCK_MAX, Connections, DispatchError, DispatchStats,
         scripts::{FREEING, GROWING, Script},
     },
     job::JobId,
@@ -80,8 +81,8 @@ impl Default for EventLimits {
 pub struct RedisEvents {
     connections: Arc<Connections>,
     limits: EventLimits,
-    /// Events dropped by this process, shared with the dispatcher's counters.
-    dropped: Arc<AtomicU64>,
+    /// Shared with the dispatcher.
+    stats: Arc<Mutex<DispatchStats>>,
 }
 
 /// Returns the keys of a job's stream and of its bucket's ends and sizes.
@@ -104,8 +105,8 @@ fn unavailable(error: redis::RedisError) -> DispatchError {
 }
 
 impl RedisEvents {
-    pub(crate) fn new(connections: Arc<Connections>, dropped: Arc<AtomicU64>) -> Self {
-        Self { connections, limits: EventLimits::default(), dropped }
+    pub(crate) fn new(connections: Arc<Connections>, stats: Arc<Mutex<DispatchStats>>) -> Self {
+        Self { connections, limits: EventLimits::default(), stats }
     }
 
     /// Replaces the limits. All publishers of a Redis should have the same.
@@ -123,14 +124,18 @@ impl RedisEvents {
                     // Without its end the stream would be kept as that of a running job.
                     let is_end = |event: &&JobEvent| matches!(event, JobEvent::Finished { .. });
                     let ends: Vec<JobEvent> = chunk.iter().filter(is_end).cloned().collect();
-                    add(&self.dropped, (chunk.len() - ends.len()) as u64);
+                    self.count_dropped((chunk.len() - ends.len()) as u64);
                     if ends.is_empty() { Err(error) } else { self.append(&END, job, &ends).await }
                 }
                 appended => appended,
             };
-            add(&self.dropped, appended.map_err(unavailable)?);
+            self.count_dropped(appended.map_err(unavailable)?);
         }
         Ok(())
+    }
+
+    fn count_dropped(&self, count: u64) {
+        self.stats.lock().events_dropped += count;
     }
 
     /// Runs a script with these events; returns how many it dropped.
