@@ -11,7 +11,8 @@
 //! an emptied Redis) is repaired when it is found, and counted.
 //!
 //! Handed-back entries stay in their stream, pending with a reserved consumer name, and are delivered in
-//! their order before fresh entries of their tenant.
+//! their order before other entries of their tenant. Requeued jobs follow in order of age, then fresh
+//! entries.
 //!
 //! See also `redis/pull.rs` for waiting and for lost answers.
 
@@ -40,7 +41,8 @@ pub use stats::DispatchStats;
 
 use self::{address::Address, pull::Consumer};
 use super::{
-    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Pull, Quotas,
+    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Missing, Pull,
+    Quotas,
 };
 use crate::{
     events::RedisEvents,
@@ -300,6 +302,18 @@ impl Inner {
 impl Dispatcher for RedisDispatcher {
     async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
         self.inner.enqueue(entries).await
+    }
+
+    async fn requeue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
+        self.inner.requeue(entries).await
+    }
+
+    async fn missing(&self, queue: &QueueName) -> Result<Option<Missing>, DispatchError> {
+        self.inner.missing(queue).await
+    }
+
+    async fn set_missing(&self, queue: &QueueName, missing: Missing) -> Result<(), DispatchError> {
+        self.inner.set_missing(queue, missing).await
     }
 
     async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::rig::{MANY, command, dispatcher, entries, ids, ids_of, pull};
+use crate::rig::{MANY, command, entries, ids, ids_of, pull};
 use tritmill_queue::{DispatchError, Dispatcher, Entry, dispatch::RedisDispatcher};
 use tritmill_servers::{Port, Redis};
 

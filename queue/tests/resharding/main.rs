@@ -54,7 +54,10 @@ async fn produce(dispatcher: RedisDispatcher, stop: Arc<AtomicBool>) -> Vec<JobI
     let mut ids = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let fed: Vec<Entry> = (ids.len()..ids.len() + 7).map(entry).collect();
-        let added = until_ok!(dispatcher.enqueue(&fed));
+        let added = match ids.len() % 3 {
+            0 => until_ok!(dispatcher.requeue(&fed)),
+            _ => until_ok!(dispatcher.enqueue(&fed)),
+        };
         assert_eq!(added, fed.len());
         ids.extend(fed.iter().map(|entry| entry.id));
         tokio::time::sleep(Duration::from_millis(3)).await;

@@ -275,6 +275,14 @@ impl Connections {
         result
     }
 
+    /// Sends an idempotent command; again on a new connection if the connection is broken.
+    pub(crate) async fn query_again<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
+        match self.query(command).await {
+            Err(error) if breaks(&error) && !error.is_timeout() => self.query(command).await,
+            result => result,
+        }
+    }
+
     /// Runs a script of a queue once; sends its text if the server does not know its hash.
     pub(crate) async fn run<T: FromRedisValue, A: ToRedisArgs + Sync>(
         &self,
