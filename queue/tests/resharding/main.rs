@@ -89,8 +89,9 @@ async fn consume(
         if taken.is_empty() && is_last {
             return acknowledged;
         }
-        let is_back =
-            |delivery: &Delivery| delivery.deliveries == 1 && delivery.id.as_bytes()[15] % 5 == 0;
+        let is_back = |delivery: &Delivery| {
+            delivery.deliveries == 1 && delivery.id.as_bytes()[15].is_multiple_of(5)
+        };
         let (back, done): (Vec<Delivery>, Vec<Delivery>) = taken.into_iter().partition(is_back);
         for delivery in &done {
             let times =
