@@ -13,7 +13,7 @@ mod redis;
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use backlog::{Backlog, BacklogLimit, Demand, Limit, Quotas};
+pub use backlog::{Backlog, BacklogLimit, Demand, Limit, Missing, Quotas};
 pub use memory::MemoryDispatcher;
 pub(crate) use redis::{BLOCK_MAX, Connections, keys, refusal, scripts};
 pub use redis::{Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
@@ -87,6 +87,23 @@ pub trait Dispatcher: Send + Sync {
     /// # Errors
     /// [`DispatchError::Busy`] if a queue would exceed its limit.
     async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError>;
+
+    /// Adds entries of jobs that were accepted before, such as retries and what a restarted dispatcher
+    /// lost: before all entries that [`Self::enqueue`] added for their tenants, in order of age (of job
+    /// id). Returns how many were new; entries that are already waiting or delivered stay as they are.
+    ///
+    /// # Errors
+    /// [`DispatchError::Busy`] if more than twice as many entries as the limit would wait. No other limit
+    /// applies: these jobs were admitted once. Some entries may have been added; the call can be repeated.
+    async fn requeue(&self, entries: &[Entry]) -> Result<usize, DispatchError>;
+
+    /// Returns what the dispatcher lacks of the store's queued jobs; `None` if this is unknown, because
+    /// its data is new or was lost.
+    async fn missing(&self, queue: &QueueName) -> Result<Option<Missing>, DispatchError>;
+
+    /// Sets what the dispatcher lacks. It counts as waiting towards the limits of the queue, not towards
+    /// those of a tenant.
+    async fn set_missing(&self, queue: &QueueName, missing: Missing) -> Result<(), DispatchError>;
 
     /// Checks that the demand fits the dispatcher's limits and the queue's quotas. A single entry always
     /// fits if no other entry counts towards the limit: otherwise a large one would never be accepted.

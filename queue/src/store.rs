@@ -68,7 +68,7 @@ pub use sqlite::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine, SqliteS
 pub use workers::Workers;
 
 use crate::{
-    dispatch::Entry,
+    dispatch::{Entry, Missing},
     job::{Job, JobId, JobState, QueueName, Timestamp},
     outcome::{JobError, Outcome},
 };
@@ -305,6 +305,21 @@ pub trait Store: Send + Sync {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError>;
+
+    /// Returns the queued jobs of a queue that a dispatcher needs first when it has lost its data: up to
+    /// `each` of every priority and tenant and `limit` in total, high priority first, then round the
+    /// tenants, each tenant's oldest first; and what the queue has in total.
+    async fn queued_heads(
+        &self,
+        queue: &QueueName,
+        each: u32,
+        limit: u32,
+    ) -> Result<(Missing, Vec<Entry>), StoreError> {
+        // For stores that lose jobs and entries together.
+        let heads = self.queued(queue, None, each.min(limit)).await?;
+        let tokens = heads.iter().map(|entry| u64::from(entry.cost)).sum();
+        Ok((Missing { entries: heads.len() as u64, tokens }, heads))
+    }
 
     /// Returns the time on the clock of leases and deadlines.
     async fn now(&self) -> Result<Timestamp, StoreError>;

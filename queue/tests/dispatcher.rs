@@ -2,16 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
+mod clusters;
 mod dispatchers;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
+use clusters::Cluster;
 use dispatchers::Fixture;
 use tritmill_queue::{
     Dispatcher,
     dispatch::{BacklogLimit, MemoryDispatcher, RedisDispatcher},
 };
-use tritmill_servers::{Port, Redis};
+use tritmill_servers::Redis;
 
 struct Memory(Arc<MemoryDispatcher>);
 
@@ -42,42 +44,17 @@ impl Fixture for OneRedis {
     }
 }
 
-/// A cluster of two nodes, each with half of the slots.
-struct Cluster {
+struct TwoNodes {
     dispatcher: RedisDispatcher,
-    _nodes: [(Redis, Port); 2],
+    _cluster: Cluster,
 }
 
-/// Returns a node and the port of its cluster bus.
-fn node() -> (Redis, Port) {
-    let bus = Port::claim().unwrap();
-    let port = bus.number().to_string();
-    let options = ["--save", "", "--cluster-enabled", "yes", "--cluster-port", &port];
-    (Redis::start_with(&options).unwrap(), bus)
-}
-
-async fn command(redis: &Redis, words: &[&str]) -> String {
-    let client = redis::Client::open(redis.url()).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-    redis::cmd(words[0]).arg(&words[1..]).query_async(&mut connection).await.unwrap()
-}
-
-impl Fixture for Cluster {
+impl Fixture for TwoNodes {
     async fn create(entries: usize) -> Self {
-        let nodes = [node(), node()];
-        let [(one, _), (two, bus)] = &nodes;
-        command(one, &["CLUSTER", "ADDSLOTSRANGE", "0", "8191"]).await;
-        command(two, &["CLUSTER", "ADDSLOTSRANGE", "8192", "16383"]).await;
-        let (port, bus) = (two.port().to_string(), bus.number().to_string());
-        command(one, &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]).await;
-        for node in [one, two] {
-            while !command(node, &["CLUSTER", "INFO"]).await.contains("cluster_state:ok") {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        }
-        let url = format!("redis+cluster://127.0.0.1:{}", one.port());
+        let cluster = Cluster::start().await;
         let limit = BacklogLimit { entries, tokens: u64::MAX };
-        Self { dispatcher: RedisDispatcher::new(&url, limit).unwrap(), _nodes: nodes }
+        let dispatcher = RedisDispatcher::new(&cluster.url(), limit).unwrap();
+        Self { dispatcher, _cluster: cluster }
     }
 
     fn dispatcher(&self) -> Arc<dyn Dispatcher> {
@@ -87,4 +64,4 @@ impl Fixture for Cluster {
 
 dispatcher_conformance!(memory, super::Memory);
 dispatcher_conformance!(redis_server, super::OneRedis);
-dispatcher_conformance!(redis_cluster, super::Cluster);
+dispatcher_conformance!(redis_cluster, super::TwoNodes);

@@ -11,8 +11,8 @@ use std::{sync::Arc, time::Duration};
 use conformance::{answer, by, error, finished, job, queue};
 use stores::{Rig, both};
 use tritmill_queue::{
-    ErrorKind, Job, JobId, JobState, QueueName, Store, StoreError, Tenant, Timestamp,
-    dispatch::Quotas,
+    ErrorKind, Job, JobId, JobState, Priority, QueueName, Store, StoreError, Tenant, Timestamp,
+    dispatch::{Missing, Quotas},
     store::{
         FrontStore, PostgresStore,
         classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
@@ -48,6 +48,33 @@ async fn fail(store: &Arc<dyn FrontStore>, jobs: &[Job]) {
     let refused = || error(ErrorKind::InvalidRequest);
     let done: Vec<_> = claims.iter().map(|claim| finished(claim.claim_ref(), refused())).collect();
     assert_eq!(store.finish(&done).await.unwrap().len(), jobs.len());
+}
+
+#[tokio::test]
+async fn heads_of_a_queue_go_by_priority_and_round_the_tenants() {
+    both(async |Rig { store, .. }| {
+        let of = |priority, tenant: &str| {
+            let tenant = Tenant(tenant.to_owned());
+            Job { priority, tenant, ..job() }
+        };
+        let [low, normal, high] = [Priority::Low, Priority::Normal, Priority::High];
+        let lines = [(low, "a"), (low, "a"), (low, "a"), (low, ""), (high, "a"), (normal, "b")];
+        let jobs = lines.map(|(priority, tenant)| of(priority, tenant));
+        store.submit(&jobs).await.unwrap();
+        let (total, heads) = store.queued_heads(&queue(), 2, 10).await.unwrap();
+        let expected = [4, 5, 0, 3, 1].map(|index| jobs[index].id);
+        assert_eq!(heads.iter().map(|entry| entry.id).collect::<Vec<_>>(), expected);
+        let queued = store.queued(&queue(), None, 10).await.unwrap();
+        assert!(heads.iter().all(|entry| queued.contains(entry)));
+        let tokens = queued.iter().map(|entry| u64::from(entry.cost)).sum();
+        assert_eq!(total, Missing { entries: 6, tokens });
+        let (same, two) = store.queued_heads(&queue(), 2, 2).await.unwrap();
+        assert_eq!((same, &two[..]), (total, &heads[..2]));
+        let other = QueueName { format: "other".into(), ..queue() };
+        let (none, heads) = store.queued_heads(&other, 2, 10).await.unwrap();
+        assert_eq!((none, heads.len()), (Missing::default(), 0));
+    })
+    .await;
 }
 
 #[tokio::test]

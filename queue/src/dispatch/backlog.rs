@@ -132,6 +132,15 @@ impl Demand {
     }
 }
 
+/// Queued jobs of a store that its dispatcher lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Missing {
+    /// Number of jobs.
+    pub entries: u64,
+    /// Tokens that they are expected to use.
+    pub tokens: u64,
+}
+
 /// The entries that wait in a queue, and the rate at which it is drained.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Backlog {

@@ -6,7 +6,7 @@
 //! interleave instead of coming in bursts, and low always makes progress.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::timeout};
 
-use super::{Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Pull, Quotas};
+use super::{Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Missing, Pull, Quotas};
 use crate::job::{JobId, Priority, QueueName};
 
 /// Time after which a caller that found the queue full should retry: about one step of an engine.
@@ -43,9 +43,37 @@ struct State {
 /// One queue's priorities.
 #[derive(Debug, Default)]
 struct Lanes {
-    lanes: [VecDeque<Waiting>; 3],
+    lanes: [Lane; 3],
     /// Smooth weighted round robin credit per lane.
     credit: [i64; 3],
+    /// What the store has in addition; `None` until the first report.
+    missing: Option<Missing>,
+}
+
+/// The entries of one priority.
+#[derive(Debug, Default)]
+struct Lane {
+    /// Handed back, in their old order.
+    returned: VecDeque<Waiting>,
+    /// Requeued, in order of age.
+    front: BTreeMap<JobId, Waiting>,
+    fresh: VecDeque<Waiting>,
+}
+
+impl Lane {
+    fn len(&self) -> usize {
+        self.returned.len() + self.front.len() + self.fresh.len()
+    }
+
+    fn pop(&mut self) -> Option<Waiting> {
+        let returned = self.returned.pop_front();
+        let front = || self.front.pop_first().map(|(_, waiting)| waiting);
+        returned.or_else(front).or_else(|| self.fresh.pop_front())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.returned.iter().chain(self.front.values()).chain(&self.fresh)
+    }
 }
 
 #[derive(Debug)]
@@ -65,14 +93,18 @@ struct Pending {
 
 impl Lanes {
     fn len(&self) -> usize {
-        self.lanes.iter().map(VecDeque::len).sum()
+        self.lanes.iter().map(Lane::len).sum()
+    }
+
+    fn missing(&self) -> usize {
+        self.missing.map_or(0, |missing| missing.entries.try_into().unwrap_or(usize::MAX))
     }
 
     fn pop(&mut self) -> Option<Waiting> {
         let mut total = 0;
         let mut best: Option<usize> = None;
         for (lane, priority) in Priority::ALL.into_iter().enumerate() {
-            if self.lanes[lane].is_empty() {
+            if self.lanes[lane].len() == 0 {
                 self.credit[lane] = 0;
                 continue;
             }
@@ -85,13 +117,19 @@ impl Lanes {
         }
         let lane = best?;
         self.credit[lane] -= total;
-        self.lanes[lane].pop_front()
+        self.lanes[lane].pop()
     }
 }
 
 impl State {
-    /// Returns the ids that are new, or an error if a queue has no room for its entries.
-    fn admit(&self, entries: &[Entry], limit: usize) -> Result<HashSet<JobId>, DispatchError> {
+    /// Returns the ids that are new, or an error if a queue has no room for its entries. Requeued
+    /// entries have twice as much room, and what the store has in addition does not count.
+    fn admit(
+        &self,
+        entries: &[Entry],
+        limit: usize,
+        again: bool,
+    ) -> Result<HashSet<JobId>, DispatchError> {
         let mut added: HashMap<&QueueName, usize> = HashMap::new();
         let mut fresh = HashSet::new();
         for entry in entries {
@@ -101,8 +139,13 @@ impl State {
             }
         }
         for (queue, count) in added {
-            let depth = self.queues.get(queue).map_or(0, Lanes::len);
-            if depth.saturating_add(count) > limit {
+            let lanes = self.queues.get(queue);
+            let depth = lanes.map_or(0, Lanes::len);
+            let (depth, room) = match again {
+                true => (depth, limit.saturating_mul(2)),
+                false => (depth.saturating_add(lanes.map_or(0, Lanes::missing)), limit),
+            };
+            if depth.saturating_add(count) > room {
                 let queue = queue.clone();
                 let limit = Limit::Entries(limit);
                 return Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER });
@@ -171,6 +214,25 @@ impl MemoryDispatcher {
         Self { limit, state: Mutex::default(), arrived: Notify::new() }
     }
 
+    fn add(&self, entries: &[Entry], again: bool) -> Result<usize, DispatchError> {
+        let mut state = self.state.lock();
+        let mut new = state.admit(entries, self.limit, again)?;
+        let added = new.len();
+        for entry in entries.iter().filter(|entry| new.remove(&entry.id)) {
+            state.waiting.insert(entry.id);
+            let lanes = state.queues.entry(entry.queue.clone()).or_default();
+            let waiting = Waiting { entry: entry.clone(), deliveries: 0 };
+            let lane = &mut lanes.lanes[entry.priority as usize];
+            match again {
+                true => drop(lane.front.insert(entry.id, waiting)),
+                false => lane.fresh.push_back(waiting),
+            }
+        }
+        drop(state);
+        self.arrived.notify_waiters();
+        Ok(added)
+    }
+
     /// Takes entries and waits without a limit for the first; [`Dispatcher::pull`] limits the wait.
     async fn take_first(&self, pull: &Pull<'_>) -> Vec<Delivery> {
         loop {
@@ -188,29 +250,33 @@ impl MemoryDispatcher {
 #[async_trait]
 impl Dispatcher for MemoryDispatcher {
     async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
-        let mut state = self.state.lock();
-        let mut fresh = state.admit(entries, self.limit)?;
-        let added = fresh.len();
-        for entry in entries.iter().filter(|entry| fresh.remove(&entry.id)) {
-            state.waiting.insert(entry.id);
-            let lanes = state.queues.entry(entry.queue.clone()).or_default();
-            let waiting = Waiting { entry: entry.clone(), deliveries: 0 };
-            lanes.lanes[entry.priority as usize].push_back(waiting);
-        }
-        drop(state);
-        self.arrived.notify_waiters();
-        Ok(added)
+        self.add(entries, false)
+    }
+
+    async fn requeue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
+        self.add(entries, true)
+    }
+
+    async fn missing(&self, queue: &QueueName) -> Result<Option<Missing>, DispatchError> {
+        Ok(self.state.lock().queues.get(queue).and_then(|lanes| lanes.missing))
+    }
+
+    async fn set_missing(&self, queue: &QueueName, missing: Missing) -> Result<(), DispatchError> {
+        self.state.lock().queues.entry(queue.clone()).or_default().missing = Some(missing);
+        Ok(())
     }
 
     async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {
         let state = self.state.lock();
         let lanes = state.queues.get(&demand.queue);
-        let waiting = || lanes.into_iter().flat_map(|lanes| lanes.lanes.iter().flatten());
+        let waiting =
+            || lanes.into_iter().flat_map(|lanes| lanes.lanes.iter().flat_map(Lane::iter));
+        let missing = lanes.and_then(|lanes| lanes.missing).unwrap_or_default();
         let busy = |limit| {
             let queue = demand.queue.clone();
             Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER })
         };
-        let count = waiting().count();
+        let count = waiting().count().saturating_add(lanes.map_or(0, Lanes::missing));
         if demand.entries == 0 || (demand.entries == 1 && count == 0) {
             return Ok(());
         }
@@ -220,6 +286,7 @@ impl Dispatcher for MemoryDispatcher {
         }
         let cost = |waiting: &Waiting| u64::from(waiting.entry.cost);
         let all: u64 = waiting().map(cost).chain(demand.tokens.values().copied()).sum();
+        let all = all.saturating_add(missing.tokens);
         let bound = quotas.tokens.map(|bound| demand.part_of(bound));
         if let Some(limit) = bound.filter(|limit| all > *limit) {
             return busy(Limit::Tokens(limit));
@@ -267,7 +334,7 @@ impl Dispatcher for MemoryDispatcher {
             count += 1;
             state.waiting.insert(delivery.id);
             let lanes = state.queues.entry(waiting.entry.queue.clone()).or_default();
-            lanes.lanes[waiting.entry.priority as usize].push_front(waiting);
+            lanes.lanes[waiting.entry.priority as usize].returned.push_front(waiting);
         }
         drop(state);
         self.arrived.notify_waiters();

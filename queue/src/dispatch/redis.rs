@@ -11,7 +11,8 @@
 //! an emptied Redis) is repaired when it is found, and counted.
 //!
 //! Handed-back entries stay in their stream, pending with a reserved consumer name, and are delivered in
-//! their order before fresh entries of their tenant.
+//! their order before other entries of their tenant. Requeued jobs follow in order of age, then fresh
+//! entries.
 //!
 //! See also `redis/pull.rs` for waiting and for lost answers.
 
@@ -40,9 +41,11 @@ pub use stats::DispatchStats;
 
 use self::{address::Address, pull::Consumer};
 use super::{
-    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Pull, Quotas,
+    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Missing, Pull,
+    Quotas,
 };
 use crate::{
+    events::RedisEvents,
     job::{QueueName, Timestamp},
     store::RedisStore,
 };
@@ -64,7 +67,8 @@ pub struct RedisDispatcher {
 struct Inner {
     connections: Arc<Connections>,
     limit: BacklogLimit,
-    stats: Mutex<DispatchStats>,
+    /// Shared with the publishers of events.
+    stats: Arc<Mutex<DispatchStats>>,
     /// Names of the queues' data, by prefix: a new name shows that Redis was emptied.
     born: Mutex<HashMap<String, String>>,
     /// Consumers of this process, by name.
@@ -127,7 +131,7 @@ impl RedisDispatcher {
                 connections.map_err(|error| RedisUrlError::Certificates(error.to_string()))?,
             ),
             limit,
-            stats: Mutex::default(),
+            stats: Arc::default(),
             born: Mutex::default(),
             consumers: Mutex::default(),
             swept: Mutex::default(),
@@ -198,8 +202,9 @@ impl RedisDispatcher {
     }
 
     /// Events of jobs in the same Redis, with the same connections.
-    pub fn events(&self) -> crate::events::RedisEvents {
-        crate::events::RedisEvents::new(Arc::clone(&self.inner.connections))
+    pub fn events(&self) -> RedisEvents {
+        let Inner { connections, stats, .. } = &*self.inner;
+        RedisEvents::new(Arc::clone(connections), Arc::clone(stats))
     }
 }
 
@@ -297,6 +302,18 @@ impl Inner {
 impl Dispatcher for RedisDispatcher {
     async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
         self.inner.enqueue(entries).await
+    }
+
+    async fn requeue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
+        self.inner.requeue(entries).await
+    }
+
+    async fn missing(&self, queue: &QueueName) -> Result<Option<Missing>, DispatchError> {
+        self.inner.missing(queue).await
+    }
+
+    async fn set_missing(&self, queue: &QueueName, missing: Missing) -> Result<(), DispatchError> {
+        self.inner.set_missing(queue, missing).await
     }
 
     async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {

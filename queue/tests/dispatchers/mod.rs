@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tritmill_queue::{
     Delivery, DispatchError, Dispatcher, Entry, JobId, Priority, Pull, QueueName, Tenant,
-    dispatch::{Demand, Limit, Quotas},
+    dispatch::{Demand, Limit, Missing, Quotas},
 };
 
 /// A dispatcher for one test.
@@ -38,6 +38,12 @@ pub async fn pull(dispatcher: &Arc<dyn Dispatcher>, consumer: &str, max: usize) 
 
 pub fn ids(deliveries: &[Delivery]) -> Vec<JobId> {
     deliveries.iter().map(|delivery| delivery.id).collect()
+}
+
+fn sorted(deliveries: &[Delivery]) -> Vec<JobId> {
+    let mut sorted = ids(deliveries);
+    sorted.sort();
+    sorted
 }
 
 pub async fn priorities_are_served_sixteen_to_four_to_one_and_first_in_first_out<F: Fixture>() {
@@ -168,6 +174,76 @@ pub async fn handed_back_entries_come_first_and_in_order<F: Fixture>() {
     assert_eq!(ids(&pull(&dispatcher, "b", 10).await), expected);
 }
 
+pub async fn requeued_jobs_ignore_the_limit_and_come_first_by_age<F: Fixture>() {
+    let fixture = F::create(4).await;
+    let dispatcher = fixture.dispatcher();
+    let fed = entries(Priority::Normal, 7);
+    dispatcher.enqueue(&fed[3..]).await.unwrap();
+    assert!(dispatcher.enqueue(&entries(Priority::Normal, 1)).await.is_err(), "full");
+    assert_eq!(dispatcher.requeue(&[fed[2].clone(), fed[0].clone()]).await.unwrap(), 2);
+    assert_eq!(dispatcher.requeue(&fed[..4]).await.unwrap(), 1, "the others wait already");
+    assert_eq!(dispatcher.enqueue(&fed).await.unwrap(), 0);
+    assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 7);
+    // Twice the limit is the end.
+    let many = dispatcher.requeue(&entries(Priority::Low, 2)).await;
+    assert!(matches!(many, Err(DispatchError::Busy { limit: Limit::Entries(4), .. })), "{many:?}");
+    let taken = pull(&dispatcher, "a", 3).await;
+    let expected: Vec<JobId> = fed.iter().map(|entry| entry.id).collect();
+    assert_eq!(ids(&taken), expected[..3]);
+    assert_eq!(dispatcher.requeue(&fed[..3]).await.unwrap(), 0, "delivered");
+    assert_eq!(dispatcher.hand_back("a", &taken[..2]).await.unwrap(), 2);
+    assert_eq!(dispatcher.acknowledge("a", &taken[2..]).await.unwrap(), 1);
+    let rest = pull(&dispatcher, "b", 10).await;
+    assert_eq!(ids(&rest), [&expected[..2], &expected[3..]].concat());
+    assert_eq!((rest[0].deliveries, rest[2].deliveries), (2, 1));
+    // As after a lost lease: acknowledged, and queued again.
+    assert_eq!(dispatcher.acknowledge("b", &rest).await.unwrap(), 6);
+    assert_eq!(dispatcher.requeue(&fed[..1]).await.unwrap(), 1);
+    assert_eq!(ids(&pull(&dispatcher, "a", 10).await), expected[..1]);
+    assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 0);
+}
+
+pub async fn requeued_jobs_of_dead_consumers_are_reclaimed<F: Fixture>() {
+    let fixture = F::create(10).await;
+    let dispatcher = fixture.dispatcher();
+    let fed = entries(Priority::High, 3);
+    dispatcher.requeue(&fed).await.unwrap();
+    let taken = pull(&dispatcher, "dead", 2).await;
+    assert_eq!(taken.len(), 2);
+    let (queue, wait) = (queue(), Duration::ZERO);
+    let wish = Pull { queue: &queue, consumer: "b", max: 5, wait };
+    let reclaimed = dispatcher.reclaim(wish, Duration::ZERO).await.unwrap();
+    assert_eq!(sorted(&reclaimed), sorted(&taken));
+    assert_eq!(dispatcher.acknowledge("dead", &taken).await.unwrap(), 0);
+    assert!(dispatcher.renew("b", &reclaimed).await.unwrap().is_empty());
+    assert_eq!(dispatcher.acknowledge("b", &reclaimed).await.unwrap(), 2);
+    assert_eq!(ids(&pull(&dispatcher, "b", 5).await), [fed[2].id]);
+}
+
+pub async fn jobs_that_only_the_store_has_count_towards_the_limits<F: Fixture>() {
+    let fixture = F::create(10).await;
+    let dispatcher = fixture.dispatcher();
+    assert_eq!(dispatcher.missing(&queue()).await.unwrap(), None);
+    dispatcher.enqueue(&entries(Priority::Normal, 2)).await.unwrap();
+    let quotas = Quotas { tokens: Some(100), ..Quotas::default() };
+    let two = Demand::of(&entries(Priority::Normal, 2)).remove(0);
+    let missing = Missing { entries: 7, tokens: 70 };
+    dispatcher.set_missing(&queue(), missing).await.unwrap();
+    assert_eq!(dispatcher.missing(&queue()).await.unwrap(), Some(missing));
+    let busy = dispatcher.admit(&two, &quotas).await.unwrap_err();
+    assert!(matches!(busy, DispatchError::Busy { limit: Limit::Entries(10), .. }), "{busy}");
+    let busy = dispatcher.enqueue(&entries(Priority::Low, 2)).await.unwrap_err();
+    assert!(matches!(busy, DispatchError::Busy { limit: Limit::Entries(10), .. }), "{busy}");
+    dispatcher.requeue(&entries(Priority::Low, 2)).await.unwrap();
+    assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 4);
+    let fewer = Missing { entries: 1, tokens: 95 };
+    dispatcher.set_missing(&queue(), fewer).await.unwrap();
+    let busy = dispatcher.admit(&two, &quotas).await.unwrap_err();
+    assert!(matches!(busy, DispatchError::Busy { limit: Limit::Tokens(100), .. }), "{busy}");
+    dispatcher.set_missing(&queue(), Missing::default()).await.unwrap();
+    dispatcher.admit(&two, &quotas).await.unwrap();
+}
+
 pub async fn waiting_pull_wakes_for_new_entry_and_times_out<F: Fixture>() {
     let fixture = F::create(100).await;
     let dispatcher = fixture.dispatcher();
@@ -252,6 +328,9 @@ macro_rules! dispatcher_conformance {
             entry_enqueued_twice_is_delivered_once
             only_the_holder_of_a_delivery_may_acknowledge_it
             handed_back_entries_come_first_and_in_order
+            requeued_jobs_ignore_the_limit_and_come_first_by_age
+            requeued_jobs_of_dead_consumers_are_reclaimed
+            jobs_that_only_the_store_has_count_towards_the_limits
             waiting_pull_wakes_for_new_entry_and_times_out
             only_idle_entries_of_others_are_reclaimed
             all_tenants_of_one_priority_make_progress

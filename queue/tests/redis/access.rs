@@ -1,4 +1,4 @@
-//! Connections to Redis, and events of jobs.
+//! Connections to Redis.
 
 use std::{
     net::TcpStream,
@@ -6,10 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::rig::{MANY, command, dispatcher, entries, ids, ids_of, pull};
-use tritmill_queue::{
-    DispatchError, Dispatcher, Entry, EventId, JobEvent, JobId, JobState, dispatch::RedisDispatcher,
-};
+use crate::rig::{MANY, command, entries, ids, ids_of, pull};
+use tritmill_queue::{DispatchError, Dispatcher, Entry, dispatch::RedisDispatcher};
 use tritmill_servers::{Port, Redis};
 
 /// A sentinel that watches one master.
@@ -161,45 +159,4 @@ async fn rediss_to_server_without_tls_fails() {
         let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
         assert!(matches!(dispatcher.ping().await, Err(DispatchError::Unavailable(_))));
     }
-}
-
-#[tokio::test]
-async fn late_subscriber_gets_events_from_the_start() {
-    let redis = Redis::start().unwrap();
-    let events = dispatcher(&redis).events();
-    let (job, other) = (JobId::generate(), JobId::generate());
-    events.publish(job, &[JobEvent::Queued, JobEvent::Started]).await.unwrap();
-    events.publish_delta(job, 0, "Once ").await.unwrap();
-    events.publish_delta(other, 0, "Twice").await.unwrap();
-    let seen = events.read_events(job, EventId::default(), Duration::ZERO).await.unwrap();
-    let delta = JobEvent::Delta { choice: 0, text: "Once ".into() };
-    let published: Vec<JobEvent> = seen.iter().map(|(_, event)| event.clone()).collect();
-    assert_eq!(published, [JobEvent::Queued, JobEvent::Started, delta]);
-    // From where it was, it waits for more.
-    let last = seen.last().unwrap().0;
-    let waiting = {
-        let events = events.clone();
-        tokio::spawn(async move { events.read_events(job, last, Duration::from_secs(10)).await })
-    };
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let _: String = command(&redis, &["XADD", &format!("tm:ev:{{{job}}}"), "*", "e", "?"]).await;
-    let end = JobEvent::Finished { state: JobState::Completed };
-    events.publish(job, std::slice::from_ref(&end)).await.unwrap();
-    let more = waiting.await.unwrap().unwrap();
-    assert_eq!(more.into_iter().map(|(_, event)| event).collect::<Vec<_>>(), [end]);
-    let expires: i64 = command(&redis, &["TTL", &format!("tm:ev:{{{job}}}")]).await;
-    assert!(expires > 0);
-    let none = events.read_events(JobId::generate(), EventId::default(), Duration::from_millis(20));
-    assert!(none.await.unwrap().is_empty());
-}
-
-#[tokio::test]
-async fn events_of_a_job_are_capped() {
-    let redis = Redis::start().unwrap();
-    let events = dispatcher(&redis).events();
-    let job = JobId::generate();
-    let many = vec![JobEvent::Delta { choice: 0, text: "x".into() }; 20_000];
-    events.publish(job, &many).await.unwrap();
-    let kept: usize = command(&redis, &["XLEN", &format!("tm:ev:{{{job}}}")]).await;
-    assert!(kept < 17_000, "{kept}");
 }

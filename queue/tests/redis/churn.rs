@@ -73,7 +73,10 @@ async fn churn(seed: u64) {
                 fed.extend(model.waiting.values().take(3).cloned());
                 let held = model.held.iter().flatten().take(3);
                 fed.extend(held.map(|delivery| model.all[&delivery.id].clone()));
-                dispatcher.enqueue(&fed).await.unwrap();
+                match dice.roll(3) {
+                    0 => dispatcher.requeue(&fed).await.unwrap(),
+                    _ => dispatcher.enqueue(&fed).await.unwrap(),
+                };
             }
             2 => {
                 let taken = pull(&dispatcher, name, dice.roll(12)).await;

@@ -4,6 +4,7 @@
 
 mod access;
 mod churn;
+mod events;
 mod faults;
 mod flow;
 mod rig;

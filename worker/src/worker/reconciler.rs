@@ -1,16 +1,25 @@
 //! Keeps the dispatcher consistent with the store: enqueues jobs that became due or lost their lease, and
 //! jobs that a restarted dispatcher no longer has.
 //!
-//! Jobs that were just queued are enqueued at once. All others are covered by a slow scan over all queued
-//! jobs, which enqueues them again and so restores lost entries. When the depth shows that most of a page
-//! was new, the dispatcher has lost many entries, and the next page follows at once.
+//! Jobs that were just queued are requeued at once. All others are covered by a slow scan over all queued
+//! jobs, which requeues them and so restores lost entries. When the depth shows that most of a page was
+//! new, the dispatcher has lost many entries, and the next page follows at once.
 //!
-//! Every worker runs a reconciler; all its work may be done twice.
+//! A dispatcher without any data is refilled: first the oldest jobs of every priority and tenant, so that
+//! they are served in their shares from the start, then all others. Until that is complete, admission counts
+//! what the store has in addition.
+//!
+//! Every worker runs a reconciler; all its work may be done twice. One worker refills a dispatcher; when it
+//! makes no progress, another one does.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::time::{MissedTickBehavior, interval};
-use tritmill_queue::{Dispatcher, JobId, QueueName, Store, dispatch::Entry, store::RECONCILED_MAX};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tritmill_queue::{
+    DispatchError, Dispatcher, JobId, QueueName, Store,
+    dispatch::{Entry, Missing},
+    store::RECONCILED_MAX,
+};
 
 use super::{Worker, WorkerError};
 use crate::metrics::Metrics;
@@ -20,6 +29,14 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const SCAN_COUNT: u32 = 512;
 /// Entries enqueued at a time when the dispatcher has run low or lost much.
 const FEED_COUNT: u32 = 4096;
+/// Entries enqueued at a time: a full dispatcher still takes what it has room for.
+const CHUNK: usize = 512;
+/// First jobs of every priority and tenant, and of all, with which a refill begins.
+const HEADS: (u32, u32) = (1024, 1 << 16);
+/// Pages of a refill between two rounds of other work.
+const REFILL_PAGES: usize = 16;
+/// A refill by another worker that makes no progress for this long has ended.
+const REFILL_STALLED: Duration = Duration::from_secs(10);
 
 /// The task's state.
 pub(super) struct Reconciler {
@@ -33,6 +50,10 @@ pub(super) struct Reconciler {
     cursor: Option<JobId>,
     /// Jobs that became due and are not enqueued yet, by queue.
     due: HashMap<QueueName, Vec<Entry>>,
+    /// What a refill by this worker has not reached yet.
+    refill: Option<Missing>,
+    /// What a refill by another worker had not reached, and since when.
+    others_refill: Option<(Missing, Instant)>,
 }
 
 impl Reconciler {
@@ -45,6 +66,8 @@ impl Reconciler {
             low: worker.config.slots.saturating_mul(4),
             cursor: None,
             due: HashMap::new(),
+            refill: None,
+            others_refill: None,
         }
     }
 
@@ -54,13 +77,21 @@ impl Reconciler {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            if let Err(error) = self.round().await {
-                tracing::warn!(%error, "queue not reconciled, trying again");
+            loop {
+                match self.round().await {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(error) => {
+                        tracing::warn!(%error, "queue not reconciled, trying again");
+                        break;
+                    }
+                }
             }
         }
     }
 
-    async fn round(&mut self) -> Result<(), WorkerError> {
+    /// Returns whether the next round should follow at once.
+    async fn round(&mut self) -> Result<bool, WorkerError> {
         let moved = self.store.reconcile().await?;
         self.metrics.add_reclaimed(moved.lapsed);
         for entry in moved.queued {
@@ -71,6 +102,9 @@ impl Reconciler {
             }
         }
         self.enqueue_due().await;
+        if let Some(again) = self.refill().await? {
+            return Ok(again);
+        }
         let mut depth = self.dispatcher.depth(&self.queue).await?;
         let mut count = if depth < self.low { FEED_COUNT } else { SCAN_COUNT };
         loop {
@@ -79,7 +113,7 @@ impl Reconciler {
             let before = std::mem::replace(&mut depth, self.dispatcher.depth(&self.queue).await?);
             let new = depth.saturating_sub(before);
             if scanned < count as usize || new < scanned / 2 {
-                return Ok(());
+                return Ok(false);
             }
             count = FEED_COUNT;
         }
@@ -89,19 +123,112 @@ impl Reconciler {
     /// tick.
     async fn enqueue_due(&mut self) {
         for (queue, entries) in std::mem::take(&mut self.due) {
-            if let Err(error) = self.dispatcher.enqueue(&entries).await {
+            if let Err(error) = self.dispatcher.requeue(&entries).await {
                 tracing::warn!(%queue, %error, "due jobs not enqueued, trying again");
                 self.due.insert(queue, entries);
             }
         }
     }
 
+    /// Refills a dispatcher that lacks jobs, a bounded number at a time. Returns whether to go on at once;
+    /// `None` if it lacks none, or if another worker refills it.
+    async fn refill(&mut self) -> Result<Option<bool>, WorkerError> {
+        let missing = self.dispatcher.missing(&self.queue).await?;
+        if missing.is_some_and(|missing| missing.entries == 0) {
+            (self.refill, self.others_refill) = (None, None);
+            return Ok(None);
+        }
+        if missing.is_none() {
+            // The data is gone, and with it what an earlier refill added.
+            self.refill = None;
+        }
+        if self.refill.is_none() {
+            if let Some(missing) = missing
+                && !self.is_stalled(missing)
+            {
+                return Ok(None);
+            }
+            self.begin_refill().await?;
+        }
+        let mut again = true;
+        for _ in 0..REFILL_PAGES {
+            let scanned = match self.enqueue_page(FEED_COUNT).await {
+                // The rest follows as workers take entries.
+                Err(WorkerError::Dispatch(DispatchError::Busy { .. })) => {
+                    again = false;
+                    break;
+                }
+                scanned => scanned?,
+            };
+            if scanned < FEED_COUNT as usize {
+                (self.refill, again) = (None, false);
+                tracing::info!(queue = %self.queue, "dispatcher refilled");
+                break;
+            }
+        }
+        let missing = self.refill.unwrap_or_default();
+        self.dispatcher.set_missing(&self.queue, missing).await?;
+        self.metrics.set_queue_depth(self.dispatcher.depth(&self.queue).await?);
+        Ok(Some(again))
+    }
+
+    /// Returns whether another worker's refill has stopped.
+    fn is_stalled(&mut self, missing: Missing) -> bool {
+        match self.others_refill {
+            Some((known, since)) if known == missing => since.elapsed() >= REFILL_STALLED,
+            _ => {
+                self.others_refill = Some((missing, Instant::now()));
+                false
+            }
+        }
+    }
+
+    /// Tells the dispatcher what the store has, and enqueues the heads of all lines.
+    async fn begin_refill(&mut self) -> Result<(), WorkerError> {
+        // Keeps other workers from doing the same; the true number follows.
+        let begun = Missing { entries: 1, tokens: 0 };
+        self.dispatcher.set_missing(&self.queue, begun).await?;
+        let heads = self.store.queued_heads(&self.queue, HEADS.0, HEADS.1).await;
+        let (total, heads) = heads.unwrap_or_else(|error| {
+            // A long queue may take the store longer than a call may; the scan finds everything.
+            tracing::warn!(queue = %self.queue, %error, "refilling in order of age");
+            (begun, Vec::new())
+        });
+        let known = self.dispatcher.depth(&self.queue).await? as u64;
+        let entries = total.entries.saturating_sub(known).max(1);
+        // Tokens of the known entries: at the mean cost.
+        let tokens =
+            u128::from(total.tokens) * u128::from(entries) / u128::from(total.entries.max(entries));
+        let missing = Missing { entries, tokens: tokens.try_into().unwrap_or(u64::MAX) };
+        self.dispatcher.set_missing(&self.queue, missing).await?;
+        (self.refill, self.cursor) = (Some(missing), None);
+        tracing::info!(queue = %self.queue, missing = missing.entries, "refilling the dispatcher");
+        match self.requeue(&heads).await {
+            Err(WorkerError::Dispatch(DispatchError::Busy { .. })) => Ok(()),
+            requeued => requeued,
+        }
+    }
+
+    /// Requeues entries of this worker's queue, and counts the new ones.
+    async fn requeue(&mut self, entries: &[Entry]) -> Result<(), WorkerError> {
+        for chunk in entries.chunks(CHUNK) {
+            let added = self.dispatcher.requeue(chunk).await?;
+            self.metrics.add_re_enqueued(added);
+            if let Some(missing) = &mut self.refill {
+                let cost = chunk.iter().map(|entry| u64::from(entry.cost)).sum::<u64>();
+                let new = cost * added as u64 / chunk.len() as u64;
+                // At least one until the end of the scan.
+                missing.entries = missing.entries.saturating_sub(added as u64).max(1);
+                missing.tokens = missing.tokens.saturating_sub(new);
+            }
+        }
+        Ok(())
+    }
+
     /// Enqueues the next page of the scan; returns its length.
     async fn enqueue_page(&mut self, count: u32) -> Result<usize, WorkerError> {
         let entries = self.store.queued(&self.queue, self.cursor, count).await?;
-        if !entries.is_empty() {
-            self.metrics.add_re_enqueued(self.dispatcher.enqueue(&entries).await?);
-        }
+        self.requeue(&entries).await?;
         // Only after success, so that a failed page is tried again.
         self.cursor = match entries.last() {
             Some(last) if entries.len() == count as usize => Some(last.id),
@@ -114,8 +241,8 @@ impl Reconciler {
 #[cfg(test)]
 mod tests {
     use tritmill_queue::{
-        Claimant, Job, Priority, Prompt, Sampling, Tenant,
-        dispatch::{MemoryDispatcher, Pull},
+        Claimant, Delivery, Job, Priority, Prompt, Sampling, Tenant,
+        dispatch::{Demand, MemoryDispatcher, Pull, Quotas},
         store::SqliteStore,
     };
 
@@ -152,6 +279,8 @@ mod tests {
             low: 4,
             cursor: None,
             due: HashMap::new(),
+            refill: None,
+            others_refill: None,
         };
         (reconciler, dispatcher)
     }
@@ -180,11 +309,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn job_with_lost_lease_is_enqueued_at_once_wherever_the_scan_is() {
+    async fn job_with_lost_lease_is_first_at_once_also_in_a_full_queue() {
         let folder = tempfile::tempdir().expect("a folder");
         let jobs: Vec<Job> = (0..2000).map(|_| job()).collect();
         let store = store(&folder, &jobs).await;
-        let (mut reconciler, dispatcher) = reconciler(store.clone(), 2000).await;
+        // Requeued jobs have twice as much room.
+        let (mut reconciler, dispatcher) = reconciler(store.clone(), 1000).await;
         let queue = reconciler.queue.clone();
         reconciler.round().await.expect("a round");
         let pull = || Pull { queue: &queue, consumer: "w", max: 1, wait: Duration::ZERO };
@@ -193,10 +323,10 @@ mod tests {
         let claims = store.claim(&[taken[0].id], by).await.expect("claims");
         assert_eq!((claims[0].job.id, claims[0].epoch), (jobs[0].id, 1));
         dispatcher.acknowledge("w", &taken).await.expect("acknowledges");
-        // The scan is past this job and the dispatcher is full: the job is not enqueued, and not
-        // forgotten.
+        // The scan is past this job, and there is no room even for requeued jobs: the job is not
+        // enqueued, and not forgotten.
         reconciler.cursor = Some(jobs[600].id);
-        dispatcher.enqueue(&[job().entry()]).await.expect("room for one");
+        dispatcher.requeue(&[job().entry()]).await.expect("room for one");
         reconciler.round().await.expect("a round");
         assert_eq!(dispatcher.depth(&queue).await.expect("a depth"), 2000);
         let first = dispatcher.pull(pull()).await.expect("one");
@@ -204,8 +334,47 @@ mod tests {
         let due: Vec<JobId> = reconciler.due[&queue].iter().map(|entry| entry.id).collect();
         assert_eq!(due, [jobs[0].id]);
         reconciler.cursor = Some(jobs[600].id);
+        assert!(dispatcher.enqueue(&[job().entry()]).await.is_err(), "full for new jobs");
         reconciler.round().await.expect("a round");
         assert!(reconciler.due.is_empty());
         assert_eq!(dispatcher.depth(&queue).await.expect("a depth"), 2000);
+        let first = dispatcher.pull(pull()).await.expect("one");
+        assert_eq!(first[0].id, jobs[0].id, "the oldest");
+    }
+
+    #[tokio::test]
+    async fn lost_queue_is_refilled_by_priority_and_tenant_while_admission_counts_the_store() {
+        let of = |priority: Priority, tenant: &str| {
+            let tenant = Tenant(tenant.to_owned());
+            Job { priority, tenant, ..job() }
+        };
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut jobs: Vec<Job> = (0..5000).map(|_| of(Priority::Low, "large")).collect();
+        jobs.extend((0..10).map(|_| of(Priority::Low, "small")));
+        jobs.extend((0..10).map(|_| of(Priority::High, "large")));
+        let store = store(&folder, &jobs).await;
+        let (mut reconciler, dispatcher) = reconciler(store.clone(), 1000).await;
+        let queue = reconciler.queue.clone();
+        let ask = Demand::of(&[job().entry(), job().entry()]).remove(0);
+        let quotas = Quotas::default();
+        dispatcher.admit(&ask, &quotas).await.expect("nothing is known yet");
+        reconciler.round().await.expect("a round");
+        // The heads of all lines, 1044 jobs, and one chunk of the rest fit twice the limit.
+        let pull = || Pull { queue: &queue, consumer: "w", max: 5000, wait: Duration::ZERO };
+        let mut taken = dispatcher.pull(pull()).await.expect("entries");
+        assert_eq!(taken.len(), 1044 + CHUNK);
+        let seen = |taken: &[Delivery], job: &Job| taken.iter().any(|one| one.id == job.id);
+        assert!(jobs[5000..].iter().all(|job| seen(&taken, job)));
+        // Nothing waits in the dispatcher, but much in the store.
+        let missing = dispatcher.missing(&queue).await.expect("missing").expect("known");
+        assert_eq!(missing.entries, (5020 - 1044 - CHUNK) as u64);
+        let busy = dispatcher.admit(&ask, &quotas).await;
+        assert!(matches!(busy, Err(DispatchError::Busy { .. })), "{busy:?}");
+        while dispatcher.missing(&queue).await.expect("missing") != Some(Missing::default()) {
+            reconciler.round().await.expect("a round");
+            taken.extend(dispatcher.pull(pull()).await.expect("entries"));
+        }
+        assert_eq!(taken.len(), jobs.len());
+        dispatcher.admit(&ask, &quotas).await.expect("room again");
     }
 }

@@ -5,7 +5,8 @@
 local entries, tokens = tonumber(ARGV[3]), tonumber(ARGV[4])
 -- A single entry always fits an empty queue: otherwise a large one would never be accepted.
 if entries == 0 then return { 0, 0 } end
-if entries == 1 and tonumber(redis.call('HGET', META, 'n') or 0) == 0 then return { 0, 0 } end
+local known = redis.call('HMGET', META, 'n', 'missing')
+if entries == 1 and tonumber(known[1] or 0) + tonumber(known[2] or 0) <= 0 then return { 0, 0 } end
 local which, after = excess(entries, tokens, tonumber(ARGV[1]), tonumber(ARGV[2]))
 if which then return { which, after } end
 for i = 5, #ARGV, 3 do

@@ -11,9 +11,15 @@ end
 for _, priority in ipairs(PRIORITIES) do
   local active = redis.call('ZRANGE', P .. ':active:' .. priority, 0, tonumber(ARGV[1]) - 1)
   for _, tenant in ipairs(active) do
-    local stream = stream_of(priority .. ':' .. tenant)
-    local parked = redis.pcall('XPENDING', stream, GROUP, '-', '+', 1, RETURNED)
-    if not parked.err and #parked > 0 then look(parked[1][1]) end
+    local place = priority .. ':' .. tenant
+    local stream, first = stream_of(place), redis.call('ZRANGE', front_of(place), 0, 0)[1]
+    -- The first 48 bits of an id are its time in ms.
+    local ms = first and tonumber(first:sub(1, 8) .. first:sub(10, 13), 16)
+    if ms then look(string.format('%.0f', ms)) end
+    for _, name in ipairs({ stream, stream_of(again_of(place)) }) do
+      local parked = redis.pcall('XPENDING', name, GROUP, '-', '+', 1, RETURNED)
+      if not parked.err and #parked > 0 then look(parked[1][1]) end
+    end
     local groups = redis.pcall('XINFO', 'GROUPS', stream)
     for _, group in ipairs(groups.err and {} or groups) do
       local named = {}

@@ -27,7 +27,7 @@ use redis::{
 
 use super::{
     address::{Address, Kind},
-    scripts::Script,
+    scripts::{Script, keys_of},
 };
 
 /// Limit for one connection attempt.
@@ -36,6 +36,16 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit for a command that does not block.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a cluster's client sends a command again that a node refuses for the moment, as it does
+/// while a slot moves (`TRYAGAIN`, `ASK`, `MOVED`).
+const CLUSTER_RETRIES: u32 = 10;
+/// Shortest and longest wait before that, in milliseconds. All waits together are shorter than
+/// [`RESPONSE_TIMEOUT`], so that the caller gets the refusal and keeps the connection.
+const CLUSTER_WAIT_MS: (u64, u64) = (10, 150);
+const _: () = assert!(
+    CLUSTER_RETRIES as u128 * CLUSTER_WAIT_MS.1 as u128 <= RESPONSE_TIMEOUT.as_millis(),
+    "a command is not late because of its retries"
+);
 /// Longest wait of one blocking read.
 pub(crate) const BLOCK_MAX: Duration = Duration::from_secs(5);
 /// Limit for a blocking read, including its wait.
@@ -134,6 +144,9 @@ impl Connector {
                         .connection_timeout(CONNECT_TIMEOUT)
                         .response_timeout(timeout)
                         .overall_response_timeout(Some(timeout))
+                        .retries(CLUSTER_RETRIES)
+                        .min_retry_wait(CLUSTER_WAIT_MS.0)
+                        .max_retry_wait(CLUSTER_WAIT_MS.1)
                         .build()
                         .map(Box::new)
                 };
@@ -262,26 +275,34 @@ impl Connections {
         result
     }
 
-    /// Sends a pipeline once, to one slot.
-    pub(crate) async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<()> {
-        let (number, mut link) = self.shared().await?;
-        let result = pipeline.query_async::<()>(&mut link).await;
-        if result.as_ref().is_err_and(breaks) {
-            self.drop_shared(number).await;
+    /// Sends an idempotent command; again on a new connection if the connection is broken.
+    pub(crate) async fn query_again<T: FromRedisValue>(&self, command: &Cmd) -> RedisResult<T> {
+        match self.query(command).await {
+            Err(error) if breaks(&error) && !error.is_timeout() => self.query(command).await,
+            result => result,
         }
-        result
     }
 
-    /// Runs a script once; sends its text if the server does not know its hash.
+    /// Runs a script of a queue once; sends its text if the server does not know its hash.
     pub(crate) async fn run<T: FromRedisValue, A: ToRedisArgs + Sync>(
         &self,
         script: &Script,
         prefix: &str,
         arguments: &[A],
     ) -> RedisResult<T> {
-        match self.query(&script.by_hash(prefix, arguments)).await {
+        self.run_on(script, &keys_of(prefix), arguments).await
+    }
+
+    /// Runs a script once, with these keys.
+    pub(crate) async fn run_on<T: FromRedisValue, A: ToRedisArgs + Sync>(
+        &self,
+        script: &Script,
+        keys: &[String],
+        arguments: &[A],
+    ) -> RedisResult<T> {
+        match self.query(&script.by_hash(keys, arguments)).await {
             Err(error) if is_no_script(&error) => {
-                self.query(&script.by_text(prefix, arguments)).await
+                self.query(&script.by_text(keys, arguments)).await
             }
             result => result,
         }

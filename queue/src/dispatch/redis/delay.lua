@@ -10,7 +10,7 @@ if redis.call('ZCARD', DUE) + fresh > tonumber(ARGV[1]) then return -1 end
 local kept = 0
 for i = 2, #ARGV, 4 do
   local id = ARGV[i]
-  if not located(id) then
+  if not located(id) and not in_front(id, redis.call('HGET', IDS, id)) then
     redis.call('HSET', IDS, id, '@' .. ARGV[i + 2] .. ':' .. ARGV[i + 1])
     redis.call('ZADD', DUE, ARGV[i + 3], id)
     kept = kept + 1

@@ -1,13 +1,16 @@
 -- Adds entries, all or none.
--- ARGV: entries_max tokens_max entries_after tokens_after forced, then per entry: id place cost.
--- entries_after and tokens_after come in later calls and must fit too; forced: already checked.
+-- ARGV: entries_max tokens_max entries_after tokens_after mode, then per entry: id place cost.
+-- entries_after and tokens_after come in later calls and must fit too. Modes: new; checked (the limits were
+-- checked before); again (requeued: in front, and only up to twice entries_max, which bounds Redis's memory).
 -- Returns {added, 0, 0}, or {-1, exceeded limit (1 entries, 2 tokens), retry_after in ms}.
 local FIRST = 6
 
--- Whether the job's entry is fresh or pending at its place in IDS. An entry that another program deleted,
+-- Whether the job is in front, or its entry is fresh or pending at its place in IDS. An entry that another program deleted,
 -- or acknowledged without deleting, is not live: adding it again repairs it.
 local function is_live(id)
-  local where = located(id)
+  local value = redis.call('HGET', IDS, id)
+  if in_front(id, value) then return true end
+  local where = located(id, value)
   if not where then return false end
   local place, entry = where:match('^(.*):(%d+%-%d+)$')
   local stream = stream_of(place)
@@ -35,7 +38,10 @@ for i = FIRST, #ARGV, 3 do
   end
 end
 
-if ARGV[5] == '0' then
+if ARGV[5] == 'again' then
+  local beyond = #chosen + tonumber(redis.call('HGET', META, 'n') or 0) - 2 * tonumber(ARGV[1])
+  if #chosen > 0 and beyond > 0 then return { -1, 1, wait_for(0) } end
+elseif ARGV[5] == 'new' then
   local entries, wanted = #chosen + tonumber(ARGV[3]), tokens + tonumber(ARGV[4])
   local which, after = excess(entries, wanted, tonumber(ARGV[1]), tonumber(ARGV[2]))
   if which then return { -1, which, after } end
@@ -51,7 +57,12 @@ for _, i in ipairs(chosen) do
     added[place] = sums
     open(place)
   end
-  append(id, place, cost)
+  if ARGV[5] == 'again' then
+    redis.call('HSET', IDS, id, string.format('=%d:%s', cost, place))
+    redis.call('ZADD', front_of(place), 0, id)
+  else
+    append(id, place, cost)
+  end
   sums[1], sums[2] = sums[1] + 1, sums[2] + cost
 end
 for place, sums in pairs(added) do

@@ -6,7 +6,7 @@ use redis::RedisError;
 
 use super::{Delayed, Inner, keys, scripts, unavailable};
 use crate::{
-    dispatch::{Backlog, Demand, DispatchError, Entry, Limit, Quotas},
+    dispatch::{Backlog, Demand, DispatchError, Entry, Limit, Missing, Quotas},
     job::{QueueName, Tenant},
 };
 
@@ -23,8 +23,42 @@ struct Admission {
     /// Entries and tokens of later chunks, which must fit as well.
     entries_after: usize,
     tokens_after: u64,
-    /// Whether the limits were checked before.
-    forced: bool,
+    mode: Mode,
+}
+
+/// Which limits apply, and where entries are added.
+#[derive(Clone, Copy, Default)]
+enum Mode {
+    #[default]
+    New,
+    /// The limits were checked before.
+    Checked,
+    /// Requeued.
+    Again,
+}
+
+impl Mode {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Checked => "checked",
+            Self::Again => "again",
+        }
+    }
+}
+
+/// Groups entries by queue.
+fn by_queue(entries: &[Entry]) -> Vec<(&QueueName, Vec<&Entry>)> {
+    let mut queues: Vec<(&QueueName, Vec<&Entry>)> = Vec::new();
+    let mut index: HashMap<&QueueName, usize> = HashMap::new();
+    for entry in entries {
+        let at = *index.entry(&entry.queue).or_insert_with(|| {
+            queues.push((&entry.queue, Vec::new()));
+            queues.len() - 1
+        });
+        queues[at].1.push(entry);
+    }
+    queues
 }
 
 fn tokens(entries: &[&Entry]) -> u64 {
@@ -46,16 +80,7 @@ impl Inner {
     /// adds: all or nothing, except that concurrent producers may together exceed a limit by a chunk.
     /// After an error in between, the caller can retry: nothing is added twice.
     pub(super) async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
-        let mut added = 0;
-        let mut queues: Vec<(&QueueName, Vec<&Entry>)> = Vec::new();
-        let mut index: HashMap<&QueueName, usize> = HashMap::new();
-        for entry in entries {
-            let at = *index.entry(&entry.queue).or_insert_with(|| {
-                queues.push((&entry.queue, Vec::new()));
-                queues.len() - 1
-            });
-            queues[at].1.push(entry);
-        }
+        let (mut added, queues) = (0, by_queue(entries));
         if let [(queue, entries)] = &*queues
             && entries.len() <= CHUNK
         {
@@ -66,17 +91,52 @@ impl Inner {
             // that known entries do not count.
             let (first, rest) = entries.split_at(if queues.len() == 1 { CHUNK } else { 0 });
             let (entries_after, tokens_after) = (rest.len(), tokens(rest));
-            let admission = Admission { entries_after, tokens_after, forced: false };
+            let admission = Admission { entries_after, tokens_after, mode: Mode::New };
             added += self.add(queue, first, admission).await?;
         }
         for (queue, entries) in &queues {
             let done = if queues.len() == 1 { CHUNK } else { 0 };
             for chunk in entries[done..].chunks(CHUNK) {
-                let admission = Admission { forced: true, ..Admission::default() };
+                let admission = Admission { mode: Mode::Checked, ..Admission::default() };
                 added += self.add(queue, chunk, admission).await?;
             }
         }
         Ok(added)
+    }
+
+    /// Requeues in chunks; after an error in between, the caller can retry.
+    pub(super) async fn requeue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
+        let mut added = 0;
+        for (queue, entries) in by_queue(entries) {
+            for chunk in entries.chunks(CHUNK) {
+                let admission = Admission { mode: Mode::Again, ..Admission::default() };
+                added += self.add(queue, chunk, admission).await?;
+            }
+        }
+        Ok(added)
+    }
+
+    pub(super) async fn missing(
+        &self,
+        queue: &QueueName,
+    ) -> Result<Option<Missing>, DispatchError> {
+        let mut command = redis::cmd("HMGET");
+        command.arg(format!("{}:meta", keys::prefix(queue))).arg("missing").arg("missing_t");
+        let (entries, tokens): (Option<u64>, Option<u64>) =
+            self.connections.query_again(&command).await.map_err(unavailable)?;
+        Ok(entries.map(|entries| Missing { entries, tokens: tokens.unwrap_or(0) }))
+    }
+
+    pub(super) async fn set_missing(
+        &self,
+        queue: &QueueName,
+        missing: Missing,
+    ) -> Result<(), DispatchError> {
+        let mut command = redis::cmd("HSET");
+        command.arg(format!("{}:meta", keys::prefix(queue))).arg("missing").arg(missing.entries);
+        command.arg("missing_t").arg(missing.tokens);
+        let set = self.connections.query_again::<redis::Value>(&command).await;
+        set.map(drop).map_err(|error| refusal(queue, error))
     }
 
     /// Checks the limits of a queue without adding anything.
@@ -130,7 +190,7 @@ impl Inner {
             self.limit.tokens.to_string(),
             admission.entries_after.to_string(),
             admission.tokens_after.to_string(),
-            u8::from(admission.forced).to_string(),
+            admission.mode.as_str().to_owned(),
         ];
         for entry in entries {
             let (id, cost) = (entry.id.to_string(), entry.cost.to_string());
@@ -202,13 +262,9 @@ impl Inner {
     pub(super) async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError> {
         let mut command = redis::cmd("HGET");
         command.arg(format!("{}:meta", keys::prefix(queue))).arg("n");
-        let result = match self.connections.query::<Option<i64>>(&command).await {
-            Err(error) if super::connections::breaks(&error) && !error.is_timeout() => {
-                self.connections.query(&command).await
-            }
-            result => result,
-        };
-        let waiting = result.map_err(unavailable)?.unwrap_or(0);
+        let waiting: Option<i64> =
+            self.connections.query_again(&command).await.map_err(unavailable)?;
+        let waiting = waiting.unwrap_or(0);
         Ok(usize::try_from(waiting).unwrap_or(0))
     }
 }

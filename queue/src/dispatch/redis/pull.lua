@@ -10,10 +10,11 @@ local WEIGHTS = { high = 16, normal = 4, low = 1 }
 local me, max = ARGV[1], tonumber(ARGV[2])
 local taken, made_again, foreign = {}, 0, 0
 
--- Takes handed-back entries in their old order, before fresh ones.
+-- Takes handed-back entries of a stream in their old order.
 local function take_parked(place, want)
-  local parked = tonumber(redis.call('HGET', PARKED, place) or 0)
-  if parked <= 0 then return 0, 0 end
+  local field = parked_of(place)
+  local parked = tonumber(redis.call('HGET', PARKED, field) or 0)
+  if want <= 0 or parked <= 0 then return 0, 0 end
   local stream, entries, tokens = stream_of(place), 0, 0
   local pending = redis.pcall('XPENDING', stream, GROUP, '-', '+', want, RETURNED)
   if pending.err then pending = {} end
@@ -29,9 +30,52 @@ local function take_parked(place, want)
     end
   end
   if #pending < want then
-    redis.call('HDEL', PARKED, place)
+    redis.call('HDEL', PARKED, field)
   else
-    redis.call('HINCRBY', PARKED, place, -#pending)
+    redis.call('HINCRBY', PARKED, field, -#pending)
+  end
+  return entries, tokens
+end
+
+-- Makes the place's second stream ready, without fresh entries.
+local function open_again(again)
+  open(again)
+  local groups = redis.pcall('XINFO', 'GROUPS', stream_of(again))
+  if groups.err or #groups == 0 then
+    redis.call('DEL', stream_of(again))
+    redis.call('XGROUP', 'CREATE', stream_of(again), GROUP, '0', 'MKSTREAM')
+    made_again = made_again + 1
+  end
+end
+
+-- Takes requeued jobs, the oldest first.
+local function take_front(place, want)
+  local ids = redis.call('ZRANGE', front_of(place), 0, want - 1)
+  if #ids == 0 then return 0, 0 end
+  redis.call('ZREM', front_of(place), unpack(ids))
+  local again, entries, tokens, left = again_of(place), 0, 0, 0
+  open_again(again)
+  for n, value in ipairs(redis.call('HMGET', IDS, unpack(ids))) do
+    local cost, at = (value or ''):match('^=(%d+):(.*)$')
+    if at == place then
+      append(ids[n], again, tonumber(cost))
+      tokens, left = tokens + tonumber(cost), left + 1
+    end
+  end
+  while left > 0 do
+    local reply = redis.call('XREADGROUP', 'GROUP', GROUP, me, 'COUNT', left, 'STREAMS',
+      stream_of(again), '>')
+    if not reply then break end
+    for _, item in ipairs(reply[1][2]) do
+      local id = decode(item[2])
+      if id and located(id) == again .. ':' .. item[1] then
+        taken[#taken + 1] = { id, again .. ':' .. item[1], 1 }
+        entries, left = entries + 1, left - 1
+      else
+        drop(again, item[1])
+        foreign = foreign + 1
+      end
+    end
   end
   return entries, tokens
 end
@@ -98,7 +142,13 @@ end
 local function take(priority, tenant, want)
   local place = priority .. ':' .. tenant
   local entries, tokens = take_parked(place, want)
+  local returned, cost_of_returned = take_parked(again_of(place), want - entries)
+  entries, tokens = entries + returned, tokens + cost_of_returned
   local dry = false
+  if entries < want then
+    local more, cost = take_front(place, want - entries)
+    entries, tokens = entries + more, tokens + cost
+  end
   if entries < want then
     local more, cost
     more, cost, dry = take_fresh(place, want - entries)
@@ -108,7 +158,8 @@ local function take(priority, tenant, want)
     -- At least one token each, or entries without cost would always be served first.
     redis.call('ZINCRBY', P .. ':active:' .. priority, math.max(tokens, entries), tenant)
   end
-  if (entries > 0 and count(place, -entries, -tokens) <= 0) or dry then
+  local is_last = entries > 0 and count(place, -entries, -tokens) <= 0
+  if dry or (is_last and redis.call('EXISTS', front_of(place)) == 0) then
     deactivate(place)
     foreign = foreign + close(place)
   end

@@ -1,18 +1,23 @@
 -- Shared functions of the scripts of one queue; each script begins with this file.
 --
 -- KEYS[1] is the queue's prefix `tm:{MODEL:FORMAT}`. Every other key is derived from it and so has the
--- same hash tag: one cluster slot. A place is `PRIORITY:TENANT`; its stream is `PREFIX:PLACE`. Fresh
+-- same hash tag: one cluster slot. No key has the prefix itself as its name: see scripts.rs. A place is `PRIORITY:TENANT`; its stream is `PREFIX:PLACE`. Fresh
 -- entries of a stream were not delivered by its group; parked ones were handed back and are pending with
 -- the reserved consumer RETURNED.
+--
+-- Requeued jobs are in front of their place's line, in order of age, which is that of their ids. A stream
+-- only grows at its end, so they wait in a sorted set; when one is delivered, its entry is added to the
+-- stream of the place PLACE:again, which has no other fresh entries.
 local P = KEYS[1]
 local GROUP, RETURNED = 'workers', ':returned'
 local PRIORITIES = { 'high', 'normal', 'low' }
-local IDS = P .. ':ids'         -- hash: job -> COST:PLACE:ENTRY, or @COST:PLACE while delayed
-local META = P .. ':meta'       -- hash: n and t (waiting entries, tokens), n:PRIORITY, credits, rate
+local IDS = P .. ':ids'         -- hash: job -> COST:PLACE:ENTRY, @COST:PLACE while delayed, =COST:PLACE in front
+local META = P .. ':meta'       -- hash: n and t (waiting entries, tokens), n:PRIORITY, credits, rate,
+                                -- missing and missing_t (as n and t: what only the store has)
 local STREAMS = P .. ':streams' -- set: places that have a stream
 local COUNTS = P .. ':counts'   -- hash: place -> waiting entries
 local COSTS = P .. ':costs'     -- hash: place -> waiting tokens
-local PARKED = P .. ':parked'   -- hash: place -> handed-back entries among the waiting
+local PARKED = P .. ':parked'   -- hash: place, or PLACE+ for its second stream -> handed-back entries
 local DUE = P .. ':due'         -- sorted set: delayed jobs by due time in ms
 local BELL = P .. ':bell'       -- stream of one entry, replaced when an entry arrives
 local RATE_MS = 30000           -- time constant of the drain rate
@@ -29,12 +34,33 @@ end
 
 local function stream_of(place) return P .. ':' .. place end
 
--- The position of a job's entry, as PLACE:ENTRY; nil if it is delayed or unknown.
-local function located(id)
-  local value = redis.call('HGET', IDS, id)
+-- The stream for requeued jobs of a place, and the place of either stream.
+local function again_of(place) return place .. ':again' end
+local function base_of(place) return place:match('^%a+:[^:]*') end
+
+-- The field in PARKED for entries of a place's stream.
+local function parked_of(place)
+  local base = base_of(place)
+  return place == base and place or base .. '+'
+end
+
+local function front_of(place) return P .. ':front:' .. place end -- sorted set: jobs, all scores 0
+
+-- The position of a job's entry, as PLACE:ENTRY; nil if it is delayed, in front or unknown.
+local function located(id, known)
+  local value = known or redis.call('HGET', IDS, id)
   if not value then return nil end
   local cost, place = value:match('^(%d+):(.*)$')
   return place, tonumber(cost)
+end
+
+-- Whether a job with this value in IDS is in front of an active place's line. While a place is not active,
+-- nothing takes its entries: adding the job again repairs that.
+local function in_front(id, value)
+  local place = value and value:match('^=%d+:(.*)$')
+  if not place or not redis.call('ZSCORE', front_of(place), id) then return false end
+  local priority, tenant = place:match('^(%a+):(.*)$')
+  return redis.call('ZSCORE', P .. ':active:' .. priority, tenant)
 end
 
 local function is_uuid(id)
@@ -168,7 +194,7 @@ local function deactivate(place)
   if entries ~= 0 or tokens ~= 0 then count(place, -entries, -tokens) end
   redis.call('HDEL', COUNTS, place)
   redis.call('HDEL', COSTS, place)
-  redis.call('HDEL', PARKED, place)
+  redis.call('HDEL', PARKED, place, parked_of(again_of(place)))
   local score = redis.call('ZSCORE', active, tenant)
   redis.call('ZREM', active, tenant)
   local least = redis.call('ZRANGE', active, 0, 0, 'WITHSCORES')
@@ -242,9 +268,9 @@ end
 -- ms; nil if all fit.
 local function excess(entries, tokens, entries_max, tokens_max)
   if entries == 0 then return nil end
-  local waiting = redis.call('HMGET', META, 'n', 't')
-  local entries_left = entries_max - tonumber(waiting[1] or 0)
-  local tokens_left = tokens_max - tonumber(waiting[2] or 0)
+  local waiting = redis.call('HMGET', META, 'n', 't', 'missing', 'missing_t')
+  local entries_left = entries_max - tonumber(waiting[1] or 0) - tonumber(waiting[3] or 0)
+  local tokens_left = tokens_max - tonumber(waiting[2] or 0) - tonumber(waiting[4] or 0)
   local which = entries > entries_left and 1 or tokens > tokens_left and 2
   if not which then return nil end
   -- Each excess entry is assumed to cost as much as the mean of these.

@@ -28,7 +28,7 @@ end
 
 local page = redis.call('SSCAN', STREAMS, ARGV[4], 'COUNT', PAGE)
 for _, place in ipairs(page[2]) do
-  local start, skipped = '-', redis.call('HEXISTS', PARKED, place) == 1 and RETURNED or me
+  local start, skipped = '-', redis.call('HEXISTS', PARKED, parked_of(place)) == 1 and RETURNED or me
   while start and #taken < max do
     local pending = redis.pcall('XPENDING', stream_of(place), GROUP, 'IDLE', idle, start, '+', PAGE)
     if pending.err then break end

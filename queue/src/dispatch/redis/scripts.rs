@@ -1,4 +1,10 @@
 //! The Lua scripts: all operations that read and then write, each atomic within one queue.
+//!
+//! A script of a queue computes most of its keys and so cannot declare them. While the queue's slot moves to
+//! another node of a cluster, keys are on both nodes, and a script that ran then would miss some, fail
+//! halfway, or create keys that already exist on the other node. So each script declares two keys
+//! ([`keys_of`]), of which one exists and one never does: with these, each node refuses the script
+//! (`TRYAGAIN`) from the begin of the move to its end, before the first command, and the caller tries again.
 
 use std::sync::LazyLock;
 
@@ -28,18 +34,24 @@ impl Script {
         Self { hash, text }
     }
 
-    pub(super) fn by_hash<A: ToRedisArgs>(&self, prefix: &str, arguments: &[A]) -> Cmd {
+    pub(super) fn by_hash<A: ToRedisArgs>(&self, keys: &[String], arguments: &[A]) -> Cmd {
         let mut command = redis::cmd("EVALSHA");
-        command.arg(&self.hash).arg(1).arg(prefix).arg(arguments);
+        command.arg(&self.hash).arg(keys.len()).arg(keys).arg(arguments);
         command
     }
 
     /// Sends the text, which the server caches: one round trip, to the right node of a cluster.
-    pub(super) fn by_text<A: ToRedisArgs>(&self, prefix: &str, arguments: &[A]) -> Cmd {
+    pub(super) fn by_text<A: ToRedisArgs>(&self, keys: &[String], arguments: &[A]) -> Cmd {
         let mut command = redis::cmd("EVAL");
-        command.arg(&self.text).arg(1).arg(prefix).arg(arguments);
+        command.arg(&self.text).arg(keys.len()).arg(keys).arg(arguments);
         command
     }
+}
+
+/// Returns the keys that scripts of a queue declare: the prefix, which is never a key itself, and the
+/// counters, which exist once the queue was used.
+pub(super) fn keys_of(prefix: &str) -> [String; 2] {
+    [prefix.to_owned(), format!("{prefix}:meta")]
 }
 
 macro_rules! scripts {

@@ -20,6 +20,9 @@ pub struct DispatchStats {
     pub recovered: u64,
     /// Consumers without entries that were removed.
     pub consumers_removed: u64,
+    /// Events of jobs dropped because the event streams were full; subscribers get the result from the
+    /// store.
+    pub events_dropped: u64,
 }
 
 impl Inner {

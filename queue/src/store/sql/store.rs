@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::{SqlStore, calls::query, claims, dialect, reconcile, rows};
 use crate::{
-    dispatch::Entry,
+    dispatch::{Entry, Missing},
     job::{Job, JobId, JobState, QueueName, Timestamp},
     outcome::{JobError, Outcome},
     store::{
@@ -79,6 +79,42 @@ impl Store for SqlStore {
         .bind(after.map_or_else(Uuid::nil, Uuid::from))
         .bind(i64::from(limit));
         self.fetch_all(found).await?.iter().map(|row| rows::entry(row, queue.clone())).collect()
+    }
+
+    async fn queued_heads(
+        &self,
+        queue: &QueueName,
+        each: u32,
+        limit: u32,
+    ) -> Result<(Missing, Vec<Entry>), StoreError> {
+        // Reads all queued jobs of the queue: only for a dispatcher that lost its data.
+        let found = query(concat!(
+            "SELECT id, tenant, priority, cost, jobs, tokens
+             FROM (SELECT id, tenant, priority, cost,
+                          row_number() OVER (PARTITION BY priority, tenant ORDER BY id) AS turn,
+                          count(*) OVER () AS jobs, CAST(sum(cost) OVER () AS bigint) AS tokens
+                   FROM (SELECT id, tenant, priority, ",
+            cost!(),
+            "            FROM jobs
+                         WHERE model = $1 AND format = $2 AND state = 'queued') AS waiting
+                  ) AS line
+             WHERE turn <= $3
+             ORDER BY CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END, turn, id
+             LIMIT $4"
+        ))
+        .bind(&queue.model)
+        .bind(&queue.format)
+        .bind(i64::from(each))
+        .bind(i64::from(limit));
+        let found = self.fetch_all(found).await?;
+        let total = match found.first() {
+            Some(row) => {
+                Missing { entries: rows::count(row, "jobs")?, tokens: rows::count(row, "tokens")? }
+            }
+            None => Missing::default(),
+        };
+        let heads = found.iter().map(|row| rows::entry(row, queue.clone()));
+        Ok((total, heads.collect::<Result<_, _>>()?))
     }
 
     async fn now(&self) -> Result<Timestamp, StoreError> {

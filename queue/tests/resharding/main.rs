@@ -1,0 +1,242 @@
+//! A queue's slot moves to another node of a Redis Cluster while producers and consumers run.
+
+#![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
+
+#[path = "../clusters/mod.rs"]
+mod clusters;
+mod slot;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use clusters::Cluster;
+use slot::Slot;
+use tritmill_queue::{
+    Claimant, Completion, Delivery, DispatchError, Dispatcher, Entry, FinishedAttempt, Job, JobId,
+    Outcome, Priority, Prompt, Pull, QueueName, Sampling, Store, Tenant, Usage,
+    dispatch::{BacklogLimit, RedisDispatcher},
+    store::RedisStore,
+};
+
+const META: &str = "tm:{tiny:i2_s}:meta";
+const PAUSE: Duration = Duration::from_millis(20);
+
+fn queue() -> QueueName {
+    QueueName { model: "tiny".into(), format: "i2_s".into() }
+}
+
+fn entry(number: usize) -> Entry {
+    let tenant = Tenant(format!("tenant-{}", number % 5));
+    let priority = Priority::ALL[number % 3];
+    Entry { id: JobId::generate(), queue: queue(), priority, tenant, cost: 3 }
+}
+
+/// Repeats a call while the slot moves.
+macro_rules! until_ok {
+    ($call:expr) => {
+        loop {
+            match $call.await {
+                Ok(done) => break done,
+                Err(error) => eprintln!("again: {error}"),
+            }
+        }
+    };
+}
+
+/// Enqueues jobs until told to stop; returns them.
+async fn produce(dispatcher: RedisDispatcher, stop: Arc<AtomicBool>) -> Vec<JobId> {
+    let mut ids = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let fed: Vec<Entry> = (ids.len()..ids.len() + 7).map(entry).collect();
+        let added = match ids.len() % 3 {
+            0 => until_ok!(dispatcher.requeue(&fed)),
+            _ => until_ok!(dispatcher.enqueue(&fed)),
+        };
+        assert_eq!(added, fed.len());
+        ids.extend(fed.iter().map(|entry| entry.id));
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    ids
+}
+
+async fn pull(
+    dispatcher: &RedisDispatcher,
+    consumer: &str,
+    wait: Duration,
+) -> Result<Vec<Delivery>, DispatchError> {
+    let queue = queue();
+    dispatcher.pull(Pull { queue: &queue, consumer, max: 5, wait }).await
+}
+
+/// Pulls and acknowledges until nothing is left after `stop`; hands each fifth entry back once. Returns
+/// how often each job was acknowledged.
+async fn consume(
+    dispatcher: RedisDispatcher,
+    name: &'static str,
+    stop: Arc<AtomicBool>,
+) -> HashMap<JobId, usize> {
+    let mut acknowledged: HashMap<JobId, usize> = HashMap::new();
+    loop {
+        let is_last = stop.load(Ordering::Relaxed);
+        let wait = Duration::from_millis(20);
+        let taken = until_ok!(pull(&dispatcher, name, wait));
+        if taken.is_empty() && is_last {
+            return acknowledged;
+        }
+        let is_back = |delivery: &Delivery| {
+            delivery.deliveries == 1 && delivery.id.as_bytes()[15].is_multiple_of(5)
+        };
+        let (back, done): (Vec<Delivery>, Vec<Delivery>) = taken.into_iter().partition(is_back);
+        for delivery in &done {
+            let times =
+                if is_back(&Delivery { deliveries: 1, ..delivery.clone() }) { 2 } else { 1 };
+            assert_eq!(delivery.deliveries, times, "{}", delivery.id);
+        }
+        // A repeated call finds nothing to do if the answer of the first was lost.
+        let count = until_ok!(dispatcher.hand_back(name, &back));
+        assert_eq!(count, back.len());
+        let count = until_ok!(dispatcher.acknowledge(name, &done));
+        assert_eq!(count, done.len());
+        for delivery in done {
+            *acknowledged.entry(delivery.id).or_default() += 1;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queue_moves_with_its_slot_while_producers_and_consumers_run() {
+    let cluster = Cluster::start().await;
+    let limit = BacklogLimit { entries: 1 << 20, tokens: 1 << 40 };
+    let dispatcher = || RedisDispatcher::new(&cluster.url(), limit).unwrap();
+    let one = dispatcher();
+    let preloaded: Vec<Entry> = (0..300).map(entry).collect();
+    one.enqueue(&preloaded).await.unwrap();
+    let (stop, drained) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+    let producers = [dispatcher(), dispatcher()]
+        .map(|dispatcher| tokio::spawn(produce(dispatcher, Arc::clone(&stop))));
+    let consumers = [("a", dispatcher()), ("b", dispatcher())]
+        .map(|(name, dispatcher)| tokio::spawn(consume(dispatcher, name, Arc::clone(&drained))));
+
+    let slot = Slot::of(&cluster, META).await;
+    tokio::time::sleep(PAUSE * 2).await;
+    slot.open().await;
+    tokio::time::sleep(PAUSE * 2).await;
+    let moved = slot.move_keys(PAUSE).await;
+    assert!(moved > 10, "{moved} keys");
+    tokio::time::sleep(PAUSE * 2).await;
+    slot.close().await;
+    tokio::time::sleep(PAUSE * 5).await;
+
+    stop.store(true, Ordering::Relaxed);
+    let mut all: Vec<JobId> = preloaded.iter().map(|entry| entry.id).collect();
+    for producer in producers {
+        all.extend(producer.await.unwrap());
+    }
+    drained.store(true, Ordering::Relaxed);
+    let mut acknowledged: HashMap<JobId, usize> = HashMap::new();
+    for consumer in consumers {
+        for (id, times) in consumer.await.unwrap() {
+            *acknowledged.entry(id).or_default() += times;
+        }
+    }
+    assert_eq!(acknowledged.len(), all.len());
+    assert!(all.iter().all(|id| acknowledged[id] == 1));
+    let backlog = one.backlog(&queue()).await.unwrap();
+    assert_eq!((backlog.entries, backlog.tokens), (0, 0));
+    let (old, new) = slot.keys().await;
+    assert_eq!((old, new), (0, 2), "only the counters and the bell are left");
+    assert_eq!(one.stats().group_recreations, 0);
+}
+
+fn job() -> Job {
+    Job {
+        id: JobId::generate(),
+        tenant: Tenant::default(),
+        queue: queue(),
+        priority: Priority::Normal,
+        prompt: Prompt::Text("once".into()),
+        sampling: Sampling::default(),
+        seed: 1,
+        attempts_max: 3,
+        run_at: None,
+        expires_at: None,
+        stream: false,
+        traceparent: None,
+        custom_id: None,
+    }
+}
+
+/// Accepts jobs until told to stop; returns their number.
+async fn submit(store: RedisStore, stop: Arc<AtomicBool>) -> usize {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
+        until_ok!(store.accept(&jobs));
+        count += jobs.len();
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    count
+}
+
+/// Answers jobs until nothing is left after `stop`; returns their number.
+async fn answer(dispatcher: RedisDispatcher, store: RedisStore, stop: Arc<AtomicBool>) -> usize {
+    let mut count = 0;
+    let (model, fingerprint) = <(String, String)>::default();
+    let completion = Completion { model, fingerprint, choices: vec![], usage: Usage::default() };
+    loop {
+        let is_last = stop.load(Ordering::Relaxed);
+        let wait = Duration::from_millis(20);
+        let taken = until_ok!(pull(&dispatcher, "w", wait));
+        if taken.is_empty() && is_last {
+            return count;
+        }
+        let ids: Vec<JobId> = taken.iter().map(|delivery| delivery.id).collect();
+        let by = || Claimant { owner: "w", lease: Duration::from_secs(60) };
+        let claims = until_ok!(store.claim(&ids, by()));
+        assert_eq!(claims.len(), ids.len());
+        let finished: Vec<FinishedAttempt> = claims
+            .iter()
+            .map(|claim| FinishedAttempt {
+                claim: claim.claim_ref(),
+                outcome: Outcome::Completed(completion.clone()),
+                first_token: None,
+            })
+            .collect();
+        count += until_ok!(store.finish(&finished)).len();
+        until_ok!(dispatcher.acknowledge("w", &taken));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fast_queue_moves_with_its_slot_while_jobs_are_answered() {
+    let cluster = Cluster::start().await;
+    let limit = BacklogLimit { entries: 1 << 20, tokens: 1 << 40 };
+    let dispatcher = RedisDispatcher::new(&cluster.url(), limit).unwrap();
+    let store = dispatcher.store(queue(), Duration::from_secs(60));
+    store.accept(&(0..20).map(|_| job()).collect::<Vec<_>>()).await.unwrap();
+    let (stop, drained) = <(Arc<AtomicBool>, Arc<AtomicBool>)>::default();
+    let submitter = tokio::spawn(submit(store.clone(), Arc::clone(&stop)));
+    let worker = tokio::spawn(answer(dispatcher.clone(), store.clone(), Arc::clone(&drained)));
+
+    let slot = Slot::of(&cluster, META).await;
+    tokio::time::sleep(PAUSE * 2).await;
+    slot.open().await;
+    slot.move_keys(Duration::from_millis(5)).await;
+    slot.close().await;
+    tokio::time::sleep(PAUSE * 5).await;
+
+    stop.store(true, Ordering::Relaxed);
+    let submitted = 20 + submitter.await.unwrap();
+    drained.store(true, Ordering::Relaxed);
+    assert_eq!(worker.await.unwrap(), submitted);
+    let progress = store.progress(None).await.unwrap();
+    assert_eq!(progress.completed, submitted as u64);
+    assert_eq!(store.unfinished(&queue()).await.unwrap(), 0);
+    assert_eq!(slot.keys().await.0, 0);
+}
