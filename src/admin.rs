@@ -12,7 +12,7 @@ use tritmill_admin::{
 use tritmill_client::{Client, http::AddressPolicy};
 
 use crate::{
-    options, output,
+    block_on, options, output,
     servers::{Given, Servers},
     signals::Signals,
     worker,
@@ -38,26 +38,19 @@ Examples:
 Exit codes:
   0 stopped, 1 could not start")]
 pub struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    /// Print the address, and the first key if it was created now, as JSON
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    servers: Servers,
-}
-
-/// Address and settings of the API.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "HTTP API")]
-pub struct Options {
     /// Address to serve the API at
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    #[arg(help_heading = "HTTP API")]
     listen: SocketAddr,
     #[command(flatten)]
     tls: TlsOptions,
     #[command(flatten)]
     limits: LimitOptions,
+    /// Print the address, and the first key if it was created now, as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    servers: Servers,
 }
 
 /// TLS settings.
@@ -211,13 +204,11 @@ pub async fn start(app: App, listen: SocketAddr, tls: Option<Tls>) -> anyhow::Re
 /// Runs the command.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let servers = arguments.servers.needed()?;
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    runtime.block_on(async {
+    block_on(async {
         let mut signals = Signals::listen().context("cannot listen for signals")?;
-        let Options { listen, tls, limits } = &arguments.options;
-        let tls = tls.tls()?;
-        let app = with_servers(servers, limits.limits()).await?;
-        let running = start(app, *listen, tls).await?;
+        let tls = arguments.tls.tls()?;
+        let app = with_servers(servers, arguments.limits.limits()).await?;
+        let running = start(app, arguments.listen, tls).await?;
         if arguments.json {
             let listen = running.address.to_string();
             output::line(json!({ "listen": listen, "first_key": running.first_key() }))?;

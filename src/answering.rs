@@ -1,6 +1,6 @@
 //! Answers a batch file, with a worker in this process or through a remote queue.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -23,23 +23,6 @@ const DRAIN: Duration = Duration::from_secs(10);
 
 /// Time after which a step counts as hung, far longer than any step takes.
 const STEP_LIMIT: Duration = Duration::from_secs(600);
-
-/// Files of a run, and the queue of their jobs.
-#[derive(Debug)]
-pub struct Work {
-    /// Batch lines; `-` is standard input.
-    pub input: PathBuf,
-    /// Answers.
-    pub output: PathBuf,
-    /// Whether answers are in the order of the input.
-    pub ordered: bool,
-    /// Whether to delete all earlier answers.
-    pub restart: bool,
-    /// Whether to run lines again that failed with status 500.
-    pub retry_failed: bool,
-    /// Name of the model and its format.
-    pub queue: QueueName,
-}
 
 /// The worker or queue that answers.
 pub enum Answerer {
@@ -64,11 +47,12 @@ pub enum Answerer {
 impl Answerer {
     /// Returns what answers depend on besides the line. Of a remote queue only the name is known; its
     /// operator decides on the classes of its workers.
-    fn numerics_class(&self, queue: &QueueName) -> String {
-        match self {
+    pub fn identity(&self, queue: &QueueName) -> Identity {
+        let numerics_class = match self {
             Self::Local { served, .. } => served.numerics_class().to_owned(),
             Self::Remote { .. } => format!("queue {queue}"),
-        }
+        };
+        Identity { model: queue.model.clone(), numerics_class }
     }
 }
 
@@ -85,17 +69,12 @@ pub enum Update {
 
 /// Answers the file. Ends early if `stop` changes, and keeps the answers so far.
 pub async fn answer(
-    work: Work,
+    settings: Settings,
     answerer: Answerer,
     stop: watch::Receiver<Stop>,
     mut report: impl FnMut(Update),
 ) -> anyhow::Result<BatchProgress> {
-    let Work { input, output, ordered, restart, retry_failed, queue } = work;
-    let numerics_class = answerer.numerics_class(&queue);
-    let identity = Identity { model: queue.model.clone(), numerics_class };
-    let queue_of_lines = queue.clone();
-    let settings =
-        Settings { input, output, ordered, restart, retry_failed, identity, queue: queue_of_lines };
+    let queue = settings.queue.clone();
     let mut file = BatchFile::open(settings).await?;
     file.take_notices().into_iter().for_each(|notice| report(Update::Notice(notice)));
     let read = file

@@ -15,13 +15,13 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 use tokio::sync::watch;
-use tritmill_client::BatchProgress;
+use tritmill_client::{BatchProgress, Settings};
 use tritmill_queue::QueueName;
 use tritmill_worker::{ServedModel, Stop};
 
 use self::{display::Display, server::ServerOptions};
 use crate::{
-    answering::{self, Answerer, Work},
+    answering::{self, Answerer},
     engines::Engines,
     options::{self, CapacityOptions, RunOptions},
     output,
@@ -112,12 +112,13 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
             (queue, Answerer::Remote { client, attempts_max: args.attempts.get() })
         }
     };
-    let work = Work {
+    let settings = Settings {
         input: args.input,
         output: args.output,
         ordered: args.ordered,
         restart: args.restart,
         retry_failed: args.retry_failed,
+        identity: answerer.identity(&queue),
         queue,
     };
     let (stop, stopped) = watch::channel(Stop::No);
@@ -126,7 +127,7 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
     let progress = runtime.block_on(async {
         let signals = Signals::listen().context("cannot listen for signals")?;
         tokio::spawn(signals.stop(stop));
-        answering::answer(work, answerer, stopped, |update| display.show(update)).await
+        answering::answer(settings, answerer, stopped, |update| display.show(update)).await
     });
     display.finish();
     let progress = progress?;

@@ -15,12 +15,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tritmill_client::BatchProgress;
+use tritmill_client::{BatchProgress, Settings};
 use tritmill_queue::QueueName;
 use tritmill_worker::{ServedModel, Stop};
 
 use crate::{
-    answering::{self, Answerer, Update, Work},
+    answering::{self, Answerer, Update},
+    block_on,
     demo_model::{self, HELD_OUT_LINES},
     engines::Engines,
     options::{self, CapacityOptions, RunOptions},
@@ -128,26 +129,27 @@ fn answer(
     let engines = Engines::load(&model, &options, &arguments.run.device)?;
     let Engines { devices, numerics_class, .. } = engines;
     let name = demo_model::NAME.to_owned();
-    let work = Work {
+    let queue = QueueName { model: name.clone(), format: options.format.to_string() };
+    let answerer = Answerer::Local {
+        served: ServedModel::new(model, name, numerics_class),
+        devices,
+        max_sequences: options.max_sequences,
+    };
+    let settings = Settings {
         input: input.to_owned(),
         output: output.to_owned(),
         ordered: false,
         restart: false,
         retry_failed: false,
-        queue: QueueName { model: name.clone(), format: options.format.to_string() },
-    };
-    let answerer = Answerer::Local {
-        served: ServedModel::new(model, name, numerics_class),
-        devices,
-        max_sequences: options.max_sequences,
+        identity: answerer.identity(&queue),
+        queue,
     };
     let bar = ProgressBar::new(0);
     bar.set_style(ProgressStyle::with_template("{bar:32} {pos}/{len} {msg}")?);
     let started = Instant::now();
     // Only a signal stops the demo: it ends the process.
     let (_running, stop) = watch::channel(Stop::No);
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    let progress = runtime.block_on(answering::answer(work, answerer, stop, |update| {
+    let progress = block_on(answering::answer(settings, answerer, stop, |update| {
         if let Update::Progress(progress) = update {
             bar.set_length(progress.lines);
             bar.set_position(progress.finished());

@@ -141,9 +141,8 @@ fn kernels(isas: &[Isa]) -> Check {
     let (found, advice) = if ok {
         ("all kernels agree with the scalar definition".to_owned(), String::new())
     } else {
-        let mut text = String::new();
-        let _ = write!(text, "{} disagree with the scalar definition", wrong.join(", "));
-        (text, "set TRITMILL_ISA=scalar, and please report this machine".to_owned())
+        let found = format!("{} disagree with the scalar definition", wrong.join(", "));
+        (found, "set TRITMILL_ISA=scalar, and please report this machine".to_owned())
     };
     Check { name: "self-check", ok, found, advice }
 }

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, io::IsTerminal as _, process::ExitCode, time::Duration};
 
-use anyhow::Context as _;
 use clap::Args;
 use futures_util::StreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,6 +13,7 @@ use tritmill_queue::{
 };
 
 use crate::{
+    block_on,
     operate::queue_name,
     output,
     servers::{Mode, ModeOptions},
@@ -62,8 +62,7 @@ impl JobArguments {
         work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         let servers = self.servers.mode()?;
-        let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-        runtime.block_on(async {
+        block_on(async {
             let client = match servers {
                 Mode::Journalled(servers) => servers.client().await?,
                 Mode::Fast(redis) => Client::fast(redis, self.queue.clone()).await?,
@@ -117,15 +116,10 @@ async fn known(
     let mut known = Vec::with_capacity(ids.len());
     let mut queues: BTreeMap<QueueName, usize> = BTreeMap::new();
     for id in ids {
-        match client.result(*id).await {
-            Ok(record) => {
-                known.push(*id);
-                if !record.state.is_terminal() {
-                    *queues.entry(record.job.queue).or_default() += 1;
-                }
-            }
-            Err(ClientError::Unknown(_)) => {}
-            Err(error) => return Err(error.into()),
+        let Some(record) = found(client.result(*id).await)? else { continue };
+        known.push(*id);
+        if !record.state.is_terminal() {
+            *queues.entry(record.job.queue).or_default() += 1;
         }
     }
     // Without a database there is no list of workers.
@@ -161,15 +155,11 @@ pub fn watch(arguments: &WatchArguments) -> anyhow::Result<ExitCode> {
             let _ = tokio::time::timeout(limit, all).await;
         }
         let waited = client.wait_all(&known, limit, |waited| {
-            bar.set_position(waited.finished() as u64);
-            bar.set_message(format!("{} failed", waited.failed));
+            let (finished, total, failed) = (waited.finished(), waited.total, waited.failed);
+            bar.set_position(finished as u64);
+            bar.set_message(format!("{failed} failed"));
             if !terminal {
-                eprintln!(
-                    "{}/{} finished, {} failed",
-                    waited.finished(),
-                    waited.total,
-                    waited.failed
-                );
+                eprintln!("{finished}/{total} finished, {failed} failed");
             }
         });
         let waited = waited.await;
@@ -195,11 +185,7 @@ pub fn cancel(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
         let mut unknown = 0;
         for id in &arguments.ids {
             let is_cancelled = cancelled.contains(id);
-            let state = match client.poll(*id).await {
-                Ok(state) => Some(state.as_str()),
-                Err(ClientError::Unknown(_)) => None,
-                Err(error) => return Err(error.into()),
-            };
+            let state = found(client.poll(*id).await)?.map(|state| state.as_str());
             let line = json!({ "id": id.to_string(), "cancelled": is_cancelled, "state": state });
             output::line(line)?;
             match state {
@@ -215,6 +201,15 @@ pub fn cancel(arguments: &JobArguments) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// Returns an answer; `None` for an unknown job.
+fn found<T>(answer: Result<T, ClientError>) -> anyhow::Result<Option<T>> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(ClientError::Unknown(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn report_unknown(id: JobId) {
     eprintln!("no job {id}: it was never submitted to these servers, or was deleted");
 }
@@ -223,14 +218,13 @@ fn report_unknown(id: JobId) {
 async fn print_all(client: &Client, ids: &[JobId]) -> anyhow::Result<usize> {
     let mut unknown = 0;
     for id in ids {
-        match client.result(*id).await {
-            Ok(record) => output::line(as_json(&record))?,
-            Err(ClientError::Unknown(id)) => {
+        match found(client.result(*id).await)? {
+            Some(record) => output::line(as_json(&record))?,
+            None => {
                 output::line(json!({ "id": id.to_string(), "state": Value::Null }))?;
                 unknown += 1;
-                report_unknown(id);
+                report_unknown(*id);
             }
-            Err(error) => return Err(error.into()),
         }
     }
     Ok(unknown)

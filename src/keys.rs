@@ -12,7 +12,7 @@ use tritmill_queue::{
 };
 use uuid::Uuid;
 
-use crate::{output, servers::Servers};
+use crate::{block_on, output, servers::Servers};
 
 /// Create, list and revoke API keys.
 #[derive(Debug, Subcommand)]
@@ -103,8 +103,7 @@ impl Keeper {
 
 /// Runs the command.
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    runtime.block_on(async {
+    block_on(async {
         match command {
             Command::Create(arguments) => create(arguments).await,
             Command::List(arguments) => list(&arguments.keeper).await,

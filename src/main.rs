@@ -28,6 +28,7 @@ mod worker;
 
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 /// Batch text generation on ternary (BitNet b1.58) language models.
@@ -91,6 +92,11 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum Batch {
     Run(Box<batch_run::BatchRunArgs>),
+}
+
+/// Runs a future on a new runtime.
+fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Runtime::new().context("cannot start the async runtime")?.block_on(work)
 }
 
 fn main() -> ExitCode {

@@ -17,7 +17,7 @@ use tritmill_queue::{
 };
 
 use self::classes::{ClassArguments, ShowArguments};
-use crate::{jobs, output, servers::Servers};
+use crate::{block_on, jobs, output, servers::Servers};
 
 /// Exit code: some of the named jobs were not found.
 const EXIT_INCOMPLETE: u8 = 2;
@@ -175,11 +175,6 @@ fn with_store<T>(
         let store = PostgresStore::connect(url).await.context("cannot use the database")?;
         work(Arc::new(store)).await
     })
-}
-
-/// Runs a future on a new runtime.
-fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    tokio::runtime::Runtime::new().context("cannot start the async runtime")?.block_on(work)
 }
 
 /// Runs `queue …`.

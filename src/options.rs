@@ -144,10 +144,8 @@ pub fn up_to<const MAX: usize>(text: &str) -> Result<NonZeroUsize, String> {
 
 /// Parses the name of a model, as part of a queue name.
 pub fn model_name(text: &str) -> Result<String, String> {
-    match QueueName::check_part(text) {
-        Ok(()) => Ok(text.to_owned()),
-        Err(problem) => Err(problem.to_string()),
-    }
+    QueueName::check_part(text).map_err(|problem| problem.to_string())?;
+    Ok(text.to_owned())
 }
 
 /// Returns a parser of names that lists them in help and errors.

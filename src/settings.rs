@@ -115,10 +115,7 @@ fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
         Value::Integer(number) => vec![number.to_string()],
         Value::Float(number) => vec![number.to_string()],
         Value::Boolean(flag) => vec![flag.to_string()],
-        Value::Array(values) => {
-            let all: Vec<_> = values.iter().map(texts).collect::<Result<_, _>>()?;
-            all.concat()
-        }
+        Value::Array(values) => values.iter().map(texts).collect::<Result<Vec<_>, _>>()?.concat(),
         Value::Datetime(_) | Value::Table(_) => bail!("expected a string, number, boolean or list"),
     })
 }

@@ -102,11 +102,10 @@ fn api_fields(running: &Running, as_json: bool) -> anyhow::Result<Map<String, Va
         running.announce()?;
         return Ok(Map::new());
     }
-    let fields = [
+    Ok(Map::from_iter([
         ("api".to_owned(), json!(running.address.to_string())),
         ("first_key".to_owned(), json!(running.first_key())),
-    ];
-    Ok(fields.into_iter().collect())
+    ]))
 }
 
 /// Runs everything in this process, over one file.

@@ -18,7 +18,7 @@ use tritmill_queue::{
 };
 
 use crate::{
-    demo_model,
+    block_on, demo_model,
     options::{self, RunOptions},
     output,
     servers::{Keeper, ModeOptions},
@@ -81,8 +81,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let servers = arguments.servers.mode()?;
     let input = open(&arguments.input)?;
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    runtime.block_on(async {
+    block_on(async {
         let format = arguments.run.format.to_string();
         let queue = QueueName { model: arguments.model.clone(), format };
         let (store, dispatcher) = (servers.database().await?, servers.dispatcher()?);
@@ -198,58 +197,41 @@ impl<'a> Submission<'a> {
         let jobs = std::mem::take(&mut self.jobs);
         let custom_ids = std::mem::take(&mut self.custom_ids);
         let request = std::mem::take(&mut self.request);
-        let ids: Vec<JobId> = match self.key {
-            None => {
-                self.submit(&jobs).await?;
-                jobs.iter().map(|job| job.id).collect()
-            }
-            Some(_) if jobs.is_empty() => Vec::new(),
-            Some(key) => {
-                // Each chunk has its own key: the same file has the same chunks.
-                let key = format!("{key}/{}", self.chunks);
-                self.chunks += 1;
-                self.submit_once(&key, &request, &jobs).await?
-            }
-        };
+        if jobs.is_empty() && self.key.is_some() {
+            return Ok(());
+        }
+        // Each chunk has its own key: the same file has the same chunks.
+        let key = self.key.map(|key| format!("{key}/{}", self.chunks));
+        self.chunks += 1;
+        let ids = self.submit(key.as_deref(), &request, &jobs).await?;
         for (id, custom_id) in ids.iter().zip(custom_ids) {
             output::line(json!({ "id": id.to_string(), "custom_id": custom_id }))?;
         }
         Ok(())
     }
 
-    async fn submit(&self, jobs: &[Job]) -> anyhow::Result<()> {
-        let (mut left, mut failures) = (jobs, 0);
-        loop {
-            match self.client.submit_many(left).await {
-                Ok(()) => return Ok(()),
-                Err(ClientError::Busy { limit, accepted, retry_after }) => {
-                    eprintln!(
-                        "queue is full at {limit}, waiting {:.1} s",
-                        retry_after.as_secs_f32()
-                    );
-                    left = left.get(accepted..).unwrap_or_default();
-                    tokio::time::sleep(retry_after).await;
-                }
-                Err(error) => retry(error, &mut failures).await?,
-            }
-        }
-    }
-
-    async fn submit_once(
+    /// Submits jobs, only once if there is a key, and returns their ids.
+    async fn submit(
         &self,
-        key: &str,
+        key: Option<&str>,
         request: &[u8],
         jobs: &[Job],
     ) -> anyhow::Result<Vec<JobId>> {
-        let mut failures = 0;
+        let (mut left, mut failures) = (jobs, 0);
         loop {
-            match self.client.submit_once(key, request, jobs).await {
+            let submitted = match key {
+                Some(key) => self.client.submit_once(key, request, jobs).await,
+                None => {
+                    let submitted = self.client.submit_many(left).await;
+                    submitted.map(|()| jobs.iter().map(|job| job.id).collect())
+                }
+            };
+            match submitted {
                 Ok(ids) => return Ok(ids),
-                Err(ClientError::Busy { limit, retry_after, .. }) => {
-                    eprintln!(
-                        "queue is full at {limit}, waiting {:.1} s",
-                        retry_after.as_secs_f32()
-                    );
+                Err(ClientError::Busy { limit, accepted, retry_after }) => {
+                    let seconds = retry_after.as_secs_f32();
+                    eprintln!("queue is full at {limit}, waiting {seconds:.1} s");
+                    left = left.get(accepted..).unwrap_or_default();
                     tokio::time::sleep(retry_after).await;
                 }
                 Err(error) => retry(error, &mut failures).await?,

@@ -9,20 +9,16 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tokio::{sync::watch, task::JoinHandle};
 use tritmill_engine::{files::Model, load::EngineOptions};
-use tritmill_queue::{
-    QueueName,
-    store::{FAST_RETENTION, PostgresStore},
-};
+use tritmill_queue::{QueueName, store::FAST_RETENTION};
 use tritmill_worker::{
-    Device, Metrics, Mode as WorkerMode, ServedModel, Stop, Worker, WorkerConfig, WorkerError,
-    http, machine,
+    Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig, WorkerError, http, machine,
 };
 
 use crate::{
     engines::Engines,
     options::{self, CapacityOptions, ModelOption, RunOptions},
     output,
-    servers::{Given, Keeper, Mode, ModeOptions},
+    servers::{Given, Keeper, ModeOptions},
     signals::Signals,
 };
 
@@ -102,7 +98,7 @@ impl Arguments {
             lease: Duration::from_secs_f64(self.lease),
             drain: Duration::from_secs_f64(self.drain),
             step_limit: Duration::from_secs_f64(self.step_limit),
-            mode: WorkerMode::Service,
+            mode: Mode::Service,
             isa,
         }
     }
@@ -139,11 +135,17 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         Signals::listen().context("cannot listen for signals")?
     };
     let options = arguments.capacity.apply(arguments.run.engine());
+    // Connects to the database, if there is one, then loads the model.
+    let starting = async {
+        let database = servers.database().await?;
+        let (model, engines) = open(&arguments, options).await?;
+        anyhow::Ok((database, model, engines))
+    };
     let started = runtime.block_on(async {
         tokio::select! {
             biased;
             () = signals.next() => None,
-            started = start(servers, &arguments, options) => Some(started),
+            started = starting => Some(started),
         }
     });
     let Some(started) = started else {
@@ -233,17 +235,6 @@ async fn run_while_served(
     let _ = stop.send(Stop::Drain);
     work.await?;
     Err(error.context("health and metrics failed"))
-}
-
-/// Connects to the database, if there is one, then loads the model.
-async fn start(
-    servers: Mode<'_>,
-    arguments: &Arguments,
-    options: EngineOptions,
-) -> anyhow::Result<(Option<Arc<PostgresStore>>, Arc<Model>, Engines)> {
-    let database = servers.database().await?;
-    let (model, engines) = open(arguments, options).await?;
-    Ok((database, model, engines))
 }
 
 /// Loads the model on every device, on a thread of its own.

@@ -11,6 +11,7 @@ use crate::{
     formats::memory::AlignedBytes,
     kernels::{self, Isa},
     kv::{BlockId, blocks_for},
+    names::names,
 };
 
 /// Rows of a prefill step; equal to the scheduler's default token budget.
@@ -39,7 +40,11 @@ pub struct Workload {
 impl Workload {
     /// Returns the number of KV blocks that the largest batch needs.
     pub fn block_count(&self) -> usize {
-        self.batches.iter().max().copied().unwrap_or(0).saturating_mul(self.sequence_blocks())
+        self.batch_max().saturating_mul(self.sequence_blocks())
+    }
+
+    pub(crate) fn batch_max(&self) -> usize {
+        self.batches.iter().max().copied().unwrap_or(0)
     }
 
     fn sequence_blocks(&self) -> usize {
@@ -56,15 +61,7 @@ pub enum Phase {
     Decode,
 }
 
-impl Phase {
-    /// `prefill` or `decode`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
-    }
-}
+names!(Phase, "phase", Prefill = "prefill", Decode = "decode");
 
 /// The speed of one phase at one batch size, in tokens of all sequences per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -91,19 +88,27 @@ pub fn run(
     workload: &Workload,
     mut progress: impl FnMut(usize),
 ) -> Result<Vec<Speed>, StepError> {
-    let mut steps = Steps::new(backend, workload);
+    let sequences = Sequences::new(workload, backend.vocab_size());
+    let (prompt, generate) = (workload.prompt_tokens, workload.generate_tokens);
+    let mut logits = Logits::default();
     // Warm-up: the first access to weights and KV blocks must not count.
-    steps.prefill(1)?;
+    sequences.run_prompts(backend, 1, &mut logits)?;
     let cases = workload.batches.len();
     let mut samples = vec![Vec::with_capacity(workload.repetitions); 2 * cases];
     for repetition in 0..workload.repetitions {
         progress(repetition);
         for (case, &batch) in workload.batches.iter().enumerate() {
-            samples[case].push(steps.prefill(batch)?);
-            samples[cases + case].push(steps.decode(batch)?);
+            let start = Instant::now();
+            sequences.run_prompts(backend, batch, &mut logits)?;
+            samples[case].push(rate(batch * prompt, start));
+            let start = Instant::now();
+            for position in prompt..prompt + generate {
+                backend.step(&sequences.decode(batch, position), &mut logits)?;
+            }
+            samples[cases + case].push(rate(batch * generate, start));
         }
     }
-    let phases = [Phase::Prefill, Phase::Decode].into_iter();
+    let phases = Phase::ALL.into_iter();
     let cases = phases.flat_map(|phase| workload.batches.iter().map(move |&batch| (phase, batch)));
     Ok(cases
         .zip(samples)
@@ -138,7 +143,7 @@ pub(crate) struct Sequences {
 impl Sequences {
     pub(crate) fn new(workload: &Workload, vocab_size: usize) -> Self {
         let blocks = workload.sequence_blocks() as u32;
-        let sequences = workload.batches.iter().max().map_or(0, |&batch| batch as u32);
+        let sequences = workload.batch_max() as u32;
         let table = |i| (i * blocks..(i + 1) * blocks).map(BlockId).collect();
         let positions = (workload.prompt_tokens + workload.generate_tokens) as u64;
         let vocab_size = vocab_size as u64;
@@ -178,42 +183,20 @@ impl Sequences {
         };
         self.tables[..batch].iter().map(|blocks| chunk(blocks)).collect()
     }
-}
-
-struct Steps<'a> {
-    backend: &'a mut dyn Backend,
-    sequences: Sequences,
-    generate_tokens: usize,
-    logits: Logits,
-}
-
-impl<'a> Steps<'a> {
-    fn new(backend: &'a mut dyn Backend, workload: &Workload) -> Self {
-        let sequences = Sequences::new(workload, backend.vocab_size());
-        let generate_tokens = workload.generate_tokens;
-        Self { backend, sequences, generate_tokens, logits: Logits::default() }
-    }
 
     /// Computes the prompts of `batch` sequences, [`PREFILL_ROWS`] rows in a step.
-    fn prefill(&mut self, batch: usize) -> Result<Option<f64>, StepError> {
-        let total = batch * self.sequences.prompt_tokens;
-        let start = Instant::now();
+    pub(crate) fn run_prompts(
+        &self,
+        backend: &mut dyn Backend,
+        batch: usize,
+        logits: &mut Logits,
+    ) -> Result<(), StepError> {
+        let total = batch * self.prompt_tokens;
         for first in (0..total).step_by(PREFILL_ROWS) {
-            let chunks = self.sequences.prefill(first..total.min(first + PREFILL_ROWS));
-            self.backend.step(&chunks, &mut self.logits)?;
+            let chunks = self.prefill(first..total.min(first + PREFILL_ROWS));
+            backend.step(&chunks, logits)?;
         }
-        Ok(rate(total, start))
-    }
-
-    /// Decodes after the prompts of `batch` sequences.
-    fn decode(&mut self, batch: usize) -> Result<Option<f64>, StepError> {
-        let first = self.sequences.prompt_tokens;
-        let start = Instant::now();
-        for position in first..first + self.generate_tokens {
-            let chunks = self.sequences.decode(batch, position);
-            self.backend.step(&chunks, &mut self.logits)?;
-        }
-        Ok(rate(batch * self.generate_tokens, start))
+        Ok(())
     }
 }
 

@@ -86,12 +86,7 @@ fn request_id(key: &[u8]) -> String {
 }
 
 fn ended(code: &str, message: &str) -> JobError {
-    JobError {
-        kind: ErrorKind::Engine,
-        code: code.to_owned(),
-        message: message.to_owned(),
-        param: None,
-    }
+    JobError::new(ErrorKind::Engine, code, message)
 }
 
 /// Returns the HTTP status and the type of a job's error.

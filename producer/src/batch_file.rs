@@ -30,7 +30,7 @@ use tritmill_queue::{
 
 pub use self::notice::{BatchFileError, Notice};
 use self::output::Output;
-pub(crate) use self::place::{Input, open_and_lock, remove_output, rename_to_old, with_suffix};
+pub(crate) use self::place::{Input, open_and_lock, remove_file, rename_to_old, with_suffix};
 use crate::{
     lines::{LineReader, RawLine},
     request::{duplicate, parse_line},
@@ -245,14 +245,9 @@ async fn open_store(
     let write_failed = |source| BatchFileError::Output { path: settings.output.clone(), source };
     if settings.restart && path.exists() {
         for suffix in ["", "-wal", "-shm"] {
-            match std::fs::remove_file(with_suffix(path, suffix)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(write_failed(error));
-                }
-                _ => {}
-            }
+            remove_file(&with_suffix(path, suffix)).map_err(write_failed)?;
         }
-        remove_output(&settings.output).map_err(write_failed)?;
+        remove_file(&settings.output).map_err(write_failed)?;
         notices.push(Notice::Restarted);
     }
     let store = SqliteStore::open(path).await.map_err(failed)?;

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use tritmill_queue::{
     Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError, Tenant,
-    Timestamp, TraceParent, TraceParentError, job::ATTEMPTS_DEFAULT,
+    Timestamp, TraceParent, TraceParentError,
 };
 
 use crate::{
+    body::Body,
     canonical::{canonical, derived_seed},
     client::{Client, ClientError},
 };
@@ -125,21 +126,10 @@ impl JobBuilder {
     fn new(model: &str, prompt: Prompt) -> Self {
         // `name@format`, or the default format.
         let (name, format) = model.split_once('@').unwrap_or((model, "i2_s"));
-        let job = Job {
-            id: JobId::generate(),
-            tenant: Tenant::default(),
-            queue: QueueName { model: name.to_owned(), format: format.to_owned() },
-            priority: Priority::default(),
-            prompt,
-            sampling: Sampling::default(),
-            seed: 0,
-            attempts_max: ATTEMPTS_DEFAULT,
-            run_at: None,
-            expires_at: None,
-            stream: false,
-            traceparent: None,
-            custom_id: None,
-        };
+        let queue = QueueName { model: name.to_owned(), format: format.to_owned() };
+        // `build` sets the seed.
+        let body = Body { model: None, prompt, sampling: Sampling::default(), seed: Some(0) };
+        let job = body.job(JobId::generate(), queue);
         Self { job, seed: None, traceparent: None, idempotency_key: None }
     }
 

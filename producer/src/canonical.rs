@@ -59,42 +59,9 @@ pub fn short_hex(hash: &[u8]) -> String {
 
 /// Returns the canonical JSON of a value. The JSON parser limits its depth.
 pub fn canonical(value: &Value) -> String {
-    let mut text = String::new();
-    write(value, &mut text);
-    text
-}
-
-fn write(value: &Value, text: &mut String) {
-    match value {
-        Value::Object(map) => {
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_unstable_by_key(|(key, _)| *key);
-            separated('{', '}', entries, text, |(key, value), text| {
-                text.push_str(&Value::from(key.as_str()).to_string());
-                text.push(':');
-                write(value, text);
-            });
-        }
-        Value::Array(items) => separated('[', ']', items, text, write),
-        scalar => text.push_str(&scalar.to_string()),
-    }
-}
-
-fn separated<T>(
-    open: char,
-    close: char,
-    items: impl IntoIterator<Item = T>,
-    text: &mut String,
-    each: impl Fn(T, &mut String),
-) {
-    text.push(open);
-    for (index, item) in items.into_iter().enumerate() {
-        if index > 0 {
-            text.push(',');
-        }
-        each(item, text);
-    }
-    text.push(close);
+    let mut sorted = value.clone();
+    sorted.sort_all_objects();
+    sorted.to_string()
 }
 
 #[cfg(test)]

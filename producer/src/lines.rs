@@ -1,6 +1,6 @@
 //! [`LineReader`]: reads lines of untrusted bytes with a bounded buffer.
 
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read as _};
 
 /// Length of the longest line that is parsed, in bytes.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
@@ -72,44 +72,32 @@ impl<R: BufRead> LineReader<R> {
     /// Reads up to the next line feed or the end.
     fn take_line(&mut self) -> io::Result<Option<Result<Vec<u8>, TooLong>>> {
         let mut line = Vec::new();
-        let mut overflow: Option<(blake3::Hasher, u64)> = None;
-        let mut started = false;
-        loop {
-            let available = match self.reader.fill_buf() {
-                Ok(available) => available,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
-            };
-            if available.is_empty() {
-                break;
-            }
-            started = true;
-            let end = available.iter().position(|byte| *byte == b'\n');
-            let part = &available[..end.unwrap_or(available.len())];
-            if overflow.is_none() && line.len() + part.len() > LINE_BYTES_MAX {
-                let mut hasher = blake3::Hasher::new();
-                hasher.update(&line);
-                overflow = Some((hasher, line.len() as u64));
-                line = Vec::new();
-            }
-            match &mut overflow {
-                Some((hasher, bytes)) => {
-                    hasher.update(part);
-                    *bytes += part.len() as u64;
-                }
-                None => line.extend_from_slice(part),
-            }
-            let consumed = part.len() + usize::from(end.is_some());
-            self.reader.consume(consumed);
-            self.bytes_read += consumed as u64;
-            if end.is_some() {
-                break;
+        let mut is_complete = self.take_part(&mut line)?;
+        if is_complete || line.len() <= LINE_BYTES_MAX {
+            return Ok((is_complete || !line.is_empty()).then_some(Ok(line)));
+        }
+        let (mut hasher, mut bytes) = (blake3::Hasher::new(), 0);
+        while !line.is_empty() {
+            hasher.update(&line);
+            bytes += line.len() as u64;
+            line.clear();
+            if !is_complete {
+                is_complete = self.take_part(&mut line)?;
             }
         }
-        Ok(started.then(|| match overflow {
-            Some((hasher, bytes)) => Err(TooLong { bytes, hash: *hasher.finalize().as_bytes() }),
-            None => Ok(line),
-        }))
+        Ok(Some(Err(TooLong { bytes, hash: *hasher.finalize().as_bytes() })))
+    }
+
+    /// Appends bytes up to the next line feed, the end, or one more than the longest line has. Returns
+    /// whether a line feed, which is left out, was found.
+    fn take_part(&mut self, line: &mut Vec<u8>) -> io::Result<bool> {
+        let limit = LINE_BYTES_MAX as u64 + 1;
+        self.bytes_read += self.reader.by_ref().take(limit).read_until(b'\n', line)? as u64;
+        let is_complete = line.ends_with(b"\n");
+        if is_complete {
+            line.pop();
+        }
+        Ok(is_complete)
     }
 }
 

@@ -109,6 +109,13 @@ pub struct JobError {
     pub param: Option<String>,
 }
 
+impl JobError {
+    /// Creates an error that is not about a field of the request.
+    pub fn new(kind: ErrorKind, code: &str, message: impl Into<String>) -> Self {
+        Self { kind, code: code.to_owned(), message: message.into(), param: None }
+    }
+}
+
 /// Outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -43,9 +43,8 @@ impl Display {
         match update {
             Update::Notice(notice) => self.notice(&notice.to_string()),
             Update::Reading(lines, bytes) => self.reading(lines, bytes),
-            Update::Progress(progress) => self.progress(&progress, |work| {
-                #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-                let rate = progress.tokens as f64 / work.seconds;
+            Update::Progress(progress) => self.progress(&progress, |_, seconds| {
+                let rate = progress.tokens as f64 / seconds;
                 format!("{rate:.0} tokens/s")
             }),
         }
@@ -62,9 +61,8 @@ impl Display {
                 self.bar.set_message("bytes uploaded");
                 self.line(|| format!("uploading: {} of {}", HumanBytes(sent), HumanBytes(size)));
             }
-            RemoteUpdate::Progress(progress) => self.progress(&progress, |work| {
-                #[expect(clippy::cast_precision_loss, reason = "rates for people")]
-                let rate = work.lines as f64 / work.seconds;
+            RemoteUpdate::Progress(progress) => self.progress(&progress, |lines, seconds| {
+                let rate = lines as f64 / seconds;
                 format!("{rate:.1} lines/s")
             }),
             _ => {}
@@ -88,19 +86,20 @@ impl Display {
         });
     }
 
-    fn progress(&mut self, progress: &BatchProgress, rate: impl FnOnce(Work) -> String) {
+    /// Shows the progress. `rate` returns the speed, from the lines and the seconds since the first
+    /// progress.
+    fn progress(&mut self, progress: &BatchProgress, rate: impl FnOnce(u64, f64) -> String) {
         let (started, finished_before) =
             *self.started.get_or_insert((Instant::now(), progress.finished()));
         let seconds = started.elapsed().as_secs_f64().max(1e-3);
         let lines = progress.finished().saturating_sub(finished_before);
         let left = progress.lines.saturating_sub(progress.finished());
-        #[expect(clippy::cast_precision_loss, reason = "rates for people")]
         let eta = seconds * left as f64 / lines.max(1) as f64;
         let eta = match lines {
             0 => "unknown".to_owned(),
             _ => indicatif::HumanDuration(Duration::from_secs_f64(eta)).to_string(),
         };
-        let rate = rate(Work { lines, seconds });
+        let rate = rate(lines, seconds);
         let message = format!("{rate}, {} failed, {eta} left", progress.failed);
         self.bar.set_length(progress.lines);
         self.bar.set_position(progress.finished());
@@ -120,10 +119,4 @@ impl Display {
     pub fn finish(&self) {
         self.bar.finish_and_clear();
     }
-}
-
-/// Work since the first progress.
-struct Work {
-    lines: u64,
-    seconds: f64,
 }

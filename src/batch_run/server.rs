@@ -34,27 +34,20 @@ pub struct ServerOptions {
     priority: String,
 }
 
-/// A server with its key.
-pub struct Given<'a> {
-    url: &'a str,
-    key: &'a str,
-    options: &'a ServerOptions,
-}
-
 impl ServerOptions {
-    /// Returns the server, if one is given.
-    pub fn given(&self) -> anyhow::Result<Option<Given<'_>>> {
+    /// Returns URL and key of the server, if one is given.
+    pub fn given(&self) -> anyhow::Result<Option<(&str, &str)>> {
         let Some(url) = self.server.as_deref() else { return Ok(None) };
         let key = self.key.as_deref().filter(|key| !key.is_empty());
         let key = key.context("--server needs --key (or TRITMILL_KEY)")?;
-        Ok(Some(Given { url, key, options: self }))
+        Ok(Some((url, key)))
     }
 }
 
 /// Runs the command.
 pub fn run(
     args: &BatchRunArgs,
-    server: Given<'_>,
+    (url, key): (&str, &str),
     mut display: Display,
     runtime: &Runtime,
 ) -> anyhow::Result<ExitCode> {
@@ -62,9 +55,9 @@ pub fn run(
         bail!("--retry-failed does not work with --server: the server retries failed lines itself");
     }
     let started = Instant::now();
-    let ServerOptions { ca, window, priority, .. } = server.options.clone();
+    let ServerOptions { ca, window, priority, .. } = args.server.clone();
     let client = HttpClient::new(AddressPolicy::Any, ca.as_deref()).context("--ca")?;
-    let api = Api::new(client, server.url, server.key)?;
+    let api = Api::new(client, url, key)?;
     let settings = RemoteSettings {
         input: args.input.clone(),
         output: args.output.clone(),

@@ -13,14 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 use tritmill_queue::{Job, JobId};
 
 pub use self::flow::Bench;
 use self::processor_time::{Pids, Used};
-use crate::{output, servers::ModeOptions};
+use crate::{block_on, output, servers::ModeOptions};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -88,8 +88,7 @@ struct Figures {
 /// Measures and prints the results.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let servers = arguments.servers.mode()?;
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    let figures = runtime.block_on(async {
+    let figures = block_on(async {
         let bench = Bench::open(servers, "none").await?;
         let mut submitted = Vec::new();
         let measured = tokio::select! {
@@ -172,7 +171,7 @@ fn median(runs: &[Run]) -> Option<(Run, f64, f64)> {
 }
 
 /// Returns a percentile of ascending times.
-fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
+pub fn percentile(sorted: &[Duration], percent: usize) -> Option<Duration> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted.get(rank - 1).copied()
 }

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{BufWriter, Write as _},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -54,10 +54,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut backend =
         load::backend(&model, &arguments.run.engine_on_one()?, blocks_for(positions))?;
     let vocab = backend.vocab_size();
-    let mut file = match &arguments.output {
-        Some(path) => Some(BufWriter::new(File::create(path).with_context(|| unwritable(path))?)),
-        None => None,
+    let create = |path: &PathBuf| {
+        let file = File::create(path).with_context(|| format!("cannot write {}", path.display()));
+        file.map(BufWriter::new)
     };
+    let mut file = arguments.output.as_ref().map(create).transpose()?;
     let mut last = Vec::new();
     logits::each_position(backend.as_mut(), &arguments.tokens, |logits| {
         last = logits[logits.len() - vocab..].to_vec();
@@ -83,8 +84,4 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn unwritable(path: &Path) -> String {
-    format!("cannot write {}", path.display())
 }

@@ -130,11 +130,9 @@ impl Cluster {
     /// Records workers that have exited and starts the workers that are due.
     fn restart_workers(&mut self) -> anyhow::Result<()> {
         for index in 0..WORKERS {
-            let exited = match &mut self.workers[index] {
-                Some(worker) => worker.child.try_wait()?.is_some(),
-                None => false,
-            };
-            if exited {
+            if let Some(worker) = &mut self.workers[index]
+                && worker.process.0.try_wait()?.is_some()
+            {
                 self.remove_worker(index);
             }
             if self.restart_at[index].is_some_and(|at| at <= Instant::now()) {
@@ -183,7 +181,7 @@ impl Cluster {
     /// Kills a worker, keeps its counters, and schedules its restart unless one is scheduled.
     fn remove_worker(&mut self, index: usize) {
         if let Some(mut worker) = self.workers[index].take() {
-            worker.kill();
+            worker.process.kill();
             self.statistics.add(&worker.counters);
         }
         self.restart_at[index].get_or_insert_with(Instant::now);
@@ -206,8 +204,8 @@ impl Cluster {
         }
         self.scrape();
         for worker in self.workers.iter_mut().flatten() {
-            Signal::Terminate.send(worker.child.id())?;
-            let status = worker.child.wait().context("cannot wait for a worker")?;
+            Signal::Terminate.send(worker.process.0.id())?;
+            let status = worker.process.0.wait().context("cannot wait for a worker")?;
             ensure!(status.success(), "a drained worker ended with {status}");
         }
         (0..WORKERS).for_each(|index| self.remove_worker(index));

@@ -24,6 +24,7 @@ use std::{
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -57,11 +58,18 @@ impl Place {
         if self.is_rehearsal { rehearsed } else { measured }
     }
 
-    /// Runs `tritmill WORDS… --json --device … --model …` and returns what it prints.
-    fn measure(&self, words: &[&str], model: &Path) -> anyhow::Result<Value> {
-        let mut command = self.programs.tritmill();
-        command.args(words).args(["--json", "--device", &self.device, "--model"]).arg(model);
-        programs::json(&mut command)
+    /// Returns `tritmill WORDS… --device … --model …`, started by another program if `starter` is not
+    /// empty.
+    fn command(&self, starter: &[&str], words: &str) -> anyhow::Result<Command> {
+        let mut command = self.programs.under(starter, self.programs.tritmill_path());
+        command.args(words.split(' ')).args(["--device", &self.device, "--model"]);
+        command.arg(self.model()?);
+        Ok(command)
+    }
+
+    /// Runs `tritmill WORDS… --device … --model … --json` and returns what it prints.
+    fn measure(&self, words: &str) -> anyhow::Result<Value> {
+        programs::json(self.command(&[], words)?.arg("--json"))
     }
 }
 

@@ -33,12 +33,13 @@ pub fn cargo() -> Command {
 
 /// Returns whether a cargo subcommand is installed.
 pub fn has_cargo_subcommand(name: &str) -> bool {
-    cargo()
-        .args([name, "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
+    succeeds(cargo().args([name, "--version"]))
+}
+
+/// Returns whether the command starts and succeeds; hides what it prints.
+pub fn succeeds(command: &mut Command) -> bool {
+    let status = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
 }
 
 /// Prints and runs the command; an error if it fails.

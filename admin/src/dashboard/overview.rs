@@ -52,7 +52,7 @@ impl QueueRow {
 
     /// Finished jobs and tokens since sampling began.
     pub fn totals(&self) -> Totals {
-        self.load.sampled.as_ref().map_or_else(Totals::default, |sampled| sampled.totals)
+        self.load.totals()
     }
 
     pub fn href(&self) -> String {

@@ -151,7 +151,11 @@ fn output_line(
         // Never submitted.
         None if is_cancelled => return cancelled(),
         None if batch.overdue => return expired(),
-        None => (Outcome::Error(job_deleted()), batch.created_at),
+        None => {
+            let message = "the job was deleted before its batch finished";
+            let deleted = JobError::new(ErrorKind::Engine, "job_deleted", message);
+            (Outcome::Error(deleted), batch.created_at)
+        }
     };
     let is_answer = matches!(outcome, Outcome::Completed(_));
     let line = answer::line(&AnsweredLine {
@@ -164,14 +168,4 @@ fn output_line(
         finished_at,
     });
     (is_answer, line)
-}
-
-/// The error of a job that the store no longer has.
-fn job_deleted() -> JobError {
-    JobError {
-        kind: ErrorKind::Engine,
-        code: "job_deleted".to_owned(),
-        message: "the job was deleted before its batch finished".to_owned(),
-        param: None,
-    }
 }

@@ -4,12 +4,12 @@ use std::{borrow::Cow, fmt};
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, NoLabelSet},
+    encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
 use tritmill_queue::store::{
-    history::{Histogram, Latencies, Totals},
+    history::{Histogram, Latencies},
     workers::Integrity,
 };
 
@@ -21,26 +21,11 @@ use crate::{
 /// A metric's name, help text and type, and its values for a queue by label value.
 type Row = (&'static str, &'static str, MetricType, fn(&QueueLoad) -> Vec<(&'static str, f64)>);
 
-#[derive(Debug, Clone, EncodeLabelSet)]
-struct QueueLabels {
-    queue: String,
-}
-
-#[derive(Debug, Clone, EncodeLabelSet)]
-struct KindLabels {
-    queue: String,
-    kind: &'static str,
-}
-
 /// The state of all queues at a scrape.
 #[derive(Debug)]
 struct Scrape {
     loads: Vec<QueueLoad>,
     integrity: Integrity,
-}
-
-fn totals(load: &QueueLoad) -> Totals {
-    load.sampled.as_ref().map_or_else(Totals::default, |sampled| sampled.totals)
 }
 
 /// Label value of metrics without a `kind` label.
@@ -62,12 +47,12 @@ const ROWS: [Row; 7] = [
     ("queue_slots", "Jobs that the live workers can run at once", MetricType::Gauge,
         |load| vec![(PLAIN, load.slots as f64)]),
     ("queue_jobs", "Finished jobs, by state", MetricType::Counter, |load| {
-        let all = totals(load);
+        let all = load.totals();
         vec![("completed", all.completed as f64), ("failed", all.failed as f64),
              ("cancelled", all.cancelled as f64), ("expired", all.expired as f64)]
     }),
     ("queue_tokens", "Tokens of completed jobs", MetricType::Counter, |load| {
-        let all = totals(load);
+        let all = load.totals();
         vec![("prompt", all.prompt_tokens as f64), ("completion", all.completion_tokens as f64)]
     }),
 ];
@@ -87,18 +72,12 @@ impl Collector for Scrape {
             for load in &self.loads {
                 let queue = load.settings.queue.to_string();
                 for (label, value) in values(load) {
-                    let encode = |encoder| match kind {
-                        MetricType::Counter => ConstCounter::new(value).encode(encoder),
-                        _ => ConstGauge::new(value).encode(encoder),
-                    };
-                    match label {
-                        PLAIN => {
-                            encode(metric.encode_family(&QueueLabels { queue: queue.clone() })?)?
-                        }
-                        kind => {
-                            let labels = KindLabels { queue: queue.clone(), kind };
-                            encode(metric.encode_family(&labels)?)?;
-                        }
+                    let mut labels = vec![("queue", queue.as_str())];
+                    labels.extend((label != PLAIN).then_some(("kind", label)));
+                    let family = metric.encode_family(&labels)?;
+                    match kind {
+                        MetricType::Counter => ConstCounter::new(value).encode(family)?,
+                        _ => ConstGauge::new(value).encode(family)?,
                     }
                 }
             }
@@ -111,7 +90,7 @@ impl Collector for Scrape {
                 let bound = |ms: Option<i64>| ms.map_or(f64::INFINITY, |ms| ms as f64 / 1000.0);
                 let buckets: Vec<(f64, u64)> =
                     histogram.buckets().map(|(ms, count)| (bound(ms), count)).collect();
-                let labels = QueueLabels { queue: load.settings.queue.to_string() };
+                let labels = [("queue", load.settings.queue.to_string())];
                 let sum = histogram.sum().as_secs_f64();
                 metric.encode_family(&labels)?.encode_histogram::<NoLabelSet>(
                     sum,

@@ -96,15 +96,6 @@ pub(crate) struct WebhookView {
 impl From<Batch> for BatchView {
     fn from(batch: Batch) -> Self {
         let at = |time: Option<Timestamp>| time.map(Timestamp::seconds);
-        let BatchTimes {
-            in_progress,
-            finalizing,
-            completed,
-            failed,
-            expired,
-            cancelling,
-            cancelled,
-        } = batch.at;
         let has_errors = !batch.errors.is_empty();
         Self {
             id: batch.id.to_string(),
@@ -118,14 +109,14 @@ impl From<Batch> for BatchView {
             output_file_id: batch.output.map(|id| id.to_string()),
             error_file_id: batch.error_file.map(|id| id.to_string()),
             created_at: batch.created_at.seconds(),
-            in_progress_at: at(in_progress),
+            in_progress_at: at(batch.at.in_progress),
             expires_at: batch.expires_at.seconds(),
-            finalizing_at: at(finalizing),
-            completed_at: at(completed),
-            failed_at: at(failed),
-            expired_at: at(expired),
-            cancelling_at: at(cancelling),
-            cancelled_at: at(cancelled),
+            finalizing_at: at(batch.at.finalizing),
+            completed_at: at(batch.at.completed),
+            failed_at: at(batch.at.failed),
+            expired_at: at(batch.at.expired),
+            cancelling_at: at(batch.at.cancelling),
+            cancelled_at: at(batch.at.cancelled),
             request_counts: RequestCounts {
                 total: batch.lines,
                 completed: batch.completed,

@@ -40,6 +40,11 @@ impl QueueLoad {
         self.sampled.as_ref().map_or_else(Depth::default, |sampled| sampled.depth)
     }
 
+    /// Returns the finished jobs and tokens since sampling began.
+    pub fn totals(&self) -> Totals {
+        self.sampled.as_ref().map_or_else(Totals::default, |sampled| sampled.totals)
+    }
+
     /// Returns the rates per second at the last sample.
     pub fn rates(&self) -> Rates {
         self.sampled.as_ref().map_or_else(Rates::default, |sampled| sampled.rates)
@@ -66,27 +71,20 @@ impl QueueLoad {
 pub(crate) async fn loads(app: &App) -> Result<Vec<QueueLoad>, ApiError> {
     let store = &app.store;
     let mut loads: BTreeMap<QueueName, QueueLoad> = BTreeMap::new();
-    let blank = |settings: QueueState, at| QueueLoad {
-        settings,
-        sampled: None,
-        sampled_at: at,
-        workers: 0,
-        slots: 0,
-    };
-    let default = |queue: &QueueName| QueueState::with_defaults(queue.clone());
     let sampled = store.snapshot().await?;
-    let at = sampled.as_ref().map(|sampled| sampled.at);
+    let sampled_at = sampled.as_ref().map(|sampled| sampled.at);
+    let blank = |settings| QueueLoad { settings, sampled: None, sampled_at, workers: 0, slots: 0 };
+    let default = |queue: &QueueName| blank(QueueState::with_defaults(queue.clone()));
     for settings in store.queue_states().await? {
-        loads.insert(settings.queue.clone(), blank(settings, at));
+        loads.insert(settings.queue.clone(), blank(settings));
     }
     for queue in sampled.into_iter().flat_map(|sampled| sampled.queues) {
         let name = queue.queue.clone();
-        let load = loads.entry(name.clone()).or_insert_with(|| blank(default(&name), at));
-        load.sampled = Some(queue);
+        loads.entry(name.clone()).or_insert_with(|| default(&name)).sampled = Some(queue);
     }
     for worker in store.workers().await?.iter().filter(|worker| Worker::is_alive(worker)) {
         let name = &worker.heartbeat.queue;
-        let load = loads.entry(name.clone()).or_insert_with(|| blank(default(name), at));
+        let load = loads.entry(name.clone()).or_insert_with(|| default(name));
         load.workers += 1;
         load.slots += u64::from(worker.heartbeat.slots);
     }
@@ -135,8 +133,7 @@ pub(crate) struct QueueView {
 
 impl From<QueueLoad> for QueueView {
     fn from(load: QueueLoad) -> Self {
-        let (depth, rates) = (load.depth(), load.rates());
-        let totals = load.sampled.as_ref().map_or_else(Totals::default, |sampled| sampled.totals);
+        let (depth, rates, totals) = (load.depth(), load.rates(), load.totals());
         let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
         Self {
             oldest_queued_s: seconds(load.oldest_queued()),

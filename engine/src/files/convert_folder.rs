@@ -54,9 +54,8 @@ pub(super) fn write(model: &Model, out: &Path) -> Result<Report, ModelError> {
             Source::Norm(norm) => writer.write_all(&f32_bytes(&model.norm(norm)?)).map_err(&at),
             Source::Linear(layer, linear) => {
                 let matrix = model.ternary(layer, linear)?;
-                scale = match matrix.scale {
-                    Scale::Multiply(scale) | Scale::Divide(scale) => scale,
-                };
+                let (Scale::Multiply(value) | Scale::Divide(value)) = matrix.scale;
+                scale = value;
                 let packed = ternary_write::encode_planar(&matrix.trits, matrix.rows, matrix.cols);
                 writer.write_all(&packed).map_err(&at)
             }

@@ -57,13 +57,11 @@ pub(crate) fn open_folder(path: &Path) -> Result<Parts, ModelError> {
         };
         return Err(missing("tokenizer.json", why));
     };
-    let chat_template = match small("chat_template.jinja")? {
-        None => None,
-        Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
-            let offset = error.utf8_error().valid_up_to() as u64;
-            ModelError::malformed("chat_template.jinja", offset, Problem::NotUtf8)
-        })?),
-    };
+    let chat_template = small("chat_template.jinja")?.map(String::from_utf8).transpose();
+    let chat_template = chat_template.map_err(|error| {
+        let offset = error.utf8_error().valid_up_to() as u64;
+        ModelError::malformed("chat_template.jinja", offset, Problem::NotUtf8)
+    })?;
     let folder = Folder {
         config: config.into(),
         tokenizer: tokenizer.into(),
@@ -170,10 +168,8 @@ fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     model.eos_tokens.sort_unstable();
     model.eos_tokens.dedup();
 
-    let special = match &folder.tokenizer_config {
-        Some(bytes) => TokenizerConfig::parse(bytes)?,
-        None => TokenizerConfig::default(),
-    };
+    let special = folder.tokenizer_config.as_deref().map(TokenizerConfig::parse);
+    let special = special.transpose()?.unwrap_or_default();
     let tokenizer = Tokenizer::from_json(&folder.tokenizer)?;
     tokenizer.check_vocab_size(model.vocab_size)?;
     let chat_template = folder

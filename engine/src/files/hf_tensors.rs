@@ -47,11 +47,9 @@ impl Finder<'_> {
     ) -> Result<Tensors, ModelError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = self.dense("model.embed_tokens.weight".to_owned(), &[vocab, hidden])?;
-        let head = if config.tied_head {
-            None
-        } else {
-            Some(self.dense("lm_head.weight".to_owned(), &[vocab, hidden])?)
-        };
+        let head = (!config.tied_head)
+            .then(|| self.dense("lm_head.weight".to_owned(), &[vocab, hidden]))
+            .transpose()?;
         // Not reserved ahead: a false layer count must fail at the first missing tensor.
         let mut linears = Vec::new();
         for layer in 0..config.layer_count {
@@ -140,10 +138,7 @@ impl Finder<'_> {
             // A tied model does not use its head; frequencies follow from theta.
             (config.tied_head && name == "lm_head.weight") || name.ends_with("rotary_emb.inv_freq")
         };
-        let mut left: Vec<String> =
-            self.entries.into_keys().filter(|name| !ignored(name)).collect();
-        left.sort_unstable();
-        match left.into_iter().next() {
+        match self.entries.into_keys().filter(|name| !ignored(name)).min() {
             Some(tensor) => Err(ModelError::UnexpectedTensor { tensor }),
             None => Ok(()),
         }

@@ -24,6 +24,7 @@ pub use activations::Activations;
 pub use gemm::gemm;
 pub(crate) use gemm::peak_products_per_s;
 pub use self_check::self_check;
+pub(crate) use self_check::{agrees_with_scalar, wave};
 
 use crate::names::names;
 

@@ -1,6 +1,8 @@
 //! A quick check of the kernels on this machine: every format is compared with the scalar kernel, on a
 //! matrix of partial tiles and blocks. Loading a model runs a longer test on its weights.
 
+use std::ops::Range;
+
 use super::{Activations, Isa, gemm};
 use crate::formats::{Format, PackedMatrix, TILE_ROWS};
 
@@ -16,28 +18,33 @@ pub fn self_check(isa: Isa) -> bool {
     let trits: Vec<i8> = (0..OUTPUTS * COLS).map(|i| (wave(i) % 3) as i8 - 1).collect();
     Format::ALL.into_iter().all(|format| {
         let matrix = PackedMatrix::pack(format, OUTPUTS, COLS, &trits);
-        matrix.is_ok_and(|matrix| agrees_with_scalar(isa, &matrix))
+        matrix.is_ok_and(|matrix| agrees_with_scalar(isa, &matrix, ROWS, 0..matrix.tile_count()))
     })
 }
 
-fn agrees_with_scalar(isa: Isa, matrix: &PackedMatrix) -> bool {
+/// Returns whether the product of some tiles with `rows` rows agrees with the scalar one.
+pub(crate) fn agrees_with_scalar(
+    isa: Isa,
+    matrix: &PackedMatrix,
+    rows: usize,
+    tiles: Range<usize>,
+) -> bool {
     let mut x = Activations::new();
-    x.reset(matrix.format(), COLS, ROWS);
-    for row in 0..ROWS {
-        let q: Vec<i8> = (0..COLS).map(|i| wave(i + row * 7919) as u8 as i8).collect();
+    x.reset(matrix.format(), matrix.cols(), rows);
+    for row in 0..rows {
+        let q: Vec<i8> = (0..matrix.cols()).map(|i| wave(i + row * 7919) as u8 as i8).collect();
         x.set_row(row, &q);
     }
-    let tiles = matrix.tile_count();
     let product = |isa| {
-        let mut y = vec![0i32; ROWS * tiles * TILE_ROWS]; // (row, tile, TILE_ROWS)
-        gemm(isa, matrix, 0..tiles, &x, &mut y);
+        let mut y = vec![0i32; rows * tiles.len() * TILE_ROWS]; // (row, tile, TILE_ROWS)
+        gemm(isa, matrix, tiles.clone(), &x, &mut y);
         y
     };
     product(isa) == product(Isa::Scalar)
 }
 
 /// Pseudo-random numbers without a short period.
-fn wave(i: usize) -> usize {
+pub(crate) fn wave(i: usize) -> usize {
     i.wrapping_mul(i).wrapping_mul(40_503) >> 7
 }
 

@@ -129,9 +129,7 @@ impl PrefixCache {
     /// Removes the block that has been idle for longest, and returns it.
     pub fn evict(&mut self) -> Option<BlockId> {
         let (_, block) = self.idle.pop_first()?;
-        if let Some(entry) = self.entries[block.index()].take() {
-            self.blocks.remove(&entry.hash);
-        }
+        self.forget(block);
         Some(block)
     }
 }

@@ -4,16 +4,11 @@ use std::collections::BTreeMap;
 
 use super::{LogitSet, SamplingParams};
 
-/// Occurrences of a token. A token that occurs only in the prompt has an entry too.
-#[derive(Debug, Clone, Copy, Default)]
-struct Occurrences {
-    generated: u32,
-}
-
 /// Counts of a sequence's tokens for penalties. Empty if no penalty is on.
 #[derive(Debug, Clone, Default)]
 pub struct TokenCounts {
-    counts: BTreeMap<u32, Occurrences>,
+    /// Occurrences of each token in the output; 0 for a token that occurs only in the prompt.
+    counts: BTreeMap<u32, u32>,
     counts_prompt: bool,
     counts_output: bool,
 }
@@ -26,7 +21,7 @@ impl TokenCounts {
             counts_prompt || params.presence_penalty != 0.0 || params.frequency_penalty != 0.0;
         let mut counts = BTreeMap::new();
         if counts_prompt {
-            counts.extend(prompt.iter().map(|token| (*token, Occurrences::default())));
+            counts.extend(prompt.iter().map(|token| (*token, 0)));
         }
         Self { counts, counts_prompt, counts_output }
     }
@@ -39,21 +34,21 @@ impl TokenCounts {
     /// Counts a generated token.
     pub fn add(&mut self, token: u32) {
         if self.counts_output {
-            self.counts.entry(token).or_default().generated += 1;
+            *self.counts.entry(token).or_default() += 1;
         }
     }
 
     /// Applies the penalties: repetition (prompt and output), then presence and frequency (output
     /// only, as OpenAI defines them).
     pub fn apply<C: LogitSet + ?Sized>(&self, params: &SamplingParams, logits: &mut C) {
-        for (token, occurrences) in &self.counts {
+        for (token, generated) in &self.counts {
             let Some(logit) = logits.logit_mut(*token) else { continue };
             if self.counts_prompt {
                 let penalty = params.repetition_penalty;
                 *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
             }
-            if occurrences.generated > 0 {
-                let count = occurrences.generated as f32;
+            if *generated > 0 {
+                let count = *generated as f32;
                 *logit -= params.presence_penalty + params.frequency_penalty * count;
             }
         }

@@ -87,10 +87,8 @@ impl Scheduler {
         for index in start / BLOCK_TOKENS..blocks_for(end) {
             while !self.take_block(id, index, plan) {
                 // The chunk of a preempted sequence does not run: return its tokens to the budget.
-                match self.preempt_for(id, plan) {
-                    Preempted::Other(tokens) => *budget += tokens,
-                    Preempted::Itself => return,
-                }
+                let Some(tokens) = self.preempt_for(id, plan) else { return };
+                *budget += tokens;
             }
         }
         *budget -= end - start;
@@ -116,14 +114,15 @@ impl Scheduler {
         true
     }
 
-    /// Preempts the last running sequence so that `id` can have a block.
-    fn preempt_for(&mut self, id: SequenceId, plan: &mut Plan) -> Preempted {
+    /// Preempts the last running sequence so that `id` can have a block. Returns how many of its planned
+    /// tokens will not run; `None` if `id` itself was preempted or refused, and cannot run in this step.
+    fn preempt_for(&mut self, id: SequenceId, plan: &mut Plan) -> Option<usize> {
         let victim = self.running.last().copied().unwrap_or(id);
         if victim == id && self.running.len() <= 1 {
             let needed = blocks_for(self.sequences[&id].tokens.len());
             let refusal = Refusal::OutOfBlocks { needed, total: self.cache.total() };
             plan.refused.push((id, refusal));
-            return Preempted::Itself;
+            return None;
         }
         self.preempt(victim);
         plan.preempted.push(victim);
@@ -135,7 +134,7 @@ impl Scheduler {
             }
             keep
         });
-        if victim == id { Preempted::Itself } else { Preempted::Other(tokens) }
+        (victim != id).then_some(tokens)
     }
 
     /// Returns the sequence to admit next: by weight between priorities, by arrival within a priority.
@@ -209,12 +208,4 @@ impl Scheduler {
             }
         }
     }
-}
-
-/// Outcome of a preemption.
-enum Preempted {
-    /// Another sequence was preempted; this many of its planned tokens will not run.
-    Other(usize),
-    /// The sequence itself was preempted or refused, and cannot run in this step.
-    Itself,
 }

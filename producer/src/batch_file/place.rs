@@ -65,8 +65,9 @@ fn lock(output: &Path) -> Result<File, BatchFileError> {
     }
 }
 
-pub(crate) fn remove_output(output: &Path) -> io::Result<()> {
-    match std::fs::remove_file(output) {
+/// Deletes a file, if it exists.
+pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

@@ -17,7 +17,7 @@ use super::{
     terms::{RemoteRunError, RemoteUpdate},
 };
 use crate::{
-    batch_file::{BatchFileError, remove_output, rename_to_old, with_suffix},
+    batch_file::{BatchFileError, remove_file, rename_to_old, with_suffix},
     progress::BatchProgress,
 };
 
@@ -114,7 +114,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
                 let path = self.folder.downloaded(index, what);
                 match file {
                     Some(file) => self.download(&file, &path).await?,
-                    None => remove_output(&path).map_err(self.failed())?,
+                    None => remove_file(&path).map_err(self.failed())?,
                 }
             }
         }

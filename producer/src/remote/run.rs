@@ -26,7 +26,7 @@ use super::{
     terms::{RemoteRunError, RemoteSettings, RemoteUpdate},
 };
 use crate::{
-    batch_file::{BatchFileError, Input, open_and_lock, remove_output},
+    batch_file::{BatchFileError, Input, open_and_lock, remove_file},
     progress::BatchProgress,
 };
 
@@ -100,7 +100,7 @@ impl<T: FnMut(RemoteUpdate)> RemoteRun<T> {
         if self.settings.restart && self.folder.remove().map_err(self.failed())? {
             let output = self.settings.output.clone();
             let failed = |source| BatchFileError::Output { path: output.clone(), source };
-            remove_output(&output).map_err(failed)?;
+            remove_file(&output).map_err(failed)?;
             self.notice("the earlier run is discarded; its batches stay on the server");
         }
         fs::create_dir_all(self.folder.path()).map_err(self.failed())?;

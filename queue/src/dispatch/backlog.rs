@@ -108,12 +108,8 @@ impl Demand {
                 demands.len() - 1
             });
             demands[at].entries += 1;
-            match demands[at].tokens.get_mut(&entry.tenant) {
-                Some(tokens) => *tokens += u64::from(entry.cost),
-                None => {
-                    demands[at].tokens.insert(entry.tenant.clone(), u64::from(entry.cost));
-                }
-            }
+            let tokens = demands[at].tokens.entry(entry.tenant.clone()).or_default();
+            *tokens += u64::from(entry.cost);
         }
         demands
     }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::{sync::Notify, time::timeout};
 
 use super::{Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Pull, Quotas};
@@ -171,16 +171,12 @@ impl MemoryDispatcher {
         Self { limit, state: Mutex::default(), arrived: Notify::new() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Takes entries and waits without a limit for the first; [`Dispatcher::pull`] limits the wait.
     async fn take_first(&self, pull: &Pull<'_>) -> Vec<Delivery> {
         loop {
             // Subscribe before looking, or an enqueue in between would be missed.
             let arrived = self.arrived.notified();
-            let taken = self.state().take(pull);
+            let taken = self.state.lock().take(pull);
             if !taken.is_empty() {
                 return taken;
             }
@@ -192,7 +188,7 @@ impl MemoryDispatcher {
 #[async_trait]
 impl Dispatcher for MemoryDispatcher {
     async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let mut fresh = state.admit(entries, self.limit)?;
         let added = fresh.len();
         for entry in entries.iter().filter(|entry| fresh.remove(&entry.id)) {
@@ -207,7 +203,7 @@ impl Dispatcher for MemoryDispatcher {
     }
 
     async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {
-        let state = self.state();
+        let state = self.state.lock();
         let lanes = state.queues.get(&demand.queue);
         let waiting = || lanes.into_iter().flat_map(|lanes| lanes.lanes.iter().flatten());
         let busy = |limit| {
@@ -242,7 +238,7 @@ impl Dispatcher for MemoryDispatcher {
     }
 
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError> {
-        let taken = self.state().take(&pull);
+        let taken = self.state.lock().take(&pull);
         if !taken.is_empty() || pull.max == 0 || pull.wait.is_zero() {
             return Ok(taken);
         }
@@ -254,7 +250,7 @@ impl Dispatcher for MemoryDispatcher {
         consumer: &str,
         deliveries: &[Delivery],
     ) -> Result<usize, DispatchError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         Ok(deliveries.iter().filter(|delivery| state.release(consumer, delivery).is_some()).count())
     }
 
@@ -263,7 +259,7 @@ impl Dispatcher for MemoryDispatcher {
         consumer: &str,
         deliveries: &[Delivery],
     ) -> Result<usize, DispatchError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let mut count = 0;
         // Backwards, so that the first delivery is first in its lane again.
         for delivery in deliveries.iter().rev() {
@@ -283,7 +279,7 @@ impl Dispatcher for MemoryDispatcher {
         consumer: &str,
         deliveries: &[Delivery],
     ) -> Result<Vec<Delivery>, DispatchError> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let lost = deliveries.iter().filter(|delivery| {
             let mine = state.pending_of(consumer, delivery);
             mine.map(|pending| pending.renewed = Instant::now()).is_none()
@@ -296,10 +292,10 @@ impl Dispatcher for MemoryDispatcher {
         pull: Pull<'_>,
         idle: Duration,
     ) -> Result<Vec<Delivery>, DispatchError> {
-        Ok(self.state().take_over(&pull, idle))
+        Ok(self.state.lock().take_over(&pull, idle))
     }
 
     async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError> {
-        Ok(self.state().queues.get(queue).map_or(0, Lanes::len))
+        Ok(self.state.lock().queues.get(queue).map_or(0, Lanes::len))
     }
 }

@@ -38,11 +38,7 @@ use parking_lot::Mutex;
 use redis::{RedisError, RedisResult};
 pub use stats::DispatchStats;
 
-use self::{
-    address::Address,
-    pull::Consumer,
-    stats::{Counters, add},
-};
+use self::{address::Address, pull::Consumer};
 use super::{
     Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Pull, Quotas,
 };
@@ -68,7 +64,7 @@ pub struct RedisDispatcher {
 struct Inner {
     connections: Arc<Connections>,
     limit: BacklogLimit,
-    stats: Counters,
+    stats: Mutex<DispatchStats>,
     /// Names of the queues' data, by prefix: a new name shows that Redis was emptied.
     born: Mutex<HashMap<String, String>>,
     /// Consumers of this process, by name.
@@ -131,7 +127,7 @@ impl RedisDispatcher {
                 connections.map_err(|error| RedisUrlError::Certificates(error.to_string()))?,
             ),
             limit,
-            stats: Counters::default(),
+            stats: Mutex::default(),
             born: Mutex::default(),
             consumers: Mutex::default(),
             swept: Mutex::default(),
@@ -152,7 +148,7 @@ impl RedisDispatcher {
 
     /// Faults that were detected and repaired since this dispatcher was created.
     pub fn stats(&self) -> DispatchStats {
-        self.inner.stats.read()
+        *self.inner.stats.lock()
     }
 
     /// Keeps entries until they are due; then pulls and [`Self::promote`] queue them. A job that waits
@@ -223,13 +219,13 @@ impl Inner {
                     &group.arguments,
                 );
                 let (mine, foreign): (usize, u64) = run.await?;
-                self.stats.foreign(group.prefix, foreign);
+                self.count_foreign(group.prefix, foreign);
                 count += mine;
             }
         }
         self.consumer(name).release(deliveries);
         let fenced = deliveries.len().saturating_sub(count) as u64;
-        add(&self.stats.fenced_acknowledgements, fenced);
+        self.stats.lock().fenced_acknowledgements += fenced;
         if fenced > 0 {
             tracing::debug!(
                 consumer = name,
@@ -282,7 +278,7 @@ impl Inner {
             }
             cursor = next;
         }
-        add(&self.stats.consumers_removed, count as u64);
+        self.stats.lock().consumers_removed += count as u64;
         Ok(count)
     }
 

@@ -17,23 +17,13 @@ pub(super) const BACKOFF_DOUBLINGS_MAX: u32 = 16;
 
 /// Returns the error of an attempt that lost its lease.
 pub(super) fn lease_lost() -> JobError {
-    JobError {
-        kind: ErrorKind::LeaseLost,
-        code: "lease_lost".to_owned(),
-        message: "the worker stopped renewing its lease".to_owned(),
-        param: None,
-    }
+    JobError::new(ErrorKind::LeaseLost, "lease_lost", "the worker stopped renewing its lease")
 }
 
 /// Returns the error of an attempt at a job that cannot be read: its bytes are damaged, or of a later
 /// release (then a worker of that release may succeed).
 pub(super) fn unreadable(error: &StoreError) -> JobError {
-    JobError {
-        kind: ErrorKind::Engine,
-        code: "unreadable".to_owned(),
-        message: error.to_string(),
-        param: None,
-    }
+    JobError::new(ErrorKind::Engine, "unreadable", error.to_string())
 }
 
 /// Longest signature in characters.
@@ -56,8 +46,7 @@ pub(super) fn signature(error: &JobError) -> String {
         word.clear();
         signature.push(if c.is_control() { ' ' } else { c });
     }
-    let signature: String = signature.trim_end().chars().take(SIGNATURE_MAX).collect();
-    signature
+    signature.trim_end().chars().take(SIGNATURE_MAX).collect()
 }
 
 /// Returns the state that an outcome leads to.

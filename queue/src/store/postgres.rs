@@ -25,43 +25,9 @@ mod reconcile;
 mod sampler;
 mod schema;
 mod settings;
+#[path = "sql/mod.rs"]
+mod sql;
 mod workers;
-
-// Written once for both databases: see `sql/calls.rs`.
-#[path = "sql/audit.rs"]
-mod audit;
-#[path = "sql/batch_claims.rs"]
-mod batch_claims;
-#[path = "sql/batch_steps.rs"]
-mod batch_steps;
-#[path = "sql/batches.rs"]
-mod batches;
-#[path = "sql/calls.rs"]
-mod calls;
-#[path = "sql/classes.rs"]
-mod classes;
-#[path = "sql/dead_letters.rs"]
-mod dead_letters;
-#[path = "sql/files.rs"]
-mod files;
-#[path = "sql/history.rs"]
-mod history;
-#[path = "sql/job_queries.rs"]
-mod job_queries;
-#[path = "sql/keys.rs"]
-mod keys;
-#[path = "sql/queue_settings.rs"]
-mod queue_settings;
-#[path = "sql/reads.rs"]
-mod reads;
-#[path = "sql/rows.rs"]
-mod rows;
-#[path = "sql/sessions.rs"]
-mod sessions;
-#[path = "sql/store.rs"]
-mod store;
-#[path = "sql/tenants.rs"]
-mod tenants;
 
 use std::time::Duration;
 
@@ -69,6 +35,7 @@ use PostgresStore as SqlStore;
 pub use idempotency::{Conflict, Submission, SubmitError};
 pub use schema::SchemaError;
 pub use settings::RETENTION_DEFAULT;
+use sql::{calls, classes, history, queue_settings, rows, tenants};
 use sqlx::{Connection as _, PgPool, PgTransaction, postgres::PgPoolOptions};
 
 use super::{Clock, StoreError};

@@ -25,7 +25,7 @@ use tritmill_client::{
 use tritmill_engine::{backend::cuda, load::DeviceChoice};
 
 use super::Arguments;
-use crate::output;
+use crate::{bench::queue::percentile, block_on, output};
 
 /// Measured bursts of requests, after one for warm-up.
 const ROUNDS: usize = 5;
@@ -40,8 +40,7 @@ const WARM_LINES: u64 = 64;
 
 /// Measures and prints.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    runtime.block_on(async {
+    block_on(async {
         let mut service = Service::start(arguments).await?;
         let measured = tokio::select! {
             measured = measure(&service, arguments) => measured,
@@ -288,16 +287,13 @@ async fn burst(
     Ok(answers)
 }
 
-/// Returns a percentile of sorted, non-empty latencies.
-fn percentile(latencies: &[Duration], share: f64) -> f64 {
-    let rank = (latencies.len() as f64 * share).ceil() as usize;
-    latencies[rank.clamp(1, latencies.len()) - 1].as_secs_f64()
-}
-
 fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode> {
     let Measured { latencies, errors, memory_bytes, batch } = measured;
-    ensure!(!latencies.is_empty(), "no request was answered");
-    let [p50, p90, p99] = [0.5, 0.9, 0.99].map(|share| percentile(latencies, share));
+    let [Some(p50), Some(p90), Some(p99)] = [50, 90, 99]
+        .map(|percent| percentile(latencies, percent).map(|latency| latency.as_secs_f64()))
+    else {
+        bail!("no request was answered");
+    };
     let requests = latencies.len() + errors;
     let share = 100.0 * *errors as f64 / requests as f64;
     if arguments.json {

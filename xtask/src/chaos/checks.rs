@@ -101,18 +101,14 @@ impl fmt::Display for Statistics {
     }
 }
 
-/// Returns the first column of the first row.
-fn query(port: u16, sql: &str) -> anyhow::Result<String> {
+/// Returns the first column of the first row, a number.
+fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
     let output = Command::new("psql")
         .args(["-h", "127.0.0.1", "-U", "postgres", "-At", "-p", &port.to_string(), "-c", sql])
         .output()
         .context("cannot run psql")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
-}
-
-fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
-    query(port, sql)?.parse().with_context(|| sql.to_owned())
+    String::from_utf8(output.stdout)?.trim().parse().with_context(|| sql.to_owned())
 }
 
 /// Returns lines of the reply to a Redis command.

@@ -40,9 +40,27 @@ impl Environment {
     }
 }
 
+/// A process that is killed when it is dropped.
+pub struct Process(pub Child);
+
+impl Process {
+    /// Kills the process and waits until it has exited.
+    pub fn kill(&mut self) {
+        // Both fail only for a process that has exited.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
 /// A worker process.
 pub struct Worker {
-    pub child: Child,
+    pub process: Process,
     /// Incarnation id, as in the `owner` column of jobs.
     pub owner: String,
     listen: String,
@@ -77,7 +95,7 @@ impl Worker {
             let _ = child.wait();
             return Ok(None);
         };
-        Ok(Some(Self { child, owner, listen, counters: HashMap::new() }))
+        Ok(Some(Self { process: Process(child), owner, listen, counters: HashMap::new() }))
     }
 
     /// Reads the counters, if the worker answers.
@@ -101,23 +119,11 @@ impl Worker {
             }
         }
     }
-
-    pub fn kill(&mut self) {
-        // Both fail only for a process that has exited.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 /// A `batch run` that is restarted until it succeeds.
 pub struct Producer {
-    pub child: Child,
+    pub process: Process,
     pub output: PathBuf,
     input: PathBuf,
     environment: Environment,
@@ -125,26 +131,21 @@ pub struct Producer {
 
 impl Producer {
     pub fn start(environment: &Environment, input: &Path, output: PathBuf) -> anyhow::Result<Self> {
-        let child = Self::spawn(environment, input, &output)?;
+        let process = Self::spawn(environment, input, &output)?;
         let (input, environment) = (input.to_owned(), environment.clone());
-        Ok(Self { child, output, input, environment })
+        Ok(Self { process, output, input, environment })
     }
 
-    fn spawn(environment: &Environment, input: &Path, output: &Path) -> anyhow::Result<Child> {
+    fn spawn(environment: &Environment, input: &Path, output: &Path) -> anyhow::Result<Process> {
         // Workers die so often here that jobs would use up the default number of attempts.
         let mut command = environment.command(&["batch", "run", "--attempts", "1000"])?;
         command.arg(input).arg("-o").arg(output);
-        command.spawn().context("cannot start a producer")
-    }
-
-    pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        command.spawn().map(Process).context("cannot start a producer")
     }
 
     /// Returns whether every line is answered; restarts a producer that exited before that.
     pub fn is_finished(&mut self) -> anyhow::Result<bool> {
-        let Some(status) = self.child.try_wait()? else { return Ok(false) };
+        let Some(status) = self.process.0.try_wait()? else { return Ok(false) };
         if status.success() {
             return Ok(true);
         }
@@ -154,14 +155,8 @@ impl Producer {
             self.output.display(),
             self.environment.folder.join("log").display()
         );
-        self.child = Self::spawn(&self.environment, &self.input, &self.output)?;
+        self.process = Self::spawn(&self.environment, &self.input, &self.output)?;
         Ok(false)
-    }
-}
-
-impl Drop for Producer {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 

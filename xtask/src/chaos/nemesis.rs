@@ -99,7 +99,7 @@ impl Nemesis {
         let index = self.random.below(cluster.workers.len());
         if let Some(worker) = &mut cluster.workers[index] {
             worker.scrape();
-            worker.kill();
+            worker.process.kill();
             self.count("workers killed");
             let owner = worker.owner.clone();
             cluster.statistics.measure_recovery(&owner, cluster.postgres.port());
@@ -111,7 +111,7 @@ impl Nemesis {
     fn kill_producer(&mut self, cluster: &mut Cluster) {
         let index = self.random.below(cluster.producers.len());
         if let Some(producer) = cluster.producers.get_mut(index) {
-            producer.kill();
+            producer.process.kill();
             self.count("producers killed");
         }
     }
@@ -120,11 +120,11 @@ impl Nemesis {
     fn freeze_worker(&mut self, cluster: &mut Cluster) {
         let index = self.random.below(cluster.workers.len());
         if let Some(worker) = &cluster.workers[index]
-            && Signal::Stop.send(worker.child.id()).is_ok()
+            && Signal::Stop.send(worker.process.0.id()).is_ok()
         {
             self.count("workers frozen");
             let lease_ms = u64::try_from(LEASE.as_millis()).unwrap_or(u64::MAX);
-            self.repair_after(Repair::Thaw(worker.child.id()), lease_ms, lease_ms * 3);
+            self.repair_after(Repair::Thaw(worker.process.0.id()), lease_ms, lease_ms * 3);
         }
     }
 

@@ -6,8 +6,7 @@ use super::{Place, list, number};
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
     let words = place.sizes("bench kernels", "bench kernels --quick --batch 1 --prompt 12");
-    let words: Vec<&str> = words.split(' ').collect();
-    let found = place.measure(&words, &place.model()?)?;
+    let found = place.measure(words)?;
     let mut text = String::new();
     writeln!(
         text,

@@ -10,8 +10,7 @@ pub fn run(place: &Place) -> anyhow::Result<String> {
         "bench e2e --http --callers 100 --generate 100 --batch-lines 0 --batch 128 --kv-memory 2048",
         "bench e2e --http --callers 2 --generate 2 --batch-lines 0 --batch 2 --kv-memory 8",
     );
-    let words: Vec<&str> = requests.split(' ').collect();
-    let found = place.measure(&words, &place.model()?)?;
+    let found = place.measure(requests)?;
     let text = format!(
         "{} requests, {} errors (`tritmill {requests}`)\n",
         found["requests"], found["errors"]

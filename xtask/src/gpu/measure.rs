@@ -21,34 +21,27 @@ struct Row {
     batch: u64,
     prompt: &'static str,
     median: f64,
-    lowest: f64,
-    highest: f64,
 }
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
-    let model = place.model()?;
     let mut text = "| phase | prompt | batch | tokens/s | slowest … fastest |\n\
                     | --- | --- | --- | --- | --- |\n"
         .to_owned();
     let mut rows = Vec::new();
     for &(batches, prompt, generate) in place.sizes(&WORKLOADS[..], &REHEARSED[..]) {
         let words =
-            ["bench", "engine", "--batch", batches, "--prompt", prompt, "--generate", generate];
-        for row in list(&place.measure(&words, &model)?, "rows")? {
-            let row = Row {
-                phase: row["phase"].as_str().unwrap_or_default().to_owned(),
-                batch: row["batch"].as_u64().unwrap_or_default(),
-                prompt,
-                median: number(row, "tokens_per_s"),
-                lowest: number(row, "tokens_per_s_lowest"),
-                highest: number(row, "tokens_per_s_highest"),
-            };
-            let Row { phase, batch, median, lowest, highest, .. } = &row;
+            format!("bench engine --batch {batches} --prompt {prompt} --generate {generate}");
+        for row in list(&place.measure(&words)?, "rows")? {
+            let phase = row["phase"].as_str().unwrap_or_default().to_owned();
+            let batch = row["batch"].as_u64().unwrap_or_default();
+            let [median, lowest, highest] =
+                ["tokens_per_s", "tokens_per_s_lowest", "tokens_per_s_highest"]
+                    .map(|name| number(row, name));
             writeln!(
                 text,
                 "| {phase} | {prompt} | {batch} | {median:.0} | {lowest:.0} … {highest:.0} |"
             )?;
-            rows.push(row);
+            rows.push(Row { phase, batch, prompt, median });
         }
     }
     Ok(text + &targets_table(&targets(&rows)))

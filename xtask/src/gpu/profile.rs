@@ -20,26 +20,15 @@ pub fn run(place: &Place) -> anyhow::Result<String> {
     if !programs::is_installed(PROFILER) {
         return Ok(format!("**Skipped**: {PROFILER} is not installed."));
     }
-    let model = place.model()?;
     let metrics = METRICS.join(",");
     let mut text = String::new();
     for kernel in KERNELS {
-        let starter = [
-            PROFILER,
-            "--kernel-name",
-            kernel,
-            "--launch-skip",
-            "8",
-            "--launch-count",
-            "1",
-            "--graph-profiling",
-            "node",
-            "--metrics",
-            &metrics,
-        ];
-        let mut command = place.programs.under(&starter, place.programs.tritmill_path());
-        command.args(WORDS.split(' ')).args(["--device", &place.device, "--model"]).arg(&model);
-        let output = command.output()?;
+        let starter = format!(
+            "{PROFILER} --kernel-name {kernel} --launch-skip 8 --launch-count 1 \
+             --graph-profiling node --metrics {metrics}"
+        );
+        let starter: Vec<&str> = starter.split(' ').collect();
+        let output = place.command(&starter, WORDS)?.output()?;
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         let is_metric = |line: &&str| METRICS.iter().any(|metric| line.trim().starts_with(metric));
         let lines: Vec<&str> = printed.lines().filter(is_metric).map(str::trim).collect();

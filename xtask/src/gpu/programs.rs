@@ -2,7 +2,6 @@
 //! the same folder as this one (`cargo xtask gpu pack`).
 
 use std::{
-    ffi::OsStr,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -88,10 +87,8 @@ impl Programs {
 }
 
 /// Returns whether a program is installed.
-pub fn is_installed(program: impl AsRef<OsStr>) -> bool {
-    let mut command = Command::new(program);
-    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
+pub fn is_installed(program: &str) -> bool {
+    process::succeeds(Command::new(program).arg("--version"))
 }
 
 /// Builds the command line for speed.

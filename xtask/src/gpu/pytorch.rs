@@ -1,15 +1,12 @@
 //! `cargo xtask gpu pytorch`: the same shape in bf16 by PyTorch and by Tritmill, in turns. Skipped where PyTorch is
 //! not installed or finds no GPU.
 
-use std::{
-    fmt::Write as _,
-    process::{Command, Stdio},
-};
+use std::{fmt::Write as _, process::Command};
 
 use serde_json::Value;
 
 use super::{Place, list, number, programs};
-use crate::process::root;
+use crate::process::{root, succeeds};
 
 const CONTEXTS: [&str; 2] = ["128", "512"];
 const BATCHES: &str = "1,16,64,256";
@@ -17,21 +14,17 @@ const STEPS: &str = "32";
 const FINDS_A_GPU: &str = "import sys, torch; sys.exit(not torch.cuda.is_available())";
 
 pub fn run(place: &Place) -> anyhow::Result<String> {
-    let mut python = Command::new("python3");
-    let found = python.args(["-c", FINDS_A_GPU]).stderr(Stdio::null()).status();
-    if !found.is_ok_and(|status| status.success()) {
+    if !succeeds(Command::new("python3").args(["-c", FINDS_A_GPU])) {
         return Ok("**Skipped**: `python3` has no PyTorch that finds a GPU.".to_owned());
     }
-    let model = place.model()?;
     let header = "| context | batch | prefill, PyTorch | Tritmill | ratio | decode, PyTorch | Tritmill | ratio |\n\
                   | --- | --- | --- | --- | --- | --- | --- | --- |\n";
     let mut text = String::new();
     for context in CONTEXTS {
         text += header;
         let theirs = theirs(place, context)?;
-        let words =
-            ["bench", "engine", "--batch", BATCHES, "--prompt", context, "--generate", STEPS];
-        let ours = place.measure(&words, &model)?;
+        let words = format!("bench engine --batch {BATCHES} --prompt {context} --generate {STEPS}");
+        let ours = place.measure(&words)?;
         for row in list(&theirs, "rows")? {
             let batch = &row["batch"];
             let mut line = format!("| {context} | {batch} |");

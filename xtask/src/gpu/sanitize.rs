@@ -15,11 +15,9 @@ pub fn run(place: &Place) -> anyhow::Result<String> {
     if !programs::is_installed(SANITIZER) {
         return Ok(format!("**Skipped**: {SANITIZER} is not installed."));
     }
-    let model = place.model()?;
     for tool in TOOLS {
         let starter = [SANITIZER, "--tool", tool, "--error-exitcode", "9"];
-        let mut command = place.programs.under(&starter, place.programs.tritmill_path());
-        command.args(WORDS.split(' ')).args(["--device", &place.device, "--model"]).arg(&model);
+        let mut command = place.command(&starter, WORDS)?;
         process::run(&mut command).with_context(|| format!("{tool} found errors"))?;
     }
     Ok(format!("{} found no errors in `tritmill {WORDS}`.", TOOLS.join(", ")))

@@ -9,8 +9,7 @@ pub fn run(place: &Place) -> anyhow::Result<String> {
         "bench tuning --batch 1,8,32,64,128,256 --prompt 512",
         "bench tuning --quick --batch 1,3 --prompt 20",
     );
-    let words: Vec<&str> = words.split(' ').collect();
-    let found = place.measure(&words, &place.model()?)?;
+    let found = place.measure(words)?;
     let mut text =
         "| constant | value | steps | tokens/s |\n| --- | --- | --- | --- |\n".to_owned();
     for row in list(&found, "rows")? {

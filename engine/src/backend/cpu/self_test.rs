@@ -1,11 +1,11 @@
 //! A self-test at load: the chosen kernels against the scalar ones, on the first and last tile of every
 //! shape of the real weights. A model does not start on a machine that computes wrong results.
 
-use crate::config::Linear;
-use crate::formats::{PackedMatrix, TILE_ROWS};
-use crate::kernels::{self, Activations, Isa, float::FloatKernels};
-
 use super::weights::Weights;
+use crate::{
+    config::Linear,
+    kernels::{Isa, agrees_with_scalar, float::FloatKernels, wave},
+};
 
 /// Rows of the test step; odd, so that no row tile divides it.
 const ROWS: usize = 5;
@@ -26,7 +26,9 @@ pub fn run(weights: &Weights, isa: Isa, float: &FloatKernels) -> Result<(), Self
     for linear in Linear::ALL {
         for layer in [weights.layers.first(), weights.layers.last()].into_iter().flatten() {
             let matrix = &layer.linear(linear).matrix;
-            if !matches_scalar(isa, matrix) {
+            let last = matrix.tile_count() - 1;
+            let mut tiles = [0..1, last..last + 1].into_iter();
+            if !tiles.all(|tiles| agrees_with_scalar(isa, matrix, ROWS, tiles)) {
                 let what = format!("{linear:?} in format {}", weights.format);
                 return Err(SelfTestError { isa, what });
             }
@@ -57,7 +59,7 @@ fn norms(weights: &Weights) -> impl Iterator<Item = (String, &[f32])> {
 /// Returns whether a norm and the quantization after it equal those of the scalar kernels to the bit.
 fn norms_match(float: &FloatKernels, norm: &[f32]) -> bool {
     let scalar = FloatKernels::of(Isa::Scalar).expect("scalar kernels exist everywhere");
-    let x: Vec<f32> = (0..norm.len()).map(|i| f32::from(wave(i)) / 9.0).collect();
+    let x: Vec<f32> = (0..norm.len()).map(|i| f32::from(wave(i) as u8 as i8) / 9.0).collect();
     let run = |kernels: &FloatKernels| {
         let (mut normed, mut codes) = (vec![0.0; x.len()], vec![0i8; x.len()]);
         kernels.rms_norm(&x, norm, 1e-5, &mut normed);
@@ -65,26 +67,4 @@ fn norms_match(float: &FloatKernels, norm: &[f32]) -> bool {
         (normed.into_iter().map(f32::to_bits).collect::<Vec<_>>(), codes, scale)
     };
     run(scalar) == run(float)
-}
-
-/// Integers in −128..=127 that do not repeat with the period of a kernel's tile.
-fn wave(i: usize) -> i8 {
-    (i.wrapping_mul(i).wrapping_mul(40503) >> 7) as u8 as i8
-}
-
-fn matches_scalar(isa: Isa, matrix: &PackedMatrix) -> bool {
-    let mut x = Activations::default();
-    x.reset(matrix.format(), matrix.cols(), ROWS);
-    for row in 0..ROWS {
-        let q: Vec<i8> = (0..matrix.cols()).map(|i| wave(i + row * 7919)).collect();
-        x.set_row(row, &q);
-    }
-    let last = matrix.tile_count() - 1;
-    [0..1, last..last + 1].into_iter().all(|tiles| {
-        let mut want = [0i32; ROWS * TILE_ROWS];
-        let mut got = [0i32; ROWS * TILE_ROWS];
-        kernels::gemm(Isa::Scalar, matrix, tiles.clone(), &x, &mut want);
-        kernels::gemm(isa, matrix, tiles, &x, &mut got);
-        want == got
-    })
 }

@@ -102,10 +102,8 @@ fn load_layer(
         .into_iter()
         .map(|linear| {
             let ternary = model.ternary(layer, linear)?;
-            let norm = match config.linear_norm_eps {
-                Some(_) => Some(model.norm(Norm::Linear(layer, linear))?),
-                None => None,
-            };
+            let norm = config.linear_norm_eps.map(|_| model.norm(Norm::Linear(layer, linear)));
+            let norm = norm.transpose()?;
             let matrix = PackedMatrix::pack(format, ternary.rows, ternary.cols, &ternary.trits)
                 .expect("the reader returns trits of the stated shape");
             Ok(TernaryLinear { matrix, scale: ternary.scale, norm })

@@ -1,6 +1,6 @@
 //! Errors of starting a model on a device.
 
-use super::{device::DeviceError, weights::WeightsError};
+use super::device::DeviceError;
 use crate::{config::Linear, files::ModelError};
 
 /// A model did not start on a device.
@@ -73,13 +73,4 @@ fn version(number: i32) -> String {
 
 fn mib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
-}
-
-impl From<WeightsError> for CudaLoadError {
-    fn from(error: WeightsError) -> Self {
-        match error {
-            WeightsError::Model(error) => Self::Model(error),
-            WeightsError::Device(error) => Self::Device(error),
-        }
-    }
 }

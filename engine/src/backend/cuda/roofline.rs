@@ -111,12 +111,8 @@ pub(super) fn of_backend(
     let device = backend.device.properties().clone();
     let peaks = Peaks::measure(backend.device.as_mut(), timing)?;
     let sequences = Sequences::new(workload, backend.vocab_size());
-    let total = workload.batches.iter().max().copied().unwrap_or(0) * workload.prompt_tokens;
-    let mut logits = Logits::default();
-    for first in (0..total).step_by(PREFILL_ROWS) {
-        let rows = first..total.min(first + PREFILL_ROWS);
-        backend.step(&sequences.prefill(rows), &mut logits)?;
-    }
+    let total = workload.batch_max() * workload.prompt_tokens;
+    sequences.run_prompts(backend, workload.batch_max(), &mut Logits::default())?;
     let mut steps = Vec::new();
     for &batch in &workload.batches {
         let chunks = sequences.decode(batch, workload.prompt_tokens);

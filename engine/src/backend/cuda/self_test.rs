@@ -37,10 +37,8 @@ struct Known {
 
 impl Known {
     fn of(model: &Model, layer: usize, linear: Linear) -> Result<Self, CudaLoadError> {
-        let norm = match model.config().linear_norm_eps {
-            Some(eps) => Some((model.norm(Norm::Linear(layer, linear))?, eps)),
-            None => None,
-        };
+        let with_eps = |eps| model.norm(Norm::Linear(layer, linear)).map(|norm| (norm, eps));
+        let norm = model.config().linear_norm_eps.map(with_eps).transpose()?;
         Ok(Self { ternary: model.ternary(layer, linear)?, norm })
     }
 

@@ -134,12 +134,8 @@ pub(super) fn of_backend(
     seconds: f64,
 ) -> Result<Vec<Trial>, RooflineError> {
     let sequences = Sequences::new(workload, backend.vocab_size());
-    let total = workload.batches.iter().max().copied().unwrap_or(0) * workload.prompt_tokens;
-    let mut logits = Logits::default();
-    for first in (0..total).step_by(PREFILL_ROWS) {
-        let rows = first..total.min(first + PREFILL_ROWS);
-        backend.step(&sequences.prefill(rows), &mut logits)?;
-    }
+    let total = workload.batch_max() * workload.prompt_tokens;
+    sequences.run_prompts(backend, workload.batch_max(), &mut Logits::default())?;
     let mut trials = Vec::new();
     for constant in &CONSTANTS {
         let default = *(constant.field)(&mut Tuning::default());

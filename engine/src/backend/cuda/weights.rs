@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::{
     device::{Address, Device, DeviceError},
+    error::CudaLoadError,
     layout,
     shape::{Arena, Shape},
 };
@@ -17,7 +18,7 @@ use crate::{
         positions,
     },
     config::{Linear, Norm},
-    files::{Dense, DenseType, Model, ModelError},
+    files::{Dense, DenseType, Model},
     formats::Scale,
 };
 
@@ -114,17 +115,6 @@ pub struct Weights {
     pub step_bytes: usize,
 }
 
-/// Uploading weights failed.
-#[derive(Debug, thiserror::Error)]
-pub enum WeightsError {
-    /// The model's file cannot be read.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// A call of the device failed.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-}
-
 impl Weights {
     /// Assigns an address to everything.
     pub fn place(model: &Model, shape: &Shape, mode: HeadMode, arena: &mut Arena) -> Self {
@@ -179,7 +169,7 @@ impl Weights {
         model: &Model,
         shape: &Shape,
         device: &mut dyn Device,
-    ) -> Result<(), WeightsError> {
+    ) -> Result<(), CudaLoadError> {
         for (index, layer) in self.layers.iter_mut().enumerate() {
             fill_layer(layer, index, model, device)?;
             model.release_pages();
@@ -233,7 +223,7 @@ fn fill_layer(
     index: usize,
     model: &Model,
     device: &mut dyn Device,
-) -> Result<(), WeightsError> {
+) -> Result<(), CudaLoadError> {
     for (linear, to) in Linear::ALL.into_iter().zip(&mut layer.linears) {
         let ternary = model.ternary(index, linear)?;
         to.scale = ternary.scale;

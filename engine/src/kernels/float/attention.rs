@@ -321,27 +321,12 @@ unsafe fn weigh_values<L: Lanes, E: KvElement, const Q: usize>(
             let weights = weights.as_ptr().add(index * LANES);
             let mut d = 0;
             while d < padded {
+                let (from, next, to) = (values.add(d), ahead.add(d), out.as_mut_ptr().add(d));
                 if 2 * Q <= L::SUMS && d + 2 * LANES <= padded {
-                    weigh::<L, E, Q, 2>(
-                        values.add(d),
-                        ahead.add(d),
-                        padded,
-                        count,
-                        weights,
-                        width,
-                        out.as_mut_ptr().add(d),
-                    );
+                    weigh::<L, E, Q, 2>(from, next, padded, count, weights, width, to);
                     d += 2 * LANES;
                 } else {
-                    weigh::<L, E, Q, 1>(
-                        values.add(d),
-                        ahead.add(d),
-                        padded,
-                        count,
-                        weights,
-                        width,
-                        out.as_mut_ptr().add(d),
-                    );
+                    weigh::<L, E, Q, 1>(from, next, padded, count, weights, width, to);
                     d += LANES;
                 }
             }

@@ -14,7 +14,6 @@ use super::{
 };
 use crate::formats::{
     i2_s::I2S,
-    layout::Layout,
     tl1::{self, Tl1},
     tl2::{self, Tl2},
 };
@@ -168,10 +167,6 @@ unsafe fn table(table: &[u8; 16]) -> __m256i {
 }
 
 impl Expand<Avx2> for I2S {
-    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
-    const PARTS: usize = 4;
-    const CODES: usize = 1;
-
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
         // SAFETY: guaranteed by the caller.
@@ -193,10 +188,6 @@ impl Expand<Avx2> for I2S {
 }
 
 impl Expand<Avx2> for Tl1 {
-    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
-    const PARTS: usize = 2;
-    const CODES: usize = 2;
-
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
         // SAFETY: guaranteed by the caller.
@@ -214,20 +205,6 @@ impl Expand<Avx2> for Tl1 {
 }
 
 impl Expand<Avx2> for Tl2 {
-    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
-    const PARTS: usize = 2;
-    const CODES: usize = 3;
-
-    #[inline(always)]
-    fn place(block: usize) -> usize {
-        tl2::nibbles_at(block)
-    }
-
-    #[inline(always)]
-    fn lines(block: usize) -> usize {
-        tl2::lines(block)
-    }
-
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [Lanes; CODES_MAX] {
         // SAFETY: guaranteed by the caller; each block has 16 bytes of signs, and half a part's lanes

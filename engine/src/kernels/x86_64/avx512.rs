@@ -17,7 +17,6 @@ use super::{
 };
 use crate::formats::{
     i2_s::I2S,
-    layout::Layout,
     tl1::{self, Tl1},
     tl2::{self, Tl2},
 };
@@ -229,10 +228,6 @@ unsafe fn table(table: &[u8; 16]) -> __m512i {
 }
 
 impl<T: Vectors<Lanes = __m512i>> Expand<T> for I2S {
-    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
-    const PARTS: usize = 4;
-    const CODES: usize = 1;
-
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
         // SAFETY: guaranteed by the caller.
@@ -251,10 +246,6 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for I2S {
 }
 
 impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl1 {
-    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
-    const PARTS: usize = 2;
-    const CODES: usize = 2;
-
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
         // SAFETY: guaranteed by the caller.
@@ -268,20 +259,6 @@ impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl1 {
 }
 
 impl<T: Vectors<Lanes = __m512i>> Expand<T> for Tl2 {
-    const BLOCK_COLS: usize = <Self as Layout>::BLOCK_COLS;
-    const PARTS: usize = 2;
-    const CODES: usize = 3;
-
-    #[inline(always)]
-    fn place(block: usize) -> usize {
-        tl2::nibbles_at(block)
-    }
-
-    #[inline(always)]
-    fn lines(block: usize) -> usize {
-        tl2::lines(block)
-    }
-
     #[inline(always)]
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [__m512i; CODES_MAX] {
         // SAFETY: guaranteed by the caller; each block has 16 bytes of signs.

@@ -5,6 +5,12 @@ use std::ops::Range;
 use super::{Work, many};
 #[cfg(doc)]
 use super::{block_rows, peak};
+use crate::formats::{
+    i2_s::I2S,
+    layout::Layout,
+    tl1::Tl1,
+    tl2::{self, Tl2},
+};
 
 /// Largest number of code vectors from one [`Expand::codes`].
 pub(super) const CODES_MAX: usize = 3;
@@ -89,13 +95,8 @@ pub(super) trait Vectors: Sized {
     unsafe fn run_peak(rounds: usize);
 }
 
-/// Expands a format's bytes to code vectors.
-///
-/// # Safety
-/// As for [`Vectors`]; `block` is a block of `tile`.
-pub(super) trait Expand<T: Vectors> {
-    /// Inputs of a block.
-    const BLOCK_COLS: usize;
+/// The code vectors of a format's blocks, and the place of their indices.
+pub(super) trait Parts: Layout {
     /// Parts in which a block is expanded.
     const PARTS: usize;
     /// Code vectors of a part.
@@ -112,9 +113,40 @@ pub(super) trait Expand<T: Vectors> {
     fn lines(_block: usize) -> usize {
         1
     }
+}
 
+impl Parts for I2S {
+    const PARTS: usize = 4;
+    const CODES: usize = 1;
+}
+
+impl Parts for Tl1 {
+    const PARTS: usize = 2;
+    const CODES: usize = 2;
+}
+
+impl Parts for Tl2 {
+    const PARTS: usize = 2;
+    const CODES: usize = 3;
+
+    #[inline(always)]
+    fn place(block: usize) -> usize {
+        tl2::nibbles_at(block)
+    }
+
+    #[inline(always)]
+    fn lines(block: usize) -> usize {
+        tl2::lines(block)
+    }
+}
+
+/// Expands a format's bytes to code vectors.
+///
+/// # Safety
+/// As for [`Vectors`]; `block` is a block of `tile`.
+pub(super) trait Expand<T: Vectors>: Parts {
     /// Codes of a part of a block: vector `c` is multiplied by the four activations from
-    /// `4 (CODES part + c)` of the block.
+    /// `4 (CODES part + c)` of the block ([`Parts::CODES`]).
     unsafe fn codes(tile: Tile, block: usize, part: usize) -> [T::Lanes; CODES_MAX];
 }
 

@@ -17,8 +17,8 @@
 use std::{fmt, io};
 
 use redis::{
-    Client, ClientTlsConfig, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
-    RedisError, TlsCertificates, TlsMode,
+    Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    RedisConnectionInfo, RedisError, TlsCertificates, TlsMode,
     sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
 };
 
@@ -199,15 +199,16 @@ impl Address {
         login
     }
 
-    /// Returns a client of the single server.
-    pub(super) fn client(&self) -> Result<Client, RedisError> {
+    /// Returns how to connect to the single server.
+    pub(super) fn server(&self) -> Result<ConnectionInfo, RedisError> {
         let address = self.addresses().next();
         let address =
             address.ok_or_else(|| RedisError::from((ErrorKind::InvalidClientConfig, "no host")))?;
         let info = address.into_connection_info()?.set_redis_settings(self.login());
         match self.certificates() {
-            Some(certificates) => Client::build_with_tls(info, certificates),
-            None => Client::open(info),
+            Some(certificates) => Client::build_with_tls(info, certificates)
+                .map(|client| client.get_connection_info().clone()),
+            None => Ok(info),
         }
     }
 
@@ -239,7 +240,7 @@ impl Address {
     }
 
     /// Returns the seed nodes of a cluster.
-    pub(super) fn nodes(&self) -> Result<Vec<redis::ConnectionInfo>, RedisError> {
+    pub(super) fn nodes(&self) -> Result<Vec<ConnectionInfo>, RedisError> {
         let login = self.login();
         let node = |address: ConnectionAddr| {
             Ok(address.into_connection_info()?.set_redis_settings(login.clone()))

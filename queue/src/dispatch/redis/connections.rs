@@ -17,8 +17,8 @@ use deadpool::{
     managed::{Manager, Metrics, Object, Pool, PoolError, RecycleResult},
 };
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, FromRedisValue, Pipeline, RedisError, RedisFuture,
-    RedisResult, ToRedisArgs, Value,
+    AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisError, RedisFuture, RedisResult,
+    ToRedisArgs, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cluster::ClusterClient,
     cluster_async::ClusterConnection,
@@ -52,7 +52,7 @@ const IDLE_MAX: usize = 16;
 
 /// The clients that open connections.
 enum Source {
-    Server(Client),
+    Server(deadpool_redis::Manager),
     Sentinel(tokio::sync::Mutex<SentinelClient>),
     Cluster { shared: Box<ClusterClient>, blocking: Box<ClusterClient> },
 }
@@ -94,8 +94,9 @@ impl ConnectionLike for Link {
     }
 }
 
-/// Opens connections and manages the pool of connections for blocking reads. The managers of
-/// deadpool-redis support neither response timeouts nor certificates for sentinels and clusters.
+/// Opens connections and manages the pool of connections for blocking reads. A plain server uses the
+/// manager of `deadpool-redis`. Sentinels and clusters use their `redis` clients, because the managers
+/// of `deadpool-redis` 0.23 for them accept neither response timeouts nor certificates.
 struct Connector {
     address: Address,
     source: Source,
@@ -118,7 +119,10 @@ impl Manager for Connector {
 impl Connector {
     fn new(address: Address) -> RedisResult<Self> {
         let source = match address.kind {
-            Kind::Server => Source::Server(address.client()?),
+            Kind::Server => {
+                let manager = deadpool_redis::Manager::new_with_config(address.server()?, config());
+                Source::Server(manager?)
+            }
             Kind::Sentinel => Source::Sentinel(tokio::sync::Mutex::new(address.sentinel()?)),
             Kind::Cluster => {
                 let cluster = |timeout: Duration| {
@@ -170,25 +174,26 @@ impl Connector {
     }
 
     async fn connect(&self, blocking: bool) -> RedisResult<Link> {
-        let timeout = if blocking { BLOCKING_TIMEOUT } else { RESPONSE_TIMEOUT };
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(Some(timeout));
-        match &self.source {
-            Source::Server(client) => {
-                let connection = client.get_multiplexed_async_connection_with_config(&config);
-                connection.await.map(Link::Server)
-            }
+        let mut connection = match &self.source {
+            Source::Server(manager) => manager.create().await?,
             Source::Sentinel(client) => {
-                let mut client = client.lock().await;
-                client.get_async_connection_with_config(&config).await.map(Link::Server)
+                client.lock().await.get_async_connection_with_config(&config()).await?
             }
             Source::Cluster { shared, blocking: longer } => {
                 let client = if blocking { longer } else { shared };
-                client.get_async_connection().await.map(Link::Cluster)
+                return client.get_async_connection().await.map(Link::Cluster);
             }
-        }
+        };
+        connection.set_response_timeout(if blocking { BLOCKING_TIMEOUT } else { RESPONSE_TIMEOUT });
+        Ok(Link::Server(connection))
     }
+}
+
+/// How to connect to one server.
+fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(RESPONSE_TIMEOUT))
 }
 
 /// A pooled connection during a read; dropping it closes the connection.

@@ -24,7 +24,7 @@ use redis::{RedisResult, Value};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::{Inner, keys, scripts, stats::add};
+use super::{Inner, keys, scripts};
 use crate::{
     dispatch::{Delivery, DispatchError, Pull},
     job::QueueName,
@@ -209,7 +209,7 @@ impl Inner {
         let (born, again, foreign, due, bell, found): (String, u64, u64, i64, String, Delivered) =
             answer;
         consumer.unsure.store(false, Ordering::SeqCst);
-        self.stats.foreign(&prefix, foreign);
+        self.count_foreign(&prefix, foreign);
         self.note_birth(&prefix, born, again);
         deliveries.extend(self.deliveries(&prefix, found));
         let due = u64::try_from(due).ok().map(Duration::from_millis);
@@ -226,7 +226,7 @@ impl Inner {
         drop(names);
         let count = again + u64::from(emptied);
         if count > 0 {
-            add(&self.stats.group_recreations, count);
+            self.stats.lock().group_recreations += count;
             tracing::warn!(queue = prefix, emptied, "Redis lost data of a queue");
         }
     }
@@ -255,7 +255,7 @@ impl Inner {
             }
             cursor = next;
         }
-        add(&self.stats.recovered, deliveries.len() as u64);
+        self.stats.lock().recovered += deliveries.len() as u64;
         Ok(deliveries)
     }
 
@@ -277,14 +277,14 @@ impl Inner {
             let answer = self.connections.run(&scripts::RECLAIM, &prefix, &arguments).await?;
             let (next, deleted, foreign, found): (String, u64, u64, Delivered) = answer;
             taken.extend(self.deliveries(&prefix, found));
-            add(&self.stats.deleted_entries, deleted);
-            self.stats.foreign(&prefix, foreign);
+            self.stats.lock().deleted_entries += deleted;
+            self.count_foreign(&prefix, foreign);
             if next == "0" {
                 break;
             }
             cursor = next;
         }
-        add(&self.stats.reclaimed, taken.len() as u64);
+        self.stats.lock().reclaimed += taken.len() as u64;
         consumer.hold(&taken);
         consumer.unsure.store(was_unsure, Ordering::SeqCst);
         Ok(taken)

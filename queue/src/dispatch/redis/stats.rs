@@ -1,6 +1,6 @@
 //! Counters of rare events.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use super::Inner;
 
 /// Counts since the dispatcher was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,40 +22,11 @@ pub struct DispatchStats {
     pub consumers_removed: u64,
 }
 
-/// The live counters. Relaxed ordering: no other data depends on them.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub group_recreations: AtomicU64,
-    pub fenced_acknowledgements: AtomicU64,
-    pub foreign_entries: AtomicU64,
-    pub reclaimed: AtomicU64,
-    pub deleted_entries: AtomicU64,
-    pub recovered: AtomicU64,
-    pub consumers_removed: AtomicU64,
-}
-
-pub(super) fn add(counter: &AtomicU64, count: u64) {
-    counter.fetch_add(count, Ordering::Relaxed);
-}
-
-impl Counters {
-    pub(super) fn read(&self) -> DispatchStats {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        DispatchStats {
-            group_recreations: read(&self.group_recreations),
-            fenced_acknowledgements: read(&self.fenced_acknowledgements),
-            foreign_entries: read(&self.foreign_entries),
-            reclaimed: read(&self.reclaimed),
-            deleted_entries: read(&self.deleted_entries),
-            recovered: read(&self.recovered),
-            consumers_removed: read(&self.consumers_removed),
-        }
-    }
-
+impl Inner {
     /// Counts and logs foreign entries, without their content.
-    pub(super) fn foreign(&self, queue: &str, count: u64) {
+    pub(super) fn count_foreign(&self, queue: &str, count: u64) {
         if count > 0 {
-            add(&self.foreign_entries, count);
+            self.stats.lock().foreign_entries += count;
             tracing::warn!(queue, count, "dropped stream entries that are not jobs");
         }
     }

@@ -121,7 +121,7 @@ async fn days_in_default(
     last: i64,
 ) -> Result<Vec<i64>, StoreError> {
     let Table { name, key, .. } = table;
-    let found = query(AssertSqlSafe(format!(
+    let mut days: Vec<i64> = sqlx::query_scalar(AssertSqlSafe(format!(
         "SELECT DISTINCT ('x' || left(replace({key}::text, '-', ''), 12))::bit(48)::bigint / $1
                 AS day
          FROM {name}_default",
@@ -129,10 +129,6 @@ async fn days_in_default(
     .bind(DAY_MS)
     .fetch_all(connection)
     .await?;
-    let mut days = Vec::with_capacity(found.len());
-    for row in &found {
-        days.push(rows::integer(row, "day")?);
-    }
     days.retain(|day| (DAY_FIRST..=last).contains(day));
     Ok(days)
 }

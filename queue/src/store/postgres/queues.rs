@@ -9,7 +9,7 @@ use super::{
     rows::{self, milliseconds},
 };
 use crate::{
-    job::QueueName,
+    job::{JobState, QueueName},
     store::{
         Progress, StoreError,
         queue_settings::QueueOverview,
@@ -62,20 +62,17 @@ fn overview(row: &PgRow) -> Result<QueueOverview, StoreError> {
     let count =
         |column| -> Result<u64, StoreError> { Ok(rows::tokens(row, column)?.unwrap_or_default()) };
     let oldest_queued: Option<i64> = rows::get(row, "oldest_queued")?;
+    let mut progress = Progress {
+        prompt_tokens: count("prompt_tokens")?,
+        completion_tokens: count("completion_tokens")?,
+        ..Progress::default()
+    };
+    for state in JobState::ALL {
+        *progress.counter(state) = count(state.as_str())?;
+    }
     Ok(QueueOverview {
         settings: settings(row)?,
-        progress: Progress {
-            scheduled: count("scheduled")?,
-            queued: count("queued")?,
-            running: count("running")?,
-            retrying: count("retrying")?,
-            completed: count("completed")?,
-            failed: count("failed")?,
-            cancelled: count("cancelled")?,
-            expired: count("expired")?,
-            prompt_tokens: count("prompt_tokens")?,
-            completion_tokens: count("completion_tokens")?,
-        },
+        progress,
         oldest_queued: oldest_queued.map(rows::duration),
         overdue: count("overdue")?,
         workers: count("workers")?,

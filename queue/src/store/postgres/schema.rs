@@ -4,11 +4,10 @@
 //! the schema first, then replace the processes one by one.
 
 use sqlx::{
-    PgPool, Row as _,
+    PgPool,
     migrate::{MigrateError, Migrator},
 };
 
-use super::rows;
 use crate::store::StoreError;
 
 /// Returns the schema, embedded in the program: forward only.
@@ -52,17 +51,16 @@ pub(super) async fn migrate(pool: &PgPool) -> Result<(), StoreError> {
 /// Returns an error if the schema lacks a migration of this program.
 pub(super) async fn check(pool: &PgPool) -> Result<(), StoreError> {
     let refuse = |error: SchemaError| StoreError::Migrate(Box::new(error));
-    let exists: bool = sqlx::query("SELECT to_regclass('_sqlx_migrations') IS NOT NULL AS there")
+    let exists: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
         .fetch_one(pool)
-        .await
-        .and_then(|row| row.try_get("there"))?;
+        .await?;
     if !exists {
         return Err(refuse(SchemaError::Missing));
     }
-    let applied =
-        sqlx::query("SELECT version FROM _sqlx_migrations WHERE success").fetch_all(pool).await?;
     let applied: Vec<i64> =
-        applied.iter().map(|row| rows::integer(row, "version")).collect::<Result<_, _>>()?;
+        sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success")
+            .fetch_all(pool)
+            .await?;
     let Some(&found) = applied.iter().max() else { return Err(refuse(SchemaError::Missing)) };
     match migrations().iter().find(|migration| !applied.contains(&migration.version)) {
         Some(lacking) => Err(refuse(SchemaError::Older { found, missing: lacking.version })),

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Returns the classes in a queue's row.
-pub(super) fn classes(row: &Row) -> Result<Classes, StoreError> {
+pub(crate) fn classes(row: &Row) -> Result<Classes, StoreError> {
     let registered = rows::get(row, "numerics_class")?;
     Ok(Classes { registered, allowed: dialect::texts(row, "allowed_classes")? })
 }

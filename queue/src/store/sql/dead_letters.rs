@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{SqlStore, calls::query, claims, dialect, reads, rows};
+use super::{SqlStore, calls::query, claims, dialect, rows, store::records};
 use crate::{
     job::{Job, JobId, QueueName},
     store::{
@@ -36,7 +36,7 @@ impl DeadLetters for SqlStore {
         for row in &found {
             replay_of.insert(rows::id(row, "id")?, rows::get(row, "replay_of")?);
         }
-        let records = reads::records(self, &rows::ids(&found)?).await?;
+        let records = records(self, &rows::ids(&found)?).await?;
         let letter = |record: JobRecord| DeadLetter {
             replay_of: replay_of.get(&record.job.id).copied().flatten().map(JobId::from),
             record,

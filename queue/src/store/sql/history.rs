@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Returns the columns of a queue; the empty name stands for all queues together.
-pub(super) fn names(queue: Option<&QueueName>) -> (&str, &str) {
+pub(crate) fn names(queue: Option<&QueueName>) -> (&str, &str) {
     queue.map_or(("", ""), |queue| (&queue.model, &queue.format))
 }
 
@@ -60,7 +60,7 @@ impl QueueHistory for SqlStore {
 }
 
 /// Adds a row of finished jobs: counts of a state, or one bucket of a latency.
-pub(super) fn observe(
+pub(crate) fn observe(
     row: &Row,
     bucket: Option<usize>,
     observed: &mut Observations,
@@ -80,7 +80,7 @@ pub(super) fn observe(
 }
 
 /// Deletes samples that are past the retention of their period.
-pub(super) async fn sweep(connection: &mut Connection, now: i64) -> Result<(), StoreError> {
+pub(crate) async fn sweep(connection: &mut Connection, now: i64) -> Result<(), StoreError> {
     for period in Period::ALL {
         query("DELETE FROM samples WHERE period_s = $1 AND at < $2")
             .bind(period.length().as_secs() as i64)

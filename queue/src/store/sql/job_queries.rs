@@ -8,7 +8,8 @@ use uuid::Uuid;
 use super::{
     SqlStore,
     calls::{Row, query},
-    dialect, reads, rows,
+    dialect, rows,
+    store::records,
 };
 use crate::{
     job::{JobId, JobState, QueueName, Tenant},
@@ -69,7 +70,7 @@ impl JobQueries for SqlStore {
     }
 
     async fn job_history(&self, id: JobId) -> Result<Option<JobHistory>, StoreError> {
-        let Some(record) = reads::records(self, &[id]).await?.pop() else { return Ok(None) };
+        let Some(record) = records(self, &[id]).await?.pop() else { return Ok(None) };
         let found = query(
             "SELECT submitted_at, started_at, run_at, lease_until, replay_of, owner, claimed_at,
                     epoch, state, claim_epoch, claim_owner, claim_at, first_token_ms, finished_at

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-pub(super) fn settings(row: &Row) -> Result<QueueState, StoreError> {
+pub(crate) fn settings(row: &Row) -> Result<QueueState, StoreError> {
     Ok(QueueState {
         queue: rows::queue(row)?,
         paused: rows::get(row, "paused")?,

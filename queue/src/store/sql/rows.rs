@@ -21,98 +21,98 @@ use crate::{
     store::{Claim, ClaimRef, FinishedAttempt, StoreError, attempts},
 };
 
-pub(super) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
+pub(crate) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
     StoreError::Damaged { what, detail: detail.to_string() }
 }
 
 /// Returns a column of a type that fits the schema.
-pub(super) fn get<'r, T>(row: &'r Row, column: &str) -> Result<T, StoreError>
+pub(crate) fn get<'r, T>(row: &'r Row, column: &str) -> Result<T, StoreError>
 where
     T: Decode<'r, Db> + Type<Db>,
 {
     Ok(row.try_get(column)?)
 }
 
-pub(super) fn integer(row: &Row, column: &str) -> Result<i64, StoreError> {
+pub(crate) fn integer(row: &Row, column: &str) -> Result<i64, StoreError> {
     get(row, column)
 }
 
 /// Returns a 64-bit column that is never negative.
-pub(super) fn count(row: &Row, column: &'static str) -> Result<u64, StoreError> {
+pub(crate) fn count(row: &Row, column: &'static str) -> Result<u64, StoreError> {
     let value = integer(row, column)?;
     u64::try_from(value).map_err(|_| damaged(column, value))
 }
 
 /// Returns a 64-bit column with a value of 32 bits.
-pub(super) fn small(row: &Row, column: &'static str) -> Result<u32, StoreError> {
+pub(crate) fn small(row: &Row, column: &'static str) -> Result<u32, StoreError> {
     let value = integer(row, column)?;
     u32::try_from(value).map_err(|_| damaged(column, value))
 }
 
 /// Returns a 32-bit column that is never negative.
-pub(super) fn attempts(row: &Row, column: &'static str) -> Result<u32, StoreError> {
+pub(crate) fn attempts(row: &Row, column: &'static str) -> Result<u32, StoreError> {
     let value: i32 = get(row, column)?;
     u32::try_from(value).map_err(|_| damaged(column, value))
 }
 
-pub(super) fn time(row: &Row, column: &str) -> Result<Timestamp, StoreError> {
+pub(crate) fn time(row: &Row, column: &str) -> Result<Timestamp, StoreError> {
     integer(row, column).map(Timestamp)
 }
 
-pub(super) fn time_or_none(row: &Row, column: &str) -> Result<Option<Timestamp>, StoreError> {
+pub(crate) fn time_or_none(row: &Row, column: &str) -> Result<Option<Timestamp>, StoreError> {
     Ok(get::<Option<i64>>(row, column)?.map(Timestamp))
 }
 
 /// Returns a number of tokens, or NULL.
-pub(super) fn tokens(row: &Row, column: &str) -> Result<Option<u64>, StoreError> {
+pub(crate) fn tokens(row: &Row, column: &str) -> Result<Option<u64>, StoreError> {
     Ok(get::<Option<i64>>(row, column)?.map(i64::unsigned_abs))
 }
 
 /// Returns a difference of two times; zero if the earlier one is later.
-pub(super) fn duration(ms: i64) -> Duration {
+pub(crate) fn duration(ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
 /// Returns a duration in the schema's milliseconds.
-pub(super) fn milliseconds(duration: Duration) -> i64 {
+pub(crate) fn milliseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Returns a count as a 64-bit column stores it.
-pub(super) fn stored(count: u64) -> i64 {
+pub(crate) fn stored(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-pub(super) fn id(row: &Row, column: &str) -> Result<JobId, StoreError> {
+pub(crate) fn id(row: &Row, column: &str) -> Result<JobId, StoreError> {
     get::<Uuid>(row, column).map(JobId::from)
 }
 
-pub(super) fn ids(rows: &[Row]) -> Result<Vec<JobId>, StoreError> {
+pub(crate) fn ids(rows: &[Row]) -> Result<Vec<JobId>, StoreError> {
     rows.iter().map(|row| id(row, "id")).collect()
 }
 
-pub(super) fn claim_ref(row: &Row) -> Result<ClaimRef, StoreError> {
+pub(crate) fn claim_ref(row: &Row) -> Result<ClaimRef, StoreError> {
     Ok(ClaimRef { id: id(row, "id")?, epoch: integer(row, "epoch")? })
 }
 
 /// Returns a word of an enumeration.
-pub(super) fn word<T>(row: &Row, column: &'static str) -> Result<T, StoreError>
+pub(crate) fn word<T>(row: &Row, column: &'static str) -> Result<T, StoreError>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
 {
     get::<&str>(row, column)?.parse().map_err(|error| damaged(column, error))
 }
 
-pub(super) fn state(row: &Row) -> Result<JobState, StoreError> {
+pub(crate) fn state(row: &Row) -> Result<JobState, StoreError> {
     word(row, "state")
 }
 
-pub(super) fn queue(row: &Row) -> Result<QueueName, StoreError> {
+pub(crate) fn queue(row: &Row) -> Result<QueueName, StoreError> {
     Ok(QueueName { model: get(row, "model")?, format: get(row, "format")? })
 }
 
 /// Returns a JSON document, read as text.
-pub(super) fn document<T: DeserializeOwned>(
+pub(crate) fn document<T: DeserializeOwned>(
     row: &Row,
     column: &'static str,
 ) -> Result<T, StoreError> {
@@ -120,7 +120,7 @@ pub(super) fn document<T: DeserializeOwned>(
 }
 
 /// Returns bytes as hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = String::with_capacity(bytes.len() * 2);
     for byte in bytes {
@@ -131,12 +131,12 @@ pub(super) fn hex(bytes: &[u8]) -> String {
 }
 
 /// Returns a value of this program as JSON text.
-pub(super) fn to_json(value: &impl Serialize) -> String {
+pub(crate) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("maps of this program have text keys")
 }
 
 /// Returns a job. If it cannot be read, a stand-in made from its other columns, and the reason.
-pub(super) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
+pub(crate) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
     let error = match dialect::decode(row, "job") {
         Ok(job) => return Ok((job, None)),
         Err(error @ StoreError::Damaged { .. }) => error,
@@ -161,7 +161,7 @@ pub(super) fn job(row: &Row) -> Result<(Job, Option<JobError>), StoreError> {
 }
 
 /// Returns an attempt's error, or the reason why it cannot be read.
-pub(super) fn attempt_error(row: &Row) -> Result<JobError, StoreError> {
+pub(crate) fn attempt_error(row: &Row) -> Result<JobError, StoreError> {
     match dialect::decode(row, "error") {
         Err(error @ StoreError::Damaged { .. }) => Ok(attempts::unreadable(&error)),
         read => read,
@@ -169,7 +169,7 @@ pub(super) fn attempt_error(row: &Row) -> Result<JobError, StoreError> {
 }
 
 /// Returns the entry of a queued job, from the columns `id`, `tenant`, `priority` and `cost`.
-pub(super) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
+pub(crate) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
     Ok(Entry {
         id: id(row, "id")?,
         queue,
@@ -180,12 +180,12 @@ pub(super) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
 }
 
 /// Returns the entry of a job that changed its state, if it is queued now.
-pub(super) fn queued(row: &Row) -> Result<Option<Entry>, StoreError> {
+pub(crate) fn queued(row: &Row) -> Result<Option<Entry>, StoreError> {
     (state(row)? == JobState::Queued).then(|| entry(row, queue(row)?)).transpose()
 }
 
 /// The claimed jobs by id, and the end of the attempts of those that cannot be read.
-pub(super) fn claims(
+pub(crate) fn claims(
     rows: &[Row],
 ) -> Result<(HashMap<JobId, Claim>, Vec<FinishedAttempt>), StoreError> {
     let (mut claims, mut unreadable) = (HashMap::with_capacity(rows.len()), Vec::new());
@@ -217,7 +217,7 @@ fn claim_of(row: &Row) -> Result<Claim, StoreError> {
 }
 
 /// The claims that are not among the rows.
-pub(super) fn lost(
+pub(crate) fn lost(
     claims: impl IntoIterator<Item = ClaimRef>,
     kept: &[Row],
 ) -> Result<Vec<ClaimRef>, StoreError> {

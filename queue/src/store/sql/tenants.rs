@@ -14,7 +14,7 @@ const CHUNK: i64 = 1000;
 
 /// Deletes everything of a tenant. Keys go first, so that no more requests are accepted; then batches,
 /// which submit jobs.
-pub(super) async fn erase(store: &SqlStore, tenant: &Tenant) -> Result<Erased, StoreError> {
+pub(crate) async fn erase(store: &SqlStore, tenant: &Tenant) -> Result<Erased, StoreError> {
     let mut erased = Erased::default();
     for (statement, count) in [
         ("DELETE FROM api_keys WHERE tenant = $1", &mut erased.keys),

@@ -261,7 +261,7 @@ async fn finish_within(
 
 /// Writes the rows of [`finish_within`].
 async fn record(tx: &mut Connection, rows: &str, now: i64) -> Result<(), StoreError> {
-    query(
+    for insert in [
         "INSERT INTO results (job_id, outcome, prompt_tokens, completion_tokens, finished_at,
                               first_token_ms, claim_epoch, claim_owner, claim_at)
          SELECT jobs.id, value ->> 'outcome', value ->> 'prompt_tokens',
@@ -269,21 +269,13 @@ async fn record(tx: &mut Connection, rows: &str, now: i64) -> Result<(), StoreEr
                 claimed_at
          FROM json_each($1) JOIN jobs ON jobs.id = unhex(value ->> 'id')
          WHERE value ->> 'outcome' IS NOT NULL",
-    )
-    .bind(rows)
-    .bind(now)
-    .execute(&mut *tx)
-    .await?;
-    query(
         "INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
          SELECT jobs.id, jobs.epoch, $2, value ->> 'error', owner, claimed_at
          FROM json_each($1) JOIN jobs ON jobs.id = unhex(value ->> 'id')
          WHERE value ->> 'error' IS NOT NULL",
-    )
-    .bind(rows)
-    .bind(now)
-    .execute(&mut *tx)
-    .await?;
+    ] {
+        query(insert).bind(rows).bind(now).execute(&mut *tx).await?;
+    }
     query(
         "UPDATE jobs SET state = done.value ->> 'state', attempts = done.value ->> 'attempts',
                          run_at = done.value ->> 'run_at', lease_until = NULL, checkpoint = NULL,

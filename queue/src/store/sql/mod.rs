@@ -1,0 +1,24 @@
+//! What Postgres and SQLite share, written once for both databases.
+//!
+//! This module is compiled twice, as a child of `postgres` and as a child of `sqlite`. Its parent
+//! supplies what differs: the statements that change jobs, and in `dialect` types, some fragments of SQL
+//! (macros) and the encoding of values.
+
+mod audit;
+mod batch_claims;
+mod batch_steps;
+mod batches;
+pub(super) mod calls;
+pub(super) mod classes;
+mod dead_letters;
+mod files;
+pub(super) mod history;
+mod job_queries;
+mod keys;
+pub(super) mod queue_settings;
+pub(super) mod rows;
+mod sessions;
+mod store;
+pub(super) mod tenants;
+
+use super::{SqlStore, claims, dialect, queues, reconcile, sampler};
