@@ -197,7 +197,7 @@ async fn answer(dispatcher: RedisDispatcher, store: RedisStore, stop: Arc<Atomic
             return count;
         }
         let ids: Vec<JobId> = taken.iter().map(|delivery| delivery.id).collect();
-        let by = || Claimant { owner: "w", lease: Duration::from_secs(60) };
+        let by = || Claimant::new("w", Duration::from_secs(60));
         let claims = until_ok!(store.claim(&ids, by()));
         assert_eq!(claims.len(), ids.len());
         let finished: Vec<FinishedAttempt> = claims
