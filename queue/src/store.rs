@@ -318,7 +318,7 @@ pub trait Store: Send + Sync {
         // For stores that lose jobs and entries together.
         let heads = self.queued(queue, None, each.min(limit)).await?;
         let tokens = heads.iter().map(|entry| u64::from(entry.cost)).sum();
-        Ok((Missing { entries: heads.len() as u64, tokens }, heads))
+        Ok((Missing { entries: heads.len() as u64, tokens, ..Missing::default() }, heads))
     }
 
     /// Returns the time on the clock of leases and deadlines.

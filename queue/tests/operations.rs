@@ -67,7 +67,7 @@ async fn heads_of_a_queue_go_by_priority_and_round_the_tenants() {
         let queued = store.queued(&queue(), None, 10).await.unwrap();
         assert!(heads.iter().all(|entry| queued.contains(entry)));
         let tokens = queued.iter().map(|entry| u64::from(entry.cost)).sum();
-        assert_eq!(total, Missing { entries: 6, tokens });
+        assert_eq!(total, Missing { entries: 6, tokens, refilling: false });
         let (same, two) = store.queued_heads(&queue(), 2, 2).await.unwrap();
         assert_eq!((same, &two[..]), (total, &heads[..2]));
         let other = QueueName { format: "other".into(), ..queue() };

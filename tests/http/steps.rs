@@ -118,7 +118,7 @@ fn batch_that_kills_its_driver_twice_fails_alone() {
     let caller = admin.with(&key);
     let poison = caller.batch(lines(2).as_bytes(), "24h");
     let others: Vec<String> = (0..3).map(|_| caller.batch(lines(2).as_bytes(), "24h")).collect();
-    // The admin that writes the output of this batch is stopped, to be killed.
+    // A driver that writes the output of this batch sleeps until it is killed.
     fleet.sql(&format!(
         "CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
              IF NEW.filename LIKE '{poison}%' THEN PERFORM pg_sleep(50); END IF;

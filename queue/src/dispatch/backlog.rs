@@ -132,13 +132,15 @@ impl Demand {
     }
 }
 
-/// Queued jobs of a store that its dispatcher lacks.
+/// Queued jobs of a store that its dispatcher lacks; the default is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Missing {
     /// Number of jobs.
     pub entries: u64,
     /// Tokens that they are expected to use.
     pub tokens: u64,
+    /// Whether the refill has not reached the end yet, so that there may be more.
+    pub refilling: bool,
 }
 
 /// The entries that wait in a queue, and the rate at which it is drained.

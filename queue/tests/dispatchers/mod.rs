@@ -227,7 +227,7 @@ pub async fn jobs_that_only_the_store_has_count_towards_the_limits<F: Fixture>()
     dispatcher.enqueue(&entries(Priority::Normal, 2)).await.unwrap();
     let quotas = Quotas { tokens: Some(100), ..Quotas::default() };
     let two = Demand::of(&entries(Priority::Normal, 2)).remove(0);
-    let missing = Missing { entries: 7, tokens: 70 };
+    let missing = Missing { entries: 7, tokens: 70, refilling: true };
     dispatcher.set_missing(&queue(), missing).await.unwrap();
     assert_eq!(dispatcher.missing(&queue()).await.unwrap(), Some(missing));
     let busy = dispatcher.admit(&two, &quotas).await.unwrap_err();
@@ -236,7 +236,7 @@ pub async fn jobs_that_only_the_store_has_count_towards_the_limits<F: Fixture>()
     assert!(matches!(busy, DispatchError::Busy { limit: Limit::Entries(10), .. }), "{busy}");
     dispatcher.requeue(&entries(Priority::Low, 2)).await.unwrap();
     assert_eq!(dispatcher.depth(&queue()).await.unwrap(), 4);
-    let fewer = Missing { entries: 1, tokens: 95 };
+    let fewer = Missing { entries: 1, tokens: 95, refilling: true };
     dispatcher.set_missing(&queue(), fewer).await.unwrap();
     let busy = dispatcher.admit(&two, &quotas).await.unwrap_err();
     assert!(matches!(busy, DispatchError::Busy { limit: Limit::Tokens(100), .. }), "{busy}");

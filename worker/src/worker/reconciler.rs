@@ -134,7 +134,7 @@ impl Reconciler {
     /// `None` if it lacks none, or if another worker refills it.
     async fn refill(&mut self) -> Result<Option<bool>, WorkerError> {
         let missing = self.dispatcher.missing(&self.queue).await?;
-        if missing.is_some_and(|missing| missing.entries == 0) {
+        if missing.is_some_and(|missing| !missing.refilling) {
             (self.refill, self.others_refill) = (None, None);
             return Ok(None);
         }
@@ -185,8 +185,9 @@ impl Reconciler {
 
     /// Tells the dispatcher what the store has, and enqueues the heads of all lines.
     async fn begin_refill(&mut self) -> Result<(), WorkerError> {
-        // Keeps other workers from doing the same; the true number follows.
-        let begun = Missing { entries: 1, tokens: 0 };
+        // Keeps other workers from doing the same; the numbers follow. If this worker dies in between,
+        // nothing counts that may not be there.
+        let begun = Missing { refilling: true, ..Missing::default() };
         self.dispatcher.set_missing(&self.queue, begun).await?;
         let heads = self.store.queued_heads(&self.queue, HEADS.0, HEADS.1).await;
         let (total, heads) = heads.unwrap_or_else(|error| {
@@ -195,11 +196,12 @@ impl Reconciler {
             (begun, Vec::new())
         });
         let known = self.dispatcher.depth(&self.queue).await? as u64;
-        let entries = total.entries.saturating_sub(known).max(1);
-        // Tokens of the known entries: at the mean cost.
+        let entries = total.entries.saturating_sub(known);
+        // Without the tokens of the known entries, at the mean cost.
         let tokens =
-            u128::from(total.tokens) * u128::from(entries) / u128::from(total.entries.max(entries));
-        let missing = Missing { entries, tokens: tokens.try_into().unwrap_or(u64::MAX) };
+            u128::from(total.tokens) * u128::from(entries) / u128::from(total.entries.max(1));
+        let tokens = tokens.try_into().unwrap_or(u64::MAX);
+        let missing = Missing { entries, tokens, refilling: true };
         self.dispatcher.set_missing(&self.queue, missing).await?;
         (self.refill, self.cursor) = (Some(missing), None);
         tracing::info!(queue = %self.queue, missing = missing.entries, "refilling the dispatcher");
@@ -217,8 +219,7 @@ impl Reconciler {
             if let Some(missing) = &mut self.refill {
                 let cost = chunk.iter().map(|entry| u64::from(entry.cost)).sum::<u64>();
                 let new = cost * added as u64 / chunk.len() as u64;
-                // At least one until the end of the scan.
-                missing.entries = missing.entries.saturating_sub(added as u64).max(1);
+                missing.entries = missing.entries.saturating_sub(added as u64);
                 missing.tokens = missing.tokens.saturating_sub(new);
             }
         }
@@ -340,6 +341,23 @@ mod tests {
         assert_eq!(dispatcher.depth(&queue).await.expect("a depth"), 2000);
         let first = dispatcher.pull(pull()).await.expect("one");
         assert_eq!(first[0].id, jobs[0].id, "the oldest");
+    }
+
+    #[tokio::test]
+    async fn worker_that_dies_while_it_refills_closes_no_empty_queue() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = store(&folder, &[]).await;
+        let (mut reconciler, dispatcher) = reconciler(store.clone(), 1000).await;
+        reconciler.begin_refill().await.expect("begins");
+        let missing = dispatcher.missing(&reconciler.queue).await.expect("missing");
+        assert_eq!(missing, Some(Missing { refilling: true, ..Missing::default() }));
+        // A single job fits an empty queue, whatever its quota.
+        let ask = Demand::of(&[job().entry()]).remove(0);
+        let quotas = Quotas { tokens: Some(0), ..Quotas::default() };
+        dispatcher.admit(&ask, &quotas).await.expect("room");
+        reconciler.round().await.expect("a round");
+        let missing = dispatcher.missing(&reconciler.queue).await.expect("missing");
+        assert_eq!(missing, Some(Missing::default()));
     }
 
     #[tokio::test]

@@ -121,10 +121,12 @@ impl Inner {
         queue: &QueueName,
     ) -> Result<Option<Missing>, DispatchError> {
         let mut command = redis::cmd("HMGET");
-        command.arg(format!("{}:meta", keys::prefix(queue))).arg("missing").arg("missing_t");
-        let (entries, tokens): (Option<u64>, Option<u64>) =
+        let key = format!("{}:meta", keys::prefix(queue));
+        command.arg(key).arg(&["missing", "missing_t", "refilling"]);
+        let (entries, tokens, refilling): (Option<u64>, Option<u64>, Option<u8>) =
             self.connections.query_again(&command).await.map_err(unavailable)?;
-        Ok(entries.map(|entries| Missing { entries, tokens: tokens.unwrap_or(0) }))
+        let (tokens, refilling) = (tokens.unwrap_or(0), refilling == Some(1));
+        Ok(entries.map(|entries| Missing { entries, tokens, refilling }))
     }
 
     pub(super) async fn set_missing(
@@ -135,6 +137,7 @@ impl Inner {
         let mut command = redis::cmd("HSET");
         command.arg(format!("{}:meta", keys::prefix(queue))).arg("missing").arg(missing.entries);
         command.arg("missing_t").arg(missing.tokens);
+        command.arg("refilling").arg(u8::from(missing.refilling));
         let set = self.connections.query_again::<redis::Value>(&command).await;
         set.map(drop).map_err(|error| refusal(queue, error))
     }

@@ -13,7 +13,8 @@ local GROUP, RETURNED = 'workers', ':returned'
 local PRIORITIES = { 'high', 'normal', 'low' }
 local IDS = P .. ':ids'         -- hash: job -> COST:PLACE:ENTRY, @COST:PLACE while delayed, =COST:PLACE in front
 local META = P .. ':meta'       -- hash: n and t (waiting entries, tokens), n:PRIORITY, credits, rate,
-                                -- missing and missing_t (as n and t: what only the store has)
+                                -- missing and missing_t (as n and t: what only the store has),
+                                -- refilling (1 until the store has nothing else)
 local STREAMS = P .. ':streams' -- set: places that have a stream
 local COUNTS = P .. ':counts'   -- hash: place -> waiting entries
 local COSTS = P .. ':costs'     -- hash: place -> waiting tokens

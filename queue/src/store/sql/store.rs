@@ -109,7 +109,8 @@ impl Store for SqlStore {
         let found = self.fetch_all(found).await?;
         let total = match found.first() {
             Some(row) => {
-                Missing { entries: rows::count(row, "jobs")?, tokens: rows::count(row, "tokens")? }
+                let (entries, tokens) = (rows::count(row, "jobs")?, rows::count(row, "tokens")?);
+                Missing { entries, tokens, refilling: false }
             }
             None => Missing::default(),
         };
