@@ -64,7 +64,7 @@ async fn concurrent_claims_never_share_a_job() {
                 let claimant = Claimant::new(&owner, LEASE);
                 let claims = store.claim(some, claimant).await.unwrap();
                 assert!(claims.iter().all(|claim| claim.epoch == 1));
-                claimed.extend(claims.iter().map(tritmill_queue::Claim::claim_ref));
+                claimed.extend(claims.iter().map(Claim::claim_ref));
             }
             claimed
         })
@@ -102,7 +102,7 @@ async fn updates_use_the_primary_key_and_renewals_stay_in_their_page() {
         .await
         .unwrap()
         .iter()
-        .map(tritmill_queue::Claim::claim_ref)
+        .map(Claim::claim_ref)
         .collect();
     assert!(store.renew(&held, LEASE).await.unwrap().is_empty());
     let saved: Vec<_> = held.iter().map(|held| (*held, vec![1; 100])).collect();
