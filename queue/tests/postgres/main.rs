@@ -97,13 +97,8 @@ async fn updates_use_the_primary_key_and_renewals_stay_in_their_page() {
     }
     let some: Vec<JobId> = ids(&jobs).into_iter().step_by(200).collect();
     execute(&server, "ANALYZE jobs; SELECT pg_stat_reset()").await;
-    let held: Vec<_> = store
-        .claim(&some, by("a"))
-        .await
-        .unwrap()
-        .iter()
-        .map(Claim::claim_ref)
-        .collect();
+    let held: Vec<_> =
+        store.claim(&some, by("a")).await.unwrap().iter().map(Claim::claim_ref).collect();
     assert!(store.renew(&held, LEASE).await.unwrap().is_empty());
     let saved: Vec<_> = held.iter().map(|held| (*held, vec![1; 100])).collect();
     assert!(store.checkpoint(&saved).await.unwrap().is_empty());
