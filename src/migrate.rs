@@ -17,7 +17,10 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[command(after_help = "\
 Examples:
   tritmill migrate --database postgres://tritmill@localhost/tritmill
-  DATABASE_URL=postgres://tritmill@localhost/tritmill tritmill migrate --retention 90")]
+  DATABASE_URL=postgres://tritmill@localhost/tritmill tritmill migrate --retention 90
+
+A rolling upgrade: run `tritmill migrate`, replace the processes one by one, and then run
+`tritmill migrate --finish`.")]
 pub struct Arguments {
     #[command(flatten)]
     servers: Servers,
@@ -25,11 +28,19 @@ pub struct Arguments {
     /// 365. Jobs are deleted by whole days, when the last job of a day is old enough
     #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
     retention: Option<u32>,
+    /// End a rolling upgrade: no process of the previous release runs any more. Jobs of a queue are then
+    /// kept apart from those that ended, which is faster. Refused while a worker of that release is alive
+    #[arg(long)]
+    finish: bool,
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    up(arguments.servers.database()?, arguments.retention)?;
+    let url = arguments.servers.database()?;
+    up(url, arguments.retention)?;
+    if arguments.finish {
+        finish(url)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -46,5 +57,21 @@ pub fn up(url: &str, retention: Option<u32>) -> anyhow::Result<()> {
     });
     let days = kept.context("cannot use the database")?.as_secs() / DAY.as_secs();
     eprintln!("the database is up to date; it keeps finished jobs for {days} days");
+    Ok(())
+}
+
+/// Ends a rolling upgrade.
+fn finish(url: &str) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let alive = runtime.block_on(async {
+        PostgresStore::connect(url).await?.finish_upgrade().await
+    });
+    let alive = alive.context("cannot use the database")?;
+    anyhow::ensure!(
+        alive.is_empty(),
+        "workers of the previous release are alive: {}; stop them first",
+        alive.join(", ")
+    );
+    eprintln!("the upgrade is finished");
     Ok(())
 }

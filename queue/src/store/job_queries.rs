@@ -52,6 +52,13 @@ impl JobFilter {
             ..Self::default()
         }
     }
+
+    /// Returns the state of all jobs that match, if there is only one: a search by error finds dead
+    /// letters.
+    pub(super) fn queried_state(&self) -> Option<JobState> {
+        let of_errors = self.error_code.is_some() || self.error_signature.is_some();
+        self.state.or(of_errors.then_some(JobState::Failed))
+    }
 }
 
 /// A job in a list.

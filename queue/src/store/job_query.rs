@@ -48,6 +48,8 @@ pub(super) struct JobQuery<'a, DB> {
     indexed: Vec<Condition<'a>>,
     /// Conditions that are tested on each job.
     rest: Vec<Condition<'a>>,
+    /// The tables with jobs that may match.
+    tables: &'a [&'a str],
     database: PhantomData<DB>,
 }
 
@@ -56,8 +58,8 @@ where
     String: for<'q> Encode<'q, DB> + Type<DB>,
     Uuid: for<'q> Encode<'q, DB> + Type<DB>,
 {
-    /// Returns jobs that match the filter and have ids below `before`.
-    pub fn new(filter: &'a JobFilter, before: Option<JobId>) -> Self {
+    /// Returns jobs of the tables that match the filter and have ids below `before`.
+    pub fn new(filter: &'a JobFilter, before: Option<JobId>, tables: &'a [&'a str]) -> Self {
         let JobFilter { tenant, model, format, error_code, error_signature, custom_id, .. } =
             filter;
         let is = |column, value: &'a Option<String>| {
@@ -68,9 +70,7 @@ where
         let (code, signature) =
             (is("error_code", error_code), is("error_signature", error_signature));
         let custom_id = is("custom_id", custom_id);
-        // A search by error finds dead letters only.
-        let of_errors = code.is_some() || signature.is_some();
-        let state = filter.state.or(of_errors.then_some(JobState::Failed));
+        let state = filter.queried_state();
         let by_queue = matches!(state, Some(JobState::Queued | JobState::Failed))
             && model.is_some()
             && format.is_some();
@@ -93,7 +93,7 @@ where
         let rest =
             all.into_iter().flatten().filter(|one| !indexed.contains(*one)).cloned().collect();
         indexed.extend(range(filter, before));
-        Self { indexed, rest, database: PhantomData }
+        Self { indexed, rest, tables, database: PhantomData }
     }
 
     /// Returns up to `limit` jobs, the newest first.
@@ -146,9 +146,22 @@ where
 
     /// The scan along the index.
     fn scan(&self, query: &mut QueryBuilder<DB>, columns: &str, limit: u32) {
-        query.push(format_args!("SELECT {columns} FROM jobs"));
-        self.conditions(query, &self.indexed);
-        query.push(format_args!(" ORDER BY id DESC LIMIT {limit}"));
+        let one = |query: &mut QueryBuilder<DB>, table: &str| {
+            query.push(format_args!("SELECT {columns} FROM {table}"));
+            self.conditions(query, &self.indexed);
+            query.push(format_args!(" ORDER BY id DESC LIMIT {limit}"));
+        };
+        let [first, others @ ..] = self.tables else { return };
+        if others.is_empty() {
+            return one(query, first);
+        }
+        query.push("SELECT * FROM ((");
+        one(query, first);
+        for table in others {
+            query.push(") UNION ALL (");
+            one(query, table);
+        }
+        query.push(format_args!(")) AS tables ORDER BY id DESC LIMIT {limit}"));
     }
 
     fn conditions(&self, query: &mut QueryBuilder<DB>, conditions: &[Condition<'_>]) {
@@ -199,7 +212,7 @@ mod tests {
     use crate::job::Tenant;
 
     fn check(filter: &JobFilter, inner: &str, outer: &str) {
-        let sql = JobQuery::<Sqlite>::new(filter, None).page(7).into_string();
+        let sql = JobQuery::<Sqlite>::new(filter, None, &["jobs"]).page(7).into_string();
         let (scan, rest) = sql.split_once(") AS scanned").expect("a scan");
         let end = format!("ORDER BY id DESC LIMIT {SCAN_MAX}");
         assert!(scan.ends_with(&format!("FROM jobs{inner} {end}")), "{sql}");

@@ -17,8 +17,11 @@
 mod dialect;
 
 mod claims;
+mod combined;
 mod connect;
+mod ends;
 mod idempotency;
+mod layout;
 mod partitions;
 mod queues;
 mod reconcile;
@@ -29,10 +32,11 @@ mod settings;
 mod sql;
 mod workers;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use PostgresStore as SqlStore;
 pub use idempotency::{Conflict, Submission, SubmitError};
+use layout::KnownLayout;
 pub use schema::SchemaError;
 pub use settings::RETENTION_DEFAULT;
 use sql::{calls, classes, history, queue_settings, rows, tenants};
@@ -78,6 +82,7 @@ pub struct PostgresStore {
     pool: PgPool,
     call_timeout: Duration,
     clock: Option<Clock>,
+    layout: Arc<KnownLayout>,
 }
 
 /// The server did not answer in time.
@@ -108,6 +113,7 @@ impl PostgresStore {
         schema::migrate(&pool).await?;
         let mut connection = pool.acquire().await?;
         partitions::create_ahead(&mut connection, None).await?;
+        layout::begin_split(&mut connection).await?;
         Ok(connection.close().await?)
     }
 
@@ -147,7 +153,8 @@ impl PostgresStore {
             });
         let pool = connect::pool(pool_options, connect).await?;
         schema::check(&pool).await?;
-        Ok(Self { pool, call_timeout: options.call_timeout, clock: None })
+        let layout = Arc::new(KnownLayout::read(&mut *pool.acquire().await?).await?);
+        Ok(Self { pool, call_timeout: options.call_timeout, clock: None, layout })
     }
 
     /// Returns the same store with another clock than the server's: for tests.

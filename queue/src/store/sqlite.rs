@@ -30,6 +30,7 @@ use sql::{
     classes, history, queue_settings, rows, tenants,
 };
 use sqlx::{
+    AssertSqlSafe,
     SqlitePool, SqliteTransaction,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
@@ -39,7 +40,7 @@ use super::{
     maintenance::{Erased, Maintained, Maintenance},
     workers::SILENT_KEPT,
 };
-use crate::job::{Tenant, Timestamp};
+use crate::job::{JobState, Tenant, Timestamp};
 
 /// The schema, embedded in the program: forward only.
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("migrations/sqlite");
@@ -95,6 +96,21 @@ impl SqliteStore {
             .await?;
         MIGRATIONS.run(&pool).await.map_err(|error| StoreError::Migrate(Box::new(error)))?;
         Ok(Self { pool, clock })
+    }
+
+    /// Returns a query of `open_jobs` for this store, which keeps all jobs in one table.
+    #[expect(clippy::unused_async, reason = "the Postgres store may look where open jobs are")]
+    async fn on_open_jobs(&self, sql: &'static str) -> Result<AssertSqlSafe<String>, StoreError> {
+        Ok(AssertSqlSafe(sql.replace("open_jobs", "jobs")))
+    }
+
+    /// Returns the tables with jobs in a state, or with jobs.
+    #[expect(clippy::unused_async, reason = "as above")]
+    async fn tables_of(
+        &self,
+        _: Option<JobState>,
+    ) -> Result<&'static [&'static str], StoreError> {
+        Ok(&["jobs"])
     }
 
     /// Writes the log back into the file and closes it.

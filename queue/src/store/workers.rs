@@ -45,6 +45,9 @@ pub struct Heartbeat {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkerMetrics {
+    /// The release of its program; empty for those before 0.2.
+    #[serde(default)]
+    pub release: String,
     /// Kind of device: `cpu`.
     pub device: String,
     /// Instruction set of its kernels.

@@ -92,6 +92,7 @@ impl HeartbeatTask {
         let since = |count: fn(&Steps) -> u64| count(&now).saturating_sub(count(&before)) as f64;
         let steps = since(|steps| steps.stats.steps);
         WorkerMetrics {
+            release: env!("CARGO_PKG_VERSION").to_owned(),
             device: self.metrics.devices().join(","),
             isa: self.config.isa.clone(),
             numerics_class: self.numerics_class.clone(),

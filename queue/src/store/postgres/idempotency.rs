@@ -91,7 +91,7 @@ impl PostgresStore {
             let first = query(first).bind(&tenant.0).bind(key).fetch_one(&mut *tx).await?;
             return Ok(Some(first));
         }
-        claims::insert_jobs(&mut tx, jobs, None, self.clock_parameter()).await?;
+        claims::insert_jobs(self, &mut tx, jobs, None).await?;
         tx.commit().await?;
         Ok(None)
     }

@@ -70,7 +70,7 @@ impl Maintenance for PostgresStore {
         drop_before(&mut connection, oldest, &mut done).await?;
         query(
             "DELETE FROM idempotency WHERE created_at < $1
-             AND NOT EXISTS (SELECT FROM jobs WHERE id = ANY(job_ids))",
+             AND NOT EXISTS (SELECT FROM all_jobs WHERE id = ANY(job_ids))",
         )
         .bind(oldest)
         .execute(&mut *connection)

@@ -34,7 +34,7 @@ pub(super) async fn overviews(store: &PostgresStore) -> Result<Vec<QueueOverview
                         AND state IN ('scheduled', 'queued', 'retrying')) AS overdue,
                     store_now_ms($1) - min(submitted_at) FILTER (WHERE state = 'queued')
                         AS oldest_queued
-             FROM jobs GROUP BY model, format
+             FROM all_jobs GROUP BY model, format
          ), serving AS (
              SELECT model COLLATE \"C\" AS model, format COLLATE \"C\" AS format,
                     count(*) AS workers

@@ -1,7 +1,8 @@
 //! Sampling of the queues. The sampling process holds the only row of `sampler` until its transaction
 //! ends, so that each sample is added to a period once; other processes skip it.
 //!
-//! Finished jobs are found by their time. That is the time at which a statement begins, and a statement
+//! Statements that end jobs leave a row in `recent_ends`, which the sampler deletes as it counts it. In the
+//! combined layout, finished jobs are found by their time. That is the time at which a statement begins, and a statement
 //! may commit later than one that began after it. So jobs that finished after the oldest open
 //! transaction began are not counted yet; the next sample counts them.
 
@@ -13,6 +14,7 @@ use super::{
     PostgresStore,
     calls::query,
     history::{names, observe},
+    layout::Layout,
     rows::{self, milliseconds},
 };
 use crate::{
@@ -70,12 +72,17 @@ pub(super) async fn sample(store: &PostgresStore) -> Result<bool, StoreError> {
     };
     let started = Instant::now();
     let mut observed = Observations::new();
-    observe_open(&mut tx, &mut observed).await?;
+    let layout = store.layout_within(&mut tx).await?;
+    observe_open(&mut tx, layout, &mut observed).await?;
     observe_slots(&mut tx, now, &mut observed).await?;
-    let horizon = horizon(&mut tx, given, now).await?;
-    if horizon > state.cursor {
-        observe_finished(&mut tx, state.cursor, horizon, &mut observed).await?;
-        state.cursor = horizon;
+    if layout == Layout::Combined {
+        let horizon = horizon(&mut tx, given, now).await?;
+        if horizon > state.cursor {
+            observe_results(&mut tx, state.cursor, horizon, &mut observed).await?;
+            state.cursor = horizon;
+        }
+    } else {
+        observe_ends(&mut tx, &mut observed).await?;
     }
     if given.is_none() {
         state.took(started.elapsed());
@@ -119,30 +126,31 @@ async fn horizon(
 /// Counts unfinished jobs: queued ones along the index of each queue, the others all together.
 async fn observe_open(
     tx: &mut PgConnection,
+    layout: Layout,
     observed: &mut Observations,
 ) -> Result<(), StoreError> {
-    let queued = query(
+    let queued = query(layout.statement(
         "WITH RECURSIVE queue AS (
-             (SELECT model, format FROM jobs WHERE state = 'queued'
+             (SELECT model, format FROM open_jobs WHERE state = 'queued'
               ORDER BY model, format LIMIT 1)
              UNION ALL
              SELECT next.model, next.format FROM queue, LATERAL (
-                 SELECT model, format FROM jobs
+                 SELECT model, format FROM open_jobs
                  WHERE state = 'queued' AND (model, format) > (queue.model, queue.format)
                  ORDER BY model, format LIMIT 1
              ) AS next
          )
          SELECT queue.model, queue.format, jobs, submitted_at FROM queue, LATERAL (
              SELECT count(*) AS jobs FROM (
-                 SELECT FROM jobs WHERE state = 'queued' AND model = queue.model
+                 SELECT FROM open_jobs WHERE state = 'queued' AND model = queue.model
                                   AND format = queue.format LIMIT $1 + 1
              ) AS counted_one_by_one
          ) AS counted, LATERAL (
-             SELECT submitted_at FROM jobs
+             SELECT submitted_at FROM open_jobs
              WHERE state = 'queued' AND model = queue.model AND format = queue.format
              ORDER BY id LIMIT 1
          ) AS oldest",
-    )
+    ))
     .bind(DEPTH_MAX)
     .fetch_all(&mut *tx)
     .await?;
@@ -152,14 +160,14 @@ async fn observe_open(
         depth.or_more = rows::integer(row, "jobs")? > DEPTH_MAX;
         depth.oldest_queued_at = Some(rows::time(row, "submitted_at")?);
     }
-    let others = query(
+    let others = query(layout.statement(
         "SELECT model, format, state, count(*) AS jobs FROM (
-             SELECT model, format, state FROM jobs WHERE state = 'running'
+             SELECT model, format, state FROM open_jobs WHERE state = 'running'
              UNION ALL
-             (SELECT model, format, state FROM jobs WHERE state IN ('scheduled', 'retrying')
+             (SELECT model, format, state FROM open_jobs WHERE state IN ('scheduled', 'retrying')
               LIMIT $1)
          ) AS open GROUP BY model, format, state",
-    )
+    ))
     .bind(SET_ASIDE_MAX)
     .fetch_all(tx)
     .await?;
@@ -190,8 +198,34 @@ async fn observe_slots(
     Ok(())
 }
 
-/// Counts jobs that finished after `from` and up to `to`.
-async fn observe_finished(
+/// Counts the jobs that ended since the last sample, and deletes what it has counted.
+async fn observe_ends(
+    tx: &mut PgConnection,
+    observed: &mut Observations,
+) -> Result<(), StoreError> {
+    let ends = query(
+        "DELETE FROM recent_ends
+         RETURNING model, format, state AS name, jobs, prompt_tokens, completion_tokens, start_ms,
+                   run_ms, first_token_ms",
+    );
+    for row in &ends.fetch_all(tx).await? {
+        observe(row, None, observed)?;
+        let sample = &mut observed.entry(rows::queue(row)?).or_default().ended;
+        for (name, column) in
+            [("start", "start_ms"), ("run", "run_ms"), ("first_token", "first_token_ms")]
+        {
+            for ms in rows::get::<Option<Vec<i64>>>(row, column)?.unwrap_or_default() {
+                // A value equal to a bound belongs to that bucket.
+                let bucket = BUCKETS_MS.partition_point(|bound| *bound < ms);
+                sampler::latency(sample, name, bucket, 1, u64::try_from(ms).unwrap_or(0));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Counts jobs that finished after `from` and up to `to`, in the combined layout.
+async fn observe_results(
     tx: &mut PgConnection,
     from: i64,
     to: i64,

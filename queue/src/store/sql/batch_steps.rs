@@ -214,7 +214,7 @@ impl BatchSteps for SqlStore {
                 return Ok(false);
             }
             if !writes.jobs.is_empty() {
-                claims::insert_jobs(&mut tx, writes.jobs, None, self.clock_parameter()).await?;
+                claims::insert_jobs(self, &mut tx, writes.jobs, None).await?;
             }
             write(&mut tx, batch.id, writes).await?;
             tx.commit().await?;

@@ -163,9 +163,11 @@ impl Batches for SqlStore {
     }
 
     async fn batch_progress(&self, id: BatchId) -> Result<Progress, StoreError> {
-        let counts = query(
-            "SELECT state, count(*) AS jobs FROM jobs WHERE id BETWEEN $1 AND $2 GROUP BY state",
-        );
+        let counts = query(concat!(
+            "SELECT state, count(*) AS jobs FROM ",
+            all_jobs!(),
+            " WHERE id BETWEEN $1 AND $2 GROUP BY state"
+        ));
         let counts = counts.bind(Uuid::from(id.job(1))).bind(Uuid::from(id.job(u32::MAX)));
         let mut progress = Progress::default();
         for row in &self.fetch_all(counts).await? {
@@ -175,11 +177,13 @@ impl Batches for SqlStore {
     }
 
     async fn cancel_batch_jobs(&self, id: BatchId, max: u32) -> Result<CancelledJobs, StoreError> {
-        let found = query(
-            "SELECT id FROM jobs WHERE id BETWEEN $1 AND $2
+        let found = query(concat!(
+            "SELECT id FROM ",
+            all_jobs!(),
+            " WHERE id BETWEEN $1 AND $2
                AND state IN ('scheduled', 'queued', 'running', 'retrying')
-             ORDER BY id LIMIT $3",
-        );
+             ORDER BY id LIMIT $3"
+        ));
         let (first, last) = (Uuid::from(id.job(1)), Uuid::from(id.job(u32::MAX)));
         let found = self.fetch_all(found.bind(first).bind(last).bind(i64::from(max))).await?;
         let found = rows::ids(&found)?;

@@ -73,7 +73,7 @@ impl DeadLetters for SqlStore {
         }
         let (origins, jobs): (Vec<JobId>, Vec<Job>) =
             replays.iter().map(|replay| (replay.replay_of, replay.job.clone())).unzip();
-        claims::insert_jobs(&mut tx, &jobs, Some(&origins), self.clock_parameter()).await?;
+        claims::insert_jobs(self, &mut tx, &jobs, Some(&origins)).await?;
         tx.commit().await?;
         Ok(replays)
     }

@@ -27,7 +27,7 @@ use crate::{
 #[async_trait]
 impl JobQueries for SqlStore {
     async fn jobs(&self, filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError> {
-        let filtered = JobQuery::new(filter, page.after);
+        let filtered = JobQuery::new(filter, page.after, self.tables_of(filter.queried_state()).await?);
         let mut sql = filtered.page(page.limit);
         let found = self.fetch_all(sql.build()).await?;
         let next = match found.last() {
@@ -62,7 +62,8 @@ impl JobQueries for SqlStore {
     }
 
     async fn count_jobs(&self, filter: &JobFilter) -> Result<Count, StoreError> {
-        let mut sql = JobQuery::new(filter, None).count();
+        let tables = self.tables_of(filter.queried_state()).await?;
+        let mut sql = JobQuery::new(filter, None, tables).count();
         let row = self.fetch_one(sql.build()).await?;
         let (scanned, jobs) = (rows::count(&row, "scanned")?, rows::count(&row, "jobs")?);
         let most = u64::from(SCAN_MAX);
@@ -71,12 +72,14 @@ impl JobQueries for SqlStore {
 
     async fn job_history(&self, id: JobId) -> Result<Option<JobHistory>, StoreError> {
         let Some(record) = records(self, &[id]).await?.pop() else { return Ok(None) };
-        let found = query(
+        let found = query(concat!(
             "SELECT submitted_at, started_at, run_at, lease_until, replay_of, owner, claimed_at,
                     epoch, state, claim_epoch, claim_owner, claim_at, first_token_ms, finished_at
-             FROM jobs LEFT JOIN results ON results.job_id = jobs.id AND results.job_id = $1
-             WHERE id = $1",
-        );
+             FROM ",
+            all_jobs!(),
+            " AS jobs LEFT JOIN results ON results.job_id = jobs.id AND results.job_id = $1
+             WHERE id = $1"
+        ));
         let row = self.fetch_optional(found.bind(Uuid::from(id))).await?;
         // The job may have been purged since the read above.
         let Some(row) = row else { return Ok(None) };
@@ -114,7 +117,7 @@ impl JobQueries for SqlStore {
         queue: Option<&QueueName>,
     ) -> Result<DeadLetterGroups, StoreError> {
         let filter = JobFilter::dead_letters(queue);
-        let mut sql = JobQuery::new(&filter, None).groups(dialect::ID_TEXT);
+        let mut sql = JobQuery::new(&filter, None, &["jobs"]).groups(dialect::ID_TEXT);
         let found = self.fetch_all(sql.build()).await?;
         let group = |row| {
             Ok(DeadLetterGroup {

@@ -21,7 +21,7 @@ impl Store for SqlStore {
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError> {
         self.within(async {
             let mut connection = self.pool.acquire().await?;
-            claims::insert_jobs(&mut connection, jobs, None, self.clock_parameter()).await
+            claims::insert_jobs(self, &mut connection, jobs, None).await
         })
         .await
     }
@@ -68,12 +68,12 @@ impl Store for SqlStore {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError> {
-        let found = query(concat!(
+        let found = query(self.on_open_jobs(concat!(
             "SELECT id, tenant, priority, ",
             cost!(),
-            " FROM jobs WHERE model = $1 AND format = $2 AND state = 'queued' AND id > $3
+            " FROM open_jobs WHERE model = $1 AND format = $2 AND state = 'queued' AND id > $3
              ORDER BY id LIMIT $4"
-        ))
+        )).await?)
         .bind(&queue.model)
         .bind(&queue.format)
         .bind(after.map_or_else(Uuid::nil, Uuid::from))
@@ -88,20 +88,20 @@ impl Store for SqlStore {
         limit: u32,
     ) -> Result<(Missing, Vec<Entry>), StoreError> {
         // Reads all queued jobs of the queue: only for a dispatcher that lost its data.
-        let found = query(concat!(
+        let found = query(self.on_open_jobs(concat!(
             "SELECT id, tenant, priority, cost, jobs, tokens
              FROM (SELECT id, tenant, priority, cost,
                           row_number() OVER (PARTITION BY priority, tenant ORDER BY id) AS turn,
                           count(*) OVER () AS jobs, CAST(sum(cost) OVER () AS bigint) AS tokens
                    FROM (SELECT id, tenant, priority, ",
             cost!(),
-            "            FROM jobs
+            "            FROM open_jobs
                          WHERE model = $1 AND format = $2 AND state = 'queued') AS waiting
                   ) AS line
              WHERE turn <= $3
              ORDER BY CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END, turn, id
              LIMIT $4"
-        ))
+        )).await?)
         .bind(&queue.model)
         .bind(&queue.format)
         .bind(i64::from(each))
@@ -124,7 +124,8 @@ impl Store for SqlStore {
     }
 
     async fn state(&self, id: JobId) -> Result<Option<JobState>, StoreError> {
-        let found = query("SELECT state FROM jobs WHERE id = $1").bind(Uuid::from(id));
+        let found = concat!("SELECT state FROM ", all_jobs!(), " WHERE id = $1");
+        let found = query(found).bind(Uuid::from(id));
         self.fetch_optional(found).await?.as_ref().map(rows::state).transpose()
     }
 
@@ -159,13 +160,16 @@ impl Store for SqlStore {
     /// Counts once along each partial index.
     async fn unfinished(&self, queue: &QueueName) -> Result<u64, StoreError> {
         let count = query(
-            "SELECT (SELECT count(*) FROM jobs
-                     WHERE state = 'queued' AND model = $1 AND format = $2)
-                  + (SELECT count(*) FROM jobs
-                     WHERE state = 'running' AND model = $1 AND format = $2)
-                  + (SELECT count(*) FROM jobs
-                     WHERE state IN ('scheduled', 'retrying') AND model = $1 AND format = $2)
-                  AS jobs",
+            self.on_open_jobs(
+                "SELECT (SELECT count(*) FROM open_jobs
+                         WHERE state = 'queued' AND model = $1 AND format = $2)
+                      + (SELECT count(*) FROM open_jobs
+                         WHERE state = 'running' AND model = $1 AND format = $2)
+                      + (SELECT count(*) FROM open_jobs
+                         WHERE state IN ('scheduled', 'retrying') AND model = $1 AND format = $2)
+                      AS jobs",
+            )
+            .await?,
         );
         let row = self.fetch_one(count.bind(&queue.model).bind(&queue.format)).await?;
         rows::count(&row, "jobs")
@@ -174,10 +178,11 @@ impl Store for SqlStore {
     /// Reads every job.
     async fn progress(&self, queue: Option<&QueueName>) -> Result<Progress, StoreError> {
         let (model, format) = queue.map_or((None, None), |q| (Some(&q.model), Some(&q.format)));
-        let counts = query(
-            "SELECT state, count(*) AS jobs FROM jobs
-             WHERE ($1 IS NULL OR (model = $1 AND format = $2)) GROUP BY state",
-        );
+        let counts = query(concat!(
+            "SELECT state, count(*) AS jobs FROM ",
+            all_jobs!(),
+            " WHERE ($1 IS NULL OR (model = $1 AND format = $2)) GROUP BY state"
+        ));
         let mut progress = Progress::default();
         for row in &self.fetch_all(counts.bind(model).bind(format)).await? {
             *progress.counter(rows::state(row)?) = rows::count(row, "jobs")?;
@@ -201,7 +206,9 @@ pub(super) async fn records(store: &SqlStore, ids: &[JobId]) -> Result<Vec<JobRe
     let found = query(concat!(
         "SELECT id, jobs.model, jobs.format, jobs.tenant, priority, attempts_max, job, state, epoch,
                 attempts, outcome, finished_at
-         FROM jobs LEFT JOIN results ON results.job_id = jobs.id AND results.job_id ",
+         FROM ",
+        all_jobs!(),
+        " AS jobs LEFT JOIN results ON results.job_id = jobs.id AND results.job_id ",
         any_of!("$1"),
         " WHERE id ",
         any_of!("$1"),

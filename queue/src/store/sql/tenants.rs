@@ -28,7 +28,11 @@ pub(crate) async fn erase(store: &SqlStore, tenant: &Tenant) -> Result<Erased, S
         store.execute(query(statement).bind(&tenant.0)).await?;
     }
     while erased.jobs < ERASED_MAX {
-        let found = query("SELECT id FROM jobs WHERE tenant = $1 ORDER BY id LIMIT $2");
+        let found = query(concat!(
+            "SELECT id FROM ",
+            all_jobs!(),
+            " WHERE tenant = $1 ORDER BY id LIMIT $2"
+        ));
         let ids = rows::ids(&store.fetch_all(found.bind(&tenant.0).bind(CHUNK)).await?)?;
         if ids.is_empty() {
             erased.done = true;

@@ -24,11 +24,12 @@ use crate::{
 /// Records jobs as queued or scheduled; jobs with known ids stay as they are. `replay_of` has the dead
 /// letter that each job repeats.
 pub(super) async fn insert_jobs(
+    store: &SqliteStore,
     tx: &mut Connection,
     jobs: &[Job],
     replay_of: Option<&[JobId]>,
-    now: i64,
 ) -> Result<(), StoreError> {
+    let now = store.clock_parameter();
     let mut rows = Vec::with_capacity(jobs.len());
     for (at, job) in jobs.iter().enumerate() {
         let later = job.run_at.is_some_and(|at| at.0 > now);

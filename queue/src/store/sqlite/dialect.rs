@@ -59,6 +59,13 @@ macro_rules! cost {
     };
 }
 
+/// All jobs, open and ended.
+macro_rules! all_jobs {
+    () => {
+        "jobs"
+    };
+}
+
 /// Whether a result is of the queue `$1`, `$2`.
 macro_rules! of_queue {
     () => {

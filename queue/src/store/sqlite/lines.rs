@@ -142,7 +142,7 @@ impl SqliteStore {
                 Ok(_) => counts.known += 1,
             }
         }
-        claims::insert_jobs(&mut tx, &added, None, self.clock_parameter()).await?;
+        claims::insert_jobs(self, &mut tx, &added, None).await?;
         tx.commit().await?;
         Ok(counts)
     }
