@@ -63,9 +63,8 @@ pub fn up(url: &str, retention: Option<u32>) -> anyhow::Result<()> {
 /// Ends a rolling upgrade.
 fn finish(url: &str) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    let alive = runtime.block_on(async {
-        PostgresStore::connect(url).await?.finish_upgrade().await
-    });
+    let alive =
+        runtime.block_on(async { PostgresStore::connect(url).await?.finish_upgrade().await });
     let alive = alive.context("cannot use the database")?;
     anyhow::ensure!(
         alive.is_empty(),

@@ -160,7 +160,7 @@ fn bench_queue_measures_every_phase_and_cleans_up() {
     assert_eq!((figures["rows"].as_array().unwrap().len(), &figures["starts"]), (2, &json!(3)));
     assert!(figures["start_ms_p99"].as_f64() >= figures["start_ms_p50"].as_f64(), "{figures}");
     assert_eq!(fleet.redis_keys(), 0);
-    assert_eq!(fleet.rows(&["jobs", "results", "attempt_errors", "queues", "workers"]), 0);
+    assert_eq!(fleet.rows(&["all_jobs", "results", "attempt_errors", "queues", "workers"]), 0);
     // A benchmark that fails cleans up as well.
     let (code, _, stderr) = fleet.run(&["bench", "queue", "--redis-pid", "4194305"]);
     assert_eq!(code, Some(1));
@@ -180,7 +180,7 @@ fn bench_e2e_compares_the_queue_with_the_engine() {
     let ratio = number("queue_tokens_per_s") / number("engine_tokens_per_s");
     assert!((number("ratio") - ratio).abs() < 1e-9, "{figures}");
     assert_eq!(fleet.redis_keys(), 0);
-    assert_eq!(fleet.rows(&["jobs", "results", "attempt_errors", "queues", "workers"]), 0);
+    assert_eq!(fleet.rows(&["all_jobs", "results", "attempt_errors", "queues", "workers"]), 0);
 }
 
 #[test]

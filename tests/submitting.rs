@@ -55,12 +55,12 @@ fn same_idempotency_key_submits_once() {
     assert_eq!((code, ids(&first).len()), (Some(0), 3), "{stderr}");
     let (code, second, stderr) = submit();
     assert_eq!((code, ids(&second)), (Some(0), ids(&first)), "{stderr}");
-    assert_eq!(fleet.rows(&["jobs"]), 3);
+    assert_eq!(fleet.rows(&["all_jobs"]), 3);
     fs::write(&input, "{\"prompt\": \"something else\"}\n").unwrap();
     let (code, _, stderr) = submit();
     assert_eq!(code, Some(1));
     assert!(stderr.contains("idempotency key"), "{stderr}");
-    assert_eq!(fleet.rows(&["jobs"]), 3);
+    assert_eq!(fleet.rows(&["all_jobs"]), 3);
 }
 
 #[test]
@@ -93,17 +93,17 @@ fn tenant_over_its_quota_waits_and_others_do_not() {
     let (code, _, said) = std::thread::scope(|scope| {
         let greedy = || fleet.run(&["submit", input.to_str().unwrap(), "--tenant", "greedy"]);
         let greedy = scope.spawn(greedy);
-        eventually("some of the greedy tenant's are in", || fleet.rows(&["jobs"]) > 0);
+        eventually("some of the greedy tenant's are in", || fleet.rows(&["all_jobs"]) > 0);
         let (code, _, said) = fleet.run(&["submit", one.to_str().unwrap(), "--tenant", "modest"]);
         assert_eq!(code, Some(0), "{said}");
         assert!(!said.contains("full at"), "{said}");
-        assert!(fleet.rows(&["jobs"]) < 31, "the quota holds the others back");
+        assert!(fleet.rows(&["all_jobs"]) < 31, "the quota holds the others back");
         let _worker = fleet.worker(&[]);
         greedy.join().unwrap()
     });
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("full at its tenant's 600 tokens"), "{said}");
-    assert_eq!(fleet.rows(&["jobs"]), 31);
+    assert_eq!(fleet.rows(&["all_jobs"]), 31);
 }
 
 #[test]
@@ -114,8 +114,8 @@ fn batch_completes_after_its_jobs_are_deleted() {
     let (code, stdout, stderr) = std::thread::scope(|scope| {
         let (input, output) = (input.to_str().unwrap(), output.to_str().unwrap());
         let batch = scope.spawn(|| fleet.run(&["batch", "run", input, "-o", output, "--json"]));
-        eventually("the jobs are there", || fleet.rows(&["jobs"]) == 20);
-        fleet.sql("DELETE FROM jobs");
+        eventually("the jobs are there", || fleet.rows(&["all_jobs"]) == 20);
+        fleet.sql("DELETE FROM open_jobs");
         let _worker = fleet.worker(&[]);
         batch.join().unwrap()
     });

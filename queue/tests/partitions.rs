@@ -35,6 +35,13 @@ async fn number(server: &Postgres, statement: &str) -> i64 {
     row.get(0)
 }
 
+/// Makes the database one of the previous release, which keeps open jobs in the partitions too.
+async fn combine(server: &Postgres) {
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let combine = "DELETE FROM settings WHERE name = 'open_jobs'";
+    sqlx::query(combine).execute(&mut connection).await.unwrap();
+}
+
 fn ids(jobs: &[Job]) -> Vec<JobId> {
     jobs.iter().map(|job| job.id).collect()
 }
@@ -59,6 +66,7 @@ async fn old_partitions_are_dropped_when_their_jobs_are_finished() {
     PostgresStore::migrate(&server.url()).await.unwrap();
     let made = partitions(&server).await;
     assert_eq!(made, 4, "migration creates today and three days");
+    combine(&server).await;
     let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
     let clock = Arc::clone(&now);
     let store = PostgresStore::connect(&server.url())
@@ -111,6 +119,46 @@ async fn old_partitions_are_dropped_when_their_jobs_are_finished() {
     now.fetch_add(7 * DAY_MS + 1, Ordering::SeqCst);
     store.maintain().await.unwrap();
     assert_eq!(store.job(open.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn job_that_ends_after_its_day_was_dropped_keeps_its_result() {
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
+    let clock = Arc::clone(&now);
+    let store = PostgresStore::connect(&server.url())
+        .await
+        .unwrap()
+        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    store.set_retention(Duration::from_secs(7 * 24 * 60 * 60)).await.unwrap();
+    // A neighbour of its day ends at once; that day is created and, a week later, dropped.
+    let (early, late) = (job_of(TODAY - 1), job_of(TODAY - 1));
+    store.submit(&[early.clone(), late.clone()]).await.unwrap();
+    let held = store.claim(&[early.id], by("a")).await.unwrap()[0].claim_ref();
+    store.finish(&[finished(held, answer("x"))]).await.unwrap();
+    store.maintain().await.unwrap();
+    let in_default =
+        "SELECT (SELECT count(*) FROM jobs_default) + (SELECT count(*) FROM results_default)";
+    assert_eq!(number(&server, in_default).await, 0, "moved to the day's partitions");
+    now.fetch_add(8 * DAY_MS, Ordering::SeqCst);
+    assert_eq!(
+        store.maintain().await.unwrap().dropped,
+        2 + 3,
+        "that day and the next, an empty one"
+    );
+    assert_eq!(store.job(early.id).await.unwrap(), None);
+    assert_eq!(store.job(late.id).await.unwrap().unwrap().state, JobState::Queued);
+    let held = store.claim(&[late.id], by("a")).await.unwrap()[0].claim_ref();
+    store.finish(&[finished(held, answer("late"))]).await.unwrap();
+    for _ in 0..2 {
+        store.maintain().await.unwrap();
+        let record = store.job(late.id).await.unwrap().unwrap();
+        assert_eq!((record.state, record.outcome), (JobState::Completed, Some(answer("late"))));
+    }
+    now.fetch_add(8 * DAY_MS, Ordering::SeqCst);
+    store.maintain().await.unwrap();
+    assert_eq!(store.job(late.id).await.unwrap(), None);
 }
 
 #[tokio::test]

@@ -63,6 +63,14 @@ struct Server {
     now: Arc<AtomicI64>,
 }
 
+impl Server {
+    async fn open_migrated(&self) -> PostgresStore {
+        let now = Arc::clone(&self.now);
+        let clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
+        PostgresStore::connect(&self.server.url()).await.unwrap().with_clock(clock)
+    }
+}
+
 impl Fixture for Server {
     type Store = PostgresStore;
 
@@ -71,10 +79,8 @@ impl Fixture for Server {
     }
 
     async fn open(&self) -> PostgresStore {
-        let now = Arc::clone(&self.now);
-        let clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
         PostgresStore::migrate(&self.server.url()).await.unwrap();
-        PostgresStore::connect(&self.server.url()).await.unwrap().with_clock(clock)
+        self.open_migrated().await
     }
 
     fn advance(&self, by: Duration) {
@@ -83,6 +89,32 @@ impl Fixture for Server {
 }
 
 store_conformance!(postgres, super::Server);
+
+/// A Postgres server during an upgrade: processes of the previous release may run.
+struct Upgrading(Server);
+
+impl Fixture for Upgrading {
+    type Store = PostgresStore;
+
+    fn create() -> Self {
+        Self(Server::create())
+    }
+
+    async fn open(&self) -> PostgresStore {
+        use sqlx::Connection as _;
+        PostgresStore::migrate(&self.0.server.url()).await.unwrap();
+        let mut connection = sqlx::PgConnection::connect(&self.0.server.url()).await.unwrap();
+        let combined = "DELETE FROM settings WHERE name = 'open_jobs'";
+        sqlx::query(combined).execute(&mut connection).await.unwrap();
+        self.0.open_migrated().await
+    }
+
+    fn advance(&self, by: Duration) {
+        self.0.advance(by);
+    }
+}
+
+store_conformance!(postgres_during_an_upgrade, super::Upgrading);
 
 /// A Redis server, with a clock set by the test.
 struct Fast {

@@ -97,7 +97,7 @@ fn leases_and_deadlines_do_not_depend_on_worker_clocks() {
     // By the slow clock the first deadline is far away; by the fast clock the second has passed.
     let deadline = |id: &str, minutes: i64| {
         let at = format!("store_now_ms(NULL) + {}", minutes * 60_000);
-        rig::sql(&fleet, &format!("UPDATE jobs SET expires_at = {at} WHERE id = '{id}'"));
+        rig::sql(&fleet, &format!("UPDATE open_jobs SET expires_at = {at} WHERE id = '{id}'"));
     };
     deadline(&dated[0], -1);
     deadline(&dated[1], 30);
@@ -111,7 +111,7 @@ fn leases_and_deadlines_do_not_depend_on_worker_clocks() {
     let lasted = "SELECT max(finished_at) - (SELECT min(started_at) FROM workers) FROM results";
     let lasted: u64 = rig::sql(&fleet, lasted).parse().unwrap();
     assert!(lasted > 2000, "{lasted} ms: no lease had to be renewed");
-    let lost = "SELECT count(*) FROM jobs WHERE attempts > 0 OR epoch > 1";
+    let lost = "SELECT count(*) FROM all_jobs WHERE attempts > 0 OR epoch > 1";
     assert_eq!(rig::sql(&fleet, lost), "0", "every job was claimed once");
     for worker in &workers {
         let page = worker.get("/metrics").1;
@@ -138,7 +138,7 @@ fn expired_lease_is_reclaimed_by_a_worker_with_another_clock() {
     first.signal(Signal::Kill);
     let _second = clocks.worker(&fleet, &["--lease", "2"], -DAY_S);
     eventually("the second worker answers", || rig::states(&fleet, &ids) == ["completed"]);
-    let claims = format!("SELECT attempts || ' ' || epoch FROM jobs WHERE id = '{}'", ids[0]);
+    let claims = format!("SELECT attempts || ' ' || epoch FROM all_jobs WHERE id = '{}'", ids[0]);
     assert_eq!(rig::sql(&fleet, &claims), "0 2");
 }
 

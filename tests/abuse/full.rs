@@ -43,7 +43,7 @@ fn producers_wait_for_a_full_redis() {
         let said = rig::text(&log);
         said.contains("memory") && said.contains("waiting 1.0 s")
     });
-    assert_eq!(fleet.rows(&["jobs"]), 1, "no job is stored while Redis is full");
+    assert_eq!(fleet.rows(&["all_jobs"]), 1, "no job is stored while Redis is full");
     rig::redis(&fleet, "CONFIG SET maxmemory 0");
     assert_eq!(producer.wait().unwrap().code(), Some(0), "{}", rig::text(&log));
     let ids = rig::text(&out);

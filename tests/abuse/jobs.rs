@@ -16,7 +16,7 @@ fn unreadable_entries_are_counted_and_other_jobs_are_answered() {
     rig::redis(&fleet, &format!("XADD {STREAM} * junk 1"));
     rig::redis(&fleet, &format!("XADD {STREAM} * v 2 id {} cost 1", ids[1]));
     rig::redis(&fleet, &format!("XADD {STREAM} * v 1 id {} cost many", ids[1]));
-    let later = "UPDATE jobs SET job = '\\x0900c0', attempts_max = 2 WHERE id =";
+    let later = "UPDATE open_jobs SET job = '\\x0900c0', attempts_max = 2 WHERE id =";
     rig::sql(&fleet, &format!("{later} '{}'", ids[0]));
     let worker = fleet.worker(&[]);
     let (code, stdout, stderr) = rig::watch(&fleet, &ids);
@@ -56,7 +56,7 @@ fn jobs_without_a_worker_are_shown_and_expire() {
     let (code, _, stderr) = fleet.run(&["watch", "--timeout", "1", &ids[0]]);
     assert_eq!(code, Some(2));
     assert!(stderr.contains("no worker serves demo@tl2: 1 of these jobs wait"), "{stderr}");
-    let late = "UPDATE jobs SET expires_at = store_now_ms(NULL) - 1 WHERE id =";
+    let late = "UPDATE open_jobs SET expires_at = store_now_ms(NULL) - 1 WHERE id =";
     rig::sql(&fleet, &format!("{late} '{}'", ids[0]));
     let overview = rig::queue(&fleet, "demo@tl2");
     let counts = ["queued", "workers", "overdue"].map(|name| overview[name].as_u64().unwrap());
@@ -88,11 +88,11 @@ fn job_that_kills_its_workers_becomes_a_dead_letter() {
     let (ids, _) = rig::submit(&fleet, &format!("{poison}{}", LINE.repeat(8)), &[]);
     let completed = |count: usize| {
         move |fleet: &Fleet| {
-            let all = rig::sql(fleet, "SELECT count(*) FROM jobs WHERE state = 'completed'");
+            let all = rig::sql(fleet, "SELECT count(*) FROM all_jobs WHERE state = 'completed'");
             all.parse::<usize>().unwrap() == count
         }
     };
-    let running = format!("SELECT state || ' ' || owner FROM jobs WHERE id = '{}'", ids[0]);
+    let running = format!("SELECT state || ' ' || owner FROM all_jobs WHERE id = '{}'", ids[0]);
     // It runs alone after two lost workers, and is charged for three more.
     for lost in 0..5_u32 {
         let worker = fleet.worker(&["--isa", "scalar"]);
@@ -120,7 +120,7 @@ fn job_that_kills_its_workers_becomes_a_dead_letter() {
     assert_eq!(replay["replay_of"], ids[0]);
     let again = replay["id"].as_str().unwrap();
     assert_eq!(fleet.run(&["watch", "--timeout", "60", again]).0, Some(0));
-    let of = rig::sql(&fleet, &format!("SELECT replay_of FROM jobs WHERE id = '{again}'"));
+    let of = rig::sql(&fleet, &format!("SELECT replay_of FROM all_jobs WHERE id = '{again}'"));
     assert_eq!(of, ids[0]);
     assert_eq!(rig::states(&fleet, &ids[..1]), ["failed"], "the dead letter stays");
 }

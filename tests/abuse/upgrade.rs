@@ -9,6 +9,8 @@ use crate::{
 const NEXT: &str = "
 ALTER TABLE jobs ADD COLUMN shade text;
 ALTER TABLE jobs ADD COLUMN weight bigint NOT NULL DEFAULT 1;
+ALTER TABLE open_jobs ADD COLUMN shade text;
+ALTER TABLE open_jobs ADD COLUMN weight bigint NOT NULL DEFAULT 1;
 ALTER TABLE results ADD COLUMN cached_tokens bigint NOT NULL DEFAULT 0;
 ALTER TABLE workers ADD COLUMN device text;
 ALTER TABLE queues ADD COLUMN note text;
@@ -31,8 +33,8 @@ fn all_commands_work_on_an_expanded_schema() {
     let copied =
         "id, model, format, tenant, priority, state, cost, attempts_max, submitted_at, job";
     let rows = copied.replacen("id", &format!("'{old}'"), 1).replacen("state", "'queued'", 1);
-    let of = format!("FROM jobs WHERE id = '{}'", ids[0]);
-    rig::sql(&fleet, &format!("INSERT INTO jobs ({copied}) SELECT {rows} {of}"));
+    let of = format!("FROM all_jobs WHERE id = '{}'", ids[0]);
+    rig::sql(&fleet, &format!("INSERT INTO open_jobs ({copied}) SELECT {rows} {of}"));
     let newer = fleet.worker(&[]);
     let dead = ids.pop().unwrap();
     let mut words = vec!["watch", "--timeout", "60", &dead];

@@ -138,7 +138,7 @@ async fn replay_dead_letters(window: &Window, fleet: &Fleet) {
     window.sees(".notice", "2 dead letters submitted again").await;
     // The new jobs fail as well.
     eventually("the replays fail too", || {
-        fleet.sql("SELECT count(*) FROM jobs WHERE state = 'failed'").trim() == "4"
+        fleet.sql("SELECT count(*) FROM all_jobs WHERE state = 'failed'").trim() == "4"
     });
     window.sees("[data-name=Jobs]", "4").await;
     window.click("tbody a[href*='signature=']").await;

@@ -104,7 +104,9 @@ fn full_queue_answers_with_retry_after() {
     let caller = admin.first();
     // No worker runs. The first request is accepted, because the queue is empty.
     let waiting = caller.open_post("/v1/chat/completions", &question(json!({})));
-    eventually("the first job is queued", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
+    eventually("the first job is queued", || {
+        fleet.sql("SELECT count(*) FROM all_jobs").trim() == "1"
+    });
     eventually("the queue is full", || {
         let second = caller.post("/v1/chat/completions", &question(json!({})));
         second.status == 429
@@ -120,13 +122,14 @@ fn closed_connection_cancels_the_job() {
     for stream in [false, true] {
         let body = question(json!({ "stream": stream }));
         let waiting = caller.open_post("/v1/chat/completions", &body);
-        let count =
-            |state: &str| fleet.sql(&format!("SELECT count(*) FROM jobs WHERE state = '{state}'"));
+        let count = |state: &str| {
+            fleet.sql(&format!("SELECT count(*) FROM all_jobs WHERE state = '{state}'"))
+        };
         eventually("the job is queued", || count("queued").trim() == "1");
         drop(waiting);
         eventually("the job is cancelled", || count("queued").trim() == "0");
     }
-    assert_eq!(fleet.sql("SELECT count(*) FROM jobs WHERE state = 'cancelled'").trim(), "2");
+    assert_eq!(fleet.sql("SELECT count(*) FROM all_jobs WHERE state = 'cancelled'").trim(), "2");
 }
 
 #[test]
@@ -136,7 +139,7 @@ fn stopping_admin_finishes_open_requests() {
     drop(fleet.worker(&[]));
     let caller = admin.first();
     let mut waiting = caller.open_post("/v1/chat/completions", &question(json!({})));
-    eventually("the job is queued", || fleet.sql("SELECT count(*) FROM jobs").trim() == "1");
+    eventually("the job is queued", || fleet.sql("SELECT count(*) FROM all_jobs").trim() == "1");
     admin.signal(tritmill_servers::Signal::Terminate);
     let _worker = fleet.worker(&[]);
     let mut answer = String::new();

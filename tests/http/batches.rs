@@ -126,7 +126,7 @@ fn invalid_batch_file_is_refused_with_line_and_code() {
     let unknown = changed(0, |line| line["body"]["model"] = json!("none"));
     check(&unknown, Some(1), "model_not_found");
     check(&lines(5), Some(5), "too_many_tasks");
-    assert_eq!(fleet.rows(&["jobs"]), 0, "no line was submitted");
+    assert_eq!(fleet.rows(&["all_jobs"]), 0, "no line was submitted");
     let no_file = json!({
         "input_file_id": "file-00000000000000000000000000000000",
         "endpoint": "/v1/completions",
@@ -192,7 +192,7 @@ fn batches_of_a_killed_admin_continue_at_another() {
         assert_eq!(batch["request_counts"]["completed"], 400);
         assert_eq!(by_name(&caller.lines(&batch["output_file_id"])), expected);
     }
-    assert_eq!(fleet.rows(&["jobs"]), 800, "no line became two jobs");
+    assert_eq!(fleet.rows(&["all_jobs"]), 800, "no line became two jobs");
     assert_eq!(fleet.sql("SELECT count(*) FROM files WHERE purpose = 'batch_output' AND size_bytes IS NOT NULL").trim(), "2");
     drop(worker);
 }

@@ -29,7 +29,7 @@ fn batch_that_fills_its_queue_leaves_room_for_requests() {
     let path = low(&caller, &lines(10_000));
     let counts = || caller.get(&path).json()["request_counts"].clone();
     let queued = || -> u64 {
-        let sql = "SELECT count(*) FROM jobs WHERE state = 'queued' AND priority = 'low'";
+        let sql = "SELECT count(*) FROM all_jobs WHERE state = 'queued' AND priority = 'low'";
         fleet.sql(sql).trim().parse().unwrap()
     };
     eventually("the batch fills its part of the queue", || {

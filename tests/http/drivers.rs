@@ -38,8 +38,8 @@ fn batches_survive_repeated_kills_of_admins() {
         assert_eq!(batch["request_counts"], counts);
         assert_eq!(by_name(&caller.lines(&batch["output_file_id"])), expected);
     }
-    assert_eq!(fleet.rows(&["jobs"]), (ROUNDS * LINES) as u64, "no line became two jobs");
-    let again = fleet.sql("SELECT count(*) FROM jobs WHERE epoch <> 1");
+    assert_eq!(fleet.rows(&["all_jobs"]), (ROUNDS * LINES) as u64, "no line became two jobs");
+    let again = fleet.sql("SELECT count(*) FROM all_jobs WHERE epoch <> 1");
     assert_eq!(again.trim(), "0", "every job was claimed once");
     let outputs = "SELECT count(*) FROM files WHERE purpose = 'batch_output' AND size_bytes > 0";
     assert_eq!(fleet.sql(outputs).trim(), ROUNDS.to_string());

@@ -112,7 +112,7 @@ fn sql_in_values_is_stored_as_text() {
     let batch = caller.post("/v1/batches", &asked).json();
     assert_eq!(batch["metadata"][nasty], nasty, "{batch}");
     let path = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
-    eventually("the line is a job", || fleet.rows(&["jobs"]) == 1);
+    eventually("the line is a job", || fleet.rows(&["all_jobs"]) == 1);
     assert_eq!(caller.get(&path).json()["metadata"][nasty], nasty);
     let tenant = admin.with(&key(&fleet, "a' OR 'a'='a", "submit"));
     assert_eq!(tenant.get(&path).status, 404);

@@ -55,7 +55,7 @@ fn five_thousand_open_streams_are_held_while_others_are_served() {
     drop(streams);
     eventually("no stream is open", || metric("tritmill_admin_streams") == 0);
     eventually("their jobs are cancelled", || {
-        fleet.sql("SELECT count(*) FROM jobs WHERE state <> 'cancelled'").trim() == "0"
+        fleet.sql("SELECT count(*) FROM all_jobs WHERE state <> 'cancelled'").trim() == "0"
     });
 }
 

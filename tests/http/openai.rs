@@ -41,7 +41,7 @@ fn openai_package_works() {
     let Some(said) = python(&fleet, &admin, "openai_client.py") else { return };
     assert_eq!(said.trim(), "served");
     eventually("jobs of closed streams are cancelled", || {
-        fleet.sql("SELECT count(*) > 0 FROM jobs WHERE state = 'cancelled'").trim() == "t"
+        fleet.sql("SELECT count(*) > 0 FROM all_jobs WHERE state = 'cancelled'").trim() == "t"
     });
 }
 
@@ -53,7 +53,7 @@ fn openai_package_gets_retry_after_from_a_full_queue() {
     let caller = admin.first();
     let body = json!({ "model": "demo", "prompt": "Paid" });
     let waiting = caller.open_post("/v1/completions", &body);
-    eventually("the first job is queued", || fleet.rows(&["jobs"]) == 1);
+    eventually("the first job is queued", || fleet.rows(&["all_jobs"]) == 1);
     let Some(said) = python(&fleet, &admin, "openai_busy.py") else { return };
     assert_eq!(said.trim(), "told when");
     drop(waiting);

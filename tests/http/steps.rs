@@ -93,7 +93,7 @@ fn driver_killed_in_every_kind_of_step_loses_and_doubles_nothing() {
     let batch = caller.finished(&id);
     assert_eq!(batch["status"], "completed", "{batch}");
     assert_eq!(by_name(&caller.lines(&batch["output_file_id"])), embedded(&content));
-    assert_eq!(fleet.rows(&["jobs"]), LINES as u64, "no line became two jobs");
+    assert_eq!(fleet.rows(&["all_jobs"]), LINES as u64, "no line became two jobs");
     let outputs = "SELECT count(*) FROM files WHERE purpose = 'batch_output' AND size_bytes > 0";
     assert_eq!(fleet.sql(outputs).trim(), "1");
 

@@ -30,8 +30,7 @@ use sql::{
     classes, history, queue_settings, rows, tenants,
 };
 use sqlx::{
-    AssertSqlSafe,
-    SqlitePool, SqliteTransaction,
+    AssertSqlSafe, SqlitePool, SqliteTransaction,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 
@@ -106,10 +105,7 @@ impl SqliteStore {
 
     /// Returns the tables with jobs in a state, or with jobs.
     #[expect(clippy::unused_async, reason = "as above")]
-    async fn tables_of(
-        &self,
-        _: Option<JobState>,
-    ) -> Result<&'static [&'static str], StoreError> {
+    async fn tables_of(&self, _: Option<JobState>) -> Result<&'static [&'static str], StoreError> {
         Ok(&["jobs"])
     }
 

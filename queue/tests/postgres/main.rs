@@ -7,6 +7,7 @@
 #[path = "../conformance/mod.rs"]
 mod conformance;
 mod connection;
+mod upgrade;
 
 use std::{collections::HashSet, time::Duration};
 
@@ -96,7 +97,7 @@ async fn updates_use_the_primary_key_and_renewals_stay_in_their_page() {
         store.submit(some).await.unwrap();
     }
     let some: Vec<JobId> = ids(&jobs).into_iter().step_by(200).collect();
-    execute(&server, "ANALYZE jobs; SELECT pg_stat_reset()").await;
+    execute(&server, "ANALYZE open_jobs; SELECT pg_stat_reset()").await;
     let held: Vec<_> =
         store.claim(&some, by("a")).await.unwrap().iter().map(Claim::claim_ref).collect();
     assert!(store.renew(&held, LEASE).await.unwrap().is_empty());
@@ -111,9 +112,9 @@ async fn updates_use_the_primary_key_and_renewals_stay_in_their_page() {
     assert!(store.job(jobs[0].id).await.unwrap().is_some());
     // Connections report their statistics when they close.
     store.close().await;
-    let of_jobs = "FROM pg_stat_user_tables WHERE relname LIKE 'jobs\\_%'";
+    let of_jobs = "FROM pg_stat_user_tables WHERE relname = 'open_jobs'";
     // 100 claimed, renewed and saved; 10 handed back; 20 cancelled, 10 of which were claimed; 80 finished.
-    let moved = format!("SELECT sum(n_tup_upd)::bigint {of_jobs}");
+    let moved = format!("SELECT sum(n_tup_upd + n_tup_del)::bigint {of_jobs}");
     let mut looks = 0;
     while number(&server, &moved).await != 300 + 10 + 20 + 80 {
         looks += 1;
@@ -130,7 +131,8 @@ async fn unreadable_job_does_not_stop_its_neighbours() {
     let (server, store) = start().await;
     let jobs = [job(), job(), job()];
     store.submit(&jobs).await.unwrap();
-    execute(&server, &format!("UPDATE jobs SET job = '\\x00' WHERE id = '{}'", jobs[1].id)).await;
+    execute(&server, &format!("UPDATE open_jobs SET job = '\\x00' WHERE id = '{}'", jobs[1].id))
+        .await;
     let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
     let claimed: Vec<_> = claims.iter().map(|claim| claim.job.id).collect();
     assert_eq!(claimed, [jobs[0].id, jobs[2].id]);
@@ -189,7 +191,7 @@ async fn reconciler_skips_locked_jobs() {
     store.claim(&ids(&jobs), Claimant::new("a", Duration::ZERO)).await.unwrap();
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     let mut tx = connection.begin().await.unwrap();
-    sqlx::query("SELECT id FROM jobs WHERE id = $1 FOR UPDATE")
+    sqlx::query("SELECT id FROM open_jobs WHERE id = $1 FOR UPDATE")
         .bind(Uuid::from(jobs[0].id))
         .fetch_one(&mut *tx)
         .await

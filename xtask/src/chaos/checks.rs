@@ -52,7 +52,7 @@ impl Statistics {
         self.workers_killed += 1;
         let (times, killed_at) = (Arc::clone(&self.recoveries_ms), Instant::now());
         let sql =
-            format!("SELECT count(*) FROM jobs WHERE state = 'running' AND owner = '{owner}'");
+            format!("SELECT count(*) FROM all_jobs WHERE state = 'running' AND owner = '{owner}'");
         thread::spawn(move || {
             let mut had_jobs = false;
             // Postgres may be down for part of this time.
@@ -125,20 +125,20 @@ fn redis(port: u16, arguments: &[&str]) -> anyhow::Result<Vec<String>> {
 /// Checks rows, usage and leases in Postgres, then waits until the streams in Redis are empty.
 pub fn run(cluster: &mut Cluster) -> anyhow::Result<()> {
     let port = cluster.postgres.port();
-    let unfinished = "SELECT count(*) FROM jobs WHERE state NOT IN ('completed', 'failed', \
+    let unfinished = "SELECT count(*) FROM all_jobs WHERE state NOT IN ('completed', 'failed', \
                       'cancelled', 'expired')";
     let unfinished = number(port, unfinished)?;
     ensure!(unfinished == 0, "{unfinished} jobs are not in a terminal state");
-    let failed = number(port, "SELECT count(*) FROM jobs WHERE state <> 'completed'")?;
+    let failed = number(port, "SELECT count(*) FROM all_jobs WHERE state <> 'completed'")?;
     ensure!(failed == 0, "{failed} jobs are not completed");
-    let jobs = number(port, "SELECT count(*) FROM jobs")?;
+    let jobs = number(port, "SELECT count(*) FROM all_jobs")?;
     let results = number(port, "SELECT count(*) FROM results")?;
     ensure!(jobs == results, "{jobs} jobs have {results} results");
     // A producer that is killed between its file and the store submits with new ids: those jobs are
     // extra, and each has its own result.
     let expected = (cluster.batches_started * LINES) as u64;
     ensure!(jobs >= expected, "{jobs} jobs of {expected} lines");
-    let leases = number(port, "SELECT count(*) FROM jobs WHERE lease_until IS NOT NULL")?;
+    let leases = number(port, "SELECT count(*) FROM all_jobs WHERE lease_until IS NOT NULL")?;
     ensure!(leases == 0, "{leases} leases are left");
     let tokens = number(port, "SELECT sum(completion_tokens) FROM results")?;
     let generated = tokens_of(&cluster.expected)? * cluster.batches_started as u64;

@@ -5,12 +5,9 @@
 //! another transaction holds is waited for and then tested again: of two claims of a job one succeeds,
 //! and a write under an old epoch matches nothing.
 
-use std::{
-    collections::{HashMap, HashSet},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 
-use sqlx::{PgConnection, postgres::PgRow};
+use sqlx::PgConnection;
 use uuid::Uuid;
 
 pub(super) use super::ends::{cancel, finish};
@@ -18,7 +15,6 @@ use super::{
     PostgresStore,
     calls::query,
     dialect::{id_list, storable},
-    ends::rest_of_ids,
     layout::Layout,
     rows::{self, milliseconds},
 };
@@ -54,8 +50,11 @@ ON CONFLICT (id) DO NOTHING"
 );
 
 /// In `jobs` every id is found by the conflict.
-const INSERT_COMBINED: &str = concat!(insert_jobs!(), "
-ON CONFLICT (id) DO NOTHING");
+const INSERT_COMBINED: &str = concat!(
+    insert_jobs!(),
+    "
+ON CONFLICT (id) DO NOTHING"
+);
 
 /// Records jobs as queued or scheduled; jobs with known ids stay as they are. `replay_of` has the dead
 /// letter that each job repeats.
@@ -79,24 +78,24 @@ pub(super) async fn insert_jobs(
         Layout::Changing | Layout::Split => INSERT,
     };
     query(layout.statement(insert))
-    .bind(store.clock_parameter())
-    .bind(jobs.iter().map(|job| Uuid::from(job.id)).collect::<Vec<_>>())
-    .bind(column(|job| &job.queue.model))
-    .bind(column(|job| &job.queue.format))
-    .bind(column(|job| &job.tenant.0))
-    .bind(column(|job| job.priority.as_str()))
-    .bind(jobs.iter().map(|job| i64::from(job.cost())).collect::<Vec<_>>())
-    .bind(jobs.iter().map(attempts_max).collect::<Vec<_>>())
-    .bind(jobs.iter().map(|job| job.run_at.map(|at| at.0)).collect::<Vec<_>>())
-    .bind(jobs.iter().map(|job| job.expires_at.map(|at| at.0)).collect::<Vec<_>>())
-    .bind(replay_of.map_or_else(
-        || vec![None; jobs.len()],
-        |ids| ids.iter().map(|id| Some(Uuid::from(*id))).collect(),
-    ))
-    .bind(jobs.iter().map(wire::encode).collect::<Vec<_>>())
-    .bind(jobs.iter().map(|job| job.custom_id.as_deref()).collect::<Vec<_>>())
-    .execute(connection)
-    .await?;
+        .bind(store.clock_parameter())
+        .bind(jobs.iter().map(|job| Uuid::from(job.id)).collect::<Vec<_>>())
+        .bind(column(|job| &job.queue.model))
+        .bind(column(|job| &job.queue.format))
+        .bind(column(|job| &job.tenant.0))
+        .bind(column(|job| job.priority.as_str()))
+        .bind(jobs.iter().map(|job| i64::from(job.cost())).collect::<Vec<_>>())
+        .bind(jobs.iter().map(attempts_max).collect::<Vec<_>>())
+        .bind(jobs.iter().map(|job| job.run_at.map(|at| at.0)).collect::<Vec<_>>())
+        .bind(jobs.iter().map(|job| job.expires_at.map(|at| at.0)).collect::<Vec<_>>())
+        .bind(replay_of.map_or_else(
+            || vec![None; jobs.len()],
+            |ids| ids.iter().map(|id| Some(Uuid::from(*id))).collect(),
+        ))
+        .bind(jobs.iter().map(wire::encode).collect::<Vec<_>>())
+        .bind(jobs.iter().map(|job| job.custom_id.as_deref()).collect::<Vec<_>>())
+        .execute(connection)
+        .await?;
     Ok(())
 }
 
@@ -119,21 +118,16 @@ pub(super) async fn claim(
     ids: &[JobId],
     by: Claimant<'_>,
 ) -> Result<Vec<Claim>, StoreError> {
-    let claim = async |layout: Layout, ids: &[JobId]| {
-        let claim = query(layout.statement(CLAIM))
+    let statement = |layout: Layout, ids: &[JobId]| {
+        query(layout.statement(CLAIM))
             .bind(store.clock_parameter())
             .bind(id_list(ids.iter().copied()))
-            .bind(by.owner)
+            .bind(by.owner.to_owned())
             .bind(milliseconds(by.lease))
             .bind(by.claim_id)
-            .bind(LOSSES_MAX);
-        store.fetch_all(claim).await
+            .bind(LOSSES_MAX)
     };
-    let rest = |ids: &[JobId], claimed: &[PgRow]| {
-        let claimed = rows::ids(claimed).unwrap_or_default();
-        rest_of_ids(ids, &claimed)
-    };
-    let claimed = store.change_open(ids, claim, rest, |id| *id).await?;
+    let claimed = store.change_open(ids, statement, |id| *id).await?;
     let (mut claims, unreadable) = rows::claims(&claimed)?;
     if !unreadable.is_empty()
         && let Err(error) = finish(store, &unreadable).await
@@ -161,7 +155,7 @@ pub(super) async fn renew(
     claims: &[ClaimRef],
     lease: Duration,
 ) -> Result<Vec<ClaimRef>, StoreError> {
-    let renew = async |layout: Layout, claims: &[ClaimRef]| {
+    let statement = |layout: Layout, claims: &[ClaimRef]| {
         let (ids, epochs, claim_ids) = columns(claims);
         let renew = query(layout.statement(
             "UPDATE open_jobs
@@ -174,16 +168,10 @@ pub(super) async fn renew(
              RETURNING open_jobs.id, open_jobs.epoch, open_jobs.claim_id",
         ));
         let renew = renew.bind(store.clock_parameter()).bind(milliseconds(lease));
-        rows::claim_refs(&store.fetch_all(renew.bind(ids).bind(epochs).bind(claim_ids)).await?)
+        renew.bind(ids).bind(epochs).bind(claim_ids)
     };
-    let kept = store.change_open(claims, renew, rest_of_claims, |claim| claim.id).await?;
-    Ok(rest_of_claims(claims, &kept))
-}
-
-/// Returns the claims that are not among the `kept` ones.
-fn rest_of_claims(claims: &[ClaimRef], kept: &[ClaimRef]) -> Vec<ClaimRef> {
-    let kept: HashSet<&ClaimRef> = kept.iter().collect();
-    claims.iter().filter(|claim| !kept.contains(claim)).copied().collect()
+    let kept = store.change_open(claims, statement, |claim| claim.id).await?;
+    rows::lost(claims.iter().copied(), &kept)
 }
 
 /// Saves the checkpoints of the valid claims; returns the other claims.
@@ -196,8 +184,8 @@ pub(super) async fn checkpoint(
         saved.iter().map(|(claim, bytes)| (*claim, bytes.as_slice())).collect();
     let mut last: Vec<(ClaimRef, &[u8])> = last.into_iter().collect();
     last.sort_unstable_by_key(|(claim, _)| *claim);
-    let save = async |layout: Layout, last: &[(ClaimRef, &[u8])]| {
-        let save = query(layout.statement(
+    let statement = |layout: Layout, last: &[(ClaimRef, &[u8])]| {
+        query(layout.statement(
             "UPDATE open_jobs SET checkpoint = saved.bytes
              FROM UNNEST($1::uuid[], $2::bigint[], $3::bigint[], $4::bytea[])
                   AS saved (id, epoch, claim_id, bytes)
@@ -209,15 +197,10 @@ pub(super) async fn checkpoint(
         .bind(last.iter().map(|(claim, _)| Uuid::from(claim.id)).collect::<Vec<_>>())
         .bind(last.iter().map(|(claim, _)| claim.epoch).collect::<Vec<_>>())
         .bind(last.iter().map(|(claim, _)| claim.claim_id).collect::<Vec<_>>())
-        .bind(last.iter().map(|(_, bytes)| *bytes).collect::<Vec<_>>());
-        rows::claim_refs(&store.fetch_all(save).await?)
+        .bind(last.iter().map(|(_, bytes)| bytes.to_vec()).collect::<Vec<_>>())
     };
-    let rest = |saved: &[(ClaimRef, &[u8])], kept: &[ClaimRef]| {
-        saved.iter().filter(|(claim, _)| !kept.contains(claim)).copied().collect()
-    };
-    let kept = store.change_open(&last, save, rest, |(claim, _)| claim.id).await?;
-    let claims: Vec<ClaimRef> = saved.iter().map(|(claim, _)| *claim).collect();
-    Ok(rest_of_claims(&claims, &kept))
+    let kept = store.change_open(&last, statement, |(claim, _)| claim.id).await?;
+    rows::lost(saved.iter().map(|(claim, _)| *claim), &kept)
 }
 
 /// Releases claims without counting an attempt; returns the jobs of the valid claims. The jobs have then
@@ -227,7 +210,7 @@ pub(super) async fn hand_back(
     claims: &[ClaimRef],
     losses_min: i32,
 ) -> Result<Vec<JobId>, StoreError> {
-    let release = async |layout: Layout, claims: &[ClaimRef]| {
+    let statement = |layout: Layout, claims: &[ClaimRef]| {
         let (ids, _, claim_ids) = columns(claims);
         let release = query(layout.statement(
             "UPDATE open_jobs
@@ -238,12 +221,9 @@ pub(super) async fn hand_back(
                AND open_jobs.claim_id = claim.claim_id AND open_jobs.state = 'running'
              RETURNING open_jobs.id",
         ));
-        rows::ids(&store.fetch_all(release.bind(ids).bind(claim_ids).bind(losses_min)).await?)
+        release.bind(ids).bind(claim_ids).bind(losses_min)
     };
-    let rest = |claims: &[ClaimRef], released: &[JobId]| {
-        claims.iter().filter(|claim| !released.contains(&claim.id)).copied().collect()
-    };
-    store.change_open(claims, release, rest, |claim| claim.id).await
+    rows::ids(&store.change_open(claims, statement, |claim| claim.id).await?)
 }
 
 /// Deletes jobs in any state with their results and errors; returns how many were deleted.
@@ -272,4 +252,3 @@ pub(super) async fn purge(store: &PostgresStore, ids: &[JobId]) -> Result<u64, S
     );
     rows::count(&store.fetch_one(purge.bind(id_list(ids.iter().copied()))).await?, "jobs")
 }
-

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{
     PostgresStore,
-    calls::query,
+    calls::{Query, query},
     combined,
     dialect::id_list,
     layout::Layout,
@@ -139,30 +139,23 @@ pub(super) async fn finish(
     let mut done: Vec<&FinishedAttempt> =
         finished.iter().filter(|done| seen.insert(done.claim)).collect();
     done.sort_unstable_by_key(|done| done.claim);
-    let settled = store
-        .change_open(
-            &done,
-            async |layout, done| finish_in(store, layout, done).await,
-            |done, settled| {
-                let settled: HashSet<JobId> = settled.iter().map(|one| one.id).collect();
-                done.iter().copied().filter(|done| !settled.contains(&done.claim.id)).collect()
-            },
-            |done| done.claim.id,
-        )
-        .await?;
-    let mut states: HashMap<JobId, JobState> =
-        settled.into_iter().map(|settled| (settled.id, settled.state)).collect();
+    let statement = |layout, done: &[&FinishedAttempt]| finish_statement(store, layout, done);
+    let settled = store.change_open(&done, statement, |done| done.claim.id).await?;
+    let mut states: HashMap<JobId, JobState> = settled
+        .iter()
+        .map(|row| Ok((rows::id(row, "id")?, rows::state(row)?)))
+        .collect::<Result<_, StoreError>>()?;
     let settle = |done: &FinishedAttempt| {
         states.remove(&done.claim.id).map(|state| Settled { id: done.claim.id, state })
     };
     Ok(finished.iter().filter_map(settle).collect())
 }
 
-async fn finish_in(
+fn finish_statement(
     store: &PostgresStore,
     layout: Layout,
     done: &[&FinishedAttempt],
-) -> Result<Vec<Settled>, StoreError> {
+) -> Query<'static> {
     let usage = |done: &&FinishedAttempt| match &done.outcome {
         Outcome::Completed(completion) => completion.usage,
         Outcome::Error(_) | Outcome::Expired => Usage::default(),
@@ -194,29 +187,17 @@ async fn finish_in(
         .bind(done.iter().map(|done| done.first_token.map(milliseconds)).collect::<Vec<_>>())
         .bind(done.iter().map(|done| done.claim.claim_id).collect::<Vec<_>>());
     // Without errors the statement skips what retries jobs.
-    let finish = if combined { finish } else { finish.bind(errors().any(|e| e.is_some())) };
-    let settled = store.fetch_all(finish).await?;
-    settled
-        .iter()
-        .map(|row| Ok(Settled { id: rows::id(row, "id")?, state: rows::state(row)? }))
-        .collect()
+    if combined { finish } else { finish.bind(errors().any(|error| error.is_some())) }
 }
 
 /// See [`CANCEL`].
 pub(super) async fn cancel(store: &PostgresStore, ids: &[JobId]) -> Result<Vec<JobId>, StoreError> {
-    let cancel = async |layout, ids: &[JobId]| {
+    let statement = |layout, ids: &[JobId]| {
         let cancel = query(match layout {
             Layout::Combined => combined::CANCEL,
             Layout::Changing | Layout::Split => CANCEL,
         });
-        let cancel = cancel.bind(store.clock_parameter()).bind(id_list(ids.iter().copied()));
-        rows::ids(&store.fetch_all(cancel).await?)
+        cancel.bind(store.clock_parameter()).bind(id_list(ids.iter().copied()))
     };
-    store.change_open(ids, cancel, rest_of_ids, |id| *id).await
-}
-
-/// Returns the ids that are not among the `done` ones.
-pub(super) fn rest_of_ids(ids: &[JobId], done: &[JobId]) -> Vec<JobId> {
-    let done: HashSet<&JobId> = done.iter().collect();
-    ids.iter().filter(|id| !done.contains(id)).copied().collect()
+    rows::ids(&store.change_open(ids, statement, |id| *id).await?)
 }

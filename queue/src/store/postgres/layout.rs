@@ -13,15 +13,21 @@
 //! A new database begins split. The next release deletes this module and `combined.rs`.
 
 use std::{
+    collections::HashSet,
     sync::atomic::{AtomicI64, Ordering},
     time::Duration,
 };
 
 use parking_lot::Mutex;
-use sqlx::{AssertSqlSafe, PgConnection};
+use sqlx::{AssertSqlSafe, PgConnection, postgres::PgRow};
 use tokio::time::Instant;
 
-use super::{PostgresStore, calls::query, dialect::id_list, rows};
+use super::{
+    PostgresStore,
+    calls::{Query, query},
+    dialect::id_list,
+    rows,
+};
 use crate::{
     job::{JobId, JobState},
     store::{StoreError, workers::SILENT_ALIVE_MAX},
@@ -97,7 +103,8 @@ impl KnownLayout {
 }
 
 async fn read(connection: &mut PgConnection) -> Result<i64, StoreError> {
-    let row = query("SELECT coalesce(max(value), 0) AS value FROM settings WHERE name = 'open_jobs'");
+    let row =
+        query("SELECT coalesce(max(value), 0) AS value FROM settings WHERE name = 'open_jobs'");
     rows::integer(&row.fetch_one(connection).await?, "value")
 }
 
@@ -149,35 +156,39 @@ impl PostgresStore {
         Ok(self.layout.get())
     }
 
-    /// Applies a change to open jobs. What `change` does not find is looked for where it may be during an
-    /// upgrade: `rest` returns the items that a result lacks, `id` the job of an item.
-    pub(super) async fn change_open<I: Clone, R>(
+    /// Runs a statement that changes open jobs and returns a row with the `id` of each changed job. Jobs
+    /// that it does not find are looked for where they may be during an upgrade. `statement` is given the
+    /// layout and the items to change; `id` returns the job of an item.
+    pub(super) async fn change_open<I: Clone + Sync>(
         &self,
         items: &[I],
-        change: impl AsyncFn(Layout, &[I]) -> Result<Vec<R>, StoreError>,
-        rest: impl Fn(&[I], &[R]) -> Vec<I>,
-        id: impl Fn(&I) -> JobId,
-    ) -> Result<Vec<R>, StoreError> {
+        statement: impl Fn(Layout, &[I]) -> Query<'static> + Sync,
+        id: impl Fn(&I) -> JobId + Sync,
+    ) -> Result<Vec<PgRow>, StoreError> {
         let mut layout = self.layout().await?;
-        let mut done = change(layout, items).await?;
+        let mut changed = self.fetch_all(statement(layout, items)).await?;
         if layout == Layout::Split {
-            return Ok(done);
+            return Ok(changed);
         }
-        let mut missing = rest(items, &done);
+        let rest = |changed: &[PgRow]| -> Result<Vec<I>, StoreError> {
+            let changed: HashSet<JobId> = rows::ids(changed)?.into_iter().collect();
+            Ok(items.iter().filter(|item| !changed.contains(&id(item))).cloned().collect())
+        };
+        let mut missing = rest(&changed)?;
         if !missing.is_empty() && layout == Layout::Combined {
             layout = self.read_layout().await?;
             if layout != Layout::Combined {
-                done.extend(change(layout, &missing).await?);
-                missing = rest(&missing, &done);
+                changed.extend(self.fetch_all(statement(layout, &missing)).await?);
+                missing = rest(&changed)?;
             }
         }
         if !missing.is_empty()
             && layout == Layout::Changing
-            && self.move_open(&missing.iter().map(id).collect::<Vec<_>>()).await? > 0
+            && self.move_open(&missing.iter().map(&id).collect::<Vec<_>>()).await? > 0
         {
-            done.extend(change(layout, &missing).await?);
+            changed.extend(self.fetch_all(statement(layout, &missing)).await?);
         }
-        Ok(done)
+        Ok(changed)
     }
 
     /// Moves open rows from `jobs` to `open_jobs`; returns how many.

@@ -2,6 +2,8 @@
 //!
 //! A day's partition holds the ids of that day (a UUIDv7 begins with its milliseconds). Ids of a day
 //! without a partition go to the default partition until the next maintenance creates it and moves them.
+//! Open jobs are in no partition (see `layout.rs` for an exception). A job that ends when the partition of
+//! its day was dropped goes to the default partition, and its day gets a partition again.
 //! A partition of jobs is dropped when every job in it finished longer ago than the database's retention
 //! (`retention_ms` in `settings`: one value for all processes); the partitions of results and errors are
 //! dropped after it.
@@ -251,12 +253,19 @@ async fn drop_before(
     }
     for table in [RESULTS, ERRORS] {
         for (partition, of) in partitions(connection, table).await? {
-            if of < day && !kept.contains(&of) {
-                let mut tx = begin(connection).await?;
-                drop_table(&mut tx, table, &partition).await?;
-                tx.commit().await?;
-                done.dropped += 1;
+            if of >= day || kept.contains(&of) {
+                continue;
             }
+            let mut tx = begin(connection).await?;
+            lock(&mut tx, &format!("ONLY {}", table.name)).await?;
+            // A job that was open until now may have ended since its day's partition was dropped.
+            if has_finished_since(&mut tx, of, oldest).await? {
+                kept.push(of);
+                continue;
+            }
+            drop_table(&mut tx, table, &partition).await?;
+            tx.commit().await?;
+            done.dropped += 1;
         }
     }
     Ok(())

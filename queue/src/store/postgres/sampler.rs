@@ -38,7 +38,7 @@ async fn lock(
     tx: &mut PgConnection,
     now: Option<i64>,
 ) -> Result<Option<(State, Timestamp, Timestamp)>, StoreError> {
-    query(
+    let first = query(
         "INSERT INTO sampler (taken_at, state)
          SELECT now, jsonb_build_object('cursor', now, 'queues', '[]'::jsonb)
          FROM (SELECT store_now_ms($1) AS now) AS clock
@@ -47,6 +47,10 @@ async fn lock(
     .bind(now)
     .execute(&mut *tx)
     .await?;
+    if first.rows_affected() > 0 {
+        // Jobs that ended earlier are not counted.
+        query("DELETE FROM recent_ends").execute(&mut *tx).await?;
+    }
     let row = query(
         "SELECT taken_at, state::text, store_now_ms($1) AS now FROM sampler
          WHERE taken_at <= store_now_ms($1) - $2 FOR UPDATE SKIP LOCKED",

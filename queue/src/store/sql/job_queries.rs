@@ -27,7 +27,8 @@ use crate::{
 #[async_trait]
 impl JobQueries for SqlStore {
     async fn jobs(&self, filter: &JobFilter, page: Page<JobId>) -> Result<JobPage, StoreError> {
-        let filtered = JobQuery::new(filter, page.after, self.tables_of(filter.queried_state()).await?);
+        let filtered =
+            JobQuery::new(filter, page.after, self.tables_of(filter.queried_state()).await?);
         let mut sql = filtered.page(page.limit);
         let found = self.fetch_all(sql.build()).await?;
         let next = match found.last() {

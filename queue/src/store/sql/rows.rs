@@ -219,11 +219,6 @@ fn claim_of(row: &Row) -> Result<Claim, StoreError> {
     })
 }
 
-/// Returns the claims of the rows.
-pub(crate) fn claim_refs(rows: &[Row]) -> Result<Vec<ClaimRef>, StoreError> {
-    rows.iter().map(claim_ref).collect()
-}
-
 /// The claims that are not among the rows.
 pub(crate) fn lost(
     claims: impl IntoIterator<Item = ClaimRef>,

@@ -68,12 +68,15 @@ impl Store for SqlStore {
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<Entry>, StoreError> {
-        let found = query(self.on_open_jobs(concat!(
-            "SELECT id, tenant, priority, ",
-            cost!(),
-            " FROM open_jobs WHERE model = $1 AND format = $2 AND state = 'queued' AND id > $3
+        let found = query(
+            self.on_open_jobs(concat!(
+                "SELECT id, tenant, priority, ",
+                cost!(),
+                " FROM open_jobs WHERE model = $1 AND format = $2 AND state = 'queued' AND id > $3
              ORDER BY id LIMIT $4"
-        )).await?)
+            ))
+            .await?,
+        )
         .bind(&queue.model)
         .bind(&queue.format)
         .bind(after.map_or_else(Uuid::nil, Uuid::from))
@@ -88,20 +91,23 @@ impl Store for SqlStore {
         limit: u32,
     ) -> Result<(Missing, Vec<Entry>), StoreError> {
         // Reads all queued jobs of the queue: only for a dispatcher that lost its data.
-        let found = query(self.on_open_jobs(concat!(
-            "SELECT id, tenant, priority, cost, jobs, tokens
+        let found = query(
+            self.on_open_jobs(concat!(
+                "SELECT id, tenant, priority, cost, jobs, tokens
              FROM (SELECT id, tenant, priority, cost,
                           row_number() OVER (PARTITION BY priority, tenant ORDER BY id) AS turn,
                           count(*) OVER () AS jobs, CAST(sum(cost) OVER () AS bigint) AS tokens
                    FROM (SELECT id, tenant, priority, ",
-            cost!(),
-            "            FROM open_jobs
+                cost!(),
+                "            FROM open_jobs
                          WHERE model = $1 AND format = $2 AND state = 'queued') AS waiting
                   ) AS line
              WHERE turn <= $3
              ORDER BY CASE priority WHEN 'high' THEN 0 WHEN 'normal' THEN 1 ELSE 2 END, turn, id
              LIMIT $4"
-        )).await?)
+            ))
+            .await?,
+        )
         .bind(&queue.model)
         .bind(&queue.format)
         .bind(i64::from(each))
