@@ -251,8 +251,9 @@ impl Client {
     }
 
     async fn enqueue(&self, entries: &[Entry]) {
-        if let Err(error) = self.dispatcher.enqueue(entries).await {
-            crate::outage::log_dispatch_failure(&error);
+        match self.dispatcher.enqueue(entries).await {
+            Ok(_) => self.store.announced(entries),
+            Err(error) => crate::outage::log_dispatch_failure(&error),
         }
     }
 

@@ -207,6 +207,24 @@ impl Reconciled {
     }
 }
 
+/// Jobs that were queued and may be missing from the dispatcher.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Unannounced {
+    /// Those that are still queued.
+    pub entries: Vec<Entry>,
+    /// Whether there may be more.
+    pub more: bool,
+    /// The store's notes that these jobs are from.
+    rows: Vec<(JobId, bool, Timestamp)>,
+}
+
+impl Unannounced {
+    /// Returns whether the store has no notes.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
 /// Counts of jobs by state, and tokens of the completed ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
@@ -296,6 +314,20 @@ pub trait Store: Send + Sync {
     /// store was away, and leases are extended instead. What was changed before an error stays changed;
     /// [`Store::queued`] returns those jobs.
     async fn reconcile(&self) -> Result<Reconciled, StoreError>;
+
+    /// Remembers that the dispatcher has the entries of one submission.
+    fn announced(&self, _: &[Entry]) {}
+
+    /// Returns the oldest jobs of a queue that were queued seconds ago and may be missing from the
+    /// dispatcher.
+    async fn unannounced(&self, _: &QueueName) -> Result<Unannounced, StoreError> {
+        Ok(Unannounced::default())
+    }
+
+    /// Forgets these jobs: the dispatcher has their entries.
+    async fn forget_announcements(&self, _: &Unannounced) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Returns up to `limit` queued jobs of a queue with an id above `after`, in order of id. These
     /// jobs refill a dispatcher that lost its data.

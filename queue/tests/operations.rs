@@ -6,7 +6,13 @@
 mod conformance;
 mod stores;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use conformance::{answer, by, error, finished, job, queue};
 use stores::{Rig, both};
@@ -17,7 +23,7 @@ use tritmill_queue::{
         FrontStore, PostgresStore,
         classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
         queue_settings::QueueState,
-        workers::{Directive, Heartbeat, SILENT_ALIVE_MAX, WorkerMetrics},
+        workers::{Directive, Heartbeat, Leads, SILENT_ALIVE_MAX, WorkerMetrics, Workers as _},
     },
 };
 use tritmill_servers::Postgres;
@@ -226,11 +232,59 @@ async fn queues_are_listed_with_counts_and_oldest_job() {
 }
 
 #[tokio::test]
+async fn one_worker_leads_until_it_drains_ends_or_is_silent() {
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    let now = Arc::new(AtomicI64::new(store.now().await.unwrap().0));
+    let clock = Arc::clone(&now);
+    let store = store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let advance = |by: Duration| now.fetch_add(by.as_millis() as i64, Ordering::SeqCst);
+    let named = |owner: &str| Heartbeat { owner: owner.into(), ..beat() };
+    let leads = async |beat: &Heartbeat| store.heartbeat(beat).await.unwrap().leads;
+    let other_queue =
+        Heartbeat { queue: QueueName { format: "tl1".into(), ..queue() }, ..named("c") };
+    assert_eq!(leads(&named("a")).await, Leads::ALL);
+    assert_eq!(leads(&named("b")).await, Leads::default());
+    assert_eq!(leads(&other_queue).await, Leads { store: false, queue: true });
+    advance(Leads::LEASE - Duration::from_secs(1));
+    assert_eq!(leads(&named("b")).await, Leads::default());
+    assert_eq!(leads(&named("a")).await, Leads::ALL, "and holds it for longer");
+    advance(Leads::LEASE);
+    assert_eq!(leads(&named("b")).await, Leads::ALL, "the other one was silent");
+    assert_eq!(leads(&named("a")).await, Leads::default());
+    assert_eq!(leads(&Heartbeat { draining: true, ..named("b") }).await, Leads::default());
+    assert_eq!(leads(&named("a")).await, Leads::ALL);
+    store.forget_worker("a").await.unwrap();
+    assert_eq!(leads(&named("b")).await, Leads::ALL);
+}
+
+#[tokio::test]
+async fn workers_that_report_keep_the_store_present_without_a_reconciler() {
+    both(async |rig: Rig| {
+        let store = Arc::clone(&rig.store);
+        let of = job();
+        store.submit(std::slice::from_ref(&of)).await.unwrap();
+        store.reconcile().await.unwrap();
+        store.claim(&[of.id], by("dead")).await.unwrap();
+        // The leader died with its jobs: others report, until one of them leads.
+        for _ in 0..9 {
+            rig.advance(Duration::from_secs(2));
+            store.heartbeat(&beat()).await.unwrap();
+        }
+        let is_postgres = store.reconcile().await.unwrap().lapsed == 1;
+        // SQLite has one process, so only its reconciler tells.
+        assert!(is_postgres || store.state(of.id).await.unwrap() == Some(JobState::Running));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn heartbeat_returns_drain_and_pause() {
     both(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         let beat = beat();
-        let go_on = Directive { drain: false, paused: false };
+        let go_on = Directive { drain: false, paused: false, leads: Leads::ALL };
         assert_eq!(store.heartbeat(&beat).await.unwrap(), go_on);
         rig.advance(Duration::from_millis(2000));
         let later = Heartbeat { running: 4, ..beat.clone() };
@@ -245,7 +299,7 @@ async fn heartbeat_returns_drain_and_pause() {
         assert!(store.request_drain(&beat.owner).await.unwrap());
         assert!(!store.request_drain("unknown").await.unwrap());
         store.set_paused(&queue(), true).await.unwrap();
-        let stop = Directive { drain: true, paused: true };
+        let stop = Directive { drain: true, paused: true, leads: Leads::default() };
         assert_eq!(store.heartbeat(&Heartbeat { draining: true, ..later }).await.unwrap(), stop);
         store.forget_worker(&beat.owner).await.unwrap();
         assert!(store.workers().await.unwrap().is_empty());

@@ -178,16 +178,16 @@ impl Worker {
     ) -> Result<(), WorkerError> {
         // Dropping the set aborts its tasks.
         let mut tasks = JoinSet::new();
-        if self.config.mode == Mode::Service {
-            tasks.spawn(Reconciler::new(&self).run());
-        }
         let first = heartbeat::initial_directive(self.operations.is_some());
         let (directive_sender, directive) = watch::channel(first);
+        if self.config.mode == Mode::Service {
+            tasks.spawn(Reconciler::new(&self, directive.clone()).run());
+        }
         if let Some(operations) = &self.operations {
             let heartbeat = HeartbeatTask::new(&self, Arc::clone(operations), directive_sender);
             tasks.spawn(heartbeat.run());
-            tasks.spawn(sampling::run(Arc::clone(operations)));
-            tasks.spawn(maintenance::run(Arc::clone(operations)));
+            tasks.spawn(sampling::run(Arc::clone(operations), directive.clone()));
+            tasks.spawn(maintenance::run(Arc::clone(operations), directive.clone()));
         }
         let (operations, owner) = (self.operations.clone(), self.config.owner.clone());
         let result = Shell::run(Arc::new(self), devices, stop, directive).await;

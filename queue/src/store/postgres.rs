@@ -16,6 +16,7 @@
 #[macro_use]
 mod dialect;
 
+mod announcements;
 mod claims;
 mod combined;
 mod connect;
@@ -35,6 +36,7 @@ mod workers;
 use std::{sync::Arc, time::Duration};
 
 use PostgresStore as SqlStore;
+use announcements::Announced;
 pub use idempotency::{Conflict, Submission, SubmitError};
 use layout::KnownLayout;
 pub use schema::SchemaError;
@@ -83,6 +85,7 @@ pub struct PostgresStore {
     call_timeout: Duration,
     clock: Option<Clock>,
     layout: Arc<KnownLayout>,
+    announced: Arc<Announced>,
 }
 
 /// The server did not answer in time.
@@ -154,7 +157,13 @@ impl PostgresStore {
         let pool = connect::pool(pool_options, connect).await?;
         schema::check(&pool).await?;
         let layout = Arc::new(KnownLayout::read(&mut *pool.acquire().await?).await?);
-        Ok(Self { pool, call_timeout: options.call_timeout, clock: None, layout })
+        Ok(Self {
+            pool,
+            call_timeout: options.call_timeout,
+            clock: None,
+            layout,
+            announced: Arc::default(),
+        })
     }
 
     /// Returns the same store with another clock than the server's: for tests.

@@ -7,6 +7,7 @@
 #[macro_use]
 mod dialect;
 
+mod announcements;
 mod claims;
 mod lines;
 mod queues;

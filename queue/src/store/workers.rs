@@ -125,6 +125,24 @@ pub struct Directive {
     pub drain: bool,
     /// Claim no new jobs until a later reply says otherwise.
     pub paused: bool,
+    /// What the worker does for others until the next reply.
+    pub leads: Leads,
+}
+
+/// What one process does for all. Nothing goes wrong if two processes do it at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Leads {
+    /// Changes of jobs that time causes, samples and maintenance of the store.
+    pub store: bool,
+    /// Entries that the dispatcher lacks, of the worker's queue.
+    pub queue: bool,
+}
+
+impl Leads {
+    /// Everything: for a process without others.
+    pub const ALL: Self = Self { store: true, queue: true };
+    /// A leader that sent no heartbeat for this long is replaced: three heartbeats.
+    pub const LEASE: Duration = Duration::from_secs(6);
 }
 
 /// A worker in a list.

@@ -9,13 +9,21 @@ mod conformance;
 mod connection;
 mod upgrade;
 
-use std::{collections::HashSet, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
 use conformance::{LEASE, answer, by, finished, job, queue};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tritmill_queue::{
     Claim, ClaimRef, Claimant, ErrorKind, Job, JobId, JobState, Store, StoreError, Tenant,
+    Timestamp,
     store::{Conflict, PostgresStore, Submission, SubmitError},
 };
 use tritmill_servers::Postgres;
@@ -124,6 +132,54 @@ async fn updates_use_the_primary_key_and_renewals_stay_in_their_page() {
     assert_eq!(read, 0, "rows read by a scan of a table");
     let hot = number(&server, &format!("SELECT sum(n_tup_hot_upd)::bigint {of_jobs}")).await;
     assert!((150..=200).contains(&hot), "{hot} of 200 renewals and checkpoints");
+}
+
+#[tokio::test]
+async fn jobs_are_announced_until_the_dispatcher_has_them() {
+    let (server, store) = start().await;
+    let now = Arc::new(AtomicI64::new(store.now().await.unwrap().0));
+    let clock = Arc::clone(&now);
+    let store = store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let pass = |s: i64| now.fetch_add(s * 1000, Ordering::SeqCst);
+    let announced = async || {
+        let found = store.unannounced(&queue()).await.unwrap();
+        let ids: Vec<JobId> = found.entries.iter().map(|entry| entry.id).collect();
+        store.forget_announcements(&found).await.unwrap();
+        ids
+    };
+    let entries = |jobs: &[Job]| jobs.iter().map(Job::entry).collect::<Vec<_>>();
+    let count = async || number(&server, "SELECT count(*) FROM announcements").await;
+    // The producer of these enqueues them, and deletes its note with the next submission.
+    let jobs: Vec<Job> = (0..4).map(|_| job()).collect();
+    store.submit(&jobs).await.unwrap();
+    store.announced(&entries(&jobs));
+    assert_eq!(count().await, 1);
+    // The producer of these dies.
+    let later = Job { run_at: Some(Timestamp(now.load(Ordering::SeqCst) + 60_000)), ..job() };
+    let lost = [job(), job(), later.clone()];
+    store.submit(&lost).await.unwrap();
+    assert_eq!(count().await, 1);
+    assert_eq!(announced().await, [], "a producer has five seconds");
+    pass(5);
+    assert_eq!(announced().await, ids(&lost[..2]));
+    assert_eq!(count().await, 0);
+    // Jobs that were claimed meanwhile are not enqueued, those that are queued again are.
+    store.submit(&[job()]).await.unwrap();
+    let held = store.claim(&ids(&jobs), by("a")).await.unwrap();
+    let held: Vec<ClaimRef> = held.iter().map(Claim::claim_ref).collect();
+    assert_eq!(store.hand_back(&held[..2]).await.unwrap().len(), 2);
+    pass(16);
+    assert_eq!(store.reconcile().await.unwrap().lapsed, 2);
+    store.claim(&[jobs[3].id], by("b")).await.unwrap();
+    pass(5);
+    let again = announced().await;
+    assert_eq!(again.len(), 4, "a new one, two that were handed back, one that lapsed");
+    assert!(!again.contains(&jobs[3].id));
+    pass(60);
+    store.reconcile().await.unwrap();
+    pass(5);
+    assert!(announced().await.contains(&later.id), "when it was due");
+    assert_eq!(count().await, 0);
 }
 
 #[tokio::test]

@@ -296,7 +296,7 @@ impl Core {
 
     /// Applies what operators ask for; returns whether the queue is paused.
     fn apply_directive(&mut self) -> bool {
-        let Directive { drain, paused } = self.directive;
+        let Directive { drain, paused, .. } = self.directive;
         if paused {
             self.cancel_pull();
             // A paused worker does not read its queue, but counts as ready.

@@ -8,7 +8,7 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::workers::{Directive, Heartbeat, WorkerMetrics},
+    store::workers::{Directive, Heartbeat, Leads, WorkerMetrics},
 };
 
 use super::{Worker, WorkerConfig};
@@ -22,7 +22,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// Returns the directive before the first answer: a worker with operators waits for it, since its
 /// queue may be paused; others start at once.
 pub(super) fn initial_directive(has_operations: bool) -> Directive {
-    Directive { drain: false, paused: has_operations }
+    let leads = if has_operations { Leads::default() } else { Leads::ALL };
+    Directive { drain: false, paused: has_operations, leads }
 }
 
 /// The task's state.
@@ -55,6 +56,8 @@ impl HeartbeatTask {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut then, mut tokens) = (Instant::now(), self.metrics.completion_tokens());
         let mut steps = self.metrics.steps();
+        // When the last heartbeat that was recorded was sent.
+        let mut heard_at = then;
         loop {
             ticks.tick().await;
             let (now, total) = (Instant::now(), self.metrics.completion_tokens());
@@ -78,10 +81,19 @@ impl HeartbeatTask {
             };
             match self.operations.heartbeat(&heartbeat).await {
                 Ok(directive) => {
+                    heard_at = now;
                     self.directive
                         .send_if_modified(|old| std::mem::replace(old, directive) != directive);
                 }
-                Err(error) => tracing::warn!(%error, "heartbeat not recorded"),
+                Err(error) => {
+                    tracing::warn!(%error, "heartbeat not recorded");
+                    if heard_at.elapsed() >= Leads::LEASE {
+                        // Another worker leads by now.
+                        self.directive.send_if_modified(|directive| {
+                            std::mem::take(&mut directive.leads) != Leads::default()
+                        });
+                    }
+                }
             }
         }
     }

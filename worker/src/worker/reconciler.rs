@@ -9,16 +9,21 @@
 //! they are served in their shares from the start, then all others. Until that is complete, admission counts
 //! what the store has in addition.
 //!
-//! Every worker runs a reconciler; all its work may be done twice. One worker refills a dispatcher; when it
-//! makes no progress, another one does.
+//! Every worker has a reconciler. What concerns all queues is done by the worker that leads the store, what
+//! concerns one queue by the one that leads the queue; both are chosen by heartbeats. Nothing goes wrong if
+//! two do it at a time: without a database every worker leads, and when a refill of another worker makes no
+//! progress, this one refills.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval},
+};
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, QueueName, Store,
     dispatch::{Entry, Missing},
-    store::RECONCILED_MAX,
+    store::{RECONCILED_MAX, workers::Directive},
 };
 
 use super::{Worker, WorkerError};
@@ -44,6 +49,7 @@ pub(super) struct Reconciler {
     dispatcher: Arc<dyn Dispatcher>,
     metrics: Arc<Metrics>,
     queue: QueueName,
+    directive: watch::Receiver<Directive>,
     /// A dispatcher with fewer entries than this has run low.
     low: usize,
     /// Position of the scan over the queued jobs.
@@ -57,12 +63,13 @@ pub(super) struct Reconciler {
 }
 
 impl Reconciler {
-    pub fn new(worker: &Worker) -> Self {
+    pub fn new(worker: &Worker, directive: watch::Receiver<Directive>) -> Self {
         Self {
             store: Arc::clone(&worker.store),
             dispatcher: Arc::clone(&worker.dispatcher),
             metrics: Arc::clone(&worker.metrics),
             queue: worker.config.queue.clone(),
+            directive,
             low: worker.config.slots.saturating_mul(4),
             cursor: None,
             due: HashMap::new(),
@@ -92,16 +99,17 @@ impl Reconciler {
 
     /// Returns whether the next round should follow at once.
     async fn round(&mut self) -> Result<bool, WorkerError> {
-        let moved = self.store.reconcile().await?;
-        self.metrics.add_reclaimed(moved.lapsed);
-        for entry in moved.queued {
-            let due = self.due.entry(entry.queue.clone()).or_default();
-            // If the dispatcher is full for long, the rest is left to the scan.
-            if due.len() < RECONCILED_MAX {
-                due.push(entry);
-            }
+        let leads = self.directive.borrow().leads;
+        if leads.store {
+            self.reconcile_store().await?;
         }
         self.enqueue_due().await;
+        if !leads.queue {
+            (self.refill, self.others_refill, self.cursor) = (None, None, None);
+            self.metrics.set_queue_depth(self.dispatcher.depth(&self.queue).await?);
+            return Ok(false);
+        }
+        self.enqueue_unannounced().await?;
         if let Some(again) = self.refill().await? {
             return Ok(again);
         }
@@ -116,6 +124,39 @@ impl Reconciler {
                 return Ok(false);
             }
             count = FEED_COUNT;
+        }
+    }
+
+    /// Applies what time has changed, and notes which jobs were queued by that.
+    async fn reconcile_store(&mut self) -> Result<(), WorkerError> {
+        let moved = self.store.reconcile().await?;
+        self.metrics.add_reclaimed(moved.lapsed);
+        for entry in moved.queued {
+            let due = self.due.entry(entry.queue.clone()).or_default();
+            // If the dispatcher is full for long, the rest is left to the store's notes and the scan.
+            if due.len() < RECONCILED_MAX {
+                due.push(entry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues jobs that the store has queued and whose enqueueing is in doubt.
+    async fn enqueue_unannounced(&mut self) -> Result<(), WorkerError> {
+        loop {
+            let unannounced = self.store.unannounced(&self.queue).await?;
+            if unannounced.is_empty() {
+                return Ok(());
+            }
+            match self.requeue(&unannounced.entries).await {
+                // The notes stay until there is room.
+                Err(WorkerError::Dispatch(DispatchError::Busy { .. })) => return Ok(()),
+                requeued => requeued?,
+            }
+            self.store.forget_announcements(&unannounced).await?;
+            if !unannounced.more {
+                return Ok(());
+            }
         }
     }
 
@@ -244,7 +285,7 @@ mod tests {
     use tritmill_queue::{
         Claimant, Delivery, Job, Priority, Prompt, Sampling, Tenant,
         dispatch::{Demand, MemoryDispatcher, Pull, Quotas},
-        store::SqliteStore,
+        store::{SqliteStore, workers::Leads},
     };
 
     use super::*;
@@ -277,6 +318,8 @@ mod tests {
             dispatcher: dispatcher.clone(),
             metrics: Arc::default(),
             queue: job().queue,
+            directive: watch::channel(Directive { drain: false, paused: false, leads: Leads::ALL })
+                .1,
             low: 4,
             cursor: None,
             due: HashMap::new(),

@@ -120,13 +120,14 @@ impl Inner {
         &self,
         queue: &QueueName,
     ) -> Result<Option<Missing>, DispatchError> {
-        let mut command = redis::cmd("HMGET");
-        let key = format!("{}:meta", keys::prefix(queue));
-        command.arg(key).arg(&["missing", "missing_t", "refilling"]);
-        let (entries, tokens, refilling): (Option<u64>, Option<u64>, Option<u8>) =
-            self.connections.query_again(&command).await.map_err(unavailable)?;
-        let (tokens, refilling) = (tokens.unwrap_or(0), refilling == Some(1));
-        Ok(entries.map(|entries| Missing { entries, tokens, refilling }))
+        let (prefix, none) = (keys::prefix(queue), &[] as &[&str]);
+        let found: Vec<u64> = self
+            .connections
+            .run_again(&scripts::MISSING, &prefix, none)
+            .await
+            .map_err(unavailable)?;
+        let [entries, tokens, refilling] = found[..] else { return Ok(None) };
+        Ok(Some(Missing { entries, tokens, refilling: refilling == 1 }))
     }
 
     pub(super) async fn set_missing(
@@ -134,11 +135,10 @@ impl Inner {
         queue: &QueueName,
         missing: Missing,
     ) -> Result<(), DispatchError> {
-        let mut command = redis::cmd("HSET");
-        command.arg(format!("{}:meta", keys::prefix(queue))).arg("missing").arg(missing.entries);
-        command.arg("missing_t").arg(missing.tokens);
-        command.arg("refilling").arg(u8::from(missing.refilling));
-        let set = self.connections.query_again::<redis::Value>(&command).await;
+        let prefix = keys::prefix(queue);
+        let values = [missing.entries, missing.tokens, u64::from(missing.refilling)];
+        let set: Result<u64, _> =
+            self.connections.run_again(&scripts::SET_MISSING, &prefix, &values).await;
         set.map(drop).map_err(|error| refusal(queue, error))
     }
 

@@ -14,7 +14,8 @@ local PRIORITIES = { 'high', 'normal', 'low' }
 local IDS = P .. ':ids'         -- hash: job -> COST:PLACE:ENTRY, @COST:PLACE while delayed, =COST:PLACE in front
 local META = P .. ':meta'       -- hash: n and t (waiting entries, tokens), n:PRIORITY, credits, rate,
                                 -- missing and missing_t (as n and t: what only the store has),
-                                -- refilling (1 until the store has nothing else)
+                                -- refilling (1 until the store has nothing else), run (the server's
+                                -- run id when these were set)
 local STREAMS = P .. ':streams' -- set: places that have a stream
 local COUNTS = P .. ':counts'   -- hash: place -> waiting entries
 local COSTS = P .. ':costs'     -- hash: place -> waiting tokens
@@ -31,6 +32,12 @@ local LONG = ('-'):rep(65)
 local function now_ms()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+-- Identifies the server's process; empty if the user may not read it.
+local function run_id()
+  local info = redis.pcall('INFO', 'server')
+  return type(info) == 'string' and info:match('run_id:(%x+)') or ''
 end
 
 local function stream_of(place) return P .. ':' .. place end

@@ -75,4 +75,6 @@ scripts! {
     SWEEP = FREEING "sweep.lua";
     BACKLOG = FREEING "backlog.lua";
     FORGET = FREEING "forget.lua";
+    MISSING = FREEING "missing.lua";
+    SET_MISSING = GROWING "set_missing.lua";
 }

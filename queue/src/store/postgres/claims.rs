@@ -13,6 +13,7 @@ use uuid::Uuid;
 pub(super) use super::ends::{cancel, finish};
 use super::{
     PostgresStore,
+    announcements::announce_again,
     calls::query,
     dialect::{id_list, storable},
     layout::Layout,
@@ -25,36 +26,41 @@ use crate::{
 };
 
 macro_rules! insert_jobs {
-    () => {
-        "
-WITH clock AS (SELECT store_now_ms($1) AS now)
-INSERT INTO open_jobs (id, model, format, tenant, priority, state, cost, attempts_max, run_at,
-                       expires_at, submitted_at, replay_of, job, custom_id)
-SELECT id, model, format, tenant, priority,
-       CASE WHEN run_at > now THEN 'scheduled' ELSE 'queued' END, cost, attempts_max,
-       CASE WHEN run_at > now THEN run_at END, expires_at, now, replay_of, job, custom_id
-FROM clock, UNNEST($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[],
-                   $8::integer[], $9::bigint[], $10::bigint[], $11::uuid[], $12::bytea[], $13::text[])
-     AS job (id, model, format, tenant, priority, cost, attempts_max, run_at, expires_at, replay_of,
-             job, custom_id)"
+    ($where:literal) => {
+        concat!(
+            "
+WITH clock AS (SELECT store_now_ms($1) AS now), announced AS (
+    DELETE FROM announcements WHERE first = ANY($14) AND NOT again
+), added AS (
+    INSERT INTO open_jobs (id, model, format, tenant, priority, state, cost, attempts_max, run_at,
+                           expires_at, submitted_at, replay_of, job, custom_id)
+    SELECT id, model, format, tenant, priority,
+           CASE WHEN run_at > now THEN 'scheduled' ELSE 'queued' END, cost, attempts_max,
+           CASE WHEN run_at > now THEN run_at END, expires_at, now, replay_of, job, custom_id
+    FROM clock, UNNEST($2::uuid[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[],
+                       $8::integer[], $9::bigint[], $10::bigint[], $11::uuid[], $12::bytea[],
+                       $13::text[])
+         AS job (id, model, format, tenant, priority, cost, attempts_max, run_at, expires_at,
+                 replay_of, job, custom_id)",
+            $where,
+            "
+    ON CONFLICT (id) DO NOTHING RETURNING id, model, format, state
+)
+INSERT INTO announcements (first, again, at, model, format, jobs)
+SELECT (array_agg(id ORDER BY id))[1], false, now, model, format, array_agg(id ORDER BY id)
+FROM added, clock WHERE state = 'queued' GROUP BY model, format, now
+ON CONFLICT (first, again, at) DO NOTHING"
+        )
     };
 }
 
 /// The ids in `jobs` are looked up once, along the primary keys of few partitions. A job that ends while
 /// the statement runs may be recorded again: then it runs twice, and its first result stays.
-const INSERT: &str = concat!(
-    insert_jobs!(),
-    "
-WHERE job.id <> ALL (ARRAY(SELECT id FROM jobs WHERE id = ANY($2)))
-ON CONFLICT (id) DO NOTHING"
-);
+const INSERT: &str =
+    insert_jobs!("\n    WHERE job.id <> ALL (ARRAY(SELECT id FROM jobs WHERE id = ANY($2)))");
 
 /// In `jobs` every id is found by the conflict.
-const INSERT_COMBINED: &str = concat!(
-    insert_jobs!(),
-    "
-ON CONFLICT (id) DO NOTHING"
-);
+const INSERT_COMBINED: &str = insert_jobs!("");
 
 /// Records jobs as queued or scheduled; jobs with known ids stay as they are. `replay_of` has the dead
 /// letter that each job repeats.
@@ -94,6 +100,7 @@ pub(super) async fn insert_jobs(
         ))
         .bind(jobs.iter().map(wire::encode).collect::<Vec<_>>())
         .bind(jobs.iter().map(|job| job.custom_id.as_deref()).collect::<Vec<_>>())
+        .bind(store.announced.take())
         .execute(connection)
         .await?;
     Ok(())
@@ -148,6 +155,41 @@ fn columns(claims: &[ClaimRef]) -> (Vec<Uuid>, Vec<i64>, Vec<i64>) {
     (ids, column(|claim| claim.epoch), column(|claim| claim.claim_id))
 }
 
+/// Extends the leases of the workers that hold the claims. A claim is renewed for the first time by giving
+/// up its own lease: from then on its job has the lease of its worker, and its row is only read.
+const RENEW: &str = "
+WITH clock AS (SELECT store_now_ms($1) AS now), held AS MATERIALIZED (
+    SELECT open_jobs.id, open_jobs.epoch, open_jobs.claim_id, owner, state, lease_until
+    FROM open_jobs JOIN UNNEST($3::uuid[], $4::bigint[], $5::bigint[]) AS claim (id, epoch, claim_id)
+         ON open_jobs.id = claim.id AND open_jobs.epoch = claim.epoch
+            AND open_jobs.claim_id = claim.claim_id
+    WHERE open_jobs.id = ANY($3) AND state IN ('running', 'queued')
+), leased AS (
+    INSERT INTO worker_leases (owner, until)
+    SELECT DISTINCT owner, now + $2 FROM held, clock WHERE state = 'running'
+    ON CONFLICT (owner) DO UPDATE SET until = excluded.until
+), changed AS (
+    UPDATE open_jobs
+    SET lease_until = CASE held.state WHEN 'queued' THEN (SELECT now FROM clock) + $2 END,
+        state = 'running', losses = losses - (held.state = 'queued')::integer
+    FROM held
+    WHERE (held.state = 'queued' OR held.lease_until IS NOT NULL)
+      AND open_jobs.id = ANY($3) AND open_jobs.id = held.id AND open_jobs.epoch = held.epoch
+      AND open_jobs.claim_id = held.claim_id AND open_jobs.state = held.state
+    RETURNING open_jobs.id
+)
+SELECT id, epoch, claim_id FROM held
+WHERE (state = 'running' AND lease_until IS NULL) OR id IN (SELECT id FROM changed)";
+
+/// Renews in the combined layout, where the previous release reads the lease of each job.
+const RENEW_COMBINED: &str = "
+UPDATE jobs SET lease_until = store_now_ms($1) + $2, state = 'running',
+                losses = losses - (state = 'queued')::integer
+FROM UNNEST($3::uuid[], $4::bigint[], $5::bigint[]) AS claim (id, epoch, claim_id)
+WHERE jobs.id = ANY($3) AND jobs.id = claim.id AND jobs.epoch = claim.epoch
+  AND jobs.claim_id = claim.claim_id AND jobs.state IN ('running', 'queued')
+RETURNING jobs.id, jobs.epoch, jobs.claim_id";
+
 /// Extends leases, and takes back jobs that lost theirs and were not claimed since; returns the claims
 /// that are no longer valid.
 pub(super) async fn renew(
@@ -157,16 +199,10 @@ pub(super) async fn renew(
 ) -> Result<Vec<ClaimRef>, StoreError> {
     let statement = |layout: Layout, claims: &[ClaimRef]| {
         let (ids, epochs, claim_ids) = columns(claims);
-        let renew = query(layout.statement(
-            "UPDATE open_jobs
-             SET lease_until = store_now_ms($1) + $2, state = 'running',
-                 losses = losses - (state = 'queued')::integer
-             FROM UNNEST($3::uuid[], $4::bigint[], $5::bigint[]) AS claim (id, epoch, claim_id)
-             WHERE open_jobs.id = ANY($3) AND open_jobs.id = claim.id
-               AND open_jobs.epoch = claim.epoch AND open_jobs.claim_id = claim.claim_id
-               AND open_jobs.state IN ('running', 'queued')
-             RETURNING open_jobs.id, open_jobs.epoch, open_jobs.claim_id",
-        ));
+        let renew = query(match layout {
+            Layout::Combined => RENEW_COMBINED,
+            Layout::Changing | Layout::Split => RENEW,
+        });
         let renew = renew.bind(store.clock_parameter()).bind(milliseconds(lease));
         renew.bind(ids).bind(epochs).bind(claim_ids)
     };
@@ -212,16 +248,22 @@ pub(super) async fn hand_back(
 ) -> Result<Vec<JobId>, StoreError> {
     let statement = |layout: Layout, claims: &[ClaimRef]| {
         let (ids, _, claim_ids) = columns(claims);
-        let release = query(layout.statement(
-            "UPDATE open_jobs
-             SET state = 'queued', epoch = open_jobs.epoch + 1, claim_id = NULL, owner = NULL,
-                 lease_until = NULL, losses = greatest(losses, $3)
-             FROM UNNEST($1::uuid[], $2::bigint[]) AS claim (id, claim_id)
-             WHERE open_jobs.id = ANY($1) AND open_jobs.id = claim.id
-               AND open_jobs.claim_id = claim.claim_id AND open_jobs.state = 'running'
-             RETURNING open_jobs.id",
-        ));
-        release.bind(ids).bind(claim_ids).bind(losses_min)
+        let release = query(layout.statement(concat!(
+            "
+WITH clock AS (SELECT store_now_ms($4) AS now), queued AS (
+    UPDATE open_jobs
+    SET state = 'queued', epoch = open_jobs.epoch + 1, claim_id = NULL, owner = NULL,
+        lease_until = NULL, losses = greatest(losses, $3)
+    FROM UNNEST($1::uuid[], $2::bigint[]) AS claim (id, claim_id)
+    WHERE open_jobs.id = ANY($1) AND open_jobs.id = claim.id
+      AND open_jobs.claim_id = claim.claim_id AND open_jobs.state = 'running'
+    RETURNING open_jobs.id, model, format
+)",
+            announce_again!("queued"),
+            "
+SELECT id FROM queued"
+        )));
+        release.bind(ids).bind(claim_ids).bind(losses_min).bind(store.clock_parameter())
     };
     rows::ids(&store.change_open(claims, statement, |claim| claim.id).await?)
 }

@@ -39,8 +39,8 @@ const DAY_FIRST: i64 = 18_262;
 const DAY_MS: i64 = 24 * 60 * 60 * 1000;
 /// Advisory lock of processes that change partitions; an arbitrary number.
 const LOCK: i64 = 0x7472_6974_6d69_6c6c;
-/// Longest wait for a table.
-const TABLE_WAIT: &str = "SET LOCAL lock_timeout = '3s'";
+/// Longest wait for a table: other statements wait behind this one.
+const TABLE_WAIT: &str = "SET LOCAL lock_timeout = '50ms'";
 
 /// A partitioned table.
 #[derive(Clone, Copy)]

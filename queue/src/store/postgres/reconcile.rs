@@ -5,6 +5,7 @@
 
 use super::{
     PostgresStore,
+    announcements::announce_again,
     calls::query,
     combined,
     ends::{end_jobs, kept_columns},
@@ -29,6 +30,10 @@ WITH clock AS (SELECT store_now_ms($1) AS now), before AS MATERIALIZED (
     SELECT at FROM pulse FOR NO KEY UPDATE
 ), beat AS (
     UPDATE pulse SET at = (SELECT now FROM clock) FROM before
+), workers_extended AS (
+    UPDATE worker_leases SET until = (SELECT now FROM clock) + $3
+    WHERE (SELECT at FROM before) + $2 < (SELECT now FROM clock)
+      AND until < (SELECT now FROM clock) + $3
 )
 UPDATE open_jobs SET lease_until = (SELECT now FROM clock) + $3
 WHERE (SELECT at FROM before) + $2 < (SELECT now FROM clock)
@@ -39,8 +44,11 @@ WHERE (SELECT at FROM before) + $2 < (SELECT now FROM clock)
 const LAPSE: &str = concat!(
     "
 WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
-    SELECT id FROM open_jobs WHERE state = 'running' AND lease_until <= (SELECT now FROM clock)
-    ORDER BY id LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id FROM open_jobs
+    WHERE state = 'running' AND coalesce(lease_until, (
+              SELECT until FROM worker_leases WHERE worker_leases.owner = open_jobs.owner
+          ), 0) <= (SELECT now FROM clock)
+    ORDER BY id LIMIT $2 FOR NO KEY UPDATE OF open_jobs SKIP LOCKED
 ), queued AS (
     UPDATE open_jobs
     SET state = 'queued', attempts = attempts + alone::integer, losses = losses + 1,
@@ -61,6 +69,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
               NULL::bigint AS first_token_ms, epoch AS claim_epoch, owner AS claim_owner,
               claimed_at AS claim_at",
     end_jobs!(),
+    announce_again!("queued"),
     ", moved AS (
     SELECT id, epoch, state, tenant, model, format, priority, cost, owner, claimed_at FROM queued
     UNION ALL
@@ -95,17 +104,21 @@ SELECT id, state, tenant, model, format, priority, cost FROM ended ORDER BY id"
 /// Queues scheduled and retrying jobs that are due, in the order of their index. In the order of ids, a
 /// planner without statistics may scan a million jobs without a match. Locked rows are skipped, so the
 /// order does not matter for deadlocks.
-const PROMOTE: &str = "
-WITH due AS MATERIALIZED (
+const PROMOTE: &str = concat!(
+    "
+WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     SELECT id FROM open_jobs
-    WHERE state IN ('scheduled', 'retrying') AND run_at <= (SELECT store_now_ms($1))
+    WHERE state IN ('scheduled', 'retrying') AND run_at <= (SELECT now FROM clock)
     ORDER BY run_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE open_jobs SET state = 'queued', run_at = NULL
     FROM due WHERE open_jobs.id = ANY(ARRAY(SELECT id FROM due)) AND open_jobs.id = due.id
     RETURNING open_jobs.id, state, tenant, model, format, priority, cost
-)
-SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
+)",
+    announce_again!("moved"),
+    "
+SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id"
+);
 
 /// Applies all changes that are due; returns what changed.
 pub(super) async fn reconcile(store: &PostgresStore) -> Result<Reconciled, StoreError> {

@@ -4,46 +4,92 @@
 use async_trait::async_trait;
 use sqlx::{PgConnection, postgres::PgRow};
 
-use super::{PostgresStore, calls::query, classes::classes, rows};
+use super::{
+    PostgresStore,
+    calls::query,
+    classes::classes,
+    rows::{self, milliseconds},
+};
 use crate::store::{
     StoreError,
-    workers::{Directive, Heartbeat, Integrity, Worker, WorkerMetrics, Workers},
+    attempts::{AWAY_AFTER, AWAY_LEASE},
+    workers::{Directive, Heartbeat, Integrity, Leads, Worker, WorkerMetrics, Workers},
 };
+
+/// Records a heartbeat. Also notes that the store was reached, as a reconciler does: see `PULSE`. Takes
+/// the roles that the worker has or that are free; gives them up if it drains.
+const HEARTBEAT: &str = "
+WITH clock AS (SELECT store_now_ms($1) AS now), before AS MATERIALIZED (
+    SELECT at FROM pulse WHERE at < (SELECT now FROM clock) - 1000
+    FOR NO KEY UPDATE SKIP LOCKED
+), pulsed AS (
+    UPDATE pulse SET at = (SELECT now FROM clock) FROM before
+), extended AS (
+    UPDATE open_jobs SET lease_until = (SELECT now FROM clock) + $13
+    WHERE (SELECT at FROM before) + $12 < (SELECT now FROM clock)
+      AND state = 'running' AND lease_until < (SELECT now FROM clock) + $13
+    RETURNING id
+), extended_workers AS (
+    UPDATE worker_leases SET until = (SELECT now FROM clock) + $13
+    WHERE (SELECT at FROM before) + $12 < (SELECT now FROM clock)
+      AND until < (SELECT now FROM clock) + $13
+    RETURNING owner
+), beat AS (
+    INSERT INTO workers (owner, model, format, host, pid, started_at, seen_at, running, slots,
+                         draining, tokens_per_s, vitals)
+    SELECT $2, $3, $4, $5, $6, now, now, $7, $8, $9, $10, $11::text::jsonb FROM clock
+    ON CONFLICT (owner) DO UPDATE
+    SET seen_at = excluded.seen_at, running = excluded.running, slots = excluded.slots,
+        draining = excluded.draining, tokens_per_s = excluded.tokens_per_s,
+        vitals = excluded.vitals
+    RETURNING drain_requested
+), kept AS (
+    UPDATE leaders
+    SET owner = $2, until = CASE WHEN $9 THEN 0 ELSE (SELECT now FROM clock) + $15 END
+    WHERE role = ANY($14) AND (owner = $2 OR until <= (SELECT now FROM clock))
+    RETURNING role
+), begun AS (
+    INSERT INTO leaders (role, owner, until)
+    SELECT role, $2, now + $15 FROM UNNEST($14::text[]) AS wanted (role), clock
+    WHERE role NOT IN (SELECT role FROM leaders) AND NOT $9
+    ON CONFLICT (role) DO NOTHING RETURNING role
+)
+SELECT drain_requested, coalesce(paused, false) AS paused, numerics_class,
+       coalesce(allowed_classes, '{}') AS allowed_classes,
+       (SELECT count(*) FROM extended) + (SELECT count(*) FROM extended_workers) AS extended,
+       ARRAY(SELECT role FROM kept WHERE NOT $9 UNION ALL SELECT role FROM begun) AS led
+FROM beat LEFT JOIN queues ON queues.model = $3 AND queues.format = $4";
 
 #[async_trait]
 impl Workers for PostgresStore {
     async fn heartbeat(&self, heartbeat: &Heartbeat) -> Result<Directive, StoreError> {
-        let beat = query(
-            "WITH beat AS (
-                 INSERT INTO workers (owner, model, format, host, pid, started_at, seen_at, running,
-                                      slots, draining, tokens_per_s, vitals)
-                 SELECT $2, $3, $4, $5, $6, now, now, $7, $8, $9, $10, $11::text::jsonb
-                 FROM (SELECT store_now_ms($1) AS now) AS clock
-                 ON CONFLICT (owner) DO UPDATE
-                 SET seen_at = excluded.seen_at, running = excluded.running, slots = excluded.slots,
-                     draining = excluded.draining, tokens_per_s = excluded.tokens_per_s,
-                     vitals = excluded.vitals
-                 RETURNING drain_requested
-             )
-             SELECT drain_requested, coalesce(paused, false) AS paused, numerics_class,
-                    coalesce(allowed_classes, '{}') AS allowed_classes
-             FROM beat LEFT JOIN queues ON queues.model = $3 AND queues.format = $4",
-        )
-        .bind(self.clock_parameter())
-        .bind(&heartbeat.owner)
-        .bind(&heartbeat.queue.model)
-        .bind(&heartbeat.queue.format)
-        .bind(&heartbeat.host)
-        .bind(i64::from(heartbeat.pid))
-        .bind(i64::from(heartbeat.running))
-        .bind(i64::from(heartbeat.slots))
-        .bind(heartbeat.draining)
-        .bind(heartbeat.tokens_per_s)
-        .bind(rows::to_json(&heartbeat.metrics));
+        let layout = self.layout().await?;
+        let roles = ["store".to_owned(), format!("queue {}", heartbeat.queue)];
+        let beat = query(layout.statement(HEARTBEAT))
+            .bind(self.clock_parameter())
+            .bind(&heartbeat.owner)
+            .bind(&heartbeat.queue.model)
+            .bind(&heartbeat.queue.format)
+            .bind(&heartbeat.host)
+            .bind(i64::from(heartbeat.pid))
+            .bind(i64::from(heartbeat.running))
+            .bind(i64::from(heartbeat.slots))
+            .bind(heartbeat.draining)
+            .bind(heartbeat.tokens_per_s)
+            .bind(rows::to_json(&heartbeat.metrics))
+            .bind(milliseconds(AWAY_AFTER))
+            .bind(milliseconds(AWAY_LEASE))
+            .bind(&roles[..])
+            .bind(milliseconds(Leads::LEASE));
         let row = self.fetch_one(beat).await?;
+        if rows::integer(&row, "extended")? > 0 {
+            tracing::warn!("the store was away: leases are extended");
+        }
+        let led: Vec<String> = rows::get(&row, "led")?;
+        let leads = Leads { store: led.contains(&roles[0]), queue: led.contains(&roles[1]) };
         let is_withdrawn = classes(&row)?.must_drain(&heartbeat.metrics.numerics_class);
         let drain = rows::get::<bool>(&row, "drain_requested")? || is_withdrawn;
-        Ok(Directive { drain, paused: rows::get(&row, "paused")? })
+        Ok(Directive { drain, paused: rows::get(&row, "paused")?, leads })
     }
 
     async fn workers(&self) -> Result<Vec<Worker>, StoreError> {
@@ -111,7 +157,11 @@ pub(super) async fn forget(
 ) -> Result<(), StoreError> {
     query(
         "WITH gone AS (
-             DELETE FROM workers WHERE owner = $1 OR seen_at < $2 RETURNING vitals
+             DELETE FROM workers WHERE owner = $1 OR seen_at < $2 RETURNING owner, vitals
+         ), resigned AS (
+             UPDATE leaders SET until = 0 WHERE owner IN (SELECT owner FROM gone)
+         ), ended AS (
+             DELETE FROM worker_leases WHERE owner IN (SELECT owner FROM gone)
          )
          INSERT INTO integrity (name, count)
          SELECT name, sum(value::bigint) FROM gone, jsonb_each_text(vitals -> 'integrity')

@@ -21,4 +21,4 @@ mod sessions;
 mod store;
 pub(super) mod tenants;
 
-use super::{SqlStore, claims, dialect, queues, reconcile, sampler};
+use super::{SqlStore, announcements, claims, dialect, queues, reconcile, sampler};

@@ -5,14 +5,14 @@ use std::{collections::HashMap, time::Duration};
 use async_trait::async_trait;
 use uuid::Uuid;
 
-use super::{SqlStore, calls::query, claims, dialect, reconcile, rows};
+use super::{SqlStore, announcements, calls::query, claims, dialect, reconcile, rows};
 use crate::{
     dispatch::{Entry, Missing},
     job::{Job, JobId, JobState, QueueName, Timestamp},
     outcome::{JobError, Outcome},
     store::{
         Claim, ClaimRef, Claimant, FinishedAttempt, FinishedJob, JobRecord, Progress, Reconciled,
-        Settled, Store, StoreError, attempts::LOSSES_MAX,
+        Settled, Store, StoreError, Unannounced, attempts::LOSSES_MAX,
     },
 };
 
@@ -60,6 +60,18 @@ impl Store for SqlStore {
 
     async fn reconcile(&self) -> Result<Reconciled, StoreError> {
         self.within(reconcile::reconcile(self)).await
+    }
+
+    fn announced(&self, entries: &[Entry]) {
+        announcements::announced(self, entries);
+    }
+
+    async fn unannounced(&self, queue: &QueueName) -> Result<Unannounced, StoreError> {
+        announcements::unannounced(self, queue).await
+    }
+
+    async fn forget_announcements(&self, done: &Unannounced) -> Result<(), StoreError> {
+        announcements::forget(self, done).await
     }
 
     async fn queued(

@@ -12,7 +12,7 @@ use crate::{
     job::{QueueName, Timestamp},
     store::{
         StoreError,
-        workers::{Directive, Heartbeat, Integrity, Worker, Workers},
+        workers::{Directive, Heartbeat, Integrity, Leads, Worker, Workers},
     },
 };
 
@@ -34,9 +34,12 @@ impl Workers for SqliteStore {
              WHERE model = $1 AND format = $2",
         );
         let row = self.fetch_optional(found.bind(model).bind(format)).await?;
-        let Some(row) = row else { return Ok(Directive { drain, paused: false }) };
+        // One process serves the file.
+        let leads = if heartbeat.draining { Leads::default() } else { Leads::ALL };
+        let Some(row) = row else { return Ok(Directive { drain, paused: false, leads }) };
         let is_withdrawn = classes(&row)?.must_drain(&heartbeat.metrics.numerics_class);
-        Ok(Directive { drain: drain || is_withdrawn, paused: rows::get(&row, "paused")? })
+        let paused = rows::get(&row, "paused")?;
+        Ok(Directive { drain: drain || is_withdrawn, paused, leads })
     }
 
     async fn workers(&self) -> Result<Vec<Worker>, StoreError> {

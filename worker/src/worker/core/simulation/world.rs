@@ -9,7 +9,10 @@ use std::{
 
 use fastrand::Rng;
 use tritmill_engine::{Request, files::Model};
-use tritmill_queue::{JobId, store::workers::Directive};
+use tritmill_queue::{
+    JobId,
+    store::workers::{Directive, Leads},
+};
 
 use super::{
     super::{
@@ -211,7 +214,10 @@ impl World {
             Event::Pause(paused) => {
                 self.paused = paused;
                 for worker in 0..self.processes.len() {
-                    self.input(worker, Input::Directive(Directive { drain: false, paused }));
+                    self.input(
+                        worker,
+                        Input::Directive(Directive { drain: false, paused, leads: Leads::ALL }),
+                    );
                 }
             }
         }
@@ -239,7 +245,7 @@ impl World {
             metrics,
             devices: vec!["cpu".to_owned()],
             has_events: false,
-            directive: Directive { drain: false, paused: self.paused },
+            directive: Directive { drain: false, paused: self.paused, leads: Leads::ALL },
         };
         self.processes[worker] = Some(Process {
             core: Core::new(&config, setup, self.instant()),
