@@ -161,6 +161,7 @@ async fn jobs_are_announced_until_the_dispatcher_has_them() {
     assert_eq!(count().await, 1);
     assert_eq!(announced().await, [], "a producer has five seconds");
     pass(5);
+    store.reconcile().await.unwrap();
     assert_eq!(announced().await, ids(&lost[..2]));
     assert_eq!(count().await, 0);
     // Jobs that were claimed meanwhile are not enqueued, those that are queued again are.
@@ -168,8 +169,12 @@ async fn jobs_are_announced_until_the_dispatcher_has_them() {
     let held = store.claim(&ids(&jobs), by("a")).await.unwrap();
     let held: Vec<ClaimRef> = held.iter().map(Claim::claim_ref).collect();
     assert_eq!(store.hand_back(&held[..2]).await.unwrap().len(), 2);
-    pass(16);
-    assert_eq!(store.reconcile().await.unwrap().lapsed, 2);
+    let mut lapsed = 0;
+    for _ in 0..5 {
+        pass(4);
+        lapsed += store.reconcile().await.unwrap().lapsed;
+    }
+    assert_eq!(lapsed, 2);
     store.claim(&[jobs[3].id], by("b")).await.unwrap();
     pass(5);
     let again = announced().await;

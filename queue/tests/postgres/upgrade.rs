@@ -88,6 +88,7 @@ async fn lists_have_the_jobs_of_both_tables_in_order() {
     let held = one.claim(&ids(&early[..1]), by("one")).await.unwrap()[0].claim_ref();
     one.finish(&[finished(held, answer("x"))]).await.unwrap();
     two.finish_upgrade().await.unwrap();
+    two.sample().await.unwrap();
     let late: Vec<Job> = (0..4).map(|_| job()).collect();
     two.submit(&late).await.unwrap();
     let held = two.claim(&ids(&late[..1]), by("two")).await.unwrap()[0].claim_ref();
