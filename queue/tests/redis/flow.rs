@@ -38,6 +38,58 @@ async fn served(
 }
 
 #[tokio::test]
+async fn entries_wake_as_many_consumers_as_needed() {
+    const IDLE: usize = 40;
+    let redis = Redis::start().unwrap();
+    let dispatcher = std::sync::Arc::new(dispatcher(&redis));
+    let idle = |max: usize, dispatcher: &std::sync::Arc<RedisDispatcher>| {
+        let mut consumers = tokio::task::JoinSet::new();
+        for number in 0..IDLE {
+            let dispatcher = std::sync::Arc::clone(dispatcher);
+            let name = format!("c{number}");
+            consumers.spawn(async move {
+                pull_for(&dispatcher, &name, max, Duration::from_secs(4)).await.len()
+            });
+        }
+        consumers
+    };
+    let waiting = async || {
+        let clients: String = command(&redis, &["CLIENT", "LIST"]).await;
+        clients.matches("cmd=blpop").count()
+    };
+    let looks = async || {
+        let stats: String = command(&redis, &["INFO", "commandstats"]).await;
+        let calls = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
+        let calls = calls.filter_map(|line| line.split(['=', ',']).nth(1)?.parse::<usize>().ok());
+        calls.sum::<usize>()
+    };
+    // One entry: one of them looks, and the others go on waiting until their time is over.
+    let consumers = idle(64, &dispatcher);
+    while waiting().await < IDLE {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let before = looks().await;
+    dispatcher.enqueue(&entries(1)).await.unwrap();
+    while dispatcher.depth(&queue()).await.unwrap() > 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let woken = looks().await - before;
+    assert!(woken <= 3, "the enqueue and one look, not {woken}");
+    assert!(waiting().await >= IDLE - 1);
+    assert_eq!(consumers.join_all().await.into_iter().sum::<usize>(), 1);
+    // As many entries as consumers with room for one each: all are woken, and at once.
+    let consumers = idle(1, &dispatcher);
+    while waiting().await < IDLE {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let started = Instant::now();
+    dispatcher.enqueue(&entries(IDLE)).await.unwrap();
+    assert_eq!(consumers.join_all().await.into_iter().sum::<usize>(), IDLE);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
 async fn flood_of_one_tenant_does_not_starve_another() {
     let redis = Redis::start().unwrap();
     let dispatcher = dispatcher(&redis);

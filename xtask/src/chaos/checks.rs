@@ -171,8 +171,8 @@ fn tokens_of(answers: &[String]) -> anyhow::Result<u64> {
 fn stream_entries(port: u16) -> anyhow::Result<Vec<String>> {
     let mut left = Vec::new();
     for key in redis(port, &["--scan", "--pattern", "tm:*"])? {
-        // Events expire; the bell stream keeps its last entry.
-        let ignored = key.starts_with("tm:ev:") || key.ends_with(":bell");
+        // Events expire; rings may be left.
+        let ignored = key.starts_with("tm:ev:") || key.ends_with(":bells");
         if ignored || redis(port, &["TYPE", &key])? != ["stream"] {
             continue;
         }

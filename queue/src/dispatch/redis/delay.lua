@@ -16,5 +16,5 @@ for i = 2, #ARGV, 4 do
     kept = kept + 1
   end
 end
-if kept > 0 then ring() end
+if kept > 0 then ring(1) end
 return kept

@@ -69,5 +69,5 @@ for place, sums in pairs(added) do
   count(place, sums[1], sums[2])
   activate(place)
 end
-if #chosen > 0 then ring() end
+if #chosen > 0 then ring(#chosen) end
 return { #chosen, 0, 0 }

@@ -5,5 +5,5 @@ end
 for _, priority in ipairs(PRIORITIES) do
   redis.call('DEL', P .. ':active:' .. priority, P .. ':owed:' .. priority)
 end
-redis.call('DEL', IDS, META, STREAMS, COUNTS, COSTS, PARKED, DUE, BELL)
+redis.call('DEL', IDS, META, STREAMS, COUNTS, COSTS, PARKED, DUE, BELLS)
 return 1

@@ -8,5 +8,5 @@ for place, found in pairs(mine) do
   count(base_of(place), #found.entries, found.tokens)
   activate(base_of(place))
 end
-if total > 0 then ring() end
+if total > 0 then ring(total) end
 return total

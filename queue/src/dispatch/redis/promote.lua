@@ -12,5 +12,5 @@ for _, id in ipairs(ids) do
     moved = moved + 1
   end
 end
-if moved > 0 then ring() end
+if moved > 0 then ring(moved) end
 return #ids

@@ -1,7 +1,7 @@
 -- Delivers up to ARGV[2] entries to the consumer ARGV[1]. ARGV[3] becomes the name of the queue's data if
 -- the data has no name yet: a new name shows a consumer that Redis has lost the data.
 -- Returns {name, groups created again, foreign entries dropped, ms until the next delayed entry is due
--- or -1, last id of the bell, {{id, place:entry, deliveries}, …}}.
+-- or -1, {{id, place:entry, deliveries}, …}}.
 --
 -- Priorities share by smooth weighted round robin over the waiting entries (see memory.rs). Tenants of one
 -- priority are served in order of tokens served so far: a deficit round robin without a quantum, fair to
@@ -222,5 +222,6 @@ while #taken < max do
 end
 local due = redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
 local due_in = due[2] and math.max(0, tonumber(due[2]) - now_ms()) or -1
-local bell = redis.call('XREVRANGE', BELL, '+', '-', 'COUNT', 1)
-return { name, made_again, foreign, due_in, bell[1] and bell[1][1] or '0-0', taken }
+-- A ring wakes one consumer, so that one wakes the next.
+if #taken > 0 and tonumber(redis.call('HGET', META, 'n') or 0) > 0 then ring(1) end
+return { name, made_again, foreign, due_in, taken }

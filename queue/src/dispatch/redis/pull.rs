@@ -1,10 +1,10 @@
-//! Pulls entries: a script takes them, and a doorbell stream wakes waiting consumers.
+//! Pulls entries: a script takes them, and a doorbell wakes waiting consumers.
 //!
-//! The script (a "look") never blocks, so it is atomic. If it finds nothing it returns the id of the last
-//! ring of the doorbell, and the consumer waits with a blocking read of the doorbell after that id: a ring
-//! in between ends the wait at once, and a dropped wait leaves no pending entry. Every waiting consumer
-//! sees every ring and looks again. Idle consumers can afford that. A ring delivered to a single consumer
-//! would be lost if that consumer died before its look.
+//! The script (a "look") never blocks, so it is atomic. If it finds nothing, the consumer waits for a ring:
+//! a blocking pop of a list that scripts push to, so a ring before the wait ends it at once, and a dropped
+//! wait leaves no pending entry. A ring wakes one consumer, not a thousand. One that finds more entries than
+//! it takes rings again. If a consumer dies between its ring and its look, or its wait is dropped at that
+//! moment, the others look again when their wait ends, after five seconds at most.
 //!
 //! A look runs in a task of its own, which hands its entries back if the caller is gone. If the answer is
 //! lost (a timeout, a broken connection), the consumer may own entries that it does not know; it is marked
@@ -72,8 +72,6 @@ struct Look {
     deliveries: Vec<Delivery>,
     /// Time until a delayed entry is due.
     due: Option<Duration>,
-    /// Id of the last ring of the doorbell.
-    bell: String,
 }
 
 /// A running look. Entries that it finds after its caller has gone are handed back.
@@ -115,18 +113,16 @@ impl Inner {
                 return Ok(Vec::new());
             }
             let wait = look.due.map_or(left, |due| due.min(left));
-            self.wait_for_bell(pull.queue, &look.bell, wait).await;
+            self.wait_for_bell(pull.queue, wait).await;
         }
     }
 
-    /// Waits for a ring after `bell`. A failure only shortens the wait: the next look reports whether
-    /// Redis is reachable.
-    async fn wait_for_bell(&self, queue: &QueueName, bell: &str, wait: Duration) {
-        let ms = wait.min(super::connections::BLOCK_MAX).as_millis().max(1);
-        let mut command = redis::cmd("XREAD");
-        let block = u64::try_from(ms).unwrap_or(1);
-        command.arg("BLOCK").arg(block).arg("STREAMS");
-        command.arg(format!("{}:bell", keys::prefix(queue))).arg(bell);
+    /// Waits for a ring. A failure only shortens the wait: the next look reports whether Redis is
+    /// reachable.
+    async fn wait_for_bell(&self, queue: &QueueName, wait: Duration) {
+        let wait = wait.min(super::connections::BLOCK_MAX).max(Duration::from_millis(1));
+        let mut command = redis::cmd("BLPOP");
+        command.arg(format!("{}:bells", keys::prefix(queue))).arg(wait.as_secs_f64());
         if let Err(error) = self.connections.block::<Value>(&command).await {
             tracing::debug!(%queue, %error, "waiting for entries failed");
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -200,20 +196,19 @@ impl Inner {
         let wanted = max.saturating_sub(deliveries.len());
         if wanted == 0 && !deliveries.is_empty() {
             consumer.unsure.store(false, Ordering::SeqCst);
-            return Ok(Look { deliveries, due: None, bell: String::new() });
+            return Ok(Look { deliveries, due: None });
         }
         consumer.unsure.store(true, Ordering::SeqCst);
         let fresh_name = Uuid::now_v7().simple().to_string();
         let arguments = [keys::escape(name), wanted.to_string(), fresh_name];
         let answer = self.connections.run(&scripts::PULL, &prefix, &arguments).await?;
-        let (born, again, foreign, due, bell, found): (String, u64, u64, i64, String, Delivered) =
-            answer;
+        let (born, again, foreign, due, found): (String, u64, u64, i64, Delivered) = answer;
         consumer.unsure.store(false, Ordering::SeqCst);
         self.count_foreign(&prefix, foreign);
         self.note_birth(&prefix, born, again);
         deliveries.extend(self.deliveries(&prefix, found));
         let due = u64::try_from(due).ok().map(Duration::from_millis);
-        Ok(Look { deliveries, due, bell })
+        Ok(Look { deliveries, due })
     }
 
     /// Counts groups that were created again, and losses of all data.

@@ -21,7 +21,8 @@ local COUNTS = P .. ':counts'   -- hash: place -> waiting entries
 local COSTS = P .. ':costs'     -- hash: place -> waiting tokens
 local PARKED = P .. ':parked'   -- hash: place, or PLACE+ for its second stream -> handed-back entries
 local DUE = P .. ':due'         -- sorted set: delayed jobs by due time in ms
-local BELL = P .. ':bell'       -- stream of one entry, replaced when an entry arrives
+local BELLS = P .. ':bells'     -- list: rings for consumers that wait, each for one of them
+local RINGS_MAX = 8
 local RATE_MS = 30000           -- time constant of the drain rate
 local RATE_WARM_MS = 1000       -- shortest time that it is computed over
 local UUID = '^[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+$'
@@ -245,7 +246,13 @@ local function append(id, place, cost)
 end
 
 -- Wakes all consumers that wait for the queue.
-local function ring() redis.call('XADD', BELL, 'MAXLEN', 1, '*', 'r', '1') end
+-- Wakes up to as many waiting consumers as there are entries. Rings that no consumer waits for stay, so their
+-- number is limited.
+local function ring(entries)
+  for _ = redis.call('LLEN', BELLS) + 1, math.min(entries, RINGS_MAX) do
+    redis.call('RPUSH', BELLS, '1')
+  end
+end
 
 -- Tokens acknowledged per ms, or nil while unknown; then the decaying sum and its start.
 local function drain_rate(now)
