@@ -39,7 +39,7 @@ fn traceparent_is_stored_with_the_job_and_validated() {
         |trace: &str| fleet.run(&["submit", input.to_str().unwrap(), "--traceparent", trace]);
     let (code, stdout, stderr) = submit(trace);
     assert_eq!((code, ids(&stdout).len()), (Some(0), 1), "{stderr}");
-    let carries = format!("jobs WHERE position('{trace}' IN encode(job, 'escape')) > 0");
+    let carries = format!("all_jobs WHERE position('{trace}' IN encode(job, 'escape')) > 0");
     assert_eq!(fleet.rows(&[&carries]), 1);
     let (code, _, stderr) = submit(&trace.to_uppercase());
     assert_ne!(code, Some(0));

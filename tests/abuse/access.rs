@@ -96,7 +96,10 @@ fn unknown_and_purged_jobs_are_reported() {
     // The id of a dead letter that was purged.
     let (ids, _) = rig::submit(&fleet, LINE, &[]);
     let purged = ids[0].as_str();
-    rig::sql(&fleet, "UPDATE open_jobs SET state = 'failed'");
+    let end =
+        "WITH ended AS (DELETE FROM open_jobs RETURNING *) INSERT INTO jobs SELECT * FROM ended;
+               UPDATE jobs SET state = 'failed'";
+    rig::sql(&fleet, end);
     assert_eq!(fleet.run(&["dlq", "purge", purged]).0, Some(0));
     for id in [unknown, purged] {
         for command in [&["cancel"][..], &["results"], &["watch"], &["watch", "--follow"]] {

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tritmill_client::{Endpoint, Refusal, RefusedLine, Request};
 use tritmill_queue::store::{
     BatchState,
-    batch_steps::{BatchClaim, BatchWrites, CustomIdHash, StepState, ValidationState},
+    batch_steps::{BatchClaim, BatchStart, BatchWrites, CustomIdHash, StepState, ValidationState},
     batches::BatchError,
 };
 
@@ -100,16 +100,22 @@ pub(super) async fn step(
 /// batch is overdue.
 async fn enter(app: &App, claim: &mut BatchClaim, budget: Budget) -> Result<Next, Interrupted> {
     let (now, max) = (app.store.now().await?, app.limits.active_batches_max);
-    let is_full = app.store.active_batches(&claim.batch.tenant, max).await? >= max;
-    if is_full && now < claim.batch.expires_at {
-        save(app, claim, BatchWrites::default()).await?;
-        return Ok(Next::After(ACTIVE_FULL));
-    }
+    let max = if now < claim.batch.expires_at { max } else { u32::MAX };
+    let valid = claim.batch.clone();
     claim.batch.steps = StepState::default();
     claim.batch.enter(BatchState::InProgress, now);
-    save(app, claim, BatchWrites::default()).await?;
-    forget(app, claim, budget).await?;
-    Ok(Next::Now)
+    match app.store.start_batch(claim, max).await? {
+        BatchStart::Started => {
+            forget(app, claim, budget).await?;
+            Ok(Next::Now)
+        }
+        BatchStart::Full => {
+            claim.batch = valid;
+            save(app, claim, BatchWrites::default()).await?;
+            Ok(Next::After(ACTIVE_FULL))
+        }
+        BatchStart::Fenced => Err(Interrupted::Fenced),
+    }
 }
 
 /// Deletes saved hashes while there is time; the sweep deletes the others.

@@ -146,6 +146,17 @@ pub struct WebhookBounds<'a> {
     pub busy_tenants: &'a [Tenant],
 }
 
+/// Result of [`BatchSteps::start_batch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchStart {
+    /// The batch is in progress.
+    Started,
+    /// Too many batches of the tenant are in progress; nothing was written.
+    Full,
+    /// The claim is no longer valid; nothing was written.
+    Fenced,
+}
+
 /// Claims and steps of batches in a store.
 #[async_trait]
 pub trait BatchSteps: Send + Sync {
@@ -194,6 +205,14 @@ pub trait BatchSteps: Send + Sync {
         epoch: i64,
         after: Duration,
     ) -> Result<(), StoreError>;
+
+    /// Writes a claimed batch that is in progress from now on, unless `active_max` batches of its tenant are
+    /// in progress. Of calls at the same time no more than that succeed.
+    async fn start_batch(
+        &self,
+        claim: &BatchClaim,
+        active_max: u32,
+    ) -> Result<BatchStart, StoreError>;
 
     /// Writes a claimed batch with what belongs to it, in one transaction; returns false and writes
     /// nothing if the claim is no longer valid. Resets the failures of the batch. May be repeated after an

@@ -336,9 +336,6 @@ pub trait Batches: Send + Sync {
         page: Page<BatchId>,
     ) -> Result<Vec<Batch>, StoreError>;
 
-    /// Counts a tenant's batches that are in progress; stops at `max`.
-    async fn active_batches(&self, tenant: &Tenant, max: u32) -> Result<u32, StoreError>;
-
     /// Cancels a batch of a tenant that is validating or in progress: its state becomes cancelling, and
     /// the claim of the process that drives it ends. A batch in another state stays as it is. Returns
     /// the batch as it is afterwards.

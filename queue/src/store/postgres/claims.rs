@@ -5,6 +5,10 @@
 //! another transaction holds is waited for and then tested again: of two claims of a job one succeeds,
 //! and a write under an old epoch matches nothing.
 
+//!
+//! The state is tested as an expression: with a plain comparison the planner may read all queued or running
+//! jobs along their index instead of the primary key, when its statistics are from a shorter queue.
+
 use std::{collections::HashMap, time::Duration};
 
 use sqlx::PgConnection;
@@ -112,7 +116,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), claimed AS (
     SET state = 'running', epoch = epoch + 1, claim_id = $5, owner = $3,
         lease_until = (SELECT now FROM clock) + $4, claimed_at = (SELECT now FROM clock),
         started_at = coalesce(started_at, (SELECT now FROM clock)), alone = losses >= $6
-    WHERE id = ANY($2) AND state = 'queued'
+    WHERE id = ANY($2) AND state || '' = 'queued'
       AND (expires_at IS NULL OR expires_at > (SELECT now FROM clock))
     RETURNING id, epoch, claim_id, attempts, alone, expires_at, job, checkpoint
 )
@@ -227,7 +231,7 @@ pub(super) async fn checkpoint(
                   AS saved (id, epoch, claim_id, bytes)
              WHERE open_jobs.id = ANY($1) AND open_jobs.id = saved.id
                AND open_jobs.epoch = saved.epoch AND open_jobs.claim_id = saved.claim_id
-               AND open_jobs.state = 'running'
+               AND open_jobs.state || '' = 'running'
              RETURNING open_jobs.id, open_jobs.epoch, open_jobs.claim_id",
         ))
         .bind(last.iter().map(|(claim, _)| Uuid::from(claim.id)).collect::<Vec<_>>())
@@ -256,7 +260,7 @@ WITH clock AS (SELECT store_now_ms($4) AS now), queued AS (
         lease_until = NULL, losses = greatest(losses, $3)
     FROM UNNEST($1::uuid[], $2::bigint[]) AS claim (id, claim_id)
     WHERE open_jobs.id = ANY($1) AND open_jobs.id = claim.id
-      AND open_jobs.claim_id = claim.claim_id AND open_jobs.state = 'running'
+      AND open_jobs.claim_id = claim.claim_id AND open_jobs.state || '' = 'running'
     RETURNING open_jobs.id, model, format
 )",
             announce_again!("queued"),

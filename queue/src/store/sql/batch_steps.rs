@@ -16,7 +16,7 @@ use crate::{
     store::{
         Claimant, StoreError,
         batch_steps::{
-            BatchClaim, BatchSteps, BatchWrites, CLAIM_WINDOW, Claimable, CustomIdHash,
+            BatchClaim, BatchStart, BatchSteps, BatchWrites, CLAIM_WINDOW, Claimable, CustomIdHash,
             WebhookBounds,
         },
         batches::BatchId,
@@ -31,6 +31,41 @@ const SWEEP_CHUNK: i64 = 10_000;
 const TURN_KEPT: Duration = Duration::from_secs(7 * 86_400);
 
 impl SqlStore {
+    /// See [`BatchSteps::save_batch`].
+    async fn save_within(
+        &self,
+        tx: &mut Connection,
+        claim: &BatchClaim,
+        writes: BatchWrites<'_>,
+    ) -> Result<bool, StoreError> {
+        let BatchClaim { batch, epoch, .. } = claim;
+        let update = concat!(
+            "UPDATE batches SET state = $3, webhook_due = $5, webhook_host = $6, lost_leases = 0,
+                    hung_steps = 0, batch = ",
+            as_json!("$4"),
+            " WHERE id = $1 AND epoch = $2"
+        );
+        let webhook_due = batch.webhook_due();
+        let webhook = batch.webhook.as_ref().filter(|_| webhook_due.is_some());
+        let saved = query(update)
+            .bind(Uuid::from(batch.id))
+            .bind(epoch)
+            .bind(batch.state.as_str())
+            .bind(rows::to_json(batch))
+            .bind(webhook_due.map(|due| due.0))
+            .bind(webhook.map(|webhook| webhook.host()))
+            .execute(&mut *tx)
+            .await?;
+        if saved.rows_affected() == 0 {
+            return Ok(false);
+        }
+        if !writes.jobs.is_empty() {
+            claims::insert_jobs(self, tx, writes.jobs, None).await?;
+        }
+        write(tx, batch.id, writes).await?;
+        Ok(true)
+    }
+
     /// Runs a claim, then records the tenants' turns.
     async fn claim_by(
         &self,
@@ -185,40 +220,44 @@ impl BatchSteps for SqlStore {
         self.release(batch_claims::CHARGE, id.into(), epoch, after).await
     }
 
+    async fn start_batch(
+        &self,
+        claim: &BatchClaim,
+        active_max: u32,
+    ) -> Result<BatchStart, StoreError> {
+        // The claim of the batch made this row.
+        let lock = concat!("SELECT tenant FROM batch_turns WHERE tenant = $1", for_update!());
+        let active = query(
+            "SELECT count(*) AS active FROM (
+                 SELECT 1 FROM batches WHERE tenant = $1 AND state = 'in_progress' LIMIT $2) AS found",
+        );
+        self.within(async {
+            let (mut tx, tenant) = (self.begin().await?, &claim.batch.tenant.0);
+            query(lock).bind(tenant).fetch_optional(&mut *tx).await?;
+            let active = active.bind(tenant).bind(i64::from(active_max));
+            let active = rows::small(&active.fetch_one(&mut *tx).await?, "active")?;
+            if active >= active_max {
+                return Ok(BatchStart::Full);
+            }
+            if !self.save_within(&mut tx, claim, BatchWrites::default()).await? {
+                return Ok(BatchStart::Fenced);
+            }
+            tx.commit().await?;
+            Ok(BatchStart::Started)
+        })
+        .await
+    }
+
     async fn save_batch(
         &self,
         claim: &BatchClaim,
         writes: BatchWrites<'_>,
     ) -> Result<bool, StoreError> {
-        let BatchClaim { batch, epoch, .. } = claim;
-        let update = concat!(
-            "UPDATE batches SET state = $3, webhook_due = $5, webhook_host = $6, lost_leases = 0,
-                    hung_steps = 0, batch = ",
-            as_json!("$4"),
-            " WHERE id = $1 AND epoch = $2"
-        );
-        let webhook_due = batch.webhook_due();
-        let webhook = batch.webhook.as_ref().filter(|_| webhook_due.is_some());
         self.within(async {
             let mut tx = self.begin().await?;
-            let saved = query(update)
-                .bind(Uuid::from(batch.id))
-                .bind(epoch)
-                .bind(batch.state.as_str())
-                .bind(rows::to_json(batch))
-                .bind(webhook_due.map(|due| due.0))
-                .bind(webhook.map(|webhook| webhook.host()))
-                .execute(&mut *tx)
-                .await?;
-            if saved.rows_affected() == 0 {
-                return Ok(false);
-            }
-            if !writes.jobs.is_empty() {
-                claims::insert_jobs(self, &mut tx, writes.jobs, None).await?;
-            }
-            write(&mut tx, batch.id, writes).await?;
+            let saved = self.save_within(&mut tx, claim, writes).await?;
             tx.commit().await?;
-            Ok(true)
+            Ok(saved)
         })
         .await
     }

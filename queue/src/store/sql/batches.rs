@@ -117,15 +117,6 @@ impl Batches for SqlStore {
         self.read_batches(found).await
     }
 
-    async fn active_batches(&self, tenant: &Tenant, max: u32) -> Result<u32, StoreError> {
-        let count = query(
-            "SELECT count(*) AS active FROM (
-                 SELECT 1 FROM batches WHERE tenant = $1 AND state = 'in_progress' LIMIT $2) AS found",
-        );
-        let count = count.bind(&tenant.0).bind(i64::from(max));
-        rows::small(&self.fetch_one(count).await?, "active")
-    }
-
     async fn cancel_batch(
         &self,
         tenant: &Tenant,
