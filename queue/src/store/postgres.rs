@@ -2,9 +2,12 @@
 //!
 //! Every change of jobs is one statement, so any number of jobs takes one round trip and one commit;
 //! rows are passed as arrays that the statement joins with `UNNEST`. Ids are bound in ascending order,
-//! so that two statements lock the jobs they share in the same order. Statements are planned anew each
-//! time: planning takes less than a millisecond, touches only the partitions of the ids, and never uses
-//! the size that a table had when it was empty.
+//! so that two statements lock the jobs they share in the same order.
+//!
+//! There are two pools of connections. Statements that change open jobs by their ids are planned once for
+//! each connection of the pool `hot`, without a scan of the whole table as an alternative: it would look best
+//! while the table is empty. All other statements are planned anew each time: planning takes less than a
+//! millisecond, touches only the partitions of the ids, and never uses the size that a table had earlier.
 //!
 //! Times are the server's (`store_now_ms` in the schema): the machines' clocks need not agree.
 //!
@@ -41,8 +44,14 @@ pub use idempotency::{Conflict, Submission, SubmitError};
 use layout::KnownLayout;
 pub use schema::SchemaError;
 pub use settings::RETENTION_DEFAULT;
-use sql::{calls, classes, history, queue_settings, rows, tenants};
-use sqlx::{Connection as _, PgPool, PgTransaction, postgres::PgPoolOptions};
+use sql::{
+    calls::{self, Query},
+    classes, history, queue_settings, rows, tenants,
+};
+use sqlx::{
+    Connection as _, PgPool, PgTransaction,
+    postgres::{PgPoolOptions, PgRow},
+};
 
 use super::{Clock, StoreError};
 use crate::job::JobId;
@@ -58,7 +67,7 @@ const LOCK_TIMEOUT: &str = "15s";
 /// Size of the connection pool, and time limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostgresOptions {
-    /// Maximum number of connections at a time; at least 1.
+    /// Maximum number of connections at a time in each of two pools (see the module); at least 1.
     pub connections_max: u32,
     /// Longest wait for a connection, including connecting; then the call fails as unavailable.
     pub acquire_timeout: Duration,
@@ -82,6 +91,7 @@ impl Default for PostgresOptions {
 #[derive(Clone)]
 pub struct PostgresStore {
     pool: PgPool,
+    hot: PgPool,
     call_timeout: Duration,
     clock: Option<Clock>,
     layout: Arc<KnownLayout>,
@@ -134,13 +144,13 @@ impl PostgresStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
-        let connect = connect::parse(url)?.options([
-            ("plan_cache_mode", "force_custom_plan"),
+        let limits = [
             ("jit", "off"),
             ("statement_timeout", STATEMENT_TIMEOUT),
             ("lock_timeout", LOCK_TIMEOUT),
             ("idle_in_transaction_session_timeout", STATEMENT_TIMEOUT),
-        ]);
+        ];
+        let connect = connect::parse(url)?.options(limits);
         let pool_options = PgPoolOptions::new()
             .max_connections(options.connections_max.max(1))
             .acquire_timeout(options.acquire_timeout)
@@ -154,11 +164,15 @@ impl PostgresStore {
                     Ok(true)
                 })
             });
-        let pool = connect::pool(pool_options, connect).await?;
+        let planned_once = [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off")];
+        let hot = pool_options.clone().connect_lazy_with(connect.clone().options(planned_once));
+        let planned_each_time = [("plan_cache_mode", "force_custom_plan")];
+        let pool = connect::pool(pool_options, connect.options(planned_each_time)).await?;
         schema::check(&pool).await?;
         let layout = Arc::new(KnownLayout::read(&mut *pool.acquire().await?).await?);
         Ok(Self {
             pool,
+            hot,
             call_timeout: options.call_timeout,
             clock: None,
             layout,
@@ -180,7 +194,13 @@ impl PostgresStore {
 
     /// Waits for the calls in progress and closes every connection.
     pub async fn close(&self) {
+        self.hot.close().await;
         self.pool.close().await;
+    }
+
+    /// Runs a statement that changes open jobs by their ids.
+    async fn fetch_hot(&self, query: Query<'_>) -> Result<Vec<PgRow>, StoreError> {
+        self.within(async { Ok(query.fetch_all(&self.hot).await?) }).await
     }
 
     async fn begin(&self) -> Result<PgTransaction<'static>, StoreError> {

@@ -4,7 +4,6 @@
 //! partitions concerned, and joins the values of each job from arrays. Under READ COMMITTED a row that
 //! another transaction holds is waited for and then tested again: of two claims of a job one succeeds,
 //! and a write under an old epoch matches nothing.
-
 //!
 //! The state is tested as an expression: with a plain comparison the planner may read all queued or running
 //! jobs along their index instead of the primary key, when its statistics are from a shorter queue.
@@ -159,8 +158,9 @@ fn columns(claims: &[ClaimRef]) -> (Vec<Uuid>, Vec<i64>, Vec<i64>) {
     (ids, column(|claim| claim.epoch), column(|claim| claim.claim_id))
 }
 
-/// Extends the leases of the workers that hold the claims. A claim is renewed for the first time by giving
-/// up its own lease: from then on its job has the lease of its worker, and its row is only read.
+/// Extends the leases of the workers that hold the claims, and reads the claims. A claim has a lease of its
+/// own, so that a claim that its worker never heard of ends; it needs a change once two thirds of that
+/// remain, or when it lost its lease.
 const RENEW: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), held AS MATERIALIZED (
     SELECT open_jobs.id, open_jobs.epoch, open_jobs.claim_id, owner, state, lease_until
@@ -172,18 +172,21 @@ WITH clock AS (SELECT store_now_ms($1) AS now), held AS MATERIALIZED (
     INSERT INTO worker_leases (owner, until)
     SELECT DISTINCT owner, now + $2 FROM held, clock WHERE state = 'running'
     ON CONFLICT (owner) DO UPDATE SET until = excluded.until
-), changed AS (
-    UPDATE open_jobs
-    SET lease_until = CASE held.state WHEN 'queued' THEN (SELECT now FROM clock) + $2 END,
-        state = 'running', losses = losses - (held.state = 'queued')::integer
-    FROM held
-    WHERE (held.state = 'queued' OR held.lease_until IS NOT NULL)
-      AND open_jobs.id = ANY($3) AND open_jobs.id = held.id AND open_jobs.epoch = held.epoch
-      AND open_jobs.claim_id = held.claim_id AND open_jobs.state = held.state
-    RETURNING open_jobs.id
 )
-SELECT id, epoch, claim_id FROM held
-WHERE (state = 'running' AND lease_until IS NULL) OR id IN (SELECT id FROM changed)";
+SELECT id, epoch, claim_id,
+       state = 'queued' OR coalesce(lease_until < now + $2 * 2 / 3, false) AS must_change
+FROM held, clock";
+
+/// Gives claims the lease of their worker; takes back jobs that lost their lease, which gives them one of
+/// their own.
+const CHANGE_LEASES: &str = "
+UPDATE open_jobs
+SET lease_until = CASE state WHEN 'queued' THEN store_now_ms($1) + $2 END,
+    state = 'running', losses = losses - (state = 'queued')::integer
+FROM UNNEST($3::uuid[], $4::bigint[], $5::bigint[]) AS claim (id, epoch, claim_id)
+WHERE open_jobs.id = ANY($3) AND open_jobs.id = claim.id AND open_jobs.epoch = claim.epoch
+  AND open_jobs.claim_id = claim.claim_id AND open_jobs.state IN ('running', 'queued')
+RETURNING open_jobs.id, open_jobs.epoch, open_jobs.claim_id";
 
 /// Renews in the combined layout, where the previous release reads the lease of each job.
 const RENEW_COMBINED: &str = "
@@ -192,7 +195,7 @@ UPDATE jobs SET lease_until = store_now_ms($1) + $2, state = 'running',
 FROM UNNEST($3::uuid[], $4::bigint[], $5::bigint[]) AS claim (id, epoch, claim_id)
 WHERE jobs.id = ANY($3) AND jobs.id = claim.id AND jobs.epoch = claim.epoch
   AND jobs.claim_id = claim.claim_id AND jobs.state IN ('running', 'queued')
-RETURNING jobs.id, jobs.epoch, jobs.claim_id";
+RETURNING jobs.id, jobs.epoch, jobs.claim_id, false AS must_change";
 
 /// Extends leases, and takes back jobs that lost theirs and were not claimed since; returns the claims
 /// that are no longer valid.
@@ -201,16 +204,32 @@ pub(super) async fn renew(
     claims: &[ClaimRef],
     lease: Duration,
 ) -> Result<Vec<ClaimRef>, StoreError> {
-    let statement = |layout: Layout, claims: &[ClaimRef]| {
+    let bound = |sql: &'static str, claims: &[ClaimRef]| {
         let (ids, epochs, claim_ids) = columns(claims);
-        let renew = query(match layout {
-            Layout::Combined => RENEW_COMBINED,
-            Layout::Changing | Layout::Split => RENEW,
-        });
-        let renew = renew.bind(store.clock_parameter()).bind(milliseconds(lease));
-        renew.bind(ids).bind(epochs).bind(claim_ids)
+        let bound = query(sql).bind(store.clock_parameter()).bind(milliseconds(lease));
+        bound.bind(ids).bind(epochs).bind(claim_ids)
     };
-    let kept = store.change_open(claims, statement, |claim| claim.id).await?;
+    let statement = |layout: Layout, claims: &[ClaimRef]| match layout {
+        Layout::Combined => bound(RENEW_COMBINED, claims),
+        Layout::Changing | Layout::Split => bound(RENEW, claims),
+    };
+    let mut kept = store.change_open(claims, statement, |claim| claim.id).await?;
+    let mut to_change = Vec::new();
+    for row in &kept {
+        if rows::get(row, "must_change")? {
+            to_change.push(rows::claim_ref(row)?);
+        }
+    }
+    if !to_change.is_empty() {
+        let mut unchanged = Vec::with_capacity(kept.len());
+        for row in kept {
+            if !rows::get::<bool>(&row, "must_change")? {
+                unchanged.push(row);
+            }
+        }
+        unchanged.extend(store.fetch_hot(bound(CHANGE_LEASES, &to_change)).await?);
+        kept = unchanged;
+    }
     rows::lost(claims.iter().copied(), &kept)
 }
 

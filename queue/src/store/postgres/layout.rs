@@ -166,7 +166,11 @@ impl PostgresStore {
         id: impl Fn(&I) -> JobId + Sync,
     ) -> Result<Vec<PgRow>, StoreError> {
         let mut layout = self.layout().await?;
-        let mut changed = self.fetch_all(statement(layout, items)).await?;
+        let run = async |layout, items: &[I]| match layout {
+            Layout::Combined => self.fetch_all(statement(layout, items)).await,
+            Layout::Changing | Layout::Split => self.fetch_hot(statement(layout, items)).await,
+        };
+        let mut changed = run(layout, items).await?;
         if layout == Layout::Split {
             return Ok(changed);
         }
@@ -178,7 +182,7 @@ impl PostgresStore {
         if !missing.is_empty() && layout == Layout::Combined {
             layout = self.read_layout().await?;
             if layout != Layout::Combined {
-                changed.extend(self.fetch_all(statement(layout, &missing)).await?);
+                changed.extend(run(layout, &missing).await?);
                 missing = rest(&changed)?;
             }
         }
@@ -186,7 +190,7 @@ impl PostgresStore {
             && layout == Layout::Changing
             && self.move_open(&missing.iter().map(&id).collect::<Vec<_>>()).await? > 0
         {
-            changed.extend(self.fetch_all(statement(layout, &missing)).await?);
+            changed.extend(run(layout, &missing).await?);
         }
         Ok(changed)
     }
