@@ -13,13 +13,16 @@ use std::{
     time::Duration,
 };
 
-use conformance::{answer, by, finished, job};
+use conformance::{answer, by, finished, job, queue};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
-use tritmill_queue::store::Maintenance as _;
 use tritmill_queue::{
-    Job, JobId, JobState, Store, Tenant, Timestamp,
-    store::{Maintained, PostgresStore, RETENTION_DEFAULT, Submission},
+    Claim, Job, JobId, JobState, Store, Tenant, Timestamp,
+    store::{
+        Maintained, Maintenance as _, PostgresOptions, PostgresStore, QueueHistory as _,
+        RETENTION_DEFAULT, Submission, Workers as _,
+        workers::{Heartbeat, WorkerMetrics},
+    },
 };
 use tritmill_servers::Postgres;
 use uuid::Uuid;
@@ -44,6 +47,20 @@ async fn combine(server: &Postgres) {
 
 fn ids(jobs: &[Job]) -> Vec<JobId> {
     jobs.iter().map(|job| job.id).collect()
+}
+
+fn beat() -> Heartbeat {
+    Heartbeat {
+        owner: "a".into(),
+        queue: queue(),
+        host: "host".into(),
+        pid: 1,
+        running: 0,
+        slots: 1,
+        draining: false,
+        tokens_per_s: 0.0,
+        metrics: WorkerMetrics::default(),
+    }
 }
 
 /// Returns a job with an id of that day.
@@ -159,6 +176,57 @@ async fn job_that_ends_after_its_day_was_dropped_keeps_its_result() {
     now.fetch_add(8 * DAY_MS, Ordering::SeqCst);
     store.maintain().await.unwrap();
     assert_eq!(store.job(late.id).await.unwrap(), None);
+}
+
+/// A server whose lock table has no room for the locks of a hundred partitions with their indexes.
+#[tokio::test]
+async fn calls_of_every_second_do_not_touch_old_partitions() {
+    let few = [
+        "max_locks_per_transaction=10",
+        "max_connections=16",
+        "max_worker_processes=2",
+        "max_wal_senders=0",
+    ];
+    let server = Postgres::start_with(&few).unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let today = i64::try_from(Uuid::now_v7().as_u128() >> 80).unwrap() / DAY_MS;
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    for day in 1..=100 {
+        for table in ["jobs", "results"] {
+            let [from, to] = [today - day, today - day + 1]
+                .map(|day| Uuid::from_u128(u128::try_from(day * DAY_MS).unwrap() << 80));
+            let create = format!(
+                "CREATE TABLE {table}_old_{day} PARTITION OF {table}
+                 FOR VALUES FROM ('{from}') TO ('{to}')"
+            );
+            sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut connection).await.unwrap();
+        }
+    }
+    let every = sqlx::query("SELECT count(*) FROM jobs").fetch_one(&mut connection).await;
+    assert!(every.unwrap_err().to_string().contains("out of shared memory"));
+    let options = PostgresOptions { connections_max: 2, ..PostgresOptions::default() };
+    let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
+    let jobs: Vec<Job> = (0..20).map(|_| job()).collect();
+    store.submit(&jobs).await.unwrap();
+    for _ in 0..2 {
+        store.heartbeat(&beat()).await.unwrap();
+        store.reconcile().await.unwrap();
+        store.sample().await.unwrap();
+        store.unannounced(&queue()).await.unwrap();
+    }
+    assert_eq!(store.queued(&queue(), None, 100).await.unwrap().len(), 20);
+    assert_eq!(store.queued_heads(&queue(), 3, 3).await.unwrap().0.entries, 20);
+    assert_eq!(store.unfinished(&queue()).await.unwrap(), 20);
+    let claims = store.claim(&ids(&jobs), by("a")).await.unwrap();
+    let claims: Vec<_> = claims.iter().map(Claim::claim_ref).collect();
+    assert!(store.renew(&claims, Duration::from_secs(15)).await.unwrap().is_empty());
+    assert_eq!(store.hand_back(&claims[..5]).await.unwrap().len(), 5);
+    assert_eq!(store.cancel(&ids(&jobs[..5])).await.unwrap().len(), 5);
+    let done: Vec<_> = claims[5..].iter().map(|held| finished(*held, answer("x"))).collect();
+    assert_eq!(store.finish(&done).await.unwrap().len(), 15);
+    assert_eq!(store.state(jobs[9].id).await.unwrap(), Some(JobState::Completed));
+    assert_eq!(store.finished(&ids(&jobs)).await.unwrap().len(), 20);
+    assert_eq!(store.job(jobs[9].id).await.unwrap().unwrap().outcome, Some(answer("x")));
 }
 
 #[tokio::test]

@@ -159,8 +159,8 @@ fn columns(claims: &[ClaimRef]) -> (Vec<Uuid>, Vec<i64>, Vec<i64>) {
 }
 
 /// Extends the leases of the workers that hold the claims, and reads the claims. A claim has a lease of its
-/// own, so that a claim that its worker never heard of ends; it needs a change once two thirds of that
-/// remain, or when it lost its lease.
+/// own, so that a claim that its worker never heard of ends. It needs a change when that one is not about
+/// as long as asked for, or is lost.
 const RENEW: &str = "
 WITH clock AS (SELECT store_now_ms($1) AS now), held AS MATERIALIZED (
     SELECT open_jobs.id, open_jobs.epoch, open_jobs.claim_id, owner, state, lease_until
@@ -174,7 +174,8 @@ WITH clock AS (SELECT store_now_ms($1) AS now), held AS MATERIALIZED (
     ON CONFLICT (owner) DO UPDATE SET until = excluded.until
 )
 SELECT id, epoch, claim_id,
-       state = 'queued' OR coalesce(lease_until < now + $2 * 2 / 3, false) AS must_change
+       state = 'queued' OR (lease_until NOT BETWEEN now + $2 * 2 / 3 AND now + $2) IS TRUE
+           AS must_change
 FROM held, clock";
 
 /// Gives claims the lease of their worker; takes back jobs that lost their lease, which gives them one of

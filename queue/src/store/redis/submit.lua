@@ -94,5 +94,5 @@ for place, waiting in pairs(jobs.places) do
   activate(place)
 end
 count_accepted(jobs.entries)
-if jobs.entries > 0 then ring() end
+if jobs.entries > 0 then ring(jobs.entries) end
 return { jobs.count, 0, 0 }
