@@ -227,6 +227,7 @@ async fn calls_of_every_second_do_not_touch_old_partitions() {
     assert_eq!(store.state(jobs[9].id).await.unwrap(), Some(JobState::Completed));
     assert_eq!(store.finished(&ids(&jobs)).await.unwrap().len(), 20);
     assert_eq!(store.job(jobs[9].id).await.unwrap().unwrap().outcome, Some(answer("x")));
+    store.maintain().await.unwrap();
 }
 
 #[tokio::test]

@@ -1,6 +1,8 @@
 //! Submission under an idempotency key: the same request twice is one submission.
 
-use sqlx::postgres::PgRow;
+use std::collections::HashSet;
+
+use sqlx::{PgConnection, postgres::PgRow};
 use uuid::Uuid;
 
 use super::{PostgresStore, calls::query, claims, dialect::storable, rows};
@@ -8,6 +10,9 @@ use crate::{
     job::{Job, JobId, Tenant},
     store::StoreError,
 };
+
+/// Keys looked at by one statement.
+const FORGET_CHUNK: i64 = 1000;
 
 /// Result of a submission under a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,5 +99,44 @@ impl PostgresStore {
         claims::insert_jobs(self, &mut tx, jobs, None).await?;
         tx.commit().await?;
         Ok(None)
+    }
+}
+
+/// Deletes keys that were used before a time and have no jobs left. Looks up the jobs of some keys at a time,
+/// by their ids: a join would read the partitions of all days.
+pub(super) async fn forget(connection: &mut PgConnection, before: i64) -> Result<(), StoreError> {
+    let (mut tenant, mut key) = (String::new(), String::new());
+    loop {
+        let found = query(
+            "SELECT tenant, key, job_ids FROM idempotency
+             WHERE created_at < $1 AND (tenant, key) > ($2, $3) ORDER BY tenant, key LIMIT $4",
+        );
+        let found = found.bind(before).bind(&tenant).bind(&key).bind(FORGET_CHUNK);
+        let found = found.fetch_all(&mut *connection).await?;
+        let Some(last) = found.last() else { return Ok(()) };
+        (tenant, key) = (rows::get(last, "tenant")?, rows::get(last, "key")?);
+        let mut keys: Vec<(&str, &str, Vec<Uuid>)> = Vec::with_capacity(found.len());
+        for row in &found {
+            keys.push((
+                rows::get(row, "tenant")?,
+                rows::get(row, "key")?,
+                rows::get(row, "job_ids")?,
+            ));
+        }
+        let ids: Vec<Uuid> = keys.iter().flat_map(|(_, _, ids)| ids).copied().collect();
+        let kept = query("SELECT id FROM all_jobs WHERE id = ANY($1)").bind(ids);
+        let kept = rows::ids(&kept.fetch_all(&mut *connection).await?)?;
+        let kept: HashSet<Uuid> = kept.into_iter().map(Uuid::from).collect();
+        keys.retain(|(_, _, ids)| ids.iter().all(|id| !kept.contains(id)));
+        let (tenants, keys): (Vec<&str>, Vec<&str>) =
+            keys.into_iter().map(|(tenant, key, _)| (tenant, key)).unzip();
+        query(
+            "DELETE FROM idempotency USING UNNEST($1::text[], $2::text[]) AS gone (tenant, key)
+             WHERE idempotency.tenant = gone.tenant AND idempotency.key = gone.key",
+        )
+        .bind(tenants)
+        .bind(keys)
+        .execute(&mut *connection)
+        .await?;
     }
 }

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::{
     PostgresStore,
     calls::query,
-    history,
+    history, idempotency,
     rows::{self, milliseconds},
     settings, tenants, workers,
 };
@@ -70,13 +70,7 @@ impl Maintenance for PostgresStore {
         let now = now(&mut connection, self.clock_parameter()).await?;
         let oldest = now.saturating_sub(milliseconds(retention));
         drop_before(&mut connection, oldest, &mut done).await?;
-        query(
-            "DELETE FROM idempotency WHERE created_at < $1
-             AND NOT EXISTS (SELECT FROM all_jobs WHERE id = ANY(job_ids))",
-        )
-        .bind(oldest)
-        .execute(&mut *connection)
-        .await?;
+        idempotency::forget(&mut connection, oldest).await?;
         let silent_since = now.saturating_sub(milliseconds(SILENT_KEPT));
         workers::forget(&mut connection, None, Some(silent_since)).await?;
         history::sweep(&mut connection, now).await?;
