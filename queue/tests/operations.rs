@@ -380,3 +380,53 @@ async fn deleted_jobs_leave_no_rows_and_lose_their_claims() {
     assert!(store.finished(&[failed.id, running.id]).await.unwrap().is_empty());
     assert_eq!(store.job(kept.id).await.unwrap().unwrap().state, JobState::Queued);
 }
+
+#[tokio::test]
+async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
+    use sqlx::Connection as _;
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    let mut connection = sqlx::PgConnection::connect(&server.url()).await.unwrap();
+    let mut wanted = async |sql: &'static str| -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
+    };
+    const WANTED: &str = "SELECT wanted_workers('tiny', 'i2_s', 100)";
+    assert_eq!(wanted(WANTED).await, 0, "scale to zero");
+    let jobs: Vec<Job> = (0..1000).map(|_| job()).collect();
+    let tokens: i64 = jobs.iter().map(|job| i64::from(job.cost())).sum();
+    store.submit(&jobs).await.unwrap();
+    // 100 tokens/s until a rate is known.
+    let workers = |rate: f64, s: f64| (tokens as f64 / (rate * s)).ceil() as i64;
+    assert_eq!(wanted(WANTED).await, workers(100.0, 100.0).max(1));
+    // A worker that is full measures 20 tokens/s.
+    let metrics = WorkerMetrics {
+        prefill_tokens_per_s: 15.0,
+        decode_tokens_per_s: 5.0,
+        ..beat().metrics
+    };
+    store.register_class(&queue(), "class").await.unwrap();
+    store.heartbeat(&Heartbeat { running: 32, metrics, ..beat() }).await.unwrap();
+    store.sample().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    assert!(store.sample().await.unwrap());
+    assert_eq!(wanted(WANTED).await, workers(20.0, 100.0));
+    // One deadline in 50 s.
+    let soon = store.now().await.unwrap().0 + 50_000;
+    let urgent = Job { expires_at: Some(Timestamp(soon)), ..job() };
+    store.submit(&[urgent]).await.unwrap();
+    let more = wanted(WANTED).await;
+    assert!((workers(20.0, 50.0)..=workers(20.0, 49.0) + 1).contains(&more), "{more}");
+    // A paused queue keeps what its running jobs need.
+    store.claim(&jobs.iter().map(|job| job.id).take(40).collect::<Vec<_>>(), by("w")).await.unwrap();
+    store.set_paused(&queue(), true).await.unwrap();
+    assert_eq!(wanted(WANTED).await, 2, "40 jobs in workers with 32 slots");
+    assert_eq!(wanted("SELECT wanted_workers('other', 'i2_s')").await, 0);
+    let later = Job {
+        queue: QueueName { model: "other".into(), ..queue() },
+        run_at: Some(Timestamp(soon)),
+        ..job()
+    };
+    store.submit(&[later]).await.unwrap();
+    assert_eq!(wanted("SELECT wanted_workers('other', 'i2_s')").await, 1, "due within a minute");
+}

@@ -79,6 +79,7 @@ pub(super) async fn sample(store: &PostgresStore) -> Result<bool, StoreError> {
     let layout = store.layout_within(&mut tx).await?;
     observe_open(&mut tx, layout, &mut observed).await?;
     observe_slots(&mut tx, now, &mut observed).await?;
+    measure_workers(&mut tx, now).await?;
     if layout == Layout::Combined {
         let horizon = horizon(&mut tx, given, now).await?;
         if horizon > state.cursor {
@@ -199,6 +200,25 @@ async fn observe_slots(
     for row in &found {
         observed.entry(rows::queue(row)?).or_default().slots = rows::count(row, "slots")?;
     }
+    Ok(())
+}
+
+/// Measures the rate of a worker that is at least half full, in prompt and generated tokens per second; for
+/// `wanted_workers`.
+async fn measure_workers(tx: &mut PgConnection, now: Timestamp) -> Result<(), StoreError> {
+    query(
+        "UPDATE queues
+         SET worker_tokens_per_s = 0.9 * coalesce(worker_tokens_per_s, busy.rate) + 0.1 * busy.rate
+         FROM (SELECT model, format,
+                      avg((vitals ->> 'prefill_tokens_per_s')::float8
+                          + (vitals ->> 'decode_tokens_per_s')::float8) AS rate
+               FROM workers WHERE seen_at >= $1 AND running * 2 >= slots GROUP BY model, format
+              ) AS busy
+         WHERE queues.model = busy.model AND queues.format = busy.format AND busy.rate > 0",
+    )
+    .bind(now.0 - milliseconds(Worker::SILENT_MAX))
+    .execute(tx)
+    .await?;
     Ok(())
 }
 
