@@ -127,3 +127,83 @@ pub enum Outcome {
     /// The deadline passed during the attempt.
     Expired,
 }
+
+/// Size of an answer, estimated from above, that every store can read again: see
+/// [`wire::decode`](crate::wire::decode).
+const ANSWER_BYTES_MAX: usize = 60 << 20;
+/// Encoded bytes of a token beside its text, at most.
+const TOKEN_BYTES: usize = 40;
+
+impl Outcome {
+    /// Returns the outcome, or the error that takes its place because it could not be read again after it was
+    /// stored: an answer that is too large, or one with a number that no JSON can hold.
+    #[must_use]
+    pub fn readable(self) -> Self {
+        let Self::Completed(completion) = &self else { return self };
+        let tokens = || completion.choices.iter().filter_map(|choice| choice.logprobs.as_ref());
+        let tokens = || tokens().flatten();
+        let text: usize = completion.choices.iter().map(|choice| choice.text.len()).sum();
+        // Each byte of a token is a number in a list, of two bytes at most.
+        let of_token = |bytes: &[u8]| TOKEN_BYTES + 2 * bytes.len();
+        let of_tokens = tokens().map(|token| {
+            let top = token.top.iter().map(|top| of_token(&top.bytes)).sum::<usize>();
+            of_token(&token.bytes) + top
+        });
+        let size = text + of_tokens.sum::<usize>();
+        let is_finite = tokens().all(|token| {
+            token.logprob.is_finite() && token.top.iter().all(|top| top.logprob.is_finite())
+        });
+        if size > ANSWER_BYTES_MAX {
+            let message = format!("the answer has {size} bytes, the limit is {ANSWER_BYTES_MAX}");
+            Self::Error(JobError::new(ErrorKind::InvalidRequest, "answer_too_large", message))
+        } else if !is_finite {
+            let message = "a log-probability of the answer is not a finite number";
+            Self::Error(JobError::new(ErrorKind::Engine, "answer_not_finite", message))
+        } else {
+            self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire;
+
+    fn answer(tokens: usize, top: usize, logprob: f32) -> Outcome {
+        let one = TopLogprob { token: u32::MAX, bytes: vec![255; 8], logprob };
+        let token = TokenLogprob {
+            token: u32::MAX,
+            bytes: vec![255; 8],
+            logprob: -1.5,
+            top: vec![one; top],
+        };
+        Outcome::Completed(Completion {
+            model: "m".to_owned(),
+            fingerprint: "f".to_owned(),
+            choices: vec![Choice {
+                index: 0,
+                text: "x".repeat(tokens),
+                finish_reason: FinishReason::Length,
+                logprobs: Some(vec![token; tokens]),
+            }],
+            usage: Usage::default(),
+        })
+    }
+
+    #[test]
+    fn only_answers_that_can_be_read_again_are_stored() {
+        // The largest request that is accepted: 1,048,576 log-probabilities.
+        let largest = answer(1 << 16, 15, -2.5);
+        assert_eq!(largest.clone().readable(), largest);
+        assert_eq!(wire::decode::<Outcome>(&wire::encode(&largest)).unwrap(), largest);
+        let code = |outcome: Outcome| match outcome.readable() {
+            Outcome::Error(error) => error.code,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(code(answer(1 << 17, 15, -2.5)), "answer_too_large");
+        assert_eq!(code(answer(2, 2, f32::NAN)), "answer_not_finite");
+        assert_eq!(code(answer(2, 2, f32::NEG_INFINITY)), "answer_not_finite");
+        assert_eq!(Outcome::Expired.readable(), Outcome::Expired);
+    }
+}

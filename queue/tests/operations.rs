@@ -400,11 +400,8 @@ async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
     let workers = |rate: f64, s: f64| (tokens as f64 / (rate * s)).ceil() as i64;
     assert_eq!(wanted(WANTED).await, workers(100.0, 100.0).max(1));
     // A worker that is full measures 20 tokens/s.
-    let metrics = WorkerMetrics {
-        prefill_tokens_per_s: 15.0,
-        decode_tokens_per_s: 5.0,
-        ..beat().metrics
-    };
+    let metrics =
+        WorkerMetrics { prefill_tokens_per_s: 15.0, decode_tokens_per_s: 5.0, ..beat().metrics };
     store.register_class(&queue(), "class").await.unwrap();
     store.heartbeat(&Heartbeat { running: 32, metrics, ..beat() }).await.unwrap();
     store.sample().await.unwrap();
@@ -418,7 +415,10 @@ async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
     let more = wanted(WANTED).await;
     assert!((workers(20.0, 50.0)..=workers(20.0, 49.0) + 1).contains(&more), "{more}");
     // A paused queue keeps what its running jobs need.
-    store.claim(&jobs.iter().map(|job| job.id).take(40).collect::<Vec<_>>(), by("w")).await.unwrap();
+    store
+        .claim(&jobs.iter().map(|job| job.id).take(40).collect::<Vec<_>>(), by("w"))
+        .await
+        .unwrap();
     store.set_paused(&queue(), true).await.unwrap();
     assert_eq!(wanted(WANTED).await, 2, "40 jobs in workers with 32 slots");
     assert_eq!(wanted("SELECT wanted_workers('other', 'i2_s')").await, 0);

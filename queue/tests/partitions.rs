@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use conformance::{answer, by, finished, job, queue};
@@ -176,6 +176,46 @@ async fn job_that_ends_after_its_day_was_dropped_keeps_its_result() {
     now.fetch_add(8 * DAY_MS, Ordering::SeqCst);
     store.maintain().await.unwrap();
     assert_eq!(store.job(late.id).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn maintenance_beside_a_dump_gives_up_at_once_and_delays_nothing() {
+    let server = Postgres::start().unwrap();
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
+    let clock = Arc::clone(&now);
+    let store = PostgresStore::connect(&server.url())
+        .await
+        .unwrap()
+        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    store.set_retention(Duration::from_secs(7 * 24 * 60 * 60)).await.unwrap();
+    store.maintain().await.unwrap();
+    now.fetch_add(9 * DAY_MS, Ordering::SeqCst);
+    // What pg_dump holds for as long as it runs.
+    let mut dump = PgConnection::connect(&server.url()).await.unwrap();
+    let begin = "BEGIN; LOCK TABLE jobs, results, attempt_errors IN ACCESS SHARE MODE";
+    sqlx::raw_sql(begin).execute(&mut dump).await.unwrap();
+    let work = async {
+        let mut slowest = Duration::ZERO;
+        for _ in 0..50 {
+            let (started, one) = (Instant::now(), job());
+            store.submit(std::slice::from_ref(&one)).await.unwrap();
+            let held = store.claim(&[one.id], by("a")).await.unwrap()[0].claim_ref();
+            assert_eq!(store.finish(&[finished(held, answer("x"))]).await.unwrap().len(), 1);
+            slowest = slowest.max(started.elapsed());
+        }
+        slowest
+    };
+    let maintenance = async {
+        let started = Instant::now();
+        let error = store.maintain().await.unwrap_err().to_string();
+        assert!(error.contains("lock timeout"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    };
+    let ((), slowest) = futures_util::future::join(maintenance, work).await;
+    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    sqlx::raw_sql("COMMIT").execute(&mut dump).await.unwrap();
+    assert!(store.maintain().await.unwrap().dropped > 0);
 }
 
 /// A server whose lock table has no room for the locks of a hundred partitions with their indexes.

@@ -55,7 +55,7 @@ async fn jobs_of_both_layouts_are_claimed_and_finished_by_all_processes() {
     assert_eq!((counted, progress.cancelled), ((2, 3, 1, 1), 2));
     // Ten minutes later calls stop looking for open jobs in the old table.
     execute(&server, "UPDATE settings SET value = 0 WHERE name = 'open_jobs_since'").await;
-    two.reconcile().await.unwrap();
+    PostgresStore::connect(&server.url()).await.unwrap().reconcile().await.unwrap();
     assert_eq!(number(&server, "SELECT value FROM settings WHERE name = 'open_jobs'").await, 2);
 }
 

@@ -37,6 +37,8 @@ use crate::{
 const READ_EVERY: Duration = Duration::from_secs(2);
 /// Open rows of the combined layout are looked for at least this long after the change.
 const LEFTOVERS_FOR_MS: i64 = 10 * 60 * 1000;
+/// Time between two looks for open rows of the combined layout, which read all partitions.
+const LEFTOVERS_EVERY: Duration = Duration::from_secs(5);
 /// Rows moved by one statement.
 const CHUNK: i64 = 1000;
 
@@ -78,13 +80,18 @@ impl Layout {
 pub(super) struct KnownLayout {
     value: AtomicI64,
     read_at: Mutex<Instant>,
+    leftovers_at: Mutex<Option<Instant>>,
 }
 
 impl KnownLayout {
     /// Reads the layout of the database.
     pub async fn read(connection: &mut PgConnection) -> Result<Self, StoreError> {
         let value = read(connection).await?;
-        Ok(Self { value: AtomicI64::new(value), read_at: Mutex::new(Instant::now()) })
+        Ok(Self {
+            value: AtomicI64::new(value),
+            read_at: Mutex::new(Instant::now()),
+            leftovers_at: Mutex::default(),
+        })
     }
 
     fn get(&self) -> Layout {
@@ -219,6 +226,13 @@ impl PostgresStore {
     pub(super) async fn move_leftovers(&self) -> Result<(), StoreError> {
         if self.layout().await? != Layout::Changing {
             return Ok(());
+        }
+        {
+            let mut looked_at = self.layout.leftovers_at.lock();
+            if looked_at.is_some_and(|at| at.elapsed() < LEFTOVERS_EVERY) {
+                return Ok(());
+            }
+            *looked_at = Some(Instant::now());
         }
         loop {
             let left = query(

@@ -18,7 +18,7 @@ impl Core {
         self.record_device_result(device, &end);
         let Some(claim) = self.in_flight.get(held) else { return };
         let disposition = match translate::outcome(&self.served, &claim.prompt, end) {
-            Some(outcome) => Disposition::Record(outcome),
+            Some(outcome) => Disposition::Record(outcome.readable()),
             None if claim.hand_back => Disposition::HandBack,
             None => Disposition::Forget,
         };
