@@ -101,8 +101,8 @@ pub trait Dispatcher: Send + Sync {
     /// its data is new or was lost.
     async fn missing(&self, queue: &QueueName) -> Result<Option<Missing>, DispatchError>;
 
-    /// Sets what the dispatcher lacks, which may be nothing at the begin of a refill. It counts as waiting towards the limits of the queue, not towards
-    /// those of a tenant.
+    /// Sets what the dispatcher lacks, which may be nothing at the begin of a refill. It counts as waiting
+    /// towards the limits of the queue, not towards those of a tenant.
     async fn set_missing(&self, queue: &QueueName, missing: Missing) -> Result<(), DispatchError>;
 
     /// Checks that the demand fits the dispatcher's limits and the queue's quotas. A single entry always

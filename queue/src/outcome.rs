@@ -196,7 +196,7 @@ mod tests {
         // The largest request that is accepted: 1,048,576 log-probabilities.
         let largest = answer(1 << 16, 15, -2.5);
         assert_eq!(largest.clone().readable(), largest);
-        assert_eq!(wire::decode::<Outcome>(&wire::encode(&largest)).unwrap(), largest);
+        assert_eq!(wire::decode::<Outcome>(&wire::encode(&largest)).expect("readable"), largest);
         let code = |outcome: Outcome| match outcome.readable() {
             Outcome::Error(error) => error.code,
             other => panic!("{other:?}"),

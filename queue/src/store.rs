@@ -277,9 +277,10 @@ pub trait Store: Send + Sync {
     /// job that cannot be read ends its attempt with an error.
     async fn claim(&self, ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError>;
 
-    /// Extends leases to `lease` from now. Takes jobs back that lost their lease and were not claimed
-    /// since. Returns the claims that are no longer valid: their work must stop. On an error the old
-    /// leases continue.
+    /// Extends leases, to between two thirds of `lease` and `lease` from now. A store may extend the lease of
+    /// the worker, and with it all of its claims that were renewed before. Takes jobs back that lost their
+    /// lease and were not claimed since. Returns the claims that are no longer valid: their work must stop. On
+    /// an error the old leases continue.
     async fn renew(
         &self,
         claims: &[ClaimRef],

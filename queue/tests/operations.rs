@@ -386,7 +386,7 @@ async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
     use sqlx::Connection as _;
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
-    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    let store: Arc<dyn FrontStore> = Arc::new(PostgresStore::connect(&server.url()).await.unwrap());
     let mut connection = sqlx::PgConnection::connect(&server.url()).await.unwrap();
     let mut wanted = async |sql: &'static str| -> i64 {
         sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()

@@ -2,6 +2,7 @@
 
 mod e2e;
 mod engine;
+mod fleet;
 mod gpu;
 mod kernels;
 mod queue;
@@ -22,6 +23,8 @@ pub enum Command {
     Tuning(tuning::Arguments),
     /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
+    /// Measure a fleet of simulated workers: its idle cost, and how soon its jobs start
+    Fleet(fleet::Arguments),
     /// Compare a model behind the queue with the same engine alone
     E2e(e2e::Arguments),
 }
@@ -33,6 +36,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Tuning(arguments) => tuning::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
+        Command::Fleet(arguments) => fleet::run(&arguments),
         Command::E2e(arguments) => e2e::run(&arguments),
     }
 }

@@ -18,8 +18,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_queue::{Job, JobId};
 
-pub use self::flow::Bench;
-use self::processor_time::{Pids, Used};
+pub use self::{
+    flow::Bench,
+    processor_time::{Pids, Used},
+};
 use crate::{block_on, output, servers::ModeOptions};
 
 const EXAMPLES: &str = "\

@@ -120,7 +120,7 @@ impl Bench {
     }
 
     /// Pulls and claims.
-    async fn start(
+    pub async fn start(
         &self,
         consumer: &str,
         max: usize,
@@ -139,7 +139,7 @@ impl Bench {
     }
 
     /// Writes results and acknowledges.
-    async fn end(
+    pub async fn end(
         &self,
         consumer: &str,
         held: &[ClaimRef],

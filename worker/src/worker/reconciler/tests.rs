@@ -1,3 +1,5 @@
+//! Refills, lost leases and full queues, on a store in a file and a dispatcher in memory.
+
 use tritmill_queue::{
     Claimant, Delivery, Job, Priority, Prompt, Sampling, Tenant,
     dispatch::{Demand, MemoryDispatcher, Pull, Quotas},
