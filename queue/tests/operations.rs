@@ -6,13 +6,7 @@
 mod conformance;
 mod stores;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use conformance::{answer, by, error, finished, job, queue};
 use stores::{Rig, both};
@@ -23,7 +17,7 @@ use tritmill_queue::{
         FrontStore, PostgresStore,
         classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
         queue_settings::QueueState,
-        workers::{Directive, Heartbeat, Leads, SILENT_ALIVE_MAX, WorkerMetrics, Workers as _},
+        workers::{Directive, Heartbeat, Leads, SILENT_ALIVE_MAX, WorkerMetrics},
     },
 };
 use tritmill_servers::Postgres;
@@ -232,34 +226,6 @@ async fn queues_are_listed_with_counts_and_oldest_job() {
 }
 
 #[tokio::test]
-async fn one_worker_leads_until_it_drains_ends_or_is_silent() {
-    let server = Postgres::start().unwrap();
-    PostgresStore::migrate(&server.url()).await.unwrap();
-    let store = PostgresStore::connect(&server.url()).await.unwrap();
-    let now = Arc::new(AtomicI64::new(store.now().await.unwrap().0));
-    let clock = Arc::clone(&now);
-    let store = store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
-    let advance = |by: Duration| now.fetch_add(by.as_millis() as i64, Ordering::SeqCst);
-    let named = |owner: &str| Heartbeat { owner: owner.into(), ..beat() };
-    let leads = async |beat: &Heartbeat| store.heartbeat(beat).await.unwrap().leads;
-    let other_queue =
-        Heartbeat { queue: QueueName { format: "tl1".into(), ..queue() }, ..named("c") };
-    assert_eq!(leads(&named("a")).await, Leads::ALL);
-    assert_eq!(leads(&named("b")).await, Leads::default());
-    assert_eq!(leads(&other_queue).await, Leads { store: false, queue: true });
-    advance(Leads::LEASE - Duration::from_secs(1));
-    assert_eq!(leads(&named("b")).await, Leads::default());
-    assert_eq!(leads(&named("a")).await, Leads::ALL, "and holds it for longer");
-    advance(Leads::LEASE);
-    assert_eq!(leads(&named("b")).await, Leads::ALL, "the other one was silent");
-    assert_eq!(leads(&named("a")).await, Leads::default());
-    assert_eq!(leads(&Heartbeat { draining: true, ..named("b") }).await, Leads::default());
-    assert_eq!(leads(&named("a")).await, Leads::ALL);
-    store.forget_worker("a").await.unwrap();
-    assert_eq!(leads(&named("b")).await, Leads::ALL);
-}
-
-#[tokio::test]
 async fn workers_that_report_keep_the_store_present_without_a_reconciler() {
     both(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
@@ -379,54 +345,4 @@ async fn deleted_jobs_leave_no_rows_and_lose_their_claims() {
     assert!(store.finish(&[finished(held, answer("a"))]).await.unwrap().is_empty());
     assert!(store.finished(&[failed.id, running.id]).await.unwrap().is_empty());
     assert_eq!(store.job(kept.id).await.unwrap().unwrap().state, JobState::Queued);
-}
-
-#[tokio::test]
-async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
-    use sqlx::Connection as _;
-    let server = Postgres::start().unwrap();
-    PostgresStore::migrate(&server.url()).await.unwrap();
-    let store: Arc<dyn FrontStore> = Arc::new(PostgresStore::connect(&server.url()).await.unwrap());
-    let mut connection = sqlx::PgConnection::connect(&server.url()).await.unwrap();
-    let mut wanted = async |sql: &'static str| -> i64 {
-        sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap()
-    };
-    const WANTED: &str = "SELECT wanted_workers('tiny', 'i2_s', 100)";
-    assert_eq!(wanted(WANTED).await, 0, "scale to zero");
-    let jobs: Vec<Job> = (0..1000).map(|_| job()).collect();
-    let tokens: i64 = jobs.iter().map(|job| i64::from(job.cost())).sum();
-    store.submit(&jobs).await.unwrap();
-    // 100 tokens/s until a rate is known.
-    let workers = |rate: f64, s: f64| (tokens as f64 / (rate * s)).ceil() as i64;
-    assert_eq!(wanted(WANTED).await, workers(100.0, 100.0).max(1));
-    // A worker that is full measures 20 tokens/s.
-    let metrics =
-        WorkerMetrics { prefill_tokens_per_s: 15.0, decode_tokens_per_s: 5.0, ..beat().metrics };
-    store.register_class(&queue(), "class").await.unwrap();
-    store.heartbeat(&Heartbeat { running: 32, metrics, ..beat() }).await.unwrap();
-    store.sample().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(2100)).await;
-    assert!(store.sample().await.unwrap());
-    assert_eq!(wanted(WANTED).await, workers(20.0, 100.0));
-    // One deadline in 50 s.
-    let soon = store.now().await.unwrap().0 + 50_000;
-    let urgent = Job { expires_at: Some(Timestamp(soon)), ..job() };
-    store.submit(&[urgent]).await.unwrap();
-    let more = wanted(WANTED).await;
-    assert!((workers(20.0, 50.0)..=workers(20.0, 49.0) + 1).contains(&more), "{more}");
-    // A paused queue keeps what its running jobs need.
-    store
-        .claim(&jobs.iter().map(|job| job.id).take(40).collect::<Vec<_>>(), by("w"))
-        .await
-        .unwrap();
-    store.set_paused(&queue(), true).await.unwrap();
-    assert_eq!(wanted(WANTED).await, 2, "40 jobs in workers with 32 slots");
-    assert_eq!(wanted("SELECT wanted_workers('other', 'i2_s')").await, 0);
-    let later = Job {
-        queue: QueueName { model: "other".into(), ..queue() },
-        run_at: Some(Timestamp(soon)),
-        ..job()
-    };
-    store.submit(&[later]).await.unwrap();
-    assert_eq!(wanted("SELECT wanted_workers('other', 'i2_s')").await, 1, "due within a minute");
 }

@@ -5,6 +5,8 @@ use std::{
     os::unix::fs::{PermissionsExt as _, chown},
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
@@ -14,6 +16,9 @@ use crate::{
     Port, Signal,
     process::{Server, User, need, tied},
 };
+
+/// Longest time in which the children of a killed server end.
+const CHILDREN_END_WITHIN: Duration = Duration::from_secs(10);
 
 /// A Postgres with its own folder and port; user `postgres`, no password, database `postgres`.
 pub struct Postgres {
@@ -49,12 +54,6 @@ impl Postgres {
         let data = folder.join("data");
         // Left by a server that was killed.
         let _ = fs::remove_file(data.join("postmaster.pid"));
-        let mut command = tied(&need("postgres", "postgresql")?, User::unprivileged().as_ref());
-        command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
-        for setting in &self.options {
-            command.args(["-c", setting]);
-        }
-        command.current_dir(folder);
         let is_ready = need("pg_isready", "postgresql")?;
         let ready = || {
             Command::new(&is_ready)
@@ -62,8 +61,30 @@ impl Postgres {
                 .status()
                 .is_ok_and(|status| status.success())
         };
-        self.server = Some(Server::start(command, folder.join("log"), ready).context("postgres")?);
-        Ok(())
+        let program = need("postgres", "postgresql")?;
+        let started = Instant::now();
+        loop {
+            let mut command = tied(&program, User::unprivileged().as_ref());
+            command.arg("-D").arg(&data);
+            command.args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
+            for setting in &self.options {
+                command.args(["-c", setting]);
+            }
+            command.current_dir(folder);
+            match Server::start(command, folder.join("log"), ready) {
+                // The children of a server that was killed end a moment later.
+                Err(error)
+                    if error.to_string().contains("pre-existing shared memory block")
+                        && started.elapsed() < CHILDREN_END_WITHIN =>
+                {
+                    thread::sleep(Duration::from_millis(50));
+                }
+                server => {
+                    self.server = Some(server.context("postgres")?);
+                    return Ok(());
+                }
+            }
+        }
     }
 
     /// Kills the server; it cannot write anything more.
