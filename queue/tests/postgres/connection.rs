@@ -180,7 +180,7 @@ async fn server_restart_fails_only_the_calls_in_progress() {
     let lost = store.finish(&done).await.unwrap_err();
     assert!(matches!(lost, StoreError::Unavailable(_)), "{lost}");
     server.restart().unwrap();
-    // At most one error for each recently used connection.
+    // At most one error for each recently used connection of either pool.
     let mut errors = 0;
     let mut settled = store.finish(&done).await;
     while settled.is_err() {
@@ -189,6 +189,7 @@ async fn server_restart_fails_only_the_calls_in_progress() {
         settled = store.finish(&done).await;
     }
     assert_eq!(settled.unwrap().len(), 2);
+    let mut errors = 0;
     while errors < 4 && store.progress(None).await.is_err() {
         errors += 1;
     }
