@@ -4,8 +4,8 @@
 //! rows are passed as arrays that the statement joins with `UNNEST`. Ids are bound in ascending order,
 //! so that two statements lock the jobs they share in the same order.
 //!
-//! There are two pools of connections. Statements that change open jobs by their ids are planned once for
-//! each connection of the pool `hot`, without a scan of the whole table as an alternative: it would look best
+//! There are two pools of connections. Statements that change open jobs by their ids, and heartbeats, are planned
+//! once for each connection of the pool `hot`, without a scan of the whole table as an alternative: it would look best
 //! while the table is empty. All other statements are planned anew each time: planning takes less than a
 //! millisecond, touches only the partitions of the ids, and never uses the size that a table had earlier.
 //!
@@ -196,6 +196,11 @@ impl PostgresStore {
     pub async fn close(&self) {
         self.hot.close().await;
         self.pool.close().await;
+    }
+
+    /// Runs a statement of the pool `hot` that returns one row.
+    async fn fetch_hot_one(&self, query: Query<'_>) -> Result<PgRow, StoreError> {
+        self.within(async { Ok(query.fetch_one(&self.hot).await?) }).await
     }
 
     /// Runs a statement that changes open jobs by their ids.

@@ -8,6 +8,7 @@ use super::{
     PostgresStore,
     calls::query,
     classes::classes,
+    layout::Layout,
     rows::{self, milliseconds},
 };
 use crate::store::{
@@ -81,7 +82,10 @@ impl Workers for PostgresStore {
             .bind(milliseconds(AWAY_LEASE))
             .bind(&roles[..])
             .bind(milliseconds(Leads::LEASE));
-        let row = self.fetch_one(beat).await?;
+        let row = match layout {
+            Layout::Combined => self.fetch_one(beat).await?,
+            Layout::Changing | Layout::Split => self.fetch_hot_one(beat).await?,
+        };
         if rows::integer(&row, "extended")? > 0 {
             tracing::warn!("the store was away: leases are extended");
         }
