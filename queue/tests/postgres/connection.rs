@@ -190,10 +190,13 @@ async fn server_restart_fails_only_the_calls_in_progress() {
     }
     assert_eq!(settled.unwrap().len(), 2);
     let mut errors = 0;
-    while errors < 4 && store.progress(None).await.is_err() {
-        errors += 1;
+    for _ in 0..12 {
+        match store.progress(None).await {
+            Ok(progress) => assert_eq!(progress.completed, 2),
+            Err(_) => errors += 1,
+        }
     }
-    assert_eq!(store.progress(None).await.unwrap().completed, 2);
+    assert!(errors <= 4, "one for each connection of the pool, not {errors}");
 }
 
 #[tokio::test]
