@@ -9,7 +9,7 @@ use clap::{
 };
 use tritmill_engine::{
     backend::cpu::{HeadMode, KvType},
-    files::Model,
+    files::{Model, ModelError},
     formats::Format,
     kernels::Isa,
     load::{Devices, EngineOptions},
@@ -40,7 +40,14 @@ pub fn open(model: &str) -> anyhow::Result<Arc<Model>> {
         demo_model::NAME => demo_model::open(),
         path => Model::open(Path::new(path)),
     };
-    Ok(Arc::new(opened.with_context(|| format!("cannot open model {model}"))?))
+    let opened = opened.map_err(|error| match error {
+        // These begin with the path.
+        ModelError::Io { .. } | ModelError::NotAModel { .. } => {
+            anyhow::Error::from(error).context("cannot open the model")
+        }
+        _ => anyhow::Error::from(error).context(format!("cannot open model {model}")),
+    });
+    Ok(Arc::new(opened?))
 }
 
 /// How to run a model.

@@ -221,7 +221,8 @@ fn errors_are_one_line_without_the_key() {
     refused(keyed(""), "--key");
     let to = |server: &str| service.command_to(server, &input, &output);
     refused(to("http://127.0.0.1:1"), "cannot connect to 127.0.0.1:1");
-    refused(to("here"), "not an http:// or https:// URL");
+    refused(to("here"), "'here' is not an http:// or https:// URL");
+    refused(to("ftp://x"), "'ftp://x' is not an http:// or https:// URL");
     refused(to(&format!("https://{}", service.listen)), "no secure connection");
     refused(to(&format!("http://{}/other", service.listen)), "404 unknown_url");
     let mut other = service.command(&input, &output);

@@ -123,12 +123,9 @@ impl Model {
             match path.extension().and_then(|extension| extension.to_str()) {
                 Some("gguf") => gguf_model::open(path)?,
                 Some("safetensors") => hf::open_folder(path.parent().unwrap_or(Path::new(".")))?,
-                _ if path.exists() => {
-                    return Err(ModelError::NotAModel { path: path.to_owned() });
-                }
                 _ => {
-                    let source = std::io::ErrorKind::NotFound.into();
-                    return Err(ModelError::io(path, source));
+                    std::fs::metadata(path).map_err(|source| ModelError::io(path, source))?;
+                    return Err(ModelError::NotAModel { path: path.to_owned() });
                 }
             }
         };

@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use super::answers::{RemoteBatch, RemoteError};
-use crate::http::{HttpClient, HttpError};
+use crate::http::{AddressPolicy, HttpClient, HttpError, check_target};
 
 /// How long a server may send nothing.
 const SILENT_MAX: Duration = Duration::from_secs(60);
@@ -84,8 +84,9 @@ impl Api {
     /// Creates a client of the server at `http(s)://HOST[:PORT]`, with or without `/v1` behind it.
     ///
     /// # Errors
-    /// [`RemoteError::Key`]. A bad URL shows with the first call.
+    /// [`RemoteError::Key`], or [`HttpError::Url`] in a [`RemoteError::Http`].
     pub fn new(client: HttpClient, server: &str, key: &str) -> Result<Self, RemoteError> {
+        check_target(server, AddressPolicy::Any)?;
         let base = server.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         let authorization = HeaderValue::from_str(&format!("Bearer {key}"));
         let mut authorization = authorization.map_err(|_| RemoteError::Key)?;
