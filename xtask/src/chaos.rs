@@ -2,12 +2,14 @@
 //! disconnects processes; then the guarantees are checked.
 //!
 //! Every batch must end with the answers of an undisturbed run in one process, byte for byte; every
-//! job must have one result row; usage must be counted once; Redis must hold no entries at the end.
+//! job must have one result row; usage must be counted once; Redis must hold no entries at the end. When
+//! only servers fail, no job may spend an attempt.
 
 mod checks;
 mod fleet;
 mod nemesis;
 mod proxy;
+pub mod upgrade;
 
 use std::{
     fs,
@@ -22,12 +24,11 @@ use tritmill_servers::{Postgres, Redis, Signal};
 use self::{
     checks::Statistics,
     fleet::{Environment, Producer, Worker, answers},
-    nemesis::Nemesis,
+    nemesis::{Faults, Nemesis},
     proxy::Proxy,
 };
 use super::process::{self, cargo, root};
 
-const WORKERS: usize = 3;
 const PRODUCERS: usize = 2;
 /// Lines of a batch: some seconds of work.
 const LINES: usize = 1500;
@@ -35,6 +36,17 @@ const LINES: usize = 1500;
 const FINISH_LIMIT: Duration = Duration::from_secs(180);
 const TICK: Duration = Duration::from_millis(20);
 const SCRAPE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The options of a run.
+#[derive(Debug, PartialEq)]
+struct Options {
+    minutes: f64,
+    seed: u64,
+    workers: usize,
+    /// Maximum number of attempts of each job.
+    attempts: u32,
+    faults: Faults,
+}
 
 /// The servers, workers and producers of one run, and its results so far.
 struct Cluster {
@@ -55,13 +67,18 @@ struct Cluster {
 }
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
-    let (minutes, seed) = parse(arguments)?;
+    let options = parse(arguments)?;
+    let Options { minutes, seed, workers, attempts, faults } = options;
     // With the tests, as `cargo xtask test` builds: their dependencies enable features of their own.
     process::run(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     let folder = tempfile::Builder::new().prefix("tritmill-chaos-").tempdir()?;
-    let mut cluster = Cluster::start(folder.path())?;
-    println!("seed {seed}: {minutes} minutes, {WORKERS} workers, {PRODUCERS} producers");
-    let mut nemesis = Nemesis::new(seed);
+    let mut cluster = Cluster::start(folder.path(), &options)?;
+    println!(
+        "seed {seed}: {minutes} minutes, {workers} workers, {PRODUCERS} producers, {attempts} \
+         attempts, faults of {}",
+        faults.as_str()
+    );
+    let mut nemesis = Nemesis::new(seed, faults);
     let until = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
     let mut scrape_at = Instant::now();
     let outcome = (|| {
@@ -78,7 +95,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
         }
         nemesis.repair_all(&mut cluster)?;
         cluster.finish()?;
-        checks::run(&mut cluster)
+        checks::run(&mut cluster, faults)
     })();
     println!("{}", nemesis.summary());
     println!("{}", cluster.statistics);
@@ -90,7 +107,7 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 }
 
 impl Cluster {
-    fn start(folder: &Path) -> anyhow::Result<Self> {
+    fn start(folder: &Path, options: &Options) -> anyhow::Result<Self> {
         let redis = Redis::start_durable()?;
         let postgres = Postgres::start_with(&["fsync=off"])?;
         let proxies = [Proxy::start(redis.port())?, Proxy::start(postgres.port())?];
@@ -99,6 +116,8 @@ impl Cluster {
             redis_url: format!("redis://127.0.0.1:{}/0", proxies[0].port()),
             database_url: format!("postgres://postgres@127.0.0.1:{}/postgres", proxies[1].port()),
             folder: folder.to_owned(),
+            attempts: options.attempts,
+            server: None,
         };
         process::run(environment.command(&["migrate"])?.env("DATABASE_URL", postgres.url()))?;
         let input = folder.join("in.jsonl");
@@ -114,8 +133,8 @@ impl Cluster {
             postgres,
             proxies,
             environment,
-            workers: (0..WORKERS).map(|_| None).collect(),
-            restart_at: vec![Some(Instant::now()); WORKERS],
+            workers: (0..options.workers).map(|_| None).collect(),
+            restart_at: vec![Some(Instant::now()); options.workers],
             producers: Vec::new(),
             input,
             expected,
@@ -129,7 +148,7 @@ impl Cluster {
 
     /// Records workers that have exited and starts the workers that are due.
     fn restart_workers(&mut self) -> anyhow::Result<()> {
-        for index in 0..WORKERS {
+        for index in 0..self.workers.len() {
             if let Some(worker) = &mut self.workers[index]
                 && worker.process.0.try_wait()?.is_some()
             {
@@ -208,7 +227,7 @@ impl Cluster {
             let status = worker.process.0.wait().context("cannot wait for a worker")?;
             ensure!(status.success(), "a drained worker ended with {status}");
         }
-        (0..WORKERS).for_each(|index| self.remove_worker(index));
+        (0..self.workers.len()).for_each(|index| self.remove_worker(index));
         Ok(())
     }
 }
@@ -229,19 +248,31 @@ fn lines() -> String {
     (0..LINES).map(line).collect()
 }
 
-fn parse(arguments: &[String]) -> anyhow::Result<(f64, u64)> {
-    let (mut minutes, mut seed) = (1.0, 1);
+fn parse(arguments: &[String]) -> anyhow::Result<Options> {
+    // Workers die so often here that jobs would use up the default number of attempts.
+    let mut options =
+        Options { minutes: 1.0, seed: 1, workers: 3, attempts: 1000, faults: Faults::All };
     let mut arguments = arguments.iter();
     while let Some(name) = arguments.next() {
-        let value = arguments.next().with_context(|| format!("{name} needs a number"))?;
+        let value = arguments.next().with_context(|| format!("{name} needs a value"))?;
+        let number = || format!("{name} needs a number, not {value}");
         match name.as_str() {
-            "--minutes" => minutes = value.parse().context("--minutes needs a number")?,
-            "--seed" => seed = value.parse().context("--seed needs a whole number")?,
-            _ => bail!("unknown option {name} (--minutes M, --seed S)"),
+            "--minutes" => options.minutes = value.parse().with_context(number)?,
+            "--seed" => options.seed = value.parse().with_context(number)?,
+            "--workers" => options.workers = value.parse().with_context(number)?,
+            "--attempts" => options.attempts = value.parse().with_context(number)?,
+            "--faults" => options.faults = value.parse()?,
+            _ => bail!(
+                "unknown option {name} (--minutes M, --seed S, --workers N, --attempts N, --faults \
+                 all|servers)"
+            ),
         }
     }
+    let minutes = options.minutes;
     ensure!(minutes > 0.0 && minutes < 10_000.0, "--minutes must be above 0 and below 10000");
-    Ok((minutes, seed))
+    ensure!((1..=64).contains(&options.workers), "--workers must be from 1 to 64");
+    ensure!(options.attempts > 0, "--attempts must be above 0");
+    Ok(options)
 }
 
 #[cfg(test)]
@@ -249,10 +280,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn minutes_and_seed_are_parsed() {
+    fn options_are_parsed() {
         let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
-        assert_eq!(parse(&words("--minutes 0.5 --seed 7")).expect("both given"), (0.5, 7));
-        for text in ["--minutes", "--minutes x", "--speed 1", "--minutes 0"] {
+        let text = "--minutes 0.5 --seed 7 --workers 1 --attempts 3 --faults servers";
+        let faults = Faults::Servers;
+        let expected = Options { minutes: 0.5, seed: 7, workers: 1, attempts: 3, faults };
+        assert_eq!(parse(&words(text)).expect("all are given"), expected);
+        for text in ["--minutes", "--minutes x", "--speed 1", "--minutes 0", "--faults none"] {
             assert!(parse(&words(text)).is_err(), "{text}");
         }
     }

@@ -37,9 +37,15 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "chaos",
-        arguments: "[--minutes M] [--seed S]",
+        arguments: "[--minutes M] [--seed S] [--workers N] [--attempts N] [--faults all|servers]",
         summary: "inject faults into workers, producers, Redis and Postgres, then check every promise",
         run: chaos::run,
+    },
+    Task {
+        name: "upgrade",
+        arguments: "--from PROGRAM [--seconds S]",
+        summary: "replace a fleet of an earlier release, given as its program, by this one under load",
+        run: chaos::upgrade::run,
     },
     Task {
         name: "bench",

@@ -15,6 +15,7 @@ use anyhow::{Context as _, bail, ensure};
 use super::{
     Cluster, LINES,
     fleet::{COUNTERS, LEASE},
+    nemesis::Faults,
 };
 
 /// Longest time until Redis holds no entries of the last workers.
@@ -34,6 +35,8 @@ pub struct Statistics {
     workers_killed: usize,
     results: u64,
     completion_tokens: u64,
+    /// Jobs that spent an attempt although all of them are healthy.
+    charged: u64,
     /// Times from each kill until the store listed no running job of the killed worker; written by
     /// one thread per kill.
     recoveries_ms: Arc<Mutex<Vec<u64>>>,
@@ -83,6 +86,7 @@ impl fmt::Display for Statistics {
         for name in COUNTERS {
             writeln!(f, "{name} {}", self.counters.get(name).unwrap_or(&0))?;
         }
+        writeln!(f, "jobs that spent an attempt: {}", self.charged)?;
         let mut times = self.recoveries_ms.lock().unwrap_or_else(PoisonError::into_inner).clone();
         times.sort_unstable();
         if let Some(last) = times.len().checked_sub(1) {
@@ -102,7 +106,7 @@ impl fmt::Display for Statistics {
 }
 
 /// Returns the first column of the first row, a number.
-fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
+pub fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
     let output = Command::new("psql")
         .args(["-h", "127.0.0.1", "-U", "postgres", "-At", "-p", &port.to_string(), "-c", sql])
         .output()
@@ -123,7 +127,7 @@ fn redis(port: u16, arguments: &[&str]) -> anyhow::Result<Vec<String>> {
 }
 
 /// Checks rows, usage and leases in Postgres, then waits until the streams in Redis are empty.
-pub fn run(cluster: &mut Cluster) -> anyhow::Result<()> {
+pub fn run(cluster: &mut Cluster, faults: Faults) -> anyhow::Result<()> {
     let port = cluster.postgres.port();
     let unfinished = "SELECT count(*) FROM all_jobs WHERE state NOT IN ('completed', 'failed', \
                       'cancelled', 'expired')";
@@ -145,9 +149,18 @@ pub fn run(cluster: &mut Cluster) -> anyhow::Result<()> {
     ensure!(tokens == generated, "{tokens} tokens are recorded, {generated} were generated");
     cluster.statistics.results = results;
     cluster.statistics.completion_tokens = tokens;
+    let charged = number(port, "SELECT count(*) FROM all_jobs WHERE attempts > 0")?;
+    cluster.statistics.charged = charged;
+    // A job pays for the loss of a worker that runs it alone, after two other losses.
+    ensure!(charged == 0 || faults == Faults::All, "{charged} jobs spent an attempt");
+    streams_are_empty(cluster.redis.port())
+}
+
+/// Waits until the streams hold no entries.
+pub fn streams_are_empty(port: u16) -> anyhow::Result<()> {
     let started = Instant::now();
     loop {
-        let left = stream_entries(cluster.redis.port())?;
+        let left = stream_entries(port)?;
         if left.is_empty() {
             return Ok(());
         }

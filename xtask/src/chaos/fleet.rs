@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use tritmill_servers::Signal;
 
 /// Lease of the workers: short, so that many leases end within a minute.
 pub const LEASE: Duration = Duration::from_secs(2);
@@ -23,6 +24,17 @@ pub struct Environment {
     pub database_url: String,
     /// Folder of logs and files.
     pub folder: PathBuf,
+    /// Maximum number of attempts of each job.
+    pub attempts: u32,
+    /// The admin that producers send their batches to, instead of Redis and Postgres.
+    pub server: Option<Server>,
+}
+
+/// Address and key of an admin.
+#[derive(Clone)]
+pub struct Server {
+    pub url: String,
+    pub key: String,
 }
 
 impl Environment {
@@ -87,11 +99,7 @@ impl Worker {
         let stdout = child.stdout.take().context("a worker has no standard output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
-        let field = |name: &str| {
-            let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
-            rest.split_once('"').map(|(value, _)| value.to_owned())
-        };
-        let (Some(owner), Some(listen)) = (field("owner"), field("listen")) else {
+        let (Some(owner), Some(listen)) = (field(&line, "owner"), field(&line, "listen")) else {
             let _ = child.wait();
             return Ok(None);
         };
@@ -121,10 +129,49 @@ impl Worker {
     }
 }
 
+/// Returns the value of a string in one line of JSON.
+fn field(line: &str, name: &str) -> Option<String> {
+    let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
+    rest.split_once('"').map(|(value, _)| value.to_owned())
+}
+
+/// An admin process.
+pub struct Admin {
+    process: Process,
+    listen: String,
+}
+
+impl Admin {
+    pub fn start(environment: &Environment) -> anyhow::Result<Self> {
+        let mut command = environment.command(&["admin", "--json", "--listen", "127.0.0.1:0"])?;
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start an admin")?;
+        let stdout = child.stdout.take().context("an admin has no standard output")?;
+        let process = Process(child);
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line)?;
+        let listen = field(&line, "listen").with_context(|| format!("an admin says '{line}'"))?;
+        Ok(Self { process, listen })
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.listen)
+    }
+
+    /// Ends the admin and checks its exit code.
+    pub fn stop(mut self) -> anyhow::Result<()> {
+        Signal::Terminate.send(self.process.0.id())?;
+        let status = self.process.0.wait().context("cannot wait for an admin")?;
+        ensure!(status.success(), "an admin ended with {status}");
+        Ok(())
+    }
+}
+
 /// A `batch run` that is restarted until it succeeds.
 pub struct Producer {
     pub process: Process,
     pub output: PathBuf,
+    /// How many times it was started again.
+    pub restarts: u32,
     input: PathBuf,
     environment: Environment,
 }
@@ -133,12 +180,21 @@ impl Producer {
     pub fn start(environment: &Environment, input: &Path, output: PathBuf) -> anyhow::Result<Self> {
         let process = Self::spawn(environment, input, &output)?;
         let (input, environment) = (input.to_owned(), environment.clone());
-        Ok(Self { process, output, input, environment })
+        Ok(Self { process, output, restarts: 0, input, environment })
     }
 
     fn spawn(environment: &Environment, input: &Path, output: &Path) -> anyhow::Result<Process> {
-        // Workers die so often here that jobs would use up the default number of attempts.
-        let mut command = environment.command(&["batch", "run", "--attempts", "1000"])?;
+        let attempts = environment.attempts.to_string();
+        let mut command = environment.command(&["batch", "run"])?;
+        match &environment.server {
+            Some(Server { url, key }) => {
+                command.args(["--server", url]).env("TRITMILL_KEY", key);
+                command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
+            }
+            None => {
+                command.args(["--attempts", &attempts]);
+            }
+        }
         command.arg(input).arg("-o").arg(output);
         command.spawn().map(Process).context("cannot start a producer")
     }
@@ -155,6 +211,7 @@ impl Producer {
             self.output.display(),
             self.environment.folder.join("log").display()
         );
+        self.restarts += 1;
         self.process = Self::spawn(&self.environment, &self.input, &self.output)?;
         Ok(false)
     }

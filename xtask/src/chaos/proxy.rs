@@ -1,11 +1,11 @@
-//! A TCP proxy that can close its connections and delay their data.
+//! A TCP proxy that can close its connections, and delay or hold their data.
 
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -13,11 +13,15 @@ use std::{
 
 use anyhow::Context as _;
 
+/// How often a silent connection looks whether data may pass.
+const SILENCE_POLL: Duration = Duration::from_millis(10);
+
 #[derive(Default)]
 struct Shared {
     /// Both ends of every connection so far; shutting down a closed one has no effect.
     streams: Mutex<Vec<TcpStream>>,
     delay_ms: AtomicU64,
+    is_silent: AtomicBool,
 }
 
 /// Forwards connections to one port until the process ends.
@@ -65,6 +69,11 @@ impl Proxy {
         let ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         self.shared.delay_ms.store(ms, Ordering::Relaxed);
     }
+
+    /// Holds all data from now on, with the connections open, or lets it pass again.
+    pub fn set_silent(&self, is_silent: bool) {
+        self.shared.is_silent.store(is_silent, Ordering::Relaxed);
+    }
 }
 
 impl Shared {
@@ -89,6 +98,9 @@ impl Shared {
             let delay = self.delay_ms.load(Ordering::Relaxed);
             if delay > 0 {
                 thread::sleep(Duration::from_millis(delay));
+            }
+            while self.is_silent.load(Ordering::Relaxed) {
+                thread::sleep(SILENCE_POLL);
             }
             if to.write_all(&buffer[..length]).is_err() {
                 break;
