@@ -239,7 +239,7 @@ fn lines() -> String {
         let (tokens, choices) = (8 + index % 40, 1 + index % 2);
         format!(
             "{{\"custom_id\":\"line-{index}\",\"method\":\"POST\",\"url\":\"/v1/chat/completions\",\
-             \"body\":{{\"messages\":[{{\"role\":\"user\",\"content\":\"Invoice {index} was paid on \
+             \"body\":{{\"model\":\"demo\",\"messages\":[{{\"role\":\"user\",\"content\":\"Invoice {index} was paid on \
              the {} of March, 2024\"}}],\"max_tokens\":{tokens},\"n\":{choices},\"ignore_eos\":true,\
              \"temperature\":{temperature}}}}}\n",
             1 + index % 28
