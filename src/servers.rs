@@ -22,7 +22,7 @@ pub struct Servers {
     /// URL of Redis: redis://, rediss://, redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST
     #[arg(long, value_name = "URL", env = "REDIS_URL", hide_env_values = true)]
     pub redis: Option<String>,
-    /// URL of Postgres: postgres://USER:PASSWORD@HOST/DATABASE
+    /// URL of Postgres: postgres://USER:PASSWORD@HOST[,HOST]/DATABASE
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
     pub database: Option<String>,
 }

@@ -47,6 +47,18 @@ struct ServerError {
     code: String,
 }
 
+impl StoreError {
+    /// Returns whether the server takes no writes: it is a standby, perhaps since a failover.
+    pub(super) fn is_read_only(&self) -> bool {
+        let Self::Unavailable(source) = self else { return false };
+        let reported = source.downcast_ref::<ServerError>();
+        reported.is_some_and(|reported| reported.code == READ_ONLY)
+    }
+}
+
+/// SQLSTATE `read_only_sql_transaction`.
+const READ_ONLY: &str = "25006";
+
 /// Returns an error of Postgres without the line number of the server's source.
 pub(super) fn without_source_line(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
     let reported = error.as_database_error();

@@ -24,6 +24,7 @@ mod claims;
 mod combined;
 mod connect;
 mod ends;
+mod hosts;
 mod idempotency;
 mod layout;
 mod partitions;
@@ -40,6 +41,7 @@ use std::{sync::Arc, time::Duration};
 
 use PostgresStore as SqlStore;
 use announcements::Announced;
+use hosts::{CurrentHost, Hosts};
 pub use idempotency::{Conflict, Submission, SubmitError};
 use layout::KnownLayout;
 pub use schema::SchemaError;
@@ -63,6 +65,21 @@ const TRUSTED_IDLE: Duration = Duration::from_millis(100);
 const STATEMENT_TIMEOUT: &str = "60s";
 /// Longest time a statement may wait for a lock, in the server's notation.
 const LOCK_TIMEOUT: &str = "15s";
+
+type Settings = [(&'static str, &'static str); 2];
+const PLANNED_EACH_TIME: Settings =
+    [("plan_cache_mode", "force_custom_plan"), ("enable_seqscan", "on")];
+const PLANNED_ONCE: Settings =
+    [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off")];
+
+/// Returns the settings of each connection of a pool.
+fn settings(planning: Settings) -> [(&'static str, &'static str); 6] {
+    let [plan, scan] = planning;
+    let limit = ("idle_in_transaction_session_timeout", STATEMENT_TIMEOUT);
+    let [statement, lock] =
+        [("statement_timeout", STATEMENT_TIMEOUT), ("lock_timeout", LOCK_TIMEOUT)];
+    [("jit", "off"), statement, lock, limit, plan, scan]
+}
 
 /// Size of the connection pool, and time limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +109,8 @@ impl Default for PostgresOptions {
 pub struct PostgresStore {
     pool: PgPool,
     hot: PgPool,
+    hosts: Arc<Hosts>,
+    host: Arc<CurrentHost>,
     call_timeout: Duration,
     clock: Option<Clock>,
     layout: Arc<KnownLayout>,
@@ -122,7 +141,7 @@ impl PostgresStore {
         let options = PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(PostgresOptions::default().acquire_timeout);
-        let pool = connect::pool(options, connect::parse(url)?).await?;
+        let (pool, _) = connect::pool(options, &connect::parse(url)?, &[]).await?;
         schema::migrate(&pool).await?;
         let mut connection = pool.acquire().await?;
         partitions::create_ahead(&mut connection, None).await?;
@@ -144,35 +163,34 @@ impl PostgresStore {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub async fn connect_with(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
-        let limits = [
-            ("jit", "off"),
-            ("statement_timeout", STATEMENT_TIMEOUT),
-            ("lock_timeout", LOCK_TIMEOUT),
-            ("idle_in_transaction_session_timeout", STATEMENT_TIMEOUT),
-        ];
-        let connect = connect::parse(url)?.options(limits);
+        let hosts = Arc::new(connect::parse(url)?);
+        let host = Arc::new(CurrentHost::new(0));
+        let current = Arc::clone(&host);
         let pool_options = PgPoolOptions::new()
             .max_connections(options.connections_max.max(1))
             .acquire_timeout(options.acquire_timeout)
             // The hook below checks idle connections only.
             .test_before_acquire(false)
-            .before_acquire(|connection, meta| {
+            .before_acquire(move |connection, meta| {
+                let is_current = current.is_current(meta.age);
                 Box::pin(async move {
-                    if meta.idle_for >= TRUSTED_IDLE {
+                    if is_current && meta.idle_for >= TRUSTED_IDLE {
                         connection.ping().await?;
                     }
-                    Ok(true)
+                    Ok(is_current)
                 })
             });
-        let planned_once = [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off")];
-        let hot = pool_options.clone().connect_lazy_with(connect.clone().options(planned_once));
-        let planned_each_time = [("plan_cache_mode", "force_custom_plan")];
-        let pool = connect::pool(pool_options, connect.options(planned_each_time)).await?;
+        let (pool, index) =
+            connect::pool(pool_options.clone(), &hosts, &settings(PLANNED_EACH_TIME)).await?;
+        host.move_to(index);
+        let hot = pool_options.connect_lazy_with(hosts.with(index, &settings(PLANNED_ONCE)));
         schema::check(&pool).await?;
         let layout = Arc::new(KnownLayout::read(&mut *pool.acquire().await?).await?);
         Ok(Self {
             pool,
             hot,
+            hosts,
+            host,
             call_timeout: options.call_timeout,
             clock: None,
             layout,
@@ -212,15 +230,43 @@ impl PostgresStore {
         Ok(self.pool.begin().await?)
     }
 
-    /// Returns a call's result, or an error when it takes too long.
+    /// Returns a call's result, or an error when it takes too long. After an error, later calls may go to
+    /// another server.
     async fn within<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
         let limit = self.call_timeout;
-        tokio::time::timeout(limit, call)
+        let result = tokio::time::timeout(limit, call)
             .await
-            .unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))))
+            .unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))));
+        if let Err(error @ StoreError::Unavailable(_)) = &result {
+            self.on_unavailable(error);
+        }
+        result
+    }
+
+    /// Closes the connections to a server that became read-only. Looks for the server that takes writes,
+    /// without waiting for it.
+    fn on_unavailable(&self, error: &StoreError) {
+        if error.is_read_only() {
+            self.host.renew();
+        }
+        if !self.hosts.must_write || !self.host.may_search() {
+            return;
+        }
+        let store = self.clone();
+        tokio::spawn(async move {
+            // If none is found, the next failed call looks again.
+            let Ok(index) = store.hosts.primary().await else { return };
+            if store.host.move_to(index) {
+                let address = hosts::address(&store.hosts.servers[index]);
+                tracing::warn!(address, "another database server takes writes now");
+                let options = |planning| store.hosts.with(index, &settings(planning));
+                store.pool.set_connect_options(options(PLANNED_EACH_TIME));
+                store.hot.set_connect_options(options(PLANNED_ONCE));
+            }
+        });
     }
 
     /// Returns the time of a test's clock; with `None` statements use the server's.

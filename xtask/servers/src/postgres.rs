@@ -47,6 +47,26 @@ impl Postgres {
         Ok(postgres)
     }
 
+    /// Starts a standby that follows this server until it is promoted (`pg_promote`).
+    pub fn start_standby(&self) -> anyhow::Result<Self> {
+        let user = User::unprivileged();
+        let folder = tempfile::Builder::new().prefix("tritmill-postgres-").tempdir()?;
+        hand_over(folder.path(), user.as_ref())?;
+        let mut copy = tied(&need("pg_basebackup", "postgresql")?, user.as_ref());
+        copy.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &self.port().to_string()])
+            .args(["--checkpoint", "fast", "--write-recovery-conf", "-D"])
+            .arg(folder.path().join("data"))
+            .current_dir(folder.path());
+        let output = copy.output().context("cannot run pg_basebackup")?;
+        if !output.status.success() {
+            bail!("pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let options = self.options.clone();
+        let mut postgres = Self { server: None, folder, port: Port::claim()?, options };
+        postgres.restart()?;
+        Ok(postgres)
+    }
+
     /// Starts the server again with the same port and folder.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.server = None;
