@@ -26,6 +26,8 @@ use crate::{
 const DAY: Duration = Duration::from_secs(86_400);
 /// Shortest lease.
 const LEASE_S_MIN: f64 = 0.5;
+/// The least retention of the fast mode: longer than a client may take to read a result.
+const RETENTION_DAYS_MIN: f64 = 1.0 / 720.0;
 
 /// Answer the jobs of a queue.
 ///
@@ -64,10 +66,10 @@ pub struct Arguments {
     /// Seconds a single step may take before the engine counts as hung
     #[arg(long, value_name = "SECONDS", default_value_t = 120.0, value_parser = seconds)]
     pub step_limit: f64,
-    /// With --fast: days to keep finished jobs and results [default: 1]; for a database see
-    /// `tritmill migrate --retention`
-    #[arg(long, value_name = "DAYS", requires = "fast")]
-    retention: Option<u32>,
+    /// With --fast: days to keep finished jobs and results, 0.05 for example [default: 1]; for a database
+    /// see `tritmill migrate --retention`
+    #[arg(long, value_name = "DAYS", requires = "fast", value_parser = days)]
+    retention: Option<f64>,
     /// Address to serve /healthz, /readyz and /metrics at
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
@@ -110,6 +112,14 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
         _ => Err("expected seconds between 0 and 86400".to_owned()),
+    }
+}
+
+/// Parses a retention.
+fn days(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (RETENTION_DAYS_MIN..=36_500.0).contains(&value) => Ok(value),
+        _ => Err(format!("expected days from 0.0014 (two minutes) to 36500")),
     }
 }
 
@@ -160,7 +170,7 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
     let Engines { devices, numerics_class: class, isa } = engines;
     let name = arguments.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
-    let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY * days.max(1));
+    let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY.mul_f64(days));
     let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
     let metrics = Arc::new(Metrics::with_dispatcher(&dispatcher));
     let config = arguments.config(queue.clone(), isa);

@@ -43,8 +43,8 @@ impl Fast {
     }
 
     fn worker(&self) -> WorkerProcess {
-        let words = ["worker", "--json", "--threads", "1", "--lease", "2"];
-        let mut command = self.command(&words);
+        let words = "worker --json --threads 1 --lease 2 --retention 0.05";
+        let mut command = self.command(&words.split(' ').collect::<Vec<_>>());
         command.stderr(Stdio::null());
         WorkerProcess::start(command)
     }
@@ -119,6 +119,11 @@ fn jobs_are_cancelled_and_unknown_jobs_have_no_state() {
         (&finished[0]["state"], &finished[1]["state"]),
         (&json!("cancelled"), &json!("completed"))
     );
+    let key = format!("tm:{{demo:i2_s}}:job:{}", ids[1]);
+    let port = fast.redis.port().to_string();
+    let kept = Command::new("redis-cli").args(["-p", &port, "ttl", &key]).output().unwrap();
+    let kept: u32 = String::from_utf8(kept.stdout).unwrap().trim().parse().unwrap();
+    assert!((4200..=4320).contains(&kept), "kept for {kept} s, not for 0.05 days");
     let (_, stdout, _) = fast.run(&["results", ids[1], "--queue", "other@i2_s"]);
     let job: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(job["state"], Value::Null, "another queue does not hold the job");

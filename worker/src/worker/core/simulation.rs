@@ -65,9 +65,8 @@ impl Drop for Seed {
     }
 }
 
-/// Runs a life to its end and checks the promises.
-fn live(life: &Life, faults: impl FnOnce(&mut World)) {
-    let _seed = Seed(life.seed);
+/// Runs a life to its end and checks the promises; returns the world at its end.
+fn live(life: &Life, faults: impl FnOnce(&mut World)) -> World {
     let mut world = World::new(life);
     faults(&mut world);
     while !world.store.is_finished() || world.now < FAULTS_UNTIL {
@@ -97,16 +96,25 @@ fn live(life: &Life, faults: impl FnOnce(&mut World)) {
         world.advance();
         assert!(world.now < end, "entries stay: {:?}", world.dispatcher);
     }
+    world
 }
 
-/// Runs a life for each seed.
-fn lives(count: u64, of: impl Fn(u64) -> Life, faults: impl Fn(&mut World)) {
+/// Runs a life for each seed, and checks the world at its end.
+fn lives(
+    count: u64,
+    of: impl Fn(u64) -> Life,
+    faults: impl Fn(&mut World),
+    check: impl Fn(&World),
+) {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let seeds = match number("TRITMILL_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..number("TRITMILL_LIVES").unwrap_or(count),
     };
-    seeds.for_each(|seed| live(&of(seed), &faults));
+    for seed in seeds {
+        let _seed = Seed(seed);
+        check(&live(&of(seed), &faults));
+    }
 }
 
 fn healthy(count: u64, seconds: u64) -> Vec<Behaviour> {
@@ -122,38 +130,59 @@ fn moment(world: &mut World) -> u64 {
 
 #[test]
 fn healthy_jobs_are_answered_at_the_first_attempt() {
-    let of = |seed| Life { seed, workers: 2, jobs: healthy(60, 8), loss: 0.0 };
-    lives(20, of, |_| {});
+    let of = |seed| Life { seed, workers: 2, jobs: healthy(60, 40), loss: 0.0 };
+    let check = |world: &World| {
+        assert!(world.dispatcher.deliveries.values().all(|times| *times == 1), "delivered again");
+        assert_eq!(world.flaws(), (0, 0, 0));
+    };
+    lives(20, of, |_| {}, check);
+}
+
+#[test]
+fn drained_and_paused_workers_give_back_what_they_hold() {
+    let of = |seed| Life { seed, workers: 2, jobs: healthy(60, 60), loss: 0.0 };
+    let faults = |world: &mut World| {
+        for worker in [0, 1, 0] {
+            let at = moment(world);
+            world.at(at, Event::Drain(worker));
+        }
+        let at = moment(world);
+        world.at(at, Event::Pause(true));
+        world.at(at + 5_000, Event::Pause(false));
+    };
+    lives(100, of, faults, |world| assert_eq!(world.flaws(), (0, 0, 0)));
 }
 
 #[test]
 fn lost_answers_and_late_calls_cost_nothing() {
     let of = |seed| Life { seed, workers: 3, jobs: healthy(60, 8), loss: 0.05 };
-    lives(100, of, |_| {});
+    lives(100, of, |_| {}, |world| assert_eq!(world.overlaps, 0));
 }
 
 #[test]
 fn both_servers_lost_after_a_pull_leave_nothing_held() {
     let of = |seed| Life { seed, workers: 1, jobs: healthy(40, 5), loss: 0.0 };
-    lives(100, of, |world| {
+    let faults = |world: &mut World| {
         let at = moment(world) / 10;
         let health = if world.rng.bool() { Health::Refuses } else { Health::Hangs };
         world.at(at, Event::Store(health));
         world.at(at, Event::Dispatcher(health));
         world.at(at + 20_000, Event::Store(Health::Up));
         world.at(at + 20_000, Event::Dispatcher(Health::Up));
-    });
+    };
+    lives(100, of, faults, |world| assert_eq!(world.flaws(), (0, 0, 0)));
 }
 
 #[test]
 fn outage_longer_than_a_lease_spends_no_attempt() {
     let of = |seed| Life { seed, workers: 2, jobs: healthy(40, 20), loss: 0.0 };
-    lives(100, of, |world| {
+    let faults = |world: &mut World| {
         let (at, length) = (moment(world) / 4, world.rng.u64(16_000..40_000));
         let health = if world.rng.bool() { Health::Refuses } else { Health::Hangs };
         world.at(at, Event::Store(health));
         world.at(at + length, Event::Store(Health::Up));
-    });
+    };
+    lives(100, of, faults, |world| assert_eq!(world.flaws(), (0, 0, 0)));
 }
 
 #[test]
@@ -164,7 +193,7 @@ fn poison_jobs_fail_alone() {
         jobs[at] = if seed % 2 == 0 { Behaviour::Hangs } else { Behaviour::Kills };
         Life { seed, workers: 2, jobs, loss: 0.0 }
     };
-    lives(60, of, |_| {});
+    lives(60, of, |_| {}, |world| assert_eq!((world.overlaps, world.dispatcher.restored), (0, 0)));
 }
 
 #[test]
@@ -180,11 +209,11 @@ fn every_job_ends_once_whatever_fails() {
         let loss = if seed % 2 == 0 { 0.0 } else { 0.02 };
         Life { seed, workers: 1 + (seed % 4) as usize, jobs, loss }
     };
-    lives(300, of, |world| {
+    let faults = |world: &mut World| {
         for _ in 0..world.rng.u32(..6) {
             let (at, length) = (moment(world), world.rng.u64(100..50_000));
             let health = if world.rng.bool() { Health::Refuses } else { Health::Hangs };
-            match world.rng.u32(..6) {
+            match world.rng.u32(..7) {
                 0 => {
                     world.at(at, Event::Store(health));
                     world.at(at + length, Event::Store(Health::Up));
@@ -202,8 +231,10 @@ fn every_job_ends_once_whatever_fails() {
                     world.at(at, Event::Pause(true));
                     world.at(at + length, Event::Pause(false));
                 }
+                5 => world.at(at, Event::Drain(0)),
                 _ => world.at(at, Event::Crash(0)),
             }
         }
-    });
+    };
+    lives(300, of, faults, |_| {});
 }

@@ -49,6 +49,12 @@ impl Engine {
         self.cancelled.push(held);
     }
 
+    /// Returns the claims that it computes; a hanging engine computes nothing.
+    pub fn running(&self) -> impl Iterator<Item = &ClaimRef> {
+        let computes = !self.hangs();
+        self.running.keys().filter(move |held| computes && !self.cancelled.contains(held))
+    }
+
     fn hangs(&self) -> bool {
         self.running.values().any(|(behaviour, ..)| *behaviour == Behaviour::Hangs)
     }

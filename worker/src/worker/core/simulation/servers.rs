@@ -12,6 +12,8 @@ const LOSSES_MAX: u32 = 2;
 const AWAY_AFTER: u64 = 5_000;
 const AWAY_LEASE: u64 = 30_000;
 const RETRY_WAIT: u64 = 500;
+/// As in `queue/src/store/postgres/announcements.rs`.
+const ANNOUNCED_AGAIN_AFTER: u64 = 5_000;
 
 /// A row of the store.
 #[derive(Debug, Clone)]
@@ -40,6 +42,10 @@ impl Row {
 pub(super) struct Store {
     pub rows: BTreeMap<JobId, Row>,
     pulse: u64,
+    /// Jobs that were queued again, and when: they are enqueued at once and once more.
+    announced: BTreeMap<JobId, u64>,
+    /// Leases that ended.
+    pub lapses: u32,
     /// Attempts that were charged because a job lost its worker while it ran alone.
     pub charged: BTreeMap<JobId, u32>,
 }
@@ -118,6 +124,7 @@ impl Store {
             if row.state == JobState::Running && row.claim_id == Some(held.claim_id) {
                 (row.state, row.epoch, row.claim_id) = (JobState::Queued, row.epoch + 1, None);
                 row.losses = row.losses.max(losses);
+                self.announced.insert(held.id, now);
             }
         }
         let mut settled = Vec::new();
@@ -143,11 +150,15 @@ impl Store {
         settled
     }
 
-    /// Applies what time causes; returns the jobs that are queued now.
-    pub fn reconcile(&mut self, now: u64) -> Vec<JobId> {
+    /// Returns whether a job runs under another claim.
+    pub fn is_claimed_by_another(&self, held: ClaimRef) -> bool {
+        self.rows[&held.id].state == JobState::Running && !self.rows[&held.id].is_claim(held)
+    }
+
+    /// Applies what time causes, and announces the jobs that are queued now.
+    pub fn reconcile(&mut self, now: u64) {
         let away = self.pulse != 0 && self.pulse + AWAY_AFTER < now;
         self.pulse = now;
-        let mut queued = Vec::new();
         for (id, row) in &mut self.rows {
             match row.state {
                 JobState::Running if away => {
@@ -155,21 +166,28 @@ impl Store {
                 }
                 JobState::Running if row.lease_until <= now => {
                     row.losses += 1;
+                    self.lapses += 1;
                     *self.charged.entry(*id).or_default() += u32::from(row.alone);
                     row.attempts += u32::from(row.alone);
                     let is_last = row.alone && row.attempts >= row.job.attempts_max;
                     row.state = if is_last { JobState::Failed } else { JobState::Queued };
-                    queued.push(*id);
+                    self.announced.insert(*id, now);
                 }
                 JobState::Retrying if row.run_at <= now => {
                     row.state = JobState::Queued;
-                    queued.push(*id);
+                    self.announced.insert(*id, now);
                 }
                 _ => {}
             }
         }
-        queued.retain(|id| self.rows[id].state == JobState::Queued);
-        queued
+        self.announced.retain(|id, _| self.rows[id].state == JobState::Queued);
+    }
+
+    /// Returns the jobs that were queued again lately, the older ones for the last time.
+    pub fn announced(&mut self, now: u64) -> Vec<JobId> {
+        let ids = self.announced.keys().copied().collect();
+        self.announced.retain(|_, at| *at + ANNOUNCED_AGAIN_AFTER > now);
+        ids
     }
 
     /// The queued jobs, for a dispatcher that may have lost them.
@@ -195,16 +213,21 @@ struct Pending {
 pub(super) struct Dispatcher {
     waiting: VecDeque<JobId>,
     pending: BTreeMap<JobId, Pending>,
-    deliveries: BTreeMap<JobId, u32>,
+    pub deliveries: BTreeMap<JobId, u32>,
+    /// Entries that only the scan of all queued jobs restored.
+    pub restored: usize,
 }
 
 impl Dispatcher {
-    pub fn enqueue(&mut self, ids: &[JobId]) {
+    /// Returns how many were new.
+    pub fn enqueue(&mut self, ids: &[JobId]) -> usize {
+        let waited = self.waiting.len();
         for id in ids {
             if !self.pending.contains_key(id) && !self.waiting.contains(id) {
                 self.waiting.push_back(*id);
             }
         }
+        self.waiting.len() - waited
     }
 
     fn deliver(&mut self, id: JobId, consumer: &str, now: u64) -> Delivery {

@@ -10,7 +10,7 @@ use std::{
 use fastrand::Rng;
 use tritmill_engine::{Request, files::Model};
 use tritmill_queue::{
-    JobId,
+    ClaimRef, JobId,
     store::workers::{Directive, Leads},
 };
 
@@ -48,6 +48,7 @@ pub(super) enum Health {
 pub(super) enum Event {
     Start(usize),
     Crash(usize),
+    Drain(usize),
     /// The core's own time has come, an engine has computed, or its steps are checked.
     Wake(usize, u32),
     Step(usize, u32),
@@ -106,6 +107,8 @@ pub(super) struct World {
     behaviours: BTreeMap<JobId, Behaviour>,
     /// The chance of a call to fail, or to be executed without an answer.
     pub loss: f64,
+    /// Steps that computed a job under an old claim while another worker had it.
+    pub overlaps: u32,
 }
 
 fn served() -> Arc<ServedModel> {
@@ -140,6 +143,7 @@ impl World {
             lives: vec![0; life.workers],
             behaviours: BTreeMap::new(),
             loss: life.loss,
+            overlaps: 0,
         };
         for (number, behaviour) in (1..).zip(&life.jobs) {
             let job = super::job(number);
@@ -151,7 +155,7 @@ impl World {
             world.processes.push(None);
             world.at(0, Event::Start(worker));
         }
-        world.at(RECONCILE, Event::Reconcile);
+        world.reconcile();
         world
     }
 
@@ -174,6 +178,12 @@ impl World {
         }
     }
 
+    /// Returns how many leases ended, how many steps computed a job that another worker had, and how many
+    /// entries only the scan of all queued jobs restored.
+    pub fn flaws(&self) -> (u32, u32, usize) {
+        (self.store.lapses, self.overlaps, self.dispatcher.restored)
+    }
+
     fn instant(&self) -> Instant {
         self.start + Duration::from_millis(self.now)
     }
@@ -189,6 +199,7 @@ impl World {
         match event {
             Event::Start(worker) => self.start(worker),
             Event::Crash(worker) => self.end(worker),
+            Event::Drain(worker) => self.input(worker, Input::Drain),
             Event::Wake(worker, life) if self.lives[worker] == life => {
                 // Only the latest of several wake-ups counts.
                 if self.processes[worker].as_ref().is_some_and(|process| process.wake_at == time) {
@@ -302,7 +313,10 @@ impl World {
             }
             Command::Cancel(_, held) => process.engine.cancel(held),
             Command::CancelPull => {
-                if let Some(call) = process.pull.take() {
+                // The answer may be on its way to the core.
+                if let Some(call) = process.pull.take()
+                    && self.rng.bool()
+                {
                     self.calls.remove(&call);
                 }
             }
@@ -332,6 +346,8 @@ impl World {
     fn step(&mut self, worker: usize) {
         let (now, life) = (self.instant(), self.lives[worker]);
         let Some(process) = &mut self.processes[worker] else { return };
+        let another = |held: &ClaimRef| self.store.is_claimed_by_another(*held);
+        self.overlaps += u32::from(process.engine.running().any(another));
         for did in process.engine.run(now) {
             match did {
                 Did::Died => return self.end(worker),
@@ -347,10 +363,11 @@ impl World {
             return;
         }
         let now = self.store_now();
-        let mut queued = self.store.reconcile(now);
-        queued.extend(self.store.queued());
-        if self.dispatcher_health == Health::Up {
-            self.dispatcher.enqueue(&queued);
+        self.store.reconcile(now);
+        if self.dispatcher_health != Health::Up {
+            return;
         }
+        self.dispatcher.enqueue(&self.store.announced(now));
+        self.dispatcher.restored += self.dispatcher.enqueue(&self.store.queued());
     }
 }
