@@ -140,9 +140,12 @@ fn healthy_jobs_are_answered_at_the_first_attempt() {
 
 #[test]
 fn drained_and_paused_workers_give_back_what_they_hold() {
-    let of = |seed| Life { seed, workers: 2, jobs: healthy(60, 60), loss: 0.0 };
+    let of = |seed| {
+        let workers = 1 + (seed % 2) as usize;
+        Life { seed, workers, jobs: healthy(60, 60), loss: 0.0 }
+    };
     let faults = |world: &mut World| {
-        for worker in [0, 1, 0] {
+        for worker in [0, world.lives.len() - 1, 0] {
             let at = moment(world);
             world.at(at, Event::Drain(worker));
         }
@@ -151,6 +154,19 @@ fn drained_and_paused_workers_give_back_what_they_hold() {
         world.at(at + 5_000, Event::Pause(false));
     };
     lives(100, of, faults, |world| assert_eq!(world.flaws(), (0, 0, 0)));
+}
+
+#[test]
+fn deliveries_of_a_cancelled_pull_are_released() {
+    let of = |seed| Life { seed, workers: 1, jobs: healthy(200, 1), loss: 0.0 };
+    let faults = |world: &mut World| {
+        for _ in 0..200 {
+            let at = moment(world);
+            world.at(at, Event::Pause(true));
+            world.at(at + 100, Event::Pause(false));
+        }
+    };
+    lives(20, of, faults, |world| assert_eq!(world.flaws(), (0, 0, 0)));
 }
 
 #[test]
@@ -168,7 +184,8 @@ fn both_servers_lost_after_a_pull_leave_nothing_held() {
         world.at(at, Event::Store(health));
         world.at(at, Event::Dispatcher(health));
         world.at(at + 20_000, Event::Store(Health::Up));
-        world.at(at + 20_000, Event::Dispatcher(Health::Up));
+        let later = world.rng.u64(..15_000);
+        world.at(at + 20_000 + later, Event::Dispatcher(Health::Up));
     };
     lives(100, of, faults, |world| assert_eq!(world.flaws(), (0, 0, 0)));
 }
@@ -183,6 +200,19 @@ fn outage_longer_than_a_lease_spends_no_attempt() {
         world.at(at + length, Event::Store(Health::Up));
     };
     lives(100, of, faults, |world| assert_eq!(world.flaws(), (0, 0, 0)));
+}
+
+#[test]
+fn worker_that_is_cut_off_stops_before_another_has_its_jobs() {
+    let of = |seed| Life { seed, workers: 3, jobs: healthy(60, 60), loss: 0.0 };
+    let faults = |world: &mut World| {
+        let (at, length) = (moment(world) / 2, world.rng.u64(1_000..60_000));
+        world.at(at, Event::CutOff(0, true));
+        world.at(at + length, Event::CutOff(0, false));
+    };
+    lives(60, of, faults, |world| {
+        assert_eq!((world.overlaps, world.dispatcher.restored), (0, 0));
+    });
 }
 
 #[test]

@@ -87,6 +87,9 @@ impl World {
             false => self.store_health,
         };
         let fate = self.rng.f64();
+        if self.calls.get(&call).is_some_and(|call| self.cut_off[call.worker]) {
+            return;
+        }
         match health {
             Health::Refuses => return self.after(1, Event::Answer(call, Input::Tick)),
             Health::Hangs if self.rng.bool() => return,

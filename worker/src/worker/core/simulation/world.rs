@@ -59,6 +59,8 @@ pub(super) enum Event {
     Reconcile,
     Store(Health),
     Dispatcher(Health),
+    /// No call of a worker reaches a server, or calls do so again.
+    CutOff(usize, bool),
     /// The dispatcher loses all its data.
     Lose,
     /// The store's clock jumps by this many milliseconds.
@@ -104,6 +106,7 @@ pub(super) struct World {
     paused: bool,
     pub processes: Vec<Option<Process>>,
     pub lives: Vec<u32>,
+    pub cut_off: Vec<bool>,
     behaviours: BTreeMap<JobId, Behaviour>,
     /// The chance of a call to fail, or to be executed without an answer.
     pub loss: f64,
@@ -141,6 +144,7 @@ impl World {
             paused: false,
             processes: Vec::new(),
             lives: vec![0; life.workers],
+            cut_off: vec![false; life.workers],
             behaviours: BTreeMap::new(),
             loss: life.loss,
             overlaps: 0,
@@ -220,6 +224,7 @@ impl World {
             Event::Reconcile => self.reconcile(),
             Event::Store(health) => self.store_health = health,
             Event::Dispatcher(health) => self.dispatcher_health = health,
+            Event::CutOff(worker, cut_off) => self.cut_off[worker] = cut_off,
             Event::Lose => self.dispatcher.lose(),
             Event::Jump(by) => self.jumped += by,
             Event::Pause(paused) => {
