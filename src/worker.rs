@@ -119,7 +119,7 @@ pub fn seconds(text: &str) -> Result<f64, String> {
 fn days(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if (RETENTION_DAYS_MIN..=36_500.0).contains(&value) => Ok(value),
-        _ => Err(format!("expected days from 0.0014 (two minutes) to 36500")),
+        _ => Err("expected days from 0.0014 (two minutes) to 36500".to_owned()),
     }
 }
 
