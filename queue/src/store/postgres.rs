@@ -27,6 +27,7 @@ mod ends;
 mod idempotency;
 mod layout;
 mod partitions;
+mod pools;
 mod queues;
 mod reconcile;
 mod sampler;
@@ -42,16 +43,12 @@ use PostgresStore as SqlStore;
 use announcements::Announced;
 pub use idempotency::{Conflict, Submission, SubmitError};
 use layout::KnownLayout;
+use pools::PoolCounts;
+pub use pools::PoolState;
 pub use schema::SchemaError;
 pub use settings::RETENTION_DEFAULT;
-use sql::{
-    calls::{self, Query},
-    classes, history, queue_settings, rows, tenants,
-};
-use sqlx::{
-    Connection as _, PgPool, PgTransaction,
-    postgres::{PgPoolOptions, PgRow},
-};
+use sql::{calls, classes, history, queue_settings, rows, tenants};
+use sqlx::{Connection as _, PgPool, PgTransaction, postgres::PgPoolOptions};
 
 use super::{Clock, StoreError};
 use crate::job::JobId;
@@ -92,6 +89,7 @@ impl Default for PostgresOptions {
 pub struct PostgresStore {
     pool: PgPool,
     hot: PgPool,
+    counts: Arc<PoolCounts>,
     call_timeout: Duration,
     clock: Option<Clock>,
     layout: Arc<KnownLayout>,
@@ -173,6 +171,7 @@ impl PostgresStore {
         Ok(Self {
             pool,
             hot,
+            counts: Arc::default(),
             call_timeout: options.call_timeout,
             clock: None,
             layout,
@@ -198,29 +197,8 @@ impl PostgresStore {
         self.pool.close().await;
     }
 
-    /// Runs a statement of the pool `hot` that returns one row.
-    async fn fetch_hot_one(&self, query: Query<'_>) -> Result<PgRow, StoreError> {
-        self.within(async { Ok(query.fetch_one(&self.hot).await?) }).await
-    }
-
-    /// Runs a statement that changes open jobs by their ids.
-    async fn fetch_hot(&self, query: Query<'_>) -> Result<Vec<PgRow>, StoreError> {
-        self.within(async { Ok(query.fetch_all(&self.hot).await?) }).await
-    }
-
     async fn begin(&self) -> Result<PgTransaction<'static>, StoreError> {
         Ok(self.pool.begin().await?)
-    }
-
-    /// Returns a call's result, or an error when it takes too long.
-    async fn within<T>(
-        &self,
-        call: impl Future<Output = Result<T, StoreError>> + Send,
-    ) -> Result<T, StoreError> {
-        let limit = self.call_timeout;
-        tokio::time::timeout(limit, call)
-            .await
-            .unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))))
     }
 
     /// Returns the time of a test's clock; with `None` statements use the server's.

@@ -6,7 +6,9 @@ use std::{
 };
 
 use tracing::{Span, field::Empty};
-use tritmill_queue::{Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt};
+use tritmill_queue::{
+    Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt, trace::mark_failed,
+};
 
 use super::io::Commit;
 
@@ -170,6 +172,10 @@ impl InFlight {
         let RunningClaim { lease, claimed_at, device, choices, first_token_at, span, .. } = claim;
         self.loads[device].claims -= 1;
         self.loads[device].choices -= choices;
+        span.record("outcome", disposition.label());
+        if let Disposition::Record(Outcome::Error(_)) = &disposition {
+            mark_failed(&span, "the attempt failed");
+        }
         span.in_scope(|| tracing::debug!(how = disposition.label(), "ended"));
         let first_token = first_token_at.map(|at| at.saturating_duration_since(claimed_at));
         let elapsed = now.saturating_duration_since(claimed_at);
@@ -274,8 +280,8 @@ impl InFlight {
     }
 }
 
-/// Returns a root span for each attempt: its parent is in the job's trace. Its level is "warn", so
-/// that log lines carry it at every log level.
+/// Returns a root span for each attempt: its parent is in the job's trace. It ends with the commit of
+/// the result. Its level is "warn", so that log lines carry it at every log level.
 fn span(claim: &Claim) -> Span {
     let Claim { job, epoch, attempts, .. } = claim;
     let span = tracing::warn_span!(
@@ -287,10 +293,12 @@ fn span(claim: &Claim) -> Span {
         epoch,
         trace_id = Empty,
         parent_id = Empty,
+        outcome = Empty,
     );
     if let Some(parent) = &job.traceparent {
         span.record("trace_id", parent.trace_id());
         span.record("parent_id", parent.parent_id());
+        parent.adopt(&span);
     }
     span
 }
