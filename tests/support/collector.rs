@@ -6,7 +6,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use axum::{Router, body::Bytes, extract::State, http::HeaderMap, routing::post};
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, HeaderValue},
+    routing::post,
+};
 use opentelemetry_proto::tonic::{
     collector::trace::v1::ExportTraceServiceRequest,
     common::v1::{KeyValue, any_value::Value},
@@ -72,7 +78,7 @@ impl Collector {
 async fn receive(State(received): State<Arc<Mutex<Received>>>, headers: HeaderMap, body: Bytes) {
     let request = ExportTraceServiceRequest::decode(body).unwrap();
     let mut received = received.lock().unwrap();
-    let text = |value: &axum::http::HeaderValue| value.to_str().unwrap().to_owned();
+    let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
     received.heads.push(headers.iter().map(|(name, v)| (name.to_string(), text(v))).collect());
     for of_resource in request.resource_spans {
         let resource = of_resource.resource.map(|one| attributes(one.attributes));
