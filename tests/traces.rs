@@ -130,6 +130,8 @@ fn spans_of_a_request_and_its_job_are_in_the_callers_trace() {
     let job = received.named("job").next().unwrap();
     assert_eq!((&job.trace, &job.parent), (&request.trace, &request.id));
     assert_eq!(job.attributes["outcome"], "completed");
+    assert!(job.attributes["completion_tokens"].parse::<u64>().unwrap() > 0);
+    assert!(job.attributes.contains_key("first_token_ms"));
     assert_eq!(job.resource["service.name"], "tritmill");
     assert_eq!(job.resource["deployment.environment.name"], "tests");
     assert!(!format!("{received:?}").contains("Paid on the 3rd"), "no prompt in spans");

@@ -90,31 +90,34 @@ impl Upkeep {
 impl Collector for Upkeep {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let Times { store_reconciled, store_maintained, queue_reconciled, queue } = &*self.times;
-        let none: &[(&str, &str)] = &[];
-        let of_queue = [("queue", queue.get().map_or("", String::as_str))];
+        let queue = queue.get().map(|queue| [("queue", queue.as_str())]);
         for (name, help, time, labels) in [
             (
                 "store_reconciled_timestamp_seconds",
                 "Last time this worker queued due jobs and jobs with an expired lease",
                 store_reconciled,
-                none,
+                None,
             ),
             (
                 "store_maintained_timestamp_seconds",
                 "Last time this worker maintained the tables of the store",
                 store_maintained,
-                none,
+                None,
             ),
             (
                 "queue_reconciled_timestamp_seconds",
                 "Last time this worker gave the dispatcher the entries that it lacked",
                 queue_reconciled,
-                of_queue.as_slice(),
+                queue,
             ),
         ] {
             let Some(seconds) = time.get_seconds() else { continue };
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            ConstGauge::new(seconds).encode(metric.encode_family(&labels)?)?;
+            let gauge = ConstGauge::new(seconds);
+            match labels {
+                Some(labels) => gauge.encode(metric.encode_family(&labels)?)?,
+                None => gauge.encode(metric)?,
+            }
         }
         Ok(())
     }
