@@ -25,12 +25,15 @@ mod settings;
 mod signals;
 mod standalone;
 mod submit;
+mod traces;
 mod worker;
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use self::traces::Traces;
 
 /// Batch text generation on ternary (BitNet b1.58) language models.
 #[derive(Debug, Parser)]
@@ -90,6 +93,13 @@ enum Command {
     Doctor(doctor::Arguments),
 }
 
+impl Command {
+    /// Whether it runs until it is stopped.
+    fn is_service(&self) -> bool {
+        matches!(self, Self::Worker(_) | Self::Admin(_) | Self::Standalone(_))
+    }
+}
+
 #[derive(Debug, Subcommand)]
 enum Batch {
     Run(Box<batch_run::BatchRunArgs>),
@@ -120,7 +130,13 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::from(error.use_stderr()));
         }
     };
-    output::start_log();
+    let traces = if cli.command.is_service() { Traces::start() } else { Ok(None) };
+    output::start_log(traces.as_ref().ok().and_then(Option::as_ref));
+    let traces = traces.unwrap_or_else(|error| {
+        // A service does not depend on its traces.
+        tracing::warn!(error = %output::one_line(&error), "traces are not exported");
+        None
+    });
     let result = match cli.command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Batch(Batch::Run(arguments)) => batch_run::run(*arguments),
@@ -141,6 +157,9 @@ fn main() -> ExitCode {
         Command::Bench(command) => bench::run(command),
         Command::Doctor(arguments) => doctor::run(&arguments),
     };
+    if let Some(traces) = traces {
+        traces.flush();
+    }
     match result {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,

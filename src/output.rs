@@ -2,14 +2,23 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{
+    EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+};
 
-/// Starts the log on standard error; `RUST_LOG` filters it, the default is warnings.
-pub fn start_log() {
+use crate::traces::Traces;
+
+/// Starts the log on standard error; `RUST_LOG` filters it, the default is warnings. Spans also go to the
+/// export of traces, if there is one.
+pub fn start_log(traces: Option<&Traces>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     let is_terminal = io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(is_terminal);
-    log.with_writer(io::stderr).init();
+    let Some(traces) = traces else {
+        let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(is_terminal);
+        return log.with_writer(io::stderr).init();
+    };
+    let log = tracing_subscriber::fmt::layer().with_ansi(is_terminal).with_writer(io::stderr);
+    tracing_subscriber::registry().with(log.with_filter(filter)).with(traces.layer()).init();
 }
 
 /// Prints one line of a result.

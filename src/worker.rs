@@ -171,8 +171,8 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
     let name = arguments.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };
     let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY.mul_f64(days));
+    let metrics = Arc::new(Metrics::with_servers(&dispatcher, database.as_deref()));
     let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
-    let metrics = Arc::new(Metrics::with_dispatcher(&dispatcher));
     let config = arguments.config(queue.clone(), isa);
     let worker = Worker {
         store: keeper.store(),

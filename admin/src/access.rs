@@ -81,8 +81,11 @@ pub(crate) async fn require_key(
     if caller.role < role {
         return Err(ApiError::forbidden(role));
     }
+    let tenant = caller.tenant.clone();
     request.extensions_mut().insert(caller);
-    Ok(next.run(request).await)
+    let response = next.run(request).await;
+    app.metrics.refusals.count_response(&response, &tenant);
+    Ok(response)
 }
 
 /// Returns the caller of a request, if its key is valid and within its limits.
@@ -110,6 +113,7 @@ async fn caller(
         app.gate.forget(&secret);
         return Err(ApiError::unauthorized());
     };
-    app.gate.admit(secret, key.id, exchange)?;
+    let admitted = app.gate.admit(secret, key.id, exchange);
+    admitted.inspect_err(|error| app.metrics.refusals.count_error(error, &key.tenant))?;
     Ok(key.into())
 }

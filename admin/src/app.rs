@@ -7,12 +7,14 @@ use tritmill_client::{Client, http::AddressPolicy};
 use tritmill_http::{Bounds, Server, Tls};
 use tritmill_queue::{
     StoreError, Tenant,
+    metrics::MeasuredStore,
     store::{FrontStore, KeyRole},
 };
 
 use crate::{
     ApiError, CallerLimits, Secret, changes::Changes, gate::Gate, health::Readiness,
-    job_waiter::JobWaiter, metrics::Metrics, models::Models, new_key, throttle::Throttle,
+    job_waiter::JobWaiter, metrics::Metrics, models::Models, new_key, refusals::Limit,
+    throttle::Throttle,
 };
 
 /// Dashboard pages that may update live at once.
@@ -97,7 +99,9 @@ impl Deref for App {
 impl App {
     /// A service over `store`, to which `client` submits. Must be called within a Tokio runtime.
     pub fn new(client: Client, store: Arc<dyn FrontStore>, models: Models, limits: Limits) -> Self {
-        let metrics = Metrics::default();
+        let metrics = Metrics::new(client.connections());
+        let client = client.measured(&metrics.calls);
+        let store: Arc<dyn FrontStore> = Arc::new(MeasuredStore::new(store, &metrics.calls));
         Self(Arc::new(State {
             job_waiter: JobWaiter::new(client.clone()),
             client,
@@ -145,7 +149,7 @@ impl App {
 
     /// Reserves one of the streams that may run at once.
     pub(crate) fn stream_permit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        let full = |_| ApiError::busy("too many open streams: try again later");
+        let full = |_| ApiError::busy("too many open streams: try again later").by(Limit::Streams);
         self.streams.clone().try_acquire_owned().map_err(full)
     }
 }

@@ -12,6 +12,8 @@ use tritmill_client::{ClientError, FieldError, answer};
 use tritmill_queue::{JobError, StoreError, store::KeyRole};
 use utoipa::ToSchema;
 
+use crate::refusals::{Limit, Refused};
+
 /// `Retry-After` when the store is unavailable.
 const STORE_RETRY: Duration = Duration::from_secs(2);
 const INVALID: &str = "invalid_request_error";
@@ -49,13 +51,15 @@ pub(crate) struct ApiError {
     status: StatusCode,
     detail: ErrorDetail,
     retry_after: Option<Duration>,
+    /// The limit that refused the request.
+    limit: Option<Limit>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &str, message: impl Into<String>) -> Self {
         let (code, message) = (code.to_owned(), message.into());
         let detail = ErrorDetail { message, r#type: kind, param: None, code };
-        Self { status, detail, retry_after: None }
+        Self { status, detail, retry_after: None, limit: None }
     }
 
     /// An invalid request.
@@ -78,6 +82,12 @@ impl ApiError {
     pub fn at(mut self, param: impl Into<String>) -> Self {
         self.detail.param = Some(param.into());
         self
+    }
+
+    /// Names the limit that refused the request.
+    #[must_use]
+    pub fn by(self, limit: Limit) -> Self {
+        Self { limit: Some(limit), ..self }
     }
 
     /// An item that does not exist, or that belongs to another tenant.
@@ -154,7 +164,7 @@ impl ApiError {
     pub fn too_many_batches(max: u32) -> Self {
         let message =
             format!("the tenant has {max} unfinished batches, the maximum: wait for one to finish");
-        let mut full = Self::busy(message);
+        let mut full = Self::busy(message).by(Limit::OpenBatches);
         full.detail.code = "too_many_batches".to_owned();
         Self { retry_after: Some(BATCHES_RETRY), ..full }
     }
@@ -183,6 +193,11 @@ impl ApiError {
         &self.detail.message
     }
 
+    /// The limit that refused the request, if one did.
+    pub fn limit(&self) -> Option<Limit> {
+        self.limit
+    }
+
     /// The value of `Retry-After`.
     pub fn retry_after(&self) -> Option<HeaderValue> {
         let wait = self.retry_after?;
@@ -204,10 +219,13 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let (status, retry_after) = (self.status, self.retry_after());
+        let (status, retry_after, limit) = (self.status, self.retry_after(), self.limit);
         let mut response = (status, Json(self.body())).into_response();
         if let Some(wait) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, wait);
+        }
+        if let Some(limit) = limit {
+            response.extensions_mut().insert(Refused(limit));
         }
         if status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
@@ -246,8 +264,8 @@ impl From<StoreError> for ApiError {
 impl From<ClientError> for ApiError {
     fn from(error: ClientError) -> Self {
         match error {
-            ClientError::Busy { retry_after, .. } => {
-                let mut full = Self::busy(format!("the {error}"));
+            ClientError::Busy { retry_after, limit, .. } => {
+                let mut full = Self::busy(format!("the {error}")).by(limit.into());
                 full.detail.code = "queue_full".to_owned();
                 Self { retry_after: Some(retry_after), ..full }
             }
@@ -269,7 +287,9 @@ mod tests {
         let limit = Limit::Tokens(7);
         let wait = Duration::from_millis(1200);
         let busy = ClientError::Busy { limit, accepted: 0, retry_after: wait };
-        let response = ApiError::from(busy).into_response();
+        let error = ApiError::from(busy);
+        assert_eq!(error.limit(), Some(super::Limit::QueueTokens));
+        let response = error.into_response();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(response.headers()[header::RETRY_AFTER], "2");
     }

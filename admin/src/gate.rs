@@ -21,7 +21,7 @@ use tritmill_http::{Exchange, Limit, Metrics, Peer};
 use tritmill_queue::store::keys::KeyHash;
 use uuid::Uuid;
 
-use crate::{ApiError, App, dashboard::view, throttle::Throttle};
+use crate::{ApiError, App, dashboard::view, refusals, throttle::Throttle};
 
 /// Seconds of a rate that a caller may use at once.
 const BURST_S: u32 = 5;
@@ -113,10 +113,8 @@ impl Gate {
         self.remember(secret, now);
         if let Some(Err(wait)) = self.keys.as_ref().map(|keys| keys.admit(key, now)) {
             self.metrics.refuse(Limit::KeyRate);
-            return Err(ApiError::rate_limited(
-                "too many requests per second of this API key",
-                wait,
-            ));
+            let message = "too many requests per second of this API key";
+            return Err(ApiError::rate_limited(message, wait).by(refusals::Limit::KeyRate));
         }
         let running = self.run(key).ok_or_else(|| {
             self.metrics.refuse(Limit::KeyRequests);
@@ -124,8 +122,12 @@ impl Gate {
             ApiError::busy(format!(
                 "this API key has {limit} requests running, the most it may have"
             ))
+            .by(refusals::Limit::KeyRequests)
         })?;
-        let full = |_| ApiError::busy("the service has too many requests running: try again later");
+        let full = |_| {
+            ApiError::busy("the service has too many requests running: try again later")
+                .by(refusals::Limit::Connections)
+        };
         exchange.admit(running).map_err(full)
     }
 

@@ -15,8 +15,9 @@ use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
 };
+use tracing::Instrument as _;
 
-use crate::{ApiError, App};
+use crate::{ApiError, App, request_trace};
 
 /// Media type of the OpenMetrics text format.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -51,16 +52,19 @@ impl Readiness {
     }
 }
 
-/// Counts a request by its route and status.
+/// Counts a request by its route and status, and runs it in a span.
 pub(crate) async fn count_request(
     State(app): State<App>,
     request: Request,
     next: Next,
 ) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let response = next.run(request).await;
     let route = route.as_ref().map_or("none", MatchedPath::as_str);
-    app.metrics.count_request(route, response.status().as_u16());
+    let span = request_trace::span(&request, route);
+    let response = next.run(request).instrument(span.clone()).await;
+    let status = response.status();
+    request_trace::end(&span, status);
+    app.metrics.count_request(route, status.as_u16());
     response
 }
 

@@ -27,6 +27,8 @@ mod models;
 mod openai;
 mod openapi;
 mod operator;
+mod refusals;
+mod request_trace;
 mod router;
 mod secret;
 mod sse;

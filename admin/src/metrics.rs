@@ -7,6 +7,9 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
+use tritmill_queue::metrics::{CallMetrics, ConnectionMetrics};
+
+use crate::refusals::Refusals;
 
 /// Labels of an answered request. Both come from small sets, whatever callers send.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -25,23 +28,33 @@ pub(crate) struct Metrics {
     pub streams: Gauge,
     /// Connections and refusals.
     pub http: tritmill_http::Metrics,
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        let mut registry = Registry::with_prefix("tritmill_admin");
-        let (requests, batches_driven, streams) = <(Family<_, _>, Gauge, Gauge)>::default();
-        registry.register("requests", "Requests answered", requests.clone());
-        let help = "Batches that this process drives";
-        registry.register("batches_driven", help, batches_driven.clone());
-        registry.register("streams", "Responses that are streaming now", streams.clone());
-        let http = tritmill_http::Metrics::default();
-        http.register(&mut registry);
-        Self { registry, requests, batches_driven, streams, http }
-    }
+    /// Times of the calls of store and dispatcher.
+    pub calls: CallMetrics,
+    /// What was refused to tenants.
+    pub refusals: Refusals,
 }
 
 impl Metrics {
+    /// Metrics of a process with these connections to Postgres and Redis.
+    pub fn new(connections: ConnectionMetrics) -> Self {
+        // The prefix of what workers have under the same name.
+        let mut registry = Registry::with_prefix("tritmill");
+        let calls = CallMetrics::default();
+        calls.register(&mut registry);
+        registry.register_collector(Box::new(connections));
+        let of_admin = registry.sub_registry_with_prefix("admin");
+        let (requests, batches_driven, streams) = <(Family<_, _>, Gauge, Gauge)>::default();
+        of_admin.register("requests", "Requests answered", requests.clone());
+        let help = "Batches that this process drives";
+        of_admin.register("batches_driven", help, batches_driven.clone());
+        of_admin.register("streams", "Responses that are streaming now", streams.clone());
+        let http = tritmill_http::Metrics::default();
+        http.register(of_admin);
+        let refusals = Refusals::default();
+        refusals.register(of_admin);
+        Self { registry, requests, batches_driven, streams, http, calls, refusals }
+    }
+
     /// Counts an answered request.
     pub fn count_request(&self, route: &str, status: u16) {
         let route = route.to_owned();

@@ -5,6 +5,7 @@
 //! store.
 
 mod fast;
+mod measuring;
 mod waiting;
 
 use std::{sync::Arc, time::Duration};
@@ -92,7 +93,7 @@ enum Mode {
     /// A store and a dispatcher in this process.
     Embedded,
     /// Postgres and Redis: idempotency keys and the quotas of operators.
-    Servers { store: Arc<PostgresStore>, quotas: Arc<QuotaCache> },
+    Servers { store: Arc<PostgresStore>, redis: Arc<RedisDispatcher>, quotas: Arc<QuotaCache> },
     /// Redis alone: one script accepts jobs and adds them to the queue.
     Fast(RedisStore),
 }
@@ -141,8 +142,8 @@ impl Client {
         Self {
             store: store.clone(),
             events: Arc::new(dispatcher.events()),
-            dispatcher,
-            mode: Mode::Servers { store, quotas },
+            dispatcher: dispatcher.clone(),
+            mode: Mode::Servers { store, redis: dispatcher, quotas },
         }
     }
 

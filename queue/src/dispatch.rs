@@ -16,7 +16,7 @@ use async_trait::async_trait;
 pub use backlog::{Backlog, BacklogLimit, Demand, Limit, Missing, Quotas};
 pub use memory::MemoryDispatcher;
 pub(crate) use redis::{BLOCK_MAX, Connections, keys, refusal, scripts};
-pub use redis::{Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
+pub use redis::{BlockingConnections, Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
 
 use crate::job::{JobId, Priority, QueueName, Tenant};
 

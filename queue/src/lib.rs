@@ -21,11 +21,12 @@ mod backoff;
 pub mod dispatch;
 pub mod events;
 pub mod job;
+pub mod metrics;
 pub mod outcome;
 mod queue_name;
 pub mod sampling;
 pub mod store;
-mod trace;
+pub mod trace;
 pub mod wire;
 
 pub use backoff::Backoff;

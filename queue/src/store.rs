@@ -58,8 +58,8 @@ pub use job_queries::{JobFilter, JobQueries};
 pub use keys::{ApiKey, KeyRole, Keys};
 pub use maintenance::{Maintained, Maintenance};
 pub use postgres::{
-    Conflict, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError, Submission,
-    SubmitError,
+    Conflict, PoolState, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError,
+    Submission, SubmitError,
 };
 pub use queue_settings::QueueSettings;
 pub use redis::{AcceptError, FAST_RETENTION, RedisConfigError, RedisStore};

@@ -1,8 +1,13 @@
 //! The trace context of a job (W3C Trace Context).
 
+#[cfg(feature = "opentelemetry")]
+mod span;
+
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize};
+#[cfg(feature = "opentelemetry")]
+pub use span::mark_failed;
 
 /// Characters of a value of version 00: version, trace, parent, flags.
 const LENGTH: usize = 2 + 1 + 32 + 1 + 16 + 1 + 2;

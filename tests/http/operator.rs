@@ -238,10 +238,17 @@ fn operator_events_can_be_resumed_at_another_admin() {
 
 #[test]
 fn every_metric_of_the_grafana_dashboard_is_exported() {
-    let (_fleet, worker, admin) = Admin::with_worker();
-    let operator = admin.first();
+    let (fleet, worker, first) = Admin::with_worker();
+    let admin = Admin::start(&fleet, &["--max-key-rate", "1"]);
+    let operator = admin.with(first.first_key.as_deref().unwrap());
     assert_eq!(ask(&operator, json!({})), 200);
-    let exported = || operator.get("/metrics").text() + &worker.get("/metrics").1;
+    // Refusals have a metric of their own once there is one.
+    let hasty = admin.with(&key(&fleet, "acme", "read"));
+    while hasty.get("/v1/models").status != 429 {}
+    let exported = || {
+        std::thread::sleep(Duration::from_secs(1));
+        operator.get("/metrics").text() + &worker.get("/metrics").1
+    };
     eventually("the queue is sampled", || {
         exported().contains("tritmill_queue_wait_seconds_bucket")
     });

@@ -68,6 +68,15 @@ impl Fleet {
         redis_keys(&self.redis)
     }
 
+    /// Deletes everything in Redis.
+    pub fn flush_redis(&self) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.redis.port())).unwrap();
+        stream.write_all(b"FLUSHALL\r\n").unwrap();
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).unwrap();
+        assert_eq!(answer.trim(), "+OK");
+    }
+
     /// Returns the number of rows of these tables together.
     pub fn rows(&self, tables: &[&str]) -> u64 {
         let count = |table: &&str| format!("(SELECT count(*) FROM {table})");

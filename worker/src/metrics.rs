@@ -1,6 +1,8 @@
 //! Metrics and readiness of a worker, for `/metrics` and `/readyz`.
 
+mod dispatcher;
 mod engine;
+mod upkeep;
 
 use std::{
     sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
@@ -9,20 +11,25 @@ use std::{
 
 use parking_lot::Mutex;
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _, text},
-    metrics::{
-        counter::{ConstCounter, Counter},
-        gauge::Gauge,
-    },
+    encoding::text,
+    metrics::{counter::Counter, gauge::Gauge},
     registry::{Metric, Registry},
 };
 use tokio::time::Instant;
 use tritmill_engine::EngineStats;
-use tritmill_queue::{JobState, dispatch::RedisDispatcher, store::workers::Integrity};
+use tritmill_queue::{
+    JobState,
+    dispatch::RedisDispatcher,
+    metrics::{CallMetrics, ConnectionMetrics},
+    store::{PostgresStore, workers::Integrity},
+};
 
 pub(crate) use self::engine::Steps;
-use self::engine::{EngineSteps, Latencies};
+use self::{
+    dispatcher::DispatcherCounters,
+    engine::{EngineSteps, Latencies},
+    upkeep::Upkeep,
+};
 use crate::worker::Committed;
 
 /// A worker that has not read its queue for this long is not ready.
@@ -50,6 +57,10 @@ pub struct Metrics {
     depth: Gauge,
     /// Connections of the metrics page, and refusals.
     pub(crate) http: tritmill_http::Metrics,
+    /// Times of the calls of store and dispatcher.
+    pub(crate) calls: CallMetrics,
+    /// Leases, and the work of leaders.
+    pub(crate) upkeep: Upkeep,
     steps: EngineSteps,
     latencies: Latencies,
     /// The dispatcher, for its own counters, if it is Redis.
@@ -73,11 +84,15 @@ impl Default for Metrics {
         let latencies = Latencies::register(&mut registry);
         let steps = EngineSteps::default();
         registry.register_collector(Box::new(steps.clone()));
+        let calls = CallMetrics::default();
+        calls.register(&mut registry);
         let worker = &mut WorkerMetrics(registry.sub_registry_with_prefix("worker"));
         let http = tritmill_http::Metrics::default();
         http.register(worker.0);
         Self {
             http,
+            calls,
+            upkeep: Upkeep::register(worker.0),
             completed: worker.metric("jobs_completed", "Jobs answered"),
             failed: worker.metric("jobs_failed", "Jobs that ended without an answer"),
             retried: worker.metric("jobs_retried", "Failed attempts of jobs with attempts left"),
@@ -127,46 +142,12 @@ impl WorkerMetrics<'_> {
     }
 }
 
-/// Counters of the dispatcher, read at each scrape.
-#[derive(Debug)]
-struct DispatcherCounters(RedisDispatcher);
-
-impl Collector for DispatcherCounters {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let stats = self.0.stats();
-        let counts = [
-            (
-                "stream_entries_foreign",
-                "Stream entries dropped because they are not jobs",
-                stats.foreign_entries,
-            ),
-            (
-                "stream_entries_deleted",
-                "Pending entries that were deleted from the stream",
-                stats.deleted_entries,
-            ),
-            ("stream_entries_reclaimed", "Entries taken over from dead workers", stats.reclaimed),
-            ("stream_entries_recovered", "Entries of reads with a lost answer", stats.recovered),
-            (
-                "acknowledgements_fenced",
-                "Acknowledgements refused because another worker has the entry",
-                stats.fenced_acknowledgements,
-            ),
-            ("redis_losses", "Times that Redis lost the data of a queue", stats.group_recreations),
-        ];
-        for (name, help, count) in counts {
-            let counter = ConstCounter::new(count);
-            let kind = prometheus_client::metrics::MetricType::Counter;
-            counter.encode(encoder.encode_descriptor(name, help, None, kind)?)?;
-        }
-        Ok(())
-    }
-}
-
 impl Metrics {
-    /// Returns metrics that include the counters of this dispatcher.
-    pub fn with_dispatcher(dispatcher: &RedisDispatcher) -> Self {
+    /// Returns metrics that include the counters of this dispatcher, and the connections of both servers.
+    pub fn with_servers(dispatcher: &RedisDispatcher, database: Option<&PostgresStore>) -> Self {
         let mut metrics = Self::default();
+        let connections = ConnectionMetrics::new(database, Some(dispatcher));
+        metrics.registry.register_collector(Box::new(connections));
         let of_worker = metrics.registry.sub_registry_with_prefix("worker");
         of_worker.register_collector(Box::new(DispatcherCounters(dispatcher.clone())));
         metrics.dispatcher = Some(dispatcher.clone());

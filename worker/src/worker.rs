@@ -34,6 +34,7 @@ use tritmill_engine::{Engine, backend::StepError};
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
     events::Events,
+    metrics::{MeasuredDispatcher, MeasuredStore},
 };
 
 use self::{heartbeat::HeartbeatTask, reconciler::Reconciler, shell::Shell};
@@ -172,10 +173,11 @@ impl Worker {
     /// # Errors
     /// See the variants of [`WorkerError`] for what becomes of the claims.
     pub async fn run(
-        self,
+        mut self,
         devices: Vec<Device>,
         stop: watch::Receiver<Stop>,
     ) -> Result<(), WorkerError> {
+        self.measure_calls();
         // Dropping the set aborts its tasks.
         let mut tasks = JoinSet::new();
         let first = heartbeat::initial_directive(self.operations.is_some());
@@ -187,7 +189,8 @@ impl Worker {
             let heartbeat = HeartbeatTask::new(&self, Arc::clone(operations), directive_sender);
             tasks.spawn(heartbeat.run());
             tasks.spawn(sampling::run(Arc::clone(operations), directive.clone()));
-            tasks.spawn(maintenance::run(Arc::clone(operations), directive.clone()));
+            let metrics = Arc::clone(&self.metrics);
+            tasks.spawn(maintenance::run(Arc::clone(operations), metrics, directive.clone()));
         }
         let (operations, owner) = (self.operations.clone(), self.config.owner.clone());
         let result = Shell::run(Arc::new(self), devices, stop, directive).await;
@@ -198,5 +201,14 @@ impl Worker {
             let _ = tokio::time::timeout(FORGET_LIMIT, forgotten).await;
         }
         result
+    }
+    /// Records the time of every call from here on.
+    fn measure_calls(&mut self) {
+        let calls = &self.metrics.calls;
+        self.store = Arc::new(MeasuredStore::new(Arc::clone(&self.store), calls));
+        self.dispatcher = Arc::new(MeasuredDispatcher::new(Arc::clone(&self.dispatcher), calls));
+        if let Some(operations) = &mut self.operations {
+            *operations = Arc::new(MeasuredStore::new(Arc::clone(operations), calls));
+        }
     }
 }

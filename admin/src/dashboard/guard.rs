@@ -37,7 +37,10 @@ pub(crate) async fn require_session(
     request.extensions_mut().insert(visitor);
     let mut response = next.run(request).await;
     match response.extensions_mut().remove::<ApiError>() {
-        Some(error) => view::error(Some(&caller), &error),
+        Some(error) => {
+            app.metrics.refusals.count_error(&error, &caller.tenant);
+            view::error(Some(&caller), &error)
+        }
         None => response,
     }
 }
@@ -60,7 +63,9 @@ async fn visitor(
         app.gate.forget(&session);
         return Ok(None);
     };
-    app.gate.admit(session, visitor.caller.key, exchange)?;
+    let (key, tenant) = (visitor.caller.key, &visitor.caller.tenant);
+    let admitted = app.gate.admit(session, key, exchange);
+    admitted.inspect_err(|error| app.metrics.refusals.count_error(error, tenant))?;
     Ok(Some(visitor))
 }
 

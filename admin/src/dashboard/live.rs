@@ -17,7 +17,7 @@ use super::{
     Content, PageError, PageResult,
     session::{self, Visitor},
 };
-use crate::{ApiError, App, Caller, sse};
+use crate::{ApiError, App, Caller, refusals::Limit, sse};
 
 /// Pause between two renderings, and its minimum as a multiple of a rendering's duration.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -48,7 +48,8 @@ where
     F: Future<Output = Result<Content, PageError>> + Send + 'static,
 {
     let permit = app.live_pages.clone().try_acquire_owned();
-    let permit = permit.map_err(|_| ApiError::busy("too many live pages: try again later"))?;
+    let permit = permit
+        .map_err(|_| ApiError::busy("too many live pages: try again later").by(Limit::LivePages))?;
     let service = app.clone();
     let page =
         LivePage { app, visitor, load, sent: String::new(), wait: INTERVAL, _permit: permit };

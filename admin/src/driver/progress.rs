@@ -129,7 +129,8 @@ async fn submit(
                     chunk = (next.len() / 8).max(1);
                     continue;
                 }
-                Err(ClientError::Busy { retry_after, .. }) => {
+                Err(ClientError::Busy { retry_after, limit, .. }) => {
+                    app.metrics.refusals.count(limit.into(), &claim.batch.tenant);
                     return Ok(Submitted::Busy(retry_after));
                 }
                 Err(ClientError::Store(error)) => return Err(error.into()),

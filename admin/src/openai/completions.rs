@@ -17,7 +17,7 @@ use super::{
     schemas::{ChatRequest, Completion, TextRequest},
     stream::AnswerStream,
 };
-use crate::{ApiError, App, Call, Caller, JsonBody};
+use crate::{ApiError, App, Call, Caller, JsonBody, request_trace::JobParent};
 
 /// Creates a chat completion.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "completions",
@@ -25,9 +25,10 @@ use crate::{ApiError, App, Call, Caller, JsonBody};
     responses((status = 200, description = "The answer, whole or streamed", body = Completion)))]
 pub(crate) async fn chat(
     Call { app, caller }: Call,
+    parent: JobParent,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
-    complete(app, caller, Endpoint::Chat, body).await
+    complete(app, (caller, parent), Endpoint::Chat, body).await
 }
 
 /// Creates a text completion.
@@ -36,15 +37,16 @@ pub(crate) async fn chat(
     responses((status = 200, description = "The answer, whole or streamed", body = Completion)))]
 pub(crate) async fn text(
     Call { app, caller }: Call,
+    parent: JobParent,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
-    complete(app, caller, Endpoint::Completions, body).await
+    complete(app, (caller, parent), Endpoint::Completions, body).await
 }
 
 /// Submits a job and answers with its result.
 async fn complete(
     app: App,
-    caller: Caller,
+    (caller, JobParent(traceparent)): (Caller, JobParent),
     endpoint: Endpoint,
     mut map: Map<String, Value>,
 ) -> Result<Response, ApiError> {
@@ -61,6 +63,7 @@ async fn complete(
         priority: Priority::High,
         stream: streaming.is_some(),
         expires_at: Some(created.after(limit)),
+        traceparent,
         ..body.job(id, queue.clone())
     };
     let end = app.job_waiter.wait_for(id);

@@ -33,6 +33,7 @@ use std::{
 
 pub use address::RedisUrlError;
 use async_trait::async_trait;
+pub use connections::BlockingConnections;
 pub(crate) use connections::{BLOCK_MAX, Connections};
 pub(crate) use feed::refusal;
 use parking_lot::Mutex;
@@ -153,6 +154,11 @@ impl RedisDispatcher {
     /// Faults that were detected and repaired since this dispatcher was created.
     pub fn stats(&self) -> DispatchStats {
         *self.inner.stats.lock()
+    }
+
+    /// Returns the state of the connections for reads that wait. Other commands share one connection.
+    pub fn blocking_connections(&self) -> BlockingConnections {
+        self.inner.connections.blocking()
     }
 
     /// Keeps entries until they are due; then pulls and [`Self::promote`] queue them. A job that waits

@@ -213,6 +213,8 @@ pub struct Depth {
     pub or_more: bool,
     /// Submission time of the oldest queued job.
     pub oldest_queued_at: Option<Timestamp>,
+    /// Time at which the oldest jobs were queued that may be missing from the dispatcher.
+    pub unannounced_since: Option<Timestamp>,
 }
 
 impl Depth {
@@ -225,10 +227,10 @@ impl Depth {
     pub fn merge(&mut self, other: &Self) {
         add_fields!(self, other, scheduled, queued, running, retrying);
         self.or_more |= other.or_more;
-        self.oldest_queued_at = match (self.oldest_queued_at, other.oldest_queued_at) {
-            (Some(one), Some(two)) => Some(one.min(two)),
-            (one, two) => one.or(two),
-        };
+        let earlier =
+            |one: Option<Timestamp>, two: Option<Timestamp>| one.into_iter().chain(two).min();
+        self.oldest_queued_at = earlier(self.oldest_queued_at, other.oldest_queued_at);
+        self.unannounced_since = earlier(self.unannounced_since, other.unannounced_since);
     }
 }
 

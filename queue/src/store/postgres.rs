@@ -28,6 +28,7 @@ mod hosts;
 mod idempotency;
 mod layout;
 mod partitions;
+mod pools;
 mod queues;
 mod reconcile;
 mod sampler;
@@ -44,16 +45,12 @@ use announcements::Announced;
 use hosts::{CurrentHost, Hosts};
 pub use idempotency::{Conflict, Submission, SubmitError};
 use layout::KnownLayout;
+use pools::PoolCounts;
+pub use pools::PoolState;
 pub use schema::SchemaError;
 pub use settings::RETENTION_DEFAULT;
-use sql::{
-    calls::{self, Query},
-    classes, history, queue_settings, rows, tenants,
-};
-use sqlx::{
-    Connection as _, PgPool, PgTransaction,
-    postgres::{PgPoolOptions, PgRow},
-};
+use sql::{calls, classes, history, queue_settings, rows, tenants};
+use sqlx::{Connection as _, PgPool, PgTransaction, postgres::PgPoolOptions};
 
 use super::{Clock, StoreError};
 use crate::job::JobId;
@@ -111,6 +108,7 @@ pub struct PostgresStore {
     hot: PgPool,
     hosts: Arc<Hosts>,
     host: Arc<CurrentHost>,
+    counts: Arc<PoolCounts>,
     call_timeout: Duration,
     clock: Option<Clock>,
     layout: Arc<KnownLayout>,
@@ -191,6 +189,7 @@ impl PostgresStore {
             hot,
             hosts,
             host,
+            counts: Arc::default(),
             call_timeout: options.call_timeout,
             clock: None,
             layout,
@@ -216,57 +215,8 @@ impl PostgresStore {
         self.pool.close().await;
     }
 
-    /// Runs a statement of the pool `hot` that returns one row.
-    async fn fetch_hot_one(&self, query: Query<'_>) -> Result<PgRow, StoreError> {
-        self.within(async { Ok(query.fetch_one(&self.hot).await?) }).await
-    }
-
-    /// Runs a statement that changes open jobs by their ids.
-    async fn fetch_hot(&self, query: Query<'_>) -> Result<Vec<PgRow>, StoreError> {
-        self.within(async { Ok(query.fetch_all(&self.hot).await?) }).await
-    }
-
     async fn begin(&self) -> Result<PgTransaction<'static>, StoreError> {
         Ok(self.pool.begin().await?)
-    }
-
-    /// Returns a call's result, or an error when it takes too long. After an error, later calls may go to
-    /// another server.
-    async fn within<T>(
-        &self,
-        call: impl Future<Output = Result<T, StoreError>> + Send,
-    ) -> Result<T, StoreError> {
-        let limit = self.call_timeout;
-        let result = tokio::time::timeout(limit, call)
-            .await
-            .unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))));
-        if let Err(error @ StoreError::Unavailable(_)) = &result {
-            self.on_unavailable(error);
-        }
-        result
-    }
-
-    /// Closes the connections to a server that became read-only. Looks for the server that takes writes,
-    /// without waiting for it.
-    fn on_unavailable(&self, error: &StoreError) {
-        if error.is_read_only() {
-            self.host.renew();
-        }
-        if !self.hosts.must_write || !self.host.may_search() {
-            return;
-        }
-        let store = self.clone();
-        tokio::spawn(async move {
-            // If none is found, the next failed call looks again.
-            let Ok(index) = store.hosts.primary().await else { return };
-            if store.host.move_to(index) {
-                let address = hosts::address(&store.hosts.servers[index]);
-                tracing::warn!(address, "another database server takes writes now");
-                let options = |planning| store.hosts.with(index, &settings(planning));
-                store.pool.set_connect_options(options(PLANNED_EACH_TIME));
-                store.hot.set_connect_options(options(PLANNED_ONCE));
-            }
-        });
     }
 
     /// Returns the time of a test's clock; with `None` statements use the server's.

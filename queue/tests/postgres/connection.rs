@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tritmill_queue::{
     Store, StoreError,
-    store::{PostgresOptions, PostgresStore, SchemaError},
+    store::{PostgresOptions, PostgresStore, QueueSettings as _, SchemaError},
 };
 use tritmill_servers::Postgres;
 
@@ -215,4 +215,39 @@ async fn silent_server_times_out() {
     // The first call may have succeeded; repeating it is harmless.
     store.submit(std::slice::from_ref(&job)).await.unwrap();
     assert_eq!(store.progress(None).await.unwrap().queued, 1);
+}
+
+#[tokio::test]
+async fn pools_tell_how_busy_they_are() {
+    let (server, _) = start().await;
+    let options = PostgresOptions {
+        connections_max: 1,
+        acquire_timeout: Duration::from_millis(300),
+        ..PostgresOptions::default()
+    };
+    let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
+    // A connection returns to its pool in the background.
+    while store.pools()[0].idle == 0 {
+        tokio::task::yield_now().await;
+    }
+    let [calls, hot] = store.pools();
+    assert_eq!((calls.name, calls.idle, calls.max, calls.waits), ("calls", 1, 1, 0));
+    assert_eq!((hot.name, hot.idle + hot.in_use, hot.max), ("hot", 0, 1));
+    let mut other = PgConnection::connect(&server.url()).await.unwrap();
+    let mut locked = other.begin().await.unwrap();
+    sqlx::query("LOCK TABLE queues").execute(&mut *locked).await.unwrap();
+    let blocked = tokio::spawn({
+        let store = store.clone();
+        async move { store.queue_states().await }
+    });
+    while store.pools()[0].in_use == 0 {
+        tokio::task::yield_now().await;
+    }
+    let late = Store::now(&store).await.unwrap_err();
+    assert!(matches!(late, StoreError::Unavailable(_)), "{late}");
+    let [calls, hot] = store.pools();
+    assert_eq!((calls.waits, calls.timeouts), (1, 1));
+    assert_eq!((hot.waits, hot.timeouts), (0, 0));
+    locked.rollback().await.unwrap();
+    blocked.await.unwrap().unwrap();
 }

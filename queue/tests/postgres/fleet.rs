@@ -93,3 +93,27 @@ async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
     store.submit(&[later]).await.unwrap();
     assert_eq!(wanted("SELECT wanted_workers('other', 'i2_s')").await, 1, "due within a minute");
 }
+
+#[tokio::test]
+async fn sample_has_the_age_of_jobs_that_were_not_announced() {
+    let (_server, store) = start().await;
+    let now = Arc::new(AtomicI64::new(store.now().await.unwrap().0));
+    let clock = Arc::clone(&now);
+    let store = store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let sampled = async || {
+        now.fetch_add(10_000, Ordering::SeqCst);
+        assert!(store.sample().await.unwrap());
+        let snapshot = store.snapshot().await.unwrap().unwrap();
+        snapshot.queues.first().and_then(|queue| queue.depth.unannounced_since)
+    };
+    store.sample().await.unwrap();
+    assert_eq!(sampled().await, None);
+    let submitted_at = store.now().await.unwrap();
+    store.submit(&[job()]).await.unwrap();
+    now.fetch_add(1000, Ordering::SeqCst);
+    store.submit(&[job()]).await.unwrap();
+    assert_eq!(sampled().await, Some(submitted_at), "the oldest");
+    let unannounced = store.unannounced(&queue()).await.unwrap();
+    store.forget_announcements(&unannounced).await.unwrap();
+    assert_eq!(sampled().await, None);
+}

@@ -8,6 +8,8 @@ use tokio::{
 };
 use tritmill_queue::{Operations, store::workers::Directive};
 
+use crate::metrics::Metrics;
+
 /// Time between two rounds of maintenance.
 const EVERY: Duration = Duration::from_secs(3600);
 /// Time until a round that failed is tried again.
@@ -16,6 +18,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Runs until it is aborted.
 pub(super) async fn run(
     operations: Arc<dyn Operations>,
+    metrics: Arc<Metrics>,
     mut directive: watch::Receiver<Directive>,
 ) {
     let mut due = Instant::now();
@@ -25,9 +28,12 @@ pub(super) async fn run(
             continue;
         }
         due = Instant::now() + EVERY;
-        if let Err(error) = operations.maintain().await {
-            tracing::warn!(%error, "tables not maintained, trying again in a minute");
-            due = Instant::now() + RETRY_AFTER;
+        match operations.maintain().await {
+            Ok(_) => metrics.upkeep.store_maintained(),
+            Err(error) => {
+                tracing::warn!(%error, "tables not maintained, trying again in a minute");
+                due = Instant::now() + RETRY_AFTER;
+            }
         }
     }
 }

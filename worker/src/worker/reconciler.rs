@@ -109,6 +109,13 @@ impl Reconciler {
             self.metrics.set_queue_depth(self.dispatcher.depth(&self.queue).await?);
             return Ok(false);
         }
+        let again = self.reconcile_queue().await?;
+        self.metrics.upkeep.queue_reconciled(&self.queue);
+        Ok(again)
+    }
+
+    /// Gives the dispatcher entries of the queue that it lacks. Returns whether to go on at once.
+    async fn reconcile_queue(&mut self) -> Result<bool, WorkerError> {
         self.enqueue_unannounced().await?;
         if let Some(again) = self.refill().await? {
             return Ok(again);
@@ -130,6 +137,7 @@ impl Reconciler {
     /// Applies what time has changed, and notes which jobs were queued by that.
     async fn reconcile_store(&mut self) -> Result<(), WorkerError> {
         let moved = self.store.reconcile().await?;
+        self.metrics.upkeep.store_reconciled();
         self.metrics.add_reclaimed(moved.lapsed);
         for entry in moved.queued {
             let due = self.due.entry(entry.queue.clone()).or_default();

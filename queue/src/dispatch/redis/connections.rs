@@ -13,7 +13,7 @@ use std::{
 };
 
 use deadpool::{
-    Runtime,
+    Runtime, Status,
     managed::{Manager, Metrics, Object, Pool, PoolError, RecycleResult},
 };
 use redis::{
@@ -218,6 +218,19 @@ impl Drop for Reading {
     }
 }
 
+/// Connections for blocking reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockingConnections {
+    /// Open connections without a read.
+    pub idle: usize,
+    /// Open connections with a read.
+    pub in_use: usize,
+    /// Maximum number of connections.
+    pub max: usize,
+    /// Reads that wait for a connection.
+    pub waiting: usize,
+}
+
 /// The connections of one process to one Redis.
 pub(crate) struct Connections {
     /// Connections for blocking reads.
@@ -244,6 +257,12 @@ impl Connections {
             .build()
             .expect("the pool has a runtime for its timeout");
         Ok(Self { pool, shared: tokio::sync::Mutex::new(None), opened: AtomicU64::new(0) })
+    }
+
+    /// Returns the state of the connections for blocking reads.
+    pub(super) fn blocking(&self) -> BlockingConnections {
+        let Status { max_size: max, size, available: idle, waiting } = self.pool.status();
+        BlockingConnections { idle, in_use: size.saturating_sub(idle), max, waiting }
     }
 
     async fn shared(&self) -> RedisResult<(u64, Link)> {

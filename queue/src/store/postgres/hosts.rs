@@ -15,8 +15,8 @@ use futures_util::future::join_all;
 use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 use tokio::time::timeout;
 
-use super::calls::query;
-use crate::store::error::without_source_line;
+use super::{PLANNED_EACH_TIME, PLANNED_ONCE, PostgresStore, calls::query, settings};
+use crate::store::{StoreError, error::without_source_line};
 
 /// How long a server may take to say whether it takes writes.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -133,5 +133,30 @@ impl CurrentHost {
             self.renew();
         }
         is_other
+    }
+}
+
+impl PostgresStore {
+    /// Closes the connections to a server that became read-only. Looks for the server that takes writes,
+    /// without waiting for it.
+    pub(super) fn on_unavailable(&self, error: &StoreError) {
+        if error.is_read_only() {
+            self.host.renew();
+        }
+        if !self.hosts.must_write || !self.host.may_search() {
+            return;
+        }
+        let store = self.clone();
+        tokio::spawn(async move {
+            // If none is found, the next failed call looks again.
+            let Ok(index) = store.hosts.primary().await else { return };
+            if store.host.move_to(index) {
+                let address = address(&store.hosts.servers[index]);
+                tracing::warn!(address, "another database server takes writes now");
+                let options = |planning| store.hosts.with(index, &settings(planning));
+                store.pool.set_connect_options(options(PLANNED_EACH_TIME));
+                store.hot.set_connect_options(options(PLANNED_ONCE));
+            }
+        });
     }
 }

@@ -78,6 +78,7 @@ pub(super) async fn sample(store: &PostgresStore) -> Result<bool, StoreError> {
     let mut observed = Observations::new();
     let layout = store.layout_within(&mut tx).await?;
     observe_open(&mut tx, layout, &mut observed).await?;
+    observe_unannounced(&mut tx, &mut observed).await?;
     observe_slots(&mut tx, now, &mut observed).await?;
     measure_workers(&mut tx, now).await?;
     if layout == Layout::Combined {
@@ -180,6 +181,30 @@ async fn observe_open(
         let depth = &mut observed.entry(rows::queue(row)?).or_default().depth;
         let jobs = rows::count(row, "jobs")?;
         sampler::open(depth, rows::state(row)?, jobs, SET_ASIDE_MAX.unsigned_abs());
+    }
+    Ok(())
+}
+
+/// Adds the time of each queue's oldest announcement, with one look at the index for each queue.
+async fn observe_unannounced(
+    tx: &mut PgConnection,
+    observed: &mut Observations,
+) -> Result<(), StoreError> {
+    let oldest = query(
+        "WITH RECURSIVE oldest AS (
+             (SELECT model, format, at FROM announcements ORDER BY model, format, at LIMIT 1)
+             UNION ALL
+             SELECT next.model, next.format, next.at FROM oldest, LATERAL (
+                 SELECT model, format, at FROM announcements
+                 WHERE (model, format) > (oldest.model, oldest.format)
+                 ORDER BY model, format, at LIMIT 1
+             ) AS next
+         )
+         SELECT model, format, at FROM oldest",
+    );
+    for row in &oldest.fetch_all(tx).await? {
+        let depth = &mut observed.entry(rows::queue(row)?).or_default().depth;
+        depth.unannounced_since = Some(rows::time(row, "at")?);
     }
     Ok(())
 }

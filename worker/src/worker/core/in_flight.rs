@@ -6,7 +6,9 @@ use std::{
 };
 
 use tracing::{Span, field::Empty};
-use tritmill_queue::{Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt};
+use tritmill_queue::{
+    Claim, ClaimRef, Delivery, FinishedAttempt, Outcome, Prompt, trace::mark_failed,
+};
 
 use super::io::Commit;
 
@@ -170,8 +172,9 @@ impl InFlight {
         let RunningClaim { lease, claimed_at, device, choices, first_token_at, span, .. } = claim;
         self.loads[device].claims -= 1;
         self.loads[device].choices -= choices;
-        span.in_scope(|| tracing::debug!(how = disposition.label(), "ended"));
         let first_token = first_token_at.map(|at| at.saturating_duration_since(claimed_at));
+        record_end(&span, &disposition, first_token);
+        span.in_scope(|| tracing::debug!(how = disposition.label(), "ended"));
         let elapsed = now.saturating_duration_since(claimed_at);
         self.ended.push(EndedClaim { lease, disposition, span, first_token, elapsed });
         self.oldest_end.get_or_insert(now);
@@ -274,8 +277,8 @@ impl InFlight {
     }
 }
 
-/// Returns a root span for each attempt: its parent is in the job's trace. Its level is "warn", so
-/// that log lines carry it at every log level.
+/// Returns a root span for each attempt: its parent is in the job's trace. It ends with the commit of
+/// the result. Its level is "warn", so that log lines carry it at every log level.
 fn span(claim: &Claim) -> Span {
     let Claim { job, epoch, attempts, .. } = claim;
     let span = tracing::warn_span!(
@@ -287,10 +290,29 @@ fn span(claim: &Claim) -> Span {
         epoch,
         trace_id = Empty,
         parent_id = Empty,
+        outcome = Empty,
+        first_token_ms = Empty,
+        completion_tokens = Empty,
     );
     if let Some(parent) = &job.traceparent {
         span.record("trace_id", parent.trace_id());
         span.record("parent_id", parent.parent_id());
+        parent.adopt(&span);
     }
     span
+}
+
+/// Records in its span how an attempt ended.
+fn record_end(span: &Span, disposition: &Disposition, first_token: Option<Duration>) {
+    span.record("outcome", disposition.label());
+    if let Some(time) = first_token {
+        span.record("first_token_ms", u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    }
+    match disposition {
+        Disposition::Record(Outcome::Completed(completion)) => {
+            span.record("completion_tokens", completion.usage.completion_tokens);
+        }
+        Disposition::Record(Outcome::Error(_)) => mark_failed(span, "the attempt failed"),
+        _ => {}
+    }
 }

@@ -73,6 +73,10 @@ impl Core {
         let Some((held, at)) = self.renewals.call.take() else { return };
         match lost {
             Ok(lost) => {
+                if let Some(oldest) = self.in_flight.leases().map(|lease| lease.renewed_at).min() {
+                    let left = (oldest + self.lease).saturating_duration_since(self.now);
+                    self.metrics.upkeep.record_margin(left);
+                }
                 self.in_flight.renewed(&held, at);
                 self.metrics.leases_renewed();
                 lost.into_iter().for_each(|held| self.handle_lost_lease(held, Loss::Taken));

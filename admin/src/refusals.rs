@@ -1,0 +1,163 @@
+//! [`Refusals`]: what was refused to tenants, by limit. Refusals of strangers have no tenant;
+//! [`tritmill_http::Metrics`] counts them.
+
+use std::{
+    collections::HashSet,
+    sync::{Mutex, PoisonError},
+};
+
+use axum::response::Response;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use tritmill_queue::{Tenant, dispatch};
+
+use crate::ApiError;
+
+/// Tenants with counters of their own. Others share those of [`OTHERS`].
+const TENANTS_MAX: usize = 200;
+/// Label of the tenants above [`TENANTS_MAX`].
+const OTHERS: &str = "other";
+
+/// A limit for which a request with a valid key was answered with status 429, or for which a line of a
+/// batch waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Limit {
+    /// Requests of one key per second.
+    KeyRate,
+    /// Requests of one key at once.
+    KeyRequests,
+    /// Requests of all keys at once.
+    Connections,
+    /// Streams at once.
+    Streams,
+    /// Dashboard pages that update live, at once.
+    LivePages,
+    /// Unfinished batches of the tenant.
+    OpenBatches,
+    /// Entries of the queue.
+    QueueEntries,
+    /// Tokens of the queue.
+    QueueTokens,
+    /// Tokens of the tenant in the queue.
+    TenantTokens,
+    /// Memory of the dispatcher.
+    DispatcherMemory,
+}
+
+impl Limit {
+    /// Returns the value of the label `limit`.
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::KeyRate => "key_rate",
+            Self::KeyRequests => "key_requests",
+            Self::Connections => "connections",
+            Self::Streams => "streams",
+            Self::LivePages => "live_pages",
+            Self::OpenBatches => "open_batches",
+            Self::QueueEntries => "queue_entries",
+            Self::QueueTokens => "queue_tokens",
+            Self::TenantTokens => "tenant_tokens",
+            Self::DispatcherMemory => "dispatcher_memory",
+        }
+    }
+}
+
+impl From<dispatch::Limit> for Limit {
+    fn from(limit: dispatch::Limit) -> Self {
+        match limit {
+            dispatch::Limit::Entries(_) => Self::QueueEntries,
+            dispatch::Limit::Tokens(_) => Self::QueueTokens,
+            dispatch::Limit::Tenant(_) => Self::TenantTokens,
+            // The last one of this release.
+            _ => Self::DispatcherMemory,
+        }
+    }
+}
+
+/// Marks a response that refuses a request for a limit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Refused(pub Limit);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    limit: &'static str,
+    tenant: String,
+}
+
+/// Counters by limit and tenant.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    counters: Family<Labels, Counter>,
+    /// Tenants with counters.
+    tenants: Mutex<HashSet<Tenant>>,
+}
+
+impl Refusals {
+    /// Adds the metrics to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Requests with a valid key, and steps of batches, that a limit refused";
+        registry.register("refusals", help, self.counters.clone());
+    }
+
+    /// Counts a refusal.
+    pub fn count(&self, limit: Limit, tenant: &Tenant) {
+        let tenant = self.label(tenant).to_owned();
+        self.counters.get_or_create(&Labels { limit: limit.as_str(), tenant }).inc();
+    }
+
+    /// Counts an error if it refuses a request for a limit.
+    pub fn count_error(&self, error: &ApiError, tenant: &Tenant) {
+        if let Some(limit) = error.limit() {
+            self.count(limit, tenant);
+        }
+    }
+
+    /// Counts a response if it refuses its request for a limit.
+    pub fn count_response(&self, response: &Response, tenant: &Tenant) {
+        if let Some(Refused(limit)) = response.extensions().get() {
+            self.count(*limit, tenant);
+        }
+    }
+
+    fn label<'a>(&self, tenant: &'a Tenant) -> &'a str {
+        let mut tenants = self.tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        if !tenants.contains(tenant) {
+            if tenants.len() >= TENANTS_MAX {
+                return OTHERS;
+            }
+            tenants.insert(tenant.clone());
+        }
+        &tenant.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text;
+
+    use super::*;
+
+    #[test]
+    fn number_of_tenants_in_labels_is_bounded() {
+        let refusals = Refusals::default();
+        let tenant = |number: usize| Tenant(format!("t{number}"));
+        for round in 0..2 {
+            (0..TENANTS_MAX + 7).for_each(|number| {
+                refusals.count(Limit::QueueTokens, &tenant(number));
+            });
+            let known = refusals.tenants.lock().expect("no panic").len();
+            assert_eq!(known, TENANTS_MAX, "round {round}");
+        }
+        let (mut registry, mut out) = (Registry::default(), String::new());
+        refusals.register(&mut registry);
+        text::encode(&mut out, &registry).expect("a string takes everything");
+        let line = |tenant| format!("refusals_total{{limit=\"queue_tokens\",tenant=\"{tenant}\"}}");
+        for (tenant, count) in [("t0", 2), ("t199", 2), (OTHERS, 14)] {
+            assert!(out.contains(&format!("{} {count}\n", line(tenant))), "{tenant}: {out}");
+        }
+        assert!(!out.contains(&line("t200")));
+    }
+}

@@ -1,0 +1,79 @@
+//! The trace of a request: its span is a child of the caller's, which the header `traceparent` names, and the
+//! parent of the spans of its jobs.
+
+use std::convert::Infallible;
+
+use axum::{
+    extract::{FromRequestParts, Request},
+    http::{HeaderMap, StatusCode, request::Parts},
+};
+use tracing::{Span, field::Empty};
+use tritmill_queue::{TraceParent, trace::mark_failed};
+
+/// Returns the span of a request; disabled for health checks and scrapes, of which there are many. A span
+/// has the pattern of the path, never its values.
+pub(crate) fn span(request: &Request, route: &str) -> Span {
+    if ["/healthz", "/readyz", "/metrics"].contains(&route) {
+        return Span::none();
+    }
+    let span = tracing::info_span!(
+        parent: None,
+        "request",
+        otel.kind = "server",
+        http.request.method = %request.method(),
+        http.route = route,
+        http.response.status_code = Empty,
+    );
+    if !span.is_disabled()
+        && let Some(caller) = of_headers(request.headers())
+    {
+        caller.adopt(&span);
+    }
+    span
+}
+
+/// Records how a request ended. The body of a stream may follow.
+pub(crate) fn end(span: &Span, status: StatusCode) {
+    span.record("http.response.status_code", status.as_u16());
+    if status.is_server_error() {
+        mark_failed(span, "the request failed");
+    }
+}
+
+/// The parent of the jobs of a request: its span, or without one that of its caller.
+pub(crate) struct JobParent(pub Option<TraceParent>);
+
+impl<S: Sync> FromRequestParts<S> for JobParent {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let parent = TraceParent::of_span(&Span::current());
+        Ok(Self(parent.or_else(|| of_headers(&parts.headers))))
+    }
+}
+
+fn of_headers(headers: &HeaderMap) -> Option<TraceParent> {
+    headers.get("traceparent")?.to_str().ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn job_continues_the_trace_of_its_caller() {
+        let parent = async |header: Option<&str>| {
+            let mut request = Request::builder().uri("/v1/completions");
+            if let Some(value) = header {
+                request = request.header("Traceparent", value);
+            }
+            let (mut parts, _) = request.body(()).expect("a request").into_parts();
+            let Ok(JobParent(parent)) = JobParent::from_request_parts(&mut parts, &()).await;
+            parent.map(|parent| parent.to_string())
+        };
+        let valid = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        assert_eq!(parent(Some(valid)).await.as_deref(), Some(valid));
+        assert_eq!(parent(Some("00-nonsense")).await, None);
+        assert_eq!(parent(None).await, None);
+    }
+}

@@ -1,0 +1,201 @@
+//! Histograms of calls, by call and result.
+
+use std::{
+    future::Future,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{family, histogram::Histogram},
+    registry::Registry,
+};
+
+use super::measured::{DispatcherCalls, StoreCalls};
+use crate::{
+    DispatchError, StoreError,
+    store::classes::{ClassError, ResetClassError},
+};
+
+/// Upper bounds of the buckets, in seconds. The last is the longest time that a call may take.
+const BUCKETS: [f64; 15] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallResult {
+    /// With an answer.
+    Ok,
+    /// The queue is full.
+    Busy,
+    /// The worker or the operator may not do this.
+    Refused,
+    /// The store cannot hold a value.
+    Invalid,
+    /// A stored value cannot be read.
+    Damaged,
+    /// The server was not reached, refused the call, or did not answer in time.
+    Unavailable,
+    /// The caller stopped waiting.
+    Dropped,
+}
+
+impl CallResult {
+    /// Number of results.
+    const COUNT: usize = Self::Dropped as usize + 1;
+
+    /// Returns the value of the label `result`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Busy => "busy",
+            Self::Refused => "refused",
+            Self::Invalid => "invalid",
+            Self::Damaged => "damaged",
+            Self::Unavailable => "unavailable",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// An error of a measured call.
+pub(super) trait Failure {
+    /// Returns the kind of error.
+    fn kind(&self) -> CallResult;
+}
+
+impl Failure for StoreError {
+    fn kind(&self) -> CallResult {
+        match self {
+            Self::Unavailable(_) | Self::Migrate(_) => CallResult::Unavailable,
+            Self::OtherQueue { .. } | Self::InvalidValue { .. } => CallResult::Invalid,
+            Self::Damaged { .. } => CallResult::Damaged,
+        }
+    }
+}
+
+impl Failure for DispatchError {
+    fn kind(&self) -> CallResult {
+        match self {
+            Self::Busy { .. } => CallResult::Busy,
+            Self::Unavailable(_) => CallResult::Unavailable,
+        }
+    }
+}
+
+impl Failure for ClassError {
+    fn kind(&self) -> CallResult {
+        match self {
+            Self::Mismatch { .. } => CallResult::Refused,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+impl Failure for ResetClassError {
+    fn kind(&self) -> CallResult {
+        match self {
+            Self::Served { .. } => CallResult::Refused,
+            Self::Store(error) => error.kind(),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Labels {
+    call: &'static str,
+    result: &'static str,
+}
+
+type Family = family::Family<Labels, Histogram, fn() -> Histogram>;
+
+/// Histograms of all calls of one trait or of several. Clones share them.
+#[derive(Debug, Clone)]
+pub(super) struct Calls(Family);
+
+impl Default for Calls {
+    fn default() -> Self {
+        Self(Family::new_with_constructor(|| Histogram::new(BUCKETS)))
+    }
+}
+
+/// The histograms of one call.
+#[derive(Debug)]
+pub(super) struct Call {
+    name: &'static str,
+    family: Family,
+    /// By result; each appears in the metrics when it occurs first.
+    histograms: [OnceLock<Histogram>; CallResult::COUNT],
+}
+
+impl Call {
+    pub fn new(name: &'static str, calls: &Calls) -> Self {
+        let histograms = [const { OnceLock::new() }; CallResult::COUNT];
+        Self { name, family: calls.0.clone(), histograms }
+    }
+
+    /// Waits for the answer of a call and records its time. A call that is dropped is recorded, too.
+    pub async fn time<T, E: Failure>(
+        &self,
+        call: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let mut timing =
+            Timing { call: self, started: Instant::now(), result: CallResult::Dropped };
+        let answer = call.await;
+        timing.result = answer.as_ref().map_or_else(Failure::kind, |_| CallResult::Ok);
+        answer
+    }
+
+    fn histogram(&self, result: CallResult) -> &Histogram {
+        self.histograms[result as usize].get_or_init(|| {
+            let labels = Labels { call: self.name, result: result.as_str() };
+            self.family.get_or_create_owned(&labels)
+        })
+    }
+}
+
+/// A call without an answer so far.
+struct Timing<'a> {
+    call: &'a Call,
+    started: Instant,
+    result: CallResult,
+}
+
+impl Drop for Timing<'_> {
+    fn drop(&mut self) {
+        self.call.histogram(self.result).observe(self.started.elapsed().as_secs_f64());
+    }
+}
+
+/// Times of the calls of this process. Clones share them.
+#[derive(Debug, Clone)]
+pub struct CallMetrics {
+    store: Calls,
+    dispatcher: Calls,
+    pub(super) store_calls: Arc<StoreCalls>,
+    pub(super) dispatcher_calls: Arc<DispatcherCalls>,
+}
+
+impl Default for CallMetrics {
+    fn default() -> Self {
+        let (store, dispatcher) = <(Calls, Calls)>::default();
+        Self {
+            store_calls: Arc::new(StoreCalls::new(&store)),
+            dispatcher_calls: Arc::new(DispatcherCalls::new(&dispatcher)),
+            store,
+            dispatcher,
+        }
+    }
+}
+
+impl CallMetrics {
+    /// Adds the metrics to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Time of a store call as its caller sees it";
+        registry.register("store_call_seconds", help, self.store.0.clone());
+        let help =
+            "Time of a dispatcher call as its caller sees it; pull includes the wait for jobs";
+        registry.register("dispatcher_call_seconds", help, self.dispatcher.0.clone());
+    }
+}
