@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use serde_json::{Value, json};
@@ -53,4 +54,23 @@ fn gpu_workers_request_a_gpu() {
     // The settings that all services share.
     assert!(worker["environment"]["REDIS_URL"].is_string(), "{worker}");
     assert_eq!(worker["read_only"], true);
+}
+
+#[test]
+fn build_context_has_what_its_links_point_to() {
+    let included = read("Dockerfile.dockerignore");
+    let included: Vec<&str> = included.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    let root =
+        docker().parent().expect("docker lies in the root").canonicalize().expect("a folder");
+    let is_included = |path: &Path| included.iter().any(|folder| path.starts_with(folder));
+    let listed = Command::new("git").args(["ls-files", "-s"]).current_dir(&root).output();
+    let listed = String::from_utf8(listed.expect("git runs").stdout).expect("paths are UTF-8");
+    // The mode of symbolic links.
+    let links = listed.lines().filter(|line| line.starts_with("120000 "));
+    let links = links.filter_map(|line| line.split_once('\t')).map(|(_, path)| Path::new(path));
+    for link in links.filter(|link| is_included(link)) {
+        let target = root.join(link).canonicalize().expect("the link leads somewhere");
+        let target = target.strip_prefix(&root).expect("it leads to this repository");
+        assert!(is_included(target), "{} leads to {}", link.display(), target.display());
+    }
 }
