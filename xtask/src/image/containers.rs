@@ -16,8 +16,8 @@ use tritmill_servers::Signal;
 use super::{Buildah, Image};
 use crate::process::{read, succeeds};
 
-/// Longest wait for something that takes seconds.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Longest wait for anything here, on a slow machine.
+const LIMIT: Duration = Duration::from_secs(300);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Waits until a condition holds.

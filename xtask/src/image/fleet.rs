@@ -19,8 +19,8 @@ use crate::{
 
 /// The image's user and group.
 const USER: u32 = 10_001;
-/// Lines of the batch: some seconds of work.
-const LINES: usize = 4000;
+/// Lines of the batch: half a minute of work.
+const LINES: usize = 10_000;
 const COMPLETED: &str = "tritmill_worker_jobs_completed_total";
 
 pub fn run(buildah: &Buildah) -> anyhow::Result<()> {
@@ -134,9 +134,9 @@ fn answer(buildah: &Buildah, data: &Path) -> anyhow::Result<()> {
     })?;
     second.running.signal(Signal::Terminate)?;
     second.running.succeed("a worker drains")?;
+    ensure!(batch.ended()?.is_none(), "the worker was to stop in the middle of the batch");
     ensure!(second.running.log().contains("is drained"), "{}", second.running.log());
     ensure!(!second.container.is_healthy(second.port.number()), "a stopped worker is healthy");
-    ensure!(batch.ended()?.is_none(), "the worker was to stop in the middle of the batch");
     let before = first.completed();
     batch.succeed("the batch ends")?;
     ensure!(first.container.is_healthy(first.port.number()), "the other worker is not healthy");
