@@ -22,6 +22,12 @@ path-exclude /usr/share/man/*
 path-exclude /usr/share/info/*
 path-exclude /usr/share/locale/*
 ";
+/// Settings with which Debian's images keep no caches of apt.
+const CLEAN: &str = r#"DPkg::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb /var/cache/apt/*.bin || true"; };
+APT::Update::Post-Invoke { "rm -f /var/cache/apt/archives/*.deb /var/cache/apt/*.bin || true"; };
+Dir::Cache::pkgcache "";
+Dir::Cache::srcpkgcache "";
+"#;
 const DOCUMENTATION: [&str; 4] = ["doc", "info", "locale", "man"];
 /// Settings of the Rust images.
 const RUST_SETTINGS: [&str; 4] = [
@@ -99,6 +105,7 @@ fn debian(release: &str, folder: &Path) -> anyhow::Result<()> {
     );
     fs::write(folder.join("etc/apt/sources.list"), sources)?;
     fs::write(folder.join("etc/dpkg/dpkg.cfg.d/docker"), SLIM)?;
+    fs::write(folder.join("etc/apt/apt.conf.d/docker-clean"), CLEAN)?;
     for name in DOCUMENTATION {
         remove_files(&folder.join("usr/share").join(name), "copyright")?;
     }

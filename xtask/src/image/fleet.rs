@@ -21,6 +21,8 @@ use crate::{
 const USER: u32 = 10_001;
 /// Lines of the batch: half a minute of work.
 const LINES: usize = 10_000;
+/// Lines that each worker answers before one is stopped.
+const BEFORE_STOP: u64 = 1000;
 const COMPLETED: &str = "tritmill_worker_jobs_completed_total";
 
 pub fn run(buildah: &Buildah) -> anyhow::Result<()> {
@@ -130,7 +132,7 @@ fn answer(buildah: &Buildah, data: &Path) -> anyhow::Result<()> {
     let mut batch = producer.start("batch", &[&words[..], &["--server", &outside]].concat())?;
     wait_until("both workers answer", || {
         ensure!(batch.ended()?.is_none(), "the batch ended too early:\n{}", batch.log());
-        Ok(first.completed() > 0 && second.completed() > 0)
+        Ok(first.completed().min(second.completed()) > BEFORE_STOP)
     })?;
     second.running.signal(Signal::Terminate)?;
     second.running.succeed("a worker drains")?;
