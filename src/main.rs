@@ -10,6 +10,8 @@ mod batch_run;
 mod bench;
 mod demo;
 mod demo_model;
+#[cfg(test)]
+mod deployments;
 mod descriptors;
 mod doctor;
 mod engines;
@@ -76,7 +78,7 @@ enum Command {
     Queue(operate::QueueCommand),
     /// List workers and drain them
     #[command(subcommand)]
-    Workers(operate::WorkersCommand),
+    Workers(operate::workers::WorkersCommand),
     /// List and cancel batches of the HTTP API, of all tenants
     #[command(subcommand)]
     Batches(operate::batches::BatchesCommand),
@@ -150,7 +152,7 @@ fn main() -> ExitCode {
         Command::Results(arguments) => jobs::results(&arguments),
         Command::Cancel(arguments) => jobs::cancel(&arguments),
         Command::Queue(command) => operate::queue(command),
-        Command::Workers(command) => operate::workers(command),
+        Command::Workers(command) => operate::workers::run(command),
         Command::Batches(command) => operate::batches::run(command),
         Command::Dlq(command) => operate::dlq(command),
         Command::Model(command) => model::run(command),

@@ -1,7 +1,9 @@
-//! `tritmill queue | workers | batches | dlq`: commands of operators.
+//! `tritmill queue | dlq`: commands of operators. `workers` and `batches` have files of their own.
 
 pub mod batches;
 mod classes;
+mod deletion_costs;
+pub mod workers;
 
 use std::{collections::HashSet, process::ExitCode, sync::Arc};
 
@@ -11,7 +13,7 @@ use serde_json::json;
 use tritmill_queue::{
     Dispatcher as _, Entry, Job, JobId, QueueName, Tenant,
     store::{
-        DeadLetters as _, NumericsClasses as _, PostgresStore, QueueSettings as _, Workers as _,
+        DeadLetters as _, NumericsClasses as _, PostgresStore, QueueSettings as _,
         queue_settings::{QueueOverview, QueueState},
     },
 };
@@ -46,17 +48,6 @@ pub enum QueueCommand {
     /// workers serve the queue
     #[command(after_help = "Examples:\n  tritmill queue reset-class demo@i2_s")]
     ResetClass(QueueArguments),
-}
-
-/// List workers and drain them.
-#[derive(Debug, Subcommand)]
-pub enum WorkersCommand {
-    /// List workers with a recent heartbeat
-    #[command(after_help = "Examples:\n  tritmill workers list --json")]
-    List(ListArguments),
-    /// Ask a worker to finish its running jobs and exit
-    #[command(after_help = "Examples:\n  tritmill workers drain host-1-4242-19a2b3c4d5")]
-    Drain(DrainArguments),
 }
 
 /// Look at dead letters (jobs that failed permanently), replay or delete them.
@@ -118,15 +109,6 @@ pub struct LimitArguments {
     /// Limit the jobs of each tenant without a limit of its own
     #[arg(long, conflicts_with = "tenant")]
     each_tenant: bool,
-}
-
-/// A worker.
-#[derive(Debug, Args)]
-pub struct DrainArguments {
-    /// Name of the worker, as printed by `tritmill workers list`
-    owner: String,
-    #[command(flatten)]
-    servers: Servers,
 }
 
 /// A queue and a page of its dead letters.
@@ -281,47 +263,6 @@ fn condition(settings: &QueueState, is_unserved: bool, overdue: u64) -> String {
         text += &format!(", {overdue} past their deadline");
     }
     text
-}
-
-/// Runs `workers …`.
-pub fn workers(command: WorkersCommand) -> anyhow::Result<ExitCode> {
-    match command {
-        WorkersCommand::List(ListArguments { json, servers }) => {
-            with_store(&servers, async |store| {
-                for worker in store.workers().await? {
-                    let beat = &worker.heartbeat;
-                    let silent = worker.silent.as_secs_f64();
-                    let draining = beat.draining || worker.drain_requested;
-                    if json {
-                        output::line(json!({
-                            "owner": beat.owner, "queue": beat.queue.to_string(), "host": beat.host,
-                            "pid": beat.pid, "running": beat.running, "slots": beat.slots,
-                            "draining": draining, "tokens_per_s": beat.tokens_per_s,
-                            "silent_s": silent, "alive": worker.is_alive(),
-                        }))?;
-                    } else {
-                        let state = match (worker.is_alive(), draining) {
-                            (false, _) => "silent:",
-                            (true, true) => "draining",
-                            (true, false) => "serves",
-                        };
-                        output::line(format_args!(
-                            "{}  {state} {}  {}/{} running  {:.0} tokens/s  last heartbeat {silent:.0} s ago",
-                            beat.owner, beat.queue, beat.running, beat.slots, beat.tokens_per_s
-                        ))?;
-                    }
-                }
-                Ok(ExitCode::SUCCESS)
-            })
-        }
-        WorkersCommand::Drain(DrainArguments { owner, servers }) => {
-            let known =
-                with_store(&servers, async |store| Ok(store.request_drain(&owner).await?))?;
-            anyhow::ensure!(known, "no worker {owner}: see tritmill workers list");
-            eprintln!("{owner} drains with its next heartbeat");
-            Ok(ExitCode::SUCCESS)
-        }
-    }
 }
 
 /// Runs `dlq …`.

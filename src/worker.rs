@@ -184,11 +184,14 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         committed: None,
         metrics: Arc::clone(&metrics),
     };
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         keeper.register_class(&queue, &class).await?;
         let Arguments { listen, json, .. } = arguments;
         Ready { worker, devices, listen, json, extra }.serve(signals).await
-    })
+    });
+    // A thread may still turn a long prompt into tokens; it ends with the process.
+    runtime.shutdown_background();
+    ended
 }
 
 /// A worker that is ready to start.

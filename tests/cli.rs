@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 27] = [
+const COMMANDS: [&str; 29] = [
     "",
     "admin",
     "standalone",
@@ -32,6 +32,8 @@ const COMMANDS: [&str; 27] = [
     "queue show",
     "queue allow-class",
     "queue withdraw-class",
+    "workers",
+    "workers deletion-costs",
     "worker",
     "doctor",
 ];

@@ -6,8 +6,10 @@ mod chaos;
 mod dist;
 mod fuzz;
 mod gpu;
+mod image;
 mod lines;
 mod package;
+mod page;
 mod process;
 mod ptx;
 mod test;
@@ -64,6 +66,12 @@ const TASKS: &[Task] = &[
         arguments: "",
         summary: "build the program for release, with its debug symbols in a file beside it",
         run: dist::run,
+    },
+    Task {
+        name: "image",
+        arguments: "[--test] [--pull]",
+        summary: "build the container images without a daemon, as root on Debian; with --test run a fleet from them",
+        run: image::run,
     },
     Task {
         name: "package",

@@ -56,6 +56,16 @@ pub fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Runs the command; returns what it prints, without white space at its ends. An error if it fails.
+pub fn read(command: &mut Command) -> anyhow::Result<String> {
+    let line = describe(command);
+    let output = command.output().with_context(|| format!("cannot start {line}"))?;
+    if !output.status.success() {
+        bail!("{line}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim_end());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
 fn describe(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(program.as_os_str());

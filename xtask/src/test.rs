@@ -5,7 +5,7 @@
 //! installed if they are missing. What cannot be installed is a warning, and the tests that need it
 //! are skipped; with `TRITMILL_REQUIRE_ALL=1` it is an error.
 
-use std::process::Command;
+use std::{iter, process::Command};
 
 use anyhow::{Context as _, ensure};
 
@@ -52,6 +52,19 @@ fn apt(arguments: &[&str]) -> anyhow::Result<()> {
     process::run(Command::new(words[0]).args(&words[1..]))
 }
 
+/// Installs Debian packages; returns an outcome of each step.
+pub fn install_packages(packages: &[&str]) -> Vec<anyhow::Result<()>> {
+    if packages.is_empty() {
+        return Vec::new();
+    }
+    let update = apt(&["update"]);
+    let install = packages.iter().map(|package| {
+        apt(&["install", "-y", "--no-install-recommends", package])
+            .with_context(|| format!("install by hand: sudo apt-get install {package}"))
+    });
+    iter::once(update).chain(install).collect()
+}
+
 /// Installs what tests need and this machine lacks; returns what could not be installed.
 fn install() -> Vec<anyhow::Error> {
     let python = PYTHON_PACKAGES.map(|(folder, package)| install_python(folder, package));
@@ -62,13 +75,7 @@ fn install() -> Vec<anyhow::Error> {
         // The font that the screenshots are made with.
         packages.push("fonts-inter");
     }
-    if !packages.is_empty() {
-        outcomes.push(apt(&["update"]));
-    }
-    outcomes.extend(packages.iter().map(|package| {
-        apt(&["install", "-y", "--no-install-recommends", package])
-            .with_context(|| format!("install by hand: sudo apt-get install {package}"))
-    }));
+    outcomes.extend(install_packages(&packages));
     outcomes.into_iter().filter_map(Result::err).collect()
 }
 

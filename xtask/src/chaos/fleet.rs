@@ -3,8 +3,7 @@
 use std::{
     collections::HashMap,
     fs::{self, File},
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::TcpStream,
+    io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -12,6 +11,8 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use tritmill_servers::Signal;
+
+use crate::page;
 
 /// Lease of the workers: short, so that many leases end within a minute.
 pub const LEASE: Duration = Duration::from_secs(2);
@@ -108,22 +109,9 @@ impl Worker {
 
     /// Reads the counters, if the worker answers.
     pub fn scrape(&mut self) {
-        let page = || -> Option<String> {
-            let mut stream = TcpStream::connect(&self.listen).ok()?;
-            stream.set_read_timeout(Some(Duration::from_millis(500))).ok()?;
-            stream
-                .write_all(b"GET /metrics HTTP/1.1\r\nHost: w\r\nConnection: close\r\n\r\n")
-                .ok()?;
-            let mut page = String::new();
-            stream.read_to_string(&mut page).ok()?;
-            Some(page)
-        };
-        for line in page().unwrap_or_default().lines() {
-            if let Some((name, value)) = line.split_once(' ')
-                && COUNTERS.contains(&name)
-                && let Ok(value) = value.parse()
-            {
-                self.counters.insert(name.to_owned(), value);
+        for (name, value) in page::metrics(&self.listen) {
+            if COUNTERS.contains(&&*name) {
+                self.counters.insert(name, value);
             }
         }
     }

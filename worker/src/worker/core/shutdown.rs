@@ -49,10 +49,12 @@ impl Shutdown {
 }
 
 impl Core {
-    /// Takes nothing new from now on.
+    /// Takes nothing new from now on. Running answers are saved first, because what stops this worker may
+    /// not wait for the end of the drain.
     pub(super) fn start_drain(&mut self) {
         if matches!(self.shutdown, Shutdown::No) {
             self.shutdown = Shutdown::Drain { until: self.now + self.drain_limit };
+            self.checkpoint_at = self.now;
             self.metrics.set_draining();
             self.cancel_pull();
         }

@@ -16,6 +16,7 @@ use self::{
     engine::Behaviour,
     world::{Event, Health, World},
 };
+use super::io::Input;
 
 /// Faults end after this time.
 const FAULTS_UNTIL: u64 = 120_000;
@@ -167,6 +168,24 @@ fn deliveries_of_a_cancelled_pull_are_released() {
         }
     };
     lives(20, of, faults, |world| assert_eq!(world.flaws(), (0, 0, 0)));
+}
+
+#[test]
+fn worker_told_to_stop_saves_running_answers_at_once() {
+    let jobs = vec![Behaviour::Answers(Duration::from_secs(60))];
+    let mut world = World::new(&Life { seed: 1, workers: 1, jobs, loss: 0.0 });
+    let row = |world: &World| world.store.rows.values().next().expect("one job").clone();
+    // Answers are saved after three seconds, and the drain lasts for thirty.
+    while world.now < 2_400 {
+        world.advance();
+    }
+    assert_eq!((row(&world).state, row(&world).checkpoint), (JobState::Running, None));
+    world.input(0, Input::Drain);
+    while world.now < 2_700 {
+        world.advance();
+    }
+    assert_eq!(row(&world).state, JobState::Running);
+    assert!(row(&world).checkpoint.is_some());
 }
 
 #[test]

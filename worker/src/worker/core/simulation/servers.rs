@@ -27,7 +27,7 @@ pub(super) struct Row {
     pub alone: bool,
     lease_until: u64,
     run_at: u64,
-    checkpoint: Option<Vec<u8>>,
+    pub checkpoint: Option<Vec<u8>>,
     pub owner: String,
 }
 
