@@ -8,3 +8,4 @@ mod events;
 mod faults;
 mod flow;
 mod rig;
+mod tenants;
