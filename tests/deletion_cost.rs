@@ -48,10 +48,11 @@ fn api(statuses: Vec<&'static str>) -> (String, JoinHandle<Vec<Call>>) {
 /// Adds a worker with a heartbeat of this age.
 fn add_worker(fleet: &Fleet, host: &str, running: u32, silent_s: u32) {
     fleet.sql(&format!(
-        "INSERT INTO workers (owner, model, format, host, pid, started_at, seen_at, running, slots,
+        "WITH clock AS (SELECT (extract(epoch FROM now()) * 1000)::bigint AS now)
+         INSERT INTO workers (owner, model, format, host, pid, started_at, seen_at, running, slots,
             draining, tokens_per_s)
          SELECT '{host}-1-2', 'demo', 'i2_s', '{host}', 1, now, now - {silent_s} * 1000, {running}, 40,
-            false, 10 FROM (SELECT (extract(epoch FROM now()) * 1000)::bigint AS now)"
+            false, 10 FROM clock"
     ));
 }
 

@@ -11,7 +11,7 @@ mod program;
 
 use std::{
     fs,
-    process::Stdio,
+    process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
@@ -19,10 +19,21 @@ use fleet::{Fleet, WorkerProcess, eventually};
 use serde_json::{Value, json};
 use tritmill_servers::Signal;
 
-/// Tokens of the answer: minutes of work for the first worker, seconds for the second.
+/// Tokens of the answer: several times what the first worker generates before it ends.
 const TOKENS: u64 = 1200;
 /// Longest time from SIGTERM to the end of the worker.
 const END_WITHIN: Duration = Duration::from_secs(10);
+
+/// A `batch run` that is killed when the test fails.
+struct Batch(Child);
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        // Both fail only for a process that has exited.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// Returns the value that the spot manifest gives an option of the worker.
 fn in_manifest(option: &str) -> String {
@@ -68,9 +79,9 @@ fn spot_worker_ends_in_seconds_and_another_one_continues_its_answer() {
 
     let mut slow = worker(&fleet, &model, Some("scalar"));
     let submitted = ["batch", "run", &input, "-o", &output, "--model", "small"];
-    let mut batch = fleet.command(&submitted).spawn().unwrap();
+    let mut batch = Batch(fleet.command(&submitted).spawn().unwrap());
     let row =
-        |columns: &str| fleet.sql(&format!("SELECT {columns} FROM all_jobs")).trim().to_owned();
+        |columns: &str| fleet.sql(&format!("SELECT {columns} FROM open_jobs")).trim().to_owned();
     eventually("some tokens are generated", || generated(&slow) > 64 && row("state") == "running");
     let told_at = Instant::now();
     slow.signal(Signal::Terminate);
@@ -79,7 +90,7 @@ fn spot_worker_ends_in_seconds_and_another_one_continues_its_answer() {
     assert_eq!(row("state, attempts, checkpoint IS NOT NULL"), "queued|0|t");
 
     let fast = worker(&fleet, &model, None);
-    assert!(batch.wait().unwrap().success());
+    assert!(batch.0.wait().unwrap().success());
     assert_eq!(answer(&output), answer(&alone));
     let continued = generated(&fast);
     assert!((1..TOKENS - 32).contains(&continued), "{continued} of {TOKENS} tokens");
