@@ -10,8 +10,9 @@ use crate::{Cli, settings};
 
 /// Variables that the program or its libraries read besides those of options, and those of NVIDIA's
 /// container runtime.
-const OTHER_VARIABLES: [&str; 7] = [
+const OTHER_VARIABLES: [&str; 8] = [
     "RUST_LOG",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
     "SSL_CERT_FILE",
     "TRITMILL_CONFIG",
     "CUDA_CACHE_PATH",
