@@ -33,6 +33,8 @@ pub struct Entry {
     pub tenant: Tenant,
     /// Tokens it is expected to use, for fairness between tenants and for admission.
     pub cost: u32,
+    /// [`Job::shard_key`](crate::Job::shard_key) of the job; decides about the shard of its queue.
+    pub shard_key: u16,
 }
 
 /// An entry handed to a consumer until it is acknowledged or handed back.
@@ -101,7 +103,7 @@ pub trait Dispatcher: Send + Sync {
     /// its data is new or was lost.
     async fn missing(&self, queue: &QueueName) -> Result<Option<Missing>, DispatchError>;
 
-    /// Sets what the dispatcher lacks, which may be nothing at the begin of a refill. It counts as waiting
+    /// Sets what the dispatcher lacks, which may be nothing at the beginning of a refill. It counts as waiting
     /// towards the limits of the queue, not towards those of a tenant.
     async fn set_missing(&self, queue: &QueueName, missing: Missing) -> Result<(), DispatchError>;
 

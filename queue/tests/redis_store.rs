@@ -11,8 +11,8 @@ use std::{collections::HashSet, time::Duration};
 use conformance::{LEASE, answer, by, error, finished, job, queue};
 use futures_util::future::join_all;
 use tritmill_queue::{
-    Claim, Delivery, DispatchError, Dispatcher, ErrorKind, Job, JobId, JobState, Priority, Pull,
-    QueueName, Store, StoreError, Tenant, Timestamp,
+    Claim, Delivery, DispatchError, Dispatcher, Entry, ErrorKind, Job, JobId, JobState, Priority,
+    Pull, QueueName, Store, StoreError, Tenant, Timestamp,
     dispatch::{BacklogLimit, RedisDispatcher},
     store::{AcceptError, FAST_RETENTION, RedisConfigError, RedisStore, classes::ClassError},
 };
@@ -113,7 +113,7 @@ async fn scheduled_job_is_enqueued_when_due_and_past_one_at_once() {
     let clock = std::sync::Arc::new(move || now.after(Duration::from_secs(3600)));
     assert_eq!(store.clone().with_clock(clock).reconcile().await.unwrap().moved, 1);
     let queued = store.queued(&queue(), None, 10).await.unwrap();
-    assert_eq!(queued, [later.entry()]);
+    assert_eq!(queued, [Entry { shard_key: 0, ..later.entry() }], "without shards");
     dispatcher.enqueue(&queued).await.unwrap();
     assert_eq!(pull(&dispatcher, "w", 10).await[0].id, later.id);
 }

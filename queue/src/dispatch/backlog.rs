@@ -51,6 +51,18 @@ pub enum Limit {
     Memory,
 }
 
+impl Limit {
+    /// Returns its name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Entries(_) => "queue_entries",
+            Self::Tokens(_) => "queue_tokens",
+            Self::Tenant(_) => "tenant_tokens",
+            Self::Memory => "dispatcher_memory",
+        }
+    }
+}
+
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -17,11 +17,13 @@
 //! See also `redis/pull.rs` for waiting and for lost answers.
 
 mod address;
+mod admission;
 mod connections;
 mod feed;
 pub(crate) mod keys;
 mod pull;
 pub(crate) mod scripts;
+mod shards;
 mod stats;
 
 use std::{
@@ -67,6 +69,8 @@ pub struct RedisDispatcher {
 
 struct Inner {
     connections: Arc<Connections>,
+    /// Shards of each queue.
+    shards: u16,
     limit: BacklogLimit,
     /// Shared with the publishers of events.
     stats: Arc<Mutex<DispatchStats>>,
@@ -111,7 +115,7 @@ fn unavailable(error: RedisError) -> DispatchError {
 }
 
 impl RedisDispatcher {
-    /// Creates a dispatcher on the Redis at `url`, with this limit for each queue. It connects when it
+    /// Creates a dispatcher on the Redis at `url`, with this limit for each shard of a queue. It connects when it
     /// is first used, and again when a connection breaks. URLs:
     ///
     /// ```text
@@ -120,17 +124,17 @@ impl RedisDispatcher {
     /// redis+cluster://[user:password@]host[:6379],…
     /// ```
     ///
-    /// with `rediss` for TLS, `?sslrootcert=FILE` for a private authority and
+    /// with `?shards=N` for queues in N shards, `rediss` for TLS, `?sslrootcert=FILE` for a private authority and
     /// `sslcert=FILE&sslkey=FILE` for a client certificate; all values are percent-encoded.
     ///
     /// # Errors
     /// If the URL is invalid. The error does not repeat the URL, which may hold a password.
     pub fn new(url: &str, limit: BacklogLimit) -> Result<Self, RedisUrlError> {
-        let connections = Connections::new(Address::parse(url)?);
+        let connections = Connections::new(Address::parse(url)?)
+            .map_err(|error| RedisUrlError::Certificates(error.to_string()))?;
         let inner = Inner {
-            connections: Arc::new(
-                connections.map_err(|error| RedisUrlError::Certificates(error.to_string()))?,
-            ),
+            shards: connections.shards(),
+            connections: Arc::new(connections),
             limit,
             stats: Arc::default(),
             born: Mutex::default(),
@@ -149,6 +153,11 @@ impl RedisDispatcher {
             answer => answer,
         };
         again.map(drop).map_err(unavailable)
+    }
+
+    /// Returns the number of shards of each queue.
+    pub fn shards(&self) -> u16 {
+        self.inner.shards
     }
 
     /// Faults that were detected and repaired since this dispatcher was created.
@@ -194,10 +203,13 @@ impl RedisDispatcher {
     /// Deletes all data of a queue in Redis. If the store still has queued jobs of it, reconcilers
     /// enqueue them again.
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<(), DispatchError> {
-        let (prefix, none): (String, &[String]) = (keys::prefix(queue), &[]);
-        self.inner.born.lock().remove(&prefix);
-        let run = self.inner.connections.run_again(&scripts::FORGET, &prefix, none);
-        run.await.map(|_: i64| ()).map_err(unavailable)
+        for prefix in self.inner.prefixes(queue) {
+            let none: &[String] = &[];
+            self.inner.born.lock().remove(&prefix);
+            let run = self.inner.connections.run_again(&scripts::FORGET, &prefix, none);
+            run.await.map(|_: i64| ()).map_err(unavailable)?;
+        }
+        Ok(())
     }
 
     /// Returns a store of one queue's jobs in the same Redis, with the same connections: the fast
@@ -253,7 +265,9 @@ impl Inner {
             for group in keys::group(name, batch).0 {
                 let script = &scripts::HAND_BACK;
                 let run = self.connections.run_again(script, group.prefix, &group.arguments);
-                count += run.await.map(|mine: usize| mine)?;
+                let mine: usize = run.await?;
+                self.ring(group.prefix, mine).await;
+                count += mine;
             }
         }
         self.consumer(name).release(deliveries);
@@ -278,16 +292,19 @@ impl Inner {
     }
 
     async fn sweep(&self, queue: &QueueName, idle: Duration) -> RedisResult<usize> {
-        let (prefix, mut cursor, mut count) = (keys::prefix(queue), "0".to_owned(), 0);
-        loop {
-            let arguments = [cursor, idle.as_millis().to_string()];
-            let answer = self.connections.run_again(&scripts::SWEEP, &prefix, &arguments).await?;
-            let (next, removed): (String, usize) = answer;
-            count += removed;
-            if next == "0" {
-                break;
+        let mut count = 0;
+        for prefix in self.prefixes(queue) {
+            let mut cursor = "0".to_owned();
+            loop {
+                let arguments = [cursor, idle.as_millis().to_string()];
+                let run = self.connections.run_again(&scripts::SWEEP, &prefix, &arguments);
+                let (next, removed): (String, usize) = run.await?;
+                count += removed;
+                if next == "0" {
+                    break;
+                }
+                cursor = next;
             }
-            cursor = next;
         }
         self.stats.lock().consumers_removed += count as u64;
         Ok(count)

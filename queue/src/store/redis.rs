@@ -134,7 +134,9 @@ impl RedisStore {
             let id = id.parse().map_err(|error| record::damaged("job id", error))?;
             let (priority, tenant) = keys::parse_place(&place)
                 .ok_or_else(|| record::damaged("place", place.escape_debug()))?;
-            Ok(Entry { id, queue: self.queue.clone(), priority, tenant: Tenant(tenant), cost })
+            let (queue, tenant) = (self.queue.clone(), Tenant(tenant));
+            // Jobs of the fast mode have no shards.
+            Ok(Entry { id, queue, priority, tenant, cost, shard_key: 0 })
         };
         rows.into_iter().map(entry).collect()
     }

@@ -26,6 +26,7 @@ pub fn entries(priority: Priority, count: usize) -> Vec<Entry> {
         priority,
         tenant: Tenant::default(),
         cost: 1,
+        shard_key: 0,
     };
     (0..count).map(entry).collect()
 }

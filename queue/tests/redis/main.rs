@@ -8,4 +8,5 @@ mod events;
 mod faults;
 mod flow;
 mod rig;
+mod shards;
 mod tenants;

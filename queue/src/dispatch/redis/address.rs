@@ -10,6 +10,9 @@
 //! and belong to the data servers; `?sentinel_password=` is for the sentinels. Neither is ever printed:
 //! an error names the wrong part of the URL, and [`Address`] prints only hosts.
 //!
+//! `?shards=N` divides every queue into N shards, which may be on different nodes of a cluster. All processes
+//! should have the same number: a worker takes jobs from its own number of shards.
+//!
 //! Certificate authorities are the system's (or those of `SSL_CERT_FILE`). `?sslrootcert=FILE` names a
 //! private authority, `sslcert=FILE&sslkey=FILE` a client certificate. All are PEM files; the names are
 //! those of Postgres URLs.
@@ -26,6 +29,8 @@ use redis::{
 const PORT: u16 = 6379;
 /// Port of a sentinel.
 const SENTINEL_PORT: u16 = 26379;
+/// Most shards of a queue.
+const SHARDS_MAX: u16 = 64;
 
 /// An invalid Redis URL. The error never contains the URL, which may hold a password.
 #[derive(Debug, thiserror::Error)]
@@ -53,10 +58,13 @@ pub enum RedisUrlError {
     Credentials,
     /// An unknown parameter.
     #[error(
-        "the Redis URL has an unknown parameter (known: sslrootcert, sslcert and sslkey with \
+        "the Redis URL has an unknown parameter (known: shards, sslrootcert, sslcert and sslkey with \
          rediss://, sentinel_password with redis+sentinel://)"
     )]
     Parameter,
+    /// The number of shards is not from 1 to [`SHARDS_MAX`].
+    #[error("shards of the Redis URL must be a number from 1 to {SHARDS_MAX}")]
+    Shards,
     /// A certificate without its key, or a key without its certificate.
     #[error("sslcert and sslkey of the Redis URL must be given together")]
     HalfCertificate,
@@ -91,6 +99,8 @@ pub(super) struct Address {
     hosts: Vec<(String, u16)>,
     service: String,
     database: i64,
+    /// Shards of each queue.
+    pub shards: u16,
     username: Option<String>,
     password: Option<String>,
     sentinel_password: Option<String>,
@@ -134,7 +144,7 @@ impl Address {
         let (credentials, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (username, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-        let Parameters { sentinel_password, root, certificate, key } = parameters(query)?;
+        let Parameters { sentinel_password, root, certificate, key, shards } = parameters(query)?;
         let is_strange = (sentinel_password.is_some() && kind != Kind::Sentinel)
             || (!tls && (root.is_some() || certificate.is_some() || key.is_some()));
         if is_strange {
@@ -164,6 +174,7 @@ impl Address {
             hosts,
             service: service.to_owned(),
             database,
+            shards: shards_of(shards)?,
             username: secret(username)?,
             password: secret(password)?,
             sentinel_password,
@@ -256,6 +267,13 @@ struct Parameters {
     root: Option<String>,
     certificate: Option<String>,
     key: Option<String>,
+    shards: Option<String>,
+}
+
+fn shards_of(text: Option<String>) -> Result<u16, RedisUrlError> {
+    let Some(text) = text else { return Ok(1) };
+    let shards = text.parse().ok().filter(|shards| (1..=SHARDS_MAX).contains(shards));
+    shards.ok_or(RedisUrlError::Shards)
 }
 
 fn parameters(query: &str) -> Result<Parameters, RedisUrlError> {
@@ -267,6 +285,7 @@ fn parameters(query: &str) -> Result<Parameters, RedisUrlError> {
             "sslrootcert" => &mut found.root,
             "sslcert" => &mut found.certificate,
             "sslkey" => &mut found.key,
+            "shards" => &mut found.shards,
             _ => return Err(RedisUrlError::Parameter),
         };
         *place = secret(value)?;
@@ -359,6 +378,8 @@ mod tests {
         let address = Address::parse("redis://me:s3cr%2Ft@h/1").expect("a URL");
         assert_eq!(address.password.as_deref(), Some("s3cr/t"));
         assert_eq!((address.username.as_deref(), address.database), (Some("me"), 1));
+        assert_eq!(address.shards, 1);
+        assert_eq!(Address::parse("redis+cluster://h?shards=64").expect("a URL").shards, 64);
         assert!(!format!("{address:?} {address}").contains("s3cr"));
     }
 
@@ -376,6 +397,9 @@ mod tests {
             "redis+sentinel://:s3cret@a,b",
             "redis+cluster://:s3cret@a,b/1",
             "redis://:s3cret@h/99999999999",
+            "redis://:s3cret@h?shards=0",
+            "redis://:s3cret@h?shards=65",
+            "redis://:s3cret@h?shards=two",
         ];
         for url in wrong {
             let Err(error) = Address::parse(url) else { panic!("{url} was taken") };

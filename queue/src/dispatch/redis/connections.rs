@@ -248,6 +248,11 @@ impl fmt::Debug for Connections {
 }
 
 impl Connections {
+    /// Returns the number of shards of each queue.
+    pub(crate) fn shards(&self) -> u16 {
+        self.pool.manager().address.shards
+    }
+
     /// Prepares the clients; connects on first use.
     pub(super) fn new(address: Address) -> RedisResult<Self> {
         let pool = Pool::builder(Connector::new(address)?)

@@ -6,8 +6,8 @@ use redis::RedisError;
 
 use super::{Delayed, Inner, keys, scripts, unavailable};
 use crate::{
-    dispatch::{Backlog, Demand, DispatchError, Entry, Limit, Missing, Quotas},
-    job::{QueueName, Tenant},
+    dispatch::{Backlog, DispatchError, Entry, Limit, Missing},
+    job::QueueName,
 };
 
 /// Entries of one script: a few milliseconds of Redis's time.
@@ -47,18 +47,17 @@ impl Mode {
     }
 }
 
-/// Groups entries by queue.
-fn by_queue(entries: &[Entry]) -> Vec<(&QueueName, Vec<&Entry>)> {
-    let mut queues: Vec<(&QueueName, Vec<&Entry>)> = Vec::new();
-    let mut index: HashMap<&QueueName, usize> = HashMap::new();
-    for entry in entries {
-        let at = *index.entry(&entry.queue).or_insert_with(|| {
-            queues.push((&entry.queue, Vec::new()));
-            queues.len() - 1
-        });
-        queues[at].1.push(entry);
+/// A shard of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Shard<'a> {
+    queue: &'a QueueName,
+    number: u16,
+}
+
+impl Shard<'_> {
+    fn prefix(&self) -> String {
+        keys::shard_prefix(self.queue, self.number)
     }
-    queues
 }
 
 fn tokens(entries: &[&Entry]) -> u64 {
@@ -76,29 +75,49 @@ pub(crate) fn refusal(queue: &QueueName, error: RedisError) -> DispatchError {
 }
 
 impl Inner {
-    /// Enqueues a single chunk of one queue with one script. Otherwise checks all queues first and then
+    /// Groups items by the shard of their entry.
+    fn by_shard<'a, T>(
+        &self,
+        items: &'a [T],
+        entry: impl Fn(&T) -> &Entry,
+    ) -> Vec<(Shard<'a>, Vec<&'a T>)> {
+        let mut shards: Vec<(Shard<'_>, Vec<&T>)> = Vec::new();
+        let mut index: HashMap<Shard<'_>, usize> = HashMap::new();
+        for item in items {
+            let entry = entry(item);
+            let shard = Shard { queue: &entry.queue, number: self.shard_of(entry) };
+            let at = *index.entry(shard).or_insert_with(|| {
+                shards.push((shard, Vec::new()));
+                shards.len() - 1
+            });
+            shards[at].1.push(item);
+        }
+        shards
+    }
+
+    /// Enqueues a single chunk of one shard with one script. Otherwise checks all shards first and then
     /// adds: all or nothing, except that concurrent producers may together exceed a limit by a chunk.
     /// After an error in between, the caller can retry: nothing is added twice.
     pub(super) async fn enqueue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
-        let (mut added, queues) = (0, by_queue(entries));
-        if let [(queue, entries)] = &*queues
+        let (mut added, shards) = (0, self.by_shard(entries, |entry| entry));
+        if let [(shard, entries)] = &*shards
             && entries.len() <= CHUNK
         {
-            return self.add(queue, entries, Admission::default()).await;
+            return self.add(*shard, entries, Admission::default()).await;
         }
-        for (queue, entries) in &queues {
-            // For a single queue, the first chunk's script checks the limits for all chunks, so
+        for (shard, entries) in &shards {
+            // For a single shard, the first chunk's script checks the limits for all chunks, so
             // that known entries do not count.
-            let (first, rest) = entries.split_at(if queues.len() == 1 { CHUNK } else { 0 });
+            let (first, rest) = entries.split_at(if shards.len() == 1 { CHUNK } else { 0 });
             let (entries_after, tokens_after) = (rest.len(), tokens(rest));
             let admission = Admission { entries_after, tokens_after, mode: Mode::New };
-            added += self.add(queue, first, admission).await?;
+            added += self.add(*shard, first, admission).await?;
         }
-        for (queue, entries) in &queues {
-            let done = if queues.len() == 1 { CHUNK } else { 0 };
+        for (shard, entries) in &shards {
+            let done = if shards.len() == 1 { CHUNK } else { 0 };
             for chunk in entries[done..].chunks(CHUNK) {
                 let admission = Admission { mode: Mode::Checked, ..Admission::default() };
-                added += self.add(queue, chunk, admission).await?;
+                added += self.add(*shard, chunk, admission).await?;
             }
         }
         Ok(added)
@@ -107,10 +126,10 @@ impl Inner {
     /// Requeues in chunks; after an error in between, the caller can retry.
     pub(super) async fn requeue(&self, entries: &[Entry]) -> Result<usize, DispatchError> {
         let mut added = 0;
-        for (queue, entries) in by_queue(entries) {
+        for (shard, entries) in self.by_shard(entries, |entry| entry) {
             for chunk in entries.chunks(CHUNK) {
                 let admission = Admission { mode: Mode::Again, ..Admission::default() };
-                added += self.add(queue, chunk, admission).await?;
+                added += self.add(shard, chunk, admission).await?;
             }
         }
         Ok(added)
@@ -120,14 +139,17 @@ impl Inner {
         &self,
         queue: &QueueName,
     ) -> Result<Option<Missing>, DispatchError> {
-        let (prefix, none) = (keys::prefix(queue), &[] as &[&str]);
-        let found: Vec<u64> = self
-            .connections
-            .run_again(&scripts::MISSING, &prefix, none)
-            .await
-            .map_err(unavailable)?;
-        let [entries, tokens, refilling] = found[..] else { return Ok(None) };
-        Ok(Some(Missing { entries, tokens, refilling: refilling == 1 }))
+        let mut sum = Missing::default();
+        for prefix in self.prefixes(queue) {
+            let none = &[] as &[&str];
+            let run = self.connections.run_again(&scripts::MISSING, &prefix, none);
+            let found: Vec<u64> = run.await.map_err(unavailable)?;
+            let [entries, tokens, refilling] = found[..] else { return Ok(None) };
+            sum.entries += entries;
+            sum.tokens += tokens;
+            sum.refilling |= refilling == 1;
+        }
+        Ok(Some(sum))
     }
 
     pub(super) async fn set_missing(
@@ -135,59 +157,25 @@ impl Inner {
         queue: &QueueName,
         missing: Missing,
     ) -> Result<(), DispatchError> {
-        let prefix = keys::prefix(queue);
-        let values = [missing.entries, missing.tokens, u64::from(missing.refilling)];
-        let set: Result<u64, _> =
-            self.connections.run_again(&scripts::SET_MISSING, &prefix, &values).await;
-        set.map(drop).map_err(|error| refusal(queue, error))
-    }
-
-    /// Checks the limits of a queue without adding anything.
-    pub(super) async fn admit(
-        &self,
-        demand: &Demand,
-        quotas: &Quotas,
-    ) -> Result<(), DispatchError> {
-        let tokens_max = quotas.tokens.map_or(self.limit.tokens, |own| own.min(self.limit.tokens));
-        let tokens_max = demand.part_of(tokens_max);
-        let entries_max = demand.entries_of(self.limit.entries);
-        let tokens: u64 = demand.tokens.values().sum();
-        let mut arguments = vec![
-            entries_max.to_string(),
-            tokens_max.to_string(),
-            demand.entries.to_string(),
-            tokens.to_string(),
-        ];
-        let bounded: Vec<(&Tenant, u64, u64)> = demand
-            .tokens
-            .iter()
-            .filter_map(|(tenant, tokens)| {
-                Some((tenant, *tokens, demand.part_of(quotas.of(tenant)?)))
-            })
-            .collect();
-        for (tenant, tokens, quota) in &bounded {
-            arguments.extend([keys::escape(&tenant.0), tokens.to_string(), quota.to_string()]);
+        // Shard 0 has the count of all.
+        let (mut entries, mut tokens) = (missing.entries, missing.tokens);
+        for prefix in self.prefixes(queue) {
+            let values = [entries, tokens, u64::from(missing.refilling)];
+            let set: Result<u64, _> =
+                self.connections.run_again(&scripts::SET_MISSING, &prefix, &values).await;
+            set.map_err(|error| refusal(queue, error))?;
+            (entries, tokens) = (0, 0);
         }
-        let queue = &demand.queue;
-        let run =
-            self.connections.run_again(&scripts::ADMIT, &keys::prefix(queue), &arguments).await;
-        let (bound, retry_ms): (usize, u64) = run.map_err(|error| refusal(queue, error))?;
-        let limit = match bound {
-            0 => return Ok(()),
-            1 => Limit::Entries(entries_max),
-            2 => Limit::Tokens(tokens_max),
-            other => Limit::Tenant(bounded.get(other - 3).map_or(0, |(_, _, quota)| *quota)),
-        };
-        let retry_after = Duration::from_millis(retry_ms);
-        Err(DispatchError::Busy { queue: queue.clone(), limit, retry_after })
+        Ok(())
     }
 
     async fn add(
         &self,
-        queue: &QueueName,
+        shard: Shard<'_>,
         entries: &[&Entry],
         admission: Admission,
     ) -> Result<usize, DispatchError> {
+        let queue = shard.queue;
         let mut arguments = vec![
             self.limit.entries.to_string(),
             self.limit.tokens.to_string(),
@@ -199,23 +187,20 @@ impl Inner {
             let (id, cost) = (entry.id.to_string(), entry.cost.to_string());
             arguments.extend([id, keys::place(entry.priority, &entry.tenant), cost]);
         }
-        let prefix = keys::prefix(queue);
+        let prefix = shard.prefix();
         let run = self.connections.run_again(&scripts::ENQUEUE, &prefix, &arguments).await;
         let (added, which, retry_ms): (i64, u8, u64) =
             run.map_err(|error| refusal(queue, error))?;
         if let Ok(added) = usize::try_from(added) {
+            self.ring(&prefix, added).await;
             return Ok(added);
         }
         Err(self.limit.busy(queue, which, retry_ms))
     }
 
     pub(super) async fn delay(&self, delayed: &[Delayed]) -> Result<(), DispatchError> {
-        let mut queues: HashMap<&QueueName, Vec<&Delayed>> = HashMap::new();
-        for one in delayed {
-            queues.entry(&one.entry.queue).or_default().push(one);
-        }
-        for (queue, delayed) in queues {
-            let prefix = keys::prefix(queue);
+        for (shard, delayed) in self.by_shard(delayed, |one| &one.entry) {
+            let (queue, prefix) = (shard.queue, shard.prefix());
             for chunk in delayed.chunks(CHUNK) {
                 let mut arguments = vec![self.limit.entries.to_string()];
                 for Delayed { entry, due } in chunk {
@@ -234,40 +219,56 @@ impl Inner {
                     let queue = queue.clone();
                     return Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER });
                 }
+                // One consumer learns the new time.
+                self.ring(&prefix, 1).await;
             }
         }
         Ok(())
     }
 
     pub(super) async fn promote(&self, queue: &QueueName) -> Result<usize, DispatchError> {
-        let (prefix, mut count) = (keys::prefix(queue), 0);
-        loop {
-            let limit = [CHUNK.to_string()];
-            let run = self.connections.run_again(&scripts::PROMOTE, &prefix, &limit);
-            let moved: usize = run.await.map_err(unavailable)?;
-            count += moved;
-            if moved < CHUNK {
-                return Ok(count);
+        let mut count = 0;
+        for prefix in self.prefixes(queue) {
+            loop {
+                let limit = [CHUNK.to_string()];
+                let run = self.connections.run_again(&scripts::PROMOTE, &prefix, &limit);
+                let moved: usize = run.await.map_err(unavailable)?;
+                self.ring(&prefix, moved).await;
+                count += moved;
+                if moved < CHUNK {
+                    break;
+                }
             }
         }
+        Ok(count)
     }
 
     pub(super) async fn backlog(&self, queue: &QueueName) -> Result<Backlog, DispatchError> {
-        let (prefix, tenants) = (keys::prefix(queue), [TENANTS_LOOKED_AT.to_string()]);
-        let run = self.connections.run_again(&scripts::BACKLOG, &prefix, &tenants);
-        let (entries, tokens, oldest, rate, delayed): (usize, u64, i64, f64, usize) =
-            run.await.map_err(unavailable)?;
-        let oldest_ms = u64::try_from(oldest).ok();
-        let drain_rate = (rate >= 0.0).then_some(rate);
-        Ok(Backlog { entries, tokens, oldest_ms, delayed, drain_rate })
+        let (mut sum, tenants) = (Backlog::default(), [TENANTS_LOOKED_AT.to_string()]);
+        for prefix in self.prefixes(queue) {
+            let run = self.connections.run_again(&scripts::BACKLOG, &prefix, &tenants);
+            let (entries, tokens, oldest, rate, delayed): (usize, u64, i64, f64, usize) =
+                run.await.map_err(unavailable)?;
+            sum.entries += entries;
+            sum.tokens += tokens;
+            sum.oldest_ms = sum.oldest_ms.max(u64::try_from(oldest).ok());
+            sum.delayed += delayed;
+            if rate >= 0.0 {
+                sum.drain_rate = Some(sum.drain_rate.unwrap_or(0.0) + rate);
+            }
+        }
+        Ok(sum)
     }
 
     pub(super) async fn depth(&self, queue: &QueueName) -> Result<usize, DispatchError> {
-        let mut command = redis::cmd("HGET");
-        command.arg(format!("{}:meta", keys::prefix(queue))).arg("n");
-        let waiting: Option<i64> =
-            self.connections.query_again(&command).await.map_err(unavailable)?;
-        let waiting = waiting.unwrap_or(0);
-        Ok(usize::try_from(waiting).unwrap_or(0))
+        let mut sum = 0;
+        for prefix in self.prefixes(queue) {
+            let mut command = redis::cmd("HGET");
+            command.arg(format!("{prefix}:meta")).arg("n");
+            let waiting: Option<i64> =
+                self.connections.query_again(&command).await.map_err(unavailable)?;
+            sum += usize::try_from(waiting.unwrap_or(0)).unwrap_or(0);
+        }
+        Ok(sum)
     }
 }

@@ -1,6 +1,7 @@
-//! Keys in Redis: `tm:{MODEL:FORMAT}:PRIORITY:TENANT`, and receipts: such a key and an entry id.
+//! Keys in Redis: `tm:{MODEL:FORMAT}:PRIORITY:TENANT`, in shards above 0 `tm:{MODEL:FORMAT:SHARD}:…`, and receipts:
+//! such a key and an entry id.
 //!
-//! The braces are the hash tag of Redis Cluster: all keys of a queue share a slot. Models, formats and
+//! The braces are the hash tag of Redis Cluster: all keys of a shard share a slot. Models, formats and
 //! tenants are free text, so characters with a meaning in a key are percent-encoded.
 
 use std::fmt::Write as _;
@@ -38,9 +39,29 @@ pub(crate) fn unescape(escaped: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Returns the prefix of all keys of a queue.
+/// Returns the prefix of all keys of a queue's shard 0, and so of a queue without shards.
 pub(crate) fn prefix(queue: &QueueName) -> String {
     format!("tm:{{{}:{}}}", escape(&queue.model), escape(&queue.format))
+}
+
+/// Returns the prefix of all keys of a queue's shard.
+pub(super) fn shard_prefix(queue: &QueueName, shard: u16) -> String {
+    match shard {
+        0 => prefix(queue),
+        shard => format!("tm:{{{}:{}:{shard}}}", escape(&queue.model), escape(&queue.format)),
+    }
+}
+
+/// Returns the prefix of shard 0 of the queue with this shard.
+pub(super) fn first_shard(prefix: &str) -> String {
+    let parts = prefix.trim_end_matches('}').splitn(3, ':').collect::<Vec<_>>();
+    let format = parts.last().and_then(|rest| rest.split(':').next());
+    format!(
+        "{}:{}:{}}}",
+        parts[0],
+        parts.get(1).copied().unwrap_or_default(),
+        format.unwrap_or_default()
+    )
 }
 
 /// Returns the place of an entry in its queue: `PRIORITY:TENANT`.
@@ -113,6 +134,8 @@ mod tests {
     fn escaped_text_has_no_separators_and_is_decoded_again() {
         let queue = QueueName { model: "a}:{b\n%".into(), format: "i2_s".into() };
         assert_eq!(prefix(&queue), "tm:{a%7D%3A%7Bb%0A%25:i2_s}");
+        assert_eq!(shard_prefix(&queue, 0), prefix(&queue));
+        assert_eq!(shard_prefix(&queue, 7), "tm:{a%7D%3A%7Bb%0A%25:i2_s:7}");
         assert_eq!(escape("größe/7B"), "größe/7B");
         assert_eq!(escape("\u{85}"), "%C2%85");
         for text in ["", "a}:{b\n%", "größe/7B", "\u{85}"] {

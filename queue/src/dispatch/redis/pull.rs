@@ -12,10 +12,7 @@
 
 use std::{
     collections::HashSet,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicU16},
     time::{Duration, Instant},
 };
 
@@ -24,7 +21,7 @@ use redis::{RedisResult, Value};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
-use super::{Inner, keys, scripts};
+use super::{Inner, keys, scripts, shards::HOME_SHARDS};
 use crate::{
     dispatch::{Delivery, DispatchError, Pull},
     job::QueueName,
@@ -40,8 +37,10 @@ type Delivered = Vec<(String, String, u32)>;
 pub(super) struct Consumer {
     /// Allows one look or reclaim at a time: each would take the other's entries for lost ones.
     gate: tokio::sync::Mutex<()>,
-    /// Set before a look or reclaim is sent, cleared when its answer has arrived.
-    unsure: AtomicBool,
+    /// Prefixes of the shards that a look or reclaim was sent to, and its answer has not arrived.
+    unsure: Mutex<HashSet<String>>,
+    /// Number of looks; see `shards.rs`.
+    pub(super) turn: AtomicU16,
     /// Receipts of entries that it has not acknowledged, handed back or lost.
     held: Mutex<HashSet<String>>,
 }
@@ -59,6 +58,17 @@ impl Consumer {
         }
     }
 
+    fn is_unsure(&self, prefix: &str) -> bool {
+        self.unsure.lock().contains(prefix)
+    }
+
+    /// Notes whether the consumer may own entries of a shard that it does not know; returns whether it could
+    /// before.
+    fn set_unsure(&self, prefix: &str, is_unsure: bool) -> bool {
+        let mut unsure = self.unsure.lock();
+        if is_unsure { !unsure.insert(prefix.to_owned()) } else { unsure.remove(prefix) }
+    }
+
     fn held_of(&self, prefix: &str) -> Vec<String> {
         let held = self.held.lock();
         let here = held.iter().filter_map(|receipt| keys::split(receipt));
@@ -67,7 +77,7 @@ impl Consumer {
 }
 
 /// The result of a look.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Look {
     deliveries: Vec<Delivery>,
     /// Time until a delayed entry is due.
@@ -158,36 +168,69 @@ impl Inner {
             // Removed from the consumer's known entries, so that its next look finds them.
             let known = self.consumer(consumer);
             known.release(&deliveries);
-            known.unsure.store(true, Ordering::SeqCst);
+            for (prefix, _) in deliveries.iter().filter_map(|one| keys::split(&one.receipt)) {
+                known.set_unsure(prefix, true);
+            }
         }
     }
 
     async fn look(&self, queue: &QueueName, name: &str, max: usize) -> RedisResult<Look> {
         let consumer = self.consumer(name);
         let _gate = consumer.gate.lock().await;
-        let found = match self.look_once(queue, name, &consumer, max).await {
-            // The connection is broken: the look may have been executed, so the next one recovers.
-            Err(error) if super::connections::breaks(&error) && !error.is_timeout() => {
-                self.look_once(queue, name, &consumer, max).await?
+        let (mut all, mut failed) = (Look::default(), None);
+        for (position, prefix) in self.look_order(queue, name, &consumer).iter().enumerate() {
+            if position >= usize::from(HOME_SHARDS) && !all.deliveries.is_empty() {
+                break;
             }
-            found => found?,
-        };
-        consumer.hold(&found.deliveries);
-        Ok(found)
+            match self.look_at(prefix, name, &consumer, max - all.deliveries.len()).await {
+                Ok(found) => {
+                    consumer.hold(&found.deliveries);
+                    all.deliveries.extend(found.deliveries);
+                    all.due = all.due.into_iter().chain(found.due).min();
+                }
+                // The other shards may be on nodes that work.
+                Err(error) => failed = Some(error),
+            }
+            if all.deliveries.len() >= max {
+                // There may be more.
+                self.ring(prefix, all.deliveries.len().min(1)).await;
+                break;
+            }
+        }
+        match failed {
+            Some(error) if all.deliveries.is_empty() => Err(error),
+            _ => Ok(all),
+        }
     }
 
-    async fn look_once(
+    /// Looks at one shard; once more over a new connection.
+    async fn look_at(
         &self,
-        queue: &QueueName,
+        prefix: &str,
         name: &str,
         consumer: &Consumer,
         max: usize,
     ) -> RedisResult<Look> {
-        let prefix = keys::prefix(queue);
+        match self.look_once(prefix, name, consumer, max).await {
+            // The connection is broken: the look may have been executed, so the next one recovers.
+            Err(error) if super::connections::breaks(&error) && !error.is_timeout() => {
+                self.look_once(prefix, name, consumer, max).await
+            }
+            found => found,
+        }
+    }
+
+    async fn look_once(
+        &self,
+        prefix: &str,
+        name: &str,
+        consumer: &Consumer,
+        max: usize,
+    ) -> RedisResult<Look> {
         let max = max.min(LOOK_MAX);
         let mut deliveries = Vec::new();
-        if consumer.unsure.load(Ordering::SeqCst) {
-            deliveries = self.recover(&prefix, name, consumer).await?;
+        if consumer.is_unsure(prefix) {
+            deliveries = self.recover(prefix, name, consumer).await?;
             let excess = deliveries.split_off(max.min(deliveries.len()));
             if !excess.is_empty() {
                 self.hand_back(name, &excess).await?;
@@ -195,18 +238,18 @@ impl Inner {
         }
         let wanted = max.saturating_sub(deliveries.len());
         if wanted == 0 && !deliveries.is_empty() {
-            consumer.unsure.store(false, Ordering::SeqCst);
+            consumer.set_unsure(prefix, false);
             return Ok(Look { deliveries, due: None });
         }
-        consumer.unsure.store(true, Ordering::SeqCst);
+        consumer.set_unsure(prefix, true);
         let fresh_name = Uuid::now_v7().simple().to_string();
         let arguments = [keys::escape(name), wanted.to_string(), fresh_name];
-        let answer = self.connections.run(&scripts::PULL, &prefix, &arguments).await?;
+        let answer = self.connections.run(&scripts::PULL, prefix, &arguments).await?;
         let (born, again, foreign, due, found): (String, u64, u64, i64, Delivered) = answer;
-        consumer.unsure.store(false, Ordering::SeqCst);
-        self.count_foreign(&prefix, foreign);
-        self.note_birth(&prefix, born, again);
-        deliveries.extend(self.deliveries(&prefix, found));
+        consumer.set_unsure(prefix, false);
+        self.count_foreign(prefix, foreign);
+        self.note_birth(prefix, born, again);
+        deliveries.extend(self.deliveries(prefix, found));
         let due = u64::try_from(due).ok().map(Duration::from_millis);
         Ok(Look { deliveries, due })
     }
@@ -259,29 +302,35 @@ impl Inner {
         pull: &Pull<'_>,
         idle: Duration,
     ) -> RedisResult<Vec<Delivery>> {
-        let (prefix, idle) = (keys::prefix(pull.queue), idle.as_millis().to_string());
+        let idle = idle.as_millis().to_string();
         let consumer = self.consumer(pull.consumer);
         let _gate = consumer.gate.lock().await;
-        // Set until everything has arrived: the next look finds what a dropped or failed reclaim
-        // took.
-        let was_unsure = consumer.unsure.swap(true, Ordering::SeqCst);
-        let (mut taken, mut cursor) = (Vec::new(), "0".to_owned());
-        while taken.len() < pull.max {
-            let left = (pull.max - taken.len()).min(LOOK_MAX).to_string();
-            let arguments = [keys::escape(pull.consumer), left, idle.clone(), cursor];
-            let answer = self.connections.run(&scripts::RECLAIM, &prefix, &arguments).await?;
-            let (next, deleted, foreign, found): (String, u64, u64, Delivered) = answer;
-            taken.extend(self.deliveries(&prefix, found));
-            self.stats.lock().deleted_entries += deleted;
-            self.count_foreign(&prefix, foreign);
-            if next == "0" {
-                break;
+        let (mut taken, mut asked) = (Vec::new(), Vec::new());
+        for prefix in self.look_order(pull.queue, pull.consumer, &consumer) {
+            // Set until everything has arrived: the next look finds what a dropped or failed reclaim
+            // took.
+            let was_unsure = consumer.set_unsure(&prefix, true);
+            let mut cursor = "0".to_owned();
+            while taken.len() < pull.max {
+                let left = (pull.max - taken.len()).min(LOOK_MAX).to_string();
+                let arguments = [keys::escape(pull.consumer), left, idle.clone(), cursor];
+                let answer = self.connections.run(&scripts::RECLAIM, &prefix, &arguments).await?;
+                let (next, deleted, foreign, found): (String, u64, u64, Delivered) = answer;
+                taken.extend(self.deliveries(&prefix, found));
+                self.stats.lock().deleted_entries += deleted;
+                self.count_foreign(&prefix, foreign);
+                if next == "0" {
+                    break;
+                }
+                cursor = next;
             }
-            cursor = next;
+            asked.push((prefix, was_unsure));
+        }
+        consumer.hold(&taken);
+        for (prefix, was_unsure) in asked {
+            consumer.set_unsure(&prefix, was_unsure);
         }
         self.stats.lock().reclaimed += taken.len() as u64;
-        consumer.hold(&taken);
-        consumer.unsure.store(was_unsure, Ordering::SeqCst);
         Ok(taken)
     }
 

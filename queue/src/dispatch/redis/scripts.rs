@@ -77,4 +77,5 @@ scripts! {
     FORGET = FREEING "forget.lua";
     MISSING = FREEING "missing.lua";
     SET_MISSING = GROWING "set_missing.lua";
+    RING = FREEING "ring.lua";
 }

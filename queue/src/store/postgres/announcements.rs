@@ -93,7 +93,7 @@ pub(super) async fn unannounced(
         let queued = query(
             store
                 .on_open_jobs(
-                    "SELECT id, tenant, priority, cost FROM open_jobs
+                    "SELECT id, tenant, priority, cost, shard_key FROM open_jobs
                      WHERE id = ANY($1) AND state = 'queued' ORDER BY id",
                 )
                 .await?,

@@ -62,7 +62,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
         attempts = attempts + alone::integer, losses = losses + 1, lease_until = NULL,
         error_code = convert_from($5, 'UTF8'), error_signature = convert_from($6, 'UTF8')
     FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
-    RETURNING jobs.id, epoch, state, tenant, model, format, priority, cost, owner, claimed_at
+    RETURNING jobs.id, epoch, state, tenant, model, format, priority, cost, shard_key, owner, claimed_at
 ), errors AS (
     INSERT INTO attempt_errors (job_id, epoch, at, error, owner, claimed_at)
     SELECT id, epoch, now, $3, owner, claimed_at FROM moved, clock ON CONFLICT DO NOTHING
@@ -72,7 +72,7 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
     SELECT id, tenant, model, format, $4, now, epoch, owner, claimed_at
     FROM moved, clock WHERE state = 'failed'
 )
-SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
+SELECT id, state, tenant, model, format, priority, cost, shard_key FROM moved ORDER BY id";
 
 /// See [`EXPIRE`](super::ends::EXPIRE).
 pub(super) const EXPIRE: &str = "
@@ -83,9 +83,9 @@ WITH clock AS (SELECT store_now_ms($1) AS now), due AS MATERIALIZED (
 ), moved AS (
     UPDATE jobs SET state = 'expired', run_at = NULL, checkpoint = NULL
     FROM due WHERE jobs.id = ANY(ARRAY(SELECT id FROM due)) AND jobs.id = due.id
-    RETURNING jobs.id, state, tenant, model, format, priority, cost
+    RETURNING jobs.id, state, tenant, model, format, priority, cost, shard_key
 ), recorded AS (
     INSERT INTO results (job_id, tenant, model, format, outcome, finished_at)
     SELECT id, tenant, model, format, $3, now FROM moved, clock
 )
-SELECT id, state, tenant, model, format, priority, cost FROM moved ORDER BY id";
+SELECT id, state, tenant, model, format, priority, cost, shard_key FROM moved ORDER BY id";

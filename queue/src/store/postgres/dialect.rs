@@ -55,10 +55,10 @@ macro_rules! hex_pairs {
     };
 }
 
-/// The column `cost` of a job.
+/// The columns `cost` and `shard_key` of a job.
 macro_rules! cost {
     () => {
-        "cost"
+        "cost, shard_key"
     };
 }
 

@@ -25,8 +25,8 @@ use crate::{
 /// The columns of an open job that its ended row keeps as they are.
 macro_rules! kept_columns {
     () => {
-        "model, format, tenant, priority, cost, attempts_max, expires_at, submitted_at, replay_of, job,
-         custom_id, started_at, claimed_at"
+        "model, format, tenant, priority, cost, shard_key, attempts_max, expires_at, submitted_at,
+         replay_of, job, custom_id, started_at, claimed_at"
     };
 }
 

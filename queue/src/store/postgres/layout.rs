@@ -159,7 +159,8 @@ impl PostgresStore {
 
     /// Reads the layout of the database.
     async fn read_layout(&self) -> Result<Layout, StoreError> {
-        self.layout.set(read(&mut *self.pool.acquire().await?).await?);
+        let value = self.within(async { read(&mut *self.pool.acquire().await?).await }).await?;
+        self.layout.set(value);
         Ok(self.layout.get())
     }
 
@@ -173,10 +174,8 @@ impl PostgresStore {
         id: impl Fn(&I) -> JobId + Sync,
     ) -> Result<Vec<PgRow>, StoreError> {
         let mut layout = self.layout().await?;
-        let run = async |layout, items: &[I]| match layout {
-            Layout::Combined => self.fetch_all(statement(layout, items)).await,
-            Layout::Changing | Layout::Split => self.fetch_hot(statement(layout, items)).await,
-        };
+        let run =
+            async |layout, items: &[I]| self.fetch_open(layout, statement(layout, items)).await;
         let mut changed = run(layout, items).await?;
         if layout == Layout::Split {
             return Ok(changed);
@@ -211,12 +210,13 @@ impl PostgresStore {
                  RETURNING id, model, format, tenant, priority, state, cost, epoch, attempts,
                            attempts_max, owner, lease_until, run_at, expires_at, submitted_at,
                            replay_of, job, checkpoint, custom_id, started_at, claimed_at, error_code,
-                           error_signature, claim_id, losses, alone
+                           error_signature, claim_id, losses, alone, shard_key
              )
              INSERT INTO open_jobs (id, model, format, tenant, priority, state, cost, epoch, attempts,
                                     attempts_max, owner, lease_until, run_at, expires_at,
                                     submitted_at, replay_of, job, checkpoint, custom_id, started_at,
-                                    claimed_at, error_code, error_signature, claim_id, losses, alone)
+                                    claimed_at, error_code, error_signature, claim_id, losses, alone,
+                                    shard_key)
              SELECT * FROM moved ON CONFLICT (id) DO NOTHING",
         );
         self.execute(moved.bind(id_list(ids.iter().copied()))).await
@@ -272,9 +272,8 @@ impl PostgresStore {
         let alive = alive.iter().map(|row| rows::get(row, "owner"));
         let alive: Vec<String> = alive.collect::<Result<_, _>>()?;
         if alive.is_empty() && self.read_layout().await? == Layout::Combined {
-            let mut connection = self.pool.acquire().await?;
-            write(&mut connection, Layout::Changing).await?;
-            drop(connection);
+            self.within(async { write(&mut *self.pool.acquire().await?, Layout::Changing).await })
+                .await?;
             self.read_layout().await?;
         }
         Ok(alive)

@@ -18,6 +18,9 @@ pub enum RedisConfigError {
         /// Its `maxmemory-policy`.
         policy: String,
     },
+    /// The URL asks for shards.
+    #[error("a fast queue has no shards: leave shards out of the Redis URL")]
+    Shards,
     /// Redis does not answer.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -27,6 +30,9 @@ impl RedisStore {
     /// Checks that Redis is reachable and does not evict. Settings that it does not report, as with some
     /// managed services, are assumed to be safe.
     pub async fn check(&self) -> Result<(), RedisConfigError> {
+        if self.connections.shards() > 1 {
+            return Err(RedisConfigError::Shards);
+        }
         let mut command = redis::cmd("INFO");
         command.arg("memory");
         let asked = match self.connections.query::<redis::Value>(&command).await {

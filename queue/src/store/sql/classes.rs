@@ -35,15 +35,18 @@ impl SqlStore {
         );
         let write = "UPDATE queues SET allowed_classes = $3 WHERE model = $1 AND format = $2";
         let QueueName { model, format } = queue;
-        let mut tx = self.begin().await?;
-        query(insert).bind(model).bind(format).execute(&mut *tx).await?;
-        let row = query(read).bind(model).bind(format).fetch_one(&mut *tx).await?;
-        let mut classes = classes(&row)?;
-        let changed = change(&mut classes)?;
-        let allowed = dialect::text_list(&classes.allowed);
-        query(write).bind(model).bind(format).bind(allowed).execute(&mut *tx).await?;
-        tx.commit().await?;
-        Ok(changed)
+        self.within(async {
+            let mut tx = self.begin().await?;
+            query(insert).bind(model).bind(format).execute(&mut *tx).await?;
+            let row = query(read).bind(model).bind(format).fetch_one(&mut *tx).await?;
+            let mut classes = classes(&row)?;
+            let changed = change(&mut classes)?;
+            let allowed = dialect::text_list(&classes.allowed);
+            query(write).bind(model).bind(format).bind(allowed).execute(&mut *tx).await?;
+            tx.commit().await?;
+            Ok(changed)
+        })
+        .await
     }
 }
 

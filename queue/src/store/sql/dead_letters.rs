@@ -45,40 +45,48 @@ impl DeadLetters for SqlStore {
     }
 
     async fn replay(&self, ids: &[JobId], pace: Option<Pace>) -> Result<Vec<Replay>, StoreError> {
-        // The rows are locked so that no purge deletes them meanwhile.
-        let dead = concat!(
-            "SELECT id, job FROM jobs WHERE id ",
-            any_of!("$1"),
-            " AND state = 'failed' ORDER BY id",
-            for_share!()
-        );
-        let mut tx = self.begin().await?;
-        let dead = query(dead).bind(dialect::id_list(ids.iter().copied()));
-        let dead = dead.fetch_all(&mut *tx).await?;
-        let mut replays = Vec::with_capacity(dead.len());
-        for row in &dead {
-            let replay_of = rows::id(row, "id")?;
-            let job: Job = match dialect::decode(row, "job") {
-                Ok(job) => job,
-                // This job stays a dead letter; the others are replayed.
-                Err(error @ StoreError::Damaged { .. }) => {
-                    tracing::warn!(job = %replay_of, %error, "not replayed");
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            let run_at = pace.map(|pace| pace.due(replays.len()));
-            let job = Job { id: JobId::generate(), run_at, expires_at: None, ..job };
-            replays.push(Replay { replay_of, job });
-        }
-        let (origins, jobs): (Vec<JobId>, Vec<Job>) =
-            replays.iter().map(|replay| (replay.replay_of, replay.job.clone())).unzip();
-        claims::insert_jobs(self, &mut tx, &jobs, Some(&origins)).await?;
-        tx.commit().await?;
-        Ok(replays)
+        self.within(replay(self, ids, pace)).await
     }
 
     async fn purge(&self, ids: &[JobId]) -> Result<u64, StoreError> {
         claims::purge(self, ids).await
     }
+}
+
+async fn replay(
+    store: &SqlStore,
+    ids: &[JobId],
+    pace: Option<Pace>,
+) -> Result<Vec<Replay>, StoreError> {
+    // The rows are locked so that no purge deletes them meanwhile.
+    let dead = concat!(
+        "SELECT id, job FROM jobs WHERE id ",
+        any_of!("$1"),
+        " AND state = 'failed' ORDER BY id",
+        for_share!()
+    );
+    let mut tx = store.begin().await?;
+    let dead = query(dead).bind(dialect::id_list(ids.iter().copied()));
+    let dead = dead.fetch_all(&mut *tx).await?;
+    let mut replays = Vec::with_capacity(dead.len());
+    for row in &dead {
+        let replay_of = rows::id(row, "id")?;
+        let job: Job = match dialect::decode(row, "job") {
+            Ok(job) => job,
+            // This job stays a dead letter; the others are replayed.
+            Err(error @ StoreError::Damaged { .. }) => {
+                tracing::warn!(job = %replay_of, %error, "not replayed");
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let run_at = pace.map(|pace| pace.due(replays.len()));
+        let job = Job { id: JobId::generate(), run_at, expires_at: None, ..job };
+        replays.push(Replay { replay_of, job });
+    }
+    let (origins, jobs): (Vec<JobId>, Vec<Job>) =
+        replays.iter().map(|replay| (replay.replay_of, replay.job.clone())).unzip();
+    claims::insert_jobs(store, &mut tx, &jobs, Some(&origins)).await?;
+    tx.commit().await?;
+    Ok(replays)
 }

@@ -49,6 +49,12 @@ pub(crate) fn small(row: &Row, column: &'static str) -> Result<u32, StoreError> 
     u32::try_from(value).map_err(|_| damaged(column, value))
 }
 
+/// Returns the column `shard_key`.
+fn shard_key(row: &Row) -> Result<u16, StoreError> {
+    let value: i32 = get(row, "shard_key")?;
+    u16::try_from(value).map_err(|_| damaged("shard_key", value))
+}
+
 /// Returns a 32-bit column that is never negative.
 pub(crate) fn attempts(row: &Row, column: &'static str) -> Result<u32, StoreError> {
     let value: i32 = get(row, column)?;
@@ -169,7 +175,8 @@ pub(crate) fn attempt_error(row: &Row) -> Result<JobError, StoreError> {
     }
 }
 
-/// Returns the entry of a queued job, from the columns `id`, `tenant`, `priority` and `cost`.
+/// Returns the entry of a queued job, from the columns `id`, `tenant`, `priority`, `cost` and
+/// `shard_key`.
 pub(crate) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
     Ok(Entry {
         id: id(row, "id")?,
@@ -177,6 +184,7 @@ pub(crate) fn entry(row: &Row, queue: QueueName) -> Result<Entry, StoreError> {
         priority: word::<Priority>(row, "priority")?,
         tenant: Tenant(get(row, "tenant")?),
         cost: small(row, "cost")?,
+        shard_key: shard_key(row)?,
     })
 }
 

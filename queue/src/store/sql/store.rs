@@ -105,8 +105,8 @@ impl Store for SqlStore {
         // Reads all queued jobs of the queue: only for a dispatcher that lost its data.
         let found = query(
             self.on_open_jobs(concat!(
-                "SELECT id, tenant, priority, cost, jobs, tokens
-             FROM (SELECT id, tenant, priority, cost,
+                "SELECT id, tenant, priority, cost, shard_key, jobs, tokens
+             FROM (SELECT id, tenant, priority, cost, shard_key,
                           row_number() OVER (PARTITION BY priority, tenant ORDER BY id) AS turn,
                           count(*) OVER () AS jobs, CAST(sum(cost) OVER () AS bigint) AS tokens
                    FROM (SELECT id, tenant, priority, ",

@@ -52,10 +52,10 @@ macro_rules! hex_pairs {
     };
 }
 
-/// The column `cost` of a job. One process serves the file, so costs are not compared.
+/// The columns `cost` and `shard_key` of a job. One process serves the file, so nothing compares them.
 macro_rules! cost {
     () => {
-        "1 AS cost"
+        "1 AS cost, 0 AS shard_key"
     };
 }
 
