@@ -9,6 +9,7 @@ mod conformance;
 mod connection;
 mod failover;
 mod fleet;
+mod shards;
 mod upgrade;
 
 use std::{
@@ -17,10 +18,10 @@ use std::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use conformance::{LEASE, answer, by, finished, job, queue};
+use conformance::{LEASE, answer, beat, by, finished, job, queue};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tritmill_queue::{
@@ -31,6 +32,9 @@ use tritmill_queue::{
 use tritmill_servers::Postgres;
 use uuid::Uuid;
 
+/// How long a server or a pool may take to change its state.
+const CHANGES_WITHIN: Duration = Duration::from_secs(10);
+
 /// Returns a server and a connected store.
 async fn start() -> (Postgres, PostgresStore) {
     let server = Postgres::start().unwrap();
@@ -39,8 +43,40 @@ async fn start() -> (Postgres, PostgresStore) {
     (server, store)
 }
 
-/// Returns the first column of a statement's first row, read on a separate connection.
+/// As [`start`], with a clock that only the test moves, in milliseconds since 1970.
+async fn start_with_clock() -> (Postgres, PostgresStore, Arc<AtomicI64>) {
+    let (server, store) = start().await;
+    let now = Arc::new(AtomicI64::new(store.now().await.unwrap().0));
+    let clock = Arc::clone(&now);
+    let store = store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    (server, store, now)
+}
+
+/// Repeats a call until it returns a value; fails after ten seconds.
+async fn eventually<T>(what: &str, call: impl AsyncFn() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(value) = call().await {
+            return value;
+        }
+        assert!(started.elapsed() < CHANGES_WITHIN, "not within {CHANGES_WITHIN:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 async fn number(server: &Postgres, statement: &str) -> i64 {
+    value(server, statement).await
+}
+
+async fn text(server: &Postgres, statement: &str) -> String {
+    value(server, statement).await
+}
+
+/// Returns the first column of a statement's first row, read on a separate connection.
+async fn value<T>(server: &Postgres, statement: &str) -> T
+where
+    T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
     let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
     row.get(0)
@@ -138,10 +174,7 @@ async fn updates_use_the_primary_key_and_renewals_write_nothing_at_first() {
 
 #[tokio::test]
 async fn jobs_are_announced_until_the_dispatcher_has_them() {
-    let (server, store) = start().await;
-    let now = Arc::new(AtomicI64::new(store.now().await.unwrap().0));
-    let clock = Arc::clone(&now);
-    let store = store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let (server, store, now) = start_with_clock().await;
     let pass = |s: i64| now.fetch_add(s * 1000, Ordering::SeqCst);
     let announced = async || {
         let found = store.unannounced(&queue()).await.unwrap();
@@ -290,13 +323,13 @@ async fn claims_and_finishes_per_second() {
     PostgresStore::migrate(&server.url()).await.unwrap();
     let store = PostgresStore::connect(&server.url()).await.unwrap();
     let jobs: Vec<Job> = (0..100_000).map(|_| job()).collect();
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     for some in jobs.chunks(1000) {
         store.submit(some).await.unwrap();
     }
     println!("submitted {:.0}/s", 1e5 / started.elapsed().as_secs_f64());
     for size in [32, 128] {
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         let half = if size == 32 { &jobs[..50_000] } else { &jobs[50_000..] };
         let workers = half.chunks(half.len() / 8 + 1).map(|share| {
             let (store, share) = (store.clone(), ids(share));
@@ -318,4 +351,22 @@ async fn claims_and_finishes_per_second() {
         let rate = 5e4 / started.elapsed().as_secs_f64();
         println!("claimed and finished {rate:.0}/s in micro-batches of {size}");
     }
+}
+
+/// An index that ends with the id would be read as a whole for each id.
+#[tokio::test]
+async fn only_the_primary_key_finds_jobs_by_id() {
+    let (server, _store) = start().await;
+    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
+    let mut rows = Vec::new();
+    for sql in [
+        "BEGIN",
+        "ALTER TABLE open_jobs DROP CONSTRAINT open_jobs_pkey",
+        "SET LOCAL enable_seqscan = off",
+        "EXPLAIN SELECT id FROM open_jobs WHERE id = ANY('{}'::uuid[]) AND state || '' = 'queued'",
+    ] {
+        rows = sqlx::query(sql).fetch_all(&mut connection).await.unwrap();
+    }
+    let plan: String = rows[0].get(0);
+    assert!(plan.starts_with("Seq Scan"), "{plan}");
 }
