@@ -2,18 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
-mod clusters;
 mod dispatchers;
 
 use std::sync::Arc;
 
-use clusters::Cluster;
 use dispatchers::Fixture;
 use tritmill_queue::{
     Dispatcher,
     dispatch::{BacklogLimit, MemoryDispatcher, RedisDispatcher},
 };
-use tritmill_servers::Redis;
+use tritmill_servers::{Redis, RedisCluster};
 
 struct Memory(Arc<MemoryDispatcher>);
 
@@ -46,12 +44,12 @@ impl Fixture for OneRedis {
 
 struct TwoNodes {
     dispatcher: RedisDispatcher,
-    _cluster: Cluster,
+    _cluster: RedisCluster,
 }
 
 impl Fixture for TwoNodes {
     async fn create(entries: usize) -> Self {
-        let cluster = Cluster::start().await;
+        let cluster = RedisCluster::start().unwrap();
         let limit = BacklogLimit { entries, tokens: u64::MAX };
         let dispatcher = RedisDispatcher::new(&cluster.url(), limit).unwrap();
         Self { dispatcher, _cluster: cluster }

@@ -248,17 +248,8 @@ async fn bulk_actions_apply_to_filtered_jobs_up_to_a_limit() {
 }
 
 fn beat(owner: &str, integrity: Integrity) -> Heartbeat {
-    Heartbeat {
-        owner: owner.into(),
-        queue: queue(),
-        host: "host".into(),
-        pid: 1,
-        running: 2,
-        slots: 8,
-        draining: false,
-        tokens_per_s: 1.0,
-        metrics: WorkerMetrics { integrity, ..WorkerMetrics::default() },
-    }
+    let metrics = WorkerMetrics { integrity, ..WorkerMetrics::default() };
+    Heartbeat { owner: owner.into(), metrics, ..conformance::beat() }
 }
 
 #[tokio::test]

@@ -23,21 +23,9 @@ use tritmill_queue::{
 use tritmill_servers::Postgres;
 
 fn beat() -> Heartbeat {
-    Heartbeat {
-        owner: "host-1-abc".into(),
-        queue: queue(),
-        host: "host".into(),
-        pid: u32::MAX,
-        running: 3,
-        slots: 32,
-        draining: false,
-        tokens_per_s: 12.5,
-        metrics: WorkerMetrics {
-            isa: "avx2".into(),
-            kv_blocks_used: 7,
-            ..WorkerMetrics::default()
-        },
-    }
+    let metrics =
+        WorkerMetrics { isa: "avx2".into(), kv_blocks_used: 7, ..WorkerMetrics::default() };
+    Heartbeat { pid: u32::MAX, metrics, ..conformance::beat() }
 }
 
 /// Submits jobs and makes them dead letters.

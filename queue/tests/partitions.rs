@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use conformance::{answer, by, finished, job, queue};
+use conformance::{answer, beat, by, finished, job, queue};
 use futures_util::future::join_all;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
 use tritmill_queue::{
@@ -21,7 +21,6 @@ use tritmill_queue::{
     store::{
         Maintained, Maintenance as _, PostgresOptions, PostgresStore, QueueHistory as _,
         RETENTION_DEFAULT, Submission, Workers as _,
-        workers::{Heartbeat, WorkerMetrics},
     },
 };
 use tritmill_servers::Postgres;
@@ -38,6 +37,14 @@ async fn number(server: &Postgres, statement: &str) -> i64 {
     row.get(0)
 }
 
+/// Returns a store with a clock that only the test moves, in milliseconds since 1970: first the begin of a day.
+async fn store_at(server: &Postgres, day: i64) -> (PostgresStore, Arc<AtomicI64>) {
+    let now = Arc::new(AtomicI64::new(day * DAY_MS));
+    let clock = Arc::clone(&now);
+    let store = PostgresStore::connect(&server.url()).await.unwrap();
+    (store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst)))), now)
+}
+
 /// Makes the database one of the previous release, which keeps open jobs in the partitions too.
 async fn combine(server: &Postgres) {
     let mut connection = PgConnection::connect(&server.url()).await.unwrap();
@@ -47,20 +54,6 @@ async fn combine(server: &Postgres) {
 
 fn ids(jobs: &[Job]) -> Vec<JobId> {
     jobs.iter().map(|job| job.id).collect()
-}
-
-fn beat() -> Heartbeat {
-    Heartbeat {
-        owner: "a".into(),
-        queue: queue(),
-        host: "host".into(),
-        pid: 1,
-        running: 0,
-        slots: 1,
-        draining: false,
-        tokens_per_s: 0.0,
-        metrics: WorkerMetrics::default(),
-    }
 }
 
 /// Returns a job with an id of that day.
@@ -84,12 +77,7 @@ async fn old_partitions_are_dropped_when_their_jobs_are_finished() {
     let made = partitions(&server).await;
     assert_eq!(made, 4, "migration creates today and three days");
     combine(&server).await;
-    let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
-    let clock = Arc::clone(&now);
-    let store = PostgresStore::connect(&server.url())
-        .await
-        .unwrap()
-        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let (store, now) = store_at(&server, TODAY).await;
 
     // These days have no partition: the jobs go to the default one and are moved.
     let (old, open, recent) = (job_of(TODAY - 20), job_of(TODAY - 10), job_of(TODAY - 1));
@@ -142,12 +130,7 @@ async fn old_partitions_are_dropped_when_their_jobs_are_finished() {
 async fn job_that_ends_after_its_day_was_dropped_keeps_its_result() {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
-    let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
-    let clock = Arc::clone(&now);
-    let store = PostgresStore::connect(&server.url())
-        .await
-        .unwrap()
-        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let (store, now) = store_at(&server, TODAY).await;
     store.set_retention(Duration::from_secs(7 * 24 * 60 * 60)).await.unwrap();
     // A neighbour of its day ends at once; that day is created and, a week later, dropped.
     let (early, late) = (job_of(TODAY - 1), job_of(TODAY - 1));
@@ -182,12 +165,7 @@ async fn job_that_ends_after_its_day_was_dropped_keeps_its_result() {
 async fn maintenance_beside_a_dump_gives_up_at_once_and_delays_nothing() {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
-    let now = Arc::new(AtomicI64::new(TODAY * DAY_MS));
-    let clock = Arc::clone(&now);
-    let store = PostgresStore::connect(&server.url())
-        .await
-        .unwrap()
-        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let (store, now) = store_at(&server, TODAY).await;
     store.set_retention(Duration::from_secs(7 * 24 * 60 * 60)).await.unwrap();
     store.maintain().await.unwrap();
     now.fetch_add(9 * DAY_MS, Ordering::SeqCst);
@@ -277,12 +255,7 @@ async fn idempotency_key_is_kept_as_long_as_its_job() {
     let server = Postgres::start().unwrap();
     PostgresStore::migrate(&server.url()).await.unwrap();
     let today = i64::try_from(Uuid::now_v7().as_u128() >> 80).unwrap() / DAY_MS;
-    let now = Arc::new(AtomicI64::new(today * DAY_MS));
-    let clock = Arc::clone(&now);
-    let store = PostgresStore::connect(&server.url())
-        .await
-        .unwrap()
-        .with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let (store, now) = store_at(&server, today).await;
     let (tenant, one) = (Tenant::default(), job());
     let submit = async |job: &Job| {
         store.submit_idempotent(&tenant, "k", b"hash", std::slice::from_ref(job)).await.unwrap()

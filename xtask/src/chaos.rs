@@ -8,7 +8,9 @@
 mod checks;
 mod fleet;
 mod nemesis;
+mod options;
 mod proxy;
+mod redis;
 pub mod upgrade;
 
 use std::{
@@ -19,13 +21,15 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use tritmill_servers::{Postgres, Redis, Signal};
+use tritmill_servers::{Postgres, Signal};
 
 use self::{
     checks::Statistics,
     fleet::{Environment, Producer, Worker, answers},
-    nemesis::{Faults, Nemesis},
+    nemesis::Nemesis,
+    options::{HELP, Options, parse},
     proxy::Proxy,
+    redis::RedisNodes,
 };
 use super::process::{self, cargo, root};
 
@@ -37,23 +41,12 @@ const FINISH_LIMIT: Duration = Duration::from_secs(180);
 const TICK: Duration = Duration::from_millis(20);
 const SCRAPE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The options of a run.
-#[derive(Debug, PartialEq)]
-struct Options {
-    minutes: f64,
-    seed: u64,
-    workers: usize,
-    /// Maximum number of attempts of each job.
-    attempts: u32,
-    faults: Faults,
-}
-
 /// The servers, workers and producers of one run, and its results so far.
 struct Cluster {
-    redis: Redis,
+    redis: RedisNodes,
     postgres: Postgres,
-    /// Proxies in front of Redis and Postgres.
-    proxies: [Proxy; 2],
+    /// Proxies in front of the nodes of Redis, then that of Postgres.
+    proxies: Vec<Proxy>,
     environment: Environment,
     workers: Vec<Option<Worker>>,
     /// Time at which to start the stopped worker of the same index.
@@ -67,18 +60,23 @@ struct Cluster {
 }
 
 pub fn run(arguments: &[String]) -> anyhow::Result<()> {
+    if arguments.iter().any(|argument| argument == "--help") {
+        print!("{HELP}");
+        return Ok(());
+    }
     let options = parse(arguments)?;
-    let Options { minutes, seed, workers, attempts, faults } = options;
+    let Options { minutes, seed, workers, attempts, faults, redis } = options;
     // With the tests, as `cargo xtask test` builds: their dependencies enable features of their own.
     process::run(cargo().args(["build", "--workspace", "--bins", "--tests"]))?;
     let folder = tempfile::Builder::new().prefix("tritmill-chaos-").tempdir()?;
     let mut cluster = Cluster::start(folder.path(), &options)?;
     println!(
         "seed {seed}: {minutes} minutes, {workers} workers, {PRODUCERS} producers, {attempts} \
-         attempts, faults of {}",
-        faults.as_str()
+         attempts, faults of {}, redis {}",
+        faults.as_str(),
+        redis.as_str()
     );
-    let mut nemesis = Nemesis::new(seed, faults);
+    let mut nemesis = Nemesis::new(seed, faults, redis);
     let until = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
     let mut scrape_at = Instant::now();
     let outcome = (|| {
@@ -98,6 +96,9 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
         checks::run(&mut cluster, faults)
     })();
     println!("{}", nemesis.summary());
+    if let Some(promotions) = cluster.redis.summary()? {
+        println!("{promotions}");
+    }
     println!("{}", cluster.statistics);
     if outcome.is_err() {
         // The files are kept for the investigation.
@@ -108,13 +109,14 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
 
 impl Cluster {
     fn start(folder: &Path, options: &Options) -> anyhow::Result<Self> {
-        let redis = Redis::start_durable()?;
+        let redis = RedisNodes::start(options.redis)?;
         let postgres = Postgres::start_with(&["fsync=off"])?;
-        let proxies = [Proxy::start(redis.port())?, Proxy::start(postgres.port())?];
+        let proxy = Proxy::start()?;
+        proxy.forward_to(postgres.port());
         let environment = Environment {
             program: root().join("target/debug/tritmill"),
-            redis_url: format!("redis://127.0.0.1:{}/0", proxies[0].port()),
-            database_url: format!("postgres://postgres@127.0.0.1:{}/postgres", proxies[1].port()),
+            redis_url: redis.url(),
+            database_url: format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port()),
             folder: folder.to_owned(),
             attempts: options.attempts,
             server: None,
@@ -129,9 +131,9 @@ impl Cluster {
         let expected = answers(&output)?;
         ensure!(expected.len() == LINES, "{} answers to {LINES} lines", expected.len());
         let mut cluster = Self {
+            proxies: redis.proxies().iter().cloned().chain([proxy]).collect(),
             redis,
             postgres,
-            proxies,
             environment,
             workers: (0..options.workers).map(|_| None).collect(),
             restart_at: vec![Some(Instant::now()); options.workers],
@@ -221,6 +223,10 @@ impl Cluster {
             self.check_producers()?;
             sleep(TICK);
         }
+        if self.redis.settle()? {
+            // A promoted replica may hold entries of jobs that have ended; the workers remove them.
+            checks::streams_are_empty(self.redis.nodes())?;
+        }
         self.scrape();
         for worker in self.workers.iter_mut().flatten() {
             Signal::Terminate.send(worker.process.0.id())?;
@@ -246,48 +252,4 @@ fn lines() -> String {
         )
     };
     (0..LINES).map(line).collect()
-}
-
-fn parse(arguments: &[String]) -> anyhow::Result<Options> {
-    // Workers die so often here that jobs would use up the default number of attempts.
-    let mut options =
-        Options { minutes: 1.0, seed: 1, workers: 3, attempts: 1000, faults: Faults::All };
-    let mut arguments = arguments.iter();
-    while let Some(name) = arguments.next() {
-        let value = arguments.next().with_context(|| format!("{name} needs a value"))?;
-        let number = || format!("{name} needs a number, not {value}");
-        match name.as_str() {
-            "--minutes" => options.minutes = value.parse().with_context(number)?,
-            "--seed" => options.seed = value.parse().with_context(number)?,
-            "--workers" => options.workers = value.parse().with_context(number)?,
-            "--attempts" => options.attempts = value.parse().with_context(number)?,
-            "--faults" => options.faults = value.parse()?,
-            _ => bail!(
-                "unknown option {name} (--minutes M, --seed S, --workers N, --attempts N, --faults \
-                 all|servers)"
-            ),
-        }
-    }
-    let minutes = options.minutes;
-    ensure!(minutes > 0.0 && minutes < 10_000.0, "--minutes must be above 0 and below 10000");
-    ensure!((1..=64).contains(&options.workers), "--workers must be from 1 to 64");
-    ensure!(options.attempts > 0, "--attempts must be above 0");
-    Ok(options)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_are_parsed() {
-        let words = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
-        let text = "--minutes 0.5 --seed 7 --workers 1 --attempts 3 --faults servers";
-        let faults = Faults::Servers;
-        let expected = Options { minutes: 0.5, seed: 7, workers: 1, attempts: 3, faults };
-        assert_eq!(parse(&words(text)).expect("all are given"), expected);
-        for text in ["--minutes", "--minutes x", "--speed 1", "--minutes 0", "--faults none"] {
-            assert!(parse(&words(text)).is_err(), "{text}");
-        }
-    }
 }

@@ -9,6 +9,7 @@ use tritmill_queue::{
     Choice, ClaimRef, Claimant, Completion, ErrorKind, FinishReason, FinishedAttempt, Job,
     JobError, JobId, Outcome, Priority, Prompt, QueueName, Sampling, Store, Tenant, Usage,
     job::ATTEMPTS_DEFAULT,
+    store::workers::{Heartbeat, WorkerMetrics},
 };
 
 /// A store that can be reopened, and its clock.
@@ -60,6 +61,22 @@ pub fn job() -> Job {
 
 pub fn by(owner: &str) -> Claimant<'_> {
     Claimant::new(owner, LEASE)
+}
+
+/// A worker's heartbeat.
+#[allow(dead_code, reason = "the suite has no workers")]
+pub fn beat() -> Heartbeat {
+    Heartbeat {
+        owner: "host-1-abc".into(),
+        queue: queue(),
+        host: "host".into(),
+        pid: 1,
+        running: 3,
+        slots: 32,
+        draining: false,
+        tokens_per_s: 12.5,
+        metrics: WorkerMetrics::default(),
+    }
 }
 
 pub fn answer(text: &str) -> Outcome {

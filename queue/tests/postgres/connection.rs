@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _};
+use sqlx::{Connection as _, PgConnection};
 use tritmill_queue::{
     Store, StoreError,
     store::{PostgresOptions, PostgresStore, QueueSettings as _, SchemaError},
@@ -12,14 +12,8 @@ use tritmill_servers::Postgres;
 
 use super::{
     conformance::{answer, by, finished, job},
-    execute, ids, number, start,
+    eventually, execute, ids, number, start, text,
 };
-
-async fn text(server: &Postgres, statement: &str) -> String {
-    let mut connection = PgConnection::connect(&server.url()).await.unwrap();
-    let row = sqlx::query(AssertSqlSafe(statement)).fetch_one(&mut connection).await.unwrap();
-    row.get(0)
-}
 
 fn cause(error: StoreError) -> SchemaError {
     match error {
@@ -44,6 +38,14 @@ async fn concurrent_migrations_succeed() {
     }
     let store = PostgresStore::connect(&url).await.unwrap();
     assert_eq!(store.progress(None).await.unwrap().queued, 4);
+}
+
+#[tokio::test]
+async fn limits_of_the_role_do_not_stop_a_migration() {
+    let server = Postgres::start().unwrap();
+    execute(&server, "ALTER ROLE postgres SET statement_timeout = '1ms'").await;
+    PostgresStore::migrate(&server.url()).await.unwrap();
+    PostgresStore::connect(&server.url()).await.unwrap().submit(&[job()]).await.unwrap();
 }
 
 #[tokio::test]
@@ -147,12 +149,8 @@ async fn wrong_password_is_reported() {
     execute(&server, "SELECT pg_reload_conf()").await;
     let url =
         |password| format!("postgres://careful:{password}@127.0.0.1:{}/postgres", server.port());
-    let said = loop {
-        match PostgresStore::connect(&url("wrong")).await {
-            Ok(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-            Err(refused) => break refused.to_string(),
-        }
-    };
+    let connect = async || PostgresStore::connect(&url("wrong")).await.err();
+    let said = eventually("the rules are read", connect).await.to_string();
     assert!(said.contains("password authentication failed"), "{said}");
     assert!(!said.contains("wrong"), "{said}");
     PostgresStore::connect(&url("right")).await.unwrap();
@@ -227,9 +225,8 @@ async fn pools_tell_how_busy_they_are() {
     };
     let store = PostgresStore::connect_with(&server.url(), options).await.unwrap();
     // A connection returns to its pool in the background.
-    while store.pools()[0].idle == 0 {
-        tokio::task::yield_now().await;
-    }
+    let idles = async || (store.pools()[0].idle > 0).then_some(());
+    eventually("a connection is idle", idles).await;
     let [calls, hot] = store.pools();
     assert_eq!((calls.name, calls.idle, calls.max, calls.waits), ("calls", 1, 1, 0));
     assert_eq!((hot.name, hot.idle + hot.in_use, hot.max), ("hot", 0, 1));
@@ -240,9 +237,8 @@ async fn pools_tell_how_busy_they_are() {
         let store = store.clone();
         async move { store.queue_states().await }
     });
-    while store.pools()[0].in_use == 0 {
-        tokio::task::yield_now().await;
-    }
+    let works = async || (store.pools()[0].in_use > 0).then_some(());
+    eventually("the connection is in use", works).await;
     let late = Store::now(&store).await.unwrap_err();
     assert!(matches!(late, StoreError::Unavailable(_)), "{late}");
     let [calls, hot] = store.pools();

@@ -10,26 +10,9 @@ use tritmill_queue::{
 
 use super::*;
 
-fn beat() -> Heartbeat {
-    Heartbeat {
-        owner: "host-1-abc".into(),
-        queue: queue(),
-        host: "host".into(),
-        pid: 1,
-        running: 3,
-        slots: 32,
-        draining: false,
-        tokens_per_s: 12.5,
-        metrics: WorkerMetrics::default(),
-    }
-}
-
 #[tokio::test]
 async fn one_worker_leads_until_it_drains_ends_or_is_silent() {
-    let (_server, store) = start().await;
-    let now = Arc::new(AtomicI64::new(store.now().await.unwrap().0));
-    let clock = Arc::clone(&now);
-    let store = store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let (_server, store, now) = start_with_clock().await;
     let advance = |by: Duration| now.fetch_add(by.as_millis() as i64, Ordering::SeqCst);
     let named = |owner: &str| Heartbeat { owner: owner.into(), ..beat() };
     let leads = async |beat: &Heartbeat| store.heartbeat(beat).await.unwrap().leads;
@@ -52,7 +35,7 @@ async fn one_worker_leads_until_it_drains_ends_or_is_silent() {
 
 #[tokio::test]
 async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
-    let (server, store) = start().await;
+    let (server, store, now) = start_with_clock().await;
     let wanted = async |sql: &str| number(&server, sql).await;
     let wanted_now = "SELECT wanted_workers('tiny', 'i2_s', 100)";
     assert_eq!(wanted(wanted_now).await, 0, "scale to zero");
@@ -68,11 +51,11 @@ async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
     store.register_class(&queue(), "class").await.unwrap();
     store.heartbeat(&Heartbeat { running: 32, metrics, ..beat() }).await.unwrap();
     store.sample().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(2100)).await;
+    now.fetch_add(10_000, Ordering::SeqCst);
     assert!(store.sample().await.unwrap());
     assert_eq!(wanted(wanted_now).await, workers(20.0, 100.0));
-    // One deadline in 50 s.
-    let soon = store.now().await.unwrap().0 + 50_000;
+    // One deadline in 50 s. The function uses the server's clock.
+    let soon = wanted("SELECT store_now_ms(NULL)").await + 50_000;
     let urgent = Job { expires_at: Some(Timestamp(soon)), ..job() };
     store.submit(&[urgent]).await.unwrap();
     let more = wanted(wanted_now).await;
@@ -96,10 +79,7 @@ async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
 
 #[tokio::test]
 async fn sample_has_the_age_of_jobs_that_were_not_announced() {
-    let (_server, store) = start().await;
-    let now = Arc::new(AtomicI64::new(store.now().await.unwrap().0));
-    let clock = Arc::clone(&now);
-    let store = store.with_clock(Arc::new(move || Timestamp(clock.load(Ordering::SeqCst))));
+    let (_server, store, now) = start_with_clock().await;
     let sampled = async || {
         now.fetch_add(10_000, Ordering::SeqCst);
         assert!(store.sample().await.unwrap());

@@ -62,17 +62,8 @@ async fn jobs_of_both_layouts_are_claimed_and_finished_by_all_processes() {
 #[tokio::test]
 async fn upgrade_is_not_finished_while_an_older_worker_is_alive() {
     let (server, one, _) = upgrading().await;
-    let heartbeat = Heartbeat {
-        owner: "older".into(),
-        queue: queue(),
-        host: "h".into(),
-        pid: 1,
-        running: 0,
-        slots: 1,
-        draining: false,
-        tokens_per_s: 0.0,
-        metrics: WorkerMetrics { release: "0.2.0".into(), ..WorkerMetrics::default() },
-    };
+    let metrics = WorkerMetrics { release: "0.2.0".into(), ..WorkerMetrics::default() };
+    let heartbeat = Heartbeat { owner: "older".into(), metrics, ..beat() };
     one.heartbeat(&heartbeat).await.unwrap();
     execute(&server, "UPDATE workers SET vitals = vitals - 'release'").await;
     assert_eq!(one.finish_upgrade().await.unwrap(), ["older"]);

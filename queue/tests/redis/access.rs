@@ -1,56 +1,13 @@
 //! Connections to Redis.
 
-use std::{
-    net::TcpStream,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use crate::rig::{MANY, command, entries, ids, ids_of, pull};
 use tritmill_queue::{DispatchError, Dispatcher, Entry, dispatch::RedisDispatcher};
-use tritmill_servers::{Port, Redis};
+use tritmill_servers::{Port, Redis, Sentinel};
 
-/// A sentinel that watches one master.
-struct Sentinel {
-    process: Child,
-    port: Port,
-    _folder: tempfile::TempDir,
-}
-
-impl Sentinel {
-    fn start(master: &Redis) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let port = Port::claim().unwrap();
-        let settings = format!(
-            "port {}\nbind 127.0.0.1\ndir {}\nsentinel monitor main 127.0.0.1 {} 1\n\
-             sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 3000\n",
-            port.number(),
-            folder.path().display(),
-            master.port()
-        );
-        let file = folder.path().join("sentinel.conf");
-        std::fs::write(&file, settings).unwrap();
-        let process = Command::new("redis-server")
-            .arg(&file)
-            .arg("--sentinel")
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let started = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port.number())).is_err() {
-            assert!(started.elapsed() < Duration::from_secs(10), "the sentinel does not start");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Self { process, port, _folder: folder }
-    }
-}
-
-impl Drop for Sentinel {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
+/// A master that does not answer for this time is replaced.
+const DOWN_AFTER: Duration = Duration::from_millis(300);
 
 /// Enqueues, retrying until it succeeds.
 async fn enqueue_soon(dispatcher: &RedisDispatcher, entries: &[Entry]) {
@@ -78,8 +35,8 @@ async fn copies(master: &Redis) -> usize {
 #[tokio::test]
 async fn sentinels_provide_the_master() {
     let mut redis = Redis::start().unwrap();
-    let sentinel = Sentinel::start(&redis);
-    let url = format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/main", sentinel.port.number());
+    let sentinel = Sentinel::start(redis.port(), DOWN_AFTER).unwrap();
+    let url = format!("redis+sentinel://127.0.0.1:1,127.0.0.1:{}/main", sentinel.port());
     let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
     let fed = entries(3);
     // On a loaded machine the sentinel may think for a moment that the master is down.
@@ -101,9 +58,8 @@ async fn client_follows_a_failover() {
     while !command::<String>(&master, &["INFO", "replication"]).await.contains("state=online") {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let sentinel = Sentinel::start(&master);
-    let url = format!("redis+sentinel://127.0.0.1:{}/main", sentinel.port.number());
-    let dispatcher = RedisDispatcher::new(&url, MANY).unwrap();
+    let sentinel = Sentinel::start(master.port(), DOWN_AFTER).unwrap();
+    let dispatcher = RedisDispatcher::new(&sentinel.url(), MANY).unwrap();
     let fed = entries(3);
     dispatcher.enqueue(&fed).await.unwrap();
     let first = pull(&dispatcher, "a", 1).await;

@@ -31,6 +31,7 @@ async fn ten_thousand_tenants_are_served_within_ten_percent() {
     let mut served = 0;
     while served < SHARE * TENANTS as u64 {
         let taken = pull(&dispatcher, "a", PULL).await;
+        assert!(!taken.is_empty(), "nothing is left after {served} tokens");
         for delivery in &taken {
             let entry = of[&delivery.id];
             *tokens.entry(&entry.tenant.0).or_default() += u64::from(entry.cost);

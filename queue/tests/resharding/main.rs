@@ -2,10 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
-#[path = "../clusters/mod.rs"]
-mod clusters;
-mod slot;
-
 use std::{
     collections::HashMap,
     sync::{
@@ -15,14 +11,13 @@ use std::{
     time::Duration,
 };
 
-use clusters::Cluster;
-use slot::Slot;
 use tritmill_queue::{
     Claimant, Completion, Delivery, DispatchError, Dispatcher, Entry, FinishedAttempt, Job, JobId,
     Outcome, Priority, Prompt, Pull, QueueName, Sampling, Store, Tenant, Usage,
     dispatch::{BacklogLimit, RedisDispatcher},
     store::RedisStore,
 };
+use tritmill_servers::{RedisCluster, SlotMove};
 
 const META: &str = "tm:{tiny:i2_s}:meta";
 const PAUSE: Duration = Duration::from_millis(20);
@@ -34,7 +29,18 @@ fn queue() -> QueueName {
 fn entry(number: usize) -> Entry {
     let tenant = Tenant(format!("tenant-{}", number % 5));
     let priority = Priority::ALL[number % 3];
-    Entry { id: JobId::generate(), queue: queue(), priority, tenant, cost: 3 }
+    Entry { id: JobId::generate(), queue: queue(), priority, tenant, cost: 3, shard_key: 0 }
+}
+
+/// Moves all keys of the slot one by one, with a pause after each; returns their number. Fails if the
+/// other node has a key already: a script has run there.
+async fn move_keys(cluster: &RedisCluster, moving: &SlotMove, pause: Duration) -> usize {
+    let mut moved = 0;
+    while cluster.move_keys(moving, 1).unwrap() > 0 {
+        moved += 1;
+        tokio::time::sleep(pause).await;
+    }
+    moved
 }
 
 /// Repeats a call while the slot moves.
@@ -111,7 +117,7 @@ async fn consume(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_moves_with_its_slot_while_producers_and_consumers_run() {
-    let cluster = Cluster::start().await;
+    let cluster = RedisCluster::start().unwrap();
     let limit = BacklogLimit { entries: 1 << 20, tokens: 1 << 40 };
     let dispatcher = || RedisDispatcher::new(&cluster.url(), limit).unwrap();
     let one = dispatcher();
@@ -123,14 +129,13 @@ async fn queue_moves_with_its_slot_while_producers_and_consumers_run() {
     let consumers = [("a", dispatcher()), ("b", dispatcher())]
         .map(|(name, dispatcher)| tokio::spawn(consume(dispatcher, name, Arc::clone(&drained))));
 
-    let slot = Slot::of(&cluster, META).await;
     tokio::time::sleep(PAUSE * 2).await;
-    slot.open().await;
+    let moving = cluster.open_slot(META).unwrap();
     tokio::time::sleep(PAUSE * 2).await;
-    let moved = slot.move_keys(PAUSE).await;
+    let moved = move_keys(&cluster, &moving, PAUSE).await;
     assert!(moved > 10, "{moved} keys");
     tokio::time::sleep(PAUSE * 2).await;
-    slot.close().await;
+    cluster.close_slot(&moving).unwrap();
     tokio::time::sleep(PAUSE * 5).await;
 
     stop.store(true, Ordering::Relaxed);
@@ -149,7 +154,7 @@ async fn queue_moves_with_its_slot_while_producers_and_consumers_run() {
     assert!(all.iter().all(|id| acknowledged[id] == 1));
     let backlog = one.backlog(&queue()).await.unwrap();
     assert_eq!((backlog.entries, backlog.tokens), (0, 0));
-    let (old, new) = slot.keys().await;
+    let (old, new) = cluster.keys(&moving).unwrap();
     assert!((old, new) <= (0, 2), "only the counters and rings are left: {old}, {new}");
     assert_eq!(one.stats().group_recreations, 0);
 }
@@ -215,7 +220,7 @@ async fn answer(dispatcher: RedisDispatcher, store: RedisStore, stop: Arc<Atomic
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fast_queue_moves_with_its_slot_while_jobs_are_answered() {
-    let cluster = Cluster::start().await;
+    let cluster = RedisCluster::start().unwrap();
     let limit = BacklogLimit { entries: 1 << 20, tokens: 1 << 40 };
     let dispatcher = RedisDispatcher::new(&cluster.url(), limit).unwrap();
     let store = dispatcher.store(queue(), Duration::from_secs(60));
@@ -224,11 +229,10 @@ async fn fast_queue_moves_with_its_slot_while_jobs_are_answered() {
     let submitter = tokio::spawn(submit(store.clone(), Arc::clone(&stop)));
     let worker = tokio::spawn(answer(dispatcher.clone(), store.clone(), Arc::clone(&drained)));
 
-    let slot = Slot::of(&cluster, META).await;
     tokio::time::sleep(PAUSE * 2).await;
-    slot.open().await;
-    slot.move_keys(Duration::from_millis(5)).await;
-    slot.close().await;
+    let moving = cluster.open_slot(META).unwrap();
+    move_keys(&cluster, &moving, Duration::from_millis(5)).await;
+    cluster.close_slot(&moving).unwrap();
     tokio::time::sleep(PAUSE * 5).await;
 
     stop.store(true, Ordering::Relaxed);
@@ -238,5 +242,5 @@ async fn fast_queue_moves_with_its_slot_while_jobs_are_answered() {
     let progress = store.progress(None).await.unwrap();
     assert_eq!(progress.completed, submitted as u64);
     assert_eq!(store.unfinished(&queue()).await.unwrap(), 0);
-    assert_eq!(slot.keys().await.0, 0);
+    assert_eq!(cluster.keys(&moving).unwrap().0, 0);
 }

@@ -5,18 +5,22 @@
 //! it on the thread that runs the test: the system ties its life to that thread.
 
 mod browser;
+mod cluster;
 mod port;
 mod postgres;
 mod process;
 mod random;
 mod redis;
+mod sentinel;
 
 pub use browser::Browser;
+pub use cluster::{RedisCluster, SlotMove};
 pub use port::Port;
 pub use postgres::Postgres;
 pub use process::Signal;
 pub use random::Random;
 pub use redis::Redis;
+pub use sentinel::Sentinel;
 
 /// Programs that tests start, with their Debian packages. `cargo xtask test` installs what is missing.
 const PROGRAMS: [(&str, &str); 8] = [

@@ -3,10 +3,11 @@
 use std::{
     io::{Read as _, Write as _},
     net::{Ipv4Addr, TcpStream},
+    process::Command,
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use tempfile::TempDir;
 
 use crate::{
@@ -44,6 +45,11 @@ impl Redis {
 
     /// Starts the server again with the same port and folder.
     pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.restart_with(&[])
+    }
+
+    /// Starts the server again, this time with these options as well.
+    pub fn restart_with(&mut self, options: &[&str]) -> anyhow::Result<()> {
         self.server = None;
         let (port, folder) = (self.port.number(), self.folder.path());
         let mut command = tied(&need("redis-server", "redis-server")?, None);
@@ -51,7 +57,8 @@ impl Redis {
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
             .arg(folder)
             .args(["--maxmemory-policy", "noeviction", "--daemonize", "no"])
-            .args(&self.options);
+            .args(&self.options)
+            .args(options);
         let server = Server::start(command, folder.join("log"), || ping(port).is_some());
         self.server = Some(server.context("redis-server")?);
         Ok(())
@@ -68,7 +75,20 @@ impl Redis {
         if files.is_dir() {
             std::fs::remove_dir_all(files)?;
         }
+        // Written by replicas.
+        let snapshot = self.folder.path().join("dump.rdb");
+        if snapshot.is_file() {
+            std::fs::remove_file(snapshot)?;
+        }
         Ok(())
+    }
+
+    /// Sends the server a command and returns the lines of its reply that are not empty.
+    ///
+    /// # Errors
+    /// Also if the reply is an error.
+    pub fn command(&self, words: &[&str]) -> anyhow::Result<Vec<String>> {
+        command(self.port(), words)
     }
 
     /// Sends the server a signal.
@@ -95,8 +115,23 @@ impl Redis {
     }
 }
 
+/// Sends a command with `redis-cli`.
+pub(crate) fn command(port: u16, words: &[&str]) -> anyhow::Result<Vec<String>> {
+    let output = Command::new(need("redis-cli", "redis-tools")?)
+        .args(["-e", "-h", "127.0.0.1", "-p", &port.to_string()])
+        .args(words)
+        .output()
+        .context("cannot run redis-cli")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        bail!("redis answers {:?}: {} {}", words, text.trim(), error.trim());
+    }
+    Ok(text.lines().map(str::to_owned).filter(|line| !line.is_empty()).collect())
+}
+
 /// Returns whether a Redis at this port answers PING, which it does once it has loaded its files.
-fn ping(port: u16) -> Option<()> {
+pub(crate) fn ping(port: u16) -> Option<()> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
     stream.write_all(b"PING\r\n").ok()?;

@@ -3,7 +3,6 @@
 use std::{
     collections::HashMap,
     fmt,
-    net::Ipv4Addr,
     process::Command,
     sync::{Arc, Mutex, PoisonError},
     thread,
@@ -11,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use tritmill_servers::Redis;
 
 use super::{
     Cluster, LINES,
@@ -35,6 +35,8 @@ pub struct Statistics {
     workers_killed: usize,
     results: u64,
     completion_tokens: u64,
+    /// Jobs without a result, and results beyond one for each line; `None` before they are counted.
+    lost_and_duplicated: Option<(u64, u64)>,
     /// Jobs that spent an attempt although all of them are healthy.
     charged: u64,
     /// Times from each kill until the store listed no running job of the killed worker; written by
@@ -86,6 +88,9 @@ impl fmt::Display for Statistics {
         for name in COUNTERS {
             writeln!(f, "{name} {}", self.counters.get(name).unwrap_or(&0))?;
         }
+        if let Some((lost, duplicated)) = self.lost_and_duplicated {
+            writeln!(f, "lost {lost}, duplicated {duplicated}")?;
+        }
         writeln!(f, "jobs that spent an attempt: {}", self.charged)?;
         let mut times = self.recoveries_ms.lock().unwrap_or_else(PoisonError::into_inner).clone();
         times.sort_unstable();
@@ -115,20 +120,14 @@ pub fn number(port: u16, sql: &str) -> anyhow::Result<u64> {
     String::from_utf8(output.stdout)?.trim().parse().with_context(|| sql.to_owned())
 }
 
-/// Returns lines of the reply to a Redis command.
-fn redis(port: u16, arguments: &[&str]) -> anyhow::Result<Vec<String>> {
-    let output = Command::new("redis-cli")
-        .args(["-h", &Ipv4Addr::LOCALHOST.to_string(), "-p", &port.to_string()])
-        .args(arguments)
-        .output()
-        .context("cannot run redis-cli")?;
-    let text = String::from_utf8(output.stdout)?;
-    Ok(text.lines().map(str::to_owned).filter(|line| !line.is_empty()).collect())
-}
-
 /// Checks rows, usage and leases in Postgres, then waits until the streams in Redis are empty.
 pub fn run(cluster: &mut Cluster, faults: Faults) -> anyhow::Result<()> {
     let port = cluster.postgres.port();
+    let expected = (cluster.batches_started * LINES) as u64;
+    let results = number(port, "SELECT count(*) FROM results")?;
+    let lost = "SELECT count(*) FROM all_jobs WHERE id NOT IN (SELECT job_id FROM results)";
+    let duplicated = results.saturating_sub(expected);
+    cluster.statistics.lost_and_duplicated = Some((number(port, lost)?, duplicated));
     let unfinished = "SELECT count(*) FROM all_jobs WHERE state NOT IN ('completed', 'failed', \
                       'cancelled', 'expired')";
     let unfinished = number(port, unfinished)?;
@@ -136,11 +135,9 @@ pub fn run(cluster: &mut Cluster, faults: Faults) -> anyhow::Result<()> {
     let failed = number(port, "SELECT count(*) FROM all_jobs WHERE state <> 'completed'")?;
     ensure!(failed == 0, "{failed} jobs are not completed");
     let jobs = number(port, "SELECT count(*) FROM all_jobs")?;
-    let results = number(port, "SELECT count(*) FROM results")?;
     ensure!(jobs == results, "{jobs} jobs have {results} results");
     // A producer that is killed between its file and the store submits with new ids: those jobs are
     // extra, and each has its own result.
-    let expected = (cluster.batches_started * LINES) as u64;
     ensure!(jobs >= expected, "{jobs} jobs of {expected} lines");
     let leases = number(port, "SELECT count(*) FROM all_jobs WHERE lease_until IS NOT NULL")?;
     ensure!(leases == 0, "{leases} leases are left");
@@ -153,14 +150,14 @@ pub fn run(cluster: &mut Cluster, faults: Faults) -> anyhow::Result<()> {
     cluster.statistics.charged = charged;
     // A job pays for the loss of a worker that runs it alone, after two other losses.
     ensure!(charged == 0 || faults == Faults::All, "{charged} jobs spent an attempt");
-    streams_are_empty(cluster.redis.port())
+    streams_are_empty(cluster.redis.nodes())
 }
 
-/// Waits until the streams hold no entries.
-pub fn streams_are_empty(port: u16) -> anyhow::Result<()> {
+/// Waits until the streams of all nodes hold no entries.
+pub fn streams_are_empty(nodes: &[Redis]) -> anyhow::Result<()> {
     let started = Instant::now();
     loop {
-        let left = stream_entries(port)?;
+        let left = nodes.iter().map(stream_entries).collect::<anyhow::Result<Vec<_>>>()?.concat();
         if left.is_empty() {
             return Ok(());
         }
@@ -181,16 +178,16 @@ fn tokens_of(answers: &[String]) -> anyhow::Result<u64> {
 }
 
 /// Returns streams that hold entries, queued or pending, with their count.
-fn stream_entries(port: u16) -> anyhow::Result<Vec<String>> {
+fn stream_entries(node: &Redis) -> anyhow::Result<Vec<String>> {
     let mut left = Vec::new();
-    for key in redis(port, &["--scan", "--pattern", "tm:*"])? {
+    for key in node.command(&["--scan", "--pattern", "tm:*"])? {
         // Events expire; rings may be left, also the one entry of release 0.1.
         let ignored =
             key.starts_with("tm:ev:") || key.ends_with(":bells") || key.ends_with(":bell");
-        if ignored || redis(port, &["TYPE", &key])? != ["stream"] {
+        if ignored || node.command(&["TYPE", &key])? != ["stream"] {
             continue;
         }
-        let length = redis(port, &["XLEN", &key])?.concat();
+        let length = node.command(&["XLEN", &key])?.concat();
         if length != "0" {
             left.push(format!("{length} entries in {key}"));
         }

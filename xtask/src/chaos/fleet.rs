@@ -109,7 +109,7 @@ impl Worker {
 
     /// Reads the counters, if the worker answers.
     pub fn scrape(&mut self) {
-        for (name, value) in page::metrics(&self.listen) {
+        for (name, value) in page::metrics(&self.listen).unwrap_or_default() {
             if COUNTERS.contains(&&*name) {
                 self.counters.insert(name, value);
             }

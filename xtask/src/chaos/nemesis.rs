@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     process::{Command, Stdio},
     str::FromStr,
+    thread::sleep,
     time::{Duration, Instant},
 };
 
@@ -11,13 +12,16 @@ use anyhow::{Context as _, bail, ensure};
 use tritmill_servers::{Random, Signal};
 
 use super::{
-    Cluster,
+    Cluster, TICK,
     fleet::{LEASE, Process},
+    redis::Setup,
 };
 
 /// Longest pause between two faults.
 const PAUSE_MS: u64 = 1500;
 const LEASE_MS: u64 = LEASE.as_millis() as u64;
+/// Longest time for what is left of a move of a slot when the faults end.
+const MOVE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Which processes a nemesis disturbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +57,11 @@ impl FromStr for Faults {
 enum Repair {
     /// Lets a frozen process continue.
     Thaw(u32),
-    StartRedis,
+    /// Starts the node of Redis with this index.
+    StartRedis(usize),
     StartPostgres,
+    /// Moves the next keys of the slot that moves.
+    MoveKeys,
     /// Removes the delay of the proxy with this index.
     RemoveDelay(usize),
     /// Lets the data of the proxy with this index pass.
@@ -63,6 +70,7 @@ enum Repair {
 
 pub struct Nemesis {
     faults: Faults,
+    redis: Setup,
     random: Random,
     next_fault_at: Instant,
     repairs: Vec<(Instant, Repair)>,
@@ -73,11 +81,25 @@ pub struct Nemesis {
 }
 
 impl Nemesis {
-    pub fn new(seed: u64, faults: Faults) -> Self {
+    pub fn new(seed: u64, faults: Faults, redis: Setup) -> Self {
         let next_fault_at = Instant::now() + Duration::from_secs(1);
         let random = Random::new(seed);
         let counts = BTreeMap::new();
-        Self { faults, random, next_fault_at, repairs: Vec::new(), dump: None, counts }
+        Self { faults, redis, random, next_fault_at, repairs: Vec::new(), dump: None, counts }
+    }
+
+    /// Returns the index of a random node of Redis.
+    fn node(&mut self, cluster: &Cluster) -> usize {
+        match cluster.redis.nodes().len() {
+            // Takes no random number: a seed of earlier releases gives the same faults.
+            1 => 0,
+            count => self.random.below(count),
+        }
+    }
+
+    /// Returns the index of a random proxy.
+    fn proxy(&mut self, cluster: &Cluster) -> usize {
+        self.random.below(cluster.proxies.len())
     }
 
     /// Returns a random time between two bounds in milliseconds.
@@ -96,22 +118,24 @@ impl Nemesis {
             return Ok(());
         }
         self.next_fault_at = Instant::now() + self.time_between(50, PAUSE_MS);
-        let redis_down = self.repairs.iter().any(|(_, it)| matches!(it, Repair::StartRedis));
+        let redis_down = self.repairs.iter().any(|(_, it)| matches!(it, Repair::StartRedis(_)));
         let store_down = self.repairs.iter().any(|(_, it)| matches!(it, Repair::StartPostgres));
-        match self.random.below(100) {
+        let kinds = if self.redis == Setup::Server { 100 } else { 112 };
+        match self.random.below(kinds) {
             0..32 if self.faults == Faults::All => self.kill_worker(cluster),
             32..44 if self.faults == Faults::All => self.freeze_worker(cluster),
             44..56 => self.kill_producer(cluster),
             56..60 if !redis_down => {
                 self.count("redis killed and emptied");
-                cluster.redis.kill();
-                cluster.redis.delete_data()?;
-                self.repair_after(Repair::StartRedis, 50, 2000);
+                let node = self.node(cluster);
+                cluster.redis.kill_and_empty(node)?;
+                self.repair_after(Repair::StartRedis(node), 50, 2000);
             }
             60..64 if !redis_down => {
                 self.count("redis killed");
-                cluster.redis.kill();
-                self.repair_after(Repair::StartRedis, 50, 2000);
+                let node = self.node(cluster);
+                cluster.redis.kill(node);
+                self.repair_after(Repair::StartRedis(node), 50, 2000);
             }
             64..69 if !store_down => {
                 self.count("postgres killed");
@@ -125,29 +149,56 @@ impl Nemesis {
             }
             72..75 if !store_down && !redis_down => {
                 self.count("both servers killed");
-                cluster.redis.kill();
+                for node in 0..cluster.redis.nodes().len() {
+                    cluster.redis.kill(node);
+                    self.repair_after(Repair::StartRedis(node), 50, LEASE_MS * 2);
+                }
                 cluster.postgres.kill();
-                self.repair_after(Repair::StartRedis, 50, LEASE_MS * 2);
                 self.repair_after(Repair::StartPostgres, 50, LEASE_MS * 2);
             }
             75..80 => {
                 self.count("a server hangs with its connections open");
-                let proxy = self.random.below(2);
+                let proxy = self.proxy(cluster);
                 cluster.proxies[proxy].set_silent(true);
                 self.repair_after(Repair::EndSilence(proxy), 500, LEASE_MS * 4);
             }
             80..83 if !store_down => self.dump(cluster)?,
             83..92 => {
                 self.count("connections closed");
-                cluster.proxies[self.random.below(2)].close_connections();
+                cluster.proxies[self.proxy(cluster)].close_connections();
             }
             92..100 => {
                 self.count("connections delayed");
-                let (proxy, delay) = (self.random.below(2), self.time_between(20, 300));
+                let (proxy, delay) = (self.proxy(cluster), self.time_between(20, 300));
                 cluster.proxies[proxy].set_delay(delay);
                 self.repair_after(Repair::RemoveDelay(proxy), 200, 2000);
             }
+            100..112 if !redis_down => match self.redis {
+                Setup::Server => {}
+                Setup::Cluster => self.move_slot(cluster)?,
+                Setup::Sentinel => self.kill_master(cluster)?,
+            },
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// Starts to move the slot of a queue to the other node.
+    fn move_slot(&mut self, cluster: &mut Cluster) -> anyhow::Result<()> {
+        if cluster.redis.open_slot(|count| self.random.below(count))? {
+            self.count("slot moved to the other node");
+            self.repair_after(Repair::MoveKeys, 50, 300);
+        }
+        Ok(())
+    }
+
+    /// Kills the master of a replica that lacks the last writes, for long enough that the replica
+    /// becomes the master.
+    fn kill_master(&mut self, cluster: &mut Cluster) -> anyhow::Result<()> {
+        let moment = self.time_between(50, 500);
+        if let Some(master) = cluster.redis.kill_master(moment)? {
+            self.count("master killed before its replica had the last writes");
+            self.repair_after(Repair::StartRedis(master), 3000, 6000);
         }
         Ok(())
     }
@@ -213,10 +264,15 @@ impl Nemesis {
             match repair {
                 // The process may have been killed in the meantime.
                 Repair::Thaw(pid) => drop(Signal::Continue.send(pid)),
-                Repair::StartRedis => cluster.redis.restart()?,
+                Repair::StartRedis(node) => cluster.redis.restart(node)?,
                 Repair::StartPostgres => cluster.postgres.restart()?,
                 Repair::EndSilence(proxy) => cluster.proxies[proxy].set_silent(false),
                 Repair::RemoveDelay(proxy) => cluster.proxies[proxy].set_delay(Duration::ZERO),
+                Repair::MoveKeys => {
+                    if cluster.redis.move_keys()? {
+                        self.repair_after(Repair::MoveKeys, 20, 200);
+                    }
+                }
             }
         }
         Ok(())
@@ -224,7 +280,15 @@ impl Nemesis {
 
     /// Makes all outstanding repairs now.
     pub fn repair_all(&mut self, cluster: &mut Cluster) -> anyhow::Result<()> {
-        self.repair_due(cluster, Instant::now() + Duration::from_secs(3600))
+        self.repair_due(cluster, Instant::now() + Duration::from_secs(3600))?;
+        let started = Instant::now();
+        // What is left is a slot that moves.
+        while !self.repairs.is_empty() {
+            ensure!(started.elapsed() < MOVE_LIMIT, "a slot has not moved in {MOVE_LIMIT:?}");
+            self.repair_due(cluster, Instant::now())?;
+            sleep(TICK);
+        }
+        Ok(())
     }
 
     /// Returns the number of faults of each kind.

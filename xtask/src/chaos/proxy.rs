@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -20,6 +20,8 @@ const SILENCE_POLL: Duration = Duration::from_millis(10);
 struct Shared {
     /// Both ends of every connection so far; shutting down a closed one has no effect.
     streams: Mutex<Vec<TcpStream>>,
+    /// Port of the server; 0 if there is none yet.
+    target: AtomicU16,
     delay_ms: AtomicU64,
     is_silent: AtomicBool,
 }
@@ -32,8 +34,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a free port.
-    pub fn start(target: u16) -> anyhow::Result<Self> {
+    /// Listens on a free port; closes connections until it knows where to forward them.
+    pub fn start() -> anyhow::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port")?;
         let port = listener.local_addr()?.port();
         let shared = Arc::new(Shared::default());
@@ -41,13 +43,19 @@ impl Proxy {
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 // Closes the client's connection if the server is down.
-                let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, target)) else {
+                let target = (Ipv4Addr::LOCALHOST, shared.target.load(Ordering::Relaxed));
+                let Ok(server) = TcpStream::connect(target) else {
                     continue;
                 };
                 shared.forward(client, server);
             }
         });
         Ok(proxy)
+    }
+
+    /// Forwards new connections to this port from now on.
+    pub fn forward_to(&self, port: u16) {
+        self.shared.target.store(port, Ordering::Relaxed);
     }
 
     /// Returns the port that clients connect to.

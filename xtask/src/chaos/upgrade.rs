@@ -226,7 +226,7 @@ impl Upgrade {
         }
         let results = checks::number(port, "SELECT count(*) FROM results")?;
         ensure!(results == jobs, "{jobs} jobs have {results} results");
-        checks::streams_are_empty(self.redis.port())?;
+        checks::streams_are_empty(std::slice::from_ref(&self.redis))?;
         println!("{} batches, {jobs} jobs, each with one result; no call failed", self.batches);
         Ok(())
     }
