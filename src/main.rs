@@ -159,17 +159,19 @@ fn main() -> ExitCode {
         Command::Bench(command) => bench::run(command),
         Command::Doctor(arguments) => doctor::run(&arguments),
     };
-    if let Some(traces) = traces {
-        traces.flush();
-    }
-    match result {
+    let code = match result {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", output::one_line(&error));
             ExitCode::FAILURE
         }
+    };
+    // May take seconds; the error is already visible.
+    if let Some(traces) = traces {
+        traces.flush();
     }
+    code
 }
 
 #[cfg(test)]

@@ -13,12 +13,9 @@ use crate::traces::Traces;
 pub fn start_log(traces: Option<&Traces>) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     let is_terminal = io::stderr().is_terminal();
-    let Some(traces) = traces else {
-        let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(is_terminal);
-        return log.with_writer(io::stderr).init();
-    };
     let log = tracing_subscriber::fmt::layer().with_ansi(is_terminal).with_writer(io::stderr);
-    tracing_subscriber::registry().with(log.with_filter(filter)).with(traces.layer()).init();
+    let log = log.with_filter(filter);
+    tracing_subscriber::registry().with(log).with(traces.map(Traces::layer)).init();
 }
 
 /// Prints one line of a result.

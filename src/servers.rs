@@ -217,7 +217,7 @@ impl<'a> Given<'a> {
         Ok(Arc::new(store.context("cannot use the database")?))
     }
 
-    /// Connects to Postgres with up to `connections_max` connections.
+    /// Connects to Postgres with up to `connections_max` connections in each of two pools.
     pub async fn store_with(self, connections_max: u32) -> anyhow::Result<Arc<PostgresStore>> {
         let options = PostgresOptions { connections_max, ..PostgresOptions::default() };
         let store = PostgresStore::connect_with(self.database, options).await;

@@ -96,8 +96,8 @@ impl Traces {
         S: Subscriber + for<'a> LookupSpan<'a>,
     {
         let is_ours = |about: &Metadata<'_>| {
-            about.target().starts_with("tritmill")
-                && (about.is_span() || *about.level() <= Level::WARN)
+            let most = if about.is_span() { Level::INFO } else { Level::WARN };
+            about.target().starts_with("tritmill") && *about.level() <= most
         };
         tracing_opentelemetry::layer()
             .with_tracer(self.provider.tracer(SERVICE))

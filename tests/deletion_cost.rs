@@ -9,13 +9,17 @@ mod fleet;
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::TcpListener,
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use fleet::Fleet;
 use serde_json::{Value, json};
+
+/// Longest wait for a request, and for its next bytes.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(30);
 
 /// A request as it arrived.
 struct Call {
@@ -23,12 +27,30 @@ struct Call {
     body: Value,
 }
 
+/// Returns the next connection; fails if none comes.
+fn accept(listener: &TcpListener) -> TcpStream {
+    let started = Instant::now();
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).unwrap();
+                stream.set_read_timeout(Some(ARRIVES_WITHIN)).unwrap();
+                return stream;
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+        }
+        assert!(started.elapsed() < ARRIVES_WITHIN, "no request");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Answers these requests in order, each with a status; returns the URL, and the requests.
 fn api(statuses: Vec<&'static str>) -> (String, JoinHandle<Vec<Call>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let answer = move |status| {
-        let (mut stream, _) = listener.accept().unwrap();
+        let mut stream = accept(&listener);
         let mut reader = BufReader::new(stream.try_clone().unwrap());
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
@@ -94,6 +116,13 @@ fn pods_of_workers_get_their_running_jobs_as_deletion_costs() {
         let annotations = json!({ "controller.kubernetes.io/pod-deletion-cost": cost });
         assert_eq!(call.body, json!({ "metadata": { "annotations": annotations } }));
     }
+
+    // One pod that fails keeps no other from its cost.
+    let (url, calls) = api(vec!["500 Internal Server Error", "200 OK", "404 Not Found"]);
+    let (code, stdout, stderr) = run(&url);
+    assert_eq!((code, stdout.as_str()), (Some(1), "idle 0\n"), "{stderr}");
+    assert!(stderr.contains("pod busy") && stderr.contains("1 of 3 pods"), "{stderr}");
+    assert_eq!(calls.join().unwrap().len(), 3);
 
     let (url, _) = api(vec!["403 Forbidden"]);
     let (code, _, stderr) = run(&url);

@@ -14,10 +14,10 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
 };
 
-use fleet::Fleet;
+use fleet::{Fleet, KillOnDrop};
 use rig::Admin;
 use serde_json::Value;
 
@@ -26,17 +26,6 @@ const ANSWERS: [&str; 2] = ["2024-03-03", "1998-10-05"];
 /// Where `cargo xtask test` installs the openai package.
 const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/openai/bin/python");
 const SECRET: &str = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-
-/// A process that ends with the test.
-struct KillOnDrop(Child);
-
-impl Drop for KillOnDrop {
-    fn drop(&mut self) {
-        // Both fail only for a process that has ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 fn example(name: &str) -> String {
     format!("{}/examples/{name}", env!("CARGO_MANIFEST_DIR"))

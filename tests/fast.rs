@@ -8,111 +8,50 @@
 mod fleet;
 
 use std::{
-    collections::{BTreeMap, HashSet},
-    fs,
+    collections::HashSet,
     process::{Command, Stdio},
 };
 
-use fleet::{WorkerProcess, eventually, questions};
+use fleet::{Fast, WorkerProcess, eventually, questions};
 use serde_json::{Value, json};
 use tritmill_servers::{Redis, Signal};
 
-/// A Redis for the fast mode.
-struct Fast {
-    redis: Redis,
-}
-
-impl Fast {
-    fn start() -> Self {
-        Self { redis: Redis::start().unwrap() }
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
-        command
-            .args(arguments)
-            .arg("--fast")
-            .env("REDIS_URL", self.redis.url())
-            .env_remove("DATABASE_URL")
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
-        fleet::run(&mut self.command(arguments))
-    }
-
-    fn worker(&self) -> WorkerProcess {
-        let words = "worker --json --threads 1 --lease 2 --retention 0.05";
-        let mut command = self.command(&words.split(' ').collect::<Vec<_>>());
-        command.stderr(Stdio::null());
-        WorkerProcess::start(command)
-    }
-
-    /// Submits a file; returns the job ids by custom_id.
-    fn submit(&self, lines: &str) -> BTreeMap<String, String> {
-        let folder = tempfile::tempdir().unwrap();
-        let input = folder.path().join("in");
-        fs::write(&input, lines).unwrap();
-        let (code, stdout, stderr) = self.run(&["submit", input.to_str().unwrap()]);
-        assert_eq!(code, Some(0), "{stderr}");
-        let read = |line: &str| {
-            let line: Value = serde_json::from_str(line).unwrap();
-            let text = |name: &str| line[name].as_str().unwrap().to_owned();
-            (text("custom_id"), text("id"))
-        };
-        stdout.lines().map(read).collect()
-    }
-
-    /// Waits for jobs; returns the exit code and the jobs in the order of the ids.
-    fn watch(&self, ids: &[&str]) -> (Option<i32>, Vec<Value>) {
-        let words = [&["watch", "--timeout", "120"], ids].concat();
-        let (code, stdout, _) = self.run(&words);
-        (code, stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
-    }
-}
-
-/// Waits for jobs that must complete; returns their choices by custom_id.
-fn answers(fast: &Fast, jobs: &BTreeMap<String, String>) -> BTreeMap<String, Value> {
-    let ids: Vec<&str> = jobs.values().map(String::as_str).collect();
-    let (code, finished) = fast.watch(&ids);
-    assert_eq!((code, finished.len()), (Some(0), jobs.len()));
-    let answered = jobs.keys().zip(&finished).map(|(name, job)| {
-        assert_eq!(job["state"], "completed", "{job}");
-        (name.clone(), job["choices"].clone())
-    });
-    answered.collect()
+/// Starts a worker that keeps finished jobs for 0.05 days.
+fn worker(fast: &Fast) -> WorkerProcess {
+    let mut command = fast.worker(&["--retention", "0.05"]);
+    command.stderr(Stdio::null());
+    WorkerProcess::start(command)
 }
 
 #[test]
 fn killed_worker_loses_and_doubles_nothing() {
     let fast = Fast::start();
-    let doomed = fast.worker();
-    let jobs = fast.submit(&questions(400));
+    let doomed = worker(&fast);
+    let jobs = fast.submit(&questions(400), &[]);
     assert_eq!(jobs.values().collect::<HashSet<_>>().len(), 400);
     let first = jobs.values().next().unwrap();
     eventually("something is answered", || {
         fast.run(&["results", first]).1.contains("\"completed\"")
     });
     doomed.signal(Signal::Kill);
-    let _heir = fast.worker();
-    let disturbed = answers(&fast, &jobs);
+    let _heir = worker(&fast);
+    let disturbed = fast.answers(&jobs);
 
     let undisturbed = Fast::start();
-    let _worker = undisturbed.worker();
-    let again = undisturbed.submit(&questions(400));
-    assert_eq!(disturbed, answers(&undisturbed, &again));
+    let _worker = worker(&undisturbed);
+    let again = undisturbed.submit(&questions(400), &[]);
+    assert_eq!(disturbed, undisturbed.answers(&again));
 }
 
 #[test]
 fn jobs_are_cancelled_and_unknown_jobs_have_no_state() {
     let fast = Fast::start();
-    let jobs = fast.submit(&questions(2));
+    let jobs = fast.submit(&questions(2), &[]);
     let ids: Vec<&str> = jobs.values().map(String::as_str).collect();
     let (code, stdout, _) = fast.run(&["cancel", ids[0]]);
     assert_eq!(code, Some(0));
     assert!(stdout.contains("\"cancelled\":true"), "{stdout}");
-    let _worker = fast.worker();
+    let _worker = worker(&fast);
     let (code, finished) = fast.watch(&ids);
     assert_eq!(code, Some(2), "one is cancelled");
     assert_eq!(

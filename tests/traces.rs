@@ -18,9 +18,9 @@ use std::{
 };
 
 use collector::{Collector, Received};
-use fleet::{WorkerProcess, eventually, questions};
-use serde_json::{Value, json};
-use tritmill_servers::{Redis, Signal};
+use fleet::{Fast, WorkerProcess, eventually, program, questions};
+use serde_json::json;
+use tritmill_servers::Signal;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const PARENT: &str = "00f067aa0ba902b7";
@@ -31,43 +31,14 @@ fn traceparent() -> String {
     format!("00-{TRACE}-{PARENT}-01")
 }
 
-/// Returns the program without variables of other servers and exporters.
-fn program(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
-    command.args(arguments).env_remove("REDIS_URL").env_remove("DATABASE_URL");
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("OTEL_")) {
-        command.env_remove(name);
-    }
-    command.stdin(Stdio::null());
-    command
-}
-
-/// Returns the program in the fast mode on a Redis.
-fn fast(redis: &Redis, arguments: &[&str]) -> Command {
-    let mut command = program(arguments);
-    command.arg("--fast").env("REDIS_URL", redis.url());
-    command
-}
-
-fn worker(redis: &Redis) -> Command {
-    fast(redis, &["worker", "--json", "--threads", "1", "--lease", "2", "--drain", "5"])
+fn worker(fast: &Fast) -> Command {
+    fast.worker(&["--drain", "5"])
 }
 
 /// Submits jobs and waits until they are answered.
-fn answer(redis: &Redis, jobs: usize) {
-    let folder = tempfile::tempdir().unwrap();
-    let input = folder.path().join("in");
-    std::fs::write(&input, questions(jobs)).unwrap();
-    let words = ["submit", input.to_str().unwrap(), "--traceparent", &traceparent()];
-    let (code, stdout, stderr) = fleet::run(&mut fast(redis, &words));
-    assert_eq!(code, Some(0), "{stderr}");
-    let lines = stdout.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let ids: Vec<String> = lines.map(|line| line["id"].as_str().unwrap().to_owned()).collect();
-    let mut words = vec!["watch", "--timeout", "60"];
-    words.extend(ids.iter().map(String::as_str));
-    let (code, stdout, stderr) = fleet::run(&mut fast(redis, &words));
-    assert_eq!(code, Some(0), "{stderr}");
-    assert_eq!(stdout.matches("\"completed\"").count(), jobs, "{stdout}");
+fn answer(fast: &Fast, jobs: usize) {
+    let submitted = fast.submit(&questions(jobs), &["--traceparent", &traceparent()]);
+    assert_eq!(fast.answers(&submitted).len(), jobs);
 }
 
 /// Whether a process has the thread of the exporter.
@@ -142,8 +113,8 @@ fn spans_of_a_request_and_its_job_are_in_the_callers_trace() {
 
 #[test]
 fn worker_sends_its_last_spans_before_it_ends() {
-    let (collector, redis) = (Collector::start(), Redis::start().unwrap());
-    let mut command = worker(&redis);
+    let (collector, fast) = (Collector::start(), Fast::start());
+    let mut command = worker(&fast);
     command
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url())
         .env("OTEL_SERVICE_NAME", "a worker")
@@ -152,7 +123,7 @@ fn worker_sends_its_last_spans_before_it_ends() {
         .stderr(Stdio::null());
     let mut worker = WorkerProcess::start(command);
     assert!(exports(worker.pid()));
-    answer(&redis, 3);
+    answer(&fast, 3);
     assert_eq!(collector.received().spans.len(), 0, "nothing is due");
     worker.signal(Signal::Terminate);
     assert_eq!(worker.wait(Duration::from_secs(30)), Some(0));
@@ -166,10 +137,10 @@ fn worker_sends_its_last_spans_before_it_ends() {
 
 /// Runs a worker with this collector until it has answered; returns its log.
 fn log_with_collector(endpoint: &str) -> String {
-    let redis = Redis::start().unwrap();
+    let fast = Fast::start();
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
-    let mut command = worker(&redis);
+    let mut command = worker(&fast);
     command
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         .env("OTEL_BSP_SCHEDULE_DELAY", "20")
@@ -179,7 +150,7 @@ fn log_with_collector(endpoint: &str) -> String {
         .stderr(std::fs::File::create(&log).unwrap());
     let mut worker = WorkerProcess::start(command);
     // More than fit into the queue.
-    answer(&redis, 200);
+    answer(&fast, 200);
     assert_eq!(worker.get("/readyz").0, 200);
     worker.signal(Signal::Terminate);
     let ended = worker.wait(Duration::from_secs(12));
@@ -205,9 +176,9 @@ fn collector_that_never_answers_costs_one_line() {
 
 #[test]
 fn without_an_endpoint_nothing_is_started() {
-    let redis = Redis::start().unwrap();
+    let fast = Fast::start();
     let start = |name: &str, value: &str| {
-        let mut command = worker(&redis);
+        let mut command = worker(&fast);
         command.env(name, value).stderr(Stdio::null());
         WorkerProcess::start(command)
     };

@@ -12,7 +12,7 @@ use tritmill_client::{ClientError, FieldError, answer};
 use tritmill_queue::{JobError, StoreError, store::KeyRole};
 use utoipa::ToSchema;
 
-use crate::refusals::{Limit, Refused};
+use crate::refusals::Limit;
 
 /// `Retry-After` when the store is unavailable.
 const STORE_RETRY: Duration = Duration::from_secs(2);
@@ -49,7 +49,8 @@ const BATCHES_RETRY: Duration = Duration::from_secs(10);
 #[error("{status}: {}", .detail.message)]
 pub(crate) struct ApiError {
     status: StatusCode,
-    detail: ErrorDetail,
+    /// Boxed: most results have no error.
+    detail: Box<ErrorDetail>,
     retry_after: Option<Duration>,
     /// The limit that refused the request.
     limit: Option<Limit>,
@@ -58,7 +59,7 @@ pub(crate) struct ApiError {
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &str, message: impl Into<String>) -> Self {
         let (code, message) = (code.to_owned(), message.into());
-        let detail = ErrorDetail { message, r#type: kind, param: None, code };
+        let detail = Box::new(ErrorDetail { message, r#type: kind, param: None, code });
         Self { status, detail, retry_after: None, limit: None }
     }
 
@@ -207,7 +208,7 @@ impl ApiError {
 
     /// The body, which is also sent within streams.
     pub fn body(self) -> ErrorResponse {
-        ErrorResponse { error: self.detail }
+        ErrorResponse { error: *self.detail }
     }
 
     /// Name of the invalid field.
@@ -225,7 +226,7 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, wait);
         }
         if let Some(limit) = limit {
-            response.extensions_mut().insert(Refused(limit));
+            response.extensions_mut().insert(limit);
         }
         if status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
@@ -265,7 +266,7 @@ impl From<ClientError> for ApiError {
     fn from(error: ClientError) -> Self {
         match error {
             ClientError::Busy { retry_after, limit, .. } => {
-                let mut full = Self::busy(format!("the {error}")).by(limit.into());
+                let mut full = Self::busy(format!("the {error}")).by(Limit::Queue(limit));
                 full.detail.code = "queue_full".to_owned();
                 Self { retry_after: Some(retry_after), ..full }
             }
@@ -288,7 +289,7 @@ mod tests {
         let wait = Duration::from_millis(1200);
         let busy = ClientError::Busy { limit, accepted: 0, retry_after: wait };
         let error = ApiError::from(busy);
-        assert_eq!(error.limit(), Some(super::Limit::QueueTokens));
+        assert_eq!(error.limit(), Some(super::Limit::Queue(limit)));
         let response = error.into_response();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
         assert_eq!(response.headers()[header::RETRY_AFTER], "2");

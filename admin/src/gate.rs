@@ -17,11 +17,11 @@ use axum::{
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
-use tritmill_http::{Exchange, Limit, Metrics, Peer};
+use tritmill_http::{Exchange, Metrics, NotAdmitted, Peer};
 use tritmill_queue::store::keys::KeyHash;
 use uuid::Uuid;
 
-use crate::{ApiError, App, dashboard::view, refusals, throttle::Throttle};
+use crate::{ApiError, App, dashboard::view, refusals::Limit, throttle::Throttle};
 
 /// Seconds of a rate that a caller may use at once.
 const BURST_S: u32 = 5;
@@ -91,7 +91,7 @@ impl Gate {
     /// Counts a request of a stranger.
     pub fn admit_stranger(&self, peer: Peer) -> Result<(), ApiError> {
         self.strangers.admit(peer.address, Instant::now()).map_err(|wait| {
-            self.metrics.refuse(Limit::StrangerRate);
+            self.metrics.refuse(tritmill_http::Limit::StrangerRate);
             let message = "too many requests without a valid API key from this address";
             ApiError::rate_limited(message, wait)
         })
@@ -112,23 +112,24 @@ impl Gate {
         let now = Instant::now();
         self.remember(secret, now);
         if let Some(Err(wait)) = self.keys.as_ref().map(|keys| keys.admit(key, now)) {
-            self.metrics.refuse(Limit::KeyRate);
             let message = "too many requests per second of this API key";
-            return Err(ApiError::rate_limited(message, wait).by(refusals::Limit::KeyRate));
+            return Err(ApiError::rate_limited(message, wait).by(Limit::KeyRate));
         }
         let running = self.run(key).ok_or_else(|| {
-            self.metrics.refuse(Limit::KeyRequests);
             let limit = self.limits.requests_per_key;
             ApiError::busy(format!(
                 "this API key has {limit} requests running, the most it may have"
             ))
-            .by(refusals::Limit::KeyRequests)
+            .by(Limit::KeyRequests)
         })?;
-        let full = |_| {
-            ApiError::busy("the service has too many requests running: try again later")
-                .by(refusals::Limit::Connections)
-        };
-        exchange.admit(running).map_err(full)
+        exchange.admit(running).map_err(|why| {
+            let busy = ApiError::busy("the service has too many requests running: try again later");
+            match why {
+                NotAdmitted::Full => busy.by(Limit::Connections),
+                // Its client gets no answer; the close was counted.
+                NotAdmitted::Closed => busy,
+            }
+        })
     }
 
     fn remember(&self, secret: KeyHash, now: Instant) {
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(gate.admit_secret(&valid, peer), Ok(()));
         gate.forget(&valid);
         assert!(gate.admit_secret(&valid, peer).is_err());
-        assert_eq!(gate.metrics.refusals(Limit::StrangerRate), 2);
+        assert_eq!(gate.metrics.refusals(tritmill_http::Limit::StrangerRate), 2);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// Metrics of a process with these connections to Postgres and Redis.
     pub fn new(connections: ConnectionMetrics) -> Self {
-        // The prefix of what workers have under the same name.
+        // Workers export the same metrics under this prefix.
         let mut registry = Registry::with_prefix("tritmill");
         let calls = CallMetrics::default();
         calls.register(&mut registry);

@@ -23,7 +23,7 @@ const OTHERS: &str = "other";
 
 /// A limit for which a request with a valid key was answered with status 429, or for which a line of a
 /// batch waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
     /// Requests of one key per second.
     KeyRate,
@@ -37,14 +37,8 @@ pub(crate) enum Limit {
     LivePages,
     /// Unfinished batches of the tenant.
     OpenBatches,
-    /// Entries of the queue.
-    QueueEntries,
-    /// Tokens of the queue.
-    QueueTokens,
-    /// Tokens of the tenant in the queue.
-    TenantTokens,
-    /// Memory of the dispatcher.
-    DispatcherMemory,
+    /// What waits in the queue.
+    Queue(dispatch::Limit),
 }
 
 impl Limit {
@@ -57,29 +51,10 @@ impl Limit {
             Self::Streams => "streams",
             Self::LivePages => "live_pages",
             Self::OpenBatches => "open_batches",
-            Self::QueueEntries => "queue_entries",
-            Self::QueueTokens => "queue_tokens",
-            Self::TenantTokens => "tenant_tokens",
-            Self::DispatcherMemory => "dispatcher_memory",
+            Self::Queue(limit) => limit.as_str(),
         }
     }
 }
-
-impl From<dispatch::Limit> for Limit {
-    fn from(limit: dispatch::Limit) -> Self {
-        match limit {
-            dispatch::Limit::Entries(_) => Self::QueueEntries,
-            dispatch::Limit::Tokens(_) => Self::QueueTokens,
-            dispatch::Limit::Tenant(_) => Self::TenantTokens,
-            // The last one of this release.
-            _ => Self::DispatcherMemory,
-        }
-    }
-}
-
-/// Marks a response that refuses a request for a limit.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Refused(pub Limit);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
@@ -115,9 +90,9 @@ impl Refusals {
         }
     }
 
-    /// Counts a response if it refuses its request for a limit.
+    /// Counts a response if it refuses its request for a limit, which is then one of its extensions.
     pub fn count_response(&self, response: &Response, tenant: &Tenant) {
-        if let Some(Refused(limit)) = response.extensions().get() {
+        if let Some(limit) = response.extensions().get::<Limit>() {
             self.count(*limit, tenant);
         }
     }
@@ -146,7 +121,7 @@ mod tests {
         let tenant = |number: usize| Tenant(format!("t{number}"));
         for round in 0..2 {
             (0..TENANTS_MAX + 7).for_each(|number| {
-                refusals.count(Limit::QueueTokens, &tenant(number));
+                refusals.count(Limit::Queue(dispatch::Limit::Tokens(7)), &tenant(number));
             });
             let known = refusals.tenants.lock().expect("no panic").len();
             assert_eq!(known, TENANTS_MAX, "round {round}");

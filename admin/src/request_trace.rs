@@ -10,10 +10,12 @@ use axum::{
 use tracing::{Span, field::Empty};
 use tritmill_queue::{TraceParent, trace::mark_failed};
 
+use crate::router::is_health_check;
+
 /// Returns the span of a request; disabled for health checks and scrapes, of which there are many. A span
 /// has the pattern of the path, never its values.
 pub(crate) fn span(request: &Request, route: &str) -> Span {
-    if ["/healthz", "/readyz", "/metrics"].contains(&route) {
+    if is_health_check(route) || route == "/metrics" {
         return Span::none();
     }
     let span = tracing::info_span!(

@@ -129,13 +129,18 @@ pub const ROUTES: &[Route] = &[
 impl Route {
     /// Whether the route is a health check, which is never limited.
     pub fn is_health_check(&self) -> bool {
-        ["/healthz", "/readyz"].contains(&self.path)
+        is_health_check(self.path)
     }
 
     /// Whether the route belongs to the dashboard, not to the API.
     pub fn is_page(&self) -> bool {
         self.path == "/" || self.path.starts_with(session::HOME)
     }
+}
+
+/// Whether this is the path of a health check.
+pub(crate) fn is_health_check(path: &str) -> bool {
+    ["/healthz", "/readyz"].contains(&path)
 }
 
 /// Returns the service: the API and the dashboard.

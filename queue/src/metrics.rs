@@ -12,7 +12,9 @@
 mod calls;
 mod connections;
 mod measured;
+mod rows;
 
-pub use calls::{CallMetrics, CallResult};
+pub use calls::CallMetrics;
 pub use connections::ConnectionMetrics;
 pub use measured::{MeasuredDispatcher, MeasuredStore};
+pub use rows::{Row, Values, encode_rows};

@@ -21,6 +21,7 @@ const LENGTH: usize = 2 + 1 + 32 + 1 + 16 + 1 + 2;
 /// let parent: TraceParent = text.parse()?;
 /// assert_eq!(parent.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
 /// assert_eq!(parent.parent_id(), "00f067aa0ba902b7");
+/// assert_eq!(parent.flags(), 1);
 /// assert_eq!(parent.to_string(), text);
 /// # Ok::<(), tritmill_queue::TraceParentError>(())
 /// ```
@@ -54,6 +55,12 @@ impl TraceParent {
     /// Returns the id of the submitter's span, in 16 hex digits.
     pub fn parent_id(&self) -> &str {
         &self.0[36..52]
+    }
+
+    /// Returns the flags. The lowest bit says whether the submitter records the trace.
+    pub fn flags(&self) -> u8 {
+        // Both digits were checked.
+        u8::from_str_radix(&self.0[53..], 16).unwrap_or_default()
     }
 }
 

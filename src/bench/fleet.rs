@@ -1,7 +1,7 @@
 //! `tritmill bench fleet`: what a fleet of many workers costs Redis and Postgres, and how soon its jobs start,
 //! without a model.
 //!
-//! Each simulated worker does what a worker does: heartbeats, pulls that wait, claims, results, and the work
+//! Each worker here does what a worker with a model does: heartbeats, pulls that wait, claims, results, and the work
 //! of a leader if it is one. Its jobs take a fixed time. All workers share this process and its connections
 //! to Postgres, as behind a connection pooler.
 
@@ -25,7 +25,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, interval_at, sleep, timeout},
 };
 use tritmill_queue::{
-    Claim, ClaimRef, Dispatcher as _, JobId, Operations,
+    Claim, ClaimRef, Claimant, Delivery, Dispatcher as _, JobId, JobState, Operations, Pull,
     store::workers::{Heartbeat, Leads, WorkerMetrics},
 };
 
@@ -43,8 +43,12 @@ const SCAN_COUNT: u32 = 512;
 const SUBMIT_EVERY: Duration = Duration::from_millis(20);
 /// Time until all workers have sent heartbeats and wait for jobs.
 const SETTLE: Duration = Duration::from_secs(6);
-/// Longest wait for the last jobs.
-const DRAIN_LIMIT: Duration = Duration::from_secs(60);
+/// Interval at which a worker takes over jobs of failed calls, as in a worker.
+const RECLAIM_EVERY: Duration = Duration::from_secs(5);
+/// How long such jobs stay delivered: as long as their leases.
+const RECLAIM_IDLE: Duration = Duration::from_secs(60);
+/// Longest wait for the last jobs, also those that are taken over.
+const DRAIN_LIMIT: Duration = Duration::from_secs(150);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -59,7 +63,7 @@ job to its claim. CPU is a share of one core. The run deletes what it added.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// Simulated workers
+    /// Workers
     #[arg(long, value_name = "N", default_value = "1000")]
     workers: NonZeroU32,
     /// Jobs that a worker runs at a time
@@ -74,12 +78,8 @@ pub struct Arguments {
     /// Time that a job runs, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 50)]
     run_ms: u64,
-    /// Process of redis-server on this machine, to report its CPU time
-    #[arg(long, value_name = "PID")]
-    redis_pid: Option<u32>,
-    /// Main process of Postgres on this machine, to report its CPU time and its children's
-    #[arg(long, value_name = "PID")]
-    postgres_pid: Option<u32>,
+    #[command(flatten)]
+    pids: Pids,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -152,7 +152,7 @@ async fn measure(
     arguments: &Arguments,
     jobs: &mut Vec<JobId>,
 ) -> anyhow::Result<Figures> {
-    let pids = Pids { redis: arguments.redis_pid, postgres: arguments.postgres_pid };
+    let pids = arguments.pids.existing()?;
     let phase = Duration::from_secs(arguments.seconds.get().into());
     // Dropping the set ends its tasks.
     let mut workers = JoinSet::new();
@@ -279,8 +279,15 @@ impl Fleet {
 
     async fn serve(&self, owner: &str, offset: Duration) {
         sleep(offset).await;
+        let mut reclaimed = Instant::now();
         loop {
-            if let Err(error) = self.serve_once(owner).await {
+            let served = if reclaimed.elapsed() < RECLAIM_EVERY {
+                self.serve_once(owner).await
+            } else {
+                reclaimed = Instant::now();
+                self.reclaim(owner).await
+            };
+            if let Err(error) = served {
                 self.note(error).await;
             }
         }
@@ -289,6 +296,38 @@ impl Fleet {
     /// Takes up to as many jobs as it has slots, and answers them.
     async fn serve_once(&self, owner: &str) -> anyhow::Result<()> {
         let (claims, deliveries) = self.bench.start(owner, self.slots as usize, PULL_WAIT).await?;
+        self.answer(owner, &claims, &deliveries).await
+    }
+
+    /// Takes over jobs of calls that failed, or that had an effect but no answer.
+    async fn reclaim(&self, owner: &str) -> anyhow::Result<()> {
+        let Bench { store, dispatcher, queue, .. } = &self.bench;
+        let max = self.slots as usize;
+        let pull = Pull { queue, consumer: owner, max, wait: Duration::ZERO };
+        let deliveries = dispatcher.reclaim(pull, RECLAIM_IDLE).await?;
+        if deliveries.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<JobId> = deliveries.iter().map(|delivery| delivery.id).collect();
+        let claims = store.claim(&ids, Claimant::new(owner, RECLAIM_IDLE)).await?;
+        let is_claimed = |delivery: &Delivery| claims.iter().any(|c| c.job.id == delivery.id);
+        let (claimed, others): (Vec<_>, Vec<_>) = deliveries.into_iter().partition(is_claimed);
+        for delivery in others {
+            // A job with a lease stays delivered and is taken over later.
+            if store.state(delivery.id).await?.is_some_and(JobState::is_terminal) {
+                let forgotten = dispatcher.acknowledge(owner, &[delivery]).await?;
+                self.finished.fetch_add(forgotten as u64, Ordering::Relaxed);
+            }
+        }
+        self.answer(owner, &claims, &claimed).await
+    }
+
+    async fn answer(
+        &self,
+        owner: &str,
+        claims: &[Claim],
+        deliveries: &[Delivery],
+    ) -> anyhow::Result<()> {
         if claims.is_empty() {
             return Ok(());
         }
@@ -296,14 +335,14 @@ impl Fleet {
         let mut waits = Vec::with_capacity(claims.len());
         {
             let mut submitted = self.submitted.lock();
-            for claim in &claims {
+            for claim in claims {
                 waits.extend(submitted.remove(&claim.job.id).map(|at| now.duration_since(at)));
             }
         }
         self.starts.lock().extend(waits);
         sleep(self.run).await;
         let held: Vec<ClaimRef> = claims.iter().map(Claim::claim_ref).collect();
-        self.bench.end(owner, &held, &deliveries).await?;
+        self.bench.end(owner, &held, deliveries).await?;
         self.finished.fetch_add(held.len() as u64, Ordering::Relaxed);
         Ok(())
     }

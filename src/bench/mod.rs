@@ -23,7 +23,7 @@ pub enum Command {
     Tuning(tuning::Arguments),
     /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
-    /// Measure a fleet of simulated workers: its idle cost, and how soon its jobs start
+    /// Measure a fleet of workers without a model: its idle cost, and how soon its jobs start
     Fleet(fleet::Arguments),
     /// Compare a model behind the queue with the same engine alone
     E2e(e2e::Arguments),

@@ -13,13 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 use tritmill_queue::{Job, JobId};
 
 pub use self::{
-    flow::Bench,
+    flow::{Bench, MicroBatch},
     processor_time::{Pids, Used},
 };
 use crate::{block_on, output, servers::ModeOptions};
@@ -32,7 +31,7 @@ Examples:
   tritmill bench queue --redis-pid $(pidof redis-server) --postgres-pid $(head -1 DATA/postmaster.pid)
 
 submit: jobs recorded in Postgres and added to Redis; with --fast, both in Redis. consume: jobs pulled,
-claimed, renewed once, results written, acknowledged. start: time from submitting one job to an idle
+claimed, renewed (once, or as often as --renewals says), results written, acknowledged. start: time from submitting one job to an idle
 queue to its claim. CPU time is per process. The database must be migrated. The run deletes what it added.";
 
 /// Arguments of `bench queue`.
@@ -48,6 +47,9 @@ pub struct Arguments {
     /// Concurrent consumers
     #[arg(long, value_name = "N", default_value = "4")]
     consumers: NonZeroUsize,
+    /// How often a consumer renews its jobs before it finishes them
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    renewals: usize,
     /// Concurrent producers
     #[arg(long, value_name = "N", default_value = "2")]
     producers: NonZeroUsize,
@@ -57,12 +59,8 @@ pub struct Arguments {
     /// Jobs that are timed one at a time on the idle queue
     #[arg(long, value_name = "N", default_value_t = 100)]
     starts: usize,
-    /// Process of redis-server on this machine, to report its CPU time
-    #[arg(long, value_name = "PID")]
-    redis_pid: Option<u32>,
-    /// Main process of Postgres on this machine, to report its CPU time and its children's
-    #[arg(long, value_name = "PID")]
-    postgres_pid: Option<u32>,
+    #[command(flatten)]
+    pids: Pids,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -114,13 +112,7 @@ async fn measure(
     arguments: &Arguments,
     submitted: &mut Vec<JobId>,
 ) -> anyhow::Result<Figures> {
-    let pids = Pids { redis: arguments.redis_pid, postgres: arguments.postgres_pid };
-    let used = Used::read(pids);
-    if (pids.redis.is_some() && used.redis.is_none())
-        || (pids.postgres.is_some() && used.postgres.is_none())
-    {
-        bail!("no such process on this machine: check --redis-pid and --postgres-pid");
-    }
+    let pids = arguments.pids.existing()?;
     let mut note = |jobs: Vec<Job>| {
         submitted.extend(jobs.iter().map(|job| job.id));
         jobs
@@ -133,7 +125,8 @@ async fn measure(
         let (producers, consumers) = (arguments.producers.get(), arguments.consumers.get());
         let submitting = bench.submit(&jobs, producers);
         figures.submit.push(timed(pids, count, submitting).await?);
-        let consuming = bench.consume(count, consumers, arguments.micro_batch.get());
+        let batch = MicroBatch { max: arguments.micro_batch.get(), renewals: arguments.renewals };
+        let consuming = bench.consume(count, consumers, batch);
         figures.consume.push(timed(pids, count, consuming).await?);
     }
     let jobs = note(bench.jobs(arguments.starts)?);
@@ -189,6 +182,7 @@ fn print(figures: &Figures, arguments: &Arguments) -> anyhow::Result<()> {
         let rows: Vec<Value> = phases.iter().filter_map(|(name, runs)| row(name, runs)).collect();
         output::line(json!({
             "mode": mode(arguments), "jobs": arguments.jobs, "micro_batch": arguments.micro_batch,
+            "renewals": arguments.renewals,
             "producers": arguments.producers, "consumers": arguments.consumers,
             "repetitions": arguments.repetitions, "rows": rows,
             "starts": figures.starts.len(), "start_ms_p50": p50, "start_ms_p99": p99,

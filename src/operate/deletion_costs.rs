@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use reqwest::{Method, StatusCode, header::CONTENT_TYPE};
 use serde_json::json;
@@ -34,7 +34,7 @@ const NAME_LENGTH_MAX: usize = 253;
 /// Tell Kubernetes how many jobs each worker's pod runs, so that it deletes idle ones first.
 ///
 /// Sets the annotation controller.kubernetes.io/pod-deletion-cost of each pod to the number of running
-/// jobs in the worker's latest heartbeat. Workers that are no pods of the namespace are left out.
+/// jobs in the worker's latest heartbeat. Workers outside the namespace's pods are left out.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -60,12 +60,22 @@ pub struct DeletionCostArguments {
 pub fn run(arguments: &DeletionCostArguments) -> anyhow::Result<ExitCode> {
     let pods = Pods::of(&arguments.kubernetes, &arguments.account)?;
     with_store(&arguments.servers, async |store| {
-        for (host, running) in costs(&store.workers().await?) {
-            let set = pods.set_cost(&host, running).await;
-            if set.with_context(|| format!("cannot set the cost of pod {host}"))? {
-                output::line(format_args!("{host} {running}"))?;
+        let costs = costs(&store.workers().await?);
+        let (all, mut failed) = (costs.len(), 0);
+        for (host, running) in costs {
+            match pods.set_cost(&host, running).await {
+                Ok(Answer::Set) => output::line(format_args!("{host} {running}"))?,
+                Ok(Answer::NoPod) => {}
+                Ok(Answer::Refused(status)) => bail!(
+                    "cannot set the cost of pod {host}: {status}: the service account may not patch pods"
+                ),
+                Err(error) => {
+                    eprintln!("cannot set the cost of pod {host}: {}", output::one_line(&error));
+                    failed += 1;
+                }
             }
         }
+        ensure!(failed == 0, "{failed} of {all} pods have no new cost");
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -88,6 +98,14 @@ fn is_pod_name(host: &str) -> bool {
     let allowed = |c: u8| matches!(c, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.');
     let is_bounded = !host.is_empty() && host.len() <= NAME_LENGTH_MAX;
     is_bounded && host.bytes().all(allowed) && !host.starts_with('.')
+}
+
+/// What the API says of a new cost.
+enum Answer {
+    Set,
+    NoPod,
+    /// The service account may not set it, that of any pod.
+    Refused(StatusCode),
 }
 
 /// The pods of a namespace.
@@ -115,8 +133,8 @@ impl Pods {
         Ok(Self { client, url: format!("{api}/api/v1/namespaces/{namespace}/pods/"), token })
     }
 
-    /// Sets the cost of a pod; returns false if there is no such pod.
-    async fn set_cost(&self, pod: &str, cost: u32) -> anyhow::Result<bool> {
+    /// Sets the cost of a pod.
+    async fn set_cost(&self, pod: &str, cost: u32) -> anyhow::Result<Answer> {
         let patch = json!({ "metadata": { "annotations": { ANNOTATION: cost.to_string() } } });
         let request = self.client.request(Method::PATCH, &format!("{}{pod}", self.url))?;
         let request = request
@@ -124,10 +142,10 @@ impl Pods {
             .header(CONTENT_TYPE, "application/merge-patch+json")
             .body(patch.to_string());
         match self.client.send(request, ANSWER_WITHIN).await?.status() {
-            StatusCode::NOT_FOUND => Ok(false),
-            status if status.is_success() => Ok(true),
+            StatusCode::NOT_FOUND => Ok(Answer::NoPod),
+            status if status.is_success() => Ok(Answer::Set),
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-                bail!("{status}: the service account may not patch pods")
+                Ok(Answer::Refused(status))
             }
             status => bail!("the API answered {status}"),
         }

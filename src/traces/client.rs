@@ -60,7 +60,7 @@ impl CollectorClient {
             body.extend_from_slice(&part);
         }
         if !status.is_success() {
-            self.losses.because(format!("the collector answered {status}"));
+            self.losses.set_reason(format!("the collector answered {status}"));
         }
         let mut response = Response::new(body.freeze());
         *response.status_mut() = status;
@@ -75,7 +75,7 @@ impl Sender for CollectorClient {
         let runtime = self.runtime.as_ref().ok_or("the export has ended")?;
         let sent = runtime.block_on(async { timeout(self.limit, self.send(request)).await });
         let sent = sent.unwrap_or_else(|_| Err("the collector does not answer in time".into()));
-        sent.inspect_err(|error| self.losses.because(error.to_string()))
+        sent.inspect_err(|error| self.losses.set_reason(error.to_string()))
     }
 }
 

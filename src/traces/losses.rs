@@ -32,13 +32,20 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// Remembers why a request failed.
-    pub fn because(&self, reason: String) {
+    /// Notes why a request failed. It may be repeated.
+    pub fn set_reason(&self, reason: String) {
         self.log.lock().0 = Some(reason);
     }
 
-    /// Logs lost spans, unless it did so a moment ago. Only the thread of the SDK calls this: a line in the
-    /// middle of the end of a span could end others.
+    /// Forgets why earlier requests failed, unless spans were lost meanwhile and this was not logged yet.
+    fn forget_reason(&self) {
+        if self.lost.load(Ordering::Relaxed) == 0 {
+            self.log.lock().0 = None;
+        }
+    }
+
+    /// Logs lost spans, unless it did so a moment ago. Only the thread of the SDK calls this: logging inside
+    /// `on_end` could end further spans and recurse.
     fn log(&self) {
         let mut log = self.log.lock();
         let (reason, logged_at) = &mut *log;
@@ -100,8 +107,11 @@ impl SpanExporter for Counted {
         let spans = batch.len();
         self.losses.waiting.fetch_sub(spans, Ordering::Relaxed);
         let result = self.exporter.export(batch).await;
-        if result.is_err() {
-            self.losses.lost.fetch_add(spans as u64, Ordering::Relaxed);
+        match result {
+            Ok(()) => self.losses.forget_reason(),
+            Err(_) => {
+                self.losses.lost.fetch_add(spans as u64, Ordering::Relaxed);
+            }
         }
         self.losses.log();
         result
@@ -113,5 +123,26 @@ impl SpanExporter for Counted {
 
     fn set_resource(&mut self, resource: &Resource) {
         self.exporter.set_resource(resource);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_is_forgotten_when_a_repetition_succeeds_and_kept_until_losses_are_logged() {
+        let losses = Losses::default();
+        let reason = || losses.log.lock().0.clone();
+        losses.set_reason("503".to_owned());
+        losses.forget_reason();
+        assert_eq!(reason(), None);
+        losses.set_reason("503".to_owned());
+        losses.lost.store(7, Ordering::Relaxed);
+        losses.forget_reason();
+        assert_eq!(reason().as_deref(), Some("503"));
+        losses.log();
+        assert_eq!(reason(), None);
+        assert_eq!(losses.lost.load(Ordering::Relaxed), 0);
     }
 }

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tritmill_servers::{Postgres, Redis};
 
 use crate::{
-    fleet::{Fleet, eventually},
+    fleet::{Fleet, eventually, series},
     rig::{self, LINE},
 };
 
@@ -125,7 +125,7 @@ fn full_disk_refuses_submissions_and_delays_results() {
     assert_eq!(fleet.run(&["queue", "resume", "demo@i2_s"]).0, Some(0));
     eventually("the worker counts a failure", || {
         let page = worker.get("/metrics").1;
-        rig::metric(&page, "tritmill_worker_dependency_failures_total") > 0
+        series(&page, "tritmill_worker_dependency_failures_total").unwrap() > 0.0
     });
     assert_eq!(fleet.rows(&["results"]), 0);
     disk.empty();

@@ -1,7 +1,7 @@
 //! Unreadable jobs, jobs without a worker, and jobs that kill their worker.
 
 use crate::{
-    fleet::{Fleet, eventually},
+    fleet::{Fleet, eventually, series},
     rig::{self, LINE},
 };
 use tritmill_servers::Signal;
@@ -27,7 +27,7 @@ fn unreadable_entries_are_counted_and_other_jobs_are_answered() {
         assert_eq!((&job["state"], &job["attempts"]), (&"completed".into(), &0.into()));
     }
     let page = worker.get("/metrics").1;
-    assert_eq!(rig::metric(&page, "tritmill_worker_stream_entries_foreign_total"), 3);
+    assert_eq!(series(&page, "tritmill_worker_stream_entries_foreign_total"), Some(3.0));
     // The attempts hold the reason, and lists still work.
     let (code, stdout, stderr) = fleet.run(&["dlq", "list", "demo@i2_s"]);
     assert_eq!((code, stdout.lines().count()), (Some(0), 1), "{stderr}");

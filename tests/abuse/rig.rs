@@ -110,12 +110,6 @@ pub fn queue(fleet: &Fleet, name: &str) -> Value {
     stdout.lines().map(json).find(|queue| queue["queue"] == name).unwrap_or_default()
 }
 
-/// Returns the value of a metric on a worker's metrics page.
-pub fn metric(page: &str, name: &str) -> u64 {
-    let line = page.lines().find(|line| line.split(' ').next() == Some(name));
-    line.and_then(|line| line.split(' ').nth(1)?.parse().ok()).unwrap_or_else(|| panic!("{page}"))
-}
-
 /// Returns the content of a file that another process may still write.
 pub fn text(path: &Path) -> String {
     let mut text = String::new();

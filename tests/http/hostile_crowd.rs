@@ -5,7 +5,7 @@ use std::{net::TcpStream, time::Instant};
 use serde_json::json;
 
 use crate::{
-    fleet::{Fleet, eventually},
+    fleet::{Fleet, eventually, series},
     rig::{Admin, Answer},
 };
 
@@ -38,12 +38,8 @@ fn five_thousand_open_streams_are_held_while_others_are_served() {
         opening.into_iter().flat_map(|opening| opening.join().unwrap()).collect()
     });
     assert_eq!(streams.len(), STREAMS);
-    let metric = |name: &str| -> u64 {
-        let text = caller.get("/metrics").text();
-        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
-        line.rsplit(' ').next().unwrap().parse().unwrap()
-    };
-    eventually("all streams are open", || metric("tritmill_admin_streams") == STREAMS as u64);
+    let open = || series(&caller.get("/metrics").text(), "tritmill_admin_streams");
+    eventually("all streams are open", || open() == Some(STREAMS as f64));
     let started = Instant::now();
     for _ in 0..20 {
         assert_eq!(caller.get("/v1/models").status, 200, "other clients are served");
@@ -53,7 +49,7 @@ fn five_thousand_open_streams_are_held_while_others_are_served() {
     assert!(each.as_secs() < 2, "{each:?} a request");
     assert!(admin.resident_kb() < MEMORY_MAX_MB << 10, "{} kB", admin.resident_kb());
     drop(streams);
-    eventually("no stream is open", || metric("tritmill_admin_streams") == 0);
+    eventually("no stream is open", || open() == Some(0.0));
     eventually("their jobs are cancelled", || {
         fleet.sql("SELECT count(*) FROM all_jobs WHERE state <> 'cancelled'").trim() == "0"
     });

@@ -10,7 +10,7 @@ use std::{
 use serde_json::json;
 
 use crate::{
-    fleet::{Fleet, WorkerProcess, eventually},
+    fleet::{Fleet, WorkerProcess, eventually, series},
     rig::{Admin, Answer, Caller, OURS, key},
 };
 
@@ -26,15 +26,14 @@ fn may_open(files: u64) -> bool {
     given >= files
 }
 
-/// Returns a value of the metrics page.
-fn metric(caller: &Caller, name: &str) -> u64 {
-    let text = caller.get("/metrics").text();
-    let line = text.lines().find(|line| line.starts_with(name));
-    line.map_or(0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+fn metric(caller: &Caller, name: &str) -> Option<f64> {
+    series(&caller.get("/metrics").text(), name)
 }
 
+/// Returns how often a limit has refused something. Its series begins with the first time.
 fn refusals(caller: &Caller, limit: &str) -> u64 {
-    metric(caller, &format!("tritmill_admin_http_refusals_total{{limit=\"{limit}\"}}"))
+    let name = format!("tritmill_admin_http_refusals_total{{limit=\"{limit}\"}}");
+    metric(caller, &name).unwrap_or_default() as u64
 }
 
 /// Connects to `listen` and sends the first byte of a form, as often as told.
@@ -89,7 +88,7 @@ fn strangers_on_the_login_page_take_no_connection_from_others() {
     answered("an authenticated request", || caller.get("/v1/models").status);
     answered("the readiness check", || admin.with("").get("/readyz").status);
     assert!(refusals(&caller, "connections") >= 500);
-    assert!(metric(&caller, "tritmill_admin_http_connections") <= 1000);
+    assert!(metric(&caller, "tritmill_admin_http_connections").unwrap() <= 1000.0);
     // They come back all the time.
     std::thread::scope(|scope| {
         let attack = scope.spawn(|| (0..5).map(|_| hold(&admin.listen, 300)).collect::<Vec<_>>());
@@ -202,7 +201,8 @@ fn callers_over_their_limits_get_429() {
         one.get("/v1/models")
     });
     assert_eq!(busy.error().1, "busy");
-    assert!(refusals(&admin.with(first.key()), "key_requests") > 0);
+    let name = "tritmill_admin_refusals_total{limit=\"key_requests\",tenant=\"one\"}";
+    assert!(metric(&admin.with(first.key()), name) > Some(0.0));
     assert_eq!(two.get("/v1/models").status, 200, "another key is not limited");
     drop(open);
     eventually("the requests have ended", || one.get("/v1/models").status == 200);

@@ -1,6 +1,8 @@
 //! A Redis, a Postgres and workers for one test, and the program run against them.
 
 use std::{
+    collections::BTreeMap,
+    fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::TcpStream,
     process::{Child, Command, Stdio},
@@ -27,6 +29,17 @@ pub fn questions(count: usize) -> String {
     (0..count).map(line).collect()
 }
 
+/// Returns the program without variables of other servers and exporters.
+pub fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
+    command.args(arguments).env_remove("REDIS_URL").env_remove("DATABASE_URL");
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("OTEL_")) {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
 /// Both servers.
 pub struct Fleet {
     pub redis: Redis,
@@ -49,12 +62,8 @@ impl Fleet {
 
     /// Returns the program with the URLs of the servers in its environment.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
-        command
-            .args(arguments)
-            .env("REDIS_URL", self.redis.url())
-            .env("DATABASE_URL", self.postgres.url())
-            .stdin(Stdio::null());
+        let mut command = program(arguments);
+        command.env("REDIS_URL", self.redis.url()).env("DATABASE_URL", self.postgres.url());
         command
     }
 
@@ -105,9 +114,74 @@ impl Fleet {
     }
 }
 
+/// A Redis for the fast mode.
+pub struct Fast {
+    pub redis: Redis,
+}
+
+impl Fast {
+    pub fn start() -> Self {
+        Self { redis: Redis::start().unwrap() }
+    }
+
+    /// Returns the program in the fast mode.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = program(arguments);
+        command.arg("--fast").env("REDIS_URL", self.redis.url());
+        command
+    }
+
+    /// Returns the program as a worker in the fast mode.
+    pub fn worker(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(&["worker", "--json", "--threads", "1", "--lease", "2"]);
+        command.args(arguments);
+        command
+    }
+
+    /// Runs the program; returns its exit code, standard output and standard error.
+    pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        run(&mut self.command(arguments))
+    }
+
+    /// Submits lines; returns the job ids by custom_id.
+    pub fn submit(&self, lines: &str, arguments: &[&str]) -> BTreeMap<String, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let input = folder.path().join("in");
+        fs::write(&input, lines).unwrap();
+        let words = [&["submit", input.to_str().unwrap()], arguments].concat();
+        let (code, stdout, stderr) = self.run(&words);
+        assert_eq!(code, Some(0), "{stderr}");
+        let read = |line: &str| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let text = |name: &str| line[name].as_str().unwrap().to_owned();
+            (text("custom_id"), text("id"))
+        };
+        stdout.lines().map(read).collect()
+    }
+
+    /// Waits for jobs; returns the exit code and the jobs in the order of the ids.
+    pub fn watch(&self, ids: &[&str]) -> (Option<i32>, Vec<Value>) {
+        let words = [&["watch", "--timeout", "120"], ids].concat();
+        let (code, stdout, _) = self.run(&words);
+        (code, stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    }
+
+    /// Waits for jobs that must complete; returns their choices by custom_id.
+    pub fn answers(&self, jobs: &BTreeMap<String, String>) -> BTreeMap<String, Value> {
+        let ids: Vec<&str> = jobs.values().map(String::as_str).collect();
+        let (code, finished) = self.watch(&ids);
+        assert_eq!((code, finished.len()), (Some(0), jobs.len()));
+        let answered = jobs.keys().zip(&finished).map(|(name, job)| {
+            assert_eq!(job["state"], "completed", "{job}");
+            (name.clone(), job["choices"].clone())
+        });
+        answered.collect()
+    }
+}
+
 /// A running worker or admin, killed when dropped.
 pub struct WorkerProcess {
-    child: Child,
+    child: KillOnDrop,
     listen: String,
     /// Incarnation id of a worker.
     pub owner: String,
@@ -133,11 +207,11 @@ impl WorkerProcess {
         }
         let listen = ready["listen"].as_str().unwrap().to_owned();
         let owner = ready["owner"].as_str().unwrap_or_default().to_owned();
-        Self { child, listen, owner, ready }
+        Self { child: KillOnDrop(child), listen, owner, ready }
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.0.id()
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -146,14 +220,7 @@ impl WorkerProcess {
 
     /// Returns the exit code if the process exits within `limit`.
     pub fn wait(&mut self, limit: Duration) -> Option<i32> {
-        let started = Instant::now();
-        while started.elapsed() < limit {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        None
+        self.child.wait(limit)
     }
 
     /// Returns status and body of a page of the worker's health and metrics server.
@@ -169,11 +236,28 @@ impl WorkerProcess {
     }
 }
 
-impl Drop for WorkerProcess {
+/// A process that is killed when it is dropped.
+pub struct KillOnDrop(pub Child);
+
+impl KillOnDrop {
+    /// Returns the exit code if the process exits within `limit`.
+    pub fn wait(&mut self, limit: Duration) -> Option<i32> {
+        let started = Instant::now();
+        while started.elapsed() < limit {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status.code();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+}
+
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // Both fail only for a process that has exited.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -182,6 +266,12 @@ pub fn run(command: &mut Command) -> (Option<i32>, String, String) {
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// Returns the value of a series on a metrics page; `None` if the page does not have it.
+pub fn series(page: &str, name: &str) -> Option<f64> {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.map(|value| value.parse().unwrap())
 }
 
 /// Returns the number of keys in a Redis.

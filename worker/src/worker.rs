@@ -202,6 +202,7 @@ impl Worker {
         }
         result
     }
+
     /// Records the time of every call from here on.
     fn measure_calls(&mut self) {
         let calls = &self.metrics.calls;

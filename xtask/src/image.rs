@@ -82,8 +82,10 @@ fn parse(arguments: &[String]) -> anyhow::Result<Options> {
     Ok(options)
 }
 
-/// Installs the programs that are missing.
+/// Installs the programs that are missing, as root.
 fn install(with_servers: bool) -> anyhow::Result<()> {
+    let user = read(Command::new("id").arg("-u"))?;
+    ensure!(user == "0", "building images needs root");
     let is_missing = |program: &str| !succeeds(Command::new(program).arg("--version"));
     let missing = PROGRAMS.iter().filter(|(program, _)| is_missing(program));
     let mut packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
@@ -91,10 +93,7 @@ fn install(with_servers: bool) -> anyhow::Result<()> {
         let missing = tritmill_servers::missing_packages();
         packages.extend(missing.iter().filter(|package| SERVERS.contains(package)));
     }
-    test::install_packages(&packages).into_iter().try_for_each(|outcome| outcome)?;
-    let user = read(Command::new("id").arg("-u"))?;
-    ensure!(user == "0", "building images needs root");
-    Ok(())
+    test::install_packages(&packages).into_iter().try_for_each(|outcome| outcome)
 }
 
 fn dockerfile() -> anyhow::Result<String> {

@@ -39,7 +39,7 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "chaos",
-        arguments: "[--minutes M] [--seed S] [--workers N] [--attempts N] [--faults all|servers]",
+        arguments: "[--minutes M] [--seed S] [--redis server|cluster|sentinel] [OPTIONS…, see --help]",
         summary: "inject faults into workers, producers, Redis and Postgres, then check every promise",
         run: chaos::run,
     },

@@ -64,11 +64,15 @@ fn build_context_has_what_its_links_point_to() {
         docker().parent().expect("docker lies in the root").canonicalize().expect("a folder");
     let is_included = |path: &Path| included.iter().any(|folder| path.starts_with(folder));
     let listed = Command::new("git").args(["ls-files", "-s"]).current_dir(&root).output();
-    let listed = String::from_utf8(listed.expect("git runs").stdout).expect("paths are UTF-8");
+    let listed = listed.expect("git runs");
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let listed = String::from_utf8(listed.stdout).expect("paths are UTF-8");
     // The mode of symbolic links.
     let links = listed.lines().filter(|line| line.starts_with("120000 "));
     let links = links.filter_map(|line| line.split_once('\t')).map(|(_, path)| Path::new(path));
-    for link in links.filter(|link| is_included(link)) {
+    let links: Vec<&Path> = links.filter(|link| is_included(link)).collect();
+    assert!(links.contains(&Path::new("queue/migrations")), "{links:?}");
+    for link in links {
         let target = root.join(link).canonicalize().expect("the link leads somewhere");
         let target = target.strip_prefix(&root).expect("it leads to this repository");
         assert!(is_included(target), "{} leads to {}", link.display(), target.display());

@@ -211,6 +211,38 @@ fn selectors_and_names_lead_to_objects() {
     }
 }
 
+/// Returns the keys of secrets that a manifest names.
+fn secret_keys(manifest: &Value) -> Vec<&Value> {
+    let of_secret = |name: &str| ["secretKeyRef", "secretTargetRef"].contains(&name);
+    match manifest {
+        Value::Object(fields) => {
+            let found = fields.iter().filter(|(name, _)| of_secret(name)).flat_map(|(_, named)| {
+                named.as_array().map_or_else(|| vec![named], |all| all.iter().collect())
+            });
+            found.map(|named| &named["key"]).chain(fields.values().flat_map(secret_keys)).collect()
+        }
+        Value::Array(values) => values.iter().flat_map(secret_keys).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn secret_has_the_keys_that_manifests_name() {
+    let secret = objects("secret.example.yaml").remove(0);
+    let manifests = manifests();
+    let named = |file: &str| {
+        let of_file = manifests.iter().filter(|(name, _)| name == file);
+        of_file.flat_map(|(_, manifest)| secret_keys(manifest)).cloned().collect::<Vec<_>>()
+    };
+    // Their drivers and locks need a connection without a pooler.
+    assert_eq!(named("scale.yaml"), ["DATABASE_URL_DIRECT"]);
+    assert_eq!(named("migrate.yaml"), ["DATABASE_URL_DIRECT"]);
+    for key in manifests.iter().flat_map(|(_, manifest)| secret_keys(manifest)) {
+        let key = key.as_str().expect("a key");
+        assert!(secret["stringData"][key].is_string(), "the secret has no {key}");
+    }
+}
+
 #[test]
 fn workers_are_not_killed_before_they_are_drained() {
     let mut checked = Vec::new();

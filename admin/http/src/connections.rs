@@ -12,10 +12,16 @@ use tokio::sync::Notify;
 
 use crate::{Bounds, Limit, Metrics};
 
-/// All connections for admitted requests are in use.
+/// Why a request is not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("too many requests at once")]
-pub struct Full;
+pub enum NotAdmitted {
+    /// All connections for admitted requests are in use.
+    #[error("too many requests at once")]
+    Full,
+    /// Its connection was closed for another one.
+    #[error("the connection was closed")]
+    Closed,
+}
 
 /// What an admitted request holds until its response ends.
 type Permit = Box<dyn Any + Send>;
@@ -128,15 +134,15 @@ impl Connections {
     }
 
     /// Keeps a connection open for its request, which holds `permit` until [`wait`](Self::wait).
-    pub fn admit(&self, id: u64, permit: Permit) -> Result<(), Full> {
+    pub fn admit(&self, id: u64, permit: Permit) -> Result<(), NotAdmitted> {
         let mut guard = self.table.lock();
         let table = &mut *guard;
         // A connection that was closed has no slot; its request ends.
-        let slot = table.slots.get_mut(&id).ok_or(Full)?;
+        let slot = table.slots.get_mut(&id).ok_or(NotAdmitted::Closed)?;
         if let Some(turn) = slot.turn {
             if table.admitted + self.bounds.reserved >= self.bounds.connections {
                 self.metrics.refuse(Limit::Connections);
-                return Err(Full);
+                return Err(NotAdmitted::Full);
             }
             slot.turn = None;
             slot.permits.push(permit);
@@ -247,9 +253,10 @@ mod tests {
         for connection in &open[..2] {
             assert_eq!(all.admit(connection.id(), Box::new(Arc::clone(&permit))), Ok(()));
         }
-        assert_eq!(all.admit(open[2].id(), Box::new(())), Err(Full));
+        assert_eq!(all.admit(open[2].id(), Box::new(())), Err(NotAdmitted::Full));
         open.extend((3..9).map(|last| all.open(address(last))));
         assert_eq!(closed(&open).await, [2, 3, 4, 5, 6, 7]);
+        assert_eq!(all.admit(open[2].id(), Box::new(())), Err(NotAdmitted::Closed));
         assert_eq!(Arc::strong_count(&permit), 3);
         // The end of a response is the end of its permit and the begin of a wait.
         all.wait(open[0].id());

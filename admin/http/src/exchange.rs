@@ -14,7 +14,7 @@ use std::{
 use axum::body;
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 
-use crate::{Full, Limit, Metrics, connections::Connections, patience::Patience};
+use crate::{Limit, Metrics, NotAdmitted, connections::Connections, patience::Patience};
 
 /// A request body broke off.
 #[derive(Debug, thiserror::Error)]
@@ -63,8 +63,8 @@ impl Exchange {
     /// `permit`. Without this call the connection may be closed for another one.
     ///
     /// # Errors
-    /// If all connections for admitted requests are in use.
-    pub fn admit(&self, permit: impl Send + 'static) -> Result<(), Full> {
+    /// If all connections for admitted requests are in use, or this one was closed.
+    pub fn admit(&self, permit: impl Send + 'static) -> Result<(), NotAdmitted> {
         self.0.connections.admit(self.0.connection, Box::new(permit))
     }
 

@@ -21,7 +21,7 @@ mod server;
 mod socket;
 mod tls;
 
-pub use connections::Full;
+pub use connections::NotAdmitted;
 pub use exchange::{BodyError, Exchange};
 pub use metrics::{Limit, Metrics};
 pub use server::{Bounds, Peer, SLACK, Server};

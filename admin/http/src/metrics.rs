@@ -23,10 +23,6 @@ pub enum Limit {
     ReadTime,
     /// Requests of one address without a valid key, per second.
     StrangerRate,
-    /// Requests of one key at once.
-    KeyRequests,
-    /// Requests of one key per second.
-    KeyRate,
 }
 
 impl Limit {
@@ -40,8 +36,6 @@ impl Limit {
             Self::BodyTime => "body_time",
             Self::ReadTime => "read_time",
             Self::StrangerRate => "stranger_rate",
-            Self::KeyRequests => "key_requests",
-            Self::KeyRate => "key_rate",
         }
     }
 }

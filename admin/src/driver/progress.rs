@@ -14,7 +14,7 @@ use tritmill_queue::{
 };
 
 use super::{Budget, Interrupted, Next, cancel_jobs, lines, save};
-use crate::App;
+use crate::{App, refusals::Limit};
 
 /// Shortest and longest pause between two counts. In between it is a share of the time since the last change.
 /// It is also a multiple of a count's duration, so that counting takes a small part of the store's time.
@@ -130,7 +130,7 @@ async fn submit(
                     continue;
                 }
                 Err(ClientError::Busy { retry_after, limit, .. }) => {
-                    app.metrics.refusals.count(limit.into(), &claim.batch.tenant);
+                    app.metrics.refusals.count(Limit::Queue(limit), &claim.batch.tenant);
                     return Ok(Submitted::Busy(retry_after));
                 }
                 Err(ClientError::Store(error)) => return Err(error.into()),

@@ -6,22 +6,22 @@ use futures_util::future::join_all;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    metrics::{MetricType, counter::ConstCounter},
     registry::Registry,
 };
 use tokio::time::timeout;
-use tritmill_queue::store::{
-    history::{Histogram, Latencies},
-    workers::Integrity,
+use tritmill_queue::{
+    metrics::{Row, Values, encode_rows},
+    store::{
+        history::{Histogram, Latencies},
+        workers::Integrity,
+    },
 };
 
 use crate::{
     ApiError, App,
     operator::queues::{self, QueueLoad},
 };
-
-/// A metric's name, help text and type, and its values for a queue by label value.
-type Row = (&'static str, &'static str, MetricType, fn(&Scraped) -> Vec<(&'static str, f64)>);
 
 /// Longest wait for the dispatcher at a scrape; after it the metrics of its entries are left out.
 const DISPATCHER_WAIT: Duration = Duration::from_secs(1);
@@ -41,12 +41,6 @@ impl Scraped {
         let entries = self.entries.filter(|_| !depth.or_more)?;
         Some(depth.queued as f64 - entries as f64)
     }
-
-    /// Age of the oldest jobs that may be missing from the dispatcher.
-    fn unannounced(&self) -> Duration {
-        let since = self.load.depth().unannounced_since.zip(self.load.sampled_at);
-        since.map_or(Duration::ZERO, |(since, at)| at.since(since))
-    }
 }
 
 /// The state of all queues at a scrape.
@@ -56,40 +50,48 @@ struct Scrape {
     integrity: Integrity,
 }
 
-/// Label value of metrics without a `kind` label.
-const PLAIN: &str = "";
+/// Returns the value of a metric without a `kind` label, if there is one.
+fn plain(value: impl Into<Option<f64>>) -> Values<f64> {
+    value.into().map(|value| (None, value)).into_iter().collect()
+}
+
+/// Returns the values of a metric by kind.
+fn kinds<const N: usize>(values: [(&'static str, u64); N]) -> Values<f64> {
+    values.map(|(kind, value)| (Some(kind), value as f64)).into()
+}
 
 #[rustfmt::skip]
-const ROWS: [Row; 11] = [
+const ROWS: [Row<Scraped, f64>; 11] = [
     ("queue_depth", "Unfinished jobs, by state", MetricType::Gauge, |queue| {
         let depth = queue.load.depth();
-        vec![("scheduled", depth.scheduled as f64), ("queued", depth.queued as f64),
-             ("running", depth.running as f64), ("retrying", depth.retrying as f64)]
+        kinds([("scheduled", depth.scheduled), ("queued", depth.queued),
+               ("running", depth.running), ("retrying", depth.retrying)])
     }),
     ("queue_oldest_seconds", "Age of the oldest queued job", MetricType::Gauge,
-        |queue| vec![(PLAIN, queue.load.oldest_queued().map_or(0.0, |age| age.as_secs_f64()))]),
+        |queue| plain(queue.load.oldest_queued().unwrap_or_default().as_secs_f64())),
     ("queue_entries", "Entries waiting in the dispatcher", MetricType::Gauge,
-        |queue| queue.entries.map(|entries| (PLAIN, entries as f64)).into_iter().collect()),
+        |queue| plain(queue.entries.map(|entries| entries as f64))),
     ("queue_missing_jobs", "Queued jobs at the last sample minus entries in the dispatcher now",
-        MetricType::Gauge, |queue| queue.missing_jobs().map(|jobs| (PLAIN, jobs)).into_iter().collect()),
-    ("queue_unannounced_seconds", "Age of the oldest jobs whose enqueueing is not confirmed",
-        MetricType::Gauge, |queue| vec![(PLAIN, queue.unannounced().as_secs_f64())]),
+        MetricType::Gauge, |queue| plain(queue.missing_jobs())),
+    ("queue_unannounced_seconds", "Age of the oldest job without confirmed enqueueing",
+        MetricType::Gauge,
+        |queue| plain(queue.load.oldest_unannounced().unwrap_or_default().as_secs_f64())),
     ("queue_sampled_timestamp_seconds", "Time of the last sample of the queues", MetricType::Gauge,
-        |queue| queue.load.sampled_at.map(|at| (PLAIN, at.0 as f64 / 1000.0)).into_iter().collect()),
+        |queue| plain(queue.load.sampled_at.map(|at| at.0 as f64 / 1000.0))),
     ("queue_paused", "1 while the queue is paused", MetricType::Gauge,
-        |queue| vec![(PLAIN, f64::from(u8::from(queue.load.settings.paused)))]),
+        |queue| plain(f64::from(u8::from(queue.load.settings.paused)))),
     ("queue_workers", "Live workers", MetricType::Gauge,
-        |queue| vec![(PLAIN, queue.load.workers as f64)]),
+        |queue| plain(queue.load.workers as f64)),
     ("queue_slots", "Jobs that the live workers can run at once", MetricType::Gauge,
-        |queue| vec![(PLAIN, queue.load.slots as f64)]),
+        |queue| plain(queue.load.slots as f64)),
     ("queue_jobs", "Finished jobs, by state", MetricType::Counter, |queue| {
         let all = queue.load.totals();
-        vec![("completed", all.completed as f64), ("failed", all.failed as f64),
-             ("cancelled", all.cancelled as f64), ("expired", all.expired as f64)]
+        kinds([("completed", all.completed), ("failed", all.failed),
+               ("cancelled", all.cancelled), ("expired", all.expired)])
     }),
     ("queue_tokens", "Tokens of completed jobs", MetricType::Counter, |queue| {
         let all = queue.load.totals();
-        vec![("prompt", all.prompt_tokens as f64), ("completion", all.completion_tokens as f64)]
+        kinds([("prompt", all.prompt_tokens), ("completion", all.completion_tokens)])
     }),
 ];
 
@@ -103,21 +105,11 @@ const LATENCIES: [Latency; 3] = [
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for (name, help, kind, values) in ROWS {
-            let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
-            for queue in &self.queues {
-                let queue_name = queue.load.settings.queue.to_string();
-                for (label, value) in values(queue) {
-                    let mut labels = vec![("queue", queue_name.as_str())];
-                    labels.extend((label != PLAIN).then_some(("kind", label)));
-                    let family = metric.encode_family(&labels)?;
-                    match kind {
-                        MetricType::Counter => ConstCounter::new(value).encode(family)?,
-                        _ => ConstGauge::new(value).encode(family)?,
-                    }
-                }
-            }
-        }
+        let named = |queue: &Scraped| queue.load.settings.queue.to_string();
+        let names: Vec<String> = self.queues.iter().map(named).collect();
+        let labels = names.iter().map(|name| Some(("queue", name.as_str())));
+        let queues: Vec<_> = labels.zip(&self.queues).collect();
+        encode_rows(&mut encoder, &ROWS, &queues, "kind")?;
         for (name, help, latency) in LATENCIES {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
             for Scraped { load, .. } in &self.queues {
@@ -158,8 +150,9 @@ async fn with_entries(app: &App, loads: Vec<QueueLoad>) -> Vec<Scraped> {
 
 /// A registry of the queues' current metrics.
 pub(super) async fn registry(app: &App) -> Result<Registry, ApiError> {
-    let queues = with_entries(app, queues::loads(app).await?).await;
-    let integrity = app.store.integrity().await?;
+    let loads = queues::loads(app).await?;
+    let (queues, integrity) = tokio::join!(with_entries(app, loads), app.store.integrity());
+    let integrity = integrity?;
     let mut registry = Registry::with_prefix("tritmill");
     registry.register_collector(Box::new(Scrape { queues, integrity }));
     Ok(registry)

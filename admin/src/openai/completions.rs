@@ -28,7 +28,7 @@ pub(crate) async fn chat(
     parent: JobParent,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
-    complete(app, (caller, parent), Endpoint::Chat, body).await
+    Request { caller, parent, endpoint: Endpoint::Chat, body }.answer(app).await
 }
 
 /// Creates a text completion.
@@ -40,45 +40,54 @@ pub(crate) async fn text(
     parent: JobParent,
     JsonBody(body): JsonBody<Map<String, Value>>,
 ) -> Result<Response, ApiError> {
-    complete(app, (caller, parent), Endpoint::Completions, body).await
+    Request { caller, parent, endpoint: Endpoint::Completions, body }.answer(app).await
 }
 
-/// Submits a job and answers with its result.
-async fn complete(
-    app: App,
-    (caller, JobParent(traceparent)): (Caller, JobParent),
+/// A request for a completion.
+struct Request {
+    caller: Caller,
+    parent: JobParent,
     endpoint: Endpoint,
-    mut map: Map<String, Value>,
-) -> Result<Response, ApiError> {
-    let streaming = Streaming::take(&mut map)?;
-    let body = parse_body(endpoint, map)?;
-    let name = body.model.clone().ok_or_else(|| ApiError::missing_field("model"))?;
-    let queue = app.models.find(&name).await?.ok_or_else(|| ApiError::model_not_found(&name))?;
-    let permit = streaming.map(|_| app.stream_permit()).transpose()?;
-    let created = app.client.now().await?;
-    let limit = app.limits.answer_within;
-    let (id, choices) = (JobId::generate(), body.sampling.n);
-    let job = Job {
-        tenant: caller.tenant,
-        priority: Priority::High,
-        stream: streaming.is_some(),
-        expires_at: Some(created.after(limit)),
-        traceparent,
-        ..body.job(id, queue.clone())
-    };
-    let end = app.job_waiter.wait_for(id);
-    // Created before the submission, which may succeed even if it breaks off.
-    let mut awaited = AwaitedJob { app: app.clone(), id, is_finished: false };
-    app.client.submit(job).await?;
-    let head = AnswerHead { id, endpoint, queue, created };
-    if let Some(streaming) = streaming {
-        return AnswerStream { app, awaited, head, streaming, choices, end, permit }
-            .respond()
-            .await;
+    body: Map<String, Value>,
+}
+
+impl Request {
+    /// Submits a job and answers with its result.
+    async fn answer(self, app: App) -> Result<Response, ApiError> {
+        let Self { caller, parent: JobParent(traceparent), endpoint, body: mut map } = self;
+        let streaming = Streaming::take(&mut map)?;
+        let body = parse_body(endpoint, map)?;
+        let name = body.model.clone().ok_or_else(|| ApiError::missing_field("model"))?;
+        let queue =
+            app.models.find(&name).await?.ok_or_else(|| ApiError::model_not_found(&name))?;
+        let permit = streaming.map(|_| app.stream_permit()).transpose()?;
+        let created = app.client.now().await?;
+        let limit = app.limits.answer_within;
+        let (id, choices) = (JobId::generate(), body.sampling.n);
+        let job = Job {
+            tenant: caller.tenant,
+            priority: Priority::High,
+            stream: streaming.is_some(),
+            expires_at: Some(created.after(limit)),
+            traceparent,
+            ..body.job(id, queue.clone())
+        };
+        let end = app.job_waiter.wait_for(id);
+        // Created before the submission, which may succeed even if it breaks off.
+        let mut awaited = AwaitedJob { app: app.clone(), id, is_finished: false };
+        app.client.submit(job).await?;
+        let head = AnswerHead { id, endpoint, queue, created };
+        if let Some(streaming) = streaming {
+            return AnswerStream { app, awaited, head, streaming, choices, end, permit }
+                .respond()
+                .await;
+        }
+        let Ok(Ok(ended)) = timeout(limit, end).await else {
+            return Err(ApiError::answer_timeout());
+        };
+        awaited.is_finished = true;
+        let completion = completion(ended)?;
+        let body = answer::body(id.as_bytes(), endpoint.shape(), head.created, &completion);
+        Ok(Json(body).into_response())
     }
-    let Ok(Ok(ended)) = timeout(limit, end).await else { return Err(ApiError::answer_timeout()) };
-    awaited.is_finished = true;
-    let completion = completion(ended)?;
-    let body = answer::body(id.as_bytes(), endpoint.shape(), head.created, &completion);
-    Ok(Json(body).into_response())
 }

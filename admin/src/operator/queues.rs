@@ -55,6 +55,11 @@ impl QueueLoad {
         Some(self.sampled_at?.since(self.depth().oldest_queued_at?))
     }
 
+    /// Returns the age, at the last sample, of the oldest jobs that the dispatcher may lack.
+    pub fn oldest_unannounced(&self) -> Option<Duration> {
+        Some(self.sampled_at?.since(self.depth().unannounced_since?))
+    }
+
     /// Returns the time until the queue is empty at the present rate; `None` while no job finishes.
     pub fn drains_in(&self) -> Option<Duration> {
         /// Slower rates, of a job in some minutes, allow no estimate.

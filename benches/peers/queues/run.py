@@ -12,8 +12,8 @@ Celery and RQ, one for BullMQ and apalis, so that Redis has the other core.
 
 Submit is measured from the first call to the last answer, without the start of the runtime. Consume is measured
 from the first observed finished job to the last. Slow peers get fewer jobs, as printed; rates do not depend on the
-number. Tritmill's figures are those of `tritmill bench queue`, which also renews each job once; the peers have no
-such step.
+number. Tritmill's figures are those of `tritmill bench queue --renewals 0`, because a peer's job that takes no time has
+no such step either; its workers renew only jobs that run for seconds.
 """
 
 import argparse
@@ -150,7 +150,8 @@ def versions(node, venv):
 def tritmill(args, fast):
     """Submit and consume rates of one run; `xtask` starts the servers of the journalled mode."""
     words = ["bench", "queue", "--json", "--jobs", str(args.jobs), "--repetitions", "1", "--starts", "1",
-             "--micro-batch", str(args.micro_batch), "--consumers", str(args.consumers)]
+             "--micro-batch", str(args.micro_batch), "--consumers", str(args.consumers),
+             "--renewals", str(args.renewals)]
     if fast:
         with Redis() as redis:
             environment = {k: v for k, v in os.environ.items() if k != "DATABASE_URL"} | {"REDIS_URL": redis.url}
@@ -174,6 +175,7 @@ def main():
     a.add_argument("--jobs", type=int, default=20000)
     a.add_argument("--micro-batch", type=int, default=64, help="of tritmill's consumers")
     a.add_argument("--consumers", type=int, default=4, help="of tritmill")
+    a.add_argument("--renewals", type=int, default=0, help="of each of tritmill's jobs")
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--peers", default="BullMQ,Celery,RQ,apalis-redis", help="which of them")
     a.add_argument("--json", action="store_true")

@@ -10,8 +10,8 @@ use tritmill_queue::{
 use super::{Client, Mode};
 
 impl Client {
-    /// Returns the same client; the time of each call of its store and dispatcher is recorded. Calls with
-    /// idempotency keys and those that accept jobs in the fast mode are not.
+    /// Returns the same client; the time of each call of its store and dispatcher is recorded. Submissions
+    /// under idempotency keys, reads of quotas, and calls that accept jobs in the fast mode are not.
     #[must_use]
     pub fn measured(self, calls: &CallMetrics) -> Self {
         Self {
@@ -21,7 +21,7 @@ impl Client {
         }
     }
 
-    /// Returns the metrics of the connections to Postgres and Redis; without both there are none.
+    /// Returns the metrics of the connections to Postgres and Redis; empty unless the client uses both.
     pub fn connections(&self) -> ConnectionMetrics {
         match &self.mode {
             Mode::Servers { store, redis, .. } => ConnectionMetrics::new(Some(store), Some(redis)),

@@ -18,13 +18,14 @@ use crate::{
     store::classes::{ClassError, ResetClassError},
 };
 
-/// Upper bounds of the buckets, in seconds. The last is the longest time that a call may take.
+/// Upper bounds of the buckets, in seconds. A statement on Postgres may take 60 s; a call of several may take
+/// longer.
 const BUCKETS: [f64; 15] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CallResult {
+pub(super) enum CallResult {
     /// With an answer.
     Ok,
     /// The queue is full.
@@ -46,7 +47,7 @@ impl CallResult {
     const COUNT: usize = Self::Dropped as usize + 1;
 
     /// Returns the value of the label `result`.
-    pub const fn as_str(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Busy => "busy",
@@ -110,8 +111,8 @@ struct Labels {
 
 type Family = family::Family<Labels, Histogram, fn() -> Histogram>;
 
-/// Histograms of all calls of one trait or of several. Clones share them.
-#[derive(Debug, Clone)]
+/// Histograms of all calls of one trait or of several.
+#[derive(Debug)]
 pub(super) struct Calls(Family);
 
 impl Default for Calls {
@@ -124,33 +125,32 @@ impl Default for Calls {
 #[derive(Debug)]
 pub(super) struct Call {
     name: &'static str,
-    family: Family,
     /// By result; each appears in the metrics when it occurs first.
     histograms: [OnceLock<Histogram>; CallResult::COUNT],
 }
 
 impl Call {
-    pub fn new(name: &'static str, calls: &Calls) -> Self {
-        let histograms = [const { OnceLock::new() }; CallResult::COUNT];
-        Self { name, family: calls.0.clone(), histograms }
+    pub fn new(name: &'static str) -> Self {
+        Self { name, histograms: [const { OnceLock::new() }; CallResult::COUNT] }
     }
 
     /// Waits for the answer of a call and records its time. A call that is dropped is recorded, too.
     pub async fn time<T, E: Failure>(
         &self,
+        all: &Calls,
         call: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         let mut timing =
-            Timing { call: self, started: Instant::now(), result: CallResult::Dropped };
+            Timing { call: self, all, started: Instant::now(), result: CallResult::Dropped };
         let answer = call.await;
         timing.result = answer.as_ref().map_or_else(Failure::kind, |_| CallResult::Ok);
         answer
     }
 
-    fn histogram(&self, result: CallResult) -> &Histogram {
+    fn histogram(&self, all: &Calls, result: CallResult) -> &Histogram {
         self.histograms[result as usize].get_or_init(|| {
             let labels = Labels { call: self.name, result: result.as_str() };
-            self.family.get_or_create_owned(&labels)
+            all.0.get_or_create_owned(&labels)
         })
     }
 }
@@ -158,44 +158,32 @@ impl Call {
 /// A call without an answer so far.
 struct Timing<'a> {
     call: &'a Call,
+    all: &'a Calls,
     started: Instant,
     result: CallResult,
 }
 
 impl Drop for Timing<'_> {
     fn drop(&mut self) {
-        self.call.histogram(self.result).observe(self.started.elapsed().as_secs_f64());
+        let histogram = self.call.histogram(self.all, self.result);
+        histogram.observe(self.started.elapsed().as_secs_f64());
     }
 }
 
 /// Times of the calls of this process. Clones share them.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct CallMetrics {
-    store: Calls,
-    dispatcher: Calls,
-    pub(super) store_calls: Arc<StoreCalls>,
-    pub(super) dispatcher_calls: Arc<DispatcherCalls>,
-}
-
-impl Default for CallMetrics {
-    fn default() -> Self {
-        let (store, dispatcher) = <(Calls, Calls)>::default();
-        Self {
-            store_calls: Arc::new(StoreCalls::new(&store)),
-            dispatcher_calls: Arc::new(DispatcherCalls::new(&dispatcher)),
-            store,
-            dispatcher,
-        }
-    }
+    pub(super) store: Arc<StoreCalls>,
+    pub(super) dispatcher: Arc<DispatcherCalls>,
 }
 
 impl CallMetrics {
     /// Adds the metrics to a registry.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Time of a store call as its caller sees it";
-        registry.register("store_call_seconds", help, self.store.0.clone());
+        registry.register("store_call_seconds", help, self.store.all.0.clone());
         let help =
             "Time of a dispatcher call as its caller sees it; pull includes the wait for jobs";
-        registry.register("dispatcher_call_seconds", help, self.dispatcher.0.clone());
+        registry.register("dispatcher_call_seconds", help, self.dispatcher.all.0.clone());
     }
 }

@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// A store whose calls are measured.
+/// A store that measures its calls.
 #[derive(Debug)]
 pub struct MeasuredStore<S: ?Sized> {
     calls: Arc<StoreCalls>,
@@ -43,11 +43,11 @@ pub struct MeasuredStore<S: ?Sized> {
 impl<S: ?Sized> MeasuredStore<S> {
     /// Measures the calls of a store.
     pub fn new(inner: Arc<S>, calls: &CallMetrics) -> Self {
-        Self { calls: Arc::clone(&calls.store_calls), inner }
+        Self { calls: Arc::clone(&calls.store), inner }
     }
 }
 
-/// A dispatcher whose calls are measured.
+/// A dispatcher that measures its calls.
 #[derive(Debug)]
 pub struct MeasuredDispatcher<S: ?Sized> {
     calls: Arc<DispatcherCalls>,
@@ -57,7 +57,7 @@ pub struct MeasuredDispatcher<S: ?Sized> {
 impl<S: ?Sized> MeasuredDispatcher<S> {
     /// Measures the calls of a dispatcher.
     pub fn new(inner: Arc<S>, calls: &CallMetrics) -> Self {
-        Self { calls: Arc::clone(&calls.dispatcher_calls), inner }
+        Self { calls: Arc::clone(&calls.dispatcher), inner }
     }
 }
 
@@ -70,15 +70,21 @@ macro_rules! measured {
     })+) => {
         /// Histograms by call.
         #[derive(Debug)]
-        pub(super) struct $calls { $($($call: Call,)+)+ }
+        pub(super) struct $calls {
+            pub all: Calls,
+            $($($call: Call,)+)+
+        }
 
-        impl $calls {
-            pub fn new(calls: &Calls) -> Self {
-                Self { $($($call: Call::new(stringify!($call), calls),)+)+ }
+        impl Default for $calls {
+            fn default() -> Self {
+                let all = Calls::default();
+                Self { all, $($($call: Call::new(stringify!($call)),)+)+ }
             }
+        }
 
+        #[cfg(test)]
+        impl $calls {
             /// Names of the calls.
-            #[cfg(test)]
             const NAMES: &[&str] = &[$($(stringify!($call)),+),+];
         }
 
@@ -86,7 +92,7 @@ macro_rules! measured {
         impl<S: $trait + ?Sized> $trait for $wrapper<S> {
             $($($item)*)?
             $(async fn $call(&self, $($argument: $kind),*) -> $answer {
-                self.calls.$call.time(self.inner.$call($($argument),*)).await
+                self.calls.$call.time(&self.calls.all, self.inner.$call($($argument),*)).await
             })+
         })+
     };

@@ -213,7 +213,7 @@ pub struct Depth {
     pub or_more: bool,
     /// Submission time of the oldest queued job.
     pub oldest_queued_at: Option<Timestamp>,
-    /// Time at which the oldest jobs were queued that may be missing from the dispatcher.
+    /// Queueing time of the oldest jobs that the dispatcher may lack.
     pub unannounced_since: Option<Timestamp>,
 }
 

@@ -63,20 +63,22 @@ const STATEMENT_TIMEOUT: &str = "60s";
 /// Longest time a statement may wait for a lock, in the server's notation.
 const LOCK_TIMEOUT: &str = "15s";
 
-type Settings = [(&'static str, &'static str); 2];
-const PLANNED_EACH_TIME: Settings =
-    [("plan_cache_mode", "force_custom_plan"), ("enable_seqscan", "on")];
+type Settings = &'static [(&'static str, &'static str)];
+/// Settings of the connections of both pools.
+const CONNECTION_SETTINGS: Settings = &[
+    ("jit", "off"),
+    ("statement_timeout", STATEMENT_TIMEOUT),
+    ("lock_timeout", LOCK_TIMEOUT),
+    ("idle_in_transaction_session_timeout", STATEMENT_TIMEOUT),
+];
+/// Further settings of the pool for all other statements.
+const PLANNED_EACH_TIME: Settings = &[("plan_cache_mode", "force_custom_plan")];
+/// Further settings of the pool `hot`.
 const PLANNED_ONCE: Settings =
-    [("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off")];
-
-/// Returns the settings of each connection of a pool.
-fn settings(planning: Settings) -> [(&'static str, &'static str); 6] {
-    let [plan, scan] = planning;
-    let limit = ("idle_in_transaction_session_timeout", STATEMENT_TIMEOUT);
-    let [statement, lock] =
-        [("statement_timeout", STATEMENT_TIMEOUT), ("lock_timeout", LOCK_TIMEOUT)];
-    [("jit", "off"), statement, lock, limit, plan, scan]
-}
+    &[("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off")];
+/// Further settings of a migration, also where the role has limits: it may rewrite a table, and it waits for
+/// other ones.
+const UNLIMITED: Settings = &[("statement_timeout", "0"), ("lock_timeout", "0")];
 
 /// Size of the connection pool, and time limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,11 +137,10 @@ impl PostgresStore {
     /// [`StoreError::Unavailable`] when the server cannot be reached, [`StoreError::Migrate`] when
     /// a migration fails or was changed after it ran.
     pub async fn migrate(url: &str) -> Result<(), StoreError> {
-        // No time limit for statements: a migration may rewrite a table.
         let options = PgPoolOptions::new()
             .max_connections(1)
             .acquire_timeout(PostgresOptions::default().acquire_timeout);
-        let (pool, _) = connect::pool(options, &connect::parse(url)?, &[]).await?;
+        let (pool, _) = connect::pool(options, &connect::parse(url)?, Some(UNLIMITED)).await?;
         schema::migrate(&pool).await?;
         let mut connection = pool.acquire().await?;
         partitions::create_ahead(&mut connection, None).await?;
@@ -179,9 +180,9 @@ impl PostgresStore {
                 })
             });
         let (pool, index) =
-            connect::pool(pool_options.clone(), &hosts, &settings(PLANNED_EACH_TIME)).await?;
-        host.move_to(index);
-        let hot = pool_options.connect_lazy_with(hosts.with(index, &settings(PLANNED_ONCE)));
+            connect::pool(pool_options.clone(), &hosts, Some(PLANNED_EACH_TIME)).await?;
+        host.set_index(index);
+        let hot = pool_options.connect_lazy_with(hosts.with(index, Some(PLANNED_ONCE)));
         schema::check(&pool).await?;
         let layout = Arc::new(KnownLayout::read(&mut *pool.acquire().await?).await?);
         Ok(Self {

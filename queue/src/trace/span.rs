@@ -10,7 +10,8 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 use super::TraceParent;
 
 impl TraceParent {
-    /// Returns the position of a span in its trace; `None` if it is not recorded.
+    /// Returns the position of a span in its trace; `None` without a layer that gives spans one.
+    /// A span that is not recorded has one, so that its jobs are not recorded either.
     pub fn of_span(span: &Span) -> Option<Self> {
         let context = span.context();
         let span = context.span();
@@ -19,7 +20,7 @@ impl TraceParent {
             return None;
         }
         let flags = context.trace_flags().to_u8();
-        format!("00-{}-{}-{flags:02x}", context.trace_id(), context.span_id()).parse().ok()
+        Some(Self(format!("00-{}-{}-{flags:02x}", context.trace_id(), context.span_id())))
     }
 
     /// Makes this the parent of a span that was not entered yet.
@@ -30,10 +31,9 @@ impl TraceParent {
             return;
         };
         // The lowest bit says whether the submitter records the trace; the other flags are not passed on.
-        let flags = u8::from_str_radix(&self.0[53..], 16).unwrap_or_default();
-        let flags = TraceFlags::NOT_SAMPLED.with_sampled(flags & 1 == 1);
+        let flags = TraceFlags::NOT_SAMPLED.with_sampled(self.flags() & 1 == 1);
         let context = SpanContext::new(trace, parent, flags, true, TraceState::NONE);
-        // Fails if there is no layer, or if it does not record the span.
+        // Fails without a layer, and with a layer that does not record the span.
         let _ = span.set_parent(Context::new().with_remote_span_context(context));
     }
 }

@@ -32,6 +32,15 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 /// on an idle queue.
 const IDLE: Duration = Duration::from_millis(110);
 
+/// What a consumer does at once.
+#[derive(Debug, Clone, Copy)]
+pub struct MicroBatch {
+    /// Most jobs of one batch.
+    pub max: usize,
+    /// How often the jobs are renewed.
+    pub renewals: usize,
+}
+
 /// The servers and the queue of this run.
 #[derive(Clone)]
 pub struct Bench {
@@ -77,12 +86,12 @@ impl Bench {
         Ok(())
     }
 
-    /// Takes `count` jobs through pull, claim, renew, finish and acknowledge.
+    /// Takes `count` jobs through pull, claim, renewals, finish and acknowledge.
     pub async fn consume(
         &self,
         count: usize,
         consumers: usize,
-        micro_batch: usize,
+        batch: MicroBatch,
     ) -> anyhow::Result<()> {
         let left = Arc::new(AtomicUsize::new(count));
         let mut tasks = JoinSet::new();
@@ -91,7 +100,7 @@ impl Bench {
             tasks.spawn(async move {
                 let name = format!("bench-{number}");
                 while left.load(Ordering::Relaxed) > 0 {
-                    let done = bench.turn(&name, micro_batch).await?;
+                    let done = bench.turn(&name, batch).await?;
                     left.fetch_sub(done, Ordering::Relaxed);
                 }
                 anyhow::Ok(())
@@ -104,17 +113,19 @@ impl Bench {
     }
 
     /// Runs one micro-batch and returns its number of jobs.
-    async fn turn(&self, consumer: &str, max: usize) -> anyhow::Result<usize> {
-        let (claims, deliveries) = self.start(consumer, max, PULL_WAIT).await?;
+    async fn turn(&self, consumer: &str, batch: MicroBatch) -> anyhow::Result<usize> {
+        let (claims, deliveries) = self.start(consumer, batch.max, PULL_WAIT).await?;
         let held: Vec<ClaimRef> = claims.iter().map(Claim::claim_ref).collect();
         if held.is_empty() {
             return Ok(0);
         }
-        // As in the worker: first the store's lease, then the dispatcher's.
-        let lost = self.store.renew(&held, LEASE).await?;
-        ensure!(lost.is_empty(), "{} leases were lost", lost.len());
-        let lost = self.dispatcher.renew(consumer, &deliveries).await?;
-        ensure!(lost.is_empty(), "{} deliveries were lost", lost.len());
+        for _ in 0..batch.renewals {
+            // As in the worker: first the store's lease, then the dispatcher's.
+            let lost = self.store.renew(&held, LEASE).await?;
+            ensure!(lost.is_empty(), "{} leases were lost", lost.len());
+            let lost = self.dispatcher.renew(consumer, &deliveries).await?;
+            ensure!(lost.is_empty(), "{} deliveries were lost", lost.len());
+        }
         self.end(consumer, &held, &deliveries).await?;
         Ok(held.len())
     }

@@ -3,16 +3,33 @@
 
 use std::{fs, time::Duration};
 
+use anyhow::bail;
+use clap::Args;
+
 /// Length of a tick in `/proc/PID/stat`: Linux reports these in hundredths of a second everywhere.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Process ids of the servers.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Args)]
 pub struct Pids {
-    /// redis-server.
+    /// Process of redis-server on this machine, to report its CPU time
+    #[arg(id = "redis_pid", long = "redis-pid", value_name = "PID")]
     pub redis: Option<u32>,
-    /// Main process of Postgres; its children are counted with it.
+    /// Main process of Postgres on this machine, to report its CPU time and its children's
+    #[arg(id = "postgres_pid", long = "postgres-pid", value_name = "PID")]
     pub postgres: Option<u32>,
+}
+
+impl Pids {
+    /// Returns these ids; an error if one of the processes is not on this machine.
+    pub fn existing(self) -> anyhow::Result<Self> {
+        let used = Used::read(self);
+        let is_missing = |pid: Option<u32>, used: Option<Duration>| pid.is_some() && used.is_none();
+        if is_missing(self.redis, used.redis) || is_missing(self.postgres, used.postgres) {
+            bail!("no such process on this machine: check --redis-pid and --postgres-pid");
+        }
+        Ok(self)
+    }
 }
 
 /// Processor time until a moment, or between two moments.

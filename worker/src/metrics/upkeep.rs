@@ -20,7 +20,7 @@ use tritmill_queue::QueueName;
 const MARGINS: [f64; 14] =
     [0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0, 10.0, 15.0, 30.0, 60.0, 600.0];
 
-/// A time of this machine's clock, in milliseconds; 0 before the first.
+/// A time of this machine's clock, in milliseconds; 0 until it is set.
 #[derive(Debug, Default)]
 struct Time(AtomicI64);
 

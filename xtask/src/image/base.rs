@@ -54,8 +54,8 @@ impl Bases {
         let named = |name: &str| {
             let images = dockerfile.lines().filter_map(|line| line.strip_prefix("FROM "));
             let image = images.filter_map(|rest| rest.split(' ').next()).find_map(|image| {
-                let tag = image.strip_prefix(name)?.strip_prefix(':')?.strip_suffix("-slim");
-                let tag = tag.or_else(|| image.strip_prefix(name)?.strip_prefix(':'))?;
+                let tag = image.strip_prefix(name)?.strip_prefix(':')?;
+                let tag = tag.strip_suffix("-slim").unwrap_or(tag);
                 Some((format!("docker.io/library/{image}"), tag.to_owned()))
             });
             image.with_context(|| format!("the Dockerfile has no stage from {name}"))
@@ -139,6 +139,10 @@ fn add_toolchain(toolchain: &Path, folder: &Path) -> anyhow::Result<()> {
             .with_context(|| format!("cannot copy {program}"))?;
     }
     process::run(Command::new("cp").arg("-a").arg(toolchain.join("lib")).arg(&local))?;
+    let sources = local.join("lib/rustlib/src");
+    if sources.exists() {
+        fs::remove_dir_all(sources).context("cannot remove the sources")?;
+    }
     let authorities = Path::new("/").join(AUTHORITIES);
     if authorities.exists() {
         fs::copy(authorities, folder.join(AUTHORITIES)).context("cannot copy the authorities")?;

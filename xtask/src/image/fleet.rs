@@ -28,7 +28,7 @@ const COMPLETED: &str = "tritmill_worker_jobs_completed_total";
 pub fn run(buildah: &Buildah) -> anyhow::Result<()> {
     check_settings(buildah)?;
     check_cuda(buildah)?;
-    // Mounted into the containers, whose user writes there.
+    // Mounted into the containers. Their user writes there.
     let data = tempfile::Builder::new().prefix("tritmill-image-").tempdir()?;
     chown(data.path(), Some(USER), Some(USER)).context("cannot change the owner of a folder")?;
     let outcome = answer(buildah, data.path());
@@ -59,7 +59,7 @@ fn check_settings(buildah: &Buildah) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks that the program of the CUDA image says in one line that there is no driver.
+/// Checks that the program of the CUDA image reports the missing driver in one line.
 fn check_cuda(buildah: &Buildah) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let container = Container::create(buildah, CUDA, &[], folder.path())?;
@@ -97,9 +97,15 @@ impl<'a> Worker<'a> {
         Ok(Self { container, running, port })
     }
 
-    fn completed(&self) -> u64 {
-        let metrics = page::metrics(&format!("127.0.0.1:{}", self.port.number()));
-        metrics.get(COMPLETED).copied().unwrap_or_default()
+    /// Returns how many jobs it has completed; waits for its metrics page.
+    fn completed(&self) -> anyhow::Result<u64> {
+        let address = format!("127.0.0.1:{}", self.port.number());
+        let mut completed = None;
+        wait_until("a worker shows its metrics", || {
+            completed = page::metrics(&address).and_then(|metrics| metrics.get(COMPLETED).copied());
+            Ok(completed.is_some())
+        })?;
+        completed.context("the wait has ended")
     }
 }
 
@@ -118,7 +124,10 @@ fn answer(buildah: &Buildah, data: &Path) -> anyhow::Result<()> {
     let listen = format!("127.0.0.1:{}", port.number());
     let (outside, inside) = (format!("http://{listen}"), create()?);
     let mut admin = inside.start("admin", &["admin", "--listen", &listen])?;
-    wait_until("the API is healthy", || Ok(inside.is_healthy(port.number())))?;
+    wait_until("the API is healthy", || {
+        ensure!(admin.ended()?.is_none(), "the API has ended:\n{}", admin.log());
+        Ok(inside.is_healthy(port.number()))
+    })?;
     let first = Worker::start(create()?, "worker-1")?;
     let mut second = Worker::start(create()?, "worker-2")?;
     for running in [&admin, &first.running, &second.running] {
@@ -132,17 +141,17 @@ fn answer(buildah: &Buildah, data: &Path) -> anyhow::Result<()> {
     let mut batch = producer.start("batch", &[&words[..], &["--server", &outside]].concat())?;
     wait_until("both workers answer", || {
         ensure!(batch.ended()?.is_none(), "the batch ended too early:\n{}", batch.log());
-        Ok(first.completed().min(second.completed()) > BEFORE_STOP)
+        Ok(first.completed()?.min(second.completed()?) > BEFORE_STOP)
     })?;
     second.running.signal(Signal::Terminate)?;
     second.running.succeed("a worker drains")?;
     ensure!(batch.ended()?.is_none(), "the worker was to stop in the middle of the batch");
     ensure!(second.running.log().contains("is drained"), "{}", second.running.log());
     ensure!(!second.container.is_healthy(second.port.number()), "a stopped worker is healthy");
-    let before = first.completed();
+    let before = first.completed()?;
     batch.succeed("the batch ends")?;
     ensure!(first.container.is_healthy(first.port.number()), "the other worker is not healthy");
-    let by_first = first.completed();
+    let by_first = first.completed()?;
     ensure!(by_first > before, "the other worker has answered nothing since");
     check_answers(&data.join("out.jsonl"))?;
     admin.signal(Signal::Terminate)?;

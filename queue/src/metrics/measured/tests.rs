@@ -82,6 +82,7 @@ async fn refused_and_dropped_calls_are_counted_as_such() {
         priority: crate::Priority::Normal,
         tenant: Tenant::default(),
         cost: 1,
+        shard_key: 0,
     };
     dispatcher.enqueue(&[entry(), entry()]).await.expect_err("it is full");
     let pull = Pull { queue: &queue, consumer: "c", max: 1, wait: Duration::from_secs(60) };

@@ -12,7 +12,7 @@ use sqlx::{
 use tokio::time::timeout;
 
 use super::{
-    NoAnswer,
+    NoAnswer, Settings,
     hosts::{self, Hosts},
 };
 use crate::store::{StoreError, error::without_source_line};
@@ -137,16 +137,16 @@ struct Unreachable {
 }
 
 /// Opens a pool with one connection. Waits for a server that is starting; if none answers, the error has
-/// the reason, which the pool does not report. Also returns the index of the server. `settings` are those
-/// of each connection.
+/// the reason, which the pool does not report. Also returns the index of the server. `planning`: see
+/// [`Hosts::with`].
 pub(super) async fn pool(
     options: PgPoolOptions,
     hosts: &Hosts,
-    settings: &[(&str, &str)],
+    planning: Option<Settings>,
 ) -> Result<(PgPool, usize), StoreError> {
     let limit = options.get_acquire_timeout();
     let index = if hosts.must_write { primary(hosts, limit).await? } else { 0 };
-    let server = hosts.with(index, settings);
+    let server = hosts.with(index, planning);
     let source = match options.clone().connect_with(server.clone()).await {
         Ok(pool) => return Ok((pool, index)),
         Err(sqlx::Error::PoolTimedOut) => {

@@ -59,9 +59,8 @@ impl PostgresStore {
     ) -> Result<Submission, SubmitError> {
         storable("tenant", &tenant.0)?;
         storable("idempotency key", key)?;
-        let Some(first) = self.submit_first(tenant, key, request_hash, jobs).await? else {
-            return Ok(Submission::New);
-        };
+        let submitted = self.within(self.submit_first(tenant, key, request_hash, jobs)).await?;
+        let Some(first) = submitted else { return Ok(Submission::New) };
         if rows::get::<&[u8]>(&first, "request_hash")? != request_hash {
             return Err(Conflict { key: key.to_owned() }.into());
         }

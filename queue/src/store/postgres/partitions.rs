@@ -63,23 +63,28 @@ const ERRORS: Table = Table { name: "attempt_errors", key: "job_id", storage: "f
 #[async_trait]
 impl Maintenance for PostgresStore {
     async fn maintain(&self) -> Result<Maintained, StoreError> {
-        let mut connection = self.pool.acquire().await?;
-        let retention = settings::retention(&mut connection).await?;
-        let created = create_ahead(&mut connection, self.clock_parameter()).await?;
-        let mut done = Maintained { created, ..Maintained::default() };
-        let now = now(&mut connection, self.clock_parameter()).await?;
-        let oldest = now.saturating_sub(milliseconds(retention));
-        drop_before(&mut connection, oldest, &mut done).await?;
-        idempotency::forget(&mut connection, oldest).await?;
-        let silent_since = now.saturating_sub(milliseconds(SILENT_KEPT));
-        workers::forget(&mut connection, None, Some(silent_since)).await?;
-        history::sweep(&mut connection, now).await?;
-        Ok(done)
+        // The first maintenance after a long pause may drop many partitions.
+        self.without_limit(maintain(self)).await
     }
 
     async fn erase_tenant(&self, tenant: &Tenant) -> Result<Erased, StoreError> {
         tenants::erase(self, tenant).await
     }
+}
+
+async fn maintain(store: &PostgresStore) -> Result<Maintained, StoreError> {
+    let mut connection = store.pool.acquire().await?;
+    let retention = settings::retention(&mut connection).await?;
+    let created = create_ahead(&mut connection, store.clock_parameter()).await?;
+    let mut done = Maintained { created, ..Maintained::default() };
+    let now = now(&mut connection, store.clock_parameter()).await?;
+    let oldest = now.saturating_sub(milliseconds(retention));
+    drop_before(&mut connection, oldest, &mut done).await?;
+    idempotency::forget(&mut connection, oldest).await?;
+    let silent_since = now.saturating_sub(milliseconds(SILENT_KEPT));
+    workers::forget(&mut connection, None, Some(silent_since)).await?;
+    history::sweep(&mut connection, now).await?;
+    Ok(done)
 }
 
 async fn now(connection: &mut PgConnection, given: Option<i64>) -> Result<i64, StoreError> {

@@ -3,17 +3,18 @@
 use std::{
     future::Future,
     sync::atomic::{AtomicU64, Ordering},
+    time::Instant,
 };
 
 use sqlx::{PgPool, postgres::PgRow};
 
-use super::{NoAnswer, PostgresStore, calls::Query};
+use super::{NoAnswer, PostgresStore, calls::Query, layout::Layout};
 use crate::store::StoreError;
 
-/// Connections of a pool now, and what calls met so far.
+/// Connections of a pool now, and waits and timeouts of calls so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolState {
-    /// `calls` or `hot`; see the module's documentation.
+    /// `hot`: for statements that change open jobs by their ids, and heartbeats; `calls`: for all others.
     pub name: &'static str,
     /// Connections without a call.
     pub idle: u64,
@@ -27,14 +28,14 @@ pub struct PoolState {
     pub timeouts: u64,
 }
 
-/// What calls on both pools met.
+/// Waits and timeouts of calls on both pools.
 #[derive(Debug, Default)]
 pub(super) struct PoolCounts {
     calls: Counts,
     hot: Counts,
 }
 
-/// What calls on one pool met.
+/// Waits and timeouts of calls on one pool.
 #[derive(Debug, Default)]
 struct Counts {
     waits: AtomicU64,
@@ -45,13 +46,6 @@ impl Counts {
     fn begin(&self, pool: &PgPool) {
         if pool.num_idle() == 0 && pool.size() >= pool.options().get_max_connections() {
             self.waits.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn failed(&self, error: &StoreError) {
-        let StoreError::Unavailable(source) = error else { return };
-        if let Some(sqlx::Error::PoolTimedOut) = source.downcast_ref() {
-            self.timeouts.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -76,19 +70,26 @@ impl PostgresStore {
         [calls.state("calls", &self.pool), hot.state("hot", &self.hot)]
     }
 
-    /// Runs a statement of the pool `hot` that returns one row.
-    pub(super) async fn fetch_hot_one(&self, query: Query<'_>) -> Result<PgRow, StoreError> {
-        let call = async { Ok(query.fetch_one(&self.hot).await?) };
-        self.within_pool(&self.hot, &self.counts.hot, call).await
+    /// Runs a statement that changes open jobs by their ids, or a heartbeat, where the jobs of this layout
+    /// are. In the combined layout they share a table with all ended ones.
+    pub(super) async fn fetch_open(
+        &self,
+        layout: Layout,
+        query: Query<'_>,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        match layout {
+            Layout::Combined => self.fetch_all(query).await,
+            Layout::Changing | Layout::Split => self.fetch_hot(query).await,
+        }
     }
 
-    /// Runs a statement that changes open jobs by their ids.
+    /// Runs a statement on the pool `hot`.
     pub(super) async fn fetch_hot(&self, query: Query<'_>) -> Result<Vec<PgRow>, StoreError> {
         let call = async { Ok(query.fetch_all(&self.hot).await?) };
         self.within_pool(&self.hot, &self.counts.hot, call).await
     }
 
-    /// Returns the result of a call on the other pool, or an error when it takes too long.
+    /// Returns the result of a call on the pool `calls`, or an error when it takes too long.
     pub(super) async fn within<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>> + Send,
@@ -96,23 +97,43 @@ impl PostgresStore {
         self.within_pool(&self.pool, &self.counts.calls, call).await
     }
 
-    /// After an error, later calls may go to another server.
+    /// Returns the result of a call on the pool `calls` that may take any time.
+    pub(super) async fn without_limit<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        self.observe(&self.pool, &self.counts.calls, call).await
+    }
+
     async fn within_pool<T>(
         &self,
         pool: &PgPool,
         counts: &Counts,
         call: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
-        counts.begin(pool);
         let limit = self.call_timeout;
-        let result = tokio::time::timeout(limit, call)
-            .await
-            .unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))));
-        if let Err(error) = &result {
-            counts.failed(error);
-        }
-        if let Err(error @ StoreError::Unavailable(_)) = &result {
-            self.on_unavailable(error);
+        let limited = async {
+            let result = tokio::time::timeout(limit, call).await;
+            result.unwrap_or_else(|_| Err(StoreError::Unavailable(Box::new(NoAnswer(limit)))))
+        };
+        self.observe(pool, counts, limited).await
+    }
+
+    /// Counts the waits and timeouts of a call. After an error, later calls may go to another server.
+    async fn observe<T>(
+        &self,
+        pool: &PgPool,
+        counts: &Counts,
+        call: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        let began = Instant::now();
+        counts.begin(pool);
+        let result = call.await;
+        if let Err(error @ StoreError::Unavailable(source)) = &result {
+            if let Some(sqlx::Error::PoolTimedOut) = source.downcast_ref() {
+                counts.timeouts.fetch_add(1, Ordering::Relaxed);
+            }
+            self.on_unavailable(error, began);
         }
         result
     }

@@ -17,8 +17,7 @@ pub const RETENTION_DEFAULT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 impl PostgresStore {
     /// Returns how long this database keeps finished jobs.
     pub async fn retention(&self) -> Result<Duration, StoreError> {
-        let mut connection = self.pool.acquire().await?;
-        retention(&mut connection).await
+        self.within(async { retention(&mut *self.pool.acquire().await?).await }).await
     }
 
     /// Sets how long this database keeps finished jobs, for all processes that maintain it.

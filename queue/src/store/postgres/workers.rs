@@ -8,7 +8,6 @@ use super::{
     PostgresStore,
     calls::query,
     classes::classes,
-    layout::Layout,
     rows::{self, milliseconds},
 };
 use crate::store::{
@@ -82,10 +81,7 @@ impl Workers for PostgresStore {
             .bind(milliseconds(AWAY_LEASE))
             .bind(&roles[..])
             .bind(milliseconds(Leads::LEASE));
-        let row = match layout {
-            Layout::Combined => self.fetch_one(beat).await?,
-            Layout::Changing | Layout::Split => self.fetch_hot_one(beat).await?,
-        };
+        let row = self.fetch_open(layout, beat).await?.pop().ok_or(sqlx::Error::RowNotFound)?;
         if rows::integer(&row, "extended")? > 0 {
             tracing::warn!("the store was away: leases are extended");
         }
@@ -111,8 +107,8 @@ impl Workers for PostgresStore {
     }
 
     async fn forget_worker(&self, owner: &str) -> Result<(), StoreError> {
-        let mut connection = self.pool.acquire().await?;
-        forget(&mut connection, Some(owner), None).await
+        self.within(async { forget(&mut *self.pool.acquire().await?, Some(owner), None).await })
+            .await
     }
 
     async fn integrity(&self) -> Result<Integrity, StoreError> {

@@ -18,11 +18,11 @@ use crate::worker::WorkerError;
 const PULL_LIMIT: Duration = Duration::from_secs(8);
 
 fn store_fails() -> WorkerError {
-    StoreError::Unavailable("simulated".into()).into()
+    StoreError::Unavailable("injected".into()).into()
 }
 
 fn dispatcher_fails() -> WorkerError {
-    DispatchError::Unavailable("simulated".into()).into()
+    DispatchError::Unavailable("injected".into()).into()
 }
 
 /// Returns what a worker hears when a call fails, and the limit after which it does.

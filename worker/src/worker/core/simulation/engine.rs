@@ -1,4 +1,4 @@
-//! The engine of a simulated worker: requests take some time, or break it.
+//! The engine of a worker in the simulation: requests take some time, or break it.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! The simulated world: processes, servers, and what goes wrong between them. All chance comes from one
+//! The world of the simulation: processes, servers, and what goes wrong between them. All chance comes from one
 //! seed, so a seed always leads to the same life.
 
 use std::{
