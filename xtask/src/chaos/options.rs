@@ -15,14 +15,15 @@ Usage: cargo xtask chaos [OPTIONS]
   --workers N    number of workers (3)
   --attempts N   maximum number of attempts of each job (1000)
   --faults F     all; or servers: nothing happens to workers, and no job may spend an attempt (all)
-  --redis R      server; cluster: two nodes; sentinel: a master, a replica and a Sentinel (server)
+  --redis R      server; cluster: two nodes and queues in four shards; sentinel: a master, a replica
+                 and a Sentinel (server)
 
 Faults:
   workers and producers are killed; a worker hangs for longer than its lease
   Redis is killed, or killed and emptied; Postgres is killed, also for longer than a lease; both
   a server hangs with its connections open; connections are closed or delayed
   pg_dump locks the tables
-  with --redis cluster: the slot of the queue moves to the other node, a few keys at a time
+  with --redis cluster: the slot of a shard moves to the other node, a few keys at a time
   with --redis sentinel: the master is killed while its replica lacks the last writes; the replica
   becomes the master, and the old master returns as a replica
 

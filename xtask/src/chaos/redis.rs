@@ -25,6 +25,8 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(90);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Keys of a slot that move at once: few, so that a slot is shared by both nodes for a while.
 const KEYS_AT_ONCE: usize = 2;
+/// Shards of the queues in a cluster.
+const SHARDS: u16 = 4;
 
 /// How Redis is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +139,7 @@ impl RedisNodes {
         let hosts = hosts.collect::<Vec<_>>().join(",");
         match &self.nodes {
             Nodes::Server(_) => format!("redis://{hosts}/0"),
-            Nodes::Cluster(_) => format!("redis+cluster://{hosts}"),
+            Nodes::Cluster(_) => format!("redis+cluster://{hosts}?shards={SHARDS}"),
             Nodes::Replicated(_, sentinel) => sentinel.url(),
         }
     }
