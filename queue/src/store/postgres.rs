@@ -73,9 +73,13 @@ const CONNECTION_SETTINGS: Settings = &[
 ];
 /// Further settings of the pool for all other statements.
 const PLANNED_EACH_TIME: Settings = &[("plan_cache_mode", "force_custom_plan")];
-/// Further settings of the pool `hot`.
-const PLANNED_ONCE: Settings =
-    &[("plan_cache_mode", "force_generic_plan"), ("enable_seqscan", "off")];
+/// Further settings of the pool `hot`. Its plans are kept, also those made when statistics said that there are no
+/// jobs: then a nested loop over the jobs of a call and their values seems to cost little, but its time is quadratic.
+const PLANNED_ONCE: Settings = &[
+    ("plan_cache_mode", "force_generic_plan"),
+    ("enable_seqscan", "off"),
+    ("enable_nestloop", "off"),
+];
 /// Further settings of a migration, also where the role has limits: it may rewrite a table, and it waits for
 /// other ones.
 const UNLIMITED: Settings = &[("statement_timeout", "0"), ("lock_timeout", "0")];

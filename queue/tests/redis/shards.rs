@@ -81,7 +81,12 @@ async fn home_shards_take_turns_and_the_others_are_served_when_they_are_empty() 
         first_shards.extend(shards);
     }
     assert_eq!(first_shards.len(), 4, "each home shard had its turn");
-    let mut taken = 32;
+    for _ in 4..8 {
+        let taken = pull(&dispatcher, "a", 8).await;
+        first_shards.extend(ids(&taken).iter().map(|id| shard_of[id]));
+    }
+    assert_eq!(first_shards.len(), 5, "one look began with another shard");
+    let mut taken = 64;
     while taken < fed.len() {
         let more = pull(&dispatcher, "a", 64).await.len();
         assert!(more > 0, "{taken} of {} taken", fed.len());

@@ -121,6 +121,11 @@ impl Postgres {
         self.server.as_ref().context("postgres does not run")?.signal(signal)
     }
 
+    /// Returns what the server has logged.
+    pub fn log(&self) -> anyhow::Result<String> {
+        fs::read_to_string(self.folder.path().join("log")).context("the log of Postgres")
+    }
+
     /// Returns the server's port on the loopback address.
     pub fn port(&self) -> u16 {
         self.port.number()

@@ -5,7 +5,8 @@
 //! number. A queue without shards is a queue with one.
 //!
 //! A consumer takes entries from up to four home shards, which follow from its name, beginning with another one
-//! each time. When these are empty it takes from the others, so no entry waits while a consumer is idle.
+//! each time. When these are empty it takes from the others, so no entry waits while a consumer is idle. One
+//! look in eight begins with another shard, so that no shard waits for ever where consumers are few.
 //! Priorities and fairness between tenants hold within a shard. Waiting consumers are woken by the ring of
 //! shard 0 alone: whatever adds entries to another shard rings there afterwards. If it dies in between,
 //! consumers find them when their wait ends.
@@ -22,6 +23,23 @@ use crate::{dispatch::Entry, job::QueueName};
 
 /// Shards that a consumer looks at before all others.
 pub(super) const HOME_SHARDS: u16 = 4;
+
+/// Every so many looks, a consumer begins with another shard than its own.
+const ELSEWHERE_EVERY: u16 = 8;
+
+/// Returns the shards in the order of a look, counted from the first home shard: the home shards in turns, then
+/// the others in turns. One look in [`ELSEWHERE_EVERY`] begins with one of the others.
+fn order(shards: u16, turn: u16) -> impl Iterator<Item = u16> {
+    let home = HOME_SHARDS.min(shards);
+    let others = shards - home;
+    let rotated = |begin: u16, length: u16, turn: u16| {
+        (0..length).map(move |n| begin + (turn % length + n) % length)
+    };
+    let is_elsewhere = others > 0 && turn % ELSEWHERE_EVERY == ELSEWHERE_EVERY - 1;
+    let mut elsewhere = rotated(home, others, turn / ELSEWHERE_EVERY);
+    let first = is_elsewhere.then(|| elsewhere.next()).flatten();
+    first.into_iter().chain(rotated(0, home, turn)).chain(elsewhere)
+}
 
 impl Inner {
     /// Returns the prefixes of a queue's shards; the first one is that of shard 0.
@@ -49,12 +67,7 @@ impl Inner {
         name.hash(&mut hash);
         let first = (hash.finish() % u64::from(self.shards)) as u16;
         let turn = consumer.turn.fetch_add(1, Ordering::Relaxed);
-        let home = HOME_SHARDS.min(self.shards);
-        let rotated = |begin: u16, length: u16| {
-            let turned = (0..length).map(move |n| begin + (turn + n) % length.max(1));
-            turned.map(|n| (first + n) % self.shards)
-        };
-        let order = rotated(0, home).chain(rotated(home, self.shards - home));
+        let order = order(self.shards, turn).map(|n| (first + n) % self.shards);
         order.map(|shard| keys::shard_prefix(queue, shard)).collect()
     }
 
@@ -68,6 +81,25 @@ impl Inner {
         let rung = self.connections.run_again(&scripts::RING, &first, &[entries.to_string()]).await;
         if let Err(error) = rung.map(|_: i64| ()) {
             tracing::debug!(queue = first, %error, "consumers were not woken");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_look_has_each_shard_once_and_no_shard_is_left_out() {
+        for shards in 1..=20 {
+            let mut first_ones = vec![0; usize::from(shards)];
+            for turn in 0..640 {
+                let mut looked_at: Vec<u16> = order(shards, turn).collect();
+                first_ones[usize::from(looked_at[0])] += 1;
+                looked_at.sort_unstable();
+                assert_eq!(looked_at, (0..shards).collect::<Vec<_>>());
+            }
+            assert!(first_ones.iter().all(|times| *times >= 5), "{shards}: {first_ones:?}");
         }
     }
 }
