@@ -21,7 +21,8 @@ async fn only_the_primary_key_finds_jobs_by_id() {
         "BEGIN",
         "ALTER TABLE open_jobs DROP CONSTRAINT open_jobs_pkey",
         "SET LOCAL enable_seqscan = off",
-        "EXPLAIN SELECT id FROM open_jobs WHERE id = ANY('{}'::uuid[]) AND state || '' = 'queued'",
+        "EXPLAIN SELECT id FROM open_jobs
+         WHERE id = ANY(ARRAY(SELECT first FROM announcements)) AND state || '' = 'queued'",
     ] {
         rows = sqlx::query(sql).fetch_all(&mut connection).await.unwrap();
     }
