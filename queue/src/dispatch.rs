@@ -33,7 +33,7 @@ pub struct Entry {
     pub tenant: Tenant,
     /// Tokens it is expected to use, for fairness between tenants and for admission.
     pub cost: u32,
-    /// [`Job::shard_key`](crate::Job::shard_key) of the job; decides about the shard of its queue.
+    /// Hash of the begin of the job's prompt; decides about the shard of its queue.
     pub shard_key: u16,
 }
 

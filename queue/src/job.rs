@@ -18,6 +18,7 @@ pub use crate::queue_name::{QueueName, QueueNameError};
 use crate::{
     dispatch::Entry,
     sampling::Sampling,
+    shard_key,
     trace::{self, TraceParent},
 };
 
@@ -343,36 +344,6 @@ pub struct Job {
     pub custom_id: Option<String>,
 }
 
-/// Bytes of a prompt that decide about its shard.
-const SHARD_BYTES: usize = 256;
-
-/// FNV-1a over the first [`SHARD_BYTES`] bytes, folded to 16 bits. The values are stored, so they must not
-/// change. <https://datatracker.ietf.org/doc/draft-eastlake-fnv/>
-struct ShardHash {
-    hash: u32,
-    left: usize,
-}
-
-impl Default for ShardHash {
-    fn default() -> Self {
-        Self { hash: 0x811c_9dc5, left: SHARD_BYTES }
-    }
-}
-
-impl ShardHash {
-    fn add(&mut self, bytes: &[u8]) {
-        let bytes = &bytes[..bytes.len().min(self.left)];
-        self.left -= bytes.len();
-        for byte in bytes {
-            self.hash = (self.hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
-        }
-    }
-
-    fn finish(self) -> u16 {
-        ((self.hash >> 16) ^ (self.hash & 0xffff)) as u16
-    }
-}
-
 /// Rough number of prompt bytes per token; only workers know exact counts.
 const BYTES_PER_TOKEN: usize = 4;
 
@@ -390,22 +361,6 @@ impl Job {
         u32::try_from(prompt).unwrap_or(u32::MAX).saturating_add(generated).max(1)
     }
 
-    /// Returns a hash of the begin of the prompt. Jobs with one key are in one shard of their queue, so that
-    /// prompts with one begin meet the KV caches of few workers.
-    pub fn shard_key(&self) -> u16 {
-        let mut hash = ShardHash::default();
-        match &self.prompt {
-            Prompt::Text(text) | Prompt::Question(text) => hash.add(text.as_bytes()),
-            Prompt::Messages(messages) => {
-                messages.iter().for_each(|message| hash.add(message.content.as_bytes()));
-            }
-            Prompt::Tokens(tokens) => {
-                tokens.iter().for_each(|token| hash.add(&token.to_le_bytes()));
-            }
-        }
-        hash.finish()
-    }
-
     /// Returns the entry for a dispatcher.
     pub fn entry(&self) -> Entry {
         Entry {
@@ -414,7 +369,7 @@ impl Job {
             priority: self.priority,
             tenant: self.tenant.clone(),
             cost: self.cost(),
-            shard_key: self.shard_key(),
+            shard_key: shard_key::of(&self.prompt),
         }
     }
 }

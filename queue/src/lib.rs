@@ -25,6 +25,7 @@ pub mod metrics;
 pub mod outcome;
 mod queue_name;
 pub mod sampling;
+mod shard_key;
 pub mod store;
 pub mod trace;
 pub mod wire;

@@ -17,6 +17,8 @@
 //! private authority, `sslcert=FILE&sslkey=FILE` a client certificate. All are PEM files; the names are
 //! those of Postgres URLs.
 
+mod parameters;
+
 use std::{fmt, io};
 
 use redis::{
@@ -24,6 +26,8 @@ use redis::{
     RedisConnectionInfo, RedisError, TlsCertificates, TlsMode,
     sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
 };
+
+use self::parameters::Parameters;
 
 /// Port of a data server.
 const PORT: u16 = 6379;
@@ -144,7 +148,9 @@ impl Address {
         let (credentials, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
         let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (username, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-        let Parameters { sentinel_password, root, certificate, key, shards } = parameters(query)?;
+        let parameters = Parameters::parse(query)?;
+        let shards = parameters.shards()?;
+        let Parameters { sentinel_password, root, certificate, key, .. } = parameters;
         let is_strange = (sentinel_password.is_some() && kind != Kind::Sentinel)
             || (!tls && (root.is_some() || certificate.is_some() || key.is_some()));
         if is_strange {
@@ -174,7 +180,7 @@ impl Address {
             hosts,
             service: service.to_owned(),
             database,
-            shards: shards_of(shards)?,
+            shards,
             username: secret(username)?,
             password: secret(password)?,
             sentinel_password,
@@ -258,39 +264,6 @@ impl Address {
         };
         self.addresses().map(node).collect()
     }
-}
-
-/// The decoded query parameters.
-#[derive(Default)]
-struct Parameters {
-    sentinel_password: Option<String>,
-    root: Option<String>,
-    certificate: Option<String>,
-    key: Option<String>,
-    shards: Option<String>,
-}
-
-fn shards_of(text: Option<String>) -> Result<u16, RedisUrlError> {
-    let Some(text) = text else { return Ok(1) };
-    let shards = text.parse().ok().filter(|shards| (1..=SHARDS_MAX).contains(shards));
-    shards.ok_or(RedisUrlError::Shards)
-}
-
-fn parameters(query: &str) -> Result<Parameters, RedisUrlError> {
-    let mut found = Parameters::default();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').ok_or(RedisUrlError::Parameter)?;
-        let place = match name {
-            "sentinel_password" => &mut found.sentinel_password,
-            "sslrootcert" => &mut found.root,
-            "sslcert" => &mut found.certificate,
-            "sslkey" => &mut found.key,
-            "shards" => &mut found.shards,
-            _ => return Err(RedisUrlError::Parameter),
-        };
-        *place = secret(value)?;
-    }
-    Ok(found)
 }
 
 /// Reads the certificate files, if any.

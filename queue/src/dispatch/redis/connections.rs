@@ -104,9 +104,8 @@ impl ConnectionLike for Link {
     }
 }
 
-/// Opens connections and manages the pool of connections for blocking reads. A plain server uses the
-/// manager of `deadpool-redis`. Sentinels and clusters use their `redis` clients, because the managers
-/// of `deadpool-redis` 0.23 for them accept neither response timeouts nor certificates.
+/// Opens connections and manages the pool of connections for blocking reads. A plain server uses the manager of
+/// `deadpool-redis`. Its managers for sentinels and clusters accept no response timeouts and no certificates (0.23).
 struct Connector {
     address: Address,
     source: Source,
