@@ -112,6 +112,7 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
             (queue, Answerer::Remote { client, attempts_max: args.attempts.get() })
         }
     };
+    let database = answerer.next_database();
     let settings = Settings {
         input: args.input,
         output: args.output,
@@ -120,6 +121,7 @@ pub fn run(args: BatchRunArgs) -> anyhow::Result<ExitCode> {
         retry_failed: args.retry_failed,
         identity: answerer.identity(&queue),
         queue,
+        database,
     };
     let (stop, stopped) = watch::channel(Stop::No);
     let interrupted = stopped.clone();

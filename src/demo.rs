@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tritmill_client::{BatchProgress, Settings};
-use tritmill_queue::QueueName;
+use tritmill_queue::{DatabaseIndex, QueueName};
 use tritmill_worker::{ServedModel, Stop};
 
 use crate::{
@@ -139,6 +139,7 @@ fn answer(
         input: input.to_owned(),
         output: output.to_owned(),
         ordered: false,
+        database: DatabaseIndex::FIRST,
         restart: false,
         retry_failed: false,
         identity: answerer.identity(&queue),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError};
 use tritmill_queue::{
     JobEvent, JobId, JobState, Outcome, QueueName,
-    store::{JobRecord, PostgresStore, Workers as _, workers::Worker},
+    store::{Databases, JobRecord, Workers as _, workers::Worker},
 };
 
 use crate::{
@@ -110,7 +110,7 @@ async fn follow(client: &Client, id: JobId) {
 /// Returns the known ids. Warns about unfinished jobs with a queue that has no workers.
 async fn known(
     client: &Client,
-    store: Option<&PostgresStore>,
+    store: Option<&Databases>,
     ids: &[JobId],
 ) -> anyhow::Result<Vec<JobId>> {
     let mut known = Vec::with_capacity(ids.len());

@@ -8,7 +8,7 @@ use serde_json::json;
 use tritmill_admin::new_key;
 use tritmill_queue::{
     Tenant,
-    store::{ApiKey, FrontStore, KeyRole, PostgresStore, SqliteStore},
+    store::{ApiKey, Databases, FrontStore, KeyRole, SqliteStore},
 };
 use uuid::Uuid;
 
@@ -90,7 +90,7 @@ impl Keeper {
     /// Opens the store.
     pub async fn open(&self) -> anyhow::Result<Box<dyn FrontStore>> {
         let Some(file) = &self.store else {
-            let store = PostgresStore::connect(self.servers.database()?).await;
+            let store = Databases::connect(self.servers.database()?).await;
             return Ok(Box::new(store.context("cannot use the database")?));
         };
         if !file.exists() {

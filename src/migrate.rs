@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::Args;
-use tritmill_queue::store::PostgresStore;
+use tritmill_queue::{StoreError, store::Databases};
 
 use crate::servers::Servers;
 
@@ -18,6 +18,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 Examples:
   tritmill migrate --database postgres://tritmill@localhost/tritmill
   DATABASE_URL=postgres://tritmill@localhost/tritmill tritmill migrate --retention 90
+  tritmill migrate --database \"postgres://db1/tritmill postgres://db2/tritmill\"   # jobs in both
 
 A rolling upgrade: run `tritmill migrate`, replace the processes one by one, and then run
 `tritmill migrate --finish`.")]
@@ -47,24 +48,27 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Updates a database and sets its retention in days, if given.
 pub fn up(url: &str, retention: Option<u32>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    runtime.block_on(PostgresStore::migrate(url)).context("cannot migrate the database")?;
-    let kept = runtime.block_on(async {
-        let store = PostgresStore::connect(url).await?;
+    runtime.block_on(Databases::migrate(url)).context("cannot migrate the database")?;
+    let migrated = runtime.block_on(async {
+        let store = Databases::connect(url).await?;
         if let Some(days) = retention {
             store.set_retention(DAY * days).await?;
         }
-        store.retention().await
+        Ok::<_, StoreError>((store.count(), store.retention().await?))
     });
-    let days = kept.context("cannot use the database")?.as_secs() / DAY.as_secs();
-    eprintln!("the database is up to date; it keeps finished jobs for {days} days");
+    let (count, kept) = migrated.context("cannot use the database")?;
+    let days = kept.as_secs() / DAY.as_secs();
+    match count {
+        1 => eprintln!("the database is up to date; it keeps finished jobs for {days} days"),
+        _ => eprintln!("{count} databases are up to date; they keep finished jobs for {days} days"),
+    }
     Ok(())
 }
 
 /// Ends a rolling upgrade.
 fn finish(url: &str) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
-    let alive =
-        runtime.block_on(async { PostgresStore::connect(url).await?.finish_upgrade().await });
+    let alive = runtime.block_on(async { Databases::connect(url).await?.finish_upgrade().await });
     let alive = alive.context("cannot use the database")?;
     anyhow::ensure!(
         alive.is_empty(),

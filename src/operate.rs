@@ -13,7 +13,7 @@ use serde_json::json;
 use tritmill_queue::{
     Dispatcher as _, Entry, Job, JobId, QueueName, Tenant,
     store::{
-        DeadLetters as _, NumericsClasses as _, PostgresStore, QueueSettings as _,
+        Databases, DeadLetters as _, NumericsClasses as _, QueueSettings as _,
         queue_settings::{QueueOverview, QueueState},
     },
 };
@@ -150,11 +150,11 @@ pub fn queue_name(text: &str) -> Result<QueueName, String> {
 /// Connects to the store and runs `work`.
 fn with_store<T>(
     servers: &Servers,
-    work: impl AsyncFnOnce(Arc<PostgresStore>) -> anyhow::Result<T>,
+    work: impl AsyncFnOnce(Arc<Databases>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let url = servers.database()?;
     block_on(async {
-        let store = PostgresStore::connect(url).await.context("cannot use the database")?;
+        let store = Databases::connect(url).await.context("cannot use the database")?;
         work(Arc::new(store)).await
     })
 }

@@ -10,7 +10,7 @@ use tritmill_queue::{
     JobId, QueueName, Store, StoreError,
     dispatch::{BacklogLimit, RedisDispatcher},
     store::{
-        NumericsClasses as _, Operations, PostgresOptions, PostgresStore, RedisStore,
+        Databases, NumericsClasses as _, Operations, PostgresOptions, RedisStore,
         classes::ClassError,
     },
 };
@@ -22,7 +22,8 @@ pub struct Servers {
     /// URL of Redis: redis://, rediss://, redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST
     #[arg(long, value_name = "URL", env = "REDIS_URL", hide_env_values = true)]
     pub redis: Option<String>,
-    /// URL of Postgres: postgres://USER:PASSWORD@HOST[,HOST]/DATABASE
+    /// URL of Postgres: postgres://USER:PASSWORD@HOST[,HOST]/DATABASE; several URLs, separated by spaces, spread
+    /// the jobs over several databases
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true)]
     pub database: Option<String>,
 }
@@ -74,7 +75,7 @@ impl Mode<'_> {
     }
 
     /// Connects to the database, if there is one.
-    pub async fn database(self) -> anyhow::Result<Option<Arc<PostgresStore>>> {
+    pub async fn database(self) -> anyhow::Result<Option<Arc<Databases>>> {
         match self {
             Self::Journalled(given) => given.store().await.map(Some),
             Self::Fast(_) => Ok(None),
@@ -86,7 +87,7 @@ impl Mode<'_> {
 #[derive(Clone)]
 pub enum Keeper {
     /// Postgres.
-    Journal(Arc<PostgresStore>),
+    Journal(Arc<Databases>),
     /// Redis alone.
     Fast(RedisStore),
 }
@@ -94,7 +95,7 @@ pub enum Keeper {
 impl Keeper {
     /// Uses the database if there is one, else the dispatcher's Redis, if it can keep jobs safely.
     pub async fn of(
-        database: Option<Arc<PostgresStore>>,
+        database: Option<Arc<Databases>>,
         dispatcher: &RedisDispatcher,
         queue: &QueueName,
         retention: Duration,
@@ -212,15 +213,15 @@ impl<'a> Given<'a> {
     }
 
     /// Connects to Postgres.
-    pub async fn store(self) -> anyhow::Result<Arc<PostgresStore>> {
-        let store = PostgresStore::connect(self.database).await;
+    pub async fn store(self) -> anyhow::Result<Arc<Databases>> {
+        let store = Databases::connect(self.database).await;
         Ok(Arc::new(store.context("cannot use the database")?))
     }
 
     /// Connects to Postgres with up to `connections_max` connections in each of two pools.
-    pub async fn store_with(self, connections_max: u32) -> anyhow::Result<Arc<PostgresStore>> {
+    pub async fn store_with(self, connections_max: u32) -> anyhow::Result<Arc<Databases>> {
         let options = PostgresOptions { connections_max, ..PostgresOptions::default() };
-        let store = PostgresStore::connect_with(self.database, options).await;
+        let store = Databases::connect_with(self.database, options).await;
         Ok(Arc::new(store.context("cannot use the database")?))
     }
 

@@ -13,8 +13,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tritmill_client::{Client, ClientError, LineReader, RawLine, parse_line};
 use tritmill_queue::{
-    Job, JobId, Priority, QueueName, Tenant, Timestamp, TraceParent,
-    store::{FAST_RETENTION, PostgresStore, Workers as _, workers::Worker},
+    DatabaseIndex, Job, JobId, Priority, QueueName, Tenant, Timestamp, TraceParent,
+    store::{Databases, FAST_RETENTION, Workers as _, workers::Worker},
 };
 
 use crate::{
@@ -112,7 +112,7 @@ fn open(input: &Path) -> anyhow::Result<Box<dyn Read>> {
     Ok(Box::new(file))
 }
 
-async fn warn_without_workers(store: &PostgresStore, queue: &QueueName) -> anyhow::Result<()> {
+async fn warn_without_workers(store: &Databases, queue: &QueueName) -> anyhow::Result<()> {
     let workers = store.workers().await?;
     let serves = |worker: &&Worker| worker.is_alive() && worker.heartbeat.queue == *queue;
     let serving = workers.iter().filter(serves).count();
@@ -127,6 +127,8 @@ async fn warn_without_workers(store: &PostgresStore, queue: &QueueName) -> anyho
 struct Submission<'a> {
     client: &'a Client,
     queue: QueueName,
+    /// Database of this chunk's jobs.
+    database: DatabaseIndex,
     priority: Priority,
     tenant: Tenant,
     expires_at: Option<Timestamp>,
@@ -154,6 +156,7 @@ impl<'a> Submission<'a> {
         Ok(Self {
             client,
             queue,
+            database: client.next_database(),
             priority: arguments.priority.parse()?,
             tenant: arguments.tenant.clone().map_or_else(Tenant::default, Tenant),
             expires_at,
@@ -176,6 +179,7 @@ impl<'a> Submission<'a> {
                 self.request.extend(parsed.key);
                 self.custom_ids.push(parsed.custom_id);
                 self.jobs.push(Job {
+                    id: job.id.in_database(self.database),
                     priority: self.priority,
                     tenant: self.tenant.clone(),
                     expires_at: self.expires_at,
@@ -203,6 +207,7 @@ impl<'a> Submission<'a> {
         // Each chunk has its own key: the same file has the same chunks.
         let key = self.key.map(|key| format!("{key}/{}", self.chunks));
         self.chunks += 1;
+        self.database = self.client.next_database();
         let ids = self.submit(key.as_deref(), &request, &jobs).await?;
         for (id, custom_id) in ids.iter().zip(custom_ids) {
             output::line(json!({ "id": id.to_string(), "custom_id": custom_id }))?;

@@ -24,7 +24,7 @@ use std::{
 };
 
 use tritmill_queue::{
-    QueueName, Store, StoreError,
+    DatabaseIndex, QueueName, Store, StoreError,
     store::{IngestCounts, IngestedLine, SqliteStore},
 };
 
@@ -67,6 +67,8 @@ pub struct Settings {
     pub identity: Identity,
     /// The queue of the jobs.
     pub queue: QueueName,
+    /// The database of new jobs, when a fleet answers: see [`Client::next_database`](crate::Client::next_database).
+    pub database: DatabaseIndex,
 }
 
 /// Lines of the input, and how many are answered.
@@ -193,6 +195,9 @@ impl BatchFile {
     ) -> Result<Vec<IngestedLine>, BatchFileError> {
         let mut lines: Vec<IngestedLine> =
             chunk.iter().map(|line| parse_line(line, &self.settings.queue)).collect();
+        for job in lines.iter_mut().filter_map(|line| line.content.as_mut().ok()) {
+            job.id = job.id.in_database(self.settings.database);
+        }
         let names: Vec<&str> = lines.iter().filter_map(|line| line.custom_id.as_deref()).collect();
         let mut first: HashMap<String, u64> =
             self.store.first_lines(run, &names).await.map_err(|e| self.store_failed(e))?;

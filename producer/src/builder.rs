@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tritmill_queue::{
-    Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError, Tenant,
-    Timestamp, TraceParent, TraceParentError,
+    DatabaseIndex, Job, JobId, Message, Priority, Prompt, QueueName, Role, Sampling, SamplingError,
+    Tenant, Timestamp, TraceParent, TraceParentError,
 };
 
 use crate::{
@@ -200,6 +200,15 @@ impl JobBuilder {
         Ok(self.job)
     }
 
+    /// Gives the job an id of this database, one of several: see
+    /// [`Client::next_database`](crate::Client::next_database). Jobs that are submitted together are recorded in
+    /// one transaction if they have the same one.
+    #[must_use]
+    pub fn database(mut self, database: DatabaseIndex) -> Self {
+        self.job.id = self.job.id.in_database(database);
+        self
+    }
+
     /// Builds and submits the job. With an idempotency key, a second call with equal parameters
     /// submits nothing and returns the first job's id; deadline and trace may differ.
     ///
@@ -218,7 +227,7 @@ impl JobBuilder {
     /// for a job with other parameters; else as [`Client::submit`].
     pub async fn submit(mut self, client: &Client) -> Result<JobId, ClientError> {
         let Some(key) = self.idempotency_key.take() else {
-            return client.submit(self.build()?).await;
+            return client.submit(self.database(client.next_database()).build()?).await;
         };
         let request = self.request();
         let job = self.build()?;

@@ -11,12 +11,12 @@ mod waiting;
 use std::{sync::Arc, time::Duration};
 
 use tritmill_queue::{
-    DispatchError, Dispatcher, Entry, FinishedJob, Job, JobId, JobState, Store, StoreError,
-    Timestamp,
+    DatabaseIndex, DispatchError, Dispatcher, Entry, FinishedJob, Job, JobId, JobState, Store,
+    StoreError, Timestamp,
     dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::Events,
     store::{
-        Conflict, JobRecord, PostgresStore, RedisConfigError, RedisStore, Submission, SubmitError,
+        Conflict, Databases, JobRecord, RedisConfigError, RedisStore, Submission, SubmitError,
     },
 };
 
@@ -93,7 +93,7 @@ enum Mode {
     /// A store and a dispatcher in this process.
     Embedded,
     /// Postgres and Redis: idempotency keys and the quotas of operators.
-    Servers { store: Arc<PostgresStore>, redis: Arc<RedisDispatcher>, quotas: Arc<QuotaCache> },
+    Servers { store: Arc<Databases>, redis: Arc<RedisDispatcher>, quotas: Arc<QuotaCache> },
     /// Redis alone: one script accepts jobs and adds them to the queue.
     Fast(RedisStore),
 }
@@ -131,13 +131,13 @@ impl Client {
     /// # }
     /// ```
     pub async fn connect(redis: &str, database: &str) -> Result<Self, ConnectError> {
-        let store = Arc::new(PostgresStore::connect(database).await?);
+        let store = Arc::new(Databases::connect(database).await?);
         let dispatcher = RedisDispatcher::new(redis, BacklogLimit::default())?;
         Ok(Self::from_servers(store, Arc::new(dispatcher)))
     }
 
     /// Creates a client of a Postgres store and a Redis dispatcher.
-    pub fn from_servers(store: Arc<PostgresStore>, dispatcher: Arc<RedisDispatcher>) -> Self {
+    pub fn from_servers(store: Arc<Databases>, dispatcher: Arc<RedisDispatcher>) -> Self {
         let quotas = Arc::new(QuotaCache::new(store.clone()));
         Self {
             store: store.clone(),
@@ -145,6 +145,12 @@ impl Client {
             dispatcher: dispatcher.clone(),
             mode: Mode::Servers { store, redis: dispatcher, quotas },
         }
+    }
+
+    /// Returns the database for a new group of jobs: each of several ones in turn. Jobs have ids of the first
+    /// database unless [`JobBuilder::database`](crate::JobBuilder::database) says otherwise.
+    pub fn next_database(&self) -> DatabaseIndex {
+        self.store.next_database()
     }
 
     /// Submits one job.
@@ -190,7 +196,8 @@ impl Client {
     /// Submits jobs of one tenant under an idempotency key and returns their ids. A second call with
     /// the same key submits nothing and returns the ids of the first. `request` identifies the
     /// request, in any bytes: it distinguishes a repetition from another request under the same key.
-    /// A key covers all the jobs, so a queue with room for the first job takes all.
+    /// A key covers all the jobs, so a queue with room for the first job takes all. Where jobs are in several
+    /// databases, they get other ids than the given ones.
     ///
     /// # Errors
     /// [`ClientError::Conflict`] if the key was used for another request, [`ClientError::NoKeys`]
@@ -203,17 +210,17 @@ impl Client {
     ) -> Result<Vec<JobId>, ClientError> {
         let Mode::Servers { store, .. } = &self.mode else { return Err(ClientError::NoKeys) };
         validate(jobs)?;
-        let entries = entries_to_run(jobs);
-        let first = entries.get(..1).unwrap_or_default();
-        if let Some((limit, retry_after)) = self.refusal(Demand::of(first)).await {
+        let first = entries_to_run(jobs.get(..1).unwrap_or_default());
+        if let Some((limit, retry_after)) = self.refusal(Demand::of(&first)).await {
             return Err(ClientError::Busy { limit, accepted: 0, retry_after });
         }
         let tenant = jobs.first().map(|job| job.tenant.clone()).unwrap_or_default();
         let request = hash(Purpose::Submission, &[request]);
-        match store.submit_idempotent(&tenant, key, &request, jobs).await {
+        let mut jobs = jobs.to_vec();
+        match store.submit_idempotent(&tenant, key, &request, &mut jobs).await {
             Ok(Submission::Known(ids)) => Ok(ids),
             Ok(Submission::New) => {
-                self.enqueue(&entries).await;
+                self.enqueue(&entries_to_run(&jobs)).await;
                 Ok(jobs.iter().map(|job| job.id).collect())
             }
             Err(SubmitError::Conflict(conflict)) => Err(conflict.into()),

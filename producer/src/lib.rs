@@ -29,14 +29,14 @@ pub use progress::BatchProgress;
 pub use relay::{Relay, RelayProgress};
 pub use request::{Refusal, RefusedLine, Request, parse_line, parse_request};
 pub use tritmill_queue::{
-    Choice, Completion, DispatchError, Dispatcher, ErrorKind, EventId, FinishReason, FinishedJob,
-    Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt, QueueName,
-    QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
+    Choice, Completion, DatabaseIndex, DispatchError, Dispatcher, ErrorKind, EventId, FinishReason,
+    FinishedJob, Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt,
+    QueueName, QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
     TokenLogprob, TopLogprob, TraceParent, TraceParentError, Usage,
     dispatch::{Limit, MemoryDispatcher, RedisDispatcher, RedisUrlError},
     events::{Events, MemoryEvents},
     store::{
-        AnsweredLine, Conflict, IngestedLine, JobRecord, PostgresStore, RedisConfigError,
-        RedisStore, SqliteStore,
+        AnsweredLine, Conflict, Databases, IngestedLine, JobRecord, RedisConfigError, RedisStore,
+        SqliteStore,
     },
 };

@@ -6,7 +6,7 @@ use std::{fs, path::Path, time::Duration};
 
 use tritmill_client::{BatchFile, Identity, Notice, Settings};
 use tritmill_queue::{
-    Claimant, ErrorKind, FinishedAttempt, JobError, Outcome, QueueName, Store as _,
+    Claimant, DatabaseIndex, ErrorKind, FinishedAttempt, JobError, Outcome, QueueName, Store as _,
 };
 
 fn settings(folder: &Path) -> Settings {
@@ -14,6 +14,7 @@ fn settings(folder: &Path) -> Settings {
         input: folder.join("in.jsonl"),
         output: folder.join("out.jsonl"),
         ordered: false,
+        database: DatabaseIndex::FIRST,
         restart: false,
         retry_failed: false,
         identity: Identity { model: "tiny".into(), numerics_class: "class".into() },

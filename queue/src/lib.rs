@@ -18,9 +18,11 @@
 )]
 
 mod backoff;
+mod database_index;
 pub mod dispatch;
 pub mod events;
 pub mod job;
+mod job_id;
 pub mod metrics;
 pub mod outcome;
 mod queue_name;
@@ -31,6 +33,7 @@ pub mod trace;
 pub mod wire;
 
 pub use backoff::Backoff;
+pub use database_index::DatabaseIndex;
 pub use dispatch::{Delivery, DispatchError, Dispatcher, Entry, Pull};
 pub use events::{EventId, JobEvent};
 pub use job::{

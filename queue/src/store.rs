@@ -17,7 +17,7 @@
 //! | `reconcile` | due scheduled and retrying → queued; expired lease → queued or failed; deadline passed → expired |
 //!
 //! The other traits of this module are small, one for each kind of caller; [`Operations`] and
-//! [`FrontStore`] combine several. [`PostgresStore`] and [`SqliteStore`] implement all traits,
+//! [`FrontStore`] combine several. [`PostgresStore`], [`Databases`] (one or several) and [`SqliteStore`] implement all traits,
 //! [`RedisStore`] implements only [`Store`].
 
 mod attempts;
@@ -26,6 +26,7 @@ pub mod batch_steps;
 pub mod batches;
 pub mod bulk;
 pub mod classes;
+mod databases;
 pub mod dead_letters;
 mod error;
 pub mod files;
@@ -36,6 +37,7 @@ pub mod keys;
 pub mod maintenance;
 mod postgres;
 pub mod queue_settings;
+mod reconciled;
 mod redis;
 mod sampler;
 pub mod sessions;
@@ -50,6 +52,7 @@ pub use audit::Audit;
 pub use batch_steps::BatchSteps;
 pub use batches::{Batch, BatchId, BatchState, Batches};
 pub use classes::NumericsClasses;
+pub use databases::Databases;
 pub use dead_letters::DeadLetters;
 pub use error::StoreError;
 pub use files::{FileId, Files, Page};
@@ -58,16 +61,18 @@ pub use job_queries::{JobFilter, JobQueries};
 pub use keys::{ApiKey, KeyRole, Keys};
 pub use maintenance::{Maintained, Maintenance};
 pub use postgres::{
-    Conflict, PoolState, PostgresOptions, PostgresStore, RETENTION_DEFAULT, SchemaError,
-    Submission, SubmitError,
+    Conflict, MembershipError, PoolState, PostgresOptions, PostgresStore, RETENTION_DEFAULT,
+    SchemaError, Submission, SubmitError,
 };
 pub use queue_settings::QueueSettings;
+pub use reconciled::{RECONCILED_MAX, Reconciled, Unannounced};
 pub use redis::{AcceptError, FAST_RETENTION, RedisConfigError, RedisStore};
 pub use sessions::Sessions;
 pub use sqlite::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine, SqliteStore};
 pub use workers::Workers;
 
 use crate::{
+    database_index::DatabaseIndex,
     dispatch::{Entry, Missing},
     job::{Job, JobId, JobState, QueueName, Timestamp},
     outcome::{JobError, Outcome},
@@ -183,48 +188,6 @@ pub struct JobRecord {
     pub errors: Vec<JobError>,
 }
 
-/// Maximum number of entries in [`Reconciled::queued`].
-pub const RECONCILED_MAX: usize = 8192;
-
-/// What [`Store::reconcile`] changed.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Reconciled {
-    /// Jobs that changed their state.
-    pub moved: u64,
-    /// Jobs among them with an expired lease.
-    pub lapsed: u64,
-    /// Jobs that are queued now, of any queue, at most [`RECONCILED_MAX`]. They may be missing from
-    /// the dispatcher; [`Store::queued`] returns the rest.
-    pub queued: Vec<Entry>,
-}
-
-impl Reconciled {
-    /// Adds what another statement changed.
-    fn extend(&mut self, moved: u64, queued: impl IntoIterator<Item = Entry>) {
-        self.moved += moved;
-        let room = RECONCILED_MAX.saturating_sub(self.queued.len());
-        self.queued.extend(queued.into_iter().take(room));
-    }
-}
-
-/// Jobs that were queued and may be missing from the dispatcher.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Unannounced {
-    /// Those that are still queued.
-    pub entries: Vec<Entry>,
-    /// Whether there may be more.
-    pub more: bool,
-    /// The store's notes that these jobs are from.
-    rows: Vec<(JobId, bool, Timestamp)>,
-}
-
-impl Unannounced {
-    /// Returns whether the store has no notes.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-}
-
 /// Counts of jobs by state, and tokens of the completed ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
@@ -251,6 +214,16 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Adds the counts of other jobs.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        let mut other = *other;
+        for state in JobState::ALL {
+            *self.counter(state) += *other.counter(state);
+        }
+        self.prompt_tokens += other.prompt_tokens;
+        self.completion_tokens += other.completion_tokens;
+    }
+
     /// Returns the counter of a state.
     pub fn counter(&mut self, state: JobState) -> &mut u64 {
         match state {
@@ -269,7 +242,13 @@ impl Progress {
 /// The durable state of jobs.
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Records jobs, in one transaction. A job with a known id stays as it is.
+    /// Returns the database for a new file or a new group of jobs: each of several ones in turn, unless it
+    /// cannot be used now.
+    fn next_database(&self) -> DatabaseIndex {
+        DatabaseIndex::FIRST
+    }
+
+    /// Records jobs, in one transaction for each database. A job with a known id stays as it is.
     async fn submit(&self, jobs: &[Job]) -> Result<(), StoreError>;
 
     /// Claims the jobs that are queued, each with a new epoch and a lease. Ids that are not returned

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step of a test is a failed test")]
 
+#[path = "conformance/any_database.rs"]
+mod any_database;
 mod stores;
 
 use std::time::Duration;
 
-use stores::{Rig, both};
+use any_database::any_database;
+use stores::{Rig, all};
 use tritmill_queue::{
     Tenant, Timestamp,
     store::{
@@ -28,7 +31,7 @@ fn key(role: KeyRole) -> ApiKey {
 
 #[tokio::test]
 async fn key_is_valid_until_revoked_and_only_one_is_first() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let (one, two) = (key(KeyRole::Operate), key(KeyRole::Read));
         assert!(store.add_first_key(&one, &[1; 32]).await.unwrap());
         assert!(!store.add_first_key(&two, &[2; 32]).await.unwrap());
@@ -50,7 +53,7 @@ async fn key_is_valid_until_revoked_and_only_one_is_first() {
 
 #[tokio::test]
 async fn session_is_valid_until_it_ends_or_its_key_is_revoked() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let (store, hour) = (&rig.store, Duration::from_secs(3600));
         let one = key(KeyRole::Submit);
         store.add_key(&one, &[1; 32]).await.unwrap();
@@ -88,7 +91,7 @@ async fn session_is_valid_until_it_ends_or_its_key_is_revoked() {
 
 fn file(owner: &Tenant) -> StoredFile {
     StoredFile {
-        id: FileId::generate(),
+        id: FileId::generate_in(any_database()),
         tenant: owner.clone(),
         purpose: FilePurpose::Batch,
         filename: "in.jsonl".into(),
@@ -102,7 +105,7 @@ const ALL: Page<FileId> = Page { after: None, limit: 100, ascending: false };
 
 #[tokio::test]
 async fn file_is_visible_to_its_tenant_from_completion_to_expiry() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let (store, acme, other) = (&rig.store, tenant("acme"), tenant("other"));
         let new = file(&acme);
         store.create_file(&new).await.unwrap();
@@ -137,7 +140,7 @@ async fn file_is_visible_to_its_tenant_from_completion_to_expiry() {
 
 #[tokio::test]
 async fn lists_are_paged_in_both_orders() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let acme = tenant("acme");
         let mut ids = Vec::new();
         for _ in 0..5 {

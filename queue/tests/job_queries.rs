@@ -8,8 +8,8 @@ mod stores;
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use conformance::{LEASE, answer, by, error, finished, job, queue};
-use stores::{Rig, both};
+use conformance::{LEASE, answer, any_database, by, error, finished, job, queue};
+use stores::{Rig, all};
 use tritmill_queue::{
     ErrorKind, FinishedAttempt, Job, JobError, JobId, JobState, Outcome, QueueName, Tenant,
     Timestamp,
@@ -60,10 +60,10 @@ fn refused(code: &str, message: &str) -> Outcome {
 
 #[tokio::test]
 async fn jobs_are_filtered_by_any_field_newest_first() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let other = QueueName { model: "other".into(), format: "tl1".into() };
         let acme = Tenant("acme".into());
-        let batch = BatchId::generate();
+        let batch = BatchId::generate_in(any_database());
         let mut jobs: Vec<Job> = (0..3).map(|_| job()).collect();
         jobs.push(Job { tenant: acme.clone(), ..job() });
         jobs.push(Job { tenant: acme.clone(), queue: other.clone(), ..job() });
@@ -122,10 +122,14 @@ async fn jobs_are_filtered_by_any_field_newest_first() {
 
 #[tokio::test]
 async fn page_scans_a_bounded_number_of_jobs() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let oldest = Job { tenant: Tenant("rare".into()), ..job() };
         let mut jobs = vec![oldest.clone()];
-        jobs.extend((0..SCAN_MAX).map(|_| job()));
+        let database = oldest.id.database();
+        jobs.extend(
+            (0..SCAN_MAX).map(|_| Job { id: JobId::generate_in(database), ..oldest.clone() }),
+        );
+        jobs[1..].iter_mut().for_each(|job| job.tenant = Tenant::default());
         for chunk in jobs.chunks(2000) {
             store.submit(chunk).await.unwrap();
         }
@@ -148,7 +152,7 @@ async fn page_scans_a_bounded_number_of_jobs() {
 
 #[tokio::test]
 async fn job_history_has_every_attempt_with_worker_and_times() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let (store, job) = (&rig.store, Job { custom_id: Some("a".into()), ..job() });
         store.submit(std::slice::from_ref(&job)).await.unwrap();
         rig.advance(Duration::from_secs(2));
@@ -196,7 +200,7 @@ async fn job_history_has_every_attempt_with_worker_and_times() {
 
 #[tokio::test]
 async fn dead_letters_are_grouped_by_error() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
         store.submit(&jobs).await.unwrap();
         for (tokens, job) in jobs[..3].iter().enumerate() {
@@ -219,7 +223,7 @@ async fn dead_letters_are_grouped_by_error() {
 
 #[tokio::test]
 async fn bulk_actions_apply_to_filtered_jobs_up_to_a_limit() {
-    both(async |Rig { store: shared, .. }| {
+    all(async |Rig { store: shared, .. }| {
         let store = &*shared;
         let jobs: Vec<Job> = (0..6).map(|_| job()).collect();
         store.submit(&jobs).await.unwrap();
@@ -254,7 +258,7 @@ fn beat(owner: &str, integrity: Integrity) -> Heartbeat {
 
 #[tokio::test]
 async fn fault_counters_are_summed_and_survive_their_workers() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let counted = Integrity { results_fenced: 3, jobs_fed_again: 1, ..Integrity::default() };
         assert_eq!(store.integrity().await.unwrap(), Integrity::default());
         store.heartbeat(&beat("a", Integrity::default())).await.unwrap();
@@ -273,7 +277,7 @@ async fn fault_counters_are_summed_and_survive_their_workers() {
 
 #[tokio::test]
 async fn samples_count_each_finished_job_once() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = &rig.store;
         let before = job();
         store.submit(std::slice::from_ref(&before)).await.unwrap();
@@ -323,7 +327,7 @@ async fn samples_count_each_finished_job_once() {
 
 #[tokio::test]
 async fn erased_tenant_leaves_no_rows_and_others_are_kept() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let acme = Tenant("acme".into());
         let theirs: Vec<Job> = (0..3).map(|_| Job { tenant: acme.clone(), ..job() }).collect();
         let others = job();
@@ -345,7 +349,7 @@ async fn erased_tenant_leaves_no_rows_and_others_are_kept() {
 
 #[tokio::test]
 async fn audit_log_is_newest_first() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = &rig.store;
         let mut ids = Vec::new();
         for target in ["a", "b", "c"] {

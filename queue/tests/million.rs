@@ -12,7 +12,7 @@ use std::{
 };
 
 use conformance::{answer, by, error, finished, job, queue};
-use stores::{Rig, both};
+use stores::{Rig, all};
 use tritmill_queue::{
     ErrorKind, Job, JobId, JobState, Tenant,
     store::{FrontStore, JobFilter, Page, history::Period},
@@ -71,7 +71,7 @@ async fn time<F: Future<Output = ()>>(what: &str, read: impl Fn() -> F) -> Durat
 #[tokio::test]
 #[ignore = "takes minutes: a million jobs in each store"]
 async fn operator_queries_are_fast_with_a_million_jobs() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = &rig.store;
         let failed = fill(store).await;
         rig.advance(Duration::from_secs(60));

@@ -9,7 +9,7 @@ mod stores;
 use std::{sync::Arc, time::Duration};
 
 use conformance::{answer, by, error, finished, job, queue};
-use stores::{Rig, both};
+use stores::{Rig, all};
 use tritmill_queue::{
     ErrorKind, Job, JobId, JobState, Priority, QueueName, Store, StoreError, Tenant, Timestamp,
     dispatch::{Missing, Quotas},
@@ -40,7 +40,7 @@ async fn fail(store: &Arc<dyn FrontStore>, jobs: &[Job]) {
 
 #[tokio::test]
 async fn heads_of_a_queue_go_by_priority_and_round_the_tenants() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let of = |priority, tenant: &str| {
             let tenant = Tenant(tenant.to_owned());
             Job { priority, tenant, ..job() }
@@ -67,7 +67,7 @@ async fn heads_of_a_queue_go_by_priority_and_round_the_tenants() {
 
 #[tokio::test]
 async fn queue_settings_are_stored() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let untouched = QueueState::with_defaults(queue());
         assert_eq!(store.queue_state(&queue()).await.unwrap(), untouched);
         store.set_limit(&queue(), Some(1_000_000)).await.unwrap();
@@ -83,7 +83,7 @@ async fn queue_settings_are_stored() {
 
 #[tokio::test]
 async fn quotas_are_stored_per_queue_and_tenant() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         assert_eq!(store.quotas(&queue()).await.unwrap(), Quotas::default());
         let [a, b] = ["a", "b"].map(|name| Tenant(name.to_owned()));
         store.set_limit(&queue(), Some(100)).await.unwrap();
@@ -102,7 +102,7 @@ async fn quotas_are_stored_per_queue_and_tenant() {
 
 #[tokio::test]
 async fn worker_of_another_numerics_class_is_refused() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         // The queue has a row but no class yet.
         store.set_paused(&queue(), false).await.unwrap();
         store.register_class(&queue(), "f16 exact").await.unwrap();
@@ -121,7 +121,7 @@ async fn worker_of_another_numerics_class_is_refused() {
 
 #[tokio::test]
 async fn allowed_class_is_accepted_until_withdrawn() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let allowed = async || store.queue_state(&queue()).await.unwrap().allowed_classes;
         // Before the queue has a class or a row.
         assert!(store.allow_class(&queue(), "cuda").await.unwrap());
@@ -165,7 +165,7 @@ async fn allowed_class_is_accepted_until_withdrawn() {
 
 #[tokio::test]
 async fn class_is_reset_when_no_worker_is_alive() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         assert_eq!(store.reset_class(&queue()).await.unwrap(), None, "the queue had no class");
         store.register_class(&queue(), "f16 exact").await.unwrap();
@@ -192,7 +192,7 @@ async fn class_is_reset_when_no_worker_is_alive() {
 
 #[tokio::test]
 async fn queues_are_listed_with_counts_and_oldest_job() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         let other = QueueName { model: "another".into(), ..queue() };
         store.set_paused(&other, true).await.unwrap();
@@ -215,7 +215,7 @@ async fn queues_are_listed_with_counts_and_oldest_job() {
 
 #[tokio::test]
 async fn workers_that_report_keep_the_store_present_without_a_reconciler() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         let of = job();
         store.submit(std::slice::from_ref(&of)).await.unwrap();
@@ -235,7 +235,7 @@ async fn workers_that_report_keep_the_store_present_without_a_reconciler() {
 
 #[tokio::test]
 async fn heartbeat_returns_drain_and_pause() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = Arc::clone(&rig.store);
         let beat = beat();
         let go_on = Directive { drain: false, paused: false, leads: Leads::ALL };
@@ -268,7 +268,7 @@ async fn heartbeat_returns_drain_and_pause() {
 
 #[tokio::test]
 async fn replay_is_a_new_job_and_keeps_the_dead_letter() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let late = Some(Timestamp(1_700_000_001_000));
         let (dead, live) = (Job { expires_at: late, ..job() }, job());
         fail(&store, std::slice::from_ref(&dead)).await;
@@ -295,7 +295,7 @@ async fn replay_is_a_new_job_and_keeps_the_dead_letter() {
 
 #[tokio::test]
 async fn dead_letters_are_paged_and_purged() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let jobs: Vec<Job> = (0..5).map(|_| job()).collect();
         let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
         fail(&store, &jobs).await;

@@ -17,7 +17,7 @@ use conformance::Fixture;
 use tritmill_queue::{
     Timestamp,
     dispatch::{BacklogLimit, RedisDispatcher},
-    store::{FAST_RETENTION, PostgresStore, RedisStore, SqliteStore},
+    store::{Clock, Databases, FAST_RETENTION, PostgresStore, RedisStore, SqliteStore},
 };
 use tritmill_servers::{Postgres, Redis};
 
@@ -89,6 +89,36 @@ impl Fixture for Server {
 }
 
 store_conformance!(postgres, super::Server);
+
+/// Two databases, with a clock set by the test.
+struct TwoDatabases {
+    server: Server,
+    urls: String,
+}
+
+impl Fixture for TwoDatabases {
+    type Store = Databases;
+
+    fn create() -> Self {
+        let server = Server::create();
+        let other = server.server.create_database("other").unwrap();
+        let urls = format!("{} {other}", server.server.url());
+        Self { server, urls }
+    }
+
+    async fn open(&self) -> Databases {
+        Databases::migrate(&self.urls).await.unwrap();
+        let now = Arc::clone(&self.server.now);
+        let clock: Clock = Arc::new(move || Timestamp(now.load(Ordering::SeqCst)));
+        Databases::connect(&self.urls).await.unwrap().with_clock(&clock)
+    }
+
+    fn advance(&self, by: Duration) {
+        self.server.advance(by);
+    }
+}
+
+store_conformance!(databases, super::TwoDatabases);
 
 /// A Postgres server during an upgrade: processes of the previous release may run.
 struct Upgrading(Server);

@@ -21,7 +21,7 @@ use tritmill_queue::{
     JobState,
     dispatch::RedisDispatcher,
     metrics::{CallMetrics, ConnectionMetrics},
-    store::{PostgresStore, workers::Integrity},
+    store::{Databases, workers::Integrity},
 };
 
 pub(crate) use self::engine::Steps;
@@ -144,7 +144,7 @@ impl WorkerMetrics<'_> {
 
 impl Metrics {
     /// Returns metrics that include the counters of this dispatcher, and the connections of both servers.
-    pub fn with_servers(dispatcher: &RedisDispatcher, database: Option<&PostgresStore>) -> Self {
+    pub fn with_servers(dispatcher: &RedisDispatcher, database: Option<&Databases>) -> Self {
         let mut metrics = Self::default();
         let connections = ConnectionMetrics::new(database, Some(dispatcher));
         metrics.registry.register_collector(Box::new(connections));

@@ -10,7 +10,6 @@ use tritmill_queue::{
         job_queries::{DeadLetterGroup, JobFilter},
     },
 };
-use uuid::Uuid;
 
 use super::{Content, PageError, PageForm, PageResult, Visit, filters, percent_encoded};
 use crate::{ApiError, App, operator::audit};
@@ -40,10 +39,7 @@ impl GroupRow {
 
     /// Creation time of the latest job.
     fn last_at(&self) -> Timestamp {
-        let at = Uuid::from(self.group.last).get_timestamp().map(|at| at.to_unix());
-        at.map_or(Timestamp(0), |(seconds, _)| {
-            Timestamp(i64::try_from(seconds).unwrap_or(0).saturating_mul(1000))
-        })
+        self.group.last.generated_at()
     }
 }
 

@@ -189,7 +189,7 @@ pub(crate) async fn create_batch(
     }
     let created_at = app.client.now().await?;
     let batch = Batch {
-        id: BatchId::generate(),
+        id: BatchId::generate_in(input.database()),
         tenant: caller.tenant.clone(),
         state: BatchState::Validating,
         endpoint: new.endpoint,

@@ -63,7 +63,7 @@ impl Request {
         let permit = streaming.map(|_| app.stream_permit()).transpose()?;
         let created = app.client.now().await?;
         let limit = app.limits.answer_within;
-        let (id, choices) = (JobId::generate(), body.sampling.n);
+        let (id, choices) = (JobId::generate_in(app.store.next_database()), body.sampling.n);
         let job = Job {
             tenant: caller.tenant,
             priority: Priority::High,

@@ -172,7 +172,7 @@ pub(crate) async fn store(
 ) -> Result<FileWriter, ApiError> {
     let limit = app.limits.file_bytes_max;
     let file = StoredFile {
-        id: FileId::generate(),
+        id: FileId::generate_in(app.store.next_database()),
         tenant: tenant.clone(),
         purpose: FilePurpose::Batch,
         filename: part.filename(),

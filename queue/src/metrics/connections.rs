@@ -7,13 +7,13 @@ use prometheus_client::{collector::Collector, encoding::DescriptorEncoder, metri
 use super::{Row, encode_rows};
 use crate::{
     dispatch::{BlockingConnections, RedisDispatcher},
-    store::{PoolState, PostgresStore},
+    store::{Databases, PoolState},
 };
 
 /// Connections of this process. The default has none.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionMetrics {
-    postgres: Option<PostgresStore>,
+    postgres: Option<Databases>,
     redis: Option<RedisDispatcher>,
 }
 
@@ -41,7 +41,7 @@ const REDIS: [Row<BlockingConnections, u64>; 3] = [
 
 impl ConnectionMetrics {
     /// Metrics of the connections of a store and of a dispatcher.
-    pub fn new(postgres: Option<&PostgresStore>, redis: Option<&RedisDispatcher>) -> Self {
+    pub fn new(postgres: Option<&Databases>, redis: Option<&RedisDispatcher>) -> Self {
         Self { postgres: postgres.cloned(), redis: redis.cloned() }
     }
 }

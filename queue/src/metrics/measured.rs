@@ -8,9 +8,9 @@ use uuid::Uuid;
 
 use super::calls::{Call, CallMetrics, Calls};
 use crate::{
-    Claim, ClaimRef, Claimant, Delivery, DispatchError, Dispatcher, Entry, FinishedAttempt,
-    FinishedJob, Job, JobId, JobState, Progress, Pull, QueueName, Reconciled, Settled, Store,
-    StoreError, Tenant, Timestamp,
+    Claim, ClaimRef, Claimant, DatabaseIndex, Delivery, DispatchError, Dispatcher, Entry,
+    FinishedAttempt, FinishedJob, Job, JobId, JobState, Progress, Pull, QueueName, Reconciled,
+    Settled, Store, StoreError, Tenant, Timestamp,
     dispatch::{Demand, Missing, Quotas},
     store::{
         ApiKey, Audit, Batch, BatchId, BatchSteps, Batches, DeadLetters, FileId, Files, JobFilter,
@@ -101,7 +101,8 @@ macro_rules! measured {
 measured! {
     MeasuredStore, StoreCalls,
     Store {
-        [fn announced(&self, entries: &[Entry]) { self.inner.announced(entries); }]
+        [fn announced(&self, entries: &[Entry]) { self.inner.announced(entries); }
+         fn next_database(&self) -> DatabaseIndex { self.inner.next_database() }]
         fn submit(jobs: &[Job]) -> Result<(), StoreError>;
         fn claim(ids: &[JobId], by: Claimant<'_>) -> Result<Vec<Claim>, StoreError>;
         fn renew(claims: &[ClaimRef], lease: Duration) -> Result<Vec<ClaimRef>, StoreError>;

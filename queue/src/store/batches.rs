@@ -23,6 +23,7 @@ use super::{
     FileId, Page, Progress, StoreError, batch_steps::StepState, files::prefixed, webhooks::Webhook,
 };
 use crate::{
+    database_index::DatabaseIndex,
     job::{JobId, JobState, Priority, QueueName, Tenant, Timestamp, UnknownWord},
     outcome::Outcome,
 };
@@ -37,9 +38,14 @@ const LINE_BITS: u128 = u32::MAX as u128;
 
 impl BatchId {
     /// Generates a new id. The generator counts in the bits above the last 32, so no other id of this
-    /// process is in the range of the batch's jobs.
-    pub fn generate() -> Self {
-        Self(Uuid::from_u128(Uuid::now_v7().as_u128() & !LINE_BITS))
+    /// process is in the range of the batch's jobs. A batch has the database of its input file.
+    pub fn generate_in(database: DatabaseIndex) -> Self {
+        Self(Uuid::from_u128(database.generate().as_u128() & !LINE_BITS))
+    }
+
+    /// Returns the database of the batch and of its jobs.
+    pub fn database(self) -> DatabaseIndex {
+        DatabaseIndex::of(self.0)
     }
 
     /// Returns the id of the job for a line (from 1).
@@ -363,16 +369,21 @@ mod tests {
 
     #[test]
     fn jobs_of_a_batch_are_a_range_without_other_ids() {
-        let (before, batch, after) = (JobId::generate(), BatchId::generate(), JobId::generate());
-        assert!(before < batch.job(1) && batch.job(1) < batch.job(2));
-        assert!(batch.job(u32::MAX) < after, "the generator counts above a line's bits");
-        assert_eq!(batch.line(batch.job(7)), Some(7));
-        assert_eq!((batch.line(before), batch.line(after)), (None, None));
+        for database in [DatabaseIndex::FIRST, DatabaseIndex::new(9).expect("there may be 64")] {
+            let before = JobId::generate_in(database);
+            let batch = BatchId::generate_in(database);
+            let after = JobId::generate_in(database);
+            assert!(before < batch.job(1) && batch.job(1) < batch.job(2));
+            assert!(batch.job(u32::MAX) < after, "the generator counts above a line's bits");
+            assert_eq!(batch.line(batch.job(7)), Some(7));
+            assert_eq!((batch.line(before), batch.line(after)), (None, None));
+            assert_eq!((batch.database(), batch.job(u32::MAX).database()), (database, database));
+        }
     }
 
     #[test]
     fn batch_id_has_one_form() {
-        let id = BatchId::generate();
+        let id = BatchId::generate_in(DatabaseIndex::FIRST);
         assert_eq!(id.to_string().parse::<BatchId>().expect("its own text"), id);
         let job = format!("batch_{}", Uuid::from(id.job(1)).as_simple());
         for wrong in ["", "batch_", "batch_%2e%2e", "file-0", &job] {

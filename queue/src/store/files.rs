@@ -11,7 +11,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::StoreError;
-use crate::job::{Tenant, Timestamp, UnknownWord};
+use crate::{
+    database_index::DatabaseIndex,
+    job::{Tenant, Timestamp, UnknownWord},
+};
 
 /// Size of every chunk except a file's last.
 pub const FILE_CHUNK_BYTES: usize = 1 << 20;
@@ -25,8 +28,13 @@ pub struct FileId(pub Uuid);
 
 impl FileId {
     /// Generates a new id.
-    pub fn generate() -> Self {
-        Self(Uuid::now_v7())
+    pub fn generate_in(database: DatabaseIndex) -> Self {
+        Self(database.generate())
+    }
+
+    /// Returns the database of the file.
+    pub fn database(self) -> DatabaseIndex {
+        DatabaseIndex::of(self.0)
     }
 }
 
@@ -168,7 +176,7 @@ mod tests {
 
     #[test]
     fn file_id_has_one_form() {
-        let id = FileId::generate();
+        let id = FileId::generate_in(DatabaseIndex::FIRST);
         assert_eq!(id.to_string().parse::<FileId>().expect("its own text"), id);
         let hyphens = format!("file-{}", id.0.as_hyphenated());
         for wrong in ["", "file-", "file-../../x", &id.0.to_string(), &hyphens, "batch_0"] {

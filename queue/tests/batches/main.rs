@@ -11,10 +11,10 @@ mod stores;
 
 use std::{sync::Arc, time::Duration};
 
-use conformance::{LEASE, answer, by, finished, job, queue};
-use stores::{Rig, both};
+use conformance::{LEASE, answer, any_database, by, finished, job, queue};
+use stores::{Rig, all};
 use tritmill_queue::{
-    Job, Priority, Tenant, Timestamp,
+    DatabaseIndex, Job, Priority, Tenant, Timestamp,
     store::{
         Batch, BatchId, BatchState, FileId, FrontStore, Page,
         batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, StepState, WebhookBounds},
@@ -32,9 +32,9 @@ fn tenant(name: &str) -> Tenant {
     Tenant(name.to_owned())
 }
 
-fn file(owner: &Tenant) -> StoredFile {
+fn file(owner: &Tenant, database: DatabaseIndex) -> StoredFile {
     StoredFile {
-        id: FileId::generate(),
+        id: FileId::generate_in(database),
         tenant: owner.clone(),
         purpose: FilePurpose::Batch,
         filename: "in.jsonl".into(),
@@ -46,7 +46,7 @@ fn file(owner: &Tenant) -> StoredFile {
 
 fn batch(owner: &Tenant, input: FileId) -> Batch {
     Batch {
-        id: BatchId::generate(),
+        id: BatchId::generate_in(input.database()),
         tenant: owner.clone(),
         state: BatchState::Validating,
         endpoint: "/v1/completions".into(),
@@ -76,7 +76,11 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
 
 /// Creates a complete file and a batch with it.
 async fn create(store: &Arc<dyn FrontStore>, owner: &Tenant) -> Batch {
-    let input = file(owner);
+    create_in(any_database(), store, owner).await
+}
+
+async fn create_in(database: DatabaseIndex, store: &Arc<dyn FrontStore>, owner: &Tenant) -> Batch {
+    let input = file(owner, database);
     store.create_file(&input).await.unwrap();
     store.complete_file(input.id, 1, None).await.unwrap();
     let new = batch(owner, input.id);
@@ -104,7 +108,7 @@ async fn release(store: &Arc<dyn FrontStore>, claim: &BatchClaim) {
 
 #[tokio::test]
 async fn batch_has_one_driver_and_old_epochs_are_fenced() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let (store, acme) = (&rig.store, tenant("acme"));
         let new = create(store, &acme).await;
         let mut first = claim(store).await.unwrap();
@@ -133,7 +137,7 @@ async fn batch_has_one_driver_and_old_epochs_are_fenced() {
 
 #[tokio::test]
 async fn cancelled_batch_ends_its_drivers_claim() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let (acme, other) = (tenant("acme"), tenant("other"));
         let new = create(&store, &acme).await;
         let held = claim(&store).await.unwrap();
@@ -146,7 +150,7 @@ async fn cancelled_batch_ends_its_drivers_claim() {
         assert!(!store.save_batch(&held, BatchWrites::default()).await.unwrap());
         let mut held = claim(&store).await.unwrap();
         held.batch.enter(BatchState::Cancelled, Timestamp(9));
-        let output = file(&acme);
+        let output = file(&acme, new.id.database());
         store.create_file(&output).await.unwrap();
         let files = [(output.id, 0, None)];
         assert!(
@@ -170,11 +174,11 @@ async fn cancelled_batch_ends_its_drivers_claim() {
 
 #[tokio::test]
 async fn idempotency_key_makes_one_batch_per_tenant() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let (acme, other) = (tenant("acme"), tenant("other"));
         let first = create(&store, &acme).await;
         let keyed = |of: &Tenant| Batch {
-            id: BatchId::generate(),
+            id: BatchId::generate_in(any_database()),
             tenant: of.clone(),
             idempotency_key: Some("k".to_owned()),
             ..first.clone()
@@ -194,7 +198,7 @@ async fn idempotency_key_makes_one_batch_per_tenant() {
 
 #[tokio::test]
 async fn webhook_is_due_from_the_end_of_the_batch_until_delivered() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = &rig.store;
         let mut batch = create(store, &tenant("acme")).await;
         let mut held = claim(store).await.unwrap();
@@ -239,8 +243,8 @@ async fn webhook_is_due_from_the_end_of_the_batch_until_delivered() {
 
 #[tokio::test]
 async fn jobs_of_a_batch_are_counted_read_and_cancelled_by_its_id() {
-    both(async |Rig { store, .. }| {
-        let id = BatchId::generate();
+    all(async |Rig { store, .. }| {
+        let id = BatchId::generate_in(any_database());
         let mut jobs: Vec<Job> =
             (1..=3).map(|line| Job { id: id.job(line), queue: queue(), ..job() }).collect();
         jobs.push(job());

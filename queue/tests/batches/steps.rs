@@ -6,14 +6,14 @@ use super::*;
 
 #[tokio::test]
 async fn claims_go_round_the_tenants_and_take_the_oldest_batch() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let (store, tick) = (&rig.store, Duration::from_millis(1));
         let [busy, quiet, late] = ["busy", "quiet", "late"].map(tenant);
         let mut of_busy = Vec::new();
         for _ in 0..20 {
-            of_busy.push(create(store, &busy).await.id);
+            of_busy.push(create_in(DatabaseIndex::FIRST, store, &busy).await.id);
         }
-        let of_quiet = create(store, &quiet).await.id;
+        let of_quiet = create_in(DatabaseIndex::FIRST, store, &quiet).await.id;
         let next = async || {
             rig.advance(tick);
             let claim = claim_of(store, Claimable::Released, 1).await.pop().unwrap();
@@ -23,7 +23,7 @@ async fn claims_go_round_the_tenants_and_take_the_oldest_batch() {
         assert_eq!(next().await, of_busy[0], "the oldest");
         let turns = [next().await, next().await, next().await, next().await];
         assert_eq!(turns, [of_quiet, of_busy[0], of_quiet, of_busy[0]], "each tenant in turn");
-        let of_late = create(store, &late).await.id;
+        let of_late = create_in(DatabaseIndex::FIRST, store, &late).await.id;
         assert_eq!(next().await, of_late, "a tenant that was never served is first");
         // Several at once: one of each tenant before the second of any.
         let claims = claim_of(store, Claimable::Released, 4).await;
@@ -36,10 +36,12 @@ async fn claims_go_round_the_tenants_and_take_the_oldest_batch() {
 
 #[tokio::test]
 async fn released_batch_is_claimed_again_when_its_next_step_is_due() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let (store, minute) = (&rig.store, Duration::from_secs(60));
-        let (new, other) =
-            (create(store, &tenant("acme")).await, create(store, &tenant("acme")).await);
+        let (new, other) = (
+            create_in(DatabaseIndex::FIRST, store, &tenant("acme")).await,
+            create_in(DatabaseIndex::FIRST, store, &tenant("acme")).await,
+        );
         let held = claim(store).await.unwrap();
         assert_eq!(held.batch.id, new.id);
         store.release_batch(new.id, held.epoch, minute).await.unwrap();
@@ -58,7 +60,7 @@ async fn released_batch_is_claimed_again_when_its_next_step_is_due() {
 
 #[tokio::test]
 async fn batch_with_a_lost_lease_is_suspect_until_a_step_is_saved() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let store = &rig.store;
         let new = create(store, &tenant("acme")).await;
         let released = async || claim_of(store, Claimable::Released, 9).await;
@@ -91,22 +93,19 @@ async fn batch_with_a_lost_lease_is_suspect_until_a_step_is_saved() {
 
 #[tokio::test]
 async fn tenant_has_a_maximum_of_unfinished_batches() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let (acme, other) = (tenant("acme"), tenant("other"));
-        let first = create(&store, &acme).await;
         create(&store, &acme).await;
-        let more = |of: &Tenant| batch(of, FileId::generate());
+        create(&store, &acme).await;
+        let more = |of: &Tenant| batch(of, FileId::generate_in(any_database()));
         assert_eq!(store.create_batch(&more(&acme), 2).await.unwrap(), Creation::Full);
         assert_eq!(store.create_batch(&more(&other), 2).await.unwrap(), Creation::New);
-        let mut held = claim(&store).await.unwrap();
-        assert_eq!(held.batch.id, first.id);
+        let mut of_acme = claim_of(&store, Claimable::Released, 3).await;
+        assert_eq!(of_acme.len(), 3);
+        of_acme.retain(|claim| claim.batch.tenant == acme);
+        let [mut held, mut next] = of_acme.try_into().unwrap();
         held.batch.enter(BatchState::InProgress, Timestamp(5));
         assert_eq!(store.start_batch(&held, 1).await.unwrap(), BatchStart::Started);
-        let mut next = claim(&store).await.unwrap();
-        let of_acme = next.batch.tenant == acme;
-        if !of_acme {
-            next = claim(&store).await.unwrap();
-        }
         next.batch.enter(BatchState::InProgress, Timestamp(5));
         assert_eq!(store.start_batch(&next, 1).await.unwrap(), BatchStart::Full);
         let stale = BatchClaim { epoch: next.epoch - 1, ..next.clone() };
@@ -121,7 +120,7 @@ async fn tenant_has_a_maximum_of_unfinished_batches() {
 
 #[tokio::test]
 async fn operators_find_batches_of_all_tenants_in_pages() {
-    both(async |Rig { store, .. }| {
+    all(async |Rig { store, .. }| {
         let (acme, other) = (tenant("acme"), tenant("other"));
         let mut ids = Vec::new();
         for owner in [&acme, &other, &acme] {
@@ -141,16 +140,20 @@ async fn operators_find_batches_of_all_tenants_in_pages() {
         assert!(find(Some(&other), Some(BatchState::Cancelling), None, 9).await.is_empty());
         let found = store.batch_of_any_tenant(ids[1]).await.unwrap().unwrap();
         assert_eq!(found.tenant, other);
-        assert_eq!(store.batch_of_any_tenant(BatchId::generate()).await.unwrap(), None);
+        assert_eq!(
+            store.batch_of_any_tenant(BatchId::generate_in(any_database())).await.unwrap(),
+            None
+        );
     })
     .await;
 }
 
 #[tokio::test]
 async fn output_and_custom_ids_are_written_under_the_epoch() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let (store, acme) = (&rig.store, tenant("acme"));
-        let (new, output) = (create(store, &acme).await, file(&acme));
+        let new = create(store, &acme).await;
+        let output = file(&acme, new.id.database());
         store.create_file(&output).await.unwrap();
         let stale = claim(store).await.unwrap();
         rig.advance(LEASE);
@@ -170,7 +173,13 @@ async fn output_and_custom_ids_are_written_under_the_epoch() {
         assert_eq!(store.chunk(output.id, 0).await.unwrap().unwrap(), b"one two");
         let known = store.known_custom_ids(new.id, &[[2; 16], [3; 16]]).await.unwrap();
         assert_eq!(known, [([2; 16], 2)]);
-        assert!(store.known_custom_ids(BatchId::generate(), &[[2; 16]]).await.unwrap().is_empty());
+        assert!(
+            store
+                .known_custom_ids(BatchId::generate_in(any_database()), &[[2; 16]])
+                .await
+                .unwrap()
+                .is_empty()
+        );
         assert_eq!(store.forget_custom_ids(new.id, 1).await.unwrap(), 1);
         store.sweep_batches().await.unwrap();
         assert_eq!(store.forget_custom_ids(new.id, 9).await.unwrap(), 1, "it is still validating");
@@ -197,7 +206,7 @@ async fn with_webhooks(
 ) -> Vec<BatchId> {
     let mut ids = Vec::new();
     for host in hosts {
-        create(store, owner).await;
+        create_in(DatabaseIndex::FIRST, store, owner).await;
         let mut held = claim(store).await.unwrap();
         let (url, secret) = (format!("https://{host}/"), WebhookSecret("s".to_owned()));
         held.batch.webhook =
@@ -212,7 +221,7 @@ async fn with_webhooks(
 
 #[tokio::test]
 async fn webhooks_go_round_tenants_and_hosts() {
-    both(async |rig: Rig| {
+    all(async |rig: Rig| {
         let (store, tick) = (&rig.store, Duration::from_millis(1));
         let [many, few] = ["many", "few"].map(tenant);
         let slow = with_webhooks(store, &many, &["slow.example"; 6]).await;

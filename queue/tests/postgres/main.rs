@@ -7,6 +7,7 @@
 #[path = "../conformance/mod.rs"]
 mod conformance;
 mod connection;
+mod databases;
 mod failover;
 mod fleet;
 mod plans;

@@ -10,7 +10,7 @@ use std::{
 
 use tritmill_queue::{
     Timestamp,
-    store::{FrontStore, PostgresStore, SqliteStore},
+    store::{Databases, FrontStore, PostgresStore, SqliteStore},
 };
 use tritmill_servers::Postgres;
 
@@ -33,8 +33,8 @@ fn clock() -> (Arc<AtomicI64>, Arc<dyn Fn() -> Timestamp + Send + Sync>) {
     (now, Arc::new(move || Timestamp(read.load(Ordering::SeqCst))))
 }
 
-/// Runs a rule on both stores.
-pub async fn both<F: Future<Output = ()>>(rule: impl Fn(Rig) -> F) {
+/// Runs a rule on every store.
+pub async fn all<F: Future<Output = ()>>(rule: impl Fn(Rig) -> F) {
     let folder = tempfile::tempdir().unwrap();
     let (now, clock_of_file) = clock();
     let file = folder.path().join("jobs.sqlite");
@@ -44,5 +44,11 @@ pub async fn both<F: Future<Output = ()>>(rule: impl Fn(Rig) -> F) {
     PostgresStore::migrate(&server.url()).await.unwrap();
     let (now, clock_of_server) = clock();
     let store = PostgresStore::connect(&server.url()).await.unwrap().with_clock(clock_of_server);
+    rule(Rig { store: Arc::new(store), now }).await;
+    let [first, other] = ["first", "other"].map(|name| server.create_database(name).unwrap());
+    let urls = format!("{first}\n{other}");
+    Databases::migrate(&urls).await.unwrap();
+    let (now, clock_of_servers) = clock();
+    let store = Databases::connect(&urls).await.unwrap().with_clock(&clock_of_servers);
     rule(Rig { store: Arc::new(store), now }).await;
 }

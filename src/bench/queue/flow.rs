@@ -22,6 +22,8 @@ use crate::servers::{Keeper, Mode};
 
 /// Random digits at the end of an id.
 const RANDOM_DIGITS: usize = 8;
+/// Jobs that are in the same of several databases.
+const GROUP: usize = 1000;
 /// Lease of a claim, longer than any phase.
 const LEASE: Duration = Duration::from_secs(60);
 /// Time limit for a consumer to get work that must be in the queue.
@@ -65,9 +67,13 @@ impl Bench {
     /// Returns `count` jobs with a short prompt.
     pub fn jobs(&self, count: usize) -> anyhow::Result<Vec<Job>> {
         let name = self.queue.to_string();
+        let mut database = self.store.next_database();
         let job = |index: usize| {
             let prompt = format!("Invoice {index} was paid on the {} of March", 1 + index % 28);
-            JobBuilder::text(&name, prompt).max_tokens(16).build()
+            if index.is_multiple_of(GROUP) {
+                database = self.store.next_database();
+            }
+            JobBuilder::text(&name, prompt).max_tokens(16).database(database).build()
         };
         (0..count).map(job).collect::<Result<_, _>>().context("cannot make a job")
     }

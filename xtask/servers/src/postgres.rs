@@ -136,6 +136,17 @@ impl Postgres {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port())
     }
 
+    /// Creates a further, empty database; returns its URL for clients.
+    pub fn create_database(&self, name: &str) -> anyhow::Result<String> {
+        let mut create = Command::new(need("createdb", "postgresql")?);
+        create.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &self.port().to_string(), name]);
+        let output = create.output().context("cannot run createdb")?;
+        if !output.status.success() {
+            bail!("createdb: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(format!("postgres://postgres@127.0.0.1:{}/{name}", self.port()))
+    }
+
     /// Returns the process id, if the server runs.
     pub fn pid(&self) -> Option<u32> {
         self.server.as_ref().map(Server::pid)

@@ -63,7 +63,7 @@ impl Output {
             Some(part) => part,
             None => {
                 let file = StoredFile {
-                    id: FileId::generate(),
+                    id: FileId::generate_in(batch.id.database()),
                     tenant: batch.tenant.clone(),
                     purpose: FilePurpose::BatchOutput,
                     filename: format!("{}_{kind}.jsonl", batch.id),

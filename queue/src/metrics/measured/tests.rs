@@ -37,8 +37,9 @@ fn every_call_of_the_traits_is_passed_on() {
             let name = line.strip_prefix("async fn ").or_else(|| line.strip_prefix("fn "))?;
             name.split('(').next()
         });
+        let untimed = ["announced", "next_database"];
         let missing: Vec<&str> =
-            methods.filter(|name| *name != "announced" && !names.contains(name)).collect();
+            methods.filter(|name| !untimed.contains(name) && !names.contains(name)).collect();
         assert!(missing.is_empty(), "not passed on: {missing:?}");
     }
 }

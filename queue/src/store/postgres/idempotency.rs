@@ -14,6 +14,10 @@ use crate::{
 /// Keys looked at by one statement.
 const FORGET_CHUNK: i64 = 1000;
 
+/// The first submission under a key.
+pub(super) const FIND: &str =
+    "SELECT request_hash, job_ids FROM idempotency WHERE tenant = $1 AND key = $2";
+
 /// Result of a submission under a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Submission {
@@ -60,12 +64,7 @@ impl PostgresStore {
         storable("tenant", &tenant.0)?;
         storable("idempotency key", key)?;
         let submitted = self.within(self.submit_first(tenant, key, request_hash, jobs)).await?;
-        let Some(first) = submitted else { return Ok(Submission::New) };
-        if rows::get::<&[u8]>(&first, "request_hash")? != request_hash {
-            return Err(Conflict { key: key.to_owned() }.into());
-        }
-        let ids: Vec<Uuid> = rows::get(&first, "job_ids")?;
-        Ok(Submission::Known(ids.into_iter().map(JobId::from).collect()))
+        submitted.map_or(Ok(Submission::New), |first| known(&first, key, request_hash))
     }
 
     /// Records jobs under a key, or returns the row of the key's first submission.
@@ -88,17 +87,28 @@ impl PostgresStore {
         .bind(request_hash)
         .bind(jobs.iter().map(|job| Uuid::from(job.id)).collect::<Vec<_>>());
         if insert.execute(&mut *tx).await?.rows_affected() == 0 {
-            let first =
-                "SELECT request_hash, job_ids FROM idempotency WHERE tenant = $1 AND key = $2";
             // The row is missing only if maintenance has deleted it since: the caller then repeats
             // the call, which counts as the first.
-            let first = query(first).bind(&tenant.0).bind(key).fetch_one(&mut *tx).await?;
+            let first = query(FIND).bind(&tenant.0).bind(key).fetch_one(&mut *tx).await?;
             return Ok(Some(first));
         }
         claims::insert_jobs(self, &mut tx, jobs, None).await?;
         tx.commit().await?;
         Ok(None)
     }
+}
+
+/// Returns the result of the first submission under a key, from its row.
+pub(super) fn known(
+    first: &PgRow,
+    key: &str,
+    request_hash: &[u8],
+) -> Result<Submission, SubmitError> {
+    if rows::get::<&[u8]>(first, "request_hash")? != request_hash {
+        return Err(Conflict { key: key.to_owned() }.into());
+    }
+    let ids: Vec<Uuid> = rows::get(first, "job_ids")?;
+    Ok(Submission::Known(ids.into_iter().map(JobId::from).collect()))
 }
 
 /// Deletes keys that were used before a time and have no jobs left. Looks up the jobs of some keys at a time,

@@ -83,6 +83,7 @@ async fn maintain(store: &PostgresStore) -> Result<Maintained, StoreError> {
     idempotency::forget(&mut connection, oldest).await?;
     let silent_since = now.saturating_sub(milliseconds(SILENT_KEPT));
     workers::forget(&mut connection, None, Some(silent_since)).await?;
+    workers::forget_leases(&mut connection, silent_since).await?;
     history::sweep(&mut connection, now).await?;
     Ok(done)
 }

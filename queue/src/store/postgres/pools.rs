@@ -28,6 +28,17 @@ pub struct PoolState {
     pub timeouts: u64,
 }
 
+impl PoolState {
+    /// Adds the same pool of another database.
+    pub(in crate::store) fn add(&mut self, other: &Self) {
+        self.idle += other.idle;
+        self.in_use += other.in_use;
+        self.max += other.max;
+        self.waits += other.waits;
+        self.timeouts += other.timeouts;
+    }
+}
+
 /// Waits and timeouts of calls on both pools.
 #[derive(Debug, Default)]
 pub(super) struct PoolCounts {

@@ -24,10 +24,14 @@ use crate::{
 /// Jobs that one statement changes.
 const BATCH: i32 = 1000;
 
-/// Extends leases if the store was away: if no reconciler reached it for a while, no worker could renew.
-const PULSE: &str = "
+macro_rules! pulse {
+    ($which:literal) => {
+        concat!(
+            "
 WITH clock AS (SELECT store_now_ms($1) AS now), before AS MATERIALIZED (
-    SELECT at FROM pulse FOR NO KEY UPDATE
+    SELECT at FROM pulse",
+            $which,
+            "
 ), beat AS (
     UPDATE pulse SET at = (SELECT now FROM clock) FROM before
 ), workers_extended AS (
@@ -37,7 +41,39 @@ WITH clock AS (SELECT store_now_ms($1) AS now), before AS MATERIALIZED (
 )
 UPDATE open_jobs SET lease_until = (SELECT now FROM clock) + $3
 WHERE (SELECT at FROM before) + $2 < (SELECT now FROM clock)
-  AND state = 'running' AND lease_until < (SELECT now FROM clock) + $3";
+  AND state = 'running' AND lease_until < (SELECT now FROM clock) + $3"
+        )
+    };
+}
+
+/// Extends leases if the store was away: if no reconciler reached it for a while, no worker could renew.
+const PULSE: &str = pulse!(" FOR NO KEY UPDATE");
+
+/// Does the same for a process that does not reconcile, so it need not wait for another one that does.
+const PULSE_IF_DUE: &str =
+    pulse!(" WHERE at < (SELECT now FROM clock) - 1000 FOR NO KEY UPDATE SKIP LOCKED");
+
+/// Notes that the store was reached: see [`PULSE`].
+async fn pulse(
+    store: &PostgresStore,
+    layout: Layout,
+    statement: &'static str,
+) -> Result<(), StoreError> {
+    let pulse = query(layout.statement(statement)).bind(store.clock_parameter());
+    let pulse = pulse.bind(milliseconds(AWAY_AFTER)).bind(milliseconds(AWAY_LEASE));
+    let extended = store.execute(pulse).await?;
+    if extended > 0 {
+        tracing::warn!(jobs = extended, "the store was away: leases are extended");
+    }
+    Ok(())
+}
+
+impl PostgresStore {
+    /// Notes that a worker reached this database, which does not get its heartbeats.
+    pub(in crate::store) async fn note_reached(&self) -> Result<(), StoreError> {
+        pulse(self, self.layout().await?, PULSE_IF_DUE).await
+    }
+}
 
 /// Takes jobs with an expired lease from their workers: they are queued again. Only a job that ran alone
 /// is charged an attempt, and becomes a dead letter when it was its last one.
@@ -131,12 +167,7 @@ pub(super) async fn reconcile(store: &PostgresStore) -> Result<Reconciled, Store
         Layout::Combined => (combined::LAPSE, combined::EXPIRE),
         Layout::Changing | Layout::Split => (LAPSE, EXPIRE),
     };
-    let pulse = query(layout.statement(PULSE)).bind(store.clock_parameter());
-    let pulse = pulse.bind(milliseconds(AWAY_AFTER)).bind(milliseconds(AWAY_LEASE));
-    let extended = store.execute(pulse).await?;
-    if extended > 0 {
-        tracing::warn!(jobs = extended, "the store was away: leases are extended");
-    }
+    pulse(store, layout, PULSE).await?;
     let mut done = Reconciled::default();
     repeat(store, layout, lapse, &values, &mut done).await?;
     done.lapsed = done.moved;

@@ -175,3 +175,13 @@ pub(super) async fn forget(
     .await?;
     Ok(())
 }
+
+/// Deletes leases that ended before a time. Only the first of several databases has the rows of workers.
+pub(super) async fn forget_leases(
+    connection: &mut PgConnection,
+    before: i64,
+) -> Result<(), StoreError> {
+    let delete = query("DELETE FROM worker_leases WHERE until < $1").bind(before);
+    delete.execute(connection).await?;
+    Ok(())
+}
