@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::{
     Port, Signal,
-    process::{Server, User, need, tied},
+    process::{Server, User, need, tied, tied_by},
 };
 
 /// Longest time in which the children of a killed server end.
@@ -26,6 +26,8 @@ pub struct Postgres {
     folder: TempDir,
     port: Port,
     options: Vec<String>,
+    /// Shared memory segments of servers that were killed. The system has few of them and frees none.
+    segments: Vec<String>,
 }
 
 impl Postgres {
@@ -42,7 +44,12 @@ impl Postgres {
         hand_over(folder.path(), user.as_ref())?;
         copy_template(&folder.path().join("data"), user.as_ref())?;
         let options = settings.iter().map(|&setting| setting.to_owned()).collect();
-        let mut postgres = Self { server: None, folder, port: Port::claim()?, options };
+        Self::start_in(folder, options)
+    }
+
+    fn start_in(folder: TempDir, options: Vec<String>) -> anyhow::Result<Self> {
+        let (port, segments) = (Port::claim()?, Vec::new());
+        let mut postgres = Self { server: None, folder, port, options, segments };
         postgres.restart()?;
         Ok(postgres)
     }
@@ -61,15 +68,12 @@ impl Postgres {
         if !output.status.success() {
             bail!("pg_basebackup: {}", String::from_utf8_lossy(&output.stderr));
         }
-        let options = self.options.clone();
-        let mut postgres = Self { server: None, folder, port: Port::claim()?, options };
-        postgres.restart()?;
-        Ok(postgres)
+        Self::start_in(folder, self.options.clone())
     }
 
     /// Starts the server again with the same port and folder.
     pub fn restart(&mut self) -> anyhow::Result<()> {
-        self.server = None;
+        self.kill();
         let (port, folder) = (self.port.number(), self.folder.path());
         let data = folder.join("data");
         // Left by a server that was killed.
@@ -84,7 +88,8 @@ impl Postgres {
         let program = need("postgres", "postgresql")?;
         let started = Instant::now();
         loop {
-            let mut command = tied(&program, User::unprivileged().as_ref());
+            // It frees its shared memory when this process is killed.
+            let mut command = tied_by("QUIT", &program, User::unprivileged().as_ref());
             command.arg("-D").arg(&data);
             command.args(["-p", &port.to_string(), "-h", "127.0.0.1", "-k", ""]);
             for setting in &self.options {
@@ -101,6 +106,8 @@ impl Postgres {
                 }
                 server => {
                     self.server = Some(server.context("postgres")?);
+                    // No child of an earlier server uses them any more.
+                    self.free_segments();
                     return Ok(());
                 }
             }
@@ -109,8 +116,27 @@ impl Postgres {
 
     /// Kills the server; it cannot write anything more.
     pub fn kill(&mut self) {
+        if self.server.is_some() {
+            self.segments.extend(self.segment());
+        }
         // Its child processes notice the parent's end, after a moment.
         self.server = None;
+    }
+
+    /// Returns the shared memory segment that the server has written into its lock file.
+    fn segment(&self) -> Option<String> {
+        let lock = fs::read_to_string(self.folder.path().join("data/postmaster.pid")).ok()?;
+        lock.lines().nth(6)?.split_whitespace().nth(1).map(str::to_owned)
+    }
+
+    fn free_segments(&mut self) {
+        let running = self.server.is_some().then(|| self.segment()).flatten();
+        for segment in self.segments.drain(..).filter(|segment| Some(segment) != running.as_ref()) {
+            // Fails for a segment that another server has freed.
+            let remove =
+                Command::new("ipcrm").args(["-m", &segment]).stderr(Stdio::null()).status();
+            drop(remove);
+        }
     }
 
     /// Sends the main process a signal.
@@ -150,6 +176,13 @@ impl Postgres {
     /// Returns the process id, if the server runs.
     pub fn pid(&self) -> Option<u32> {
         self.server.as_ref().map(Server::pid)
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        self.kill();
+        self.free_segments();
     }
 }
 
@@ -206,4 +239,34 @@ fn hand_over(folder: &Path, user: Option<&User>) -> anyhow::Result<()> {
         chown(folder, Some(*uid), Some(*gid)).context("cannot change the owner of a folder")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns whether the system has a shared memory segment that is in use or was not freed.
+    fn has(segment: &str) -> bool {
+        let list = Command::new("ipcs").arg("-m").output().expect("a part of every system");
+        let list = String::from_utf8_lossy(&list.stdout).into_owned();
+        list.lines().any(|line| line.split_whitespace().nth(1) == Some(segment))
+    }
+
+    #[test]
+    fn killed_servers_leave_no_shared_memory() {
+        let mut server = Postgres::start().expect("it starts");
+        let first = server.segment().expect("it runs");
+        assert!(has(&first));
+        server.kill();
+        server.restart().expect("it starts again");
+        let second = server.segment().expect("it runs");
+        assert!(first == second || !has(&first), "{first}");
+        drop(server);
+        let started = Instant::now();
+        // Its children detach from it a moment later.
+        while has(&second) {
+            assert!(started.elapsed() < CHILDREN_END_WITHIN, "{second}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
 }

@@ -103,8 +103,13 @@ fn id(arguments: &[&str]) -> Option<u32> {
 /// Returns a command that runs as `user`, if given, and is killed when the thread that starts it
 /// ends.
 pub fn tied(program: &Path, user: Option<&User>) -> Command {
+    tied_by("KILL", program, user)
+}
+
+/// As [`tied`], with another signal.
+pub fn tied_by(signal: &str, program: &Path, user: Option<&User>) -> Command {
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL"]);
+    command.args(["--pdeathsig", signal]);
     if let Some(User { uid, gid }) = user {
         command.args(["--reuid", &uid.to_string(), "--regid", &gid.to_string(), "--clear-groups"]);
     }
