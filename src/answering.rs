@@ -9,7 +9,9 @@ use tokio::{
 use tritmill_client::{
     BatchFile, BatchProgress, Client, Identity, Notice, Relay, RelayProgress, Settings,
 };
-use tritmill_queue::{DatabaseIndex, JobState, QueueName, Store, dispatch::MemoryDispatcher};
+use tritmill_queue::{
+    DatabaseIndex, JobState, QueueName, Store, Usage, dispatch::MemoryDispatcher,
+};
 use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig};
 
 /// Maximum entries in the dispatcher; the store has the others.
@@ -113,16 +115,14 @@ pub async fn answer(
         }
     };
     loop {
-        let (settled, tokens): (Vec<JobState>, u64) = tokio::select! {
-            Some(Committed { settled, completion_tokens, .. }) = commits.recv() => {
-                (settled.into_iter().map(|(_, state)| state).collect(), completion_tokens)
+        let (settled, usage): (Vec<JobState>, Usage) = tokio::select! {
+            Some(Committed { settled, usage }) = commits.recv() => {
+                (settled.into_iter().map(|(_, state)| state).collect(), usage)
             }
-            Some(RelayProgress { settled, completion_tokens }) = relays.recv() => {
-                (settled, completion_tokens)
-            }
+            Some(RelayProgress { settled, usage }) = relays.recv() => (settled, usage),
             else => break,
         };
-        progress.add(settled, tokens);
+        progress.add(settled, usage);
         file.follow().await?;
         report(Update::Progress(progress));
     }

@@ -164,8 +164,10 @@ fn queue_of(model: &str, run: &RunOptions) -> QueueName {
 fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let model = options::open(&args.model)?;
     let options = args.capacity.apply(args.run.engine());
-    let Engines { devices, numerics_class, .. } = Engines::load(&model, &options, &args.run.device)
-        .with_context(|| format!("cannot load model {}", args.model))?;
+    let disk = args.capacity.disk()?;
+    let engines = Engines::load(&model, &options, &args.run.device, disk.as_ref());
+    let Engines { devices, numerics_class, .. } =
+        engines.with_context(|| format!("cannot load model {}", args.model))?;
     let name = args.name.clone().unwrap_or_else(|| model.name().to_owned());
     let queue = queue_of(&name, &args.run);
     let served = ServedModel::new(model, name, numerics_class);
@@ -175,7 +177,7 @@ fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
 
 fn summarize(progress: &BatchProgress, elapsed: Duration, as_json: bool) -> anyhow::Result<()> {
     let seconds = elapsed.as_secs_f64();
-    let BatchProgress { lines, completed, failed, resumed, tokens } = *progress;
+    let BatchProgress { lines, completed, failed, resumed, tokens, .. } = *progress;
     eprintln!(
         "{completed} of {lines} lines answered ({resumed} by earlier runs), {failed} error lines, \
          {tokens} tokens in {seconds:.1} s"
@@ -187,6 +189,8 @@ fn summarize(progress: &BatchProgress, elapsed: Duration, as_json: bool) -> anyh
             "failed": failed,
             "resumed": resumed,
             "tokens": tokens,
+            "prompt_tokens": progress.prompt_tokens,
+            "cached_tokens": progress.cached_tokens,
             "seconds": (seconds * 1000.0).round() / 1000.0,
         }))?;
     }

@@ -126,7 +126,12 @@ fn answer(
 ) -> anyhow::Result<(BatchProgress, Duration)> {
     let model = options::open(demo_model::NAME)?;
     let options = arguments.capacity.apply(arguments.run.engine());
-    let engines = Engines::load(&model, &options, &arguments.run.device)?;
+    let engines = Engines::load(
+        &model,
+        &options,
+        &arguments.run.device,
+        arguments.capacity.disk()?.as_ref(),
+    )?;
     let Engines { devices, numerics_class, .. } = engines;
     let name = demo_model::NAME.to_owned();
     let queue = QueueName { model: name.clone(), format: options.format.to_string() };

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use tritmill_engine::{
+    Engine,
     files::Model,
+    kv::disk::DiskCache,
     load::{self, DeviceChoice, Devices, EngineOptions},
 };
 use tritmill_worker::Device;
@@ -19,11 +21,12 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// Loads the model on every device.
+    /// Loads the model on every device. The engines share KV blocks on disk, if there are any.
     pub fn load(
         model: &Arc<Model>,
         options: &EngineOptions,
         devices: &Devices,
+        disk: Option<&DiskCache>,
     ) -> anyhow::Result<Self> {
         let engines = load::engines(model, options, devices)?;
         let (device, first) = engines.first().context("no device")?;
@@ -32,8 +35,12 @@ impl Engines {
             DeviceChoice::Cpu => options.isa().to_string(),
             _ => String::new(),
         };
-        let named =
-            |(device, engine): (DeviceChoice, _)| Device { name: device.to_string(), engine };
+        let named = |(device, mut engine): (DeviceChoice, Engine)| {
+            if let Some(disk) = disk {
+                engine.use_disk(disk.clone());
+            }
+            Device { name: device.to_string(), engine }
+        };
         Ok(Self { devices: engines.into_iter().map(named).collect(), numerics_class, isa })
     }
 }

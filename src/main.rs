@@ -17,6 +17,7 @@ mod doctor;
 mod engines;
 mod jobs;
 mod keys;
+mod kv;
 mod migrate;
 mod model;
 mod operate;
@@ -88,6 +89,9 @@ enum Command {
     /// Inspect, run, create and convert models
     #[command(subcommand)]
     Model(model::Command),
+    /// Inspect, prune and verify KV blocks on disk
+    #[command(subcommand)]
+    Kv(kv::Command),
     /// Benchmark this machine
     #[command(subcommand)]
     Bench(bench::Command),
@@ -146,6 +150,7 @@ fn main() -> ExitCode {
         Command::Admin(arguments) => admin::run(*arguments),
         Command::Keys(command) => keys::run(command),
         Command::Standalone(arguments) => standalone::run(*arguments),
+        Command::Kv(command) => kv::run(&command),
         Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Submit(arguments) => submit::run(&arguments),
         Command::Watch(arguments) => jobs::watch(&arguments),

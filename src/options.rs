@@ -1,6 +1,12 @@
 //! Options of several commands: the model, and how to run it.
 
-use std::{num::NonZeroUsize, path::Path, str::FromStr, sync::Arc};
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::{
@@ -12,12 +18,16 @@ use tritmill_engine::{
     files::{Model, ModelError},
     formats::Format,
     kernels::Isa,
+    kv::disk::{DiskCache, FolderLimits},
     load::{Devices, EngineOptions},
 };
 
 use tritmill_queue::QueueName;
 
 use crate::demo_model;
+
+/// Bytes of the file system that KV blocks leave free.
+const DISK_FREE_MIN: u64 = 1 << 30;
 
 /// The model to run.
 #[derive(Debug, Clone, Args)]
@@ -130,17 +140,56 @@ pub struct CapacityOptions {
     /// GPU up to nine tenths of the memory that the weights leave free]
     #[arg(long, value_name = "MIB")]
     pub kv_memory: Option<u64>,
+    /// Milliseconds that a step may take while a job of priority high is decoded: less of other jobs' prompts is
+    /// computed per step then, and the text arrives evenly. 0: steps are always full
+    #[arg(long, value_name = "MS", default_value = "150")]
+    pub step_target: u32,
+    /// Folder for KV blocks that several prompts begin with: they are computed once, also after a restart. Processes may
+    /// share it
+    #[arg(long, value_name = "DIR")]
+    pub kv_cache_dir: Option<PathBuf>,
+    /// Most bytes in --kv-cache-dir: a number, or with K, M, G or T. The blocks that were not used for longest are
+    /// deleted first, and a gigabyte of the disk stays free
+    #[arg(long, value_name = "BYTES", default_value = "10G", value_parser = bytes)]
+    pub kv_cache_bytes: u64,
 }
 
 impl CapacityOptions {
+    /// Opens the KV blocks on disk, if a folder is given.
+    pub fn disk(&self) -> anyhow::Result<Option<DiskCache>> {
+        let limits = FolderLimits { bytes_max: self.kv_cache_bytes, free_min: DISK_FREE_MIN };
+        let opened = self.kv_cache_dir.as_ref().map(|folder| DiskCache::open(folder, limits));
+        opened.transpose().context("--kv-cache-dir")
+    }
+
     /// Returns `options` with this capacity.
     pub fn apply(&self, options: EngineOptions) -> EngineOptions {
         EngineOptions {
             max_sequences: self.max_sequences.get(),
             kv_bytes: self.kv_memory.map(|mib| mib.saturating_mul(1 << 20)),
+            step_target: (self.step_target > 0)
+                .then(|| Duration::from_millis(self.step_target.into())),
             ..options
         }
     }
+}
+
+/// Parses a number of bytes with an optional unit, a power of 1024.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let text = text.trim().trim_end_matches(['B', 'b']).trim_end_matches(['i']);
+    let (digits, shift) = match text.char_indices().last() {
+        Some((at, unit)) => match unit.to_ascii_uppercase() {
+            'K' => (&text[..at], 10),
+            'M' => (&text[..at], 20),
+            'G' => (&text[..at], 30),
+            'T' => (&text[..at], 40),
+            _ => (text, 0),
+        },
+        None => (text, 0),
+    };
+    let count = digits.trim().parse::<u64>().ok();
+    let bytes = count.and_then(|count| count.checked_mul(1 << shift));
+    bytes.ok_or_else(|| "expected a number of bytes, such as 10G".to_owned())
 }
 
 /// Parses a count from 1 to `MAX`.
@@ -162,4 +211,26 @@ where
     T::Err: std::error::Error + Send + Sync + 'static,
 {
     PossibleValuesParser::new(names).try_map(|name| name.parse::<T>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_may_have_a_unit() {
+        for (text, expected) in [
+            ("0", 0),
+            ("123", 123),
+            ("4K", 4096),
+            ("10G", 10 << 30),
+            ("1 GiB", 1 << 30),
+            ("2mb", 2 << 20),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for wrong in ["", "G", "-1", "1.5G", "10X", "99999999999T"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
 }

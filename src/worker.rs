@@ -260,9 +260,10 @@ pub async fn open(
     options: EngineOptions,
 ) -> anyhow::Result<(Arc<Model>, Engines)> {
     let (model, devices) = (arguments.model.clone(), arguments.run.device.clone());
+    let disk = arguments.capacity.disk()?;
     let load = move || {
         let opened = model.open()?;
-        let engines = Engines::load(&opened, &options, &devices)
+        let engines = Engines::load(&opened, &options, &devices, disk.as_ref())
             .with_context(|| format!("cannot load model {}", model.model))?;
         anyhow::Ok((opened, engines))
     };

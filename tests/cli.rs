@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 29] = [
+const COMMANDS: [&str; 33] = [
     "",
     "admin",
     "standalone",
@@ -23,6 +23,10 @@ const COMMANDS: [&str; 29] = [
     "model generate",
     "model synth",
     "model convert",
+    "kv",
+    "kv inspect",
+    "kv prune",
+    "kv verify",
     "bench",
     "bench engine",
     "bench e2e",

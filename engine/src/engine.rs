@@ -4,14 +4,16 @@
 //! commits, and draws a token for every sequence with all its positions computed. The engine has no
 //! thread and no clock: the caller passes the time and calls `step` until [`Engine::is_idle`].
 //!
-//! Invariant: a request is in `active` exactly as long as one of its sequences is in the scheduler, and
-//! leaves with one `Finished` or `Failed` event.
+//! Invariant: a request is in `active` exactly as long as one of its sequences is in the scheduler, or waits in
+//! `stored` for blocks from disk, and leaves with one `Finished` or `Failed` event.
 
 mod active;
 mod draw;
+mod pace;
 mod report;
 #[cfg(test)]
 mod simulation;
+mod stored;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -20,15 +22,20 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use active::ActiveRequest;
+use pace::Pace;
 pub use report::{EngineConfig, EngineStats, StepReport};
+use stored::Stored;
 
 use crate::{
     backend::{Backend, Chunk, Logits, LogitsFor, StepError},
-    kv::{BLOCK_TOKENS, BlockHash},
+    kv::{
+        BLOCK_TOKENS, BlockHash,
+        disk::{DiskCache, DiskStats},
+    },
     request::{Event, FinishReason, Request, RequestError, RequestId, SubmitError},
     sampler::Scratch,
     scheduler::{Limits, Plan, PlannedChunk, Refusal, Scheduler, SequenceId},
@@ -42,6 +49,8 @@ pub struct Engine {
     eos_tokens: Vec<u32>,
     config: EngineConfig,
     scheduler: Scheduler,
+    pace: Pace,
+    stored: Option<Stored>,
     active: BTreeMap<RequestId, ActiveRequest>,
     next_request: u64,
     /// Text of resumed choices, reported with the next step.
@@ -88,6 +97,8 @@ impl Engine {
             eos_tokens,
             config,
             scheduler,
+            pace: Pace::new(config.step_target),
+            stored: None,
             active: BTreeMap::new(),
             next_request: 0,
             resumed: Vec::new(),
@@ -97,6 +108,17 @@ impl Engine {
             scratch: Scratch::default(),
             counters: EngineStats::default(),
         }
+    }
+
+    /// Uses blocks on disk, too: reads those that new prompts begin with, and writes those that several prompts
+    /// use. Engines of one process may share a cache. No effect without the prefix cache.
+    pub fn use_disk(&mut self, disk: DiskCache) {
+        self.stored = self.config.prefix_cache.then(|| Stored::new(disk));
+    }
+
+    /// Returns what the cache on disk has and did.
+    pub fn disk_stats(&self) -> Option<DiskStats> {
+        self.stored.as_ref().map(|stored| stored.disk().stats())
     }
 
     /// Accepts a request; it starts with one of the next steps. A request with a deadline in the past is
@@ -127,7 +149,10 @@ impl Engine {
             }
             None => active = new_active(),
         }
-        self.scheduler.add(active.sequence(0), tokens, root);
+        match &mut self.stored {
+            Some(stored) => stored.add(&mut self.scheduler, active.sequence(0), tokens, root),
+            None => self.scheduler.add(active.sequence(0), tokens, root),
+        }
         self.active.insert(id, active);
         Ok(id)
     }
@@ -182,6 +207,7 @@ impl Engine {
             prefix_hit_tokens: scheduled.prefix_hit_tokens,
             prefix_miss_tokens: scheduled.prefix_miss_tokens,
             preemptions: scheduled.preemptions,
+            disk_tokens: self.stored.as_ref().map_or(0, Stored::read_tokens),
             ..self.counters
         }
     }
@@ -196,9 +222,19 @@ impl Engine {
         let events = std::mem::take(&mut self.resumed);
         let mut report = StepReport { events, ..StepReport::default() };
         self.finish_cancelled_and_expired(now, &mut report);
-        let mut plan = self.scheduler.plan();
+        if let Some(stored) = &mut self.stored {
+            stored.settle(&mut self.scheduler, self.backend.as_mut());
+        }
+        report.prefill_max = match self.scheduler.is_interactive() {
+            true => self.pace.prefill_rows(self.scheduler.decoding()),
+            false => None,
+        };
+        let mut plan = self.scheduler.plan(report.prefill_max);
         self.apply_plan(&mut plan, &mut report);
         if plan.chunks.is_empty() {
+            if let Some(stored) = self.stored.as_mut().filter(|stored| !stored.is_idle()) {
+                stored.wait();
+            }
             return report;
         }
         let result = self.run(&plan, &mut report);
@@ -209,7 +245,23 @@ impl Engine {
             }
             Err(error) => self.fail_step(&plan, error, &mut report),
         }
+        if let Some(stored) = &mut self.stored {
+            let is_idle = self.active.is_empty();
+            stored.write_some(&self.scheduler, self.backend.as_mut(), is_idle);
+        }
         report
+    }
+
+    /// Records how long a step took. The limits of later steps follow from these times, if the engine has a
+    /// [target](EngineConfig::step_target).
+    pub fn record_time(&mut self, report: &StepReport, time: Duration) {
+        if !report.failed {
+            let StepReport { prefill_tokens, decode_tokens, prefill_max, .. } = *report;
+            self.pace.record(prefill_tokens, decode_tokens, prefill_max, time);
+            if let Some(stored) = &mut self.stored {
+                stored.record_time(prefill_tokens, time);
+            }
+        }
     }
 
     fn finish_cancelled_and_expired(&mut self, now: Instant, report: &mut StepReport) {
@@ -229,6 +281,9 @@ impl Engine {
         for (id, cached_tokens) in &plan.admitted {
             if let Some(active) = self.active.get_mut(&RequestId(id.request)) {
                 active.record_cached(*cached_tokens);
+            }
+            if let Some(stored) = &mut self.stored {
+                stored.note_shared(self.scheduler.named_blocks(*id, *cached_tokens));
             }
         }
         for (id, refusal) in std::mem::take(&mut plan.refused) {
@@ -298,6 +353,9 @@ impl Engine {
         let Some(mut active) = self.active.remove(&id) else { return };
         for choice in 0..active.started() {
             self.scheduler.remove(active.sequence(choice));
+        }
+        if let Some(stored) = &mut self.stored {
+            stored.remove(id.0);
         }
         self.cancelled.remove(&id);
         if let Some(deadline) = active.deadline {

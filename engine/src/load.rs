@@ -2,7 +2,7 @@
 
 mod devices;
 
-use std::{num::NonZeroUsize, sync::Arc};
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 pub use devices::{DeviceChoice, Devices, DevicesError};
 
@@ -56,6 +56,8 @@ pub struct EngineOptions {
     pub kv_bytes: Option<u64>,
     /// Most sequences that hold KV blocks at once.
     pub max_sequences: usize,
+    /// Time of a step while a request of the highest priority is decoded; `None`: steps are always full.
+    pub step_target: Option<Duration>,
 }
 
 impl Default for EngineOptions {
@@ -69,6 +71,7 @@ impl Default for EngineOptions {
             head: HeadMode::default(),
             kv_bytes: None,
             max_sequences: 64,
+            step_target: EngineConfig::new(0).step_target,
         }
     }
 }
@@ -155,8 +158,8 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     let of_cpu = || options.block_count(model);
     let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
-    let config =
-        EngineConfig { max_sequences: options.max_sequences, ..EngineConfig::new(context_length) };
+    let EngineOptions { max_sequences, step_target, .. } = *options;
+    let config = EngineConfig { max_sequences, step_target, ..EngineConfig::new(context_length) };
     let eos_tokens = model.config().eos_tokens.clone();
     Ok(Engine::new(backend, model.clone(), eos_tokens, config))
 }

@@ -314,6 +314,15 @@ mod tests {
             Ok(())
         }
         fn copy_block(&mut self, _: BlockId, _: BlockId) {}
+        fn block_bytes(&self) -> usize {
+            0
+        }
+        fn read_block(&mut self, _: BlockId, _: &mut Vec<u8>) -> Result<(), StepError> {
+            Ok(())
+        }
+        fn write_block(&mut self, _: BlockId, _: &[u8]) -> Result<(), StepError> {
+            Ok(())
+        }
     }
 
     fn workload(batches: &[usize], prompt_tokens: usize, generate_tokens: usize) -> Workload {

@@ -5,7 +5,11 @@
 
 mod support;
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tritmill_engine::{
     Engine, EngineConfig, Event, Output, Request, RequestId, SamplingParams,
@@ -14,6 +18,7 @@ use tritmill_engine::{
     formats::Format,
     generate,
     kernels::Isa,
+    kv::disk::{DiskCache, FolderLimits},
 };
 
 const REQUESTS: usize = 24;
@@ -117,6 +122,48 @@ fn check_together(kv: KvType) {
         assert_eq!(stats.preemptions > 0, blocks == 20, "{} preemptions", stats.preemptions);
         assert_eq!(stats.prefix_hit_tokens > 0, config.prefix_cache);
     }
+}
+
+#[test]
+fn blocks_from_disk_change_no_bit() {
+    for kv in [KvType::F16, KvType::F32, KvType::Q8] {
+        check_disk(kv);
+    }
+}
+
+fn check_disk(kv: KvType) {
+    let (model, folder) = (model(), tempfile::tempdir().unwrap());
+    let config = EngineConfig::new(model.config().context_length);
+    let limits = FolderLimits { bytes_max: 1 << 30, free_min: 0 };
+    let disk = || DiskCache::open(folder.path(), limits).unwrap();
+    let shared = || (0..REQUESTS).step_by(3);
+    let plain = EngineConfig { prefix_cache: false, ..config };
+    let want = run(&mut engine(&model, kv, 400, plain), shared());
+    // The second prompt that begins in the same way has its blocks written.
+    let mut first = engine(&model, kv, 400, config);
+    first.use_disk(disk());
+    run(&mut first, shared());
+    run(&mut first, shared());
+    let started = Instant::now();
+    while first.disk_stats().unwrap().written < 2 {
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", first.disk_stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(first);
+    let mut second = engine(&model, kv, 400, config);
+    second.use_disk(disk());
+    let got = run(&mut second, shared());
+    for (index, want) in &want {
+        assert!(bits(&got[index]) == bits(want), "request {index}, {kv:?}");
+        assert!(got[index].cached_tokens >= 32, "request {index}: {}", got[index].cached_tokens);
+    }
+    assert!(second.disk_stats().unwrap().hits >= 2);
+    // Blocks of another element type are of another class.
+    let other = if kv == KvType::Q8 { KvType::F16 } else { KvType::Q8 };
+    let mut other = engine(&model, other, 400, config);
+    other.use_disk(disk());
+    run(&mut other, [0]);
+    assert_eq!(other.disk_stats().unwrap().hits, 0);
 }
 
 #[test]

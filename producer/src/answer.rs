@@ -22,7 +22,13 @@ pub fn line(answer: &AnsweredLine) -> String {
         Some(Outcome::Completed(completion)) => json!({
             "status_code": 200,
             "request_id": request_id,
-            "body": body(&answer.key, &answer.shape, answer.finished_at, completion),
+            "body": body_with(
+                line_usage(completion),
+                &answer.key,
+                &answer.shape,
+                answer.finished_at,
+                completion,
+            ),
         }),
         Some(Outcome::Error(error)) => failed(answer.number, &request_id, error),
         Some(Outcome::Expired) => {
@@ -128,8 +134,18 @@ fn failed(line: u64, request_id: &str, error: &JobError) -> Value {
     })
 }
 
-/// Returns the body of an answer. Its id is derived from `key`; `shape` is `chat` or `completion`.
+/// Returns the body of the answer to a single call. Its id is derived from `key`; `shape` is `chat` or `completion`.
 pub fn body(key: &[u8], shape: &str, created: Timestamp, completion: &Completion) -> Value {
+    body_with(usage(completion), key, shape, created, completion)
+}
+
+fn body_with(
+    usage: Value,
+    key: &[u8],
+    shape: &str,
+    created: Timestamp,
+    completion: &Completion,
+) -> Value {
     let chat = shape == "chat";
     let object = if chat { "chat.completion" } else { "text_completion" };
     let choices: Vec<Value> = completion
@@ -144,7 +160,7 @@ pub fn body(key: &[u8], shape: &str, created: Timestamp, completion: &Completion
         "model": completion.model,
         "system_fingerprint": system_fingerprint(completion),
         "choices": choices,
-        "usage": usage(completion),
+        "usage": usage,
     })
 }
 
@@ -160,8 +176,16 @@ fn system_fingerprint(completion: &Completion) -> String {
     format!("fp_{}", &short_hex(&fingerprint)[..12])
 }
 
-/// Returns the token counts of an answer.
+/// Returns the token counts of the answer to a single call.
 pub fn usage(completion: &Completion) -> Value {
+    let mut usage = line_usage(completion);
+    let cached = completion.usage.cached_tokens;
+    usage["prompt_tokens_details"] = json!({ "cached_tokens": cached });
+    usage
+}
+
+/// Returns the token counts of a line's answer, which depend on line and model alone.
+fn line_usage(completion: &Completion) -> Value {
     let usage = completion.usage;
     json!({
         "prompt_tokens": usage.prompt_tokens,

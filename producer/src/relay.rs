@@ -13,7 +13,7 @@ use tokio::{
 };
 use tritmill_queue::{
     ClaimRef, Claimant, FinishedAttempt, FinishedJob, Job, JobId, JobState, Outcome, QueueName,
-    Store, StoreError,
+    Store, StoreError, Usage,
 };
 
 use crate::client::{Client, ClientError};
@@ -38,8 +38,8 @@ const CHECK_COUNT: usize = 64;
 pub struct RelayProgress {
     /// New states of the local jobs.
     pub settled: Vec<JobState>,
-    /// Generated tokens of the completed jobs.
-    pub completion_tokens: u64,
+    /// Tokens of the completed jobs.
+    pub usage: Usage,
 }
 
 /// Moves jobs to a remote queue and their outcomes back.
@@ -198,7 +198,7 @@ impl Relay {
             match outcome {
                 Some(outcome) => {
                     if let Outcome::Completed(completion) = &outcome {
-                        progress.completion_tokens += completion.usage.completion_tokens;
+                        progress.usage.add(completion.usage);
                     }
                     finished.push(FinishedAttempt { claim: held, outcome, first_token: None });
                 }

@@ -239,7 +239,7 @@ fn completion() -> Outcome {
             finish_reason: FinishReason::Length,
             logprobs: Some(vec![token("é".as_bytes(), vec![top]), token(b"!", vec![])]),
         }],
-        usage: Usage { prompt_tokens: 3, completion_tokens: 2 },
+        usage: Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 0 },
     })
 }
 

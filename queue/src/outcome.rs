@@ -67,6 +67,23 @@ pub struct Usage {
     pub prompt_tokens: u64,
     /// Generated tokens, over all choices.
     pub completion_tokens: u64,
+    /// Tokens of the prompt that were not computed, because an earlier prompt began in the same way.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cached_tokens: u64,
+}
+
+impl Usage {
+    /// Adds the tokens of another job.
+    pub fn add(&mut self, other: Self) {
+        self.prompt_tokens += other.prompt_tokens;
+        self.completion_tokens += other.completion_tokens;
+        self.cached_tokens += other.cached_tokens;
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde calls")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// An answer.

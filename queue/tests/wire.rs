@@ -69,7 +69,7 @@ fn outcome() -> Outcome {
             finish_reason: FinishReason::Stop,
             logprobs: Some(vec![logprob]),
         }],
-        usage: Usage { prompt_tokens: 12, completion_tokens: 3 },
+        usage: Usage { prompt_tokens: 12, completion_tokens: 3, cached_tokens: 0 },
     })
 }
 
@@ -167,7 +167,7 @@ fn readers_ignore_unknown_fields() {
     }
     let later = Later { prompt_tokens: 1, completion_tokens: 2, cached_tokens: 3 };
     let usage: Usage = decode(&encode(&later)).unwrap();
-    assert_eq!(usage, Usage { prompt_tokens: 1, completion_tokens: 2 });
+    assert_eq!(usage, Usage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: 0 });
 }
 
 fn prompts() -> impl Strategy<Value = Prompt> {

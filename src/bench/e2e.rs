@@ -2,6 +2,7 @@
 //! through Redis, Postgres and a worker with an engine of the same size, alternately. With `--http`: the
 //! latency of HTTP requests during a batch.
 
+mod gaps;
 mod http;
 
 use std::{
@@ -36,6 +37,7 @@ Examples:
   tritmill bench e2e --model /tmp/bitnet-2b --threads 2 --redis redis://… --database postgres://…
   tritmill bench e2e --batch 32 --prompt 64 --generate 128 --json
   tritmill bench e2e --http
+  tritmill bench e2e --gaps --model /tmp/bitnet-2b --batch-lines 400
   tritmill bench e2e --http --batch-lines 0 --batch 128 --kv-memory 2048 --model /tmp/bitnet-2b --device cuda:0
 
 Prints generated tokens per second of the engine alone and of the same requests through the queue, and
@@ -43,7 +45,10 @@ their ratio: the median of the repetitions, which alternate.
 
 With --http, it starts its own service without servers and sends bursts of requests during a batch at
 priority low, or alone. It prints latencies, failures, the progress of the batch and the memory of the
-service: GPU memory with --device cuda:N, else main memory.";
+service: GPU memory with --device cuda:N, else main memory.
+
+With --gaps, it starts the same service and streams one answer after the other, alone and during a batch with
+long prompts. It prints the times between tokens, and the tokens per second of the batch alone and beside them.";
 
 /// Arguments of `bench e2e`.
 #[derive(Debug, Args)]
@@ -54,13 +59,22 @@ pub struct Arguments {
     /// Measure the HTTP API: interactive requests during a batch
     #[arg(long)]
     http: bool,
+    /// Measure the HTTP API: times between the tokens of an answer during a batch
+    #[arg(long, conflicts_with = "http")]
+    gaps: bool,
+    /// With --gaps: tokens of each prompt of the batch; all prompts differ
+    #[arg(long, value_name = "N", default_value = "1800")]
+    batch_prompt: NonZeroUsize,
+    /// With --http and --gaps: as of `tritmill worker`
+    #[arg(long, value_name = "MS", default_value = "150")]
+    step_target: u32,
     /// With --http: concurrent requests
     #[arg(long, value_name = "N", default_value = "100")]
     callers: NonZeroUsize,
-    /// With --http: lines of the batch; 0 for no batch
+    /// With --http and --gaps: lines of the batch; with --http 0 for no batch
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     batch_lines: usize,
-    /// Concurrent sequences [default: 16, with --http 64]
+    /// Concurrent sequences [default: 16, with --http and --gaps 64]
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
     /// Memory of the KV cache in MiB [default: as `tritmill worker`]
@@ -72,7 +86,7 @@ pub struct Arguments {
     /// Tokens of each prompt; all prompts differ
     #[arg(long, value_name = "N", default_value = "64")]
     prompt: NonZeroUsize,
-    /// Tokens to generate per request [default: 64, with --http 100]
+    /// Tokens to generate per request [default: 64, with --http and --gaps 100]
     #[arg(long, value_name = "N")]
     generate: Option<NonZeroUsize>,
     /// Repetitions of both measurements
@@ -89,15 +103,21 @@ pub struct Arguments {
 
 impl Arguments {
     fn batch(&self) -> NonZeroUsize {
-        self.batch.unwrap_or(if self.http { SIXTY_FOUR } else { SIXTEEN })
+        self.batch.unwrap_or(if self.http || self.gaps { SIXTY_FOUR } else { SIXTEEN })
     }
 
     fn capacity(&self) -> CapacityOptions {
-        CapacityOptions { max_sequences: self.batch(), kv_memory: self.kv_memory }
+        CapacityOptions {
+            max_sequences: self.batch(),
+            kv_memory: self.kv_memory,
+            step_target: self.step_target,
+            kv_cache_dir: None,
+            kv_cache_bytes: 0,
+        }
     }
 
     fn generate(&self) -> NonZeroUsize {
-        self.generate.unwrap_or(if self.http { HUNDRED } else { SIXTY_FOUR })
+        self.generate.unwrap_or(if self.http || self.gaps { HUNDRED } else { SIXTY_FOUR })
     }
 }
 
@@ -105,6 +125,9 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.http {
         return http::run(arguments);
+    }
+    if arguments.gaps {
+        return gaps::run(arguments);
     }
     let servers = arguments.servers.mode()?;
     let model = arguments.model.open()?;
@@ -273,7 +296,7 @@ impl Fleet {
         while ended < work.jobs {
             let Some(commit) = self.commits.recv().await else { bail!("the worker ended") };
             ended += commit.settled.len();
-            tokens += commit.completion_tokens;
+            tokens += commit.usage.completion_tokens;
         }
         let elapsed = started.elapsed();
         let expected = (work.jobs * work.generate) as u64;

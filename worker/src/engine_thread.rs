@@ -181,7 +181,9 @@ impl EngineLoop {
                 }
             }
             self.step_count.fetch_add(1, Ordering::Relaxed);
-            let step = self.engine.step(Instant::now());
+            let began = Instant::now();
+            let step = self.engine.step(began);
+            self.engine.record_time(&step, began.elapsed());
             self.step_count.fetch_add(1, Ordering::Relaxed);
             self.metrics.record_step(self.device, step.sequences, self.engine.stats());
             for event in step.events {

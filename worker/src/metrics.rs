@@ -336,8 +336,8 @@ impl Metrics {
                 _ => self.failed.inc(),
             };
         }
-        self.prompt_tokens.inc_by(committed.prompt_tokens);
-        self.completion_tokens.inc_by(committed.completion_tokens);
+        self.prompt_tokens.inc_by(committed.usage.prompt_tokens);
+        self.completion_tokens.inc_by(committed.usage.completion_tokens);
     }
 }
 

@@ -113,6 +113,7 @@ fn finished(served: &ServedModel, output: Output) -> Option<Outcome> {
     let usage = Usage {
         prompt_tokens: output.prompt_tokens as u64,
         completion_tokens: output.completion_tokens as u64,
+        cached_tokens: output.cached_tokens as u64,
     };
     let choices = output
         .choices

@@ -32,7 +32,7 @@ use tokio::{
 };
 use tritmill_engine::{Engine, backend::StepError};
 use tritmill_queue::{
-    DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError,
+    DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError, Usage,
     events::Events,
     metrics::{MeasuredDispatcher, MeasuredStore},
 };
@@ -87,10 +87,8 @@ pub struct WorkerConfig {
 pub struct Committed {
     /// Each job and its new state.
     pub settled: Vec<(JobId, JobState)>,
-    /// Prompt tokens of the completed jobs.
-    pub prompt_tokens: u64,
-    /// Generated tokens of the completed jobs.
-    pub completion_tokens: u64,
+    /// Tokens of the completed jobs.
+    pub usage: Usage,
 }
 
 /// An engine and the name of its device.

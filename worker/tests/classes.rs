@@ -46,6 +46,15 @@ impl Backend for Slow {
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
         self.0.copy_block(from, to);
     }
+    fn block_bytes(&self) -> usize {
+        self.0.block_bytes()
+    }
+    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError> {
+        self.0.read_block(block, content)
+    }
+    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
+        self.0.write_block(block, content)
+    }
 }
 
 /// A numerics class.

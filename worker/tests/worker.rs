@@ -38,7 +38,7 @@ async fn embedded_worker_answers_everything_and_ends() {
     let (mut settled, mut tokens) = (0, 0);
     while let Some(committed) = setup.commits.recv().await {
         settled += committed.settled.len();
-        tokens += committed.completion_tokens;
+        tokens += committed.usage.completion_tokens;
     }
     assert_eq!((settled, tokens), (22, 60));
     assert_eq!(setup.dispatcher.depth(&queue()).await.unwrap(), 0);

@@ -110,6 +110,14 @@ pub(crate) struct Usage {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,
+    prompt_tokens_details: PromptTokensDetails,
+}
+
+/// What of a prompt was not computed.
+#[derive(ToSchema)]
+pub(crate) struct PromptTokensDetails {
+    /// Tokens whose keys and values an earlier prompt had left.
+    cached_tokens: u64,
 }
 
 /// An upload form.

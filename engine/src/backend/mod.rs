@@ -104,4 +104,23 @@ pub trait Backend: Send {
 
     /// Copies the keys and values of one block to another (copy-on-write).
     fn copy_block(&mut self, from: BlockId, to: BlockId);
+
+    /// Returns the number of bytes of the keys and values of one block over all layers.
+    fn block_bytes(&self) -> usize;
+
+    /// Appends the keys and values of a block to `content`: [`block_bytes`](Self::block_bytes) bytes, in a layout that
+    /// backends of the same numerics class share.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError>;
+
+    /// Writes what [`read_block`](Self::read_block) of the same numerics class returned.
+    ///
+    /// # Errors
+    /// If the device fails. The block is undefined then.
+    ///
+    /// # Panics
+    /// If `content` has not [`block_bytes`](Self::block_bytes) bytes.
+    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError>;
 }

@@ -1,5 +1,7 @@
 //! Configuration of an engine, reports of its steps, and its statistics.
 
+use std::time::Duration;
+
 use crate::request::Event;
 
 /// Bounds of an engine.
@@ -17,6 +19,9 @@ pub struct EngineConfig {
     pub stall_limit: u32,
     /// Most requests in the engine, pending ones included.
     pub max_requests: usize,
+    /// Time of a step while a request of the highest priority is decoded: prefill chunks are limited to what fits.
+    /// `None`: steps are always full. Needs [`Engine::record_time`](super::Engine::record_time).
+    pub step_target: Option<Duration>,
 }
 
 impl EngineConfig {
@@ -29,6 +34,7 @@ impl EngineConfig {
             prefix_cache: true,
             stall_limit: 1000,
             max_requests: 16_384,
+            step_target: Some(Duration::from_millis(150)),
         }
     }
 }
@@ -50,6 +56,8 @@ pub struct StepReport {
     pub preempted: usize,
     /// Whether the backend reported an error.
     pub failed: bool,
+    /// Limit of the step's prefill chunks in tokens, if it had one.
+    pub prefill_max: Option<usize>,
 }
 
 /// Gauges and counters of an engine.
@@ -69,6 +77,8 @@ pub struct EngineStats {
     pub prefix_hit_tokens: u64,
     /// Tokens not found there, which had to be computed.
     pub prefix_miss_tokens: u64,
+    /// Tokens with keys and values that were read from disk.
+    pub disk_tokens: u64,
     /// Steps the backend ran.
     pub steps: u64,
     /// Steps that failed.

@@ -62,10 +62,13 @@ fn action() -> impl Strategy<Value = Action> {
 
 fn engine_config() -> impl Strategy<Value = (EngineConfig, usize)> {
     let numbers = (1usize..10, 1usize..80, 4usize..20);
-    (numbers, any::<bool>()).prop_map(|((max_sequences, token_budget, blocks), prefix_cache)| {
-        let config = EngineConfig { max_sequences, token_budget, prefix_cache, ..config() };
-        (config, blocks)
-    })
+    (numbers, any::<bool>(), any::<bool>()).prop_map(
+        |((max_sequences, token_budget, blocks), prefix_cache, has_target)| {
+            let step_target = has_target.then_some(Duration::from_millis(150));
+            let limits = EngineConfig { max_sequences, token_budget, ..config() };
+            (EngineConfig { prefix_cache, step_target, ..limits }, blocks)
+        },
+    )
 }
 
 /// Compares the outcome of one request with its expected output.

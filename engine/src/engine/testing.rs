@@ -113,6 +113,29 @@ impl Backend for HashBackend {
         Ok(())
     }
 
+    fn block_bytes(&self) -> usize {
+        12 * BLOCK_TOKENS
+    }
+
+    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError> {
+        for slot in self.blocks[block.index()] {
+            let (token, position) = slot.expect("only full blocks are read");
+            content.extend(token.to_le_bytes());
+            content.extend((position as u64).to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
+        for (slot, bytes) in self.blocks[block.index()].iter_mut().zip(content.chunks_exact(12)) {
+            let (token, position) = bytes.split_at(4);
+            let token = u32::from_le_bytes(token.try_into().expect("four bytes"));
+            let position = u64::from_le_bytes(position.try_into().expect("eight bytes"));
+            *slot = Some((token, position as usize));
+        }
+        Ok(())
+    }
+
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
         self.blocks[to.index()] = self.blocks[from.index()];
         self.control.lock().expect("no panic holds it").copies += 1;
@@ -192,6 +215,9 @@ impl Harness {
     pub fn step(&mut self) -> StepReport {
         self.now += Duration::from_secs(1);
         let report = self.engine.step(self.now);
+        // Slow enough that limits of prefill change.
+        let time = Duration::from_millis(20 + 9 * report.rows as u64);
+        self.engine.record_time(&report, time);
         self.engine.scheduler.audit();
         for event in &report.events {
             self.record(event.clone());

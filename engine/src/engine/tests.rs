@@ -1,6 +1,7 @@
 //! Guarantees of the engine to its callers.
 
 mod endings;
+mod stored;
 
 use std::time::Duration;
 
@@ -221,6 +222,34 @@ fn low_priority_runs_while_high_priority_keeps_arriving() {
         }
     }
     panic!("the request with low priority starved");
+}
+
+#[test]
+fn steps_are_limited_while_the_highest_priority_decodes() {
+    let step_target = Some(Duration::from_millis(150));
+    let config = EngineConfig { token_budget: 512, step_target, ..config() };
+    let mut harness = Harness::new(config, 200);
+    let of = |priority, kind, tokens| Request { priority, ..request(kind, 150, tokens) };
+    let first = harness.submit(&of(Priority::Normal, 0, 40));
+    assert_eq!(harness.step().prefill_max, None, "only a batch runs");
+    let high = harness.submit(&of(Priority::High, 1, 20));
+    let report = harness.step();
+    assert_eq!((report.prefill_max, report.prefill_tokens), (None, 150), "its prompt comes whole");
+    for kind in 2..5 {
+        harness.submit(&of(Priority::Normal, kind, 5));
+    }
+    let mut limited = Vec::new();
+    while !harness.outputs.contains_key(&high) {
+        let report = harness.step();
+        assert_eq!(report.decode_tokens >= 2, harness.deltas[&(first, 0)].0.len() < 40);
+        limited.push((report.prefill_max.expect("limited"), report.prefill_tokens));
+    }
+    assert!(limited.iter().all(|(most, tokens)| tokens <= most), "{limited:?}");
+    // 20 ms and 9 ms for each row: fourteen rows fit, and prompts take sixteen at least.
+    assert!(limited.iter().any(|(_, tokens)| *tokens == 16), "{limited:?}");
+    assert_eq!(harness.step().prefill_max, None, "full steps again");
+    harness.run();
+    assert_eq!(harness.output(high).choices, expected(&of(Priority::High, 1, 20)));
 }
 
 #[test]

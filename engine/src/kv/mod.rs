@@ -15,6 +15,7 @@
 //! [`BlockCache`] joins the two parts: [`BlockPool`] counts holders, [`PrefixCache`] records contents.
 
 mod cache;
+pub mod disk;
 mod pool;
 mod prefix;
 

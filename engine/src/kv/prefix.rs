@@ -33,6 +33,26 @@ impl BlockHash {
         Self(*hasher.finalize().as_bytes())
     }
 
+    pub(crate) fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Parses 64 hexadecimal digits in lower case, as [`Display`](std::fmt::Display) writes them.
+    pub(crate) fn from_digits(digits: &str) -> Option<Self> {
+        let is_lower = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+        let hash = blake3::Hash::from_hex(digits).ok().filter(|_| is_lower)?;
+        Some(Self(*hash.as_bytes()))
+    }
+
+    /// Returns the hashes of full blocks of tokens, which follow each other.
+    pub fn chain(root: Self, tokens: &[u32]) -> Vec<Self> {
+        let next = |last: &mut Self, tokens: &[u32]| {
+            *last = last.child(tokens);
+            Some(*last)
+        };
+        tokens.chunks_exact(BLOCK_TOKENS).scan(root, next).collect()
+    }
+
     /// Hash of the block after this one, with `tokens`.
     ///
     /// # Panics
@@ -45,6 +65,12 @@ impl BlockHash {
             to.copy_from_slice(&token.to_le_bytes());
         }
         Self(*blake3::hash(&bytes).as_bytes())
+    }
+}
+
+impl std::fmt::Display for BlockHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
     }
 }
 

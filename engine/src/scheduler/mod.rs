@@ -7,7 +7,7 @@
 //!              └───── preempt ─────┴─────────────────────────┘   the engine has the reason)
 //! ```
 //!
-//! A step is filled in this order, until its token budget is used:
+//! A step is filled in this order, until its token budget, or the caller's limit of prefill, is used:
 //!
 //! 1. one token for every decoding sequence;
 //! 2. chunks of sequences that are already prefilling;
@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     backend::{Chunk, LogitsFor},
-    kv::{BLOCK_TOKENS, BlockCache, BlockHash},
+    kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId},
 };
 
 pub use plan::{Plan, PlannedChunk, Refusal};
@@ -113,6 +113,17 @@ impl Scheduler {
         self.running.len()
     }
 
+    /// Returns the number of sequences that decode.
+    pub fn decoding(&self) -> usize {
+        self.running.iter().filter(|id| self.state(**id) == Some(State::Decoding)).count()
+    }
+
+    /// Returns whether a sequence of the highest priority decodes.
+    pub fn is_interactive(&self) -> bool {
+        let high = self.running.iter().take_while(|id| id.priority == Priority::High);
+        high.into_iter().any(|id| self.state(*id) == Some(State::Decoding))
+    }
+
     /// Returns the number of pending sequences.
     pub fn pending(&self) -> usize {
         self.pending.len()
@@ -121,6 +132,22 @@ impl Scheduler {
     /// Returns the KV blocks and their holders.
     pub fn cache(&self) -> &BlockCache {
         &self.cache
+    }
+
+    /// Returns the KV blocks, to add cached ones.
+    pub fn cache_mut(&mut self) -> &mut BlockCache {
+        &mut self.cache
+    }
+
+    /// Returns the leading full blocks of a sequence with their hashes, up to this many tokens.
+    pub fn named_blocks(
+        &self,
+        id: SequenceId,
+        tokens: usize,
+    ) -> impl Iterator<Item = (BlockHash, BlockId)> {
+        let sequence = self.sequences.get(&id).into_iter();
+        let pairs = sequence.flat_map(|sequence| sequence.hashes.iter().zip(&sequence.blocks));
+        pairs.take(tokens / BLOCK_TOKENS).map(|(hash, block)| (*hash, *block))
     }
 
     /// Counters since the scheduler was made.

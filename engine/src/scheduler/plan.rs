@@ -54,10 +54,13 @@ pub struct Plan {
 }
 
 impl Scheduler {
-    /// Plans the next step. The caller must commit the plan, or remove its sequences, before the next call.
-    pub fn plan(&mut self) -> Plan {
+    /// Plans the next step, with at most `prefill_max` tokens in prefill chunks if that is given. The caller must
+    /// commit the plan, or remove its sequences, before the next call.
+    pub fn plan(&mut self, prefill_max: Option<usize>) -> Plan {
         let mut plan = Plan::default();
-        let mut budget = self.limits.token_budget;
+        let budget = self.limits.token_budget;
+        let mut budget =
+            prefill_max.map_or(budget, |most| budget.min(self.decoding().saturating_add(most)));
         let running: Vec<SequenceId> = self.running.iter().copied().collect();
         for state in [State::Decoding, State::Prefilling] {
             for id in &running {

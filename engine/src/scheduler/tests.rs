@@ -23,7 +23,7 @@ fn add(scheduler: &mut Scheduler, id: SequenceId, length: usize) {
 
 /// Plans and commits a step, and appends a token to every sequence that samples.
 fn step(scheduler: &mut Scheduler) -> Plan {
-    let plan = scheduler.plan();
+    let plan = scheduler.plan(None);
     assert_eq!(plan.refused, [], "nothing is refused here");
     scheduler.commit(&plan);
     for planned in plan.chunks.iter().filter(|planned| planned.samples) {
@@ -163,7 +163,7 @@ fn cached_prefixes_are_evicted_before_any_preemption() {
 fn forks_share_full_blocks_and_copy_the_one_they_write() {
     let mut scheduler = Scheduler::new(limits(), 8);
     add(&mut scheduler, normal(0), 20);
-    let plan = scheduler.plan();
+    let plan = scheduler.plan(None);
     scheduler.commit(&plan);
     let children = [1, 2].map(|choice| SequenceId { choice, ..normal(0) });
     for child in children {
@@ -186,7 +186,7 @@ fn sequence_that_needs_more_than_all_blocks_is_refused() {
     let mut scheduler = Scheduler::new(limits(), 1);
     add(&mut scheduler, normal(0), 16);
     step(&mut scheduler);
-    let plan = scheduler.plan();
+    let plan = scheduler.plan(None);
     assert_eq!(plan.refused, [(normal(0), Refusal::OutOfBlocks { needed: 2, total: 1 })]);
     assert_eq!(plan.chunks, []);
 }

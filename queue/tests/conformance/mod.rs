@@ -91,7 +91,7 @@ pub fn answer(text: &str) -> Outcome {
             finish_reason: FinishReason::Stop,
             logprobs: None,
         }],
-        usage: Usage { prompt_tokens: 3, completion_tokens: 2 },
+        usage: Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 0 },
     })
 }
 

@@ -32,7 +32,7 @@ const ROUNDS: usize = 5;
 /// Time between two bursts.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Time limit of a request.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// Time limit for the start of the batch.
 const BATCH_WITHIN: Duration = Duration::from_secs(120);
 /// Lines of the batch that must be answered before the first burst.
@@ -53,12 +53,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// A service under test.
-struct Service {
-    process: Child,
-    url: String,
-    key: String,
-    client: HttpClient,
-    api: Api,
+pub(super) struct Service {
+    pub process: Child,
+    pub url: String,
+    pub key: String,
+    pub client: HttpClient,
+    pub api: Api,
+    /// Address of the worker's metrics.
+    listen: String,
     /// Folder of its store.
     folder: tempfile::TempDir,
     memory: Memory,
@@ -99,7 +101,7 @@ fn gpu_free_bytes(ordinal: usize) -> anyhow::Result<u64> {
 }
 
 impl Service {
-    async fn start(arguments: &Arguments) -> anyhow::Result<Self> {
+    pub async fn start(arguments: &Arguments) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = Command::new(program);
@@ -107,6 +109,7 @@ impl Service {
         command.arg(folder.path().join("store")).args(["--model", &arguments.model.model]);
         command.args(["--max-batch-lines", "1000000", "--max-sequences"]);
         command.arg(arguments.batch().to_string()).args(arguments.run.words());
+        command.args(["--step-target", &arguments.step_target.to_string()]);
         if let Some(mib) = arguments.kv_memory {
             command.args(["--kv-memory", &mib.to_string()]);
         }
@@ -120,21 +123,31 @@ impl Service {
         let text = |name: &str| ready[name].as_str().map(str::to_owned);
         let url = format!("http://{}", text("api").context("the service has no address")?);
         let key = text("first_key").context("the service has no key")?;
+        let listen = text("listen").context("the worker has no address")?;
         let client = HttpClient::new(AddressPolicy::Any, None)?;
         let api = Api::new(client.clone(), &url, &key)?;
-        Ok(Self { process, url, key, client, api, folder, memory })
+        Ok(Self { process, url, key, client, api, listen, folder, memory })
     }
 
     /// Starts the batch, at priority low.
     async fn batch(&self, arguments: &Arguments, model: &str) -> anyhow::Result<RemoteBatch> {
+        let body = |line| body(model, &format!("Paid on day {line} of the year"), arguments);
+        self.submit_batch((0..arguments.batch_lines).map(body), "/v1/chat/completions").await
+    }
+
+    /// Starts a batch of lines with these bodies, at priority low.
+    pub async fn submit_batch(
+        &self,
+        bodies: impl Iterator<Item = Value>,
+        endpoint: &str,
+    ) -> anyhow::Result<RemoteBatch> {
         let path = self.folder.path().join("batch.jsonl");
         let mut file = std::io::BufWriter::new(std::fs::File::create(&path)?);
-        for line in 0..arguments.batch_lines {
-            let body = body(model, &format!("Paid on day {line} of the year"), arguments);
+        for (line, body) in bodies.enumerate() {
             let line = json!({
                 "custom_id": format!("line-{line}"),
                 "method": "POST",
-                "url": "/v1/chat/completions",
+                "url": endpoint,
                 "body": body,
             });
             writeln!(file, "{line}")?;
@@ -144,7 +157,7 @@ impl Service {
         let uploaded = self.api.upload(&path, "bench.jsonl", Arc::new(AtomicU64::new(0))).await?;
         let batch = NewBatch {
             file: &uploaded,
-            endpoint: "/v1/chat/completions",
+            endpoint,
             window: "24h",
             priority: "low",
             idempotency_key: "bench",
@@ -165,6 +178,22 @@ impl Service {
             sleep(Duration::from_millis(200)).await;
         }
         Ok(batch)
+    }
+
+    /// Returns the number of tokens that the engine has computed, of prompts and answers.
+    pub async fn tokens(&self) -> anyhow::Result<u64> {
+        let url = format!("http://{}/metrics", self.listen);
+        let answer = self.client.send(self.client.request(Method::GET, &url)?, ANSWER_WITHIN);
+        let text = answer.await?.text().await?;
+        let mut tokens = 0;
+        for name in ["tritmill_prefill_tokens_total", "tritmill_generation_tokens_total"] {
+            let of_devices = text.lines().filter(|line| line.starts_with(name));
+            let values: Vec<u64> =
+                of_devices.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+            ensure!(!values.is_empty(), "the worker has no {name}");
+            tokens += values.into_iter().sum::<u64>();
+        }
+        Ok(tokens)
     }
 
     /// Returns the number of answered lines of the batch.

@@ -35,6 +35,7 @@ impl Steps {
             prefix_miss_tokens: a.prefix_miss_tokens + b.prefix_miss_tokens,
             steps: a.steps + b.steps,
             failed_steps: a.failed_steps + b.failed_steps,
+            disk_tokens: a.disk_tokens + b.disk_tokens,
             prefill_tokens: a.prefill_tokens + b.prefill_tokens,
             decode_tokens: a.decode_tokens + b.decode_tokens,
             generated_tokens: a.generated_tokens + b.generated_tokens,
@@ -89,10 +90,13 @@ const GAUGES: [Row<f64>; 3] = [
     }),
 ];
 
-const COUNTERS: [Row<u64>; 6] = [
+const COUNTERS: [Row<u64>; 7] = [
     ("prefix_cache_hits", "Prompt tokens found in the cache", |stats| stats.prefix_hit_tokens),
     ("prefix_cache_queries", "Prompt tokens looked up in the cache", |stats| {
         stats.prefix_hit_tokens + stats.prefix_miss_tokens
+    }),
+    ("kv_disk_tokens", "Tokens read from --kv-cache-dir instead of computed", |stats| {
+        stats.disk_tokens
     }),
     ("prefill_tokens", "Prompt tokens computed", |stats| stats.prefill_tokens),
     ("generation_tokens", "Tokens generated", |stats| stats.generated_tokens),

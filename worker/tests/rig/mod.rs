@@ -112,6 +112,15 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Scripted<F> {
         Ok(())
     }
     fn copy_block(&mut self, _: BlockId, _: BlockId) {}
+    fn block_bytes(&self) -> usize {
+        0
+    }
+    fn read_block(&mut self, _: BlockId, _: &mut Vec<u8>) -> Result<(), StepError> {
+        Ok(())
+    }
+    fn write_block(&mut self, _: BlockId, _: &[u8]) -> Result<(), StepError> {
+        Ok(())
+    }
 }
 
 /// An engine on a [`Scripted`] device.

@@ -28,6 +28,20 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         self.kv.copy_block(from, to);
     }
 
+    fn block_bytes(&self) -> usize {
+        self.kv.block_bytes()
+    }
+
+    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError> {
+        self.kv.read_block(block, content);
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
+        self.kv.write_block(block, content);
+        Ok(())
+    }
+
     fn vocab_size(&self) -> usize {
         self.weights.head.vocab_size()
     }

@@ -118,6 +118,45 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         copy(&mut self.value_scales, scales);
     }
 
+    /// Returns the parts of each layer with the bytes of a block in them, in the order of a block's content.
+    fn parts(&mut self) -> impl Iterator<Item = (&mut AlignedBytes, usize)> {
+        let [keys, values, scales] = Self::part_bytes(&self.shape);
+        let keys = self.keys.iter_mut().map(move |layer| (layer, keys));
+        let values = self.values.iter_mut().map(move |layer| (layer, values));
+        let key_scales = self.key_scales.iter_mut();
+        let all_scales = key_scales.chain(&mut self.value_scales).map(move |layer| (layer, scales));
+        keys.chain(values).chain(all_scales)
+    }
+
+    /// Returns the number of bytes of one block over all layers.
+    pub fn block_bytes(&self) -> usize {
+        let [keys, values, scales] = Self::part_bytes(&self.shape);
+        self.shape.layer_count * (keys + values + 2 * scales)
+    }
+
+    /// Appends a block's keys, values and scales of all layers.
+    pub fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) {
+        for (layer, bytes) in self.parts() {
+            let from = block.index() * bytes;
+            content.extend_from_slice(&layer[from..from + bytes]);
+        }
+    }
+
+    /// Writes what [`Self::read_block`] returned.
+    ///
+    /// # Panics
+    /// If the content is shorter or longer.
+    pub fn write_block(&mut self, block: BlockId, content: &[u8]) {
+        assert_eq!(content.len(), self.block_bytes(), "the content of one block");
+        let mut rest = content;
+        for (layer, bytes) in self.parts() {
+            let (part, after) = rest.split_at(bytes);
+            let to = block.index() * bytes;
+            layer[to..to + bytes].copy_from_slice(part);
+            rest = after;
+        }
+    }
+
     /// Borrows one layer for the reads and writes of a step.
     pub fn layer(&mut self, layer: usize) -> KvLayer<'_, E> {
         KvLayer {

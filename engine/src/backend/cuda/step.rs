@@ -332,24 +332,47 @@ impl Backend for CudaBackend {
 
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
         positions::check(chunks, &self.config, self.block_count)?;
-        self.run(chunks, logits).map_err(|error| match error {
-            DeviceError::Sticky { .. } | DeviceError::Lost { .. } => {
-                StepError::DeviceLost(Box::new(error))
-            }
-            _ => StepError::Device(Box::new(error)),
-        })
+        self.run(chunks, logits).map_err(failure)
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        let bytes = self.shape.kv_block_bytes();
-        let at = |block: BlockId| {
-            assert!((block.0 as usize) < self.block_count, "a block of this pool");
-            self.kv_base + u64::from(block.0) * bytes as u64
-        };
+        let (bytes, from_at, to_at) = (self.block_bytes(), self.block_at(from), self.block_at(to));
         if from != to
-            && let Err(error) = self.device.copy(at(from), at(to), bytes)
+            && let Err(error) = self.device.copy(from_at, to_at, bytes)
         {
             self.state.failed.get_or_insert(error);
         }
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.shape.kv_block_bytes()
+    }
+
+    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError> {
+        let (from, before) = (self.block_at(block), content.len());
+        content.resize(before + self.block_bytes(), 0);
+        self.device.read(&mut [Part { from, to: &mut content[before..] }]).map_err(failure)
+    }
+
+    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
+        assert_eq!(content.len(), self.block_bytes(), "the content of one block");
+        self.device.write(self.block_at(block), content).map_err(failure)
+    }
+}
+
+fn failure(error: DeviceError) -> StepError {
+    match error {
+        DeviceError::Sticky { .. } | DeviceError::Lost { .. } => {
+            StepError::DeviceLost(Box::new(error))
+        }
+        _ => StepError::Device(Box::new(error)),
+    }
+}
+
+impl CudaBackend {
+    /// Returns the address of a block's keys and values.
+    fn block_at(&self, block: BlockId) -> Address {
+        assert!((block.0 as usize) < self.block_count, "a block of this pool");
+        self.kv_base + u64::from(block.0) * self.block_bytes() as u64
     }
 }

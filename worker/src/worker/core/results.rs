@@ -150,8 +150,7 @@ impl Core {
                 self.metrics.result_fenced();
             } else if let Outcome::Completed(completion) = outcome {
                 let tokens = completion.usage.completion_tokens;
-                report.prompt_tokens += completion.usage.prompt_tokens;
-                report.completion_tokens += tokens;
+                report.usage.add(completion.usage);
                 self.metrics.record_latency(ended.first_token, ended.elapsed, tokens);
             }
         }

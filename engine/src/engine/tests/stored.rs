@@ -1,0 +1,173 @@
+//! Blocks on disk: the same tokens, computed once, whatever happens to the files.
+
+use std::{fs, path::Path};
+
+use super::*;
+use crate::kv::disk::{BlockFolder, FolderLimits};
+
+const LIMITS: FolderLimits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
+
+/// Returns an engine with the blocks of a folder, as after a restart.
+fn start(folder: &Path, blocks: usize) -> Harness {
+    let mut harness = Harness::new(EngineConfig { token_budget: 512, ..config() }, blocks);
+    harness.engine.use_disk(DiskCache::open(folder, LIMITS).expect("the folder can be used"));
+    harness
+}
+
+/// Waits until the thread has written what it was given.
+fn settle(harness: &Harness, blocks: u64) {
+    let started = Instant::now();
+    while harness.engine.disk_stats().expect("a disk").usage.blocks < blocks {
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", harness.engine.disk_stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns the tokens computed in prefill chunks by the answer to a request.
+fn answer(harness: &mut Harness, request: &Request) -> u64 {
+    let before = harness.engine.stats().prefill_tokens;
+    assert_eq!(harness.choices(request), expected(request));
+    harness.engine.stats().prefill_tokens - before
+}
+
+#[test]
+fn shared_prompt_is_not_computed_after_a_restart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = start(folder.path(), 40);
+    assert_eq!(answer(&mut first, &request(1, 100, 5)), 100);
+    assert_eq!(first.engine.disk_stats().expect("a disk").usage.blocks, 0, "used once");
+    assert_eq!(answer(&mut first, &request(1, 100, 7)), 4, "from the blocks in memory");
+    settle(&first, 6);
+    drop(first);
+    let mut second = start(folder.path(), 40);
+    assert_eq!(answer(&mut second, &request(1, 100, 9)), 4, "six blocks are read");
+    let stats = second.engine.disk_stats().expect("a disk");
+    assert_eq!((stats.hits, stats.misses, stats.written), (6, 0, 0));
+    assert_eq!(second.engine.stats().prefix_hit_tokens, 96);
+    assert_eq!(answer(&mut second, &request(2, 50, 3)), 50, "another prompt");
+}
+
+#[test]
+fn prompts_that_arrive_together_wait_for_one_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = start(folder.path(), 40);
+    answer(&mut first, &request(1, 100, 1));
+    answer(&mut first, &request(1, 100, 2));
+    settle(&first, 6);
+    let mut second = start(folder.path(), 100);
+    let requests: Vec<Request> = (3..9).map(|tokens| request(1, 100, tokens)).collect();
+    let ids: Vec<RequestId> = requests.iter().map(|request| second.submit(request)).collect();
+    second.run();
+    for (id, request) in ids.iter().zip(&requests) {
+        assert_eq!(second.output(*id).choices, expected(request));
+    }
+    assert_eq!(second.engine.disk_stats().expect("a disk").hits, 6);
+    assert_eq!(second.engine.stats().prefill_tokens, 6 * 4);
+}
+
+#[test]
+fn long_prompt_is_read_in_parts_and_few_blocks_suffice() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let long = |tokens| request(3, 190, tokens);
+    let mut first = start(folder.path(), 40);
+    answer(&mut first, &long(1));
+    answer(&mut first, &long(2));
+    settle(&first, 11);
+    // As many blocks as the sequence needs.
+    let mut second = start(folder.path(), 13);
+    answer(&mut second, &request(9, 150, 3));
+    assert_eq!(answer(&mut second, &long(5)), 190 - 176);
+}
+
+#[test]
+fn cancelled_and_late_requests_end_while_their_blocks_are_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = start(folder.path(), 40);
+    answer(&mut first, &request(1, 100, 1));
+    answer(&mut first, &request(1, 100, 2));
+    settle(&first, 6);
+    let mut second = start(folder.path(), 40);
+    let cancelled = second.submit(&request(1, 100, 3));
+    second.engine.cancel(cancelled);
+    let late = Request { deadline: Some(second.now), ..request(1, 100, 4) };
+    let late = second.submit(&late);
+    let other = second.submit(&request(1, 100, 5));
+    second.run();
+    let reason = |id| second.output(id).choices[0].finish_reason;
+    assert_eq!(
+        (reason(cancelled), reason(late)),
+        (FinishReason::Cancelled, FinishReason::Deadline)
+    );
+    assert_eq!(second.output(other).choices, expected(&request(1, 100, 5)));
+}
+
+#[test]
+fn blocks_of_another_size_are_computed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut files = BlockFolder::open(folder.path(), LIMITS).expect("the folder can be used");
+    let root = BlockHash::root("hash", &[]);
+    let hash = root.child(&request(1, 16, 1).prompt);
+    files.store(&hash, 0, b"too short", |_| false).expect("it is written");
+    let mut harness = start(folder.path(), 40);
+    assert_eq!(answer(&mut harness, &request(1, 40, 3)), 40);
+}
+
+#[test]
+fn tokens_are_the_same_whatever_happens_to_the_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = start(folder.path(), 60);
+    for tokens in 1..3 {
+        for kind in 0..4 {
+            answer(&mut first, &request(kind, 120, tokens));
+        }
+    }
+    settle(&first, 4 * 7);
+    drop(first);
+    let files = |folder: &Path| -> Vec<std::path::PathBuf> {
+        let folders = fs::read_dir(folder).expect("it can be read").flatten();
+        let files = folders.flat_map(|folder| fs::read_dir(folder.path()).into_iter().flatten());
+        files.flatten().map(|file| file.path()).collect()
+    };
+    let mut state = 1u64;
+    let mut random = move |limit: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % limit
+    };
+    for round in 0..60 {
+        let all = files(folder.path());
+        for _ in 0..4 {
+            let (one, other) = (&all[random(all.len())], &all[random(all.len())]);
+            let Ok(mut bytes) = fs::read(one) else { continue };
+            if bytes.is_empty() {
+                continue;
+            }
+            match random(5) {
+                0 => bytes.truncate(random(bytes.len())),
+                1 => {
+                    let at = random(bytes.len());
+                    bytes[at] ^= 1;
+                }
+                2 => bytes = fs::read(other).unwrap_or_default(),
+                3 => bytes.clear(),
+                _ => {
+                    drop(fs::remove_file(one));
+                    continue;
+                }
+            }
+            fs::write(one, bytes).expect("it can be written");
+        }
+        let mut harness = start(folder.path(), 60);
+        let requests: Vec<Request> = (0..8).map(|at| request(at % 4, 120, 2 + round % 5)).collect();
+        let ids: Vec<RequestId> = requests.iter().map(|r| harness.submit(r)).collect();
+        harness.run();
+        for (id, request) in ids.iter().zip(&requests) {
+            assert_eq!(harness.output(*id).choices, expected(request), "round {round}");
+        }
+        // A later use of each prompt writes again what was deleted.
+        for kind in 0..4 {
+            answer(&mut harness, &request(kind, 120, 2));
+        }
+        settle(&harness, 4 * 7);
+    }
+}
