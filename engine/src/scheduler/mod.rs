@@ -10,9 +10,13 @@
 //! A step is filled in this order, until its token budget, or the caller's limit of prefill, is used:
 //!
 //! 1. one token for every decoding sequence;
-//! 2. chunks of sequences that are already prefilling;
-//! 3. chunks of newly admitted sequences: by priority 16 : 4 : 1, in order of arrival within a priority,
-//!    and only if the blocks for all their tokens are available without preemption.
+//! 2. chunks of prefilling and then of newly admitted sequences of the highest priority, except for one block's
+//!    tokens if others are prefilling;
+//! 3. chunks of other sequences that are already prefilling;
+//! 4. chunks of newly admitted sequences: by priority 16 : 4 : 1, in order of arrival within a priority.
+//!
+//! A sequence is admitted only if the blocks for all its tokens are available. For one of the highest priority
+//! sequences of other priorities are preempted, the newest of the lowest priority first and all but one.
 //!
 //! If a running sequence needs a block and none is available (cached prefixes are evicted first), the
 //! newest sequence of the lowest priority is preempted: its blocks are released, and it is pending

@@ -1,6 +1,6 @@
 //! Filling a step: decodes, running prefills, admissions, and the blocks that each needs.
 
-use super::{Priority, Scheduler, SequenceId, State};
+use super::{Priority, Scheduler, Sequence, SequenceId, State};
 use crate::kv::{BLOCK_TOKENS, BlockId, Writable, blocks_for};
 
 /// Admissions of each priority per round while all have pending sequences.
@@ -62,23 +62,78 @@ impl Scheduler {
         let mut budget =
             prefill_max.map_or(budget, |most| budget.min(self.decoding().saturating_add(most)));
         let running: Vec<SequenceId> = self.running.iter().copied().collect();
-        for state in [State::Decoding, State::Prefilling] {
-            for id in &running {
-                if budget > 0 && self.state(*id) == Some(state) {
-                    self.schedule(*id, &mut budget, &mut plan);
-                }
-            }
-        }
-        while budget > 0
-            && self.running.len() < self.limits.max_sequences
-            && let Some(id) = self.next_pending()
-        {
-            let Some(cached_tokens) = self.admit(id) else { break };
-            plan.admitted.push((id, cached_tokens));
-            self.schedule(id, &mut budget, &mut plan);
-        }
+        self.schedule_all(&running, State::Decoding, &mut budget, &mut plan);
+        let highest = running.partition_point(|id| id.priority == Priority::High);
+        let (high, others) = running.split_at(highest);
+        let other = others.iter().find(|id| self.state(**id) == Some(State::Prefilling));
+        let left = other.and_then(|id| self.sequences.get(id)).map_or(0, Sequence::left);
+        let kept = left.min(BLOCK_TOKENS).min(budget);
+        budget -= kept;
+        self.schedule_all(high, State::Prefilling, &mut budget, &mut plan);
+        self.admit_pending(Some(Priority::High), &mut budget, &mut plan);
+        budget += kept;
+        self.schedule_all(others, State::Prefilling, &mut budget, &mut plan);
+        self.admit_pending(None, &mut budget, &mut plan);
         self.count_stalls(&mut plan);
         plan
+    }
+
+    /// Adds the next tokens of running sequences in a state, while there is budget.
+    fn schedule_all(
+        &mut self,
+        running: &[SequenceId],
+        state: State,
+        budget: &mut usize,
+        plan: &mut Plan,
+    ) {
+        for id in running {
+            if *budget > 0 && self.state(*id) == Some(state) {
+                self.schedule(*id, budget, plan);
+            }
+        }
+    }
+
+    /// Admits pending sequences while there is budget, as long as the next one has this priority, if one is given. One
+    /// of the highest priority takes the place of others.
+    fn admit_pending(&mut self, only: Option<Priority>, budget: &mut usize, plan: &mut Plan) {
+        while *budget > 0
+            && let Some(id) = self.next_pending()
+            && only.is_none_or(|only| id.priority == only)
+        {
+            let cached_tokens = loop {
+                let has_place = self.running.len() < self.limits.max_sequences;
+                if let Some(cached_tokens) = has_place.then(|| self.admit(id)).flatten() {
+                    break cached_tokens;
+                }
+                let Some(victim) = self.victim_for(id) else { return };
+                *budget += self.preempt_planned(victim, plan);
+            };
+            plan.admitted.push((id, cached_tokens));
+            self.schedule(id, budget, plan);
+        }
+    }
+
+    /// Returns the sequence that makes room for a pending one of the highest priority. One sequence of another priority
+    /// always stays, so that these end, too.
+    fn victim_for(&self, id: SequenceId) -> Option<SequenceId> {
+        let mut others = self.running.iter().rev().filter(|id| id.priority != Priority::High);
+        let (newest, rest) = (others.next()?, others.next());
+        (id.priority == Priority::High && rest.is_some()).then_some(*newest)
+    }
+
+    /// Preempts a sequence. Returns how many of its planned tokens will not run.
+    fn preempt_planned(&mut self, victim: SequenceId, plan: &mut Plan) -> usize {
+        self.preempt(victim);
+        plan.preempted.push(victim);
+        let mut tokens = 0;
+        plan.chunks.retain(|planned| {
+            let keep = planned.id != victim;
+            if !keep {
+                tokens += planned.end - planned.start;
+            }
+            keep
+        });
+        tokens
     }
 
     /// Adds the sequence's next tokens to the plan, up to the budget, and takes the blocks to write them to.
@@ -127,16 +182,7 @@ impl Scheduler {
             plan.refused.push((id, refusal));
             return None;
         }
-        self.preempt(victim);
-        plan.preempted.push(victim);
-        let mut tokens = 0;
-        plan.chunks.retain(|planned| {
-            let keep = planned.id != victim;
-            if !keep {
-                tokens += planned.end - planned.start;
-            }
-            keep
-        });
+        let tokens = self.preempt_planned(victim, plan);
         (victim != id).then_some(tokens)
     }
 

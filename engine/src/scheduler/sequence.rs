@@ -72,6 +72,11 @@ impl Sequence {
         }
     }
 
+    /// Returns the number of tokens without keys and values.
+    pub fn left(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
     /// Extends `hashes` to the first `count` blocks, all of which must be full.
     pub fn hash_blocks(&mut self, count: usize) -> &[BlockHash] {
         while self.hashes.len() < count {

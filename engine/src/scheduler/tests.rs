@@ -52,13 +52,14 @@ fn sequence_goes_from_pending_through_prefilling_to_decoding() {
 }
 
 #[test]
-fn budget_goes_to_decodes_then_running_prefills_then_admissions() {
+fn budget_goes_to_decodes_then_the_highest_priority_then_running_prefills() {
     let mut scheduler = Scheduler::new(limits(), 40);
     add(&mut scheduler, normal(0), 4);
     add(&mut scheduler, normal(1), 40);
     assert_eq!(spans(&step(&mut scheduler)), [(0, 0, 4, true), (1, 0, 28, false)]);
     add(&mut scheduler, id(Priority::High, 2), 30);
-    let expected = [(0, 4, 5, true), (1, 28, 40, true), (2, 0, 19, false)];
+    // The highest priority leaves the running prefill what it needs, up to one block.
+    let expected = [(0, 4, 5, true), (2, 0, 19, false), (1, 28, 40, true)];
     assert_eq!(spans(&step(&mut scheduler)), expected);
 }
 
@@ -201,4 +202,46 @@ fn equal_prompts_share_blocks() {
     assert_eq!(plan.admitted, [(normal(1), 16)]);
     assert_eq!(scheduler.cache().references(BlockId(0)), 2);
     assert_eq!(scheduler.counters().prefix_hit_tokens, 16);
+}
+
+#[test]
+fn highest_priority_takes_the_place_of_others() {
+    // Two sequences fill all blocks; the limit of sequences is another reason.
+    for (blocks, max_sequences) in [(9, 4), (100, 2)] {
+        let limits = Limits { max_sequences, token_budget: 64, ..limits() };
+        let mut scheduler = Scheduler::new(limits, blocks);
+        for request in 0..2 {
+            add(&mut scheduler, normal(request), 60);
+            step(&mut scheduler);
+        }
+        let high = id(Priority::High, 9);
+        add(&mut scheduler, high, 20);
+        let plan = step(&mut scheduler);
+        assert_eq!(plan.preempted, [normal(1)], "the newest");
+        assert!(plan.admitted.contains(&(high, 0)));
+        assert!(spans(&plan).contains(&(9, 0, 20, true)));
+        assert_eq!(scheduler.state(normal(0)), Some(State::Decoding));
+        // Another one of the highest priority does not take the place of the first.
+        add(&mut scheduler, id(Priority::High, 10), 100);
+        for _ in 0..3 {
+            assert!(!step(&mut scheduler).preempted.contains(&high));
+        }
+    }
+}
+
+#[test]
+fn highest_priority_does_not_wait_for_long_prompts() {
+    let limits = Limits { max_sequences: 8, token_budget: 64, ..limits() };
+    let mut scheduler = Scheduler::new(limits, 100);
+    add(&mut scheduler, normal(0), 1000);
+    step(&mut scheduler);
+    let high = id(Priority::High, 9);
+    add(&mut scheduler, high, 200);
+    let mut tokens = Vec::new();
+    while scheduler.state(high) != Some(State::Decoding) {
+        let plan = step(&mut scheduler);
+        let of = |id| plan.chunks.iter().find(|c| c.id == id).map_or(0, |c| c.end - c.start);
+        tokens.push((of(high), of(normal(0))));
+    }
+    assert_eq!(tokens, [(48, 16), (48, 16), (48, 16), (48, 16), (8, 56)], "both continue");
 }

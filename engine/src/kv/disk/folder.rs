@@ -310,7 +310,7 @@ fn temporary(folder: &Path) -> PathBuf {
 }
 
 fn remove_if_old(path: &Path) {
-    let age = |path: &Path| Some(fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()?);
+    let age = |path: &Path| fs::metadata(path).ok()?.modified().ok()?.elapsed().ok();
     if age(path).is_some_and(|age| age > INCOMPLETE_MAX) {
         let _ = fs::remove_file(path);
     }
