@@ -37,7 +37,7 @@ Examples:
   tritmill bench e2e --model /tmp/bitnet-2b --threads 2 --redis redis://… --database postgres://…
   tritmill bench e2e --batch 32 --prompt 64 --generate 128 --json
   tritmill bench e2e --http
-  tritmill bench e2e --gaps --model /tmp/bitnet-2b --batch-lines 400
+  tritmill bench e2e --gaps --model /tmp/bitnet-2b
   tritmill bench e2e --http --batch-lines 0 --batch 128 --kv-memory 2048 --model /tmp/bitnet-2b --device cuda:0
 
 Prints generated tokens per second of the engine alone and of the same requests through the queue, and
@@ -71,9 +71,9 @@ pub struct Arguments {
     /// With --http: concurrent requests
     #[arg(long, value_name = "N", default_value = "100")]
     callers: NonZeroUsize,
-    /// With --http and --gaps: lines of the batch; with --http 0 for no batch
-    #[arg(long, value_name = "N", default_value_t = 10_000)]
-    batch_lines: usize,
+    /// With --http and --gaps: lines of the batch; with --http 0 for no batch [default: 10000, with --gaps 60]
+    #[arg(long, value_name = "N")]
+    batch_lines: Option<usize>,
     /// Concurrent sequences [default: 16, with --http and --gaps 64]
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
@@ -104,6 +104,10 @@ pub struct Arguments {
 impl Arguments {
     fn batch(&self) -> NonZeroUsize {
         self.batch.unwrap_or(if self.http || self.gaps { SIXTY_FOUR } else { SIXTEEN })
+    }
+
+    fn batch_lines(&self) -> usize {
+        self.batch_lines.unwrap_or(if self.gaps { 60 } else { 10_000 })
     }
 
     fn capacity(&self) -> CapacityOptions {

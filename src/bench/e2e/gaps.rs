@@ -25,6 +25,8 @@ const SPAN: Duration = Duration::from_secs(40);
 const ALONE: usize = 3;
 /// Time limit for the start of the batch.
 const BATCH_WITHIN: Duration = Duration::from_secs(120);
+/// The letter a in byte-level tokenizers.
+const LETTER: &str = "97";
 /// Tokens of an answer in the batch.
 const BATCH_TOKENS: usize = 32;
 
@@ -89,17 +91,23 @@ async fn measure(
         })
     };
     let generate = arguments.generate().get();
+    // Every token is a letter, so that each one arrives as text: few tokens of a random model have any.
+    let interactive = |round, index| {
+        let mut body = body(&interactive, round, index, generate);
+        body["logit_bias"] = json!({ LETTER: 100 });
+        body
+    };
     let mut alone = Answers::default();
     // The first answer warms up.
     for index in 0..=ALONE {
         let mut answer = Answers::default();
-        ask(service, body(&interactive, 0, index, generate), &mut answer).await?;
+        ask(service, interactive(0, index), &mut answer).await?;
         if index > 0 {
             alone.first.extend(answer.first);
             alone.gaps.extend(answer.gaps);
         }
     }
-    let lines = (0..arguments.batch_lines).map(|line| body(&batch, 1, line, BATCH_TOKENS));
+    let lines = (0..arguments.batch_lines()).map(|line| body(&batch, 1, line, BATCH_TOKENS));
     let id = service.submit_batch(lines, ENDPOINT).await?.id;
     let (started, before) = (Instant::now(), service.tokens().await?);
     while service.tokens().await? < before + 2 * arguments.batch_prompt.get() as u64 {
@@ -118,7 +126,7 @@ async fn measure(
         if started.elapsed() >= SPAN {
             break;
         }
-        ask(service, body(&interactive, 2, index, generate), &mut beside).await?;
+        ask(service, interactive(2, index), &mut beside).await?;
     }
     let own = beside.tokens + (beside.first.len() * arguments.prompt.get()) as u64;
     let done = (service.tokens().await? - before).saturating_sub(own);

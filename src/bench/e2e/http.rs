@@ -132,7 +132,7 @@ impl Service {
     /// Starts the batch, at priority low.
     async fn batch(&self, arguments: &Arguments, model: &str) -> anyhow::Result<RemoteBatch> {
         let body = |line| body(model, &format!("Paid on day {line} of the year"), arguments);
-        self.submit_batch((0..arguments.batch_lines).map(body), "/v1/chat/completions").await
+        self.submit_batch((0..arguments.batch_lines()).map(body), "/v1/chat/completions").await
     }
 
     /// Starts a batch of lines with these bodies, at priority low.
@@ -173,7 +173,7 @@ impl Service {
     ) -> anyhow::Result<RemoteBatch> {
         let batch = self.batch(arguments, model).await?;
         let started = Instant::now();
-        while self.answered(&batch).await? < WARM_LINES.min(arguments.batch_lines as u64) {
+        while self.answered(&batch).await? < WARM_LINES.min(arguments.batch_lines() as u64) {
             ensure!(started.elapsed() < BATCH_WITHIN, "the batch does not start");
             sleep(Duration::from_millis(200)).await;
         }
@@ -243,7 +243,7 @@ impl BatchLines {
 
 async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Measured> {
     let model = service.api.models().await?.into_iter().next().context("nothing is served")?;
-    let batch = match arguments.batch_lines {
+    let batch = match arguments.batch_lines() {
         0 => None,
         _ => Some(service.started_batch(arguments, &model).await?),
     };
@@ -272,7 +272,7 @@ async fn measure(service: &Service, arguments: &Arguments) -> anyhow::Result<Mea
     measured.latencies.sort_unstable();
     if let Some(batch) = batch {
         let after = service.answered(&batch).await?;
-        if after == arguments.batch_lines as u64 {
+        if after == arguments.batch_lines() as u64 {
             bail!("the batch finished before the measurement: increase --batch-lines");
         }
         measured.batch = Some(BatchLines { before, after, elapsed: started.elapsed() });
@@ -332,7 +332,7 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
             "errors": errors, "p50_s": p50, "p90_s": p90, "p99_s": p99, "memory_bytes": memory_bytes,
         });
         if let Some(batch) = batch {
-            figures["batch_lines"] = json!(arguments.batch_lines);
+            figures["batch_lines"] = json!(arguments.batch_lines());
             figures["batch_lines_before"] = json!(batch.before);
             figures["batch_lines_after"] = json!(batch.after);
             figures["batch_lines_per_s"] = json!(batch.lines_per_s());
@@ -350,7 +350,7 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
     if let Some(batch @ BatchLines { before, after, .. }) = batch {
         output::line(format_args!(
             "the batch: {before} lines answered before, {after} after, of {} ({:.1} a second)",
-            arguments.batch_lines,
+            arguments.batch_lines(),
             batch.lines_per_s()
         ))?;
     }
