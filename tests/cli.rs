@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 33] = [
+const COMMANDS: [&str; 34] = [
     "",
     "admin",
     "standalone",
@@ -31,6 +31,7 @@ const COMMANDS: [&str; 33] = [
     "bench engine",
     "bench e2e",
     "bench kernels",
+    "bench kv",
     "bench queue",
     "bench tuning",
     "queue show",

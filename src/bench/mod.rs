@@ -5,6 +5,7 @@ mod engine;
 mod fleet;
 mod gpu;
 mod kernels;
+mod kv;
 mod queue;
 mod tuning;
 
@@ -21,6 +22,8 @@ pub enum Command {
     Kernels(kernels::Arguments),
     /// Compare values of the constants that choose the kernels of a GPU's steps
     Tuning(tuning::Arguments),
+    /// Compare long prompts that are computed with the same ones read from disk
+    Kv(kv::Arguments),
     /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
     /// Measure a fleet of workers without a model: its idle cost, and how soon its jobs start
@@ -35,6 +38,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Engine(arguments) => engine::run(&arguments),
         Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Tuning(arguments) => tuning::run(&arguments),
+        Command::Kv(arguments) => kv::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
         Command::Fleet(arguments) => fleet::run(&arguments),
         Command::E2e(arguments) => e2e::run(&arguments),

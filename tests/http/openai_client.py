@@ -36,7 +36,11 @@ pieces = list(
 )
 text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
 assert text == "2024-03-03", pieces
-assert pieces[-1].usage == whole.usage, pieces[-1]
+streamed = pieces[-1].usage
+assert streamed.total_tokens == whole.usage.total_tokens, streamed
+# The first call left the keys and values of the prompt.
+assert whole.usage.prompt_tokens_details.cached_tokens == 0, whole.usage
+assert streamed.prompt_tokens_details.cached_tokens > 0, streamed
 
 plain = client.completions.create(model="demo", prompt="Paid", max_tokens=4, seed=1)
 pieces = client.completions.create(model="demo", prompt="Paid", max_tokens=4, seed=1, stream=True)

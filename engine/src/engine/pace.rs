@@ -1,4 +1,4 @@
-//! How many prompt tokens a step may take while somebody reads along.
+//! How many prompt tokens a step may take while a caller reads along.
 //!
 //! A step takes as long for its decodes as for its prefill chunks, and full chunks make it long. While a sequence
 //! of the highest priority decodes, the rows of a step are therefore limited to what takes about a target time;

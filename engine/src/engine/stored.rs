@@ -191,10 +191,10 @@ impl Stored {
         scheduler: &mut Scheduler,
         backend: &mut dyn Backend,
     ) -> Option<BlockHash> {
-        let Fetched { blocks, missing, time, .. } = fetched;
+        let time = fetched.time.as_secs_f64();
+        let (blocks, missing) = fetched.take();
         if !blocks.is_empty() {
-            let seconds = time.as_secs_f64() / blocks.len() as f64;
-            update(&mut self.read_seconds, seconds);
+            update(&mut self.read_seconds, time / blocks.len() as f64);
         }
         let (cache, mut table) = (scheduler.cache_mut(), Vec::with_capacity(blocks.len()));
         let mut ended = missing;

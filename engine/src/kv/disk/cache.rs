@@ -18,6 +18,10 @@ use crate::kv::BlockHash;
 const WRITES_MAX: usize = 64;
 /// Requests that wait for the thread.
 const REQUESTS_MAX: usize = 4096;
+/// Bytes of blocks that were read and not taken yet; further reads wait.
+const STAGED_MAX: u64 = 64 << 20;
+/// Time between two looks whether they were taken.
+const STAGED_LOOK: Duration = Duration::from_millis(1);
 /// Time without writes after one failed.
 const WRITES_PAUSED: Duration = Duration::from_secs(60);
 /// Time between two scans for what other processes wrote or deleted.
@@ -45,6 +49,36 @@ pub(crate) struct Fetched {
     pub missing: Option<BlockHash>,
     /// Time that reading took.
     pub time: Duration,
+    /// Their place among what was read and not taken yet.
+    staged: Staged,
+}
+
+/// Bytes that count until this is dropped.
+#[derive(Debug)]
+struct Staged {
+    bytes: u64,
+    total: Arc<AtomicU64>,
+}
+
+impl Staged {
+    fn new(bytes: u64, total: &Arc<AtomicU64>) -> Self {
+        total.fetch_add(bytes, Ordering::Relaxed);
+        Self { bytes, total: Arc::clone(total) }
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Fetched {
+    /// Returns the blocks; the next ones may be read.
+    pub fn take(self) -> (Vec<(BlockHash, Vec<u8>)>, Option<BlockHash>) {
+        drop(self.staged);
+        (self.blocks, self.missing)
+    }
 }
 
 #[derive(Debug)]
@@ -102,6 +136,14 @@ impl DiskCache {
     /// # Errors
     /// If the folder cannot be created, read or written, or no thread can be started.
     pub fn open(path: &std::path::Path, limits: FolderLimits) -> Result<Self, FolderError> {
+        Self::open_with(path, limits, STAGED_MAX)
+    }
+
+    fn open_with(
+        path: &std::path::Path,
+        limits: FolderLimits,
+        staged_max: u64,
+    ) -> Result<Self, FolderError> {
         let folder = BlockFolder::open(path, limits)?;
         let (requests, inbox) = mpsc::sync_channel(REQUESTS_MAX);
         let counters = Arc::new(Counters::default());
@@ -111,6 +153,8 @@ impl DiskCache {
             expected: HashMap::new(),
             counters: Arc::clone(&counters),
             waiting_writes: Arc::clone(&waiting_writes),
+            staged: Arc::default(),
+            staged_max,
             writes_from: None,
             scan_at: Instant::now() + SCAN_EVERY,
         };
@@ -165,6 +209,9 @@ struct Thread {
     expected: HashMap<BlockHash, i64>,
     counters: Arc<Counters>,
     waiting_writes: Arc<AtomicU64>,
+    /// Bytes of blocks that were read and not taken yet.
+    staged: Arc<AtomicU64>,
+    staged_max: u64,
     /// End of a pause after a failed write.
     writes_from: Option<Instant>,
     scan_at: Instant,
@@ -199,6 +246,9 @@ impl Thread {
 
     fn fetch(&mut self, Fetch { hashes, depth, answer }: Fetch) {
         let Some(first) = hashes.first().copied() else { return };
+        while self.staged.load(Ordering::Relaxed) >= self.staged_max {
+            thread::sleep(STAGED_LOOK);
+        }
         let (began, mut blocks) = (Instant::now(), Vec::with_capacity(hashes.len()));
         let (mut missing, damaged) = (None, self.folder.damaged());
         let mut chain = hashes.into_iter().zip(depth..);
@@ -219,7 +269,9 @@ impl Thread {
         }
         self.counters.damaged.store(self.folder.damaged(), Ordering::Relaxed);
         // The engine may be gone.
-        let _ = answer.send(Fetched { first, blocks, missing, time: began.elapsed() });
+        let bytes = blocks.iter().map(|(_, content)| content.len() as u64).sum();
+        let staged = Staged::new(bytes, &self.staged);
+        let _ = answer.send(Fetched { first, blocks, missing, time: began.elapsed(), staged });
     }
 
     fn store(&mut self, hash: BlockHash, depth: usize, content: &[u8]) {
@@ -247,5 +299,35 @@ impl Thread {
                 self.expected.remove(&hash);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::BLOCK_TOKENS;
+
+    #[test]
+    fn reads_wait_until_earlier_ones_are_taken() {
+        let place = tempfile::tempdir().expect("a folder");
+        let limits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
+        let hash = |number: u32| BlockHash::root("class", b"").child(&[number; BLOCK_TOKENS]);
+        let mut folder = BlockFolder::open(place.path(), limits).expect("it is empty");
+        for number in 0..3 {
+            folder.store(&hash(number), 0, &[7; 100], |_| false).expect("it is written");
+        }
+        let cache = DiskCache::open_with(place.path(), limits, 150).expect("it can be used");
+        let (answer, answers) = mpsc::channel();
+        for number in 0..3 {
+            let (hashes, answer) = (vec![hash(number)], answer.clone());
+            assert!(cache.fetch(Fetch { hashes, depth: 0, answer }));
+        }
+        let next = |within| answers.recv_timeout(Duration::from_millis(within)).ok();
+        let (first, second) = (next(5000).expect("room"), next(5000).expect("still room"));
+        assert!(next(50).is_none(), "200 bytes were not taken");
+        assert_eq!(first.take().0, [(hash(0), vec![7; 100])]);
+        let third = next(5000).expect("one was taken");
+        drop((second, third));
+        assert_eq!(cache.stats().hits, 3);
     }
 }

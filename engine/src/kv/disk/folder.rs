@@ -87,7 +87,7 @@ impl BlockFolder {
     /// If the folder cannot be created, read or written.
     pub fn open(path: &Path, limits: FolderLimits) -> Result<Self, FolderError> {
         let failed = |source| FolderError { path: path.to_owned(), source };
-        fs::create_dir_all(path).map_err(failed)?;
+        create(path).map_err(failed)?;
         let probe = temporary(path);
         fs::write(&probe, b"").and_then(|()| fs::remove_file(&probe)).map_err(failed)?;
         let (path, entries) = (path.to_owned(), HashMap::new());
@@ -278,6 +278,14 @@ impl BlockFolder {
         self.bytes -= bytes;
         bytes
     }
+}
+
+/// Creates a folder that only this user can read: blocks have what prompts say.
+fn create(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.recursive(true).create(path)
 }
 
 /// Returns the block of a file in a subfolder, with its size and last use; `None` for other files.
