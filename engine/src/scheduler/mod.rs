@@ -10,8 +10,8 @@
 //! A step is filled in this order, until its token budget, or the caller's limit of prefill, is used:
 //!
 //! 1. one token for every decoding sequence;
-//! 2. chunks of prefilling and then of newly admitted sequences of the highest priority, except for one block's
-//!    tokens if others are prefilling;
+//! 2. chunks of prefilling and then of newly admitted sequences of the highest priority; other prefilling sequences
+//!    have one block's tokens in such a step, which is therefore short;
 //! 3. chunks of other sequences that are already prefilling;
 //! 4. chunks of newly admitted sequences: by priority 16 : 4 : 1, in order of arrival within a priority.
 //!

@@ -69,9 +69,11 @@ impl Scheduler {
         let left = other.and_then(|id| self.sequences.get(id)).map_or(0, Sequence::left);
         let kept = left.min(BLOCK_TOKENS).min(budget);
         budget -= kept;
+        let decodes = plan.chunks.len();
         self.schedule_all(high, State::Prefilling, &mut budget, &mut plan);
         self.admit_pending(Some(Priority::High), &mut budget, &mut plan);
-        budget += kept;
+        // A first token of the highest priority does not wait for other prompts.
+        budget = if plan.chunks.len() > decodes { kept } else { budget + kept };
         self.schedule_all(others, State::Prefilling, &mut budget, &mut plan);
         self.admit_pending(None, &mut budget, &mut plan);
         self.count_stalls(&mut plan);

@@ -243,5 +243,5 @@ fn highest_priority_does_not_wait_for_long_prompts() {
         let of = |id| plan.chunks.iter().find(|c| c.id == id).map_or(0, |c| c.end - c.start);
         tokens.push((of(high), of(normal(0))));
     }
-    assert_eq!(tokens, [(48, 16), (48, 16), (48, 16), (48, 16), (8, 56)], "both continue");
+    assert_eq!(tokens, [(48, 16), (48, 16), (48, 16), (48, 16), (8, 16)], "both continue");
 }
