@@ -255,7 +255,7 @@ impl Client {
     /// Notifies the dispatcher of jobs that are in the store. If it cannot be reached, workers find
     /// them in the store.
     pub async fn announce(&self, jobs: &[Job]) {
-        self.enqueue(&jobs.iter().map(Job::entry).collect::<Vec<_>>()).await;
+        self.enqueue(&Job::entries(jobs)).await;
     }
 
     async fn enqueue(&self, entries: &[Entry]) {
@@ -320,5 +320,5 @@ fn validate(jobs: &[Job]) -> Result<(), BuildError> {
 
 /// Returns the entries of the jobs that may run now, not at a later time.
 fn entries_to_run(jobs: &[Job]) -> Vec<Entry> {
-    jobs.iter().filter(|job| job.run_at.is_none()).map(Job::entry).collect()
+    Job::entries(jobs.iter().filter(|job| job.run_at.is_none()))
 }

@@ -59,6 +59,8 @@ pub struct Pull<'a> {
     pub max: usize,
     /// Longest wait for the first entry.
     pub wait: Duration,
+    /// The only priority to take, without a wait; `None` for all priorities.
+    pub only: Option<Priority>,
 }
 
 /// A dispatcher operation failed.

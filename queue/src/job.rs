@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     dispatch::Entry,
+    prefix_key,
     sampling::Sampling,
-    shard_key,
     trace::{self, TraceParent},
 };
 pub use crate::{
@@ -312,8 +312,15 @@ impl Job {
             priority: self.priority,
             tenant: self.tenant.clone(),
             cost: self.cost(),
-            shard_key: shard_key::of(&self.prompt),
+            shard_key: prefix_key::shard(&self.prompt),
         }
+    }
+
+    /// Returns the entries of jobs that arrived together. Those with prompts that begin alike follow each other.
+    pub fn entries<'a>(jobs: impl IntoIterator<Item = &'a Self>) -> Vec<Entry> {
+        let mut jobs: Vec<&Self> = jobs.into_iter().collect();
+        jobs.sort_by_cached_key(|job| prefix_key::order(&job.prompt));
+        jobs.into_iter().map(Self::entry).collect()
     }
 }
 

@@ -309,8 +309,8 @@ pub trait Store: Send + Sync {
         Ok(())
     }
 
-    /// Returns up to `limit` queued jobs of a queue with an id above `after`, in order of id. These
-    /// jobs refill a dispatcher that lost its data.
+    /// Returns up to `limit` queued jobs of a queue after the job `after`, in the order of the store: by id, or, in a
+    /// store for one process, by the begin of the prompt first. These jobs refill a dispatcher that lost its data.
     async fn queued(
         &self,
         queue: &QueueName,

@@ -30,7 +30,7 @@ fn ids(jobs: &[Job]) -> Vec<JobId> {
 
 async fn pull(dispatcher: &RedisDispatcher, consumer: &str, max: usize) -> Vec<Delivery> {
     let (queue, wait) = (queue(), Duration::ZERO);
-    dispatcher.pull(Pull { queue: &queue, consumer, max, wait }).await.unwrap()
+    dispatcher.pull(Pull { queue: &queue, consumer, max, wait, only: None }).await.unwrap()
 }
 
 /// Pulls, claims, answers and acknowledges jobs; returns how many.

@@ -303,7 +303,7 @@ impl Fleet {
     async fn reclaim(&self, owner: &str) -> anyhow::Result<()> {
         let Bench { store, dispatcher, queue, .. } = &self.bench;
         let max = self.slots as usize;
-        let pull = Pull { queue, consumer: owner, max, wait: Duration::ZERO };
+        let pull = Pull { queue, consumer: owner, max, wait: Duration::ZERO, only: None };
         let deliveries = dispatcher.reclaim(pull, RECLAIM_IDLE).await?;
         if deliveries.is_empty() {
             return Ok(());

@@ -100,7 +100,10 @@ impl Lanes {
         self.missing.map_or(0, |missing| missing.entries.try_into().unwrap_or(usize::MAX))
     }
 
-    fn pop(&mut self) -> Option<Waiting> {
+    fn pop(&mut self, only: Option<Priority>) -> Option<Waiting> {
+        if let Some(only) = only {
+            return self.lanes[only as usize].pop();
+        }
         let mut total = 0;
         let mut best: Option<usize> = None;
         for (lane, priority) in Priority::ALL.into_iter().enumerate() {
@@ -157,9 +160,8 @@ impl State {
     fn take(&mut self, pull: &Pull<'_>) -> Vec<Delivery> {
         let mut taken = Vec::new();
         while taken.len() < pull.max {
-            let Some(mut waiting) = self.queues.get_mut(pull.queue).and_then(Lanes::pop) else {
-                break;
-            };
+            let Some(waiting) = self.queues.get_mut(pull.queue) else { break };
+            let Some(mut waiting) = waiting.pop(pull.only) else { break };
             let id = waiting.entry.id;
             waiting.deliveries = waiting.deliveries.saturating_add(1);
             self.receipts += 1;
@@ -306,7 +308,7 @@ impl Dispatcher for MemoryDispatcher {
 
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError> {
         let taken = self.state.lock().take(&pull);
-        if !taken.is_empty() || pull.max == 0 || pull.wait.is_zero() {
+        if !taken.is_empty() || pull.max == 0 || pull.wait.is_zero() || pull.only.is_some() {
             return Ok(taken);
         }
         Ok(timeout(pull.wait, self.take_first(&pull)).await.unwrap_or_default())

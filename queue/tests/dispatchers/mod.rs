@@ -34,7 +34,7 @@ pub fn entries(priority: Priority, count: usize) -> Vec<Entry> {
 pub async fn pull(dispatcher: &Arc<dyn Dispatcher>, consumer: &str, max: usize) -> Vec<Delivery> {
     let queue = queue();
     let wait = Duration::ZERO;
-    dispatcher.pull(Pull { queue: &queue, consumer, max, wait }).await.unwrap()
+    dispatcher.pull(Pull { queue: &queue, consumer, max, wait, only: None }).await.unwrap()
 }
 
 pub fn ids(deliveries: &[Delivery]) -> Vec<JobId> {
@@ -64,6 +64,22 @@ pub async fn priorities_are_served_sixteen_to_four_to_one_and_first_in_first_out
         assert_eq!(served, expected);
     }
     assert_eq!(taken[0], all[0][0].id, "high goes first");
+}
+
+pub async fn pull_of_one_priority_takes_no_other_and_does_not_wait<F: Fixture>() {
+    let fixture = F::create(1000).await;
+    let (dispatcher, queue) = (fixture.dispatcher(), queue());
+    let wait = Duration::from_secs(60);
+    let only = Some(Priority::High);
+    let wish = || Pull { queue: &queue, consumer: "a", max: 5, wait, only };
+    let [high, normal] = [Priority::High, Priority::Normal].map(|priority| entries(priority, 7));
+    dispatcher.enqueue(&normal).await.unwrap();
+    assert_eq!(ids(&dispatcher.pull(wish()).await.unwrap()), []);
+    dispatcher.enqueue(&high).await.unwrap();
+    let mut taken = ids(&dispatcher.pull(wish()).await.unwrap());
+    taken.extend(ids(&dispatcher.pull(wish()).await.unwrap()));
+    assert_eq!(taken, high.iter().map(|entry| entry.id).collect::<Vec<_>>());
+    assert_eq!(pull(&dispatcher, "a", 100).await.len(), 7, "the others wait on");
 }
 
 pub async fn low_priority_alone_gets_everything<F: Fixture>() {
@@ -212,7 +228,7 @@ pub async fn requeued_jobs_of_dead_consumers_are_reclaimed<F: Fixture>() {
     let taken = pull(&dispatcher, "dead", 2).await;
     assert_eq!(taken.len(), 2);
     let (queue, wait) = (queue(), Duration::ZERO);
-    let wish = Pull { queue: &queue, consumer: "b", max: 5, wait };
+    let wish = Pull { queue: &queue, consumer: "b", max: 5, wait, only: None };
     let reclaimed = dispatcher.reclaim(wish, Duration::ZERO).await.unwrap();
     assert_eq!(sorted(&reclaimed), sorted(&taken));
     assert_eq!(dispatcher.acknowledge("dead", &taken).await.unwrap(), 0);
@@ -253,13 +269,16 @@ pub async fn waiting_pull_wakes_for_new_entry_and_times_out<F: Fixture>() {
         tokio::spawn(async move {
             let queue = queue();
             let wait = Duration::from_secs(60);
-            dispatcher.pull(Pull { queue: &queue, consumer: "a", max: 5, wait }).await.unwrap()
+            dispatcher
+                .pull(Pull { queue: &queue, consumer: "a", max: 5, wait, only: None })
+                .await
+                .unwrap()
         })
     };
     dispatcher.enqueue(&entries(Priority::Low, 1)).await.unwrap();
     assert_eq!(waiting.await.unwrap().len(), 1);
     let (queue, wait) = (queue(), Duration::from_millis(1));
-    let pull = Pull { queue: &queue, consumer: "a", max: 5, wait };
+    let pull = Pull { queue: &queue, consumer: "a", max: 5, wait, only: None };
     assert!(dispatcher.pull(pull).await.unwrap().is_empty());
 }
 
@@ -269,7 +288,7 @@ pub async fn only_idle_entries_of_others_are_reclaimed<F: Fixture>() {
     dispatcher.enqueue(&entries(Priority::Normal, 3)).await.unwrap();
     let taken = pull(&dispatcher, "dead", 3).await;
     let (queue, wait) = (queue(), Duration::ZERO);
-    let wish = |consumer: &'static str| Pull { queue: &queue, consumer, max: 2, wait };
+    let wish = |consumer: &'static str| Pull { queue: &queue, consumer, max: 2, wait, only: None };
     let idle = Duration::from_millis(20);
     assert!(dispatcher.reclaim(wish("b"), idle).await.unwrap().is_empty());
     tokio::time::sleep(idle).await;
@@ -309,7 +328,7 @@ pub async fn queues_do_not_mix<F: Fixture>() {
     let taken = pull(&dispatcher, "a", 10).await;
     assert_eq!(ids(&taken), [all[0].id, all[1].id]);
     let wait = Duration::ZERO;
-    let wish = Pull { queue: &all[2].queue, consumer: "a", max: 10, wait };
+    let wish = Pull { queue: &all[2].queue, consumer: "a", max: 10, wait, only: None };
     let others = dispatcher.pull(wish).await.unwrap();
     assert_eq!(ids(&others), [all[2].id, all[3].id]);
     // One call for deliveries of both.
@@ -324,6 +343,7 @@ macro_rules! dispatcher_conformance {
         $crate::dispatcher_conformance!(@rules $name, $fixture;
             priorities_are_served_sixteen_to_four_to_one_and_first_in_first_out
             low_priority_alone_gets_everything
+            pull_of_one_priority_takes_no_other_and_does_not_wait
             full_queue_is_busy_and_adds_nothing
             quotas_limit_waiting_tokens_of_queue_and_tenant
             entry_enqueued_twice_is_delivered_once

@@ -57,7 +57,7 @@ async fn consumers_continue_after_redis_lost_all_data() {
             let (queue, wait) = (queue(), Duration::from_secs(5));
             let mut taken: Vec<JobId> = Vec::new();
             while taken.len() < 3 + 4 {
-                let wish = Pull { queue: &queue, consumer: "a", max: 1, wait };
+                let wish = Pull { queue: &queue, consumer: "a", max: 1, wait, only: None };
                 match dispatcher.pull(wish).await {
                     Ok(deliveries) => {
                         taken.extend(ids(&deliveries));
@@ -270,7 +270,7 @@ async fn entries_of_lost_answer_are_recovered() {
     // The server is stopped during the pull: it executes the pull later, and the answer comes too late.
     redis.signal(Signal::Stop).unwrap();
     let queue = queue();
-    let wish = Pull { queue: &queue, consumer: "a", max: 1, wait: Duration::ZERO };
+    let wish = Pull { queue: &queue, consumer: "a", max: 1, wait: Duration::ZERO, only: None };
     assert!(matches!(dispatcher.pull(wish).await, Err(DispatchError::Unavailable(_))));
     redis.signal(Signal::Continue).unwrap();
     let mut taken = pull(&dispatcher, "a", 10).await;
@@ -314,7 +314,7 @@ async fn recovery_returns_at_most_max_entries() {
     dispatcher.enqueue(&fed).await.unwrap();
     redis.signal(Signal::Stop).unwrap();
     let queue = queue();
-    let wish = Pull { queue: &queue, consumer: "a", max: 3, wait: Duration::ZERO };
+    let wish = Pull { queue: &queue, consumer: "a", max: 3, wait: Duration::ZERO, only: None };
     assert!(dispatcher.pull(wish).await.is_err());
     redis.signal(Signal::Continue).unwrap();
     assert_eq!(ids(&pull(&dispatcher, "a", 1).await), [fed[0].id]);

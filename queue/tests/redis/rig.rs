@@ -37,7 +37,7 @@ pub async fn pull_for(
     wait: Duration,
 ) -> Vec<Delivery> {
     let queue = queue();
-    dispatcher.pull(Pull { queue: &queue, consumer, max, wait }).await.unwrap()
+    dispatcher.pull(Pull { queue: &queue, consumer, max, wait, only: None }).await.unwrap()
 }
 
 pub async fn pull(dispatcher: &RedisDispatcher, consumer: &str, max: usize) -> Vec<Delivery> {
@@ -51,7 +51,7 @@ pub async fn reclaim(
     idle: Duration,
 ) -> Vec<Delivery> {
     let (queue, wait) = (queue(), Duration::ZERO);
-    dispatcher.reclaim(Pull { queue: &queue, consumer, max, wait }, idle).await.unwrap()
+    dispatcher.reclaim(Pull { queue: &queue, consumer, max, wait, only: None }, idle).await.unwrap()
 }
 
 pub fn ids(deliveries: &[Delivery]) -> Vec<JobId> {

@@ -77,7 +77,7 @@ async fn pull(
     wait: Duration,
 ) -> Result<Vec<Delivery>, DispatchError> {
     let queue = queue();
-    dispatcher.pull(Pull { queue: &queue, consumer, max: 5, wait }).await
+    dispatcher.pull(Pull { queue: &queue, consumer, max: 5, wait, only: None }).await
 }
 
 /// Pulls and acknowledges until nothing is left after `stop`; hands each fifth entry back once. Returns

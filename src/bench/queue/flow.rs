@@ -143,7 +143,7 @@ impl Bench {
         max: usize,
         wait: Duration,
     ) -> anyhow::Result<(Vec<Claim>, Vec<Delivery>)> {
-        let pull = Pull { queue: &self.queue, consumer, max, wait };
+        let pull = Pull { queue: &self.queue, consumer, max, wait, only: None };
         let deliveries = self.dispatcher.pull(pull).await?;
         if deliveries.is_empty() {
             return Ok((Vec::new(), deliveries));

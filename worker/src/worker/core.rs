@@ -66,6 +66,11 @@ const UNCOMMITTED_MAX: usize = 16 * FLUSH_COUNT;
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
 /// How often the tokens of long generations are saved: the most that a crash costs.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(3);
+/// Slots for each additional slot that only jobs of priority high take.
+const RESERVED_PART: usize = 8;
+/// How often a worker without other free slots looks for jobs of priority high. It looks instead of waiting, since
+/// a new job wakes one waiting worker, which should be able to take any job.
+const HIGH_INTERVAL: Duration = Duration::from_millis(250);
 /// Waits after failures of store or dispatcher.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
 
@@ -133,6 +138,8 @@ pub(super) struct Core {
     retry_at: Option<Instant>,
     /// Time from which a pull takes over deliveries of dead workers.
     reclaim_at: Instant,
+    /// Time of the next pull for jobs of priority high alone, if there is room for these alone.
+    high_at: Option<Instant>,
     checkpoint_at: Instant,
     /// Tokens of running answers that are in no checkpoint yet.
     unsaved: BTreeMap<ClaimRef, Vec<u32>>,
@@ -158,6 +165,7 @@ impl Core {
     /// Creates the state of a worker that starts at `now`.
     pub fn new(config: &WorkerConfig, setup: CoreSetup, now: Instant) -> Self {
         let CoreSetup { policy, served, metrics, devices, has_events, directive } = setup;
+        let reserved = if policy.reserves { config.slots.div_ceil(RESERVED_PART) } else { 0 };
         Self {
             policy,
             lease: config.lease,
@@ -171,7 +179,7 @@ impl Core {
             directive,
             watchdog: Watchdog::new(devices.len()),
             in_flight: InFlight::new(devices.len()),
-            devices: Devices::new(devices, config.slots),
+            devices: Devices::new(devices, config.slots, reserved),
             renewals: Renewals::new(config.lease, now),
             calls: Calls::default(),
             acknowledged: Vec::new(),
@@ -181,6 +189,7 @@ impl Core {
             backoff: BACKOFF,
             retry_at: None,
             reclaim_at: now,
+            high_at: None,
             checkpoint_at: now + CHECKPOINT_INTERVAL,
             unsaved: BTreeMap::new(),
             feed: Feed::default(),
@@ -209,7 +218,8 @@ impl Core {
         let flush_at = flush_at.max(flush_at.and(self.retry_at));
         let device_at = self.devices.retry_at().filter(|at| *at > self.now);
         let regular = self.renewals.due_at().min(self.checkpoint_at);
-        let others = [flush_at, self.retry_at, device_at, self.shutdown.until()];
+        let high_at = self.high_at.filter(|at| *at > self.now);
+        let others = [flush_at, self.retry_at, device_at, high_at, self.shutdown.until()];
         others.into_iter().flatten().fold(regular, Instant::min)
     }
 

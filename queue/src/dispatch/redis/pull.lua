@@ -1,4 +1,4 @@
--- Delivers up to ARGV[2] entries to the consumer ARGV[1]. ARGV[3] becomes the name of the queue's data if
+-- Delivers up to ARGV[2] entries to the consumer ARGV[1], of the priority ARGV[4] alone if it is not empty. ARGV[3] becomes the name of the queue's data if
 -- the data has no name yet: a new name shows a consumer that Redis has lost the data.
 -- Returns {name, groups created again, foreign entries dropped, ms until the next delayed entry is due
 -- or -1, {{id, place:entry, deliveries}, …}}.
@@ -7,7 +7,7 @@
 -- priority are served in order of tokens served so far: a deficit round robin without a quantum, fair to
 -- within one entry. A single tenant is read with one command.
 local WEIGHTS = { high = 16, normal = 4, low = 1 }
-local me, max = ARGV[1], tonumber(ARGV[2])
+local me, max, only = ARGV[1], tonumber(ARGV[2]), ARGV[4]
 local taken, made_again, foreign = {}, 0, 0
 
 -- Takes handed-back entries of a stream in their old order.
@@ -216,8 +216,9 @@ if not name then
 end
 -- More than one round is needed only if counts were wrong because another program deleted entries.
 while #taken < max do
-  local before, share = #taken, plan(max - #taken)
-  for _, priority in ipairs(PRIORITIES) do serve(priority, share[priority]) end
+  local before, want = #taken, max - #taken
+  local share = only == '' and plan(want) or { [only] = want }
+  for _, priority in ipairs(PRIORITIES) do serve(priority, share[priority] or 0) end
   if #taken == before then break end
 end
 local due = redis.call('ZRANGE', DUE, 0, 0, 'WITHSCORES')

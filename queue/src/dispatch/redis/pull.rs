@@ -24,7 +24,7 @@ use uuid::Uuid;
 use super::{Inner, keys, scripts, shards::HOME_SHARDS};
 use crate::{
     dispatch::{Delivery, DispatchError, Pull},
-    job::QueueName,
+    job::{Priority, QueueName},
 };
 
 /// Maximum number of entries of one look, so that a script does not block Redis for long.
@@ -110,8 +110,8 @@ impl Inner {
     ) -> Result<Vec<Delivery>, DispatchError> {
         let started = Instant::now();
         loop {
-            let look = self.look_apart(pull.queue, pull.consumer, pull.max).await?;
-            if !look.deliveries.is_empty() || pull.max == 0 {
+            let look = self.look_apart(pull.queue, pull.consumer, pull.max, pull.only).await?;
+            if !look.deliveries.is_empty() || pull.max == 0 || pull.only.is_some() {
                 return Ok(look.deliveries);
             }
             if look.due.is_some_and(|due| due.is_zero()) {
@@ -145,13 +145,14 @@ impl Inner {
         queue: &QueueName,
         consumer: &str,
         max: usize,
+        only: Option<Priority>,
     ) -> Result<Look, DispatchError> {
         let (tell, answer) = oneshot::channel();
         let mut handover =
             Handover { inner: Arc::clone(self), consumer: consumer.to_owned(), answer };
         let (inner, queue, name) = (Arc::clone(self), queue.clone(), consumer.to_owned());
         tokio::spawn(async move {
-            let look = inner.look(&queue, &name, max).await;
+            let look = inner.look(&queue, &name, max, only).await;
             if let Err(Ok(look)) = tell.send(look) {
                 inner.hand_back_unclaimed(&name, look.deliveries).await;
             }
@@ -174,15 +175,22 @@ impl Inner {
         }
     }
 
-    async fn look(&self, queue: &QueueName, name: &str, max: usize) -> RedisResult<Look> {
+    async fn look(
+        &self,
+        queue: &QueueName,
+        name: &str,
+        max: usize,
+        only: Option<Priority>,
+    ) -> RedisResult<Look> {
         let consumer = self.consumer(name);
         let _gate = consumer.gate.lock().await;
         let (mut all, mut failed) = (Look::default(), None);
         for (position, prefix) in self.look_order(queue, name, &consumer).iter().enumerate() {
-            if position >= usize::from(HOME_SHARDS) && !all.deliveries.is_empty() {
+            let has_enough = !all.deliveries.is_empty() || only.is_some();
+            if position >= usize::from(HOME_SHARDS) && has_enough {
                 break;
             }
-            match self.look_at(prefix, name, &consumer, max - all.deliveries.len()).await {
+            match self.look_at(prefix, name, &consumer, max - all.deliveries.len(), only).await {
                 Ok(found) => {
                     consumer.hold(&found.deliveries);
                     all.deliveries.extend(found.deliveries);
@@ -210,11 +218,12 @@ impl Inner {
         name: &str,
         consumer: &Consumer,
         max: usize,
+        only: Option<Priority>,
     ) -> RedisResult<Look> {
-        match self.look_once(prefix, name, consumer, max).await {
+        match self.look_once(prefix, name, consumer, max, only).await {
             // The connection is broken: the look may have been executed, so the next one recovers.
             Err(error) if super::connections::breaks(&error) && !error.is_timeout() => {
-                self.look_once(prefix, name, consumer, max).await
+                self.look_once(prefix, name, consumer, max, only).await
             }
             found => found,
         }
@@ -226,6 +235,7 @@ impl Inner {
         name: &str,
         consumer: &Consumer,
         max: usize,
+        only: Option<Priority>,
     ) -> RedisResult<Look> {
         let max = max.min(LOOK_MAX);
         let mut deliveries = Vec::new();
@@ -243,7 +253,8 @@ impl Inner {
         }
         consumer.set_unsure(prefix, true);
         let fresh_name = Uuid::now_v7().simple().to_string();
-        let arguments = [keys::escape(name), wanted.to_string(), fresh_name];
+        let only = only.map_or_else(String::new, |only| only.as_str().to_owned());
+        let arguments = [keys::escape(name), wanted.to_string(), fresh_name, only];
         let answer = self.connections.run(&scripts::PULL, prefix, &arguments).await?;
         let (born, again, foreign, due, found): (String, u64, u64, i64, Delivered) = answer;
         consumer.set_unsure(prefix, false);

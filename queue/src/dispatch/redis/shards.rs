@@ -5,8 +5,8 @@
 //! number. A queue without shards is a queue with one.
 //!
 //! A consumer takes entries from up to four home shards, which follow from its name, beginning with another one
-//! each time. When these are empty it takes from the others, so no entry waits while a consumer is idle. One
-//! look in eight begins with another shard, so that no shard waits for ever where consumers are few.
+//! every sixteen times. When these are empty it takes from the others, so no entry waits while a consumer is idle. One
+//! look in sixteen begins with another shard, so that no shard waits for ever where consumers are few.
 //! Priorities and fairness between tenants hold within a shard. Waiting consumers are woken by the ring of
 //! shard 0 alone: whatever adds entries to another shard rings there afterwards. If it dies in between,
 //! consumers find them when their wait ends.
@@ -25,7 +25,10 @@ use crate::{dispatch::Entry, job::QueueName};
 pub(super) const HOME_SHARDS: u16 = 4;
 
 /// Every so many looks, a consumer begins with another shard than its own.
-const ELSEWHERE_EVERY: u16 = 8;
+const ELSEWHERE_EVERY: u16 = 16;
+
+/// Looks in succession that begin with the same home shard: its jobs begin alike.
+const SAME_SHARD: u16 = 16;
 
 /// Returns the shards in the order of a look, counted from the first home shard: the home shards in turns, then
 /// the others in turns. One look in [`ELSEWHERE_EVERY`] begins with one of the others.
@@ -38,7 +41,7 @@ fn order(shards: u16, turn: u16) -> impl Iterator<Item = u16> {
     let is_elsewhere = others > 0 && turn % ELSEWHERE_EVERY == ELSEWHERE_EVERY - 1;
     let mut elsewhere = rotated(home, others, turn / ELSEWHERE_EVERY);
     let first = is_elsewhere.then(|| elsewhere.next()).flatten();
-    first.into_iter().chain(rotated(0, home, turn)).chain(elsewhere)
+    first.into_iter().chain(rotated(0, home, turn / SAME_SHARD)).chain(elsewhere)
 }
 
 impl Inner {

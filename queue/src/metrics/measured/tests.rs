@@ -86,7 +86,8 @@ async fn refused_and_dropped_calls_are_counted_as_such() {
         shard_key: 0,
     };
     dispatcher.enqueue(&[entry(), entry()]).await.expect_err("it is full");
-    let pull = Pull { queue: &queue, consumer: "c", max: 1, wait: Duration::from_secs(60) };
+    let pull =
+        Pull { queue: &queue, consumer: "c", max: 1, wait: Duration::from_secs(60), only: None };
     {
         let mut waiting = pin!(dispatcher.pull(pull));
         let poll = std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context)));

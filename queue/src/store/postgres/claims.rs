@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     job::{Job, JobId},
-    shard_key,
+    prefix_key,
     store::{Claim, ClaimRef, Claimant, StoreError, attempts::LOSSES_MAX},
     wire,
 };
@@ -105,7 +105,7 @@ pub(super) async fn insert_jobs(
         .bind(jobs.iter().map(wire::encode).collect::<Vec<_>>())
         .bind(jobs.iter().map(|job| job.custom_id.as_deref()).collect::<Vec<_>>())
         .bind(store.announced.take())
-        .bind(jobs.iter().map(|job| i32::from(shard_key::of(&job.prompt))).collect::<Vec<_>>())
+        .bind(jobs.iter().map(|job| i32::from(prefix_key::shard(&job.prompt))).collect::<Vec<_>>())
         .execute(connection)
         .await?;
     Ok(())

@@ -62,6 +62,13 @@ macro_rules! cost {
     };
 }
 
+/// The jobs after a job, or after the nil id, in the order in which they are taken.
+macro_rules! queued_after {
+    ($parameter:literal) => {
+        concat!("id > ", $parameter, " ORDER BY id")
+    };
+}
+
 /// All jobs, open and ended.
 macro_rules! all_jobs {
     () => {

@@ -8,6 +8,7 @@ use super::{Arguments, CHUNK, RedisStore, record, scripts};
 use crate::{
     dispatch::{BacklogLimit, DispatchError, keys, refusal},
     job::{Job, Timestamp},
+    prefix_key,
     store::StoreError,
 };
 
@@ -83,7 +84,7 @@ impl RedisStore {
         Ok(arguments)
     }
 
-    /// Groups jobs by place, each id once.
+    /// Groups jobs by place, each id once. Those with prompts that begin alike follow each other.
     fn by_place<'a>(&self, jobs: &'a [Job]) -> Result<Vec<Group<'a>>, StoreError> {
         let (mut groups, mut known): (Vec<Group<'a>>, HashMap<_, usize>) = Default::default();
         let mut seen = HashSet::with_capacity(jobs.len());
@@ -97,6 +98,9 @@ impl RedisStore {
                 groups.len() - 1
             });
             groups[index].jobs.push(job);
+        }
+        for group in &mut groups {
+            group.jobs.sort_by_cached_key(|job| prefix_key::order(&job.prompt));
         }
         Ok(groups)
     }

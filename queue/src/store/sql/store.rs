@@ -84,8 +84,9 @@ impl Store for SqlStore {
             self.on_open_jobs(concat!(
                 "SELECT id, tenant, priority, ",
                 cost!(),
-                " FROM open_jobs WHERE model = $1 AND format = $2 AND state = 'queued' AND id > $3
-             ORDER BY id LIMIT $4"
+                " FROM open_jobs WHERE model = $1 AND format = $2 AND state = 'queued' AND ",
+                queued_after!("$3"),
+                " LIMIT $4"
             ))
             .await?,
         )

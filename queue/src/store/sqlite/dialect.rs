@@ -59,6 +59,19 @@ macro_rules! cost {
     };
 }
 
+/// The jobs after a job, or after the nil id, in the order in which they are taken.
+macro_rules! queued_after {
+    ($parameter:literal) => {
+        concat!(
+            "(prefix_key, id) > (coalesce((SELECT prefix_key FROM jobs WHERE id = ",
+            $parameter,
+            "), -1), ",
+            $parameter,
+            ") ORDER BY prefix_key, id"
+        )
+    };
+}
+
 /// All jobs, open and ended.
 macro_rules! all_jobs {
     () => {

@@ -35,14 +35,16 @@ pub(super) struct Devices {
     all: Vec<Device>,
     /// Choices that each device holds at most.
     slots: usize,
+    /// Additional slots of each device for jobs of priority high.
+    reserved: usize,
 }
 
 impl Devices {
     /// Creates the devices with these names, at least one.
-    pub fn new(names: Vec<String>, slots: usize) -> Self {
+    pub fn new(names: Vec<String>, slots: usize, reserved: usize) -> Self {
         assert!(!names.is_empty(), "a worker has a device");
         let device = |name| Device { name, breaker: Breaker::default() };
-        Self { all: names.into_iter().map(device).collect(), slots }
+        Self { all: names.into_iter().map(device).collect(), slots, reserved }
     }
 
     /// Returns the device with this index.
@@ -52,11 +54,21 @@ impl Devices {
 
     /// Returns the number of jobs that all devices have room for.
     pub fn free_slots(&mut self, in_flight: &InFlight, now: Instant) -> usize {
-        (0..self.all.len()).map(|index| self.free_slots_of(index, in_flight.load(index), now)).sum()
+        self.free_of(self.slots, in_flight, now)
     }
 
-    fn free_slots_of(&mut self, index: usize, load: Load, now: Instant) -> usize {
-        let free = self.slots.saturating_sub(load.choices);
+    /// Returns the number of jobs of priority high that all devices have room for.
+    pub fn free_slots_for_high(&mut self, in_flight: &InFlight, now: Instant) -> usize {
+        self.free_of(self.slots + self.reserved, in_flight, now)
+    }
+
+    fn free_of(&mut self, slots: usize, in_flight: &InFlight, now: Instant) -> usize {
+        let count = self.all.len();
+        (0..count).map(|index| self.free_of_one(slots, index, in_flight.load(index), now)).sum()
+    }
+
+    fn free_of_one(&mut self, slots: usize, index: usize, load: Load, now: Instant) -> usize {
+        let free = slots.saturating_sub(load.choices);
         match self.all[index].breaker.allowance(now) {
             Allowance::All => free,
             Allowance::Probe if load.claims == 0 => free.min(1),
@@ -70,7 +82,8 @@ impl Devices {
         let count = self.all.len();
         let rank = |index: &usize| {
             let load = in_flight.load(*index);
-            let has_room = self.free_slots_of(*index, load, now) > 0;
+            let slots = self.slots + self.reserved;
+            let has_room = self.free_of_one(slots, *index, load, now) > 0;
             let is_probe = self.all[*index].breaker.allowance(now) == Allowance::Probe;
             Reverse((has_room && is_probe, has_room, Reverse(load.choices)))
         };

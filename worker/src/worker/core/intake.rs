@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use tritmill_queue::{Claim, ClaimRef, Delivery, JobEvent, Outcome};
+use tritmill_queue::{Claim, ClaimRef, Delivery, JobEvent, Outcome, Priority};
 
 use super::{
-    Core, UNCOMMITTED_MAX,
+    Core, HIGH_INTERVAL, UNCOMMITTED_MAX,
     in_flight::{Disposition, Lease},
     io::{Answer, Command, Feed, Prepared, PullPlan, Pulled, Submission},
 };
@@ -48,8 +48,9 @@ impl Core {
     fn pull(&mut self) {
         let max = self.devices.free_slots(&self.in_flight, self.now);
         if max == 0 {
-            return;
+            return self.pull_high();
         }
+        self.high_at = None;
         let feed = self.policy.feeds_itself.then_some(self.feed);
         let reclaim = feed.is_none() && self.now >= self.reclaim_at;
         if reclaim {
@@ -57,7 +58,23 @@ impl Core {
             self.reclaim_at = self.now + self.lease / 3;
         }
         self.calls.pull = true;
-        self.commands.push(Command::Pull(PullPlan { max, reclaim, feed }));
+        self.commands.push(Command::Pull(PullPlan { max, only: None, reclaim, feed }));
+    }
+
+    /// Pulls jobs of priority high at intervals, as many as there are reserved slots for.
+    fn pull_high(&mut self) {
+        let max = self.devices.free_slots_for_high(&self.in_flight, self.now);
+        if max == 0 {
+            self.high_at = None;
+            return;
+        }
+        let due = *self.high_at.get_or_insert(self.now + HIGH_INTERVAL);
+        if due <= self.now {
+            self.high_at = Some(self.now + HIGH_INTERVAL);
+            self.calls.pull = true;
+            let only = Some(Priority::High);
+            self.commands.push(Command::Pull(PullPlan { max, only, reclaim: false, feed: None }));
+        }
     }
 
     pub(super) fn cancel_pull(&mut self) {

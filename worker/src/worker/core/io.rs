@@ -2,7 +2,7 @@
 
 use tritmill_engine::Request;
 use tritmill_queue::{
-    Claim, ClaimRef, Delivery, FinishedAttempt, JobError, JobEvent, JobId, Settled,
+    Claim, ClaimRef, Delivery, FinishedAttempt, JobError, JobEvent, JobId, Priority, Settled,
     store::workers::Directive,
 };
 
@@ -99,6 +99,8 @@ pub(in crate::worker) enum Command {
 pub(in crate::worker) struct PullPlan {
     /// Maximum number of deliveries.
     pub max: usize,
+    /// The only priority to pull, without a wait.
+    pub only: Option<Priority>,
     /// Whether to take over deliveries of dead workers instead of new ones.
     pub reclaim: bool,
     /// The position of an embedded worker, which fills its dispatcher before the pull.

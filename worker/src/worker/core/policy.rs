@@ -12,6 +12,8 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 pub(in crate::worker) struct Policy {
     /// Whether the worker fills its dispatcher from the store and ends when all jobs are finished.
     pub feeds_itself: bool,
+    /// Whether devices have additional slots for jobs of priority high, which start while all others are taken.
+    pub reserves: bool,
     /// Whether failed calls are made again without end; otherwise the first one ends the worker.
     pub retries: bool,
     /// Whether devices that fail get no jobs for a while. If no other worker could take them, jobs
@@ -30,6 +32,7 @@ impl Policy {
         match mode {
             Mode::Service => Self {
                 feeds_itself: false,
+                reserves: true,
                 retries: true,
                 suspends_devices: true,
                 call_limit: lease,
@@ -37,6 +40,7 @@ impl Policy {
             },
             Mode::Embedded => Self {
                 feeds_itself: true,
+                reserves: false,
                 retries: false,
                 suspends_devices: false,
                 call_limit: Duration::MAX,

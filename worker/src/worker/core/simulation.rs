@@ -189,6 +189,21 @@ fn worker_told_to_stop_saves_running_answers_at_once() {
 }
 
 #[test]
+fn job_of_priority_high_starts_while_all_slots_are_taken() {
+    let jobs = vec![Behaviour::Answers(Duration::from_secs(60)); 9];
+    let mut world = World::new(&Life { seed: 1, workers: 1, jobs, loss: 0.0 });
+    let high = *world.store.rows.keys().next_back().expect("nine jobs");
+    world.dispatcher.high.insert(high);
+    while world.now < 3_000 {
+        world.advance();
+    }
+    let delivered: Vec<JobId> = world.dispatcher.deliveries.keys().copied().collect();
+    assert_eq!(delivered.len(), 5, "four slots, and one for priority high");
+    assert_eq!(delivered.last(), Some(&high));
+    assert_eq!(world.store.rows[&high].state, JobState::Running);
+}
+
+#[test]
 fn lost_answers_and_late_calls_cost_nothing() {
     let of = |seed| Life { seed, workers: 3, jobs: healthy(60, 8), loss: 0.05 };
     lives(100, of, |_| {}, |world| assert_eq!(world.overlaps, 0));

@@ -75,7 +75,7 @@ async fn job_with_lost_lease_is_first_at_once_also_in_a_full_queue() {
     let (mut reconciler, dispatcher) = reconciler(store.clone(), 1000).await;
     let queue = reconciler.queue.clone();
     reconciler.round().await.expect("a round");
-    let pull = || Pull { queue: &queue, consumer: "w", max: 1, wait: Duration::ZERO };
+    let pull = || Pull { queue: &queue, consumer: "w", max: 1, wait: Duration::ZERO, only: None };
     let taken = dispatcher.pull(pull()).await.expect("one");
     let by = Claimant::new("w", Duration::ZERO);
     let claims = store.claim(&[taken[0].id], by).await.expect("claims");
@@ -135,7 +135,8 @@ async fn lost_queue_is_refilled_by_priority_and_tenant_while_admission_counts_th
     dispatcher.admit(&ask, &quotas).await.expect("nothing is known yet");
     reconciler.round().await.expect("a round");
     // The heads of all lines, 1044 jobs, and one chunk of the rest fit twice the limit.
-    let pull = || Pull { queue: &queue, consumer: "w", max: 5000, wait: Duration::ZERO };
+    let pull =
+        || Pull { queue: &queue, consumer: "w", max: 5000, wait: Duration::ZERO, only: None };
     let mut taken = dispatcher.pull(pull()).await.expect("entries");
     assert_eq!(taken.len(), 1044 + CHUNK);
     let seen = |taken: &[Delivery], job: &Job| taken.iter().any(|one| one.id == job.id);

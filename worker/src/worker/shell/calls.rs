@@ -103,6 +103,7 @@ pub(super) async fn pull(worker: Arc<Worker>, plan: PullPlan) -> Input {
         consumer: &config.owner,
         max: plan.max,
         wait: PULL_WAIT.min(config.lease / 3),
+        only: plan.only,
     };
     if let Some(feed) = plan.feed {
         return feed_and_pull(&worker, feed, pull).await;

@@ -121,7 +121,7 @@ impl World {
             Command::Pull(plan) => {
                 let deliveries = match plan.reclaim {
                     true => self.dispatcher.reclaim(owner, plan.max, lease, now),
-                    false => self.dispatcher.pull(owner, &held, plan.max, now),
+                    false => self.dispatcher.pull(owner, &held, &plan, now),
                 };
                 return Input::Pulled(Pulled { feed: None, deliveries: Ok(deliveries) });
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tritmill_queue::{Claim, ClaimRef, Delivery, Job, JobId, JobState, Outcome, Settled};
 
-use super::super::io::Commit;
+use super::super::io::{Commit, PullPlan};
 
 /// As in `queue/src/store/attempts.rs`.
 const LOSSES_MAX: u32 = 2;
@@ -212,6 +212,8 @@ struct Pending {
 #[derive(Debug, Default)]
 pub(super) struct Dispatcher {
     waiting: VecDeque<JobId>,
+    /// Jobs of priority high.
+    pub high: BTreeSet<JobId>,
     pending: BTreeMap<JobId, Pending>,
     pub deliveries: BTreeMap<JobId, u32>,
     /// Entries that only the scan of all queued jobs restored.
@@ -244,16 +246,20 @@ impl Dispatcher {
         &mut self,
         consumer: &str,
         held: &BTreeSet<JobId>,
-        max: usize,
+        plan: &PullPlan,
         now: u64,
     ) -> Vec<Delivery> {
+        let max = plan.max;
+        let high = &self.high;
+        let takes = |id: &JobId| plan.only.is_none() || high.contains(id);
         let is_unknown =
             |(id, pending): &(&JobId, &Pending)| pending.consumer == consumer && !held.contains(id);
         let mut ids: Vec<JobId> =
             self.pending.iter().filter(is_unknown).map(|(id, _)| *id).collect();
         ids.truncate(max);
         while ids.len() < max
-            && let Some(id) = self.waiting.pop_front()
+            && let Some(at) = self.waiting.iter().position(takes)
+            && let Some(id) = self.waiting.remove(at)
         {
             ids.push(id);
         }
