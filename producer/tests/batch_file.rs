@@ -99,3 +99,34 @@ async fn only_server_failures_run_again() {
     assert_eq!(queued.len(), 1);
     assert_ne!(queued[0].id, first, "a finished job stays finished");
 }
+
+#[tokio::test]
+async fn lines_that_begin_alike_follow_each_other() {
+    const ABOUT: usize = 5;
+    let folder = tempfile::tempdir().unwrap();
+    let line = |n: usize| match n {
+        0..3 => format!("{{\"prompt\": \"short {n}\"}}\n"),
+        _ => format!("{{\"prompt\": \"{} {n}\"}}\n", format!("about {} ", n % ABOUT).repeat(60)),
+    };
+    fs::write(folder.path().join("in.jsonl"), (0..103).map(line).collect::<String>()).unwrap();
+    let settings = settings(folder.path());
+    let mut file = BatchFile::open(settings.clone()).await.unwrap();
+    file.read(|_, _| true).await.unwrap().unwrap();
+    let (store, mut ids) = (file.store(), Vec::new());
+    loop {
+        let page = store.queued(&settings.queue, ids.last().copied(), 8).await.unwrap();
+        ids.extend(page.iter().map(|entry| entry.id));
+        if page.is_empty() {
+            break;
+        }
+    }
+    // Ids are in the order of the file.
+    let mut sorted = ids.clone();
+    sorted.sort_unstable();
+    let lines: Vec<usize> = ids.iter().map(|id| sorted.binary_search(id).unwrap()).collect();
+    assert_eq!(lines.len(), 103);
+    assert_eq!(lines[..3], [0, 1, 2], "short prompts, in the order of the file");
+    let mut groups: Vec<usize> = lines[3..].iter().map(|line| line % ABOUT).collect();
+    groups.dedup();
+    assert_eq!(groups.len(), ABOUT, "each begin once: {groups:?}");
+}

@@ -15,6 +15,8 @@
 //! 3. chunks of other sequences that are already prefilling;
 //! 4. chunks of newly admitted sequences: by priority 16 : 4 : 1, in order of arrival within a priority.
 //!
+//! A sequence whose next block this step computes for another one is admitted when that is done, and then has it.
+//!
 //! A sequence is admitted only if the blocks for all its tokens are available. For one of the highest priority
 //! sequences of other priorities are preempted, the newest of the lowest priority first and all but one.
 //!
@@ -28,7 +30,7 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::{
     backend::{Chunk, LogitsFor},
@@ -73,6 +75,8 @@ pub struct Scheduler {
     pending: BTreeSet<SequenceId>,
     /// Prefilling and decoding sequences, in order of service.
     running: BTreeSet<SequenceId>,
+    /// Full blocks that the prefill chunks of the plan compute.
+    computing: HashSet<BlockHash>,
     /// Admissions left to each priority in this round.
     credits: [u32; 3], // (priority)
     counters: Counters,
@@ -89,6 +93,7 @@ impl Scheduler {
             sequences: BTreeMap::new(),
             pending: BTreeSet::new(),
             running: BTreeSet::new(),
+            computing: HashSet::new(),
             credits: [0; 3],
             counters: Counters::default(),
         }

@@ -6,6 +6,9 @@ use crate::kv::{BLOCK_TOKENS, BlockId, Writable, blocks_for};
 /// Admissions of each priority per round while all have pending sequences.
 const WEIGHTS: [u32; 3] = [16, 4, 1]; // (priority)
 
+/// Pending sequences that are passed over in a step at most.
+const POSTPONED_MAX: usize = 64;
+
 /// One sequence's part of a step: the tokens at `start..end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannedChunk {
@@ -58,6 +61,7 @@ impl Scheduler {
     /// commit the plan, or remove its sequences, before the next call.
     pub fn plan(&mut self, prefill_max: Option<usize>) -> Plan {
         let mut plan = Plan::default();
+        self.computing.clear();
         let budget = self.limits.token_budget;
         let mut budget =
             prefill_max.map_or(budget, |most| budget.min(self.decoding().saturating_add(most)));
@@ -98,20 +102,53 @@ impl Scheduler {
     /// Admits pending sequences while there is budget, as long as the next one has this priority, if one is given. One
     /// of the highest priority takes the place of others.
     fn admit_pending(&mut self, only: Option<Priority>, budget: &mut usize, plan: &mut Plan) {
+        let mut postponed = Vec::new();
         while *budget > 0
+            && postponed.len() < POSTPONED_MAX
             && let Some(id) = self.next_pending()
             && only.is_none_or(|only| id.priority == only)
         {
-            let cached_tokens = loop {
-                let has_place = self.running.len() < self.limits.max_sequences;
-                if let Some(cached_tokens) = has_place.then(|| self.admit(id)).flatten() {
-                    break cached_tokens;
-                }
-                let Some(victim) = self.victim_for(id) else { return };
-                *budget += self.preempt_planned(victim, plan);
-            };
+            if self.is_computing_prefix_of(id) {
+                self.pending.remove(&id);
+                postponed.push(id);
+                continue;
+            }
+            let Some(cached_tokens) = self.admit_instead(id, budget, plan) else { break };
             plan.admitted.push((id, cached_tokens));
             self.schedule(id, budget, plan);
+        }
+        self.pending.extend(postponed);
+    }
+
+    /// Returns whether this step computes the next block of a pending sequence for another one. The sequence waits for
+    /// it, unless it is of the highest priority.
+    fn is_computing_prefix_of(&mut self, id: SequenceId) -> bool {
+        if self.computing.is_empty() || id.priority == Priority::High {
+            return false;
+        }
+        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
+        let blocks = sequence.tokens.len() / BLOCK_TOKENS;
+        let mut hashes = sequence.hash_blocks(blocks).iter();
+        hashes
+            .find(|hash| self.cache.peek(hash).is_none())
+            .is_some_and(|n| self.computing.contains(n))
+    }
+
+    /// Admits a sequence, in the place of others if it is of the highest priority. Returns the number of its cached
+    /// tokens.
+    fn admit_instead(
+        &mut self,
+        id: SequenceId,
+        budget: &mut usize,
+        plan: &mut Plan,
+    ) -> Option<usize> {
+        loop {
+            let has_place = self.running.len() < self.limits.max_sequences;
+            if let Some(cached_tokens) = has_place.then(|| self.admit(id)).flatten() {
+                return Some(cached_tokens);
+            }
+            let victim = self.victim_for(id)?;
+            *budget += self.preempt_planned(victim, plan);
         }
     }
 
@@ -152,6 +189,11 @@ impl Scheduler {
             }
         }
         *budget -= end - start;
+        if self.limits.prefix_cache && !decodes {
+            let hashes = &self.sequences[&id].hashes;
+            let blocks = start / BLOCK_TOKENS..(end / BLOCK_TOKENS).min(hashes.len());
+            self.computing.extend(hashes.get(blocks).into_iter().flatten().copied());
+        }
         plan.chunks.push(PlannedChunk { id, start, end, samples: end == length, decodes });
     }
 

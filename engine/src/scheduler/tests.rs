@@ -245,3 +245,20 @@ fn highest_priority_does_not_wait_for_long_prompts() {
     }
     assert_eq!(tokens, [(48, 16), (48, 16), (48, 16), (48, 16), (8, 16)], "both continue");
 }
+
+#[test]
+fn prefix_is_computed_once_for_sequences_that_arrive_together() {
+    let limits = Limits { token_budget: 128, ..limits() };
+    let mut scheduler = Scheduler::new(limits, 40);
+    let root = BlockHash::root("class", b"");
+    let prompt = |end: u32| [vec![1; 36], vec![end; 9]].concat();
+    for request in 0..3 {
+        scheduler.add(normal(request), prompt(request as u32), root);
+    }
+    add(&mut scheduler, normal(3), 20);
+    let first = [(0, 0, 45, true), (3, 0, 20, true)];
+    assert_eq!(spans(&step(&mut scheduler)), first, "the second and the third wait");
+    let second = [(0, 45, 46, true), (3, 20, 21, true), (1, 32, 45, true), (2, 32, 45, true)];
+    assert_eq!(spans(&step(&mut scheduler)), second, "they have two blocks");
+    assert_eq!(scheduler.counters().prefix_hit_tokens, 64);
+}

@@ -96,7 +96,7 @@ mod tests {
     fn every_look_has_each_shard_once_and_no_shard_is_left_out() {
         for shards in 1..=20 {
             let mut first_ones = vec![0; usize::from(shards)];
-            for turn in 0..640 {
+            for turn in 0..2560 {
                 let mut looked_at: Vec<u16> = order(shards, turn).collect();
                 first_ones[usize::from(looked_at[0])] += 1;
                 looked_at.sort_unstable();
