@@ -87,6 +87,15 @@ fn batch_has_the_answers_of_an_embedded_run_and_an_error_file() {
     let answers = caller.lines(&batch["output_file_id"]);
     assert_eq!(answers[0]["custom_id"], "q0", "output has the input order");
     assert_eq!(by_name(&answers), embedded(&good));
+    let sum = |field: &str| -> u64 {
+        answers.iter().map(|line| line["response"]["body"]["usage"][field].as_u64().unwrap()).sum()
+    };
+    let usage = &batch["usage"];
+    assert_eq!(usage["input_tokens"], sum("prompt_tokens"));
+    assert_eq!(usage["output_tokens"], sum("completion_tokens"));
+    assert_eq!(usage["total_tokens"], sum("total_tokens"));
+    let cached = usage["input_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached < sum("prompt_tokens"), "{usage}");
     let errors = by_name(&caller.lines(&batch["error_file_id"]));
     for (name, param) in [("q90", "temperature"), ("q91", "messages")] {
         let line = &errors[name];

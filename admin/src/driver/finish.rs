@@ -84,6 +84,7 @@ async fn conclude(app: &App, claim: &mut BatchClaim, output: &Output) -> Result<
     claim.batch.output = state.answers.map(|part| part.file);
     claim.batch.error_file = state.errors.map(|part| part.file);
     (claim.batch.completed, claim.batch.failed) = (state.completed, state.failed);
+    claim.batch.usage = state.usage;
     claim.batch.steps = StepState::default();
     claim.batch.enter(
         match claim.batch.state {
@@ -157,7 +158,13 @@ fn output_line(
             (Outcome::Error(deleted), batch.created_at)
         }
     };
-    let is_answer = matches!(outcome, Outcome::Completed(_));
+    let is_answer = match &outcome {
+        Outcome::Completed(completion) => {
+            output.state.usage.add(completion.usage);
+            true
+        }
+        _ => false,
+    };
     let line = answer::line(&AnsweredLine {
         seq: 0,
         number: request.number,

@@ -6,7 +6,7 @@ use axum::{Json, extract::Path, http::HeaderMap};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tritmill_queue::{
-    Tenant, Timestamp,
+    Tenant, Timestamp, Usage,
     store::{
         Batch, BatchId, BatchState, FileId, Page,
         batch_steps::StepState,
@@ -56,6 +56,8 @@ pub(crate) struct BatchView {
     cancelling_at: Option<i64>,
     cancelled_at: Option<i64>,
     request_counts: RequestCounts,
+    /// Tokens of all answers, when the output is written.
+    usage: Option<BatchUsage>,
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
     webhook: Option<WebhookView>,
@@ -75,6 +77,42 @@ pub(crate) struct RequestCounts {
     total: u64,
     completed: u64,
     failed: u64,
+}
+
+/// Tokens of a batch's answers.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct BatchUsage {
+    input_tokens: u64,
+    input_tokens_details: InputTokens,
+    output_tokens: u64,
+    output_tokens_details: OutputTokens,
+    total_tokens: u64,
+}
+
+/// Tokens of the prompts by how they were computed.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct InputTokens {
+    /// Those that were not computed, because an earlier prompt began in the same way.
+    cached_tokens: u64,
+}
+
+/// Generated tokens by what they are for.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct OutputTokens {
+    /// Always 0: answers have no separate reasoning.
+    reasoning_tokens: u64,
+}
+
+impl From<Usage> for BatchUsage {
+    fn from(usage: Usage) -> Self {
+        Self {
+            input_tokens: usage.prompt_tokens,
+            input_tokens_details: InputTokens { cached_tokens: usage.cached_tokens },
+            output_tokens: usage.completion_tokens,
+            output_tokens_details: OutputTokens { reasoning_tokens: 0 },
+            total_tokens: usage.prompt_tokens + usage.completion_tokens,
+        }
+    }
 }
 
 /// The webhook of a batch.
@@ -122,6 +160,7 @@ impl From<Batch> for BatchView {
                 completed: batch.completed,
                 failed: batch.failed,
             },
+            usage: batch.output.map(|_| batch.usage.into()),
             metadata: batch.metadata,
             webhook: batch.webhook.map(WebhookView::from),
         }
@@ -207,6 +246,7 @@ pub(crate) async fn create_batch(
         submitted: FilePosition::default(),
         completed: 0,
         failed: 0,
+        usage: Usage::default(),
         errors: Vec::new(),
         output: None,
         error_file: None,

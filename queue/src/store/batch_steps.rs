@@ -18,7 +18,10 @@ use super::{
     Claimant, FileId, StoreError,
     batches::{Batch, BatchError, BatchId, FilePosition},
 };
-use crate::job::{Job, Tenant, Timestamp};
+use crate::{
+    job::{Job, Tenant, Timestamp},
+    outcome::Usage,
+};
 
 /// Due batches that a claim looks at, the longest due first. The cost of a claim depends on this number, not
 /// on the number of batches.
@@ -70,6 +73,9 @@ pub struct AssemblyState {
     pub completed: u64,
     /// Number of written errors.
     pub failed: u64,
+    /// Tokens of the written answers.
+    #[serde(default)]
+    pub usage: Usage,
     /// Whether a line expired.
     pub overdue: bool,
 }

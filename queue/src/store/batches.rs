@@ -25,7 +25,7 @@ use super::{
 use crate::{
     database_index::DatabaseIndex,
     job::{JobId, JobState, Priority, QueueName, Tenant, Timestamp, UnknownWord},
-    outcome::Outcome,
+    outcome::{Outcome, Usage},
 };
 
 /// Identifier of a batch; its last 32 bits are zero.
@@ -234,6 +234,9 @@ pub struct Batch {
     /// Lines with an error at the last count.
     #[serde(default)]
     pub failed: u64,
+    /// Tokens of the answered lines; counted when the output is written.
+    #[serde(default)]
+    pub usage: Usage,
     /// Errors in its file.
     #[serde(default)]
     pub errors: Vec<BatchError>,
