@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 34] = [
+const COMMANDS: [&str; 35] = [
     "",
     "admin",
     "standalone",
@@ -32,6 +32,7 @@ const COMMANDS: [&str; 34] = [
     "bench e2e",
     "bench kernels",
     "bench kv",
+    "bench prefixes",
     "bench queue",
     "bench tuning",
     "queue show",

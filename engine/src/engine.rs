@@ -279,6 +279,7 @@ impl Engine {
     fn apply_plan(&mut self, plan: &mut Plan, report: &mut StepReport) {
         report.preempted = plan.preempted.len();
         for (id, cached_tokens) in &plan.admitted {
+            report.admitted.push(RequestId(id.request));
             if let Some(active) = self.active.get_mut(&RequestId(id.request)) {
                 active.record_cached(*cached_tokens);
             }

@@ -6,6 +6,7 @@ mod fleet;
 mod gpu;
 mod kernels;
 mod kv;
+mod prefixes;
 mod queue;
 mod tuning;
 
@@ -24,6 +25,8 @@ pub enum Command {
     Tuning(tuning::Arguments),
     /// Compare long prompts that are computed with the same ones read from disk
     Kv(kv::Arguments),
+    /// Compare jobs that share system prompts: in the order of their prompts with KV blocks on disk, and without both
+    Prefixes(prefixes::Arguments),
     /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
     /// Measure a fleet of workers without a model: its idle cost, and how soon its jobs start
@@ -39,6 +42,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Tuning(arguments) => tuning::run(&arguments),
         Command::Kv(arguments) => kv::run(&arguments),
+        Command::Prefixes(arguments) => prefixes::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
         Command::Fleet(arguments) => fleet::run(&arguments),
         Command::E2e(arguments) => e2e::run(&arguments),

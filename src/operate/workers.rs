@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
-use tritmill_queue::store::Workers as _;
+use tritmill_queue::store::{Workers as _, workers::WorkReport};
 
 use super::{
     ListArguments,
@@ -35,6 +35,19 @@ pub struct DrainArguments {
     servers: Servers,
 }
 
+/// Returns a report in words.
+fn summary(report: &WorkReport) -> String {
+    let share =
+        |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.0} %", 100.0 * s));
+    let wait = report.wait_ms.map_or("-".to_owned(), |ms| format!("{ms:.1} ms"));
+    format!(
+        "busy {}  efficiency {}  {:.0} rows a step  wait {wait}",
+        share(Some(report.utilisation)),
+        share(report.efficiency),
+        report.rows_per_step,
+    )
+}
+
 /// Runs `workers …`.
 pub fn run(command: WorkersCommand) -> anyhow::Result<ExitCode> {
     match command {
@@ -49,7 +62,7 @@ pub fn run(command: WorkersCommand) -> anyhow::Result<ExitCode> {
                             "owner": beat.owner, "queue": beat.queue.to_string(), "host": beat.host,
                             "pid": beat.pid, "running": beat.running, "slots": beat.slots,
                             "draining": draining, "tokens_per_s": beat.tokens_per_s,
-                            "silent_s": silent, "alive": worker.is_alive(),
+                            "report": beat.metrics.report, "silent_s": silent, "alive": worker.is_alive(),
                         }))?;
                     } else {
                         let state = match (worker.is_alive(), draining) {
@@ -58,8 +71,13 @@ pub fn run(command: WorkersCommand) -> anyhow::Result<ExitCode> {
                             (true, false) => "serves",
                         };
                         output::line(format_args!(
-                            "{}  {state} {}  {}/{} running  {:.0} tokens/s  last heartbeat {silent:.0} s ago",
-                            beat.owner, beat.queue, beat.running, beat.slots, beat.tokens_per_s
+                            "{}  {state} {}  {}/{} running  {:.0} tokens/s  {}  last heartbeat {silent:.0} s ago",
+                            beat.owner,
+                            beat.queue,
+                            beat.running,
+                            beat.slots,
+                            beat.tokens_per_s,
+                            summary(&beat.metrics.report),
                         ))?;
                     }
                 }

@@ -152,6 +152,8 @@ struct ActiveRequest {
     reported: usize,
     stream: bool,
     has_token: bool,
+    /// Time of its arrival, until its first step.
+    waits_since: Option<Instant>,
 }
 
 struct EngineLoop {
@@ -183,9 +185,17 @@ impl EngineLoop {
             self.step_count.fetch_add(1, Ordering::Relaxed);
             let began = Instant::now();
             let step = self.engine.step(began);
-            self.engine.record_time(&step, began.elapsed());
+            let took = began.elapsed();
+            self.engine.record_time(&step, took);
             self.step_count.fetch_add(1, Ordering::Relaxed);
-            self.metrics.record_step(self.device, step.sequences, self.engine.stats());
+            for id in &step.admitted {
+                let since =
+                    self.requests.get_mut(id).and_then(|request| request.waits_since.take());
+                if let Some(since) = since {
+                    self.metrics.record_wait(self.device, began.saturating_duration_since(since));
+                }
+            }
+            self.metrics.record_step(self.device, step.sequences, took, self.engine.stats());
             for event in step.events {
                 match event {
                     Event::Delta { id, choice, text, tokens } => {
@@ -206,8 +216,16 @@ impl EngineLoop {
                 let reported = request.resume.len();
                 match self.engine.submit(*request) {
                     Ok(id) => {
-                        let request =
-                            ActiveRequest { held, tokens, reported, stream, has_token: false };
+                        let waits_since = Some(Instant::now());
+                        let has_token = false;
+                        let request = ActiveRequest {
+                            held,
+                            tokens,
+                            reported,
+                            stream,
+                            has_token,
+                            waits_since,
+                        };
                         self.requests.insert(id, request);
                     }
                     Err(error) => self.report(Report::Ended(held, End::Refused(error))),

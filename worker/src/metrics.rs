@@ -240,8 +240,20 @@ impl Metrics {
         self.steps.devices()
     }
 
-    pub(crate) fn record_step(&self, device: usize, sequences: usize, stats: EngineStats) {
-        self.steps.add(device, sequences, stats);
+    pub(crate) fn record_step(
+        &self,
+        device: usize,
+        sequences: usize,
+        took: Duration,
+        stats: EngineStats,
+    ) {
+        self.steps.add(device, sequences, took, stats);
+    }
+
+    /// Records how long a request waited for its first step.
+    pub(crate) fn record_wait(&self, device: usize, wait: Duration) {
+        self.steps.add_wait(device, wait);
+        self.latencies.record_wait(wait);
     }
 
     pub(crate) fn record_latency(

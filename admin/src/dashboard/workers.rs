@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use askama::Template;
 use serde::Deserialize;
-use tritmill_queue::store::workers::{Worker, WorkerMetrics};
+use tritmill_queue::store::workers::{WorkReport, Worker, WorkerMetrics};
 
 use super::{
     Content, PageError, PageForm, PageResult, Visit,
@@ -41,6 +41,15 @@ impl WorkerRow {
 
     fn metrics(&self) -> &WorkerMetrics {
         &self.worker.heartbeat.metrics
+    }
+
+    pub fn report(&self) -> &WorkReport {
+        &self.metrics().report
+    }
+
+    /// Mean time of a request before its first step.
+    pub fn wait(&self) -> Option<Duration> {
+        self.report().wait_ms.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1000.0))
     }
 
     /// Percentage of KV blocks in use.

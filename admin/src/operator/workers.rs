@@ -31,6 +31,18 @@ pub(crate) struct WorkerView {
     tokens_per_s: f64,
     prefill_tokens_per_s: f64,
     decode_tokens_per_s: f64,
+    /// Requests that ended per second.
+    requests_per_s: f64,
+    /// Steps (forward passes) per second.
+    steps_per_s: f64,
+    /// Mean number of rows of a step: tokens of prompts and decodes.
+    rows_per_step: f64,
+    /// Share of the time in which a step ran.
+    utilisation: f64,
+    /// Mean time of a request in the engine before its first step.
+    wait_ms: Option<f64>,
+    /// Rows per second of steps, as a share of the most since the worker's start.
+    efficiency: Option<f64>,
     /// Share of KV blocks in use.
     kv_usage: Option<f64>,
     /// Share of prompt tokens found in the prefix cache.
@@ -48,6 +60,7 @@ impl From<Worker> for WorkerView {
     fn from(worker: Worker) -> Self {
         let (alive, beat) = (worker.is_alive(), worker.heartbeat);
         let metrics = beat.metrics;
+        let report = metrics.report;
         let share = |part: u64, all: u64| (all > 0).then(|| part as f64 / all as f64);
         let seconds = |ms: Option<u64>| ms.map(|ms| ms as f64 / 1000.0);
         let looked_up = metrics.prefix_hit_tokens + metrics.prefix_miss_tokens;
@@ -67,6 +80,12 @@ impl From<Worker> for WorkerView {
             tokens_per_s: beat.tokens_per_s,
             prefill_tokens_per_s: metrics.prefill_tokens_per_s,
             decode_tokens_per_s: metrics.decode_tokens_per_s,
+            requests_per_s: report.requests_per_s,
+            steps_per_s: report.steps_per_s,
+            rows_per_step: report.rows_per_step,
+            utilisation: report.utilisation,
+            wait_ms: report.wait_ms,
+            efficiency: report.efficiency,
             kv_usage: share(metrics.kv_blocks_used, metrics.kv_blocks_total),
             cache_hit_rate: share(metrics.prefix_hit_tokens, looked_up),
             lease_age_s: seconds(metrics.lease_age_ms),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::request::Event;
+use crate::request::{Event, RequestId};
 
 /// Bounds of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +54,8 @@ pub struct StepReport {
     pub decode_tokens: usize,
     /// Sequences that became pending again.
     pub preempted: usize,
+    /// Requests with a sequence that was admitted, again ones included.
+    pub admitted: Vec<RequestId>,
     /// Whether the backend reported an error.
     pub failed: bool,
     /// Limit of the step's prefill chunks in tokens, if it had one.

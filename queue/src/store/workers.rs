@@ -72,8 +72,28 @@ pub struct WorkerMetrics {
     pub lease_age_ms: Option<u64>,
     /// Time since it last read its queue; `None` before the first read.
     pub read_age_ms: Option<u64>,
+    /// What its engines did.
+    pub report: WorkReport,
     /// Its fault counters.
     pub integrity: Integrity,
+}
+
+/// What the engines of a worker did since its heartbeat before.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkReport {
+    /// Requests that ended, per second.
+    pub requests_per_s: f64,
+    /// Steps (forward passes of a batch) per second.
+    pub steps_per_s: f64,
+    /// Mean number of rows of a step: tokens of prompts and decodes.
+    pub rows_per_step: f64,
+    /// Share of the time in which a step ran, as the mean of the devices.
+    pub utilisation: f64,
+    /// Mean time from a request's arrival in the engine to its first step; `None` if no request started.
+    pub wait_ms: Option<f64>,
+    /// Rows per second of running steps, as a share of the most since the worker's start; `None` without a step.
+    pub efficiency: Option<f64>,
 }
 
 /// Faults that were detected and corrected. Each count is a loss or duplicate that was prevented.

@@ -19,6 +19,12 @@ pub(crate) struct Steps {
     pub stats: EngineStats,
     /// Sequences that took part, summed over all steps.
     pub sequences: u64,
+    /// Time of all steps.
+    pub busy: Duration,
+    /// Requests that had their first step.
+    pub started: u64,
+    /// Time that they waited for it.
+    pub waited: Duration,
 }
 
 impl Steps {
@@ -44,6 +50,14 @@ impl Steps {
             failed: a.failed + b.failed,
         };
         self.sequences += other.sequences;
+        self.busy += other.busy;
+        self.started += other.started;
+        self.waited += other.waited;
+    }
+
+    /// Returns the rows of all steps.
+    pub fn rows(&self) -> u64 {
+        self.stats.prefill_tokens + self.stats.decode_tokens
     }
 }
 
@@ -66,10 +80,20 @@ impl EngineSteps {
         self.0.lock().iter().map(|(name, _)| name.clone()).collect()
     }
 
-    pub fn add(&self, device: usize, sequences: usize, stats: EngineStats) {
+    pub fn add(&self, device: usize, sequences: usize, took: Duration, stats: EngineStats) {
         let (_, steps) = &mut self.0.lock()[device];
+        // What follows the last end of a request is no step.
+        if sequences > 0 {
+            steps.busy += took;
+        }
         steps.stats = stats;
         steps.sequences += sequences as u64;
+    }
+
+    pub fn add_wait(&self, device: usize, wait: Duration) {
+        let (_, steps) = &mut self.0.lock()[device];
+        steps.started += 1;
+        steps.waited += wait;
     }
 
     pub fn sum(&self) -> Steps {
@@ -90,7 +114,7 @@ const GAUGES: [Row<f64>; 3] = [
     }),
 ];
 
-const COUNTERS: [Row<u64>; 7] = [
+const COUNTERS: [Row<u64>; 8] = [
     ("prefix_cache_hits", "Prompt tokens found in the cache", |stats| stats.prefix_hit_tokens),
     ("prefix_cache_queries", "Prompt tokens looked up in the cache", |stats| {
         stats.prefix_hit_tokens + stats.prefix_miss_tokens
@@ -102,6 +126,9 @@ const COUNTERS: [Row<u64>; 7] = [
     ("generation_tokens", "Tokens generated", |stats| stats.generated_tokens),
     ("num_preemptions", "Sequences preempted because KV blocks ran out", |stats| stats.preemptions),
     ("engine_steps", "Forward passes", |stats| stats.steps),
+    ("engine_rows", "Rows of forward passes: tokens of prompts and of decodes", |stats| {
+        stats.prefill_tokens + stats.decode_tokens
+    }),
 ];
 
 impl Collector for EngineSteps {
@@ -122,6 +149,12 @@ impl Collector for EngineSteps {
                 counter.encode(family.encode_family(&of(device))?)?;
             }
         }
+        let (name, help) = ("engine_busy_seconds", "Time in which forward passes ran");
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (device, steps) in &devices {
+            let counter = ConstCounter::new(steps.busy.as_secs_f64());
+            counter.encode(family.encode_family(&of(device))?)?;
+        }
         Ok(())
     }
 }
@@ -132,6 +165,7 @@ pub(super) struct Latencies {
     first_token: Histogram,
     request: Histogram,
     per_token: Histogram,
+    wait: Histogram,
 }
 
 impl Latencies {
@@ -160,7 +194,17 @@ impl Latencies {
                 "Mean time between two tokens of an answered job",
                 0.0001,
             ),
+            wait: histogram(
+                "engine_wait_seconds",
+                "From a request's arrival in the engine to its first forward pass",
+                0.0001,
+            ),
         }
+    }
+
+    /// Records how long a request waited for its first step.
+    pub fn record_wait(&self, wait: Duration) {
+        self.wait.observe(wait.as_secs_f64());
     }
 
     /// Records the latencies of one answer.

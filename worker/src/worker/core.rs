@@ -66,6 +66,9 @@ const UNCOMMITTED_MAX: usize = 16 * FLUSH_COUNT;
 const FLUSH_WAIT: Duration = Duration::from_millis(50);
 /// How often the tokens of long generations are saved: the most that a crash costs.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(3);
+/// Part of the slots that a pull is for at least, while the others are taken: jobs with prompts that begin alike are
+/// pulled together.
+const PULL_PART: usize = 10;
 /// Slots for each additional slot that only jobs of priority high take.
 const RESERVED_PART: usize = 8;
 /// How often a worker without other free slots looks for jobs of priority high. It looks instead of waiting, since
@@ -120,6 +123,8 @@ pub(super) struct Core {
     /// What to do after the current input.
     commands: Vec<Command>,
     directive: Directive,
+    /// Free slots from which jobs are pulled, except by a worker with few jobs.
+    pull_min: usize,
     devices: Devices,
     watchdog: Watchdog,
     in_flight: InFlight,
@@ -179,6 +184,7 @@ impl Core {
             directive,
             watchdog: Watchdog::new(devices.len()),
             in_flight: InFlight::new(devices.len()),
+            pull_min: config.slots.div_ceil(PULL_PART),
             devices: Devices::new(devices, config.slots, reserved),
             renewals: Renewals::new(config.lease, now),
             calls: Calls::default(),

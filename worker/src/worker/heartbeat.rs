@@ -8,7 +8,7 @@ use tokio::{
 };
 use tritmill_queue::{
     Operations,
-    store::workers::{Directive, Heartbeat, Leads, WorkerMetrics},
+    store::workers::{Directive, Heartbeat, Leads, WorkReport, WorkerMetrics},
 };
 
 use super::{Worker, WorkerConfig};
@@ -18,6 +18,8 @@ use crate::{
 };
 
 const INTERVAL: Duration = Duration::from_secs(2);
+/// Time of steps between two heartbeats from which they show how fast steps can be.
+const FASTEST_FROM_S: f64 = 0.5;
 
 /// Returns the directive before the first answer: a worker with operators waits for it, since its
 /// queue may be paused; others start at once.
@@ -58,6 +60,7 @@ impl HeartbeatTask {
         let mut steps = self.metrics.steps();
         // When the last heartbeat that was recorded was sent.
         let mut heard_at = then;
+        let mut fastest = 0.0;
         loop {
             ticks.tick().await;
             let (now, total) = (Instant::now(), self.metrics.completion_tokens());
@@ -65,7 +68,8 @@ impl HeartbeatTask {
             #[expect(clippy::cast_precision_loss, reason = "a rate for display")]
             let tokens_per_s = (total - tokens) as f64 / seconds;
             let before = std::mem::replace(&mut steps, self.metrics.steps());
-            let measured = self.measured(before, steps, seconds);
+            let mut measured = self.measured(before, steps, seconds);
+            measured.report = self.report(before, steps, seconds, &mut fastest);
             (then, tokens) = (now, total);
             let slots = self.config.slots.saturating_mul(self.metrics.devices().len());
             let heartbeat = Heartbeat {
@@ -117,7 +121,32 @@ impl HeartbeatTask {
             prefix_miss_tokens: now.stats.prefix_miss_tokens,
             lease_age_ms: self.metrics.lease_age_ms(),
             read_age_ms: self.metrics.read_age_ms(),
+            report: WorkReport::default(),
             integrity: self.metrics.integrity(),
+        }
+    }
+
+    /// Returns what the engines did between two counts. `fastest` has the most rows per second of steps so far.
+    #[expect(clippy::cast_precision_loss, reason = "rates for display")]
+    fn report(&self, before: Steps, now: Steps, seconds: f64, fastest: &mut f64) -> WorkReport {
+        let since = |count: fn(&Steps) -> u64| count(&now).saturating_sub(count(&before)) as f64;
+        let (steps, rows) = (since(|steps| steps.stats.steps), since(Steps::rows));
+        let busy = now.busy.saturating_sub(before.busy).as_secs_f64();
+        let speed = (busy > 0.0).then(|| rows / busy);
+        // Few steps say little about how fast steps can be.
+        if busy >= FASTEST_FROM_S {
+            *fastest = speed.map_or(*fastest, |speed| speed.max(*fastest));
+        }
+        let started = since(|steps| steps.started);
+        let waited = now.waited.saturating_sub(before.waited).as_secs_f64();
+        let ended = since(|steps| steps.stats.finished + steps.stats.failed);
+        WorkReport {
+            requests_per_s: ended / seconds,
+            steps_per_s: steps / seconds,
+            rows_per_step: rows / steps.max(1.0),
+            utilisation: (busy / seconds / self.metrics.devices().len().max(1) as f64).min(1.0),
+            wait_ms: (started > 0.0).then(|| waited * 1000.0 / started),
+            efficiency: speed.filter(|_| *fastest > 0.0).map(|speed| (speed / *fastest).min(1.0)),
         }
     }
 }

@@ -52,6 +52,11 @@ impl Devices {
         &mut self.all[index]
     }
 
+    /// Returns the number of slots of all devices.
+    pub fn all_slots(&self) -> usize {
+        self.slots * self.all.len()
+    }
+
     /// Returns the number of jobs that all devices have room for.
     pub fn free_slots(&mut self, in_flight: &InFlight, now: Instant) -> usize {
         self.free_of(self.slots, in_flight, now)

@@ -47,7 +47,9 @@ impl Core {
     /// Pulls as many jobs as there is room for.
     fn pull(&mut self) {
         let max = self.devices.free_slots(&self.in_flight, self.now);
-        if max == 0 {
+        let all = self.devices.all_slots();
+        let is_full = self.in_flight.running_count() + self.pull_min > all;
+        if max == 0 || is_full && max < self.pull_min {
             return self.pull_high();
         }
         self.high_at = None;
