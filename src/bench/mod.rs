@@ -3,6 +3,7 @@
 mod e2e;
 mod engine;
 mod fleet;
+mod fork;
 mod gpu;
 mod kernels;
 mod kv;
@@ -24,6 +25,8 @@ pub enum Command {
     Tuning(tuning::Arguments),
     /// Compare long prompts that are computed with the same ones read from disk
     Kv(kv::Arguments),
+    /// Measure forks of an engine and of its requests: time and memory
+    Fork(fork::Arguments),
     /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
     /// Measure a fleet of workers without a model: its idle cost, and how soon its jobs start
@@ -39,6 +42,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Kernels(arguments) => kernels::run(&arguments),
         Command::Tuning(arguments) => tuning::run(&arguments),
         Command::Kv(arguments) => kv::run(&arguments),
+        Command::Fork(arguments) => fork::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
         Command::Fleet(arguments) => fleet::run(&arguments),
         Command::E2e(arguments) => e2e::run(&arguments),

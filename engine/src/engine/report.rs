@@ -67,7 +67,7 @@ pub struct EngineStats {
     pub running: usize,
     /// Pending sequences, which hold no KV blocks.
     pub pending: usize,
-    /// KV blocks held by sequences.
+    /// KV blocks held by sequences, of all engines that share the storage.
     pub blocks_used: usize,
     /// KV blocks kept for their contents.
     pub blocks_cached: usize,

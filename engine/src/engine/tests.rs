@@ -1,13 +1,14 @@
 //! Guarantees of the engine to its callers.
 
 mod endings;
+mod forks;
 mod stored;
 
 use std::time::Duration;
 
 use super::{testing::*, *};
 use crate::{
-    request::{Choice, Output},
+    request::{Choice, FinishReason, Output, RequestError},
     sampler::SamplingParams,
     scheduler::Priority,
 };

@@ -21,9 +21,20 @@ fn add(scheduler: &mut Scheduler, id: SequenceId, length: usize) {
     scheduler.add(id, tokens, BlockHash::root("class", b""));
 }
 
+fn no_copies(from: BlockId, to: BlockId) {
+    panic!("{from:?} is copied to {to:?}");
+}
+
+fn plan(scheduler: &mut Scheduler) -> Plan {
+    let (mut plan, mut copies) = (Plan::default(), Vec::new());
+    scheduler.plan(None, &mut plan, |from, to| copies.push((from, to)));
+    assert_eq!(plan.copies, copies);
+    plan
+}
+
 /// Plans and commits a step, and appends a token to every sequence that samples.
 fn step(scheduler: &mut Scheduler) -> Plan {
-    let plan = scheduler.plan(None);
+    let plan = plan(scheduler);
     assert_eq!(plan.refused, [], "nothing is refused here");
     scheduler.commit(&plan);
     for planned in plan.chunks.iter().filter(|planned| planned.samples) {
@@ -157,18 +168,19 @@ fn cached_prefixes_are_evicted_before_any_preemption() {
     for _ in 0..16 {
         assert_eq!(step(&mut scheduler).preempted, []);
     }
-    assert_eq!((scheduler.cache().cached(), scheduler.cache().held()), (0, 4));
+    let held = scheduler.cache().held();
+    assert_eq!((scheduler.cache().cached(), held), (0, 4));
 }
 
 #[test]
 fn forks_share_full_blocks_and_copy_the_one_they_write() {
     let mut scheduler = Scheduler::new(limits(), 8);
     add(&mut scheduler, normal(0), 20);
-    let plan = scheduler.plan(None);
+    let plan = plan(&mut scheduler);
     scheduler.commit(&plan);
     let children = [1, 2].map(|choice| SequenceId { choice, ..normal(0) });
     for child in children {
-        scheduler.fork(normal(0), child);
+        scheduler.fork(normal(0), child, Fork::Shared, no_copies);
     }
     assert_eq!(scheduler.cache().held(), 2);
     for id in [normal(0), children[0], children[1]] {
@@ -187,7 +199,7 @@ fn sequence_that_needs_more_than_all_blocks_is_refused() {
     let mut scheduler = Scheduler::new(limits(), 1);
     add(&mut scheduler, normal(0), 16);
     step(&mut scheduler);
-    let plan = scheduler.plan(None);
+    let plan = plan(&mut scheduler);
     assert_eq!(plan.refused, [(normal(0), Refusal::OutOfBlocks { needed: 2, total: 1 })]);
     assert_eq!(plan.chunks, []);
 }
