@@ -6,7 +6,7 @@ mod program;
 use program::{fails, json, run};
 use serde_json::Value;
 
-const COMMANDS: [&str; 35] = [
+const COMMANDS: [&str; 36] = [
     "",
     "admin",
     "standalone",
@@ -30,6 +30,7 @@ const COMMANDS: [&str; 35] = [
     "bench",
     "bench engine",
     "bench e2e",
+    "bench fork",
     "bench kernels",
     "bench kv",
     "bench prefixes",

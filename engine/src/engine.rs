@@ -9,10 +9,12 @@
 
 mod active;
 mod draw;
+mod fork;
 mod pace;
 mod report;
 #[cfg(test)]
 mod simulation;
+mod step;
 mod stored;
 #[cfg(test)]
 mod testing;
@@ -22,38 +24,41 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use active::ActiveRequest;
+pub use fork::ForkError;
 use pace::Pace;
 pub use report::{EngineConfig, EngineStats, StepReport};
 use stored::Stored;
 
 use crate::{
-    backend::{Backend, Chunk, Logits, LogitsFor, StepError},
+    backend::{Backend, Logits, SharedBackend},
     kv::{
         BLOCK_TOKENS, BlockHash,
         disk::{DiskCache, DiskStats},
     },
-    request::{Event, FinishReason, Request, RequestError, RequestId, SubmitError},
+    request::{Event, Request, RequestId, SubmitError},
     sampler::Scratch,
-    scheduler::{Limits, Plan, PlannedChunk, Refusal, Scheduler, SequenceId},
+    scheduler::{Limits, Plan, Scheduler},
     text::TokenText,
 };
 
 /// Continuous batching of requests over one backend.
 pub struct Engine {
-    backend: Box<dyn Backend>,
+    backend: SharedBackend,
     vocabulary: Arc<dyn TokenText>,
     eos_tokens: Vec<u32>,
     config: EngineConfig,
     scheduler: Scheduler,
+    /// The plan of the step; kept between steps for its memory.
+    plan: Plan,
     pace: Pace,
     stored: Option<Stored>,
     active: BTreeMap<RequestId, ActiveRequest>,
     next_request: u64,
-    /// Text of resumed choices, reported with the next step.
+    /// Text of resumed choices, and of forked ones with their tokens, reported with the next step.
     resumed: Vec<Event>,
     /// Requests to finish with the next step.
     cancelled: BTreeSet<RequestId>,
@@ -92,11 +97,12 @@ impl Engine {
         };
         let scheduler = Scheduler::new(limits, backend.block_count());
         Self {
-            backend,
+            backend: SharedBackend::new(backend),
             vocabulary,
             eos_tokens,
             config,
             scheduler,
+            plan: Plan::default(),
             pace: Pace::new(config.step_target),
             stored: None,
             active: BTreeMap::new(),
@@ -214,166 +220,7 @@ impl Engine {
 
     /// Returns the backend.
     pub fn backend(&self) -> &dyn Backend {
-        self.backend.as_ref()
-    }
-
-    /// Runs one step. `now` is compared with deadlines. Without requests it does nothing.
-    pub fn step(&mut self, now: Instant) -> StepReport {
-        let events = std::mem::take(&mut self.resumed);
-        let mut report = StepReport { events, ..StepReport::default() };
-        self.finish_cancelled_and_expired(now, &mut report);
-        if let Some(stored) = &mut self.stored {
-            stored.settle(&mut self.scheduler, self.backend.as_mut());
-        }
-        report.prefill_max = match self.scheduler.is_interactive() {
-            true => self.pace.prefill_rows(self.scheduler.decoding()),
-            false => None,
-        };
-        let mut plan = self.scheduler.plan(report.prefill_max);
-        self.apply_plan(&mut plan, &mut report);
-        if plan.chunks.is_empty() {
-            if let Some(stored) = self.stored.as_mut().filter(|stored| !stored.is_idle()) {
-                stored.wait();
-            }
-            return report;
-        }
-        let result = self.run(&plan, &mut report);
-        match result {
-            Ok(()) => {
-                self.scheduler.commit(&plan);
-                self.sample_all(&plan, &mut report);
-            }
-            Err(error) => self.fail_step(&plan, error, &mut report),
-        }
-        if let Some(stored) = &mut self.stored {
-            let is_idle = self.active.is_empty();
-            stored.write_some(&self.scheduler, self.backend.as_mut(), is_idle);
-        }
-        report
-    }
-
-    /// Records how long a step took. The limits of later steps follow from these times, if the engine has a
-    /// [target](EngineConfig::step_target).
-    pub fn record_time(&mut self, report: &StepReport, time: Duration) {
-        if !report.failed {
-            let StepReport { prefill_tokens, decode_tokens, prefill_max, .. } = *report;
-            self.pace.record(prefill_tokens, decode_tokens, prefill_max, time);
-            if let Some(stored) = &mut self.stored {
-                stored.record_time(prefill_tokens, time);
-            }
-        }
-    }
-
-    fn finish_cancelled_and_expired(&mut self, now: Instant, report: &mut StepReport) {
-        for id in std::mem::take(&mut self.cancelled) {
-            self.finish(id, FinishReason::Cancelled, None, report);
-        }
-        while let Some((deadline, id)) = self.deadlines.first().copied()
-            && deadline <= now
-        {
-            self.finish(id, FinishReason::Deadline, None, report);
-        }
-    }
-
-    /// Applies the plan's decisions to requests, and drops chunks of refused requests.
-    fn apply_plan(&mut self, plan: &mut Plan, report: &mut StepReport) {
-        report.preempted = plan.preempted.len();
-        for (id, cached_tokens) in &plan.admitted {
-            report.admitted.push(RequestId(id.request));
-            if let Some(active) = self.active.get_mut(&RequestId(id.request)) {
-                active.record_cached(*cached_tokens);
-            }
-            if let Some(stored) = &mut self.stored {
-                stored.note_shared(self.scheduler.named_blocks(*id, *cached_tokens));
-            }
-        }
-        for (id, refusal) in std::mem::take(&mut plan.refused) {
-            let error = match refusal {
-                Refusal::OutOfBlocks { needed, total } => {
-                    RequestError::OutOfBlocks { needed, total }
-                }
-                Refusal::NoProgress { stalls } => RequestError::NoProgress { stalls },
-            };
-            self.finish(RequestId(id.request), FinishReason::Failed, Some(error), report);
-        }
-        plan.chunks.retain(|planned| self.scheduler.contains(planned.id));
-    }
-
-    fn run(&mut self, plan: &Plan, report: &mut StepReport) -> Result<(), StepError> {
-        for (from, to) in &plan.copies {
-            self.backend.copy_block(*from, *to);
-        }
-        let wanted: Vec<LogitsFor> =
-            plan.chunks.iter().map(|planned| self.logits_for(planned.id)).collect();
-        let chunks: Vec<Chunk<'_>> = plan
-            .chunks
-            .iter()
-            .zip(wanted)
-            .map(|(planned, logits)| self.scheduler.chunk(planned, logits))
-            .collect();
-        let (decodes, prefills): (Vec<&PlannedChunk>, Vec<&PlannedChunk>) =
-            plan.chunks.iter().partition(|planned| planned.decodes);
-        let tokens =
-            |chunks: &[&PlannedChunk]| chunks.iter().map(|c| c.end - c.start).sum::<usize>();
-        report.sequences = plan.chunks.len();
-        report.prefill_tokens = tokens(&prefills);
-        report.decode_tokens = tokens(&decodes);
-        report.rows = report.prefill_tokens + report.decode_tokens;
-        self.counters.steps += 1;
-        self.counters.prefill_tokens += report.prefill_tokens as u64;
-        self.counters.decode_tokens += report.decode_tokens as u64;
-        self.backend.step(&chunks, &mut self.logits)
-    }
-
-    /// Returns the logits that the next draw of a sequence needs.
-    fn logits_for(&self, id: SequenceId) -> LogitsFor {
-        let active = self.active.get(&RequestId(id.request));
-        let count = active.and_then(|active| active.logits_needed(id.choice));
-        count.map_or(LogitsFor::Last, LogitsFor::Largest)
-    }
-
-    fn fail_step(&mut self, plan: &Plan, error: StepError, report: &mut StepReport) {
-        report.failed = true;
-        self.counters.failed_steps += 1;
-        self.scheduler.invalidate(plan);
-        let error = Arc::new(error);
-        for planned in &plan.chunks {
-            let error = RequestError::Step(error.clone());
-            self.finish(RequestId(planned.id.request), FinishReason::Failed, Some(error), report);
-        }
-    }
-
-    /// Removes a request in any state from the engine. Unfinished choices get `reason`.
-    fn finish(
-        &mut self,
-        id: RequestId,
-        reason: FinishReason,
-        error: Option<RequestError>,
-        report: &mut StepReport,
-    ) {
-        let Some(mut active) = self.active.remove(&id) else { return };
-        for choice in 0..active.started() {
-            self.scheduler.remove(active.sequence(choice));
-        }
-        if let Some(stored) = &mut self.stored {
-            stored.remove(id.0);
-        }
-        self.cancelled.remove(&id);
-        if let Some(deadline) = active.deadline {
-            self.deadlines.remove(&(deadline, id));
-        }
-        active.finish_choices(reason, &mut report.events);
-        let output = active.into_output();
-        report.events.push(match error {
-            None => {
-                self.counters.finished += 1;
-                Event::Finished { id, output }
-            }
-            Some(error) => {
-                self.counters.failed += 1;
-                Event::Failed { id, error, output }
-            }
-        });
+        &self.backend
     }
 }
 

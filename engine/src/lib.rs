@@ -58,12 +58,12 @@ mod scheduler;
 mod text;
 pub mod tokenizer;
 
-pub use engine::{Engine, EngineConfig, EngineStats, StepReport};
+pub use engine::{Engine, EngineConfig, EngineStats, ForkError, StepReport};
 pub use names::UnknownName;
 pub use request::{
     Choice, Event, FinishReason, Output, Request, RequestError, RequestId, SubmitError,
     TokenLogprob,
 };
 pub use sampler::{InvalidParam, SampleError, SamplingParams};
-pub use scheduler::Priority;
+pub use scheduler::{Fork, Priority};
 pub use text::TokenText;

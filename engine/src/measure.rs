@@ -313,7 +313,9 @@ mod tests {
             self.steps.push(seen);
             Ok(())
         }
-        fn copy_block(&mut self, _: BlockId, _: BlockId) {}
+        fn copy_block(&mut self, _: BlockId, _: BlockId) -> Result<(), StepError> {
+            Ok(())
+        }
         fn block_bytes(&self) -> usize {
             0
         }

@@ -64,6 +64,11 @@ impl TextAssembler {
         self.take_until(self.text.len())
     }
 
+    /// Returns the text that was returned so far.
+    pub fn returned(&self) -> &str {
+        &self.text[..self.returned]
+    }
+
     /// Converts into the whole text.
     pub fn into_text(self) -> String {
         self.text

@@ -209,8 +209,8 @@ fn copied_block_gives_the_same_logits_as_its_original() {
         let mut backend = load(&model, of_kv);
         let tokens = tokens(20, 3);
         let whole = run(backend.as_mut(), &tokens, &[20], 0);
-        backend.copy_block(BlockId(0), BlockId(90));
-        backend.copy_block(BlockId(1), BlockId(91));
+        backend.copy_block(BlockId(0), BlockId(90)).unwrap();
+        backend.copy_block(BlockId(1), BlockId(91)).unwrap();
         let chunk = Chunk {
             tokens: &tokens[18..],
             position: 18,

@@ -3,6 +3,7 @@
 mod e2e;
 mod engine;
 mod fleet;
+mod fork;
 mod gpu;
 mod kernels;
 mod kv;
@@ -27,6 +28,8 @@ pub enum Command {
     Kv(kv::Arguments),
     /// Compare jobs that share system prompts: in the order of their prompts with KV blocks on disk, and without both
     Prefixes(prefixes::Arguments),
+    /// Measure forks of an engine and of its requests: time and memory
+    Fork(fork::Arguments),
     /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
     /// Measure a fleet of workers without a model: its idle cost, and how soon its jobs start
@@ -43,6 +46,7 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Tuning(arguments) => tuning::run(&arguments),
         Command::Kv(arguments) => kv::run(&arguments),
         Command::Prefixes(arguments) => prefixes::run(&arguments),
+        Command::Fork(arguments) => fork::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
         Command::Fleet(arguments) => fleet::run(&arguments),
         Command::E2e(arguments) => e2e::run(&arguments),

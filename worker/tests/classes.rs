@@ -43,8 +43,8 @@ impl Backend for Slow {
         std::thread::sleep(Duration::from_millis(5));
         self.0.step(chunks, logits)
     }
-    fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        self.0.copy_block(from, to);
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
+        self.0.copy_block(from, to)
     }
     fn block_bytes(&self) -> usize {
         self.0.block_bytes()

@@ -8,6 +8,7 @@ mod fuzz;
 mod gpu;
 mod image;
 mod lines;
+mod miri;
 mod package;
 mod page;
 mod process;
@@ -36,6 +37,12 @@ const TASKS: &[Task] = &[
         arguments: "[TARGET…] [--seconds N]",
         summary: "run the parsers of untrusted bytes on mutated inputs: gguf, safetensors, batch_line",
         run: fuzz::run,
+    },
+    Task {
+        name: "miri",
+        arguments: "[FILTER…]",
+        summary: "run the tests of KV bookkeeping under Miri (nightly Rust with miri and rust-src)",
+        run: miri::run,
     },
     Task {
         name: "chaos",

@@ -5,8 +5,10 @@ pub mod cpu;
 pub mod cuda;
 pub(crate) mod logits;
 mod positions;
+mod shared;
 
 pub use logits::{Logits, PositionLogits, TokenLogit};
+pub(crate) use shared::SharedBackend;
 
 use crate::kv::BlockId;
 
@@ -76,6 +78,18 @@ pub enum StepError {
     DeviceLost(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// A backend's KV storage was not copied.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CopyError {
+    /// The device has one KV storage, which takes most of its memory.
+    #[error("this backend cannot have a second KV storage: share the blocks instead")]
+    Unsupported,
+    /// The device reported an error.
+    #[error(transparent)]
+    Step(#[from] StepError),
+}
+
 /// A device that runs steps.
 pub trait Backend: Send {
     /// Returns the number of rows of the head: the length of one position's logits.
@@ -99,11 +113,24 @@ pub trait Backend: Send {
     /// may read or write what another writes.
     ///
     /// # Errors
-    /// If a chunk is invalid or the device fails. The KV blocks of the chunks are undefined then.
+    /// If a chunk is invalid or the device fails. The KV blocks that the chunks write are undefined then.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError>;
 
     /// Copies the keys and values of one block to another (copy-on-write).
-    fn copy_block(&mut self, from: BlockId, to: BlockId);
+    ///
+    /// # Errors
+    /// If the device fails. The second block is undefined then.
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError>;
+
+    /// Returns a backend with the same weights, which are not copied, and KV storage of its own with the same number of
+    /// blocks. In it, `blocks` have the same contents as here; others are undefined.
+    ///
+    /// # Errors
+    /// [`CopyError::Unsupported`] if the backend cannot have a second storage (the default), or if the device fails.
+    fn with_copies(&mut self, blocks: &[BlockId]) -> Result<Box<dyn Backend>, CopyError> {
+        let _ = blocks;
+        Err(CopyError::Unsupported)
+    }
 
     /// Returns the number of bytes of the keys and values of one block over all layers.
     fn block_bytes(&self) -> usize;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A choice while it is generated.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Generation {
     tokens: Vec<u32>,
     text: TextAssembler,
@@ -20,7 +20,7 @@ struct Generation {
 }
 
 /// A request that has not finished.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ActiveRequest {
     id: RequestId,
     priority: Priority,
@@ -88,6 +88,17 @@ impl ActiveRequest {
             Event::Finished { .. } | Event::Failed { .. } => String::new(),
         };
         resumed.then(|| events.into_iter().map(text).collect())
+    }
+
+    /// Returns a request that goes on from the same tokens under another id, and events with what its choices have.
+    pub fn fork(&self, id: RequestId) -> (Self, Vec<Event>) {
+        let so_far = |(choice, generation): (usize, &Generation)| {
+            let (tokens, text) = (generation.tokens.clone(), generation.text.returned().to_owned());
+            let has_any = !tokens.is_empty();
+            has_any.then_some(Event::Delta { id, choice: choice as u32, text, tokens })
+        };
+        let events = self.choices.iter().enumerate().filter_map(so_far).collect();
+        (Self { id, ..self.clone() }, events)
     }
 
     /// Returns the identifier of a choice's sequence.

@@ -7,7 +7,7 @@ use crate::{
     backend::PositionLogits,
     request::{FinishReason, RequestError, RequestId},
     sampler::{self, Context, LogitSet},
-    scheduler::{Plan, PlannedChunk, SequenceId},
+    scheduler::{Fork, Plan, PlannedChunk, SequenceId},
 };
 
 impl Engine {
@@ -36,7 +36,8 @@ impl Engine {
         let Some(active) = self.active.get_mut(&RequestId(planned.id.request)) else { return };
         let new_choices = active.start_choices();
         for choice in new_choices.clone() {
-            self.scheduler.fork(planned.id, SequenceId { choice, ..planned.id });
+            let child = SequenceId { choice, ..planned.id };
+            self.scheduler.fork(planned.id, child, Fork::Shared, |_, _| {});
         }
         // Drawing overwrites the logits, so the choices that start from them draw from copies.
         for choice in new_choices {

@@ -1,8 +1,9 @@
-//! How many prompt tokens a step may take while a caller reads along.
+//! How much a step may compute while a caller reads along.
 //!
 //! A step takes as long for its decodes as for its prefill chunks, and full chunks make it long. While a sequence
 //! of the highest priority decodes, the rows of a step are therefore limited to what takes about a target time;
-//! otherwise steps are full. The limit follows measured times:
+//! otherwise steps are full. If the decodes of others alone take longer, these are limited, too, and decode in turns.
+//! Each limit follows measured times:
 //!
 //! ```text
 //! rows of the next limited step = rows · target / time      if the last one was too long
@@ -14,12 +15,14 @@
 
 use std::time::Duration;
 
-use crate::kv::BLOCK_TOKENS;
+use crate::{kv::BLOCK_TOKENS, scheduler::StepLimits};
 
 /// Rows of a limited step before any step was measured.
 const ROWS_FIRST: usize = 64;
 /// Fewest rows of prefill chunks in a step: prompts always continue.
 const PREFILL_ROWS_MIN: usize = BLOCK_TOKENS;
+/// Fewest decodes of others in a step.
+const DECODES_MIN: f64 = 4.0;
 /// Steps with fewer rows say little about the time of a row.
 const ROWS_MEASURED_MIN: usize = 64;
 /// Steps of up to this many times the target are not too long.
@@ -36,28 +39,52 @@ pub(super) struct Pace {
     rows: f64,
     /// Whether `rows` is from a limited step, so that full ones do not change it.
     is_settled: bool,
+    /// Decodes that take about the target time; `None` before a step with too many.
+    decodes: Option<f64>,
 }
 
 impl Pace {
     pub fn new(target: Option<Duration>) -> Self {
-        Self { target, rows: ROWS_FIRST as f64, is_settled: false }
+        Self { target, rows: ROWS_FIRST as f64, is_settled: false, decodes: None }
     }
 
-    /// Returns the most rows of prefill chunks beside this many decodes in a limited step; `None` without a
+    /// Returns the limits of a step with this many decodes of the highest priority and of others; none without a
     /// target.
-    pub fn prefill_rows(&self, decodes: usize) -> Option<usize> {
-        self.target?;
-        let rows = (self.rows as usize).saturating_sub(decodes);
-        Some((rows / BLOCK_TOKENS * BLOCK_TOKENS).max(PREFILL_ROWS_MIN))
+    pub fn limits(&self, highest: usize, others: usize) -> StepLimits {
+        if self.target.is_none() {
+            return StepLimits::default();
+        }
+        let decodes = self.decodes.map(|all| (all - highest as f64).max(DECODES_MIN) as usize);
+        let decoded = highest + decodes.map_or(others, |most| others.min(most));
+        let rows = (self.rows as usize).saturating_sub(decoded);
+        let prefill = (rows / BLOCK_TOKENS * BLOCK_TOKENS).max(PREFILL_ROWS_MIN);
+        StepLimits { prefill: Some(prefill), decodes }
     }
 
-    /// Records the time of a step. `limit` is the limit that its prefill chunks had.
-    pub fn record(&mut self, prefill: usize, decodes: usize, limit: Option<usize>, time: Duration) {
-        let (Some(target), rows) = (self.target, (prefill + decodes) as f64) else { return };
+    /// Records the time of a step, and the limits that it had.
+    pub fn record(&mut self, prefill: usize, decodes: usize, limits: StepLimits, time: Duration) {
+        let Some(target) = self.target else { return };
         let share = time.as_secs_f64() / target.as_secs_f64().max(f64::MIN_POSITIVE);
-        if prefill == 0 || share <= 0.0 {
+        if share <= 0.0 {
             return;
         }
+        let is_limited = limits.prefill.is_some();
+        if is_limited && share > LONG && prefill <= PREFILL_ROWS_MIN {
+            // Only fewer decodes make the step shorter.
+            self.decodes = Some(decodes as f64 / share);
+            return;
+        }
+        if prefill > 0 {
+            self.record_rows(prefill, decodes, limits.prefill, share);
+        }
+        if share < SHORT && limits.decodes.is_some_and(|most| decodes >= most) {
+            let fitting = decodes as f64 / share;
+            self.decodes = self.decodes.map(|rows| f64::midpoint(rows, fitting.max(rows)));
+        }
+    }
+
+    fn record_rows(&mut self, prefill: usize, decodes: usize, limit: Option<usize>, share: f64) {
+        let rows = (prefill + decodes) as f64;
         let fitting = rows / share;
         let is_used_up = limit.is_some_and(|limit| prefill + BLOCK_TOKENS > limit);
         if limit.is_none() {
@@ -78,6 +105,7 @@ mod tests {
     use super::*;
 
     const TARGET: Duration = Duration::from_millis(150);
+    const FULL: StepLimits = StepLimits { prefill: None, decodes: None };
 
     /// A machine: milliseconds of a step, and of each row.
     #[derive(Clone, Copy)]
@@ -91,9 +119,11 @@ mod tests {
         /// Runs limited steps with endless prompts; returns their times in milliseconds.
         fn run(self, pace: &mut Pace, decodes: usize, steps: usize) -> Vec<f64> {
             let step = |_| {
-                let limit = pace.prefill_rows(decodes).expect("there is a target");
-                let time = self.time(limit + decodes);
-                pace.record(limit, decodes, Some(limit), time);
+                let limits = pace.limits(1, decodes - 1);
+                let prefill = limits.prefill.expect("there is a target");
+                let decoded = limits.decodes.map_or(decodes, |most| decodes.min(1 + most));
+                let time = self.time(prefill + decoded);
+                pace.record(prefill, decoded, limits, time);
                 time.as_secs_f64() * 1000.0
             };
             (0..steps).map(step).collect()
@@ -120,31 +150,49 @@ mod tests {
     #[test]
     fn first_limited_step_uses_what_full_steps_took() {
         let (machine, mut pace) = (Machine(20.0, 2.0), Pace::new(Some(TARGET)));
-        pace.record(512, 0, None, machine.time(512));
+        pace.record(512, 0, FULL, machine.time(512));
         let first = machine.run(&mut pace, 1, 1)[0];
         assert!(first > 100.0 && first < 1.15 * 150.0, "{first}");
-        let learned = pace.prefill_rows(1);
-        pace.record(512, 0, None, 10 * machine.time(512));
-        assert_eq!(pace.prefill_rows(1), learned.map(|rows| rows.min(16)), "not settled yet");
+        let learned = pace.limits(1, 0).prefill;
+        pace.record(512, 0, FULL, 10 * machine.time(512));
+        let now = pace.limits(1, 0).prefill;
+        assert_eq!(now, learned.map(|rows| rows.min(16)), "not settled yet");
     }
 
     #[test]
     fn prompts_continue_on_the_slowest_machine() {
         let mut pace = Pace::new(Some(TARGET));
         Machine(500.0, 100.0).run(&mut pace, 8, 10);
-        assert_eq!(pace.prefill_rows(8), Some(PREFILL_ROWS_MIN));
-        assert_eq!(pace.prefill_rows(1000), Some(PREFILL_ROWS_MIN));
+        let least = StepLimits { prefill: Some(PREFILL_ROWS_MIN), decodes: Some(4) };
+        assert_eq!(pace.limits(8, 0), least);
+        assert_eq!(pace.limits(1, 1000), least);
     }
 
     #[test]
     fn steps_that_say_nothing_change_nothing() {
         let mut pace = Pace::new(Some(TARGET));
-        let before = pace.prefill_rows(1);
-        pace.record(0, 8, Some(64), TARGET * 10);
-        pace.record(8, 0, None, TARGET);
-        pace.record(16, 1, Some(64), TARGET / 100);
-        pace.record(64, 1, Some(64), Duration::ZERO);
-        assert_eq!(pace.prefill_rows(1), before);
-        assert_eq!(Pace::new(None).prefill_rows(1), None);
+        let before = pace.limits(1, 8);
+        let short = StepLimits { prefill: Some(64), decodes: None };
+        pace.record(0, 8, FULL, TARGET * 10);
+        pace.record(8, 0, FULL, TARGET);
+        pace.record(16, 1, short, TARGET / 100);
+        pace.record(64, 1, short, Duration::ZERO);
+        assert_eq!(pace.limits(1, 8), before);
+        assert_eq!(Pace::new(None).limits(1, 8), FULL);
+    }
+
+    #[test]
+    fn decodes_are_limited_where_they_alone_take_too_long() {
+        let machine = Machine(20.0, 5.0);
+        let mut pace = Pace::new(Some(TARGET));
+        let times = machine.run(&mut pace, 64, 40);
+        let settled = &times[20..];
+        assert!(settled.iter().all(|time| *time <= LONG * 150.0), "{times:?}");
+        assert!(settled.iter().all(|time| *time == settled[0]), "flaps: {times:?}");
+        assert!(settled[0] >= SHORT * 150.0, "{times:?}");
+        // The machine has become faster.
+        Machine(10.0, 0.5).run(&mut pace, 64, 40);
+        let limits = pace.limits(1, 63);
+        assert!(limits.decodes.is_none_or(|most| most >= 63), "{limits:?}");
     }
 }

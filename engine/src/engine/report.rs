@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::request::{Event, RequestId};
+use crate::{
+    request::{Event, RequestId},
+    scheduler::StepLimits,
+};
 
 /// Bounds of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +61,8 @@ pub struct StepReport {
     pub admitted: Vec<RequestId>,
     /// Whether the backend reported an error.
     pub failed: bool,
-    /// Limit of the step's prefill chunks in tokens, if it had one.
-    pub prefill_max: Option<usize>,
+    /// Limits of the step.
+    pub limits: StepLimits,
 }
 
 /// Gauges and counters of an engine.
@@ -69,7 +72,7 @@ pub struct EngineStats {
     pub running: usize,
     /// Pending sequences, which hold no KV blocks.
     pub pending: usize,
-    /// KV blocks held by sequences.
+    /// KV blocks held by sequences, of all engines that share the storage.
     pub blocks_used: usize,
     /// KV blocks kept for their contents.
     pub blocks_cached: usize,

@@ -1,13 +1,20 @@
-//! Random runs of an engine with too few blocks: for any order of submissions, cancellations, deadlines,
-//! failures and preemptions, every request finishes exactly once with its expected tokens, and every
-//! block is released.
+//! Random runs of engines with too few blocks: for any order of submissions, cancellations, deadlines,
+//! failures, preemptions and forks, every request finishes exactly once with its expected tokens in every engine, and
+//! every block is released.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::{testing::*, *};
-use crate::{sampler::SamplingParams, scheduler::Priority};
+use crate::{
+    FinishReason, RequestError,
+    sampler::SamplingParams,
+    scheduler::{Fork, Priority},
+};
+
+/// Most engines at once.
+const ENGINES_MAX: usize = 4;
 
 #[derive(Debug, Clone)]
 enum Action {
@@ -15,6 +22,9 @@ enum Action {
     Cancel(prop::sample::Index),
     FailNextStep,
     Step(u8),
+    Fork(Fork),
+    ForkRequest(prop::sample::Index, Fork),
+    Drop,
 }
 
 fn sampling() -> impl Strategy<Value = SamplingParams> {
@@ -56,8 +66,15 @@ fn action() -> impl Strategy<Value = Action> {
         4 => submission(),
         1 => any::<prop::sample::Index>().prop_map(Action::Cancel),
         1 => Just(Action::FailNextStep),
-        4 => (1u8..12).prop_map(Action::Step),
+        6 => (1u8..12).prop_map(Action::Step),
+        1 => kind().prop_map(Action::Fork),
+        1 => (any::<prop::sample::Index>(), kind()).prop_map(|(at, kind)| Action::ForkRequest(at, kind)),
+        1 => Just(Action::Drop),
     ]
+}
+
+fn kind() -> impl Strategy<Value = Fork> {
+    prop::sample::select(vec![Fork::Shared, Fork::Deep])
 }
 
 fn engine_config() -> impl Strategy<Value = (EngineConfig, usize)> {
@@ -74,6 +91,7 @@ fn engine_config() -> impl Strategy<Value = (EngineConfig, usize)> {
 /// Compares the outcome of one request with its expected output.
 fn check_outcome(harness: &Harness, id: RequestId, request: &Request) {
     let (output, error) = &harness.outputs[&id];
+    assert!(!matches!(error, Some(RequestError::NoProgress { .. })), "{error:?}");
     let expected = expected(request);
     assert_eq!(output.choices.len(), expected.len());
     for (choice, expected) in output.choices.iter().zip(&expected) {
@@ -93,43 +111,103 @@ fn check_outcome(harness: &Harness, id: RequestId, request: &Request) {
     }
 }
 
+/// An engine, the requests that it got, and the number of its storage.
+struct Life {
+    harness: Harness,
+    submitted: Vec<(RequestId, Request)>,
+    storage: usize,
+}
+
+impl Life {
+    fn apply(&mut self, action: Action) {
+        let Self { harness, submitted, .. } = self;
+        match action {
+            Action::Submit(mut request, seconds) => {
+                request.deadline = seconds.map(|s| harness.now + Duration::from_secs(s));
+                submitted.push((harness.submit(&request), *request));
+            }
+            Action::Cancel(index) if !submitted.is_empty() => {
+                harness.engine.cancel(index.get(submitted).0);
+            }
+            Action::FailNextStep => harness.fail_next_step(),
+            Action::Step(count) => (0..count).for_each(|_| drop(harness.step())),
+            Action::ForkRequest(index, kind) if !submitted.is_empty() => {
+                let (id, request) = index.get(submitted).clone();
+                if let Ok(fork) = harness.engine.fork_request(id, kind) {
+                    submitted.push((fork, request));
+                }
+            }
+            Action::Cancel(_) | Action::ForkRequest(..) | Action::Fork(_) | Action::Drop => {}
+        }
+    }
+
+    fn fork(&mut self, kind: Fork, new_storage: usize) -> Self {
+        let storage = if kind == Fork::Deep { new_storage } else { self.storage };
+        Self { harness: self.harness.fork(kind), submitted: self.submitted.clone(), storage }
+    }
+
+    fn check(&self, blocks: usize) {
+        assert_eq!(self.harness.outputs.len(), self.submitted.len());
+        for (id, request) in &self.submitted {
+            check_outcome(&self.harness, *id, request);
+        }
+        let stats = self.harness.engine.stats();
+        assert_eq!(stats.blocks_used, 0);
+        assert!(stats.blocks_cached <= blocks);
+    }
+}
+
+/// Audits the engines of each storage together.
+fn audit(lives: &[Life]) {
+    for storage in lives.iter().map(|life| life.storage) {
+        let of_storage = lives.iter().filter(|life| life.storage == storage);
+        let all: Vec<_> = of_storage.map(|life| &life.harness.engine.scheduler).collect();
+        Scheduler::audit_all(&all);
+    }
+}
+
+/// Runs the engines until all are idle: in turns, or each on a thread.
+fn run_all(lives: &mut [Life], on_threads: bool) {
+    if on_threads {
+        return std::thread::scope(|scope| {
+            for life in lives {
+                scope.spawn(|| life.harness.run_beside_others());
+            }
+        });
+    }
+    let mut steps = 0;
+    while lives.iter().any(|life| !life.harness.engine.is_idle()) {
+        lives.iter_mut().for_each(|life| drop(life.harness.step()));
+        audit(lives);
+        steps += 1;
+        assert!(steps < 20_000, "the engines do not become idle");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
     fn every_request_finishes_once_with_its_tokens_and_every_block_is_released(
         (config, blocks) in engine_config(),
-        actions in prop::collection::vec(action(), 1..40),
+        actions in prop::collection::vec((action(), any::<prop::sample::Index>()), 1..60),
+        on_threads in any::<bool>(),
     ) {
-        let mut harness = Harness::new(config, blocks);
-        let mut submitted: Vec<(RequestId, Request)> = Vec::new();
-        for action in actions {
+        let harness = Harness::new(config, blocks);
+        let mut lives = vec![Life { harness, submitted: Vec::new(), storage: 0 }];
+        for (number, (action, of)) in (1..).zip(actions) {
+            let at = of.index(lives.len());
             match action {
-                Action::Submit(mut request, seconds) => {
-                    request.deadline = seconds.map(|s| harness.now + Duration::from_secs(s));
-                    submitted.push((harness.submit(&request), *request));
+                Action::Fork(kind) if lives.len() < ENGINES_MAX => {
+                    let fork = lives[at].fork(kind, number);
+                    lives.push(fork);
                 }
-                Action::Cancel(index) if !submitted.is_empty() => {
-                    harness.engine.cancel(index.get(&submitted).0);
-                }
-                Action::Cancel(_) => {}
-                Action::FailNextStep => {
-                    harness.fail_next_step();
-                }
-                Action::Step(count) => {
-                    for _ in 0..count {
-                        harness.step();
-                    }
-                }
+                Action::Drop if lives.len() > 1 => drop(lives.swap_remove(at)),
+                action => lives[at].apply(action),
             }
+            audit(&lives);
         }
-        harness.run();
-        prop_assert_eq!(harness.outputs.len(), submitted.len());
-        for (id, request) in &submitted {
-            check_outcome(&harness, *id, request);
-        }
-        let stats = harness.engine.stats();
-        prop_assert_eq!(stats.finished + stats.failed, submitted.len() as u64);
-        prop_assert!(stats.blocks_cached <= blocks);
+        run_all(&mut lives, on_threads);
+        lives.iter().for_each(|life| life.check(blocks));
     }
 }

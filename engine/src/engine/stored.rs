@@ -38,6 +38,7 @@ const WEIGHT: f64 = 0.2;
 const IDLE_WAIT: Duration = Duration::from_millis(5);
 
 /// A sequence whose blocks are being read.
+#[derive(Clone)]
 struct Waiting {
     id: SequenceId,
     tokens: Vec<u32>,
@@ -89,6 +90,35 @@ impl Stored {
         }
     }
 
+    /// Returns the same for a fork of the engine: it waits for the same blocks and knows the same times.
+    pub fn fork(&self) -> Self {
+        let mut fork = Self::new(self.disk.clone());
+        fork.waiting.clone_from(&self.waiting);
+        for (request, hashes) in &self.expected {
+            fork.expect(*request, hashes.clone());
+        }
+        (fork.read_seconds, fork.compute_seconds) = (self.read_seconds, self.compute_seconds);
+        fork.prompts = self.prompts;
+        fork
+    }
+
+    /// Lets a sequence wait for the same blocks as another one, if that waits.
+    pub fn fork_sequence(&mut self, id: SequenceId, child: SequenceId) {
+        if let Some(hashes) = self.expected.get(&id.request) {
+            self.expect(child.request, hashes.clone());
+        }
+        let waiting = self.waiting.iter().find(|waiting| waiting.id == id);
+        if let Some(waiting) = waiting.cloned() {
+            self.waiting.push_back(Waiting { id: child, ..waiting });
+        }
+    }
+
+    /// Notes that a request uses these blocks.
+    fn expect(&mut self, request: u64, hashes: Vec<BlockHash>) {
+        self.disk.expect(hashes.clone(), 1);
+        self.expected.insert(request, hashes);
+    }
+
     pub fn disk(&self) -> &DiskCache {
         &self.disk
     }
@@ -119,8 +149,7 @@ impl Stored {
             return scheduler.add(id, tokens, root);
         }
         let hashes = BlockHash::chain(root, &tokens[..blocks * BLOCK_TOKENS]);
-        self.disk.expect(hashes.clone(), 1);
-        self.expected.insert(id.request, hashes.clone());
+        self.expect(id.request, hashes.clone());
         let reads_left = 2 * hashes.len().div_ceil(FETCH_BLOCKS);
         self.waiting.push_back(Waiting { id, tokens, root, hashes, reads_left });
     }
@@ -150,8 +179,10 @@ impl Stored {
         }
         let mut left = VecDeque::with_capacity(self.waiting.len());
         while let Some(mut waiting) = self.waiting.pop_front() {
-            let cache = scheduler.cache();
-            let next = waiting.hashes.iter().position(|hash| cache.peek(hash).is_none());
+            let next = {
+                let cache = scheduler.cache();
+                waiting.hashes.iter().position(|hash| cache.peek(hash).is_none())
+            };
             let is_ready = match next {
                 None => true,
                 Some(next) => {
@@ -188,7 +219,7 @@ impl Stored {
     fn install(
         &mut self,
         fetched: Fetched,
-        scheduler: &mut Scheduler,
+        scheduler: &Scheduler,
         backend: &mut dyn Backend,
     ) -> Option<BlockHash> {
         let time = fetched.time.as_secs_f64();
@@ -196,7 +227,7 @@ impl Stored {
         if !blocks.is_empty() {
             update(&mut self.read_seconds, time / blocks.len() as f64);
         }
-        let (cache, mut table) = (scheduler.cache_mut(), Vec::with_capacity(blocks.len()));
+        let (mut cache, mut table) = (scheduler.cache(), Vec::with_capacity(blocks.len()));
         let mut ended = missing;
         for (hash, content) in blocks {
             if cache.peek(&hash).is_some() {
@@ -243,7 +274,9 @@ impl Stored {
             }
             let Some((hash, depth, block)) = self.to_write.pop_front() else { return };
             let mut content = Vec::with_capacity(backend.block_bytes());
-            let is_there = scheduler.cache().peek(&hash) == Some(block);
+            // Locked until it is read, so that it is not evicted before.
+            let cache = scheduler.cache();
+            let is_there = cache.peek(&hash) == Some(block);
             if is_there && backend.read_block(block, &mut content).is_ok() {
                 self.disk.store(hash, depth, content);
             } else {
@@ -274,6 +307,14 @@ impl Stored {
             self.written.clear();
         }
         self.written.insert(hash)
+    }
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        for hashes in std::mem::take(&mut self.expected).into_values() {
+            self.disk.expect(hashes, -1);
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! Guarantees of the engine to its callers.
 
 mod endings;
+mod forks;
 mod stored;
 
 use std::time::Duration;
 
 use super::{testing::*, *};
 use crate::{
-    request::{Choice, Output},
+    request::{Choice, FinishReason, Output, RequestError},
     sampler::SamplingParams,
     scheduler::Priority,
 };
@@ -231,10 +232,14 @@ fn steps_are_limited_while_the_highest_priority_decodes() {
     let mut harness = Harness::new(config, 200);
     let of = |priority, kind, tokens| Request { priority, ..request(kind, 150, tokens) };
     let first = harness.submit(&of(Priority::Normal, 0, 40));
-    assert_eq!(harness.step().prefill_max, None, "only a batch runs");
+    assert_eq!(harness.step().limits.prefill, None, "only a batch runs");
     let high = harness.submit(&of(Priority::High, 1, 20));
     let report = harness.step();
-    assert_eq!((report.prefill_max, report.prefill_tokens), (None, 150), "its prompt comes whole");
+    assert_eq!(
+        (report.limits.prefill, report.prefill_tokens),
+        (None, 150),
+        "its prompt comes whole"
+    );
     for kind in 2..5 {
         harness.submit(&of(Priority::Normal, kind, 5));
     }
@@ -242,12 +247,12 @@ fn steps_are_limited_while_the_highest_priority_decodes() {
     while !harness.outputs.contains_key(&high) {
         let report = harness.step();
         assert_eq!(report.decode_tokens >= 2, harness.deltas[&(first, 0)].0.len() < 40);
-        limited.push((report.prefill_max.expect("limited"), report.prefill_tokens));
+        limited.push((report.limits.prefill.expect("limited"), report.prefill_tokens));
     }
     assert!(limited.iter().all(|(most, tokens)| tokens <= most), "{limited:?}");
     // 20 ms and 9 ms for each row: fourteen rows fit, and prompts take sixteen at least.
     assert!(limited.iter().any(|(_, tokens)| *tokens == 16), "{limited:?}");
-    assert_eq!(harness.step().prefill_max, None, "full steps again");
+    assert_eq!(harness.step().limits.prefill, None, "full steps again");
     harness.run();
     assert_eq!(harness.output(high).choices, expected(&of(Priority::High, 1, 20)));
 }

@@ -102,6 +102,23 @@ impl BlockCache {
         }
     }
 
+    /// Returns a copy of the bookkeeping in which these holders are the only ones: blocks of others are cached or free.
+    pub fn with_holders(&self, held: impl Iterator<Item = BlockId>) -> Self {
+        let mut copy = self.clone();
+        let mut holders = vec![0; self.total()]; // (block)
+        held.for_each(|block| holders[block.index()] += 1);
+        for (block, holders) in (0..).map(BlockId).zip(holders) {
+            (holders..self.references(block)).for_each(|_| copy.release(block));
+        }
+        copy
+    }
+
+    /// Returns the blocks with contents, held or cached, in ascending order.
+    pub fn with_contents(&self) -> Vec<BlockId> {
+        let has = |block: &BlockId| self.references(*block) > 0 || self.prefix.contains(*block);
+        (0..self.total() as u32).map(BlockId).filter(has).collect()
+    }
+
     /// Prepares a held block for writing. A sole holder writes in place, and the block leaves the prefix
     /// cache until it is registered again; otherwise the caller gets a new block. `None` when a copy is
     /// needed and every block is held.
@@ -196,6 +213,22 @@ mod tests {
         assert_eq!(cache.peek(&hash(1)), Some(block));
         assert_eq!(cache.make_writable(block), Some(Writable::InPlace));
         assert_eq!(cache.peek(&hash(1)), None);
+    }
+
+    #[test]
+    fn copy_for_some_holders_keeps_names_and_frees_the_rest() {
+        let mut cache = BlockCache::new(5);
+        let [mine, both, named, other] = [(); 4].map(|()| allocate(&mut cache));
+        cache.retain(both);
+        cache.register(hash(1), named);
+        let copy = cache.with_holders([mine, both].into_iter());
+        assert_eq!((copy.held(), copy.cached(), copy.available()), (2, 1, 3));
+        assert_eq!((copy.references(both), copy.references(other)), (1, 0));
+        assert_eq!(copy.peek(&hash(1)), Some(named));
+        let mut contents = vec![mine, both, named];
+        contents.sort();
+        assert_eq!(copy.with_contents(), contents);
+        assert_eq!(cache.held(), 4, "the original is unchanged");
     }
 
     #[test]

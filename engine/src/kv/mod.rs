@@ -13,30 +13,18 @@
 //! ```
 //!
 //! [`BlockCache`] joins the two parts: [`BlockPool`] counts holders, [`PrefixCache`] records contents.
+//! Several engines may use the blocks of one storage, each through its [`SharedCache`].
 
+mod block;
 mod cache;
 pub mod disk;
 mod pool;
 mod prefix;
+mod shared;
+mod sync;
 
+pub use block::{BLOCK_TOKENS, BlockId, blocks_for};
 pub(crate) use cache::{BlockCache, Writable};
 pub(crate) use pool::BlockPool;
 pub(crate) use prefix::{BlockHash, PrefixCache};
-
-/// Token positions per KV block.
-pub const BLOCK_TOKENS: usize = 16;
-
-/// Index of a KV block in the backend's storage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockId(pub u32);
-
-impl BlockId {
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Returns the number of blocks that `tokens` positions take.
-pub fn blocks_for(tokens: usize) -> usize {
-    tokens.div_ceil(BLOCK_TOKENS)
-}
+pub(crate) use shared::SharedCache;

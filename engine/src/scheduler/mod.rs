@@ -9,7 +9,7 @@
 //!
 //! A step is filled in this order, until its token budget, or the caller's limit of prefill, is used:
 //!
-//! 1. one token for every decoding sequence;
+//! 1. one token for every decoding sequence, or for as many as the caller's limit of decodes says;
 //! 2. chunks of prefilling and then of newly admitted sequences of the highest priority; other prefilling sequences
 //!    have one block's tokens in such a step, which is therefore short;
 //! 3. chunks of other sequences that are already prefilling;
@@ -24,20 +24,29 @@
 //! newest sequence of the lowest priority is preempted: its blocks are released, and it is pending
 //! again with its tokens. The oldest sequence of the highest priority is never preempted for another,
 //! so it always finishes, then the next one does: no starvation.
+//!
+//! Several schedulers may use the blocks of one storage (`fork.rs`). A sequence that lacks blocks that another
+//! scheduler's sequences hold waits for them; one that runs alone in its engine becomes pending for that, and starts
+//! again when all the blocks that it needs are available.
 
+mod fork;
 mod plan;
 mod sequence;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::MutexGuard,
+};
 
 use crate::{
     backend::{Chunk, LogitsFor},
-    kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId},
+    kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, SharedCache},
 };
 
-pub use plan::{Plan, PlannedChunk, Refusal};
+pub use fork::Fork;
+pub use plan::{Plan, PlannedChunk, Refusal, StepLimits};
 use sequence::Sequence;
 pub use sequence::{Priority, SequenceId, State};
 
@@ -69,7 +78,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    cache: BlockCache,
+    cache: SharedCache,
     sequences: BTreeMap<SequenceId, Sequence>,
     /// Pending sequences, in order of service.
     pending: BTreeSet<SequenceId>,
@@ -77,9 +86,13 @@ pub struct Scheduler {
     running: BTreeSet<SequenceId>,
     /// Full blocks that the prefill chunks of the plan compute.
     computing: HashSet<BlockHash>,
+    /// The last sequence that decoded in a step with a limit of decodes.
+    decoded_last: Option<SequenceId>,
     /// Admissions left to each priority in this round.
     credits: [u32; 3], // (priority)
     counters: Counters,
+    /// Running sequences at the start of a plan; kept for its memory.
+    order: Vec<SequenceId>,
 }
 
 impl Scheduler {
@@ -89,13 +102,15 @@ impl Scheduler {
         let token_budget = limits.token_budget.max(max_sequences);
         Self {
             limits: Limits { max_sequences, token_budget, ..limits },
-            cache: BlockCache::new(block_count),
+            cache: SharedCache::new(BlockCache::new(block_count)),
             sequences: BTreeMap::new(),
             pending: BTreeSet::new(),
             running: BTreeSet::new(),
             computing: HashSet::new(),
+            decoded_last: None,
             credits: [0; 3],
             counters: Counters::default(),
+            order: Vec::new(),
         }
     }
 
@@ -122,9 +137,13 @@ impl Scheduler {
         self.running.len()
     }
 
-    /// Returns the number of sequences that decode.
-    pub fn decoding(&self) -> usize {
-        self.running.iter().filter(|id| self.state(**id) == Some(State::Decoding)).count()
+    /// Returns the number of sequences that decode: all, those of the highest priority, or the others.
+    pub fn decoding(&self, of_highest: Option<bool>) -> usize {
+        let is_asked = |id: &&SequenceId| {
+            of_highest.is_none_or(|highest| highest == (id.priority == Priority::High))
+        };
+        let decodes = |id: &&SequenceId| self.state(**id) == Some(State::Decoding);
+        self.running.iter().filter(is_asked).filter(decodes).count()
     }
 
     /// Returns whether a sequence of the highest priority decodes.
@@ -138,14 +157,9 @@ impl Scheduler {
         self.pending.len()
     }
 
-    /// Returns the KV blocks and their holders.
-    pub fn cache(&self) -> &BlockCache {
-        &self.cache
-    }
-
-    /// Returns the KV blocks, to add cached ones.
-    pub fn cache_mut(&mut self) -> &mut BlockCache {
-        &mut self.cache
+    /// Waits until no other engine changes the KV blocks of the storage, and returns them with their holders.
+    pub fn cache(&self) -> MutexGuard<'_, BlockCache> {
+        self.cache.lock()
     }
 
     /// Returns the leading full blocks of a sequence with their hashes, up to this many tokens.
@@ -179,6 +193,7 @@ impl Scheduler {
     /// Records that the step of `plan` succeeded: its positions are computed, and its full blocks are in the
     /// prefix cache.
     pub fn commit(&mut self, plan: &Plan) {
+        let mut cache = self.cache.lock();
         for planned in &plan.chunks {
             let Some(sequence) = self.sequences.get_mut(&planned.id) else { continue };
             let before = sequence.computed / BLOCK_TOKENS;
@@ -191,7 +206,7 @@ impl Scheduler {
                 sequence.hash_blocks(full);
                 let named = sequence.blocks.iter().zip(&sequence.hashes).take(full).skip(before);
                 for (block, hash) in named {
-                    self.cache.register(*hash, *block);
+                    cache.register(*hash, *block);
                 }
             }
         }
@@ -200,34 +215,14 @@ impl Scheduler {
     /// Records that the step of `plan` failed: the blocks it used leave the prefix cache. The caller removes
     /// the sequences.
     pub fn invalidate(&mut self, plan: &Plan) {
+        let mut cache = self.cache.lock();
         for planned in &plan.chunks {
             if let Some(sequence) = self.sequences.get(&planned.id) {
                 for block in &sequence.blocks {
-                    self.cache.forget(*block);
+                    cache.forget(*block);
                 }
             }
         }
-    }
-
-    /// Starts another choice of the same request, which shares `parent`'s computed blocks. If
-    /// `max_sequences` are running, the choice is pending like a preempted sequence and computes its
-    /// tokens again.
-    pub fn fork(&mut self, parent: SequenceId, child: SequenceId) {
-        let mut sequence = self.sequences[&parent].clone();
-        sequence.stalls = 0;
-        if self.running.len() < self.limits.max_sequences {
-            for block in &sequence.blocks {
-                self.cache.retain(*block);
-            }
-            self.running.insert(child);
-        } else {
-            sequence.blocks.clear();
-            sequence.computed = 0;
-            sequence.state = State::Pending;
-            self.pending.insert(child);
-        }
-        let previous = self.sequences.insert(child, sequence);
-        assert!(previous.is_none(), "{child:?} was added twice");
     }
 
     /// Appends a sampled token.
@@ -241,16 +236,16 @@ impl Scheduler {
     /// Removes a sequence in any state, and releases its blocks.
     pub fn remove(&mut self, id: SequenceId) {
         if let Some(mut sequence) = self.sequences.remove(&id) {
-            self.cache.release_all(&mut sequence.blocks);
+            self.cache.lock().release_all(&mut sequence.blocks);
             self.running.remove(&id);
             self.pending.remove(&id);
         }
     }
 
     /// Makes a running sequence pending again, with its tokens and without its blocks.
-    fn preempt(&mut self, id: SequenceId) {
+    fn preempt(&mut self, id: SequenceId, cache: &mut BlockCache) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        self.cache.release_all(&mut sequence.blocks);
+        cache.release_all(&mut sequence.blocks);
         sequence.computed = 0;
         sequence.state = State::Pending;
         sequence.stalls += 1;
@@ -260,11 +255,32 @@ impl Scheduler {
     }
 }
 
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        let tables = self.sequences.values_mut().map(|sequence| &mut sequence.blocks);
+        self.cache.release_last(tables);
+    }
+}
+
 #[cfg(test)]
 impl Scheduler {
-    /// Checks every invariant that holds between two steps.
+    /// Checks every invariant that holds between two steps, if no other engine uses the storage.
     pub(crate) fn audit(&self) {
+        Self::audit_all(&[self]);
+    }
+
+    /// Checks every invariant that holds between two steps of all engines of a storage.
+    pub(crate) fn audit_all(all: &[&Self]) {
         let mut holders = BTreeMap::new();
+        for scheduler in all {
+            scheduler.audit_sequences(&mut holders);
+        }
+        if let Some(first) = all.first() {
+            first.cache.lock().audit(&holders);
+        }
+    }
+
+    fn audit_sequences(&self, holders: &mut BTreeMap<BlockId, u32>) {
         for (id, sequence) in &self.sequences {
             let pending = sequence.state == State::Pending;
             assert_eq!(self.pending.contains(id), pending);
@@ -278,6 +294,5 @@ impl Scheduler {
         }
         assert_eq!(self.running.len() + self.pending.len(), self.sequences.len());
         assert!(self.running.len() <= self.limits.max_sequences);
-        self.cache.audit(&holders);
     }
 }

@@ -1,7 +1,7 @@
 //! Filling a step: decodes, running prefills, admissions, and the blocks that each needs.
 
 use super::{Priority, Scheduler, Sequence, SequenceId, State};
-use crate::kv::{BLOCK_TOKENS, BlockId, Writable, blocks_for};
+use crate::kv::{BLOCK_TOKENS, BlockCache, BlockId, Writable, blocks_for};
 
 /// Admissions of each priority per round while all have pending sequences.
 const WEIGHTS: [u32; 3] = [16, 4, 1]; // (priority)
@@ -41,12 +41,21 @@ pub enum Refusal {
     },
 }
 
+/// Limits of one step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepLimits {
+    /// Most tokens in prefill chunks.
+    pub prefill: Option<usize>,
+    /// Most decodes of sequences that are not of the highest priority; these decode in turns.
+    pub decodes: Option<usize>,
+}
+
 /// The work of one step.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     /// Chunks to run, at most one per sequence.
     pub chunks: Vec<PlannedChunk>,
-    /// Block copies to make before the step, in order: from, to.
+    /// Block copies that were made for the step, in order: from, to.
     pub copies: Vec<(BlockId, BlockId)>,
     /// Sequences that became pending again.
     pub preempted: Vec<SequenceId>,
@@ -56,99 +65,152 @@ pub struct Plan {
     pub admitted: Vec<(SequenceId, usize)>,
 }
 
+impl Plan {
+    fn clear(&mut self) {
+        let Self { chunks, copies, preempted, refused, admitted } = self;
+        chunks.clear();
+        copies.clear();
+        preempted.clear();
+        refused.clear();
+        admitted.clear();
+    }
+}
+
+/// A plan in the making, with the blocks of the storage.
+struct Filling<'a> {
+    cache: &'a mut BlockCache,
+    plan: &'a mut Plan,
+    /// Tokens that the step has room for.
+    budget: usize,
+}
+
 impl Scheduler {
-    /// Plans the next step, with at most `prefill_max` tokens in prefill chunks if that is given. The caller must
-    /// commit the plan, or remove its sequences, before the next call.
-    pub fn plan(&mut self, prefill_max: Option<usize>) -> Plan {
-        let mut plan = Plan::default();
+    /// Plans the next step into `plan` within these limits. The caller must commit the plan, or remove its sequences,
+    /// before the next call.
+    ///
+    /// `copy` copies a block, from and to. It is called while no other engine can change blocks (see
+    /// [`kv::shared`](crate::kv)).
+    pub fn plan(
+        &mut self,
+        limits: StepLimits,
+        plan: &mut Plan,
+        mut copy: impl FnMut(BlockId, BlockId),
+    ) {
+        plan.clear();
         self.computing.clear();
-        let budget = self.limits.token_budget;
-        let mut budget =
-            prefill_max.map_or(budget, |most| budget.min(self.decoding().saturating_add(most)));
-        let running: Vec<SequenceId> = self.running.iter().copied().collect();
-        self.schedule_all(&running, State::Decoding, &mut budget, &mut plan);
+        let (most, mut budget) = (limits.decodes.unwrap_or(usize::MAX), self.limits.token_budget);
+        if let Some(prefill) = limits.prefill {
+            let decodes = self.decoding(Some(true)) + self.decoding(Some(false)).min(most);
+            budget = budget.min(decodes.saturating_add(prefill));
+        }
+        let shared = self.cache.clone();
+        let mut cache = shared.lock();
+        let mut filling = Filling { cache: &mut cache, plan, budget };
+        let mut running = std::mem::take(&mut self.order);
+        running.clear();
+        running.extend(&self.running);
+        self.fill(&running, most, &mut filling);
+        self.order = running;
+        self.count_stalls(plan);
+        plan.copies.iter().for_each(|(from, to)| copy(*from, *to));
+    }
+
+    /// Fills a step; `running` are the running sequences, in order of service. Of those that are not of the highest
+    /// priority at most `most` decode.
+    fn fill(&mut self, running: &[SequenceId], most: usize, filling: &mut Filling<'_>) {
         let highest = running.partition_point(|id| id.priority == Priority::High);
         let (high, others) = running.split_at(highest);
+        self.schedule_all(high, State::Decoding, filling);
+        self.schedule_in_turns(others, most, filling);
         let other = others.iter().find(|id| self.state(**id) == Some(State::Prefilling));
         let left = other.and_then(|id| self.sequences.get(id)).map_or(0, Sequence::left);
-        let kept = left.min(BLOCK_TOKENS).min(budget);
-        budget -= kept;
-        let decodes = plan.chunks.len();
-        self.schedule_all(high, State::Prefilling, &mut budget, &mut plan);
-        self.admit_pending(Some(Priority::High), &mut budget, &mut plan);
+        let kept = left.min(BLOCK_TOKENS).min(filling.budget);
+        filling.budget -= kept;
+        let decodes = filling.plan.chunks.len();
+        self.schedule_all(high, State::Prefilling, filling);
+        self.admit_pending(Some(Priority::High), filling);
         // A first token of the highest priority does not wait for other prompts.
-        budget = if plan.chunks.len() > decodes { kept } else { budget + kept };
-        self.schedule_all(others, State::Prefilling, &mut budget, &mut plan);
-        self.admit_pending(None, &mut budget, &mut plan);
-        self.count_stalls(&mut plan);
-        plan
+        let has_high = filling.plan.chunks.len() > decodes;
+        filling.budget = if has_high { kept } else { filling.budget + kept };
+        self.schedule_all(others, State::Prefilling, filling);
+        self.admit_pending(None, filling);
     }
 
     /// Adds the next tokens of running sequences in a state, while there is budget.
-    fn schedule_all(
+    fn schedule_all(&mut self, running: &[SequenceId], state: State, filling: &mut Filling<'_>) {
+        for id in running {
+            if filling.budget > 0 && self.state(*id) == Some(state) {
+                self.schedule(*id, filling);
+            }
+        }
+    }
+
+    /// Adds the next tokens of up to `most` decoding sequences, in turns from step to step.
+    fn schedule_in_turns(
         &mut self,
         running: &[SequenceId],
-        state: State,
-        budget: &mut usize,
-        plan: &mut Plan,
+        most: usize,
+        filling: &mut Filling<'_>,
     ) {
-        for id in running {
-            if *budget > 0 && self.state(*id) == Some(state) {
-                self.schedule(*id, budget, plan);
+        if most >= running.len() {
+            return self.schedule_all(running, State::Decoding, filling);
+        }
+        let next = self.decoded_last.map_or(0, |last| running.partition_point(|id| *id <= last));
+        let mut left = most;
+        for id in running[next..].iter().chain(&running[..next]) {
+            if left > 0 && filling.budget > 0 && self.state(*id) == Some(State::Decoding) {
+                self.schedule(*id, filling);
+                self.decoded_last = Some(*id);
+                left -= 1;
             }
         }
     }
 
     /// Admits pending sequences while there is budget, as long as the next one has this priority, if one is given. One
     /// of the highest priority takes the place of others.
-    fn admit_pending(&mut self, only: Option<Priority>, budget: &mut usize, plan: &mut Plan) {
+    fn admit_pending(&mut self, only: Option<Priority>, filling: &mut Filling<'_>) {
         let mut postponed = Vec::new();
-        while *budget > 0
+        while filling.budget > 0
             && postponed.len() < POSTPONED_MAX
             && let Some(id) = self.next_pending()
             && only.is_none_or(|only| id.priority == only)
         {
-            if self.is_computing_prefix_of(id) {
+            if self.is_computing_prefix_of(id, filling.cache) {
                 self.pending.remove(&id);
                 postponed.push(id);
                 continue;
             }
-            let Some(cached_tokens) = self.admit_instead(id, budget, plan) else { break };
-            plan.admitted.push((id, cached_tokens));
-            self.schedule(id, budget, plan);
+            let Some(cached_tokens) = self.admit_instead(id, filling) else { break };
+            filling.plan.admitted.push((id, cached_tokens));
+            self.schedule(id, filling);
         }
         self.pending.extend(postponed);
     }
 
     /// Returns whether this step computes the next block of a pending sequence for another one. The sequence waits for
     /// it, unless it is of the highest priority.
-    fn is_computing_prefix_of(&mut self, id: SequenceId) -> bool {
+    fn is_computing_prefix_of(&mut self, id: SequenceId, cache: &BlockCache) -> bool {
         if self.computing.is_empty() || id.priority == Priority::High {
             return false;
         }
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         let blocks = sequence.tokens.len() / BLOCK_TOKENS;
         let mut hashes = sequence.hash_blocks(blocks).iter();
-        hashes
-            .find(|hash| self.cache.peek(hash).is_none())
-            .is_some_and(|n| self.computing.contains(n))
+        let next = hashes.find(|hash| cache.peek(hash).is_none());
+        next.is_some_and(|next| self.computing.contains(next))
     }
 
     /// Admits a sequence, in the place of others if it is of the highest priority. Returns the number of its cached
     /// tokens.
-    fn admit_instead(
-        &mut self,
-        id: SequenceId,
-        budget: &mut usize,
-        plan: &mut Plan,
-    ) -> Option<usize> {
+    fn admit_instead(&mut self, id: SequenceId, filling: &mut Filling<'_>) -> Option<usize> {
         loop {
             let has_place = self.running.len() < self.limits.max_sequences;
-            if let Some(cached_tokens) = has_place.then(|| self.admit(id)).flatten() {
-                return Some(cached_tokens);
+            let admitted = has_place.then(|| self.admit(id, filling.cache)).flatten();
+            if admitted.is_some() {
+                return admitted;
             }
             let victim = self.victim_for(id)?;
-            *budget += self.preempt_planned(victim, plan);
+            self.preempt_planned(victim, filling);
         }
     }
 
@@ -160,74 +222,77 @@ impl Scheduler {
         (id.priority == Priority::High && rest.is_some()).then_some(*newest)
     }
 
-    /// Preempts a sequence. Returns how many of its planned tokens will not run.
-    fn preempt_planned(&mut self, victim: SequenceId, plan: &mut Plan) -> usize {
-        self.preempt(victim);
+    /// Preempts a sequence. Its planned tokens will not run and return to the budget.
+    fn preempt_planned(&mut self, victim: SequenceId, filling: &mut Filling<'_>) {
+        let Filling { cache, plan, budget } = filling;
+        self.preempt(victim, cache);
         plan.preempted.push(victim);
-        let mut tokens = 0;
         plan.chunks.retain(|planned| {
             let keep = planned.id != victim;
             if !keep {
-                tokens += planned.end - planned.start;
+                *budget += planned.end - planned.start;
             }
             keep
         });
-        tokens
     }
 
     /// Adds the sequence's next tokens to the plan, up to the budget, and takes the blocks to write them to.
-    fn schedule(&mut self, id: SequenceId, budget: &mut usize, plan: &mut Plan) {
+    fn schedule(&mut self, id: SequenceId, filling: &mut Filling<'_>) {
         let sequence = &self.sequences[&id];
         let (start, length) = (sequence.computed, sequence.tokens.len());
-        let end = length.min(start.saturating_add(*budget));
+        let end = length.min(start.saturating_add(filling.budget));
         let decodes = sequence.state == State::Decoding;
         for index in start / BLOCK_TOKENS..blocks_for(end) {
-            while !self.take_block(id, index, plan) {
-                // The chunk of a preempted sequence does not run: return its tokens to the budget.
-                let Some(tokens) = self.preempt_for(id, plan) else { return };
-                *budget += tokens;
+            while !self.take_block(id, index, filling) {
+                if !self.preempt_for(id, filling) {
+                    return;
+                }
             }
         }
-        *budget -= end - start;
+        filling.budget -= end - start;
         if self.limits.prefix_cache && !decodes {
             let hashes = &self.sequences[&id].hashes;
             let blocks = start / BLOCK_TOKENS..(end / BLOCK_TOKENS).min(hashes.len());
             self.computing.extend(hashes.get(blocks).into_iter().flatten().copied());
         }
-        plan.chunks.push(PlannedChunk { id, start, end, samples: end == length, decodes });
+        let samples = end == length;
+        filling.plan.chunks.push(PlannedChunk { id, start, end, samples, decodes });
     }
 
     /// Makes block `index` of a sequence's table writable for it. False if no block is available.
-    fn take_block(&mut self, id: SequenceId, index: usize, plan: &mut Plan) -> bool {
+    fn take_block(&mut self, id: SequenceId, index: usize, filling: &mut Filling<'_>) -> bool {
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
         let Some(block) = sequence.blocks.get_mut(index) else {
-            let Some(fresh) = self.cache.allocate() else { return false };
+            let Some(fresh) = filling.cache.allocate() else { return false };
             sequence.blocks.push(fresh);
             return true;
         };
-        match self.cache.make_writable(*block) {
+        match filling.cache.make_writable(*block) {
             None => return false,
             Some(Writable::InPlace) => {}
             Some(Writable::Copied(copy)) => {
-                plan.copies.push((*block, copy));
+                filling.plan.copies.push((*block, copy));
                 *block = copy;
             }
         }
         true
     }
 
-    /// Preempts the last running sequence so that `id` can have a block. Returns how many of its planned
-    /// tokens will not run; `None` if `id` itself was preempted or refused, and cannot run in this step.
-    fn preempt_for(&mut self, id: SequenceId, plan: &mut Plan) -> Option<usize> {
+    /// Preempts the last running sequence so that `id` can have a block. False if `id` itself was preempted or refused,
+    /// and cannot run in this step. The only running sequence is preempted if other engines of the storage hold the
+    /// blocks that it needs.
+    fn preempt_for(&mut self, id: SequenceId, filling: &mut Filling<'_>) -> bool {
         let victim = self.running.last().copied().unwrap_or(id);
         if victim == id && self.running.len() <= 1 {
-            let needed = blocks_for(self.sequences[&id].tokens.len());
-            let refusal = Refusal::OutOfBlocks { needed, total: self.cache.total() };
-            plan.refused.push((id, refusal));
-            return None;
+            let (needed, total) =
+                (blocks_for(self.sequences[&id].tokens.len()), filling.cache.total());
+            if needed > total {
+                filling.plan.refused.push((id, Refusal::OutOfBlocks { needed, total }));
+                return false;
+            }
         }
-        let tokens = self.preempt_planned(victim, plan);
-        (victim != id).then_some(tokens)
+        self.preempt_planned(victim, filling);
+        victim != id
     }
 
     /// Returns the sequence to admit next: by weight between priorities, by arrival within a priority.
@@ -247,27 +312,28 @@ impl Scheduler {
     }
 
     /// Makes a pending sequence run if blocks for all its tokens are available, and returns the number of
-    /// its tokens that cached blocks hold. The last token is always computed, since its logits are needed.
-    fn admit(&mut self, id: SequenceId) -> Option<usize> {
+    /// its tokens that cached blocks hold. The last token is always computed, since its logits are needed. While no
+    /// sequence holds blocks, the next one runs in any case.
+    fn admit(&mut self, id: SequenceId, cache: &mut BlockCache) -> Option<usize> {
         let sequence = self.sequences.get_mut(&id)?;
         let length = sequence.tokens.len();
         let mut hits = Vec::new();
         if self.limits.prefix_cache {
             let hashes = sequence.hash_blocks(length / BLOCK_TOKENS);
-            hits.extend(hashes.iter().map_while(|hash| self.cache.peek(hash)));
+            hits.extend(hashes.iter().map_while(|hash| cache.peek(hash)));
         }
-        let idle_hits = hits.iter().filter(|hit| self.cache.references(**hit) == 0).count();
+        let idle_hits = hits.iter().filter(|hit| cache.references(**hit) == 0).count();
         // A fully cached prompt writes to its last block, and needs a copy of the block if it has other
         // holders.
         let copies = usize::from(hits.len() * BLOCK_TOKENS == length);
         // Every running sequence takes a block every 16 steps: leave enough for the next step.
         let growth = self.running.len().div_ceil(BLOCK_TOKENS);
         let needed = blocks_for(length) - hits.len() + copies + growth;
-        if !self.running.is_empty() && needed > self.cache.available() - idle_hits {
+        if cache.held() > 0 && needed > cache.available() - idle_hits {
             return None;
         }
         for hit in &hits {
-            self.cache.retain(*hit);
+            cache.retain(*hit);
         }
         let cached_tokens = (hits.len() * BLOCK_TOKENS).min(length - 1);
         sequence.blocks = hits;

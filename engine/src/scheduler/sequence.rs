@@ -1,6 +1,7 @@
 //! One sequence in the scheduler: tokens, block table, state.
 
-use crate::kv::{BLOCK_TOKENS, BlockHash, BlockId};
+use super::Fork;
+use crate::kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId};
 
 /// Order of service between requests. Within a priority, earlier requests are served first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -70,6 +71,39 @@ impl Sequence {
             state: State::Pending,
             stalls: 0,
         }
+    }
+
+    /// Returns a sequence that continues from the same position and holds blocks, too: the same ones, or others with
+    /// their contents, for which it adds copies to make. `None` if there are too few blocks for copies.
+    pub fn fork(
+        &self,
+        kind: Fork,
+        cache: &mut BlockCache,
+        copies: &mut Vec<(BlockId, BlockId)>,
+    ) -> Option<Self> {
+        let blocks = match kind {
+            Fork::Shared => {
+                self.blocks.iter().for_each(|block| cache.retain(*block));
+                self.blocks.clone()
+            }
+            Fork::Deep if self.blocks.len() > cache.available() => return None,
+            Fork::Deep => {
+                let copy = |from: &BlockId| {
+                    let to = cache.allocate()?;
+                    copies.push((*from, to));
+                    Some(to)
+                };
+                self.blocks.iter().map_while(copy).collect()
+            }
+        };
+        let Self { computed, state, .. } = *self;
+        Some(Self { blocks, computed, state, ..self.unplaced() })
+    }
+
+    /// Returns a pending sequence with the same tokens, which holds no blocks.
+    pub fn unplaced(&self) -> Self {
+        let hashes = self.hashes.clone();
+        Self { hashes, ..Self::new(self.tokens.clone(), self.root) }
     }
 
     /// Returns the number of tokens without keys and values.

@@ -21,9 +21,28 @@ fn add(scheduler: &mut Scheduler, id: SequenceId, length: usize) {
     scheduler.add(id, tokens, BlockHash::root("class", b""));
 }
 
+fn no_copies(from: BlockId, to: BlockId) {
+    panic!("{from:?} is copied to {to:?}");
+}
+
+fn plan(scheduler: &mut Scheduler) -> Plan {
+    plan_within(scheduler, StepLimits::default())
+}
+
+fn plan_within(scheduler: &mut Scheduler, limits: StepLimits) -> Plan {
+    let (mut plan, mut copies) = (Plan::default(), Vec::new());
+    scheduler.plan(limits, &mut plan, |from, to| copies.push((from, to)));
+    assert_eq!(plan.copies, copies);
+    plan
+}
+
 /// Plans and commits a step, and appends a token to every sequence that samples.
 fn step(scheduler: &mut Scheduler) -> Plan {
-    let plan = scheduler.plan(None);
+    step_within(scheduler, StepLimits::default())
+}
+
+fn step_within(scheduler: &mut Scheduler, limits: StepLimits) -> Plan {
+    let plan = plan_within(scheduler, limits);
     assert_eq!(plan.refused, [], "nothing is refused here");
     scheduler.commit(&plan);
     for planned in plan.chunks.iter().filter(|planned| planned.samples) {
@@ -157,18 +176,19 @@ fn cached_prefixes_are_evicted_before_any_preemption() {
     for _ in 0..16 {
         assert_eq!(step(&mut scheduler).preempted, []);
     }
-    assert_eq!((scheduler.cache().cached(), scheduler.cache().held()), (0, 4));
+    let held = scheduler.cache().held();
+    assert_eq!((scheduler.cache().cached(), held), (0, 4));
 }
 
 #[test]
 fn forks_share_full_blocks_and_copy_the_one_they_write() {
     let mut scheduler = Scheduler::new(limits(), 8);
     add(&mut scheduler, normal(0), 20);
-    let plan = scheduler.plan(None);
+    let plan = plan(&mut scheduler);
     scheduler.commit(&plan);
     let children = [1, 2].map(|choice| SequenceId { choice, ..normal(0) });
     for child in children {
-        scheduler.fork(normal(0), child);
+        scheduler.fork(normal(0), child, Fork::Shared, no_copies);
     }
     assert_eq!(scheduler.cache().held(), 2);
     for id in [normal(0), children[0], children[1]] {
@@ -187,7 +207,7 @@ fn sequence_that_needs_more_than_all_blocks_is_refused() {
     let mut scheduler = Scheduler::new(limits(), 1);
     add(&mut scheduler, normal(0), 16);
     step(&mut scheduler);
-    let plan = scheduler.plan(None);
+    let plan = plan(&mut scheduler);
     assert_eq!(plan.refused, [(normal(0), Refusal::OutOfBlocks { needed: 2, total: 1 })]);
     assert_eq!(plan.chunks, []);
 }
@@ -261,4 +281,20 @@ fn prefix_is_computed_once_for_sequences_that_arrive_together() {
     let second = [(0, 45, 46, true), (3, 20, 21, true), (1, 32, 45, true), (2, 32, 45, true)];
     assert_eq!(spans(&step(&mut scheduler)), second, "they have two blocks");
     assert_eq!(scheduler.counters().prefix_hit_tokens, 64);
+}
+
+#[test]
+fn decodes_beyond_the_limit_take_turns() {
+    let mut scheduler = Scheduler::new(Limits { max_sequences: 6, ..limits() }, 40);
+    add(&mut scheduler, id(Priority::High, 0), 4);
+    (1..6).for_each(|request| add(&mut scheduler, normal(request), 4));
+    let few = StepLimits { prefill: Some(16), decodes: Some(2) };
+    let mut decoded: Vec<Vec<u64>> = Vec::new();
+    for _ in 0..7 {
+        let plan = step_within(&mut scheduler, few);
+        decoded.push(plan.chunks.iter().filter(|c| c.decodes).map(|c| c.id.request).collect());
+    }
+    let turns: [Vec<u64>; 5] =
+        [vec![0, 1, 2], vec![0, 3, 4], vec![0, 5, 1], vec![0, 2, 3], vec![0, 4, 5]];
+    assert_eq!(decoded[2..], turns);
 }

@@ -111,7 +111,9 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Scripted<F> {
         logits.extend(vec![0.0; chunks.iter().map(rows).sum::<usize>() * 1000]);
         Ok(())
     }
-    fn copy_block(&mut self, _: BlockId, _: BlockId) {}
+    fn copy_block(&mut self, _: BlockId, _: BlockId) -> Result<(), StepError> {
+        Ok(())
+    }
     fn block_bytes(&self) -> usize {
         0
     }

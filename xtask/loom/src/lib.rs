@@ -1,6 +1,7 @@
-//! The engine's thread pool, compiled with loom's threads, locks and atomics.
+//! The engine's thread pool, and its KV blocks shared by several engines, compiled with loom's threads, locks and
+//! atomics.
 //!
-//! The source is the engine's own file. Only [`sync`] differs: the engine's version re-exports the
+//! The sources are the engine's own files. Only [`sync`] and [`kv::sync`] differ: the engine's versions re-export the
 //! types of the standard library. No `--cfg loom` is needed, so these tests build and run with all
 //! others.
 
@@ -20,5 +21,26 @@ mod sync {
 
 #[path = "../../../engine/src/backend/cpu/pool.rs"]
 mod pool;
+
+/// The bookkeeping of KV blocks.
+#[allow(dead_code, reason = "parts that only blocks on disk need")]
+#[path = "../../../engine/src/kv"]
+pub mod kv {
+    mod block;
+    mod cache;
+    mod pool;
+    mod prefix;
+    mod shared;
+
+    mod sync {
+        pub use loom::sync::{Arc, Mutex, MutexGuard};
+    }
+
+    pub use block::{BLOCK_TOKENS, BlockId};
+    pub use cache::{BlockCache, Writable};
+    pub use pool::BlockPool;
+    pub use prefix::{BlockHash, PrefixCache};
+    pub use shared::SharedCache;
+}
 
 pub use pool::Pool;

@@ -1,43 +1,13 @@
 //! The pool under every interleaving that loom finds within the preemption bound.
 
+#[expect(dead_code, reason = "each test program uses its part of it")]
+mod cells;
+
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use loom::{
-    cell::UnsafeCell,
-    model::Builder,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use cells::{Cells, explore};
+use loom::sync::atomic::{AtomicUsize, Ordering};
 use tritmill_loom::Pool;
-
-/// Explores `model` with at most `preemptions` forced switches of threads in an execution.
-fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.check(model);
-}
-
-/// Memory that the caller and the tasks access without synchronization of their own: loom fails the
-/// model if two accesses race.
-struct Cells(Vec<UnsafeCell<usize>>);
-
-// SAFETY: loom checks every access.
-unsafe impl Sync for Cells {}
-
-impl Cells {
-    fn new(count: usize) -> Self {
-        Self((0..count).map(UnsafeCell::new).collect())
-    }
-
-    fn add(&self, index: usize, value: usize) {
-        // SAFETY: loom checks that no other thread accesses the cell.
-        self.0[index].with_mut(|cell| unsafe { *cell += value });
-    }
-
-    fn values(&self) -> Vec<usize> {
-        // SAFETY: loom checks that no other thread writes the cell.
-        self.0.iter().map(|cell| cell.with(|cell| unsafe { *cell })).collect()
-    }
-}
 
 /// Runs a region of `count` tasks. Each reads and writes a cell that the caller wrote before the region
 /// and reads after it.

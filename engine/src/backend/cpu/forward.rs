@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{buffers::Buffers, disjoint::Disjoint, linears::Source, load::CpuBackend};
 use crate::{
-    backend::{Backend, Chunk, Logits, StepError, positions},
+    backend::{Backend, Chunk, CopyError, Logits, StepError, positions},
     config::Linear,
     kernels::float::KvElement,
     kv::BlockId,
@@ -24,8 +24,14 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         Ok(())
     }
 
-    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         self.kv.copy_block(from, to);
+        Ok(())
+    }
+
+    fn with_copies(&mut self, blocks: &[BlockId]) -> Result<Box<dyn Backend>, CopyError> {
+        let kv = self.kv.with_copies(blocks);
+        Ok(Box::new(self.with_storage(kv)))
     }
 
     fn block_bytes(&self) -> usize {

@@ -63,6 +63,7 @@ impl KvShape {
 /// small page long. A page takes memory at its first write.
 pub struct KvStore<E> {
     shape: KvShape,
+    block_count: usize,
     keys: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, head_dim, 16)
     values: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, 16, padded_head_dim)
     key_scales: Vec<AlignedBytes>, // of f32, per layer: (block, kv_head, 16); empty without scales
@@ -89,6 +90,7 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         let [keys, values, scales] = Self::part_bytes(&shape);
         Self {
             shape,
+            block_count,
             keys: layers(keys),
             values: layers(values),
             key_scales: layers(scales),
@@ -116,6 +118,18 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         copy(&mut self.values, values);
         copy(&mut self.key_scales, scales);
         copy(&mut self.value_scales, scales);
+    }
+
+    /// Returns storage of the same size with the contents of these blocks.
+    pub fn with_copies(&mut self, blocks: &[BlockId]) -> Self {
+        let mut copy = Self::new(self.shape, self.block_count);
+        for ((from, bytes), (to, _)) in self.parts().zip(copy.parts()) {
+            for block in blocks {
+                let range = block.index() * bytes..(block.index() + 1) * bytes;
+                to[range.clone()].copy_from_slice(&from[range]);
+            }
+        }
+        copy
     }
 
     /// Returns the parts of each layer with the bytes of a block in them, in the order of a block's content.
@@ -261,6 +275,26 @@ mod tests {
         let parts = [&store.keys, &store.values, &store.key_scales, &store.value_scales];
         let held: usize = parts.into_iter().flatten().map(|layer| layer.len()).sum();
         assert_eq!(held, 4 * block_bytes, "{kv:?}");
+    }
+
+    #[test]
+    fn copies_have_the_contents_of_the_given_blocks() {
+        let shape = KvShape { layer_count: 2, kv_head_count: 1, head_dim: 16 };
+        let mut store = KvStore::<i8>::new(shape, 4);
+        let content = |block: u8| vec![block + 1; shape.block_bytes(KvType::Q8)];
+        (0..4).for_each(|block| store.write_block(BlockId(block.into()), &content(block)));
+        let mut copy = store.with_copies(&[BlockId(1), BlockId(3)]);
+        let mut read = |block| {
+            let mut bytes = Vec::new();
+            copy.read_block(BlockId(block), &mut bytes);
+            bytes
+        };
+        assert_eq!((read(1), read(3)), (content(1), content(3)));
+        assert_eq!(read(0), vec![0; content(0).len()]);
+        copy.write_block(BlockId(1), &content(8));
+        let mut bytes = Vec::new();
+        store.read_block(BlockId(1), &mut bytes);
+        assert_eq!(bytes, content(1), "the original is unchanged");
     }
 
     #[test]

@@ -61,6 +61,22 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             screen_state: ScreenState::default(),
         }
     }
+
+    /// Returns a backend with the same weights, options and kernels, and this storage; it starts threads of its own.
+    pub(super) fn with_storage(&self, kv: KvStore<E>) -> Self {
+        Self {
+            weights: Arc::clone(&self.weights),
+            kernels: self.kernels,
+            isa: self.isa,
+            pool: Pool::new(self.pool.threads()),
+            kv,
+            block_count: self.block_count,
+            numerics_class: self.numerics_class.clone(),
+            frequencies: self.frequencies.clone(),
+            buffers: Buffers::default(),
+            screen_state: ScreenState::default(),
+        }
+    }
 }
 
 /// An error that keeps the backend from starting.

@@ -48,8 +48,6 @@ pub(super) struct State {
     found: Vec<u8>,
     /// Whether one digit has ever left too many candidates; later steps then use two.
     pub(super) coarse: bool,
-    /// Error of a failed copy; the next step returns it.
-    failed: Option<DeviceError>,
 }
 
 /// Largest logits of each position.
@@ -82,9 +80,6 @@ impl CudaBackend {
     }
 
     fn run(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), DeviceError> {
-        if let Some(error) = self.state.failed.take() {
-            return Err(error);
-        }
         let parts = plan::cut(chunks, &self.limits);
         logits.clear(self.shape.vocab);
         logits.lay_out(chunks.iter().flat_map(|chunk| {
@@ -335,13 +330,10 @@ impl Backend for CudaBackend {
         self.run(chunks, logits).map_err(failure)
     }
 
-    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         let (bytes, from_at, to_at) = (self.block_bytes(), self.block_at(from), self.block_at(to));
-        if from != to
-            && let Err(error) = self.device.copy(from_at, to_at, bytes)
-        {
-            self.state.failed.get_or_insert(error);
-        }
+        // The ranges of a copy must not overlap.
+        if from == to { Ok(()) } else { self.device.copy(from_at, to_at, bytes).map_err(failure) }
     }
 
     fn block_bytes(&self) -> usize {

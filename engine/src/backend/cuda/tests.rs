@@ -15,8 +15,9 @@ use super::{
     start, step::CudaBackend,
 };
 use crate::{
+    Engine, EngineConfig, Event, Fork, ForkError, Request, SamplingParams,
     backend::{
-        Backend, Chunk, Logits, LogitsFor, StepError,
+        Backend, Chunk, CopyError, Logits, LogitsFor, StepError,
         cpu::{HeadMode, KvType},
     },
     files::Model,
@@ -187,4 +188,35 @@ fn missing_driver_or_device_is_an_error() {
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("there is no such device"),
     }
+}
+
+#[test]
+fn engines_share_a_device_but_it_has_one_storage() {
+    let model = model("bitnet-tiny");
+    let Some(cuda) = load(&model, options(KvType::F16, HeadMode::Exact), small()) else { return };
+    let config = EngineConfig::new(model.config().context_length);
+    let mut original = Engine::new(Box::new(cuda), model, vec![], config);
+    for seed in 0..3 {
+        let prompt = tokens(20 + 9 * seed, seed as u32);
+        let sampling = SamplingParams::greedy(12);
+        let request = Request { prompt, sampling, ..Request::default() };
+        original.submit(request).expect("the request is valid");
+    }
+    let step = |engine: &mut Engine| engine.step(std::time::Instant::now()).events;
+    (0..4).for_each(|_| drop(step(&mut original)));
+    let error = original.fork(Fork::Deep).expect_err("a GPU has one storage");
+    assert!(matches!(error, ForkError::Copy(CopyError::Unsupported)), "{error}");
+    let mut fork = original.fork(Fork::Shared).expect("no storage is needed");
+    let mut outputs = [Vec::new(), Vec::new()];
+    while !original.is_idle() || !fork.is_idle() {
+        for (engine, outputs) in [&mut original, &mut fork].into_iter().zip(&mut outputs) {
+            outputs.extend(step(engine).into_iter().filter_map(|event| match event {
+                Event::Finished { id, output } => Some((id, output)),
+                _ => None,
+            }));
+        }
+    }
+    assert_eq!(outputs[0].len(), 3);
+    assert_eq!(outputs[0], outputs[1]);
+    assert_eq!(fork.stats().blocks_used, 0);
 }

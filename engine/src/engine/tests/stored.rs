@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use super::*;
-use crate::kv::disk::{BlockFolder, FolderLimits};
+use crate::{
+    kv::disk::{BlockFolder, FolderLimits},
+    scheduler::Fork,
+};
 
 const LIMITS: FolderLimits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
 
@@ -99,6 +102,29 @@ fn cancelled_and_late_requests_end_while_their_blocks_are_read() {
         (FinishReason::Cancelled, FinishReason::Deadline)
     );
     assert_eq!(second.output(other).choices, expected(&request(1, 100, 5)));
+}
+
+#[test]
+fn forks_wait_for_the_same_blocks_and_share_the_cache() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut first = start(folder.path(), 40);
+    answer(&mut first, &request(1, 100, 1));
+    answer(&mut first, &request(1, 100, 2));
+    settle(&first, 6);
+    for kind in [Fork::Shared, Fork::Deep] {
+        let mut second = start(folder.path(), 40);
+        let id = second.submit(&request(1, 100, 3));
+        let forked = second.engine.fork_request(id, kind).expect("there is room");
+        let mut fork = second.fork(kind);
+        for harness in [&mut second, &mut fork] {
+            harness.run_beside_others();
+            for id in [id, forked] {
+                assert_eq!(harness.output(id).choices, expected(&request(1, 100, 3)));
+            }
+            let computed = harness.engine.stats().prefill_tokens;
+            assert_eq!(computed, 2 * 4, "{kind:?}: the rest is on disk or in memory");
+        }
+    }
 }
 
 #[test]

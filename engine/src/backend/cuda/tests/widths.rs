@@ -69,7 +69,7 @@ fn steps_of_the_2b_models_widths_equal_the_cpus() {
                 let (decode, from) = decode(&sizes, i);
                 let own = *decode.blocks.last().expect("a position has a block");
                 for backend in [cpu.as_mut(), &mut cuda as &mut dyn Backend] {
-                    backend.copy_block(from, own);
+                    backend.copy_block(from, own).expect("it is copied");
                 }
                 decode
             })

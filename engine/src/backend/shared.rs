@@ -1,0 +1,98 @@
+//! A backend that several engines use: an engine and its shared forks.
+//!
+//! Steps and copies take turns: each uses all threads of the CPU's pool, or the whole device, so two at once would not
+//! be faster. The blocks that an engine may use between its turns follow from the rules of
+//! [`kv::shared`](crate::kv).
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Backend, Chunk, CopyError, Logits, StepError};
+use crate::kv::BlockId;
+
+/// A handle to a backend. Clones are handles to the same backend.
+#[derive(Clone)]
+pub struct SharedBackend {
+    turns: Arc<Turns>,
+    numerics_class: Arc<str>,
+    vocab_size: usize,
+    block_count: usize,
+    block_bytes: usize,
+    weight_bytes: Option<usize>,
+}
+
+struct Turns {
+    /// Held by the engine that is next. A lock is not fair: without this one, an engine that steps without a pause
+    /// could keep others waiting.
+    next: Mutex<()>,
+    backend: Mutex<Box<dyn Backend>>,
+}
+
+impl SharedBackend {
+    /// Makes the only handle to a backend.
+    pub fn new(backend: Box<dyn Backend>) -> Self {
+        Self {
+            numerics_class: backend.numerics_class().into(),
+            vocab_size: backend.vocab_size(),
+            block_count: backend.block_count(),
+            block_bytes: backend.block_bytes(),
+            weight_bytes: backend.weight_bytes(),
+            turns: Arc::new(Turns { next: Mutex::new(()), backend: Mutex::new(backend) }),
+        }
+    }
+
+    /// Waits for a turn. A step that panicked leaves only its own blocks undefined, like one that failed.
+    fn turn(&self) -> MutexGuard<'_, Box<dyn Backend>> {
+        let _next = self.turns.next.lock().unwrap_or_else(PoisonError::into_inner);
+        self.turns.backend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns [`Backend::with_copies`], without exclusive access to the handle.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copied(&self, blocks: &[BlockId]) -> Result<Self, CopyError> {
+        self.turn().with_copies(blocks).map(Self::new)
+    }
+}
+
+impl Backend for SharedBackend {
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn block_count(&self) -> usize {
+        self.block_count
+    }
+
+    fn weight_bytes(&self) -> Option<usize> {
+        self.weight_bytes
+    }
+
+    fn numerics_class(&self) -> &str {
+        &self.numerics_class
+    }
+
+    fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
+        self.turn().step(chunks, logits)
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
+        self.turn().copy_block(from, to)
+    }
+
+    fn with_copies(&mut self, blocks: &[BlockId]) -> Result<Box<dyn Backend>, CopyError> {
+        self.turn().with_copies(blocks)
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    fn read_block(&mut self, block: BlockId, content: &mut Vec<u8>) -> Result<(), StepError> {
+        self.turn().read_block(block, content)
+    }
+
+    fn write_block(&mut self, block: BlockId, content: &[u8]) -> Result<(), StepError> {
+        self.turn().write_block(block, content)
+    }
+}

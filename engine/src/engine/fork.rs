@@ -1,0 +1,123 @@
+//! Forks: the clone of an engine's state, and of one request.
+//!
+//! A fork has the configuration, the requests in their states, the kernels and the measured times of its original. Its
+//! counters start at zero. Weights are never copied. Both go on independently, on any threads; as tokens depend on the
+//! request alone, both draw the same ones.
+
+use std::collections::BTreeSet;
+
+use super::{Engine, EngineStats};
+use crate::{
+    backend::{Backend as _, CopyError, Logits, StepError},
+    request::RequestId,
+    sampler::Scratch,
+    scheduler::{Fork, Plan},
+};
+
+/// A fork was not made. The original goes on as before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForkError {
+    /// The KV storage cannot be copied, or the device failed.
+    #[error(transparent)]
+    Copy(#[from] CopyError),
+    /// The request has finished, or never existed.
+    #[error("there is no unfinished request {}", .id.0)]
+    UnknownRequest {
+        /// Its id.
+        id: RequestId,
+    },
+    /// The engine is full. Try again when a request has finished.
+    #[error("engine already holds {requests} requests")]
+    Full {
+        /// Requests in the engine.
+        requests: usize,
+    },
+}
+
+impl From<StepError> for ForkError {
+    fn from(error: StepError) -> Self {
+        Self::Copy(error.into())
+    }
+}
+
+impl Engine {
+    /// Returns a second engine that goes on from the same state. Requests have the same ids there; events that were
+    /// already reported are not reported again.
+    ///
+    /// [`Fork::Shared`]: both engines use the same KV blocks, and take turns in the same backend: their steps exclude each
+    /// other. A fork takes no KV blocks; an engine that writes to a block that both use copies it first. A request that
+    /// lacks blocks waits while the other engine holds them, so drop an engine that is not used any more.
+    ///
+    /// [`Fork::Deep`]: the fork has KV storage, threads and buffers of its own, and copies of all blocks with contents.
+    ///
+    /// # Errors
+    /// [`ForkError::Copy`], only for a deep fork: on a GPU it is not supported.
+    pub fn fork(&self, kind: Fork) -> Result<Self, ForkError> {
+        let (scheduler, backend) = match kind {
+            Fork::Shared => (self.scheduler.fork_shared(), self.backend.clone()),
+            Fork::Deep => self.scheduler.fork_deep(|blocks| self.backend.copied(blocks))?,
+        };
+        Ok(Self {
+            backend,
+            vocabulary: self.vocabulary.clone(),
+            eos_tokens: self.eos_tokens.clone(),
+            config: self.config,
+            scheduler,
+            plan: Plan::default(),
+            pace: self.pace.clone(),
+            stored: self.stored.as_ref().map(super::Stored::fork),
+            active: self.active.clone(),
+            next_request: self.next_request,
+            resumed: self.resumed.clone(),
+            cancelled: self.cancelled.clone(),
+            deadlines: self.deadlines.clone(),
+            logits: Logits::default(),
+            scratch: Scratch::default(),
+            counters: EngineStats::default(),
+        })
+    }
+
+    /// Adds a request that goes on from where another one is: with its tokens, text, parameters and deadline. Its answer
+    /// is equal to the other's. The next step reports what it has; from then on its deltas are its own.
+    ///
+    /// With [`Fork::Shared`] both use the same KV blocks, with [`Fork::Deep`] the new one has copies. If the engine runs as
+    /// many sequences as it may, or has too few blocks for copies, the new request waits and computes its tokens again.
+    ///
+    /// # Errors
+    /// If the request is unknown, the engine is full, or the device fails.
+    pub fn fork_request(&mut self, id: RequestId, kind: Fork) -> Result<RequestId, ForkError> {
+        let original = self.active.get(&id).ok_or(ForkError::UnknownRequest { id })?;
+        if self.active.len() >= self.config.max_requests {
+            return Err(ForkError::Full { requests: self.active.len() });
+        }
+        let (active, events) = original.fork(RequestId(self.next_request));
+        let (parents, children): (Vec<_>, BTreeSet<_>) = (0..original.started())
+            .map(|choice| (original.sequence(choice), active.sequence(choice)))
+            .unzip();
+        let mut copied = Ok(());
+        for (parent, child) in parents.into_iter().zip(&children) {
+            self.scheduler.fork(parent, *child, kind, |from, to| {
+                if copied.is_ok() {
+                    copied = self.backend.copy_block(from, to);
+                }
+            });
+            if let Some(stored) = &mut self.stored {
+                stored.fork_sequence(parent, *child);
+            }
+        }
+        let id = RequestId(self.next_request);
+        if let Err(error) = copied {
+            children.into_iter().for_each(|child| self.scheduler.remove(child));
+            if let Some(stored) = &mut self.stored {
+                stored.remove(id.0);
+            }
+            return Err(error.into());
+        }
+        self.next_request += 1;
+        self.deadlines.extend(active.deadline.map(|deadline| (deadline, id)));
+        self.resumed.extend(events);
+        self.active.insert(id, active);
+        Ok(id)
+    }
+}

@@ -1,0 +1,19 @@
+//! The identifier and the size of a KV block.
+
+/// Token positions per KV block.
+pub const BLOCK_TOKENS: usize = 16;
+
+/// Index of a KV block in the backend's storage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+impl BlockId {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Returns the number of blocks that `tokens` positions take.
+pub fn blocks_for(tokens: usize) -> usize {
+    tokens.div_ceil(BLOCK_TOKENS)
+}

@@ -1,0 +1,88 @@
+//! Forks of sequences and of whole schedulers.
+
+use std::collections::HashSet;
+
+use super::{Counters, Scheduler, SequenceId};
+use crate::kv::{BlockId, SharedCache};
+
+/// What becomes of the KV blocks of a fork.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fork {
+    /// The fork uses the same blocks. A block with several holders is copied before one of them writes to it.
+    Shared,
+    /// The fork gets copies of the blocks at once.
+    Deep,
+}
+
+impl Scheduler {
+    /// Adds a sequence that continues from where `parent` is, another choice or request. `copy` copies a block, from and
+    /// to. If `max_sequences` are running, or there are too few blocks for copies, the new sequence is pending like a
+    /// preempted one and computes its tokens again. No effect without the parent.
+    pub fn fork(
+        &mut self,
+        parent: SequenceId,
+        child: SequenceId,
+        kind: Fork,
+        mut copy: impl FnMut(BlockId, BlockId),
+    ) {
+        let Some(original) = self.sequences.get(&parent) else { return };
+        let has_place =
+            self.running.contains(&parent) && self.running.len() < self.limits.max_sequences;
+        let mut copies = Vec::new();
+        let mut cache = self.cache.lock();
+        let running = has_place.then(|| original.fork(kind, &mut cache, &mut copies)).flatten();
+        copies.into_iter().for_each(|(from, to)| copy(from, to));
+        drop(cache);
+        let (sequence, list) = match running {
+            Some(sequence) => (sequence, &mut self.running),
+            None => (original.unplaced(), &mut self.pending),
+        };
+        list.insert(child);
+        let previous = self.sequences.insert(child, sequence);
+        assert!(previous.is_none(), "{child:?} was added twice");
+    }
+
+    /// Returns a scheduler with the same sequences in the same states, and counters at zero. It holds the same blocks.
+    pub fn fork_shared(&self) -> Self {
+        let mut cache = self.cache.lock();
+        self.tables().for_each(|block| cache.retain(block));
+        drop(cache);
+        self.with_cache(self.cache.clone())
+    }
+
+    /// Returns the same as [`Self::fork_shared`] over a storage of its own. `copy` makes it, with the contents of the
+    /// blocks that it is called with, while no other engine can change blocks.
+    ///
+    /// # Errors
+    /// If `copy` returns an error.
+    pub fn fork_deep<T, E>(
+        &self,
+        copy: impl FnOnce(&[BlockId]) -> Result<T, E>,
+    ) -> Result<(Self, T), E> {
+        let cache = self.cache.lock();
+        let own = cache.with_holders(self.tables());
+        let copied = copy(&own.with_contents())?;
+        drop(cache);
+        Ok((self.with_cache(SharedCache::new(own)), copied))
+    }
+
+    /// Returns every block of every sequence.
+    fn tables(&self) -> impl Iterator<Item = BlockId> {
+        self.sequences.values().flat_map(|sequence| sequence.blocks.iter().copied())
+    }
+
+    fn with_cache(&self, cache: SharedCache) -> Self {
+        Self {
+            limits: self.limits,
+            cache,
+            sequences: self.sequences.clone(),
+            pending: self.pending.clone(),
+            running: self.running.clone(),
+            computing: HashSet::new(),
+            decoded_last: self.decoded_last,
+            credits: self.credits,
+            counters: Counters::default(),
+            order: Vec::new(),
+        }
+    }
+}
