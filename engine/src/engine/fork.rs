@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Engine, EngineStats};
+use super::{Engine, EngineStats, Spare};
 use crate::{
     backend::{Backend as _, CopyError, Logits, StepError},
     request::RequestId,
@@ -74,6 +74,8 @@ impl Engine {
             deadlines: self.deadlines.clone(),
             logits: Logits::default(),
             scratch: Scratch::default(),
+            chunks: Vec::new(),
+            spare: Spare::default(),
             counters: EngineStats::default(),
         })
     }
