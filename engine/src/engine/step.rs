@@ -19,7 +19,7 @@ const BLOCKED_WAIT: Duration = Duration::from_millis(1);
 impl Engine {
     /// Runs one step. `now` is compared with deadlines. Without requests it does nothing.
     ///
-    /// If no request can go on before another engine of the same [storage](Fork::Shared) releases blocks, the step
+    /// If no request can go on before another engine of the same [storage](crate::Fork::Shared) releases blocks, the step
     /// waits for a millisecond and does nothing.
     pub fn step(&mut self, now: Instant) -> StepReport {
         let mut report = StepReport::default();
