@@ -30,11 +30,12 @@ use std::{
 use active::ActiveRequest;
 pub use fork::ForkError;
 use pace::Pace;
+use report::Spare;
 pub use report::{EngineConfig, EngineStats, StepReport};
 use stored::Stored;
 
 use crate::{
-    backend::{Backend, Logits, SharedBackend},
+    backend::{Backend, Chunk, Logits, SharedBackend},
     kv::{
         BLOCK_TOKENS, BlockHash,
         disk::{DiskCache, DiskStats},
@@ -67,6 +68,9 @@ pub struct Engine {
     /// Logits of the step. // (position, vocab)
     logits: Logits,
     scratch: Scratch,
+    /// The chunks of the step; empty between steps, and kept for its memory.
+    chunks: Vec<Chunk<'static>>,
+    spare: Spare,
     /// Counters. [`Engine::stats`] adds the gauges.
     counters: EngineStats,
 }
@@ -112,6 +116,8 @@ impl Engine {
             deadlines: BTreeSet::new(),
             logits: Logits::default(),
             scratch: Scratch::default(),
+            chunks: Vec::new(),
+            spare: Spare::default(),
             counters: EngineStats::default(),
         }
     }

@@ -164,7 +164,7 @@ pub struct Choice {
 }
 
 /// All choices of a request.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Output {
     /// The `n` choices, in order.
     pub choices: Vec<Choice>,

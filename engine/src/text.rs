@@ -4,6 +4,9 @@
 //! is held back until it is complete. A part of the text that can still become a stop string is held back
 //! until it cannot.
 
+/// Bytes of most tokens, with a part of a character before them.
+const PENDING_BYTES: usize = 64;
+
 /// Bytes of tokens, for the engine.
 pub trait TokenText: Send + Sync {
     /// Bytes of a token; not always whole characters. Empty for unknown tokens.
@@ -54,14 +57,20 @@ impl TextAssembler {
         self.stopped
     }
 
-    /// Returns the text since the last call, except for the part that can still change.
-    pub fn take_certain(&mut self) -> String {
-        self.take_until(self.text.len() - self.held_back())
+    /// Makes room for further text.
+    pub fn reserve(&mut self, bytes: usize) {
+        self.text.reserve(bytes);
+        self.pending.reserve(PENDING_BYTES);
     }
 
-    /// Returns all text since the last call. Call it only after the end.
-    pub fn take_rest(&mut self) -> String {
-        self.take_until(self.text.len())
+    /// Appends the text since the last call to `to`, except for the part that can still change.
+    pub fn take_certain(&mut self, to: &mut String) {
+        self.take_until(self.text.len() - self.held_back(), to);
+    }
+
+    /// Appends all text since the last call to `to`. Call it only after the end.
+    pub fn take_rest(&mut self, to: &mut String) {
+        self.take_until(self.text.len(), to);
     }
 
     /// Returns the text that was returned so far.
@@ -74,10 +83,9 @@ impl TextAssembler {
         self.text
     }
 
-    fn take_until(&mut self, end: usize) -> String {
-        let delta = self.text[self.returned..end].to_owned();
+    fn take_until(&mut self, end: usize, to: &mut String) {
+        to.push_str(&self.text[self.returned..end]);
         self.returned = end;
-        delta
     }
 
     /// Moves everything except an incomplete character from `pending` to `text`.
@@ -145,6 +153,18 @@ mod tests {
 
     use super::*;
 
+    fn certain(text: &mut TextAssembler) -> String {
+        let mut delta = String::new();
+        text.take_certain(&mut delta);
+        delta
+    }
+
+    fn rest(text: &mut TextAssembler) -> String {
+        let mut delta = String::new();
+        text.take_rest(&mut delta);
+        delta
+    }
+
     /// Pushes `pieces`; returns the deltas, the whole text and whether a stop string ended it.
     fn assemble(stops: &[&str], pieces: &[&[u8]]) -> (Vec<String>, String, bool) {
         let stops: Vec<String> = stops.iter().map(|stop| (*stop).to_owned()).collect();
@@ -153,13 +173,13 @@ mod tests {
         let mut stopped = false;
         for piece in pieces {
             stopped = text.push(piece, true);
-            deltas.push(text.take_certain());
+            deltas.push(certain(&mut text));
             if stopped {
                 break;
             }
         }
         stopped |= text.finish(true);
-        deltas.push(text.take_rest());
+        deltas.push(rest(&mut text));
         (deltas, text.into_text(), stopped)
     }
 
@@ -205,9 +225,9 @@ mod tests {
     fn stop_string_before_min_tokens_is_ignored() {
         let mut text = TextAssembler::new(&["aa".to_owned()]);
         assert!(!text.push(b"aa", false));
-        assert_eq!(text.take_certain(), "a");
+        assert_eq!(certain(&mut text), "a");
         assert!(text.push(b"a", true), "the second and third letter match");
-        assert_eq!(text.take_rest(), "");
+        assert_eq!(rest(&mut text), "");
         assert_eq!(text.into_text(), "a");
     }
 

@@ -17,7 +17,9 @@ use std::{
 };
 
 use tokio::sync::mpsc as async_mpsc;
-use tritmill_engine::{Engine, Event, Output, Request, RequestError, RequestId, SubmitError};
+use tritmill_engine::{
+    Engine, Event, Output, Request, RequestError, RequestId, StepReport, SubmitError,
+};
 use tritmill_queue::ClaimRef;
 
 use crate::metrics::Metrics;
@@ -168,6 +170,7 @@ struct EngineLoop {
 
 impl EngineLoop {
     fn run(mut self) {
+        let mut step = StepReport::default();
         loop {
             if self.engine.is_idle() {
                 match self.inbox.recv() {
@@ -184,7 +187,7 @@ impl EngineLoop {
             }
             self.step_count.fetch_add(1, Ordering::Relaxed);
             let began = Instant::now();
-            let step = self.engine.step(began);
+            self.engine.step_into(began, &mut step);
             let took = began.elapsed();
             self.engine.record_time(&step, took);
             self.step_count.fetch_add(1, Ordering::Relaxed);
@@ -196,13 +199,16 @@ impl EngineLoop {
                 }
             }
             self.metrics.record_step(self.device, step.sequences, took, self.engine.stats());
-            for event in step.events {
+            // What is not taken out of the report is memory for the next one.
+            for event in &mut step.events {
                 match event {
                     Event::Delta { id, choice, text, tokens } => {
-                        self.handle_delta(id, choice, text, &tokens);
+                        self.handle_delta(*id, *choice, text, tokens);
                     }
-                    Event::Finished { id, output } => self.finish(id, End::Finished(output)),
-                    Event::Failed { id, error, .. } => self.finish(id, End::Failed(error)),
+                    Event::Finished { id, output } => {
+                        self.finish(*id, End::Finished(std::mem::take(output)));
+                    }
+                    Event::Failed { id, error, .. } => self.finish(*id, End::Failed(error.clone())),
                 }
             }
         }
@@ -240,11 +246,11 @@ impl EngineLoop {
         }
     }
 
-    fn handle_delta(&mut self, id: RequestId, choice: u32, text: String, new: &[u32]) {
+    fn handle_delta(&mut self, id: RequestId, choice: u32, text: &mut String, new: &[u32]) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         let held = request.held;
         let is_first = !std::mem::replace(&mut request.has_token, true);
-        let text = Some(text).filter(|text| request.stream && !text.is_empty());
+        let text = (request.stream && !text.is_empty()).then(|| std::mem::take(text));
         let mut progress = None;
         if let Some(tokens) = &mut request.tokens {
             tokens.extend(new);

@@ -9,11 +9,12 @@ use crate::{
     math,
 };
 
-/// Checks a step's chunks against a model and a pool of `block_count` KV blocks.
+/// Checks a step's chunks against a model and a pool of `block_count` KV blocks. `written` is scratch.
 pub(super) fn check(
     chunks: &[Chunk<'_>],
     config: &ModelConfig,
     block_count: usize,
+    written: &mut Vec<u64>,
 ) -> Result<(), StepError> {
     for chunk in chunks {
         let end = chunk.position.checked_add(chunk.tokens.len());
@@ -34,12 +35,17 @@ pub(super) fn check(
             return Err(StepError::TokenOutOfRange { token, vocab_size });
         }
     }
-    check_writes(chunks, block_count)
+    check_writes(chunks, block_count, written)
 }
 
 /// Rejects steps in which the order of chunks matters: backends run them in parallel.
-fn check_writes(chunks: &[Chunk<'_>], block_count: usize) -> Result<(), StepError> {
-    let mut written = vec![0u64; block_count.div_ceil(64)];
+fn check_writes(
+    chunks: &[Chunk<'_>],
+    block_count: usize,
+    written: &mut Vec<u64>, // a bit for each block
+) -> Result<(), StepError> {
+    written.clear();
+    written.resize(block_count.div_ceil(64), 0);
     let place = |block: BlockId| (block.0 as usize / 64, 1 << (block.0 % 64));
     for chunk in chunks {
         let end = chunk.position + chunk.tokens.len();
@@ -113,7 +119,7 @@ mod tests {
                     Chunk { tokens, position, blocks, logits: LogitsFor::Last }
                 })
                 .collect();
-            match check_writes(&chunks, 100) {
+            match check_writes(&chunks, 100, &mut vec![1; 3]) {
                 Ok(()) => None,
                 Err(StepError::SharedBlock { block }) => Some(block.0),
                 Err(other) => panic!("{other}"),

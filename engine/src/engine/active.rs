@@ -2,12 +2,18 @@
 
 use std::time::Instant;
 
+use super::report::Spare;
 use crate::{
     request::{Choice, Event, FinishReason, Output, Request, RequestId, TokenLogprob},
     sampler::{self, Context, Drawn, Logprobs, SamplingParams, TokenCounts},
     scheduler::{Priority, SequenceId},
     text::{TextAssembler, TokenText},
 };
+
+/// Most tokens of an answer that a choice has room for at once.
+const RESERVED_TOKENS_MAX: usize = 4096;
+/// Bytes of text that there is room for per token; long texts get more room when they need it.
+const TOKEN_BYTES: usize = 6;
 
 /// A choice while it is generated.
 #[derive(Debug, Clone)]
@@ -80,7 +86,7 @@ impl ActiveRequest {
         let mut events = Vec::new();
         let mut continues = |token: &u32| {
             let drawn = Drawn { token: *token, logprobs: None };
-            !self.push(0, drawn, vocabulary, &mut events)
+            !self.push(0, drawn, vocabulary, (&mut events, &mut Spare::default()))
         };
         let resumed = resumable && tokens.iter().all(&mut continues);
         let text = |event| match event {
@@ -137,13 +143,27 @@ impl ActiveRequest {
         sampler::logits_needed(&self.sampling, self.context(choice, 0))
     }
 
-    /// Adds a drawn token. True if it finished the choice.
+    /// Makes room for the next tokens of a choice if it has none left: for all that it may get, or for a part of a long
+    /// answer. Returns the number of tokens that there is new room for.
+    pub fn reserve(&mut self, choice: u32) -> Option<usize> {
+        let Generation { tokens, text, .. } = &mut self.choices[choice as usize];
+        if tokens.len() < tokens.capacity() {
+            return None;
+        }
+        let left = self.max_tokens.saturating_sub(tokens.len());
+        let more = left.clamp(1, RESERVED_TOKENS_MAX);
+        tokens.reserve_exact(more);
+        text.reserve(more * TOKEN_BYTES);
+        Some(more)
+    }
+
+    /// Adds a drawn token and an event with it. True if it finished the choice.
     pub fn push(
         &mut self,
         choice: u32,
         drawn: Drawn,
         vocabulary: &dyn TokenText,
-        events: &mut Vec<Event>,
+        (events, spare): (&mut Vec<Event>, &mut Spare),
     ) -> bool {
         let generation = &mut self.choices[choice as usize];
         let token = drawn.token;
@@ -165,16 +185,18 @@ impl ActiveRequest {
         } else if generation.tokens.len() >= self.max_tokens {
             generation.finish_reason = Some(FinishReason::Length);
         }
-        let text = match &mut generation.finish_reason {
-            None => generation.text.take_certain(),
+        let (mut text, mut tokens) = spare.take();
+        tokens.push(token);
+        match &mut generation.finish_reason {
+            None => generation.text.take_certain(&mut text),
             Some(reason) => {
                 if generation.text.finish(may_stop) {
                     *reason = FinishReason::Stop;
                 }
-                generation.text.take_rest()
+                generation.text.take_rest(&mut text);
             }
-        };
-        events.push(Event::Delta { id: self.id, choice, text, tokens: vec![token] });
+        }
+        events.push(Event::Delta { id: self.id, choice, text, tokens });
         generation.finish_reason.is_some()
     }
 
@@ -191,7 +213,8 @@ impl ActiveRequest {
             }
             generation.finish_reason = Some(reason);
             generation.text.finish(false);
-            let text = generation.text.take_rest();
+            let mut text = String::new();
+            generation.text.take_rest(&mut text);
             if !text.is_empty() {
                 let (choice, tokens) = (choice as u32, Vec::new());
                 events.push(Event::Delta { id: self.id, choice, text, tokens });

@@ -67,7 +67,11 @@ impl Engine {
         };
         self.counters.generated_tokens += 1;
         let token = drawn.token;
-        let ended = active.push(id.choice, drawn, self.vocabulary.as_ref(), &mut report.events);
+        if let Some(more) = active.reserve(id.choice) {
+            self.scheduler.reserve(id, more);
+        }
+        let events = (&mut report.events, &mut self.spare);
+        let ended = active.push(id.choice, drawn, self.vocabulary.as_ref(), events);
         self.scheduler.push_token(id, token);
         if ended {
             self.scheduler.remove(id);

@@ -4,9 +4,7 @@
 //! counters start at zero. Weights are never copied. Both go on independently, on any threads; as tokens depend on the
 //! request alone, both draw the same ones.
 
-use std::collections::BTreeSet;
-
-use super::{Engine, EngineStats};
+use super::{Engine, EngineStats, Spare};
 use crate::{
     backend::{Backend as _, CopyError, Logits, StepError},
     request::RequestId,
@@ -74,6 +72,8 @@ impl Engine {
             deadlines: self.deadlines.clone(),
             logits: Logits::default(),
             scratch: Scratch::default(),
+            chunks: Vec::new(),
+            spare: Spare::default(),
             counters: EngineStats::default(),
         })
     }
@@ -91,28 +91,23 @@ impl Engine {
         if self.active.len() >= self.config.max_requests {
             return Err(ForkError::Full { requests: self.active.len() });
         }
-        let (active, events) = original.fork(RequestId(self.next_request));
-        let (parents, children): (Vec<_>, BTreeSet<_>) = (0..original.started())
-            .map(|choice| (original.sequence(choice), active.sequence(choice)))
-            .unzip();
-        let mut copied = Ok(());
-        for (parent, child) in parents.into_iter().zip(&children) {
-            self.scheduler.fork(parent, *child, kind, |from, to| {
+        let id = RequestId(self.next_request);
+        let (active, events) = original.fork(id);
+        let pair = |choice| (original.sequence(choice), active.sequence(choice));
+        let (pairs, mut copied) = ((0..original.started()).map(pair), Ok(()));
+        for (parent, child) in pairs.clone() {
+            self.scheduler.fork(parent, child, kind, |from, to| {
                 if copied.is_ok() {
                     copied = self.backend.copy_block(from, to);
                 }
             });
-            if let Some(stored) = &mut self.stored {
-                stored.fork_sequence(parent, *child);
-            }
         }
-        let id = RequestId(self.next_request);
         if let Err(error) = copied {
-            children.into_iter().for_each(|child| self.scheduler.remove(child));
-            if let Some(stored) = &mut self.stored {
-                stored.remove(id.0);
-            }
+            pairs.for_each(|(_, child)| self.scheduler.remove(child));
             return Err(error.into());
+        }
+        if let Some(stored) = &mut self.stored {
+            stored.fork_request(original.sequence(0), active.sequence(0));
         }
         self.next_request += 1;
         self.deadlines.extend(active.deadline.map(|deadline| (deadline, id)));

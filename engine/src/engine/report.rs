@@ -42,6 +42,35 @@ impl EngineConfig {
     }
 }
 
+/// Memory of deltas that were reported, for later ones.
+#[derive(Debug, Default)]
+pub(super) struct Spare(Vec<(String, Vec<u32>)>);
+
+impl Spare {
+    /// Most deltas that it keeps the memory of.
+    const DELTAS_MAX: usize = 1024;
+    /// Bytes of text that a delta has room for from the start.
+    const TEXT_BYTES: usize = 64;
+
+    /// Returns an empty text and an empty list of tokens.
+    pub fn take(&mut self) -> (String, Vec<u32>) {
+        self.0.pop().unwrap_or_else(|| (String::with_capacity(Self::TEXT_BYTES), Vec::new()))
+    }
+
+    /// Takes the memory of the deltas of a report.
+    pub fn empty(&mut self, events: &mut Vec<Event>) {
+        for event in events.drain(..) {
+            if let Event::Delta { mut text, mut tokens, .. } = event
+                && self.0.len() < Self::DELTAS_MAX
+            {
+                text.clear();
+                tokens.clear();
+                self.0.push((text, tokens));
+            }
+        }
+    }
+}
+
 /// Results of one step.
 #[derive(Debug, Clone, Default)]
 pub struct StepReport {

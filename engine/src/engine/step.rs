@@ -10,7 +10,7 @@ use super::{Engine, StepReport};
 use crate::{
     backend::{Backend as _, Chunk, LogitsFor, StepError},
     request::{Event, FinishReason, RequestError, RequestId},
-    scheduler::{Plan, PlannedChunk, Refusal, SequenceId},
+    scheduler::{Plan, PlannedChunk, Refusal},
 };
 
 /// Wait of a step without work, while other engines of the storage hold the blocks that requests need.
@@ -19,12 +19,28 @@ const BLOCKED_WAIT: Duration = Duration::from_millis(1);
 impl Engine {
     /// Runs one step. `now` is compared with deadlines. Without requests it does nothing.
     ///
-    /// If no request can go on before another engine of the same [storage](Fork::Shared) releases blocks, the step
+    /// If no request can go on before another engine of the same [storage](crate::Fork::Shared) releases blocks, the step
     /// waits for a millisecond and does nothing.
     pub fn step(&mut self, now: Instant) -> StepReport {
-        let events = std::mem::take(&mut self.resumed);
-        let mut report = StepReport { events, ..StepReport::default() };
-        self.finish_cancelled_and_expired(now, &mut report);
+        let mut report = StepReport::default();
+        self.step_into(now, &mut report);
+        report
+    }
+
+    /// Runs one step as [`step`](Self::step) does, and replaces the report of an earlier one.
+    ///
+    /// It reuses the memory of that report: its list of events, and the texts and tokens of its deltas. With that, a step
+    /// that only decodes sequences allocates no memory, on the processor and once its buffers have their sizes:
+    /// after as many rows, positions and candidates of the largest logits in a step, on every thread. A sequence
+    /// that starts gets room for its answer, in parts of 4,096 tokens with 6 bytes of text each. Memory is still
+    /// allocated for log-probabilities, penalties (which count tokens), stop strings that hold back long
+    /// texts, and blocks on disk.
+    pub fn step_into(&mut self, now: Instant, report: &mut StepReport) {
+        let mut events = std::mem::take(&mut report.events);
+        self.spare.empty(&mut events);
+        events.append(&mut self.resumed);
+        *report = StepReport { events, ..StepReport::default() };
+        self.finish_cancelled_and_expired(now, report);
         if let Some(stored) = &mut self.stored {
             stored.settle(&mut self.scheduler, &mut self.backend);
         }
@@ -39,13 +55,12 @@ impl Engine {
                 copied = self.backend.copy_block(from, to);
             }
         });
-        self.apply_plan(&mut plan, &mut report);
+        self.apply_plan(&mut plan, report);
         match plan.chunks.is_empty() {
-            true => self.wait(&report),
-            false => self.run_plan(&plan, copied, &mut report),
+            true => self.wait(report),
+            false => self.run_plan(&plan, copied, report),
         }
         self.plan = plan;
-        report
     }
 
     /// Waits for a moment if there is nothing to do before blocks are read from disk or other engines release some.
@@ -120,33 +135,26 @@ impl Engine {
     }
 
     fn run(&mut self, plan: &Plan, report: &mut StepReport) -> Result<(), StepError> {
-        let wanted: Vec<LogitsFor> =
-            plan.chunks.iter().map(|planned| self.logits_for(planned.id)).collect();
-        let chunks: Vec<Chunk<'_>> = plan
-            .chunks
-            .iter()
-            .zip(wanted)
-            .map(|(planned, logits)| self.scheduler.chunk(planned, logits))
-            .collect();
-        let (decodes, prefills): (Vec<&PlannedChunk>, Vec<&PlannedChunk>) =
-            plan.chunks.iter().partition(|planned| planned.decodes);
-        let tokens =
-            |chunks: &[&PlannedChunk]| chunks.iter().map(|c| c.end - c.start).sum::<usize>();
         report.sequences = plan.chunks.len();
-        report.prefill_tokens = tokens(&prefills);
-        report.decode_tokens = tokens(&decodes);
+        for PlannedChunk { start, end, decodes, .. } in &plan.chunks {
+            let tokens =
+                if *decodes { &mut report.decode_tokens } else { &mut report.prefill_tokens };
+            *tokens += end - start;
+        }
         report.rows = report.prefill_tokens + report.decode_tokens;
         self.counters.steps += 1;
         self.counters.prefill_tokens += report.prefill_tokens as u64;
         self.counters.decode_tokens += report.decode_tokens as u64;
-        self.backend.step(&chunks, &mut self.logits)
-    }
-
-    /// Returns the logits that the next draw of a sequence needs.
-    fn logits_for(&self, id: SequenceId) -> LogitsFor {
-        let active = self.active.get(&RequestId(id.request));
-        let count = active.and_then(|active| active.logits_needed(id.choice));
-        count.map_or(LogitsFor::Last, LogitsFor::Largest)
+        let (scheduler, active) = (&self.scheduler, &self.active);
+        let mut chunks = emptied(std::mem::take(&mut self.chunks));
+        chunks.extend(plan.chunks.iter().map(|planned| {
+            let request = active.get(&RequestId(planned.id.request));
+            let count = request.and_then(|request| request.logits_needed(planned.id.choice));
+            scheduler.chunk(planned, count.map_or(LogitsFor::Last, LogitsFor::Largest))
+        }));
+        let result = self.backend.step(&chunks, &mut self.logits);
+        self.chunks = emptied(chunks);
+        result
     }
 
     fn fail_step(&mut self, plan: &Plan, error: StepError, report: &mut StepReport) {
@@ -192,4 +200,11 @@ impl Engine {
             }
         });
     }
+}
+
+/// Returns an empty list in the memory of another one, for chunks that borrow from elsewhere.
+fn emptied<'to>(mut chunks: Vec<Chunk<'_>>) -> Vec<Chunk<'to>> {
+    chunks.clear();
+    // The standard library collects a list's own elements in its memory.
+    chunks.into_iter().map(|_| -> Chunk<'to> { unreachable!("the list is empty") }).collect()
 }

@@ -102,8 +102,8 @@ impl Stored {
         fork
     }
 
-    /// Lets a sequence wait for the same blocks as another one, if that waits.
-    pub fn fork_sequence(&mut self, id: SequenceId, child: SequenceId) {
+    /// Lets a request, by its first sequence, wait for the same blocks as another one, if that waits.
+    pub fn fork_request(&mut self, id: SequenceId, child: SequenceId) {
         if let Some(hashes) = self.expected.get(&id.request) {
             self.expect(child.request, hashes.clone());
         }

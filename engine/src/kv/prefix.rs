@@ -96,7 +96,8 @@ pub struct PrefixCache {
 impl PrefixCache {
     /// Returns an empty cache over the blocks `0..count`.
     pub fn new(count: usize) -> Self {
-        Self { blocks: HashMap::new(), entries: vec![None; count], idle: BTreeMap::new(), tick: 0 }
+        let (blocks, entries) = (HashMap::with_capacity(count), vec![None; count]);
+        Self { blocks, entries, idle: BTreeMap::new(), tick: 0 }
     }
 
     /// Returns the block with these contents, if it is cached.

@@ -42,7 +42,7 @@ use std::{
 
 use crate::{
     backend::{Chunk, LogitsFor},
-    kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, SharedCache},
+    kv::{BLOCK_TOKENS, BlockCache, BlockHash, BlockId, SharedCache, blocks_for},
 };
 
 pub use fork::Fork;
@@ -222,6 +222,16 @@ impl Scheduler {
                     cache.forget(*block);
                 }
             }
+        }
+    }
+
+    /// Makes room for further tokens of a sequence, and for their blocks.
+    pub fn reserve(&mut self, id: SequenceId, tokens: usize) {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.tokens.reserve_exact(tokens);
+            let blocks = blocks_for(sequence.tokens.len() + tokens);
+            sequence.blocks.reserve_exact(blocks.saturating_sub(sequence.blocks.len()));
+            sequence.hashes.reserve_exact(blocks.saturating_sub(sequence.hashes.len()));
         }
     }
 

@@ -24,6 +24,16 @@ pub(super) struct AttentionTask {
     pub rows: Range<usize>,
 }
 
+/// A row that logits are requested for.
+#[derive(Clone, Copy)]
+pub(super) struct HeadRow {
+    pub row: usize,
+    /// Whether all its logits are requested.
+    pub all: bool,
+    /// Its place among the rows with all logits, or among the others.
+    pub place: usize,
+}
+
 /// Int8 rows and their scales, the input of one or more linears.
 #[derive(Default)]
 pub(super) struct Quantized {
@@ -48,6 +58,11 @@ pub(super) struct Buffers {
     pub gate: Vec<f32>,      // (rows, intermediate)
     pub inputs: [Quantized; 3],
     pub tile_tasks: Vec<TileTask>,
+    /// Scratch of the check of a step.
+    pub written: Vec<u64>,
+    pub head_rows: Vec<HeadRow>,
+    /// Number of largest logits requested for each row with some of the largest.
+    pub counts: Vec<usize>,
     pub head_rows_all: Vec<f32>,     // (rows with all logits, hidden)
     pub head_rows_largest: Vec<f32>, // (rows with some of the largest, hidden)
 }

@@ -13,7 +13,7 @@ use crate::{
 impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
         let config = self.weights.config();
-        positions::check(chunks, config, self.block_count)?;
+        positions::check(chunks, config, self.block_count, &mut self.buffers.written)?;
         self.buffers.lay_out(chunks, config.kv_head_count);
         self.embed();
         for layer in 0..self.weights.layers.len() {
@@ -94,12 +94,12 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (config, l) = (weights.config(), &weights.layers[layer]);
         let norm = (&l.attention_norm[..], config.rms_norm_eps);
         let qkv = [Linear::Q, Linear::K, Linear::V].map(|linear| l.linear(linear));
-        let inputs = self.quantize(Source::Residual, &[norm], &qkv);
+        let inputs = self.quantize(Source::Residual, Some(norm), &qkv);
         self.project_qkv(&qkv, inputs);
         self.attend(layer, chunks);
         let o = l.linear(Linear::O);
         let sub_norm = l.attention_sub_norm.as_ref().map(|w| (&w[..], config.rms_norm_eps));
-        self.quantize(Source::Attended, sub_norm.as_slice(), &[o]);
+        self.quantize(Source::Attended, sub_norm, &[o]);
         self.project_into_residual(o);
     }
 
@@ -109,11 +109,11 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let (config, l) = (weights.config(), &weights.layers[layer]);
         let norm = (&l.feed_forward_norm[..], config.rms_norm_eps);
         let gate_up = [Linear::Gate, Linear::Up].map(|linear| l.linear(linear));
-        let inputs = self.quantize(Source::Residual, &[norm], &gate_up);
+        let inputs = self.quantize(Source::Residual, Some(norm), &gate_up);
         self.project_gate_up(gate_up, inputs);
         let down = l.linear(Linear::Down);
         let sub_norm = l.feed_forward_sub_norm.as_ref().map(|w| (&w[..], config.rms_norm_eps));
-        self.quantize(Source::Gate, sub_norm.as_slice(), &[down]);
+        self.quantize(Source::Gate, sub_norm, &[down]);
         self.project_into_residual(down);
     }
 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::{
     HeadMode,
-    buffers::{Buffers, Scratch, resized, with_scratch},
+    buffers::{Buffers, HeadRow, Scratch, resized, with_scratch},
     disjoint::Disjoint,
     load::CpuBackend,
     screen::{Screen, ScreenInput},
@@ -36,41 +36,41 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let weights = Arc::clone(&self.weights);
         let (config, head) = (weights.config(), &weights.head);
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
-        let Buffers { residual, head_rows_all, head_rows_largest, .. } = &mut self.buffers;
-        let (mut with_all, mut counts) = (Vec::new(), Vec::new());
-        let mut norms = Vec::new(); // row of the step, whether all its logits are requested, place
+        let Buffers { residual, head_rows, counts, head_rows_all, head_rows_largest, .. } =
+            &mut self.buffers;
+        head_rows.clear();
+        counts.clear();
         let mut first = 0;
         for chunk in chunks {
             let last = first + chunk.tokens.len();
             let (rows, count) = chunk.logits.rows(first..last);
             let count = count.filter(|count| head.screen().is_some_and(|s| s.pays_for(*count)));
-            for r in rows {
+            for row in rows {
                 let all = count.is_none();
-                let place = if all { norms.len() - counts.len() } else { counts.len() };
-                norms.push((r, all, place));
-                with_all.push(all);
+                let place = if all { head_rows.len() - counts.len() } else { counts.len() };
+                head_rows.push(HeadRow { row, all, place });
                 counts.extend(count);
             }
             first = last;
         }
-        head_rows_all.resize((norms.len() - counts.len()) * hidden, 0.0);
+        head_rows_all.resize((head_rows.len() - counts.len()) * hidden, 0.0);
         head_rows_largest.resize(counts.len() * hidden, 0.0);
         let (all_out, largest_out) =
             (Disjoint::new(head_rows_all), Disjoint::new(head_rows_largest));
         let kernels = self.kernels;
-        self.pool.run(norms.len(), &|task| {
-            let (r, all, place) = norms[task];
+        self.pool.run(head_rows.len(), &|task| {
+            let HeadRow { row, all, place } = head_rows[task];
             let out = if all { all_out } else { largest_out };
             // SAFETY: each task has a different place.
             let out = unsafe { out.part(place * hidden..(place + 1) * hidden) };
-            let x = &residual[r * hidden..(r + 1) * hidden];
+            let x = &residual[row * hidden..(row + 1) * hidden];
             kernels.rms_norm(x, &weights.final_norm, config.rms_norm_eps, out);
         });
         logits.clear(vocab);
-        logits.lay_out(with_all);
+        logits.lay_out(head_rows.iter().map(|row| row.all));
         if let Some(screen) = head.screen() {
             let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_largest[..]);
-            let input = ScreenInput { head, kernels, isa, xs, counts: &counts };
+            let input = ScreenInput { head, kernels, isa, xs, counts };
             screen.largest(&input, &mut self.pool, &mut self.screen_state);
             logits.set_largest(self.screen_state.found());
         }

@@ -26,6 +26,9 @@ const FEW_ROWS: usize = 7;
 /// Most rows for which vector kernels take two tiles together; with more rows, or AMX, they take four.
 const PAIR_ROWS: usize = 64;
 
+/// Weights and epsilon of a norm.
+type Norm<'a> = (&'a [f32], f32);
+
 /// Buffer that a quantization reads.
 #[derive(Clone, Copy)]
 pub(super) enum Source {
@@ -87,22 +90,21 @@ fn tile_tasks(
 }
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
-    /// Applies the norms to a buffer and quantizes it as the input of `linears`. Linears with their own
+    /// Applies the norm to a buffer and quantizes it as the input of `linears`. Linears with their own
     /// norm get separate inputs; the others share one. Returns the index of each linear's input in
     /// `inputs`.
     pub(super) fn quantize(
         &mut self,
         source: Source,
-        norms: &[(&[f32], f32)],
+        norm: Option<Norm<'_>>,
         linears: &[&TernaryLinear],
     ) -> [usize; 3] {
         let shared = linears.iter().all(|linear| linear.norm.is_none());
         let count = if shared { 1 } else { linears.len() };
         let eps = self.weights.config().linear_norm_eps.unwrap_or_default();
         for (index, linear) in linears.iter().take(count).enumerate() {
-            let mut all = norms.to_vec();
-            all.extend(linear.norm.as_ref().map(|w| (&w[..], eps)));
-            self.quantize_rows(source, &all, linear.matrix.cols(), index);
+            let own = linear.norm.as_ref().map(|weight| (&weight[..], eps));
+            self.quantize_rows(source, [norm, own], linear.matrix.cols(), index);
         }
         if shared { [0; 3] } else { [0, 1, 2] }
     }
@@ -110,7 +112,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     fn quantize_rows(
         &mut self,
         source: Source,
-        norms: &[(&[f32], f32)],
+        norms: [Option<Norm<'_>>; 2],
         width: usize,
         index: usize,
     ) {
@@ -130,13 +132,15 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
                 let Scratch { floats, more_floats, bytes, .. } = scratch;
                 let row = &source[r * width..(r + 1) * width];
                 let (mut normed, mut other) = (resized(floats, width), resized(more_floats, width));
-                for (index, (weight, eps)) in norms.iter().enumerate() {
-                    let x = if index == 0 { row } else { &*normed };
+                let mut is_normed = false;
+                for (weight, eps) in norms.iter().flatten() {
+                    let x = if is_normed { &*normed } else { row };
                     kernels.rms_norm(x, weight, *eps, other);
                     std::mem::swap(&mut normed, &mut other);
+                    is_normed = true;
                 }
                 let bytes = resized(bytes, width);
-                let scale = kernels.quantize(if norms.is_empty() { row } else { normed }, bytes);
+                let scale = kernels.quantize(if is_normed { normed } else { row }, bytes);
                 // SAFETY: each task writes its own row.
                 unsafe {
                     scales.part(r..r + 1)[0] = scale;

@@ -51,6 +51,8 @@ use crate::{
 pub(in crate::backend) const SCREEN_SHARE: usize = 8;
 /// Head rows that a task estimates.
 const TASK_ROWS: usize = 192;
+/// Candidates that few rows exceed: the lists have room for them from the start.
+const FOUND_MOST: usize = 64;
 /// Candidates per task; a neighbourhood with more candidates is not divided.
 const TASK_CANDIDATES: usize = 8;
 
@@ -90,6 +92,8 @@ impl ScreenState {
         tasks.clear();
         found.clear();
         ranges.clear();
+        found.reserve(rows * FOUND_MOST);
+        tasks.reserve(rows * FOUND_MOST);
         for (row, search) in searches[..rows].iter_mut().enumerate() {
             let start = found.len();
             found.extend(search.finish().map(|id| TokenLogit { id, logit: 0.0 }));
@@ -226,8 +230,10 @@ impl Estimates<'_> {
             let bounds = head_stats.bounds(range.clone(), self.factors(digit_row, error));
             let threshold = search.threshold();
             positions.clear();
+            positions.reserve(count);
             input.kernels.select_candidates(&bounds, threshold, estimates, positions);
             candidates.clear();
+            candidates.reserve(count);
             let refined = positions.iter().map(|&j| {
                 let known = six.is_none().then_some(first[j]);
                 self.refined(row, range.start + j, known)

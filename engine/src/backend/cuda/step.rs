@@ -46,6 +46,8 @@ pub(super) struct State {
     recordings: HashMap<Bucket, Recording>,
     image: Image,
     found: Vec<u8>,
+    /// Scratch of the check of a step.
+    written: Vec<u64>,
     /// Whether one digit has ever left too many candidates; later steps then use two.
     pub(super) coarse: bool,
 }
@@ -326,7 +328,7 @@ impl Backend for CudaBackend {
     }
 
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError> {
-        positions::check(chunks, &self.config, self.block_count)?;
+        positions::check(chunks, &self.config, self.block_count, &mut self.state.written)?;
         self.run(chunks, logits).map_err(failure)
     }
 

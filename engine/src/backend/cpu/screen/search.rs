@@ -5,6 +5,8 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
+use super::TASK_ROWS;
+
 /// Smallest length of the list at which candidates that later ones have ruled out are removed.
 const CANDIDATES_MIN: usize = 64;
 
@@ -56,6 +58,8 @@ impl Search {
         state.count = count;
         state.limit = CANDIDATES_MIN.max(2 * count);
         state.candidates.clear();
+        // Enough for most steps, so that these allocate nothing.
+        state.candidates.reserve(2 * state.limit + TASK_ROWS);
     }
 
     /// Returns the threshold. Logits that are certainly below it need not be added.
