@@ -28,6 +28,7 @@ impl Engines {
         devices: &Devices,
         disk: Option<&DiskCache>,
     ) -> anyhow::Result<Self> {
+        let devices = devices.one_kind().context("--device")?;
         let engines = load::engines(model, options, devices)?;
         let (device, first) = engines.first().context("no device")?;
         let numerics_class = first.backend().numerics_class().to_owned();
