@@ -13,11 +13,14 @@ use std::{
         mpsc::{self, TryRecvError},
     },
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
+use parking_lot::{FairMutex, Mutex};
 use tokio::sync::mpsc as async_mpsc;
-use tritmill_engine::{Engine, Event, Output, Request, RequestError, RequestId, SubmitError};
+use tritmill_engine::{
+    Engine, Event, Output, Request, RequestError, RequestId, StepReport, SubmitError,
+};
 use tritmill_queue::ClaimRef;
 
 use crate::metrics::Metrics;
@@ -29,6 +32,30 @@ const COMMANDS_MAX: usize = 4096;
 const REPORTS_MAX: usize = 1024;
 /// New tokens of a request before its progress is reported again.
 const PROGRESS_TOKENS: usize = 32;
+
+/// How often an engine that waits for its turn checks whether it is to end.
+const TURN_CHECK: Duration = Duration::from_secs(1);
+
+/// The turn on a device that several engines use: only one runs a step at a time, because two would fight for the
+/// cores. An engine that waits gets the next turn.
+pub type Turn = Arc<FairMutex<()>>;
+
+/// The turns on the devices of several workers, by name. Without any, every engine has its device alone.
+#[derive(Debug, Default)]
+pub struct Turns(Option<Mutex<HashMap<String, Turn>>>);
+
+impl Turns {
+    /// Turns on every device.
+    pub fn shared() -> Self {
+        Self(Some(Mutex::default()))
+    }
+
+    /// Returns the turn on a device.
+    pub fn of(&self, device: &str) -> Option<Turn> {
+        let mut turns = self.0.as_ref()?.lock();
+        Some(Arc::clone(turns.entry(device.to_owned()).or_default()))
+    }
+}
 
 #[derive(Debug)]
 enum Command {
@@ -77,16 +104,21 @@ impl EngineThread {
     ///
     /// # Errors
     /// If the system cannot start another thread.
-    pub fn start(engine: Engine, device: usize, metrics: Arc<Metrics>) -> std::io::Result<Self> {
-        Self::with_capacity(engine, device, metrics, COMMANDS_MAX, REPORTS_MAX)
+    pub fn start(
+        engine: Engine,
+        device: usize,
+        turn: Option<Turn>,
+        metrics: Arc<Metrics>,
+    ) -> std::io::Result<Self> {
+        Self::with_capacity(engine, device, turn, metrics, [COMMANDS_MAX, REPORTS_MAX])
     }
 
     fn with_capacity(
         engine: Engine,
         device: usize,
+        turn: Option<Turn>,
         metrics: Arc<Metrics>,
-        commands: usize,
-        reports: usize,
+        [commands, reports]: [usize; 2],
     ) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::sync_channel(commands);
         let (outbox, reports) = async_mpsc::channel(reports);
@@ -94,8 +126,8 @@ impl EngineThread {
         let steps = Arc::clone(&step_count);
         let body = move || {
             let requests = HashMap::new();
-            EngineLoop { engine, device, requests, inbox, outbox, step_count: steps, metrics }
-                .run();
+            let step_count = steps;
+            EngineLoop { engine, device, turn, requests, inbox, outbox, step_count, metrics }.run();
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
         Ok(Self { commands: Some(commands), reports, thread: Some(thread), step_count })
@@ -157,6 +189,7 @@ struct ActiveRequest {
 struct EngineLoop {
     engine: Engine,
     device: usize,
+    turn: Option<Turn>,
     requests: HashMap<RequestId, ActiveRequest>,
     inbox: mpsc::Receiver<Command>,
     outbox: async_mpsc::Sender<Report>,
@@ -180,11 +213,7 @@ impl EngineLoop {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            self.step_count.fetch_add(1, Ordering::Relaxed);
-            let began = Instant::now();
-            let step = self.engine.step(began);
-            self.engine.record_time(&step, began.elapsed());
-            self.step_count.fetch_add(1, Ordering::Relaxed);
+            let Some(step) = self.step() else { return };
             self.metrics.record_step(self.device, step.sequences, self.engine.stats());
             for event in step.events {
                 match event {
@@ -196,6 +225,28 @@ impl EngineLoop {
                 }
             }
         }
+    }
+
+    /// Runs a step in this engine's turn; `None` if the thread is to end. Waiting is not part of the step: it is
+    /// another engine that hangs then.
+    fn step(&mut self) -> Option<StepReport> {
+        let _turn = match &self.turn {
+            None => None,
+            Some(turn) => Some(loop {
+                if let Some(guard) = turn.try_lock_for(TURN_CHECK) {
+                    break guard;
+                }
+                if self.outbox.is_closed() {
+                    return None;
+                }
+            }),
+        };
+        self.step_count.fetch_add(1, Ordering::Relaxed);
+        let began = Instant::now();
+        let step = self.engine.step(began);
+        self.engine.record_time(&step, began.elapsed());
+        self.step_count.fetch_add(1, Ordering::Relaxed);
+        Some(step)
     }
 
     fn handle_command(&mut self, command: Command) {
@@ -266,14 +317,15 @@ mod tests {
 
     use super::*;
 
-    fn thread(commands: usize, reports: usize) -> EngineThread {
+    fn thread(commands: usize, reports: usize, turn: Option<Turn>) -> EngineThread {
         let golden =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
         let model = Arc::new(Model::open(&golden).expect("the golden model"));
         let engine = load::engine(&model, &EngineOptions::default()).expect("an engine");
         let metrics = Arc::<Metrics>::default();
         metrics.set_devices(vec!["cpu".to_owned()]);
-        EngineThread::with_capacity(engine, 0, metrics, commands, reports).expect("a thread")
+        EngineThread::with_capacity(engine, 0, turn, metrics, [commands, reports])
+            .expect("a thread")
     }
 
     fn submit(thread: &EngineThread) -> bool {
@@ -283,7 +335,7 @@ mod tests {
 
     #[test]
     fn full_commands_are_refused_and_unread_reports_are_kept() {
-        let mut thread = thread(4, 1);
+        let mut thread = thread(4, 1, None);
         // The engine waits for its reports to be read, so its commands fill up.
         let mut accepted = 0;
         let mut refused = 0;
@@ -304,11 +356,27 @@ mod tests {
 
     #[test]
     fn thread_that_waits_for_room_ends_when_it_is_dropped() {
-        let thread = thread(4, 1);
+        let thread = thread(4, 1, None);
         assert!(submit(&thread));
         while thread.reports.is_empty() {
             thread::sleep(std::time::Duration::from_millis(1));
         }
         drop(thread);
+    }
+
+    #[test]
+    fn engine_waits_for_its_turn_and_ends_while_it_waits() {
+        let turns = Turns::shared();
+        let turn = turns.of("cpu").expect("shared");
+        assert!(turns.of("cuda:0").expect("another device").try_lock().is_some());
+        let other_engine = turn.lock();
+        let mut first = thread(4, 8, turns.of("cpu"));
+        let second = thread(4, 8, turns.of("cpu"));
+        assert!(submit(&first) && submit(&second));
+        thread::sleep(Duration::from_millis(30));
+        assert!(first.reports.is_empty() && first.running_step().is_none());
+        drop(second);
+        drop(other_engine);
+        while !matches!(first.reports.blocking_recv().expect("it runs"), Report::Ended(..)) {}
     }
 }
