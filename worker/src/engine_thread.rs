@@ -344,7 +344,7 @@ mod tests {
                 true => accepted += 1,
                 false => {
                     refused += 1;
-                    thread::sleep(std::time::Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(1));
                 }
             }
         }
@@ -359,7 +359,7 @@ mod tests {
         let thread = thread(4, 1, None);
         assert!(submit(&thread));
         while thread.reports.is_empty() {
-            thread::sleep(std::time::Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
         drop(thread);
     }

@@ -25,6 +25,8 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 
+use tritmill_queue::QueueName;
+
 pub use self::pages::Pages;
 use self::{
     core::{Action, Core},
@@ -83,6 +85,12 @@ impl Pool {
         };
         let known = units.iter().map(|unit| (label(unit), unit.memory_bytes)).collect();
         Self { status: Arc::new(Status::new(known, memory_bytes)), units }
+    }
+
+    /// Returns the owner and the queue of each worker.
+    pub fn workers(&self) -> Vec<(String, QueueName)> {
+        let configs = self.units.iter().map(|unit| &unit.worker.config);
+        configs.map(|config| (config.owner.clone(), config.queue.clone())).collect()
     }
 
     /// Returns the health and metrics pages of the process.

@@ -26,7 +26,34 @@ pub struct MemoryNeed {
     pub scratch: u64,
 }
 
+/// A model needs more memory than it may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it needs {} of memory, {} for weights, {} for the KV cache and {} for buffers, and the budget is {}",
+    mib(.need.total()), mib(.need.weights), mib(.need.kv), mib(.need.scratch), mib(*.budget)
+)]
+pub struct OverBudget {
+    /// What it needs at least.
+    pub need: MemoryNeed,
+    /// The budget in bytes.
+    pub budget: u64,
+}
+
+/// Formats bytes as `1.5 MiB`, rounded up.
+fn mib(bytes: u64) -> String {
+    let tenths = (u128::from(bytes) * 10).div_ceil(1 << 20);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
+
 impl MemoryNeed {
+    /// Checks that the sum is within a budget in bytes.
+    ///
+    /// # Errors
+    /// [`OverBudget`] if it is not.
+    pub fn check(self, budget: u64) -> Result<(), OverBudget> {
+        if self.total() > budget { Err(OverBudget { need: self, budget }) } else { Ok(()) }
+    }
+
     /// Returns the sum.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.kv).saturating_add(self.scratch)
@@ -100,6 +127,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn need_over_the_budget_is_an_error_with_its_parts() {
+        let need = MemoryNeed { weights: 3 << 20, kv: 1 << 20, scratch: 1 << 19 };
+        assert_eq!(need.check(need.total()), Ok(()));
+        let error = need.check(need.total() - 1).expect_err("a byte too much").to_string();
+        let parts = "4.5 MiB of memory, 3.0 MiB for weights, 1.0 MiB for the KV cache and 0.5 MiB for buffers";
+        assert!(error.contains(parts) && error.ends_with("the budget is 4.5 MiB"), "{error}");
+        let most = MemoryNeed { weights: u64::MAX, kv: u64::MAX, scratch: 1 };
+        assert!(most.check(1 << 40).is_err());
     }
 
     #[test]
