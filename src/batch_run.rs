@@ -16,6 +16,7 @@ use clap::Args;
 use serde_json::json;
 use tokio::sync::watch;
 use tritmill_client::{BatchProgress, Settings};
+use tritmill_engine::load::EngineOptions;
 use tritmill_queue::QueueName;
 use tritmill_worker::{ServedModel, Stop};
 
@@ -23,7 +24,8 @@ use self::{display::Display, server::ServerOptions};
 use crate::{
     answering::{self, Answerer},
     engines::Engines,
-    options::{self, CapacityOptions, RunOptions},
+    memory::{Budget, Candidate},
+    options::{self, CapacityOptions, MemoryOption, RunOptions},
     output,
     servers::Servers,
     signals::{EXIT_INTERRUPTED, Signals},
@@ -51,6 +53,7 @@ Examples:
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --ordered --json | tail -1
   zcat questions.jsonl.gz | tritmill batch run - -o answers.jsonl
   tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --device cuda:all
+  tritmill batch run in.jsonl -o out.jsonl --model ./bitnet-2b --memory 2G
   tritmill batch run in.jsonl -o out.jsonl --retry-failed
   tritmill batch run in.jsonl -o out.jsonl --model bitnet-2b --redis redis://… --database postgres://…
   TRITMILL_KEY=tm-… tritmill batch run in.jsonl -o out.jsonl --server https://tritmill.example
@@ -86,6 +89,8 @@ pub struct BatchRunArgs {
     pub run: RunOptions,
     #[command(flatten)]
     pub capacity: CapacityOptions,
+    #[command(flatten)]
+    pub memory: MemoryOption,
     /// With servers: maximum attempts of a line; the death of its worker counts as one
     #[arg(long, value_name = "N", default_value = "5")]
     pub attempts: NonZeroU32,
@@ -163,7 +168,12 @@ fn queue_of(model: &str, run: &RunOptions) -> QueueName {
 /// Loads the model for a worker in this process.
 fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let model = options::open(&args.model)?;
-    let options = args.capacity.apply(args.run.engine());
+    let devices = args.run.device.one_kind().context("--device")?.resolved()?;
+    let device = *devices.first().context("no device")?;
+    let options = EngineOptions { device, ..args.capacity.apply(args.run.engine()) };
+    let (name, device_count) = (&args.model, devices.len());
+    let candidate = Candidate { name, model: &model, options, device_count };
+    let (options, _) = Budget::of(&args.memory).fit(&[candidate])?.remove(0);
     let disk = args.capacity.disk()?;
     let engines = Engines::load(&model, &options, &args.run.device, disk.as_ref());
     let Engines { devices, numerics_class, .. } =

@@ -16,8 +16,6 @@ pub struct Engines {
     pub devices: Vec<Device>,
     /// Numerics class of all engines.
     pub numerics_class: String,
-    /// Instruction set of their kernels, empty on GPUs.
-    pub isa: String,
 }
 
 impl Engines {
@@ -28,19 +26,16 @@ impl Engines {
         devices: &Devices,
         disk: Option<&DiskCache>,
     ) -> anyhow::Result<Self> {
+        let devices = devices.one_kind().context("--device")?;
         let engines = load::engines(model, options, devices)?;
-        let (device, first) = engines.first().context("no device")?;
+        let (_, first) = engines.first().context("no device")?;
         let numerics_class = first.backend().numerics_class().to_owned();
-        let isa = match device {
-            DeviceChoice::Cpu => options.isa().to_string(),
-            _ => String::new(),
-        };
         let named = |(device, mut engine): (DeviceChoice, Engine)| {
             if let Some(disk) = disk {
                 engine.use_disk(disk.clone());
             }
             Device { name: device.to_string(), engine }
         };
-        Ok(Self { devices: engines.into_iter().map(named).collect(), numerics_class, isa })
+        Ok(Self { devices: engines.into_iter().map(named).collect(), numerics_class })
     }
 }

@@ -18,6 +18,7 @@ mod engines;
 mod jobs;
 mod keys;
 mod kv;
+mod memory;
 mod migrate;
 mod model;
 mod operate;
@@ -29,6 +30,7 @@ mod signals;
 mod standalone;
 mod submit;
 mod traces;
+mod units;
 mod worker;
 
 use std::process::ExitCode;

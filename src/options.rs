@@ -60,12 +60,41 @@ pub fn open(model: &str) -> anyhow::Result<Arc<Model>> {
     Ok(Arc::new(opened?))
 }
 
+/// A model of a worker, and its name if that is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedModel {
+    pub name: Option<String>,
+    /// As in [`ModelOption`].
+    pub model: String,
+}
+
+/// Parses `PATH` or `NAME=PATH`. A path with `=` in its first part is written as `./a=b`.
+pub fn named_model(text: &str) -> Result<NamedModel, String> {
+    match text.split_once('=') {
+        Some((name, model)) if !name.contains('/') => {
+            let name = Some(model_name(name)?);
+            Ok(NamedModel { name, model: model.to_owned() })
+        }
+        _ => Ok(NamedModel { name: None, model: text.to_owned() }),
+    }
+}
+
+/// The memory budget of a process.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct MemoryOption {
+    /// Most memory for weights, KV caches and buffers of all models together, without memory of GPUs: a number, or
+    /// with K, M, G or T [default: 15/16 of what the machine or its control group has available at the start]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub memory: Option<u64>,
+}
+
 /// How to run a model.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct RunOptions {
     /// Device: cpu, cuda:0 (or another GPU), several GPUs as in cuda:0,cuda:1, cuda:all, or auto: the
-    /// first usable GPU, else the CPU
+    /// first usable GPU, else the CPU. A worker may use both kinds, as in cpu,cuda:0
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Devices,
     /// Packing of the ternary weights; all give the same answers
@@ -136,8 +165,8 @@ pub struct CapacityOptions {
     /// Concurrent sequences per device
     #[arg(long, value_name = "N", default_value = "64", value_parser = up_to::<65536>)]
     pub max_sequences: NonZeroUsize,
-    /// Memory of the KV cache per device, in MiB [default: as much as the sequences need, up to 1024; on a
-    /// GPU up to nine tenths of the memory that the weights leave free]
+    /// Memory of the KV cache per model and device, in MiB [default: as much as the sequences need, up to 1024, or to
+    /// what --memory leaves; on a GPU up to nine tenths of the memory that the weights leave free]
     #[arg(long, value_name = "MIB")]
     pub kv_memory: Option<u64>,
     /// Milliseconds that a step may take while a job of priority high is decoded: less of other jobs' prompts is
@@ -216,6 +245,17 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn model_may_have_a_name() {
+        let named = |name: Option<&str>, model: &str| {
+            Ok(NamedModel { name: name.map(str::to_owned), model: model.to_owned() })
+        };
+        assert_eq!(named_model("demo"), named(None, "demo"));
+        assert_eq!(named_model("a=/m/b=c.gguf"), named(Some("a"), "/m/b=c.gguf"));
+        assert_eq!(named_model("./a=b"), named(None, "./a=b"));
+        assert!(named_model("=x").is_err() && named_model("a b\n=x").is_err());
+    }
 
     #[test]
     fn bytes_may_have_a_unit() {

@@ -20,14 +20,14 @@ use tritmill_queue::{
     events::MemoryEvents,
     store::{NumericsClasses as _, SqliteStore},
 };
-use tritmill_worker::{Metrics, ServedModel, Worker};
+use tritmill_worker::Worker;
 
 use crate::{
     admin::{self, LimitOptions, Running, TlsOptions},
-    engines::Engines,
     migrate,
     servers::{Given, refusal},
     signals::Signals,
+    units::Unit,
     worker::{self, Ready},
 };
 
@@ -45,6 +45,7 @@ Examples:
   tritmill standalone                         # no server: everything in ./tritmill.sqlite
   tritmill standalone --redis redis://localhost --database postgres://tritmill@localhost/tritmill
   tritmill standalone --model ./bitnet-2b --device cuda:all
+  tritmill standalone --model small=./bitnet-0.7b --model large=./bitnet-3b.gguf --memory 3G
   tritmill standalone --model ./bitnet-2b --format tl2 --api 0.0.0.0:8080 --listen 0.0.0.0:9100
 
 Exit codes:
@@ -118,43 +119,43 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let store = opened.with_context(|| format!("cannot use {}", arguments.store.display()))?;
     // This process has the lock, so earlier claimants are gone.
     store.hand_back_all().await.context("cannot take over the store")?;
-    let options = arguments.worker.capacity.apply(arguments.worker.run.engine());
-    let format = options.format.to_string();
     let opened = tokio::select! {
         biased;
         () = signals.next() => return Ok(ExitCode::SUCCESS),
-        opened = worker::open(&arguments.worker, options) => opened,
+        opened = worker::open(&arguments.worker) => opened,
     };
-    let (model, Engines { devices, numerics_class: class, isa }) = opened?;
-    let name = arguments.worker.name.clone().unwrap_or_else(|| model.name().to_owned());
-    let queue = QueueName { model: name.clone(), format };
+    let units = opened?;
     let store = Arc::new(store);
     let place = format!(" --store {}", arguments.store.display());
-    let registered = store.register_class(&queue, &class).await;
-    registered.map_err(|error| refusal(error, &place))?;
+    for Unit { queue, served, .. } in &units.units {
+        let registered = store.register_class(queue, served.numerics_class()).await;
+        registered.map_err(|error| refusal(error, &place))?;
+    }
+    let queues: Vec<QueueName> = units.units.iter().map(|unit| unit.queue.clone()).collect();
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::embedded(store.clone(), dispatcher.clone(), events.clone());
     let registered = store.registered_queues().await.context("cannot read the store")?;
     // The file may have other queues, without a worker.
-    let served = registered.into_iter().filter(|known| known.queue == queue);
+    let served = registered.into_iter().filter(|known| queues.contains(&known.queue));
     let models = Models::fixed(served.collect());
     let bounds = arguments.limits.bounds();
     let app = App::new(client, store.clone(), models, arguments.limits.limits(&bounds));
     let running = admin::start(app, arguments.api, tls, bounds).await?;
-    let worker = Worker {
+    let pool = arguments.worker.pool(units, |config, served| Worker {
         store: store.clone(),
-        dispatcher,
+        dispatcher: dispatcher.clone(),
         operations: Some(store.clone()),
-        events: Some(events),
-        served: Arc::new(ServedModel::new(model, name, class)),
-        config: arguments.worker.config(queue, isa),
+        events: Some(events.clone()),
+        served,
+        config,
         committed: None,
-        metrics: Arc::new(Metrics::default()),
-    };
+        metrics: Arc::default(),
+    });
+    let pages = pool.pages();
     let worker::Arguments { listen, json, .. } = arguments.worker;
     let extra = api_fields(&running, json)?;
-    let ended = Ready { worker, devices, listen, json, extra }.serve(signals).await;
+    let ended = Ready { pool, pages, listen, json, extra }.serve(signals).await;
     running.stop().await;
     store.close().await;
     ended

@@ -1,26 +1,30 @@
-//! `tritmill worker`: answers the jobs of one queue until it is stopped.
+//! `tritmill worker`: answers the jobs of its models' queues until it is stopped.
 
 use std::{
-    io, net::SocketAddr, num::NonZeroUsize, pin::pin, process::ExitCode, sync::Arc, time::Duration,
+    collections::HashMap, io, net::SocketAddr, num::NonZeroUsize, pin::pin, process::ExitCode,
+    sync::Arc, time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use tokio::{sync::watch, task::JoinHandle};
-use tritmill_engine::{files::Model, load::EngineOptions};
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinHandle,
+};
 use tritmill_queue::{QueueName, store::FAST_RETENTION};
 use tritmill_worker::{
-    Device, Metrics, Mode, ServedModel, Stop, Worker, WorkerConfig, WorkerError, http, machine,
+    Metrics, Mode, Pages, Pool, PoolError, PoolUnit, ServedModel, Stop, Worker, WorkerConfig, http,
+    machine,
 };
 
 use crate::{
-    descriptors,
-    engines::Engines,
-    options::{self, CapacityOptions, ModelOption, RunOptions},
+    demo_model, descriptors,
+    options::{self, CapacityOptions, MemoryOption, NamedModel, RunOptions},
     output,
     servers::{Given, Keeper, ModeOptions},
     signals::Signals,
+    units::{self, Unit, Units},
 };
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -28,16 +32,20 @@ const DAY: Duration = Duration::from_secs(86_400);
 const LEASE_S_MIN: f64 = 0.5;
 /// The least retention of the fast mode: longer than a client may take to read a result.
 const RETENTION_DAYS_MIN: f64 = 1.0 / 720.0;
+/// Said at the end of a process that had no model.
+const STOPPED_EARLY: &str = "stopped before it claimed any jobs";
 
-/// Answer the jobs of a queue.
+/// Answer the jobs of a queue, or of several.
 ///
-/// The queue is the model's name and the format. Any number of workers may serve one queue. They must
+/// The queue is the model's name and the format. With several models, each has its queue. They share the devices,
+/// which give each a step in turn, and --memory: what does not fit is loaded when its queue has jobs, in the place
+/// of a model without jobs, or of one that had its turn of a minute. Any number of workers may serve one queue. They must
 /// have the same numerics class (weights, KV type, head, CPU or CUDA), which the first worker sets, or one
 /// that an operator has also allowed (`tritmill queue allow-class`). With several GPUs, each holds the
 /// weights and runs its own jobs. If one is lost, all jobs are handed back and the worker ends; restarted
 /// with cuda:all, it uses the remaining ones. SIGTERM drains the worker: it takes no new jobs and finishes
 /// the running jobs or hands them back.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
   tritmill worker --redis redis://localhost --database postgres://tritmill@localhost/tritmill
@@ -45,13 +53,17 @@ Examples:
   tritmill worker --model ./bitnet-2b --format tl2 --slots 32 --listen 0.0.0.0:9100
   tritmill worker --model ./bitnet-2b --device cuda:0,cuda:1
   tritmill worker --model ./bitnet-2b --device cuda:all --kv-memory 40000
+  tritmill worker --model small=./bitnet-0.7b --model large=./bitnet-3b.gguf --memory 3G
 
 Exit codes:
   0 drained, 1 could not start, or the engine or the pages at --listen failed")]
 pub struct Arguments {
-    #[command(flatten)]
-    pub model: ModelOption,
-    /// Name of the model's queue [default: the folder's or file's]
+    /// Model: a Hugging Face folder, a .gguf file, or `demo`, which is built in. May be given several times; NAME is
+    /// the name of the model's queue
+    #[arg(long, value_name = "[NAME=]PATH", default_value = demo_model::NAME)]
+    #[arg(value_parser = options::named_model)]
+    pub model: Vec<NamedModel>,
+    /// Name of the only model's queue [default: the folder's or file's]
     #[arg(long, value_name = "NAME", value_parser = options::model_name)]
     pub name: Option<String>,
     /// Jobs held at once, per device [default: --max-sequences and a quarter more]
@@ -81,6 +93,8 @@ pub struct Arguments {
     #[command(flatten)]
     pub capacity: CapacityOptions,
     #[command(flatten)]
+    pub memory: MemoryOption,
+    #[command(flatten)]
     servers: ModeOptions,
 }
 
@@ -92,11 +106,11 @@ impl Arguments {
     }
 
     /// Returns the configuration of the worker of a queue.
-    pub fn config(&self, queue: QueueName, isa: String) -> WorkerConfig {
+    fn config(&self, queue: QueueName, owner: String, isa: String) -> WorkerConfig {
         let sequences = self.capacity.max_sequences.get();
         WorkerConfig {
             queue,
-            owner: owner(),
+            owner,
             slots: self.slots.map_or(sequences + sequences.div_ceil(4), NonZeroUsize::get),
             lease: Duration::from_secs_f64(self.lease),
             drain: Duration::from_secs_f64(self.drain),
@@ -104,6 +118,22 @@ impl Arguments {
             mode: Mode::Service,
             isa,
         }
+    }
+
+    /// Makes the pool of the models, each with the worker that `worker` returns.
+    pub fn pool(
+        &self,
+        Units { units, memory_bytes }: Units,
+        worker: impl Fn(WorkerConfig, Arc<ServedModel>) -> Worker,
+    ) -> Pool {
+        let (process, is_alone) = (owner(), units.len() == 1);
+        let unit = |(index, unit): (usize, Unit)| {
+            let Unit { queue, served, kind, isa, memory_bytes, load } = unit;
+            let owner = if is_alone { process.clone() } else { format!("{process}-{index}") };
+            let worker = worker(self.config(queue, owner, isa), served);
+            PoolUnit { worker, kind, memory_bytes, load }
+        };
+        Pool::new(units.into_iter().enumerate().map(unit).collect(), memory_bytes)
     }
 }
 
@@ -146,12 +176,10 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         let _context = runtime.enter();
         Signals::listen().context("cannot listen for signals")?
     };
-    let options = arguments.capacity.apply(arguments.run.engine());
-    // Connects to the database, if there is one, then loads the model.
+    // Connects to the database, if there is one, then opens the models.
     let starting = async {
         let database = servers.database().await?;
-        let (model, engines) = open(&arguments, options).await?;
-        anyhow::Ok((database, model, engines))
+        anyhow::Ok((database, open(&arguments).await?))
     };
     let started = runtime.block_on(async {
         tokio::select! {
@@ -161,44 +189,48 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
         }
     });
     let Some(started) = started else {
-        eprintln!("stopped before it claimed any jobs");
-        // The loading thread ends with the process.
+        eprintln!("{STOPPED_EARLY}");
+        // The thread that opens models ends with the process.
         runtime.shutdown_background();
         return Ok(ExitCode::SUCCESS);
     };
-    let (database, model, engines) = started?;
-    let Engines { devices, numerics_class: class, isa } = engines;
-    let name = arguments.name.clone().unwrap_or_else(|| model.name().to_owned());
-    let queue = QueueName { model: name.clone(), format: options.format.to_string() };
+    let (database, units) = started?;
     let retention = arguments.retention.map_or(FAST_RETENTION, |days| DAY.mul_f64(days));
-    let metrics = Arc::new(Metrics::with_servers(&dispatcher, database.as_deref()));
-    let keeper = runtime.block_on(Keeper::of(database, &dispatcher, &queue, retention))?;
-    let config = arguments.config(queue.clone(), isa);
-    let worker = Worker {
-        store: keeper.store(),
-        events: Some(Arc::new(dispatcher.events())),
-        dispatcher: Arc::new(dispatcher),
-        operations: keeper.operations(),
-        served: Arc::new(ServedModel::new(model, name, class.clone())),
-        config,
-        committed: None,
-        metrics: Arc::clone(&metrics),
-    };
     let ended = runtime.block_on(async {
-        keeper.register_class(&queue, &class).await?;
+        let mut keepers = HashMap::new();
+        for Unit { queue, served, .. } in &units.units {
+            let keeper = Keeper::of(database.clone(), &dispatcher, queue, retention).await?;
+            keeper.register_class(queue, served.numerics_class()).await?;
+            keepers.insert(queue.clone(), keeper);
+        }
+        let pool = arguments.pool(units, |config, served| {
+            let keeper = &keepers[&config.queue];
+            Worker {
+                store: keeper.store(),
+                events: Some(Arc::new(dispatcher.events())),
+                dispatcher: Arc::new(dispatcher.clone()),
+                operations: keeper.operations(),
+                served,
+                config,
+                committed: None,
+                metrics: Arc::new(Metrics::of(&dispatcher)),
+            }
+        });
+        let pages = pool.pages().with_servers(&dispatcher, database.as_deref());
         let Arguments { listen, json, .. } = arguments;
-        Ready { worker, devices, listen, json, extra }.serve(signals).await
+        Ready { pool, pages, listen, json, extra }.serve(signals).await
     });
-    // A thread may still turn a long prompt into tokens; it ends with the process.
+    // A thread may still turn a long prompt into tokens, or load a model; it ends with the process.
     runtime.shutdown_background();
     ended
 }
 
-/// A worker that is ready to start.
+/// A pool that is ready to start.
 pub struct Ready {
-    pub worker: Worker,
-    pub devices: Vec<Device>,
-    /// Address of its health and metrics pages.
+    pub pool: Pool,
+    /// Its health and metrics pages.
+    pub pages: Pages,
+    /// Address of the pages.
     pub listen: SocketAddr,
     /// Whether to print name and address as JSON.
     pub json: bool,
@@ -209,31 +241,60 @@ pub struct Ready {
 impl Ready {
     /// Runs until a signal arrives.
     pub async fn serve(self, signals: Signals) -> anyhow::Result<ExitCode> {
-        let Self { worker, devices, listen, json: as_json, extra } = self;
-        let (owner, queue) = (worker.config.owner.clone(), worker.config.queue.to_string());
-        let (listener, address) = http::listen(listen).await.context("--listen")?;
+        let Self { pool, pages, listen, json: as_json, extra } = self;
+        let workers = pool.workers();
         let (stop, stopped) = watch::channel(Stop::No);
         tokio::spawn(signals.stop(stop.clone()));
-        let connections = descriptors::room_for(http::CONNECTIONS_MAX);
-        let serving = http::serve(listener, Arc::clone(&worker.metrics), connections);
-        let serving = tokio::spawn(serving);
-        if as_json {
-            let mut ready =
-                json!({ "owner": owner, "queue": queue, "listen": address.to_string() });
-            ready.as_object_mut().expect("made above").extend(extra);
-            output::line(ready)?;
+        let (loaded, first) = oneshot::channel();
+        let mut work = Box::pin(pool.run(stopped, loaded));
+        tokio::select! {
+            biased;
+            ended = &mut work => {
+                ended?;
+                eprintln!("{STOPPED_EARLY}");
+                return Ok(ExitCode::SUCCESS);
+            }
+            Ok(()) = first => {}
         }
-        eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");
-        run_while_served(worker.run(devices, stopped), serving, stop).await?;
-        eprintln!("worker {owner} is drained");
+        let (listener, address) = http::listen(listen).await.context("--listen")?;
+        let connections = descriptors::room_for(http::CONNECTIONS_MAX);
+        let serving = tokio::spawn(http::serve(listener, Arc::new(pages), connections));
+        announce(&workers, address, as_json.then_some(extra))?;
+        run_while_served(work, serving, stop).await?;
+        for (owner, _) in &workers {
+            eprintln!("worker {owner} is drained");
+        }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-/// Runs a worker while its pages are served. If the pages fail, the worker drains and ends with an error,
-/// so that its supervisor restarts it.
+/// Says which workers run and where their pages are; with `extra`, as JSON with these fields.
+fn announce(
+    workers: &[(String, QueueName)],
+    address: SocketAddr,
+    extra: Option<Map<String, Value>>,
+) -> anyhow::Result<()> {
+    if let (Some(extra), [(owner, queue), others @ ..]) = (extra, workers) {
+        let (queue, address) = (queue.to_string(), address.to_string());
+        let mut ready = json!({ "owner": owner, "queue": queue, "listen": address });
+        let fields = ready.as_object_mut().expect("made above");
+        if !others.is_empty() {
+            let worker = |(owner, queue): &(String, QueueName)| json!({ "owner": owner, "queue": queue.to_string() });
+            fields.insert("workers".to_owned(), workers.iter().map(worker).collect());
+        }
+        fields.extend(extra);
+        output::line(ready)?;
+    }
+    for (owner, queue) in workers {
+        eprintln!("worker {owner} serves {queue}; health and metrics at http://{address}");
+    }
+    Ok(())
+}
+
+/// Runs a pool while its pages are served. If the pages fail, the pool drains and ends with an error, so that its
+/// supervisor restarts it.
 async fn run_while_served(
-    work: impl Future<Output = Result<(), WorkerError>>,
+    work: impl Future<Output = Result<(), PoolError>>,
     serving: JoinHandle<io::Result<()>>,
     stop: watch::Sender<Stop>,
 ) -> anyhow::Result<()> {
@@ -248,26 +309,20 @@ async fn run_while_served(
         Err(panic) => panic.into(),
     };
     tracing::error!(%error, "health and metrics are not served any more: draining");
-    // Fails if the worker has ended.
+    // Fails if the pool has ended.
     let _ = stop.send(Stop::Drain);
     work.await?;
     Err(error.context("health and metrics failed"))
 }
 
-/// Loads the model on every device, on a thread of its own.
-pub async fn open(
-    arguments: &Arguments,
-    options: EngineOptions,
-) -> anyhow::Result<(Arc<Model>, Engines)> {
-    let (model, devices) = (arguments.model.clone(), arguments.run.device.clone());
-    let disk = arguments.capacity.disk()?;
-    let load = move || {
-        let opened = model.open()?;
-        let engines = Engines::load(&opened, &options, &devices, disk.as_ref())
-            .with_context(|| format!("cannot load model {}", model.model))?;
-        anyhow::Ok((opened, engines))
+/// Opens the models on a thread of its own: their files are read once.
+pub async fn open(arguments: &Arguments) -> anyhow::Result<Units> {
+    let arguments = arguments.clone();
+    let open = move || {
+        let options = arguments.capacity.apply(arguments.run.engine());
+        units::open(&arguments, options)
     };
-    tokio::task::spawn_blocking(load).await.context("loading failed")?
+    tokio::task::spawn_blocking(open).await.context("opening failed")?
 }
 
 /// Returns a name for this incarnation of the process.

@@ -1,10 +1,12 @@
 //! Makes an engine from an opened model: options, their defaults, and the sizes that follow from them.
 
 mod devices;
+mod memory;
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 pub use devices::{DeviceChoice, Devices, DevicesError};
+pub use memory::{MemoryNeed, OverBudget, kv_bytes_min, memory_needed, numerics_class};
 
 use crate::{
     Engine, EngineConfig,
@@ -21,7 +23,7 @@ use crate::{
 };
 
 /// Default limit of KV memory on the processor, in bytes.
-const KV_BYTES_DEFAULT: u64 = 1 << 30;
+pub const KV_BYTES_DEFAULT: u64 = 1 << 30;
 
 /// A model cannot be loaded.
 #[derive(Debug, thiserror::Error)]

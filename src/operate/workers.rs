@@ -65,10 +65,11 @@ pub fn run(command: WorkersCommand) -> anyhow::Result<ExitCode> {
                             "report": beat.metrics.report, "silent_s": silent, "alive": worker.is_alive(),
                         }))?;
                     } else {
-                        let state = match (worker.is_alive(), draining) {
-                            (false, _) => "silent:",
-                            (true, true) => "draining",
-                            (true, false) => "serves",
+                        let state = match (worker.is_alive(), draining, beat.slots) {
+                            (false, ..) => "silent:",
+                            (true, true, _) => "draining",
+                            (true, false, 0) => "has not loaded",
+                            (true, false, _) => "serves",
                         };
                         output::line(format_args!(
                             "{}  {state} {}  {}/{} running  {:.0} tokens/s  {}  last heartbeat {silent:.0} s ago",

@@ -17,6 +17,7 @@ mod hostile_crowd;
 mod metrics;
 mod openai;
 mod operator;
+mod pool;
 mod rig;
 mod server_run;
 mod standalone;

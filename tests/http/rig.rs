@@ -190,6 +190,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Returns a caller of the API at an address.
+    pub fn of(listen: String, key: String) -> Self {
+        Self { listen, key }
+    }
+
     /// Returns the key.
     pub fn key(&self) -> &str {
         &self.key

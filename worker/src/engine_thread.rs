@@ -5,6 +5,9 @@
 //! wait for each other. The thread sleeps while the engine is idle and ends when the other side is
 //! dropped.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::HashMap,
     sync::{
@@ -13,9 +16,10 @@ use std::{
         mpsc::{self, TryRecvError},
     },
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
+use parking_lot::{FairMutex, Mutex};
 use tokio::sync::mpsc as async_mpsc;
 use tritmill_engine::{
     Engine, Event, Output, Request, RequestError, RequestId, StepReport, SubmitError,
@@ -31,6 +35,30 @@ const COMMANDS_MAX: usize = 4096;
 const REPORTS_MAX: usize = 1024;
 /// New tokens of a request before its progress is reported again.
 const PROGRESS_TOKENS: usize = 32;
+
+/// How often an engine that waits for its turn checks whether it is to end.
+const TURN_CHECK: Duration = Duration::from_secs(1);
+
+/// The turn on a device that several engines use: only one runs a step at a time, because two would fight for the
+/// cores. An engine that waits gets the next turn.
+pub type Turn = Arc<FairMutex<()>>;
+
+/// The turns on the devices of several workers, by name. Without any, every engine has its device alone.
+#[derive(Debug, Default)]
+pub struct Turns(Option<Mutex<HashMap<String, Turn>>>);
+
+impl Turns {
+    /// Turns on every device.
+    pub fn shared() -> Self {
+        Self(Some(Mutex::default()))
+    }
+
+    /// Returns the turn on a device.
+    pub fn of(&self, device: &str) -> Option<Turn> {
+        let mut turns = self.0.as_ref()?.lock();
+        Some(Arc::clone(turns.entry(device.to_owned()).or_default()))
+    }
+}
 
 #[derive(Debug)]
 enum Command {
@@ -79,16 +107,21 @@ impl EngineThread {
     ///
     /// # Errors
     /// If the system cannot start another thread.
-    pub fn start(engine: Engine, device: usize, metrics: Arc<Metrics>) -> std::io::Result<Self> {
-        Self::with_capacity(engine, device, metrics, COMMANDS_MAX, REPORTS_MAX)
+    pub fn start(
+        engine: Engine,
+        device: usize,
+        turn: Option<Turn>,
+        metrics: Arc<Metrics>,
+    ) -> std::io::Result<Self> {
+        Self::with_capacity(engine, device, turn, metrics, [COMMANDS_MAX, REPORTS_MAX])
     }
 
     fn with_capacity(
         engine: Engine,
         device: usize,
+        turn: Option<Turn>,
         metrics: Arc<Metrics>,
-        commands: usize,
-        reports: usize,
+        [commands, reports]: [usize; 2],
     ) -> std::io::Result<Self> {
         let (commands, inbox) = mpsc::sync_channel(commands);
         let (outbox, reports) = async_mpsc::channel(reports);
@@ -96,8 +129,8 @@ impl EngineThread {
         let steps = Arc::clone(&step_count);
         let body = move || {
             let requests = HashMap::new();
-            EngineLoop { engine, device, requests, inbox, outbox, step_count: steps, metrics }
-                .run();
+            let step_count = steps;
+            EngineLoop { engine, device, turn, requests, inbox, outbox, step_count, metrics }.run();
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body)?;
         Ok(Self { commands: Some(commands), reports, thread: Some(thread), step_count })
@@ -161,6 +194,7 @@ struct ActiveRequest {
 struct EngineLoop {
     engine: Engine,
     device: usize,
+    turn: Option<Turn>,
     requests: HashMap<RequestId, ActiveRequest>,
     inbox: mpsc::Receiver<Command>,
     outbox: async_mpsc::Sender<Report>,
@@ -185,20 +219,9 @@ impl EngineLoop {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            self.step_count.fetch_add(1, Ordering::Relaxed);
-            let began = Instant::now();
-            self.engine.step_into(began, &mut step);
-            let took = began.elapsed();
-            self.engine.record_time(&step, took);
-            self.step_count.fetch_add(1, Ordering::Relaxed);
-            for id in &step.admitted {
-                let since =
-                    self.requests.get_mut(id).and_then(|request| request.waits_since.take());
-                if let Some(since) = since {
-                    self.metrics.record_wait(self.device, began.saturating_duration_since(since));
-                }
+            if !self.step(&mut step) {
+                return;
             }
-            self.metrics.record_step(self.device, step.sequences, took, self.engine.stats());
             // What is not taken out of the report is memory for the next one.
             for event in &mut step.events {
                 match event {
@@ -212,6 +235,37 @@ impl EngineLoop {
                 }
             }
         }
+    }
+
+    /// Runs a step in this engine's turn; false if the thread is to end. Waiting is not part of the step: it is
+    /// another engine that hangs then.
+    fn step(&mut self, report: &mut StepReport) -> bool {
+        let turn = self.turn.clone();
+        let _turn = match &turn {
+            None => None,
+            Some(turn) => Some(loop {
+                if let Some(guard) = turn.try_lock_for(TURN_CHECK) {
+                    break guard;
+                }
+                if self.outbox.is_closed() {
+                    return false;
+                }
+            }),
+        };
+        self.step_count.fetch_add(1, Ordering::Relaxed);
+        let began = Instant::now();
+        self.engine.step_into(began, report);
+        let took = began.elapsed();
+        self.engine.record_time(report, took);
+        self.step_count.fetch_add(1, Ordering::Relaxed);
+        for id in &report.admitted {
+            let request = self.requests.get_mut(id);
+            if let Some(since) = request.and_then(|request| request.waits_since.take()) {
+                self.metrics.record_wait(self.device, began.saturating_duration_since(since));
+            }
+        }
+        self.metrics.record_step(self.device, report.sequences, took, self.engine.stats());
+        true
     }
 
     fn handle_command(&mut self, command: Command) {
@@ -275,64 +329,5 @@ impl EngineLoop {
     fn report(&self, report: Report) {
         // Fails only while the worker is being dropped.
         let _ = self.outbox.blocking_send(report);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use tritmill_engine::{
-        files::Model,
-        load::{self, EngineOptions},
-    };
-    use tritmill_queue::JobId;
-
-    use super::*;
-
-    fn thread(commands: usize, reports: usize) -> EngineThread {
-        let golden =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/bitnet-tiny");
-        let model = Arc::new(Model::open(&golden).expect("the golden model"));
-        let engine = load::engine(&model, &EngineOptions::default()).expect("an engine");
-        let metrics = Arc::<Metrics>::default();
-        metrics.set_devices(vec!["cpu".to_owned()]);
-        EngineThread::with_capacity(engine, 0, metrics, commands, reports).expect("a thread")
-    }
-
-    fn submit(thread: &EngineThread) -> bool {
-        let request = Box::new(Request { prompt: vec![1, 2], ..Request::default() });
-        thread.submit(ClaimRef { id: JobId::generate(), epoch: 1, claim_id: 1 }, request, true)
-    }
-
-    #[test]
-    fn full_commands_are_refused_and_unread_reports_are_kept() {
-        let mut thread = thread(4, 1);
-        // The engine waits for its reports to be read, so its commands fill up.
-        let mut accepted = 0;
-        let mut refused = 0;
-        while refused < 100 {
-            match submit(&thread) {
-                true => accepted += 1,
-                false => {
-                    refused += 1;
-                    thread::sleep(std::time::Duration::from_millis(1));
-                }
-            }
-        }
-        for _ in 0..accepted {
-            while !matches!(thread.reports.blocking_recv(), Some(Report::Ended(..))) {}
-        }
-        assert!(submit(&thread), "there is room again");
-    }
-
-    #[test]
-    fn thread_that_waits_for_room_ends_when_it_is_dropped() {
-        let thread = thread(4, 1);
-        assert!(submit(&thread));
-        while thread.reports.is_empty() {
-            thread::sleep(std::time::Duration::from_millis(1));
-        }
-        drop(thread);
     }
 }

@@ -12,7 +12,7 @@ use axum::{
 use tokio::net::TcpListener;
 use tritmill_http::{Bounds, Server};
 
-use crate::metrics::Metrics;
+use crate::pool::Pages;
 
 /// The content type of the OpenMetrics text format.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -40,44 +40,36 @@ pub async fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)
 ///
 /// # Errors
 /// If the listener has been broken for 30 seconds.
-pub async fn serve(
-    listener: TcpListener,
-    metrics: Arc<Metrics>,
-    connections: usize,
-) -> io::Result<()> {
+pub async fn serve(listener: TcpListener, pages: Arc<Pages>, connections: usize) -> io::Result<()> {
     let bounds = Bounds {
         patience: PATIENCE,
         give_up_after: Some(FAILURE_LIMIT),
         ..Bounds::of_connections(connections)
     };
-    serve_within(bounds, listener, metrics).await
+    serve_within(bounds, listener, pages).await
 }
 
-async fn serve_within(
-    bounds: Bounds,
-    listener: TcpListener,
-    metrics: Arc<Metrics>,
-) -> io::Result<()> {
-    let http = metrics.http.clone();
+async fn serve_within(bounds: Bounds, listener: TcpListener, pages: Arc<Pages>) -> io::Result<()> {
+    let http = pages.http.clone();
     let router = Router::new()
         // Shows only that the process runs and its async side is not stuck.
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics_text))
-        .with_state(metrics);
+        .with_state(pages);
     let server = Server { bounds, tls: None, metrics: http };
     server.serve(listener, router, std::future::pending()).await
 }
 
-async fn ready(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
-    match metrics.not_ready_reason() {
+async fn ready(State(pages): State<Arc<Pages>>) -> impl IntoResponse {
+    match pages.not_ready_reason() {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n"),
     }
 }
 
-async fn metrics_text(State(metrics): State<Arc<Metrics>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, METRICS_TYPE)], metrics.encode())
+async fn metrics_text(State(pages): State<Arc<Pages>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], pages.encode())
 }
 
 #[cfg(test)]
@@ -89,6 +81,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::pool::Pool;
 
     #[tokio::test(flavor = "multi_thread")]
     async fn broken_listener_is_reported() {
@@ -97,9 +90,10 @@ mod tests {
         let listener: StdListener = listener.into_std().expect("a listener");
         let again: OwnedFd = listener.try_clone().expect("the same listener").into();
         let listener = TcpListener::from_std(listener).expect("a listener");
+        let pages = Pool::new(Vec::new(), None).pages();
         let give_up_after = Some(Duration::from_millis(300));
         let bounds = Bounds { give_up_after, ..Bounds::of_connections(CONNECTIONS_MAX) };
-        let serving = tokio::spawn(serve_within(bounds, listener, Arc::default()));
+        let serving = tokio::spawn(serve_within(bounds, listener, Arc::new(pages)));
         let answer = tokio::task::spawn_blocking(move || {
             let mut stream = StdStream::connect(address).expect("it listens");
             stream

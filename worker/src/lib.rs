@@ -14,10 +14,12 @@ pub mod http;
 pub mod machine;
 mod mailbox;
 mod metrics;
+mod pool;
 mod served;
 mod translate;
 mod worker;
 
 pub use metrics::Metrics;
+pub use pool::{LoadFailure, Loader, Pages, Pool, PoolError, PoolUnit};
 pub use served::ServedModel;
 pub use worker::{Committed, Device, Mode, Stop, Worker, WorkerConfig, WorkerError};

@@ -32,7 +32,9 @@ impl Machine {
         let brand = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned());
         let memory_bytes = Some(system.total_memory()).filter(|bytes| *bytes > 0);
         let group = system.cgroup_limits();
-        let group_free = group.as_ref().map(|limits| limits.free_memory);
+        // Cached files count as used by the group, but are dropped when memory is needed.
+        let group_free =
+            group.as_ref().map(|limits| limits.total_memory.saturating_sub(limits.rss));
         let huge_pages = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
         Self {
             cpu: brand.filter(|name| !name.is_empty()),

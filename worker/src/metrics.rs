@@ -1,6 +1,5 @@
 //! Metrics and readiness of a worker, for `/metrics` and `/readyz`.
 
-mod dispatcher;
 mod engine;
 mod upkeep;
 
@@ -18,15 +17,11 @@ use prometheus_client::{
 use tokio::time::Instant;
 use tritmill_engine::EngineStats;
 use tritmill_queue::{
-    JobState,
-    dispatch::RedisDispatcher,
-    metrics::{CallMetrics, ConnectionMetrics},
-    store::{Databases, workers::Integrity},
+    JobState, dispatch::RedisDispatcher, metrics::CallMetrics, store::workers::Integrity,
 };
 
 pub(crate) use self::engine::Steps;
 use self::{
-    dispatcher::DispatcherCounters,
     engine::{EngineSteps, Latencies},
     upkeep::Upkeep,
 };
@@ -55,8 +50,6 @@ pub struct Metrics {
     running: Gauge,
     uncommitted: Gauge,
     depth: Gauge,
-    /// Connections of the metrics page, and refusals.
-    pub(crate) http: tritmill_http::Metrics,
     /// Times of the calls of store and dispatcher.
     pub(crate) calls: CallMetrics,
     /// Leases, and the work of leaders.
@@ -87,10 +80,7 @@ impl Default for Metrics {
         let calls = CallMetrics::default();
         calls.register(&mut registry);
         let worker = &mut WorkerMetrics(registry.sub_registry_with_prefix("worker"));
-        let http = tritmill_http::Metrics::default();
-        http.register(worker.0);
         Self {
-            http,
             calls,
             upkeep: Upkeep::register(worker.0),
             completed: worker.metric("jobs_completed", "Jobs answered"),
@@ -143,15 +133,9 @@ impl WorkerMetrics<'_> {
 }
 
 impl Metrics {
-    /// Returns metrics that include the counters of this dispatcher, and the connections of both servers.
-    pub fn with_servers(dispatcher: &RedisDispatcher, database: Option<&Databases>) -> Self {
-        let mut metrics = Self::default();
-        let connections = ConnectionMetrics::new(database, Some(dispatcher));
-        metrics.registry.register_collector(Box::new(connections));
-        let of_worker = metrics.registry.sub_registry_with_prefix("worker");
-        of_worker.register_collector(Box::new(DispatcherCounters(dispatcher.clone())));
-        metrics.dispatcher = Some(dispatcher.clone());
-        metrics
+    /// Returns the metrics of a worker with this dispatcher.
+    pub fn of(dispatcher: &RedisDispatcher) -> Self {
+        Self { dispatcher: Some(dispatcher.clone()), ..Self::default() }
     }
 
     /// Returns all metrics in the OpenMetrics text format.
@@ -283,6 +267,22 @@ impl Metrics {
 
     pub(crate) fn add_re_enqueued(&self, jobs: usize) {
         self.re_enqueued.inc_by(jobs as u64);
+    }
+
+    /// Returns whether jobs wait, run, or have results that are not committed.
+    pub(crate) fn has_work(&self) -> bool {
+        self.depth.get() > 0 || self.running.get() > 0 || self.uncommitted.get() > 0
+    }
+
+    /// Clears what holds only while engines run: they have ended, and others may come.
+    pub(crate) fn unloaded(&self) {
+        self.draining.store(false, Ordering::Relaxed);
+        self.failures_in_a_row.store(0, Ordering::Relaxed);
+        self.last_read.store(-1, Ordering::Relaxed);
+        self.no_lease_held();
+        self.set_in_flight(0, 0);
+        self.device_rests.set(0);
+        self.set_devices(Vec::new());
     }
 
     pub(crate) fn running(&self) -> i64 {

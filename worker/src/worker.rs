@@ -20,16 +20,14 @@ mod core;
 mod event_publisher;
 mod heartbeat;
 mod maintenance;
+mod presence;
 mod reconciler;
 mod sampling;
 mod shell;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{mpsc, watch},
-    task::JoinSet,
-};
+use tokio::sync::{mpsc, watch};
 use tritmill_engine::{Engine, backend::StepError};
 use tritmill_queue::{
     DispatchError, Dispatcher, JobId, JobState, Operations, QueueName, Store, StoreError, Usage,
@@ -37,11 +35,8 @@ use tritmill_queue::{
     metrics::{MeasuredDispatcher, MeasuredStore},
 };
 
-use self::{heartbeat::HeartbeatTask, reconciler::Reconciler, shell::Shell};
-use crate::{metrics::Metrics, served::ServedModel};
-
-/// Limit for removing the worker from the list at its end.
-const FORGET_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) use self::presence::Presence;
+use crate::{engine_thread::Turns, metrics::Metrics, served::ServedModel};
 
 /// How the dispatcher is filled, and whether the worker ends by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,34 +166,20 @@ impl Worker {
     /// # Errors
     /// See the variants of [`WorkerError`] for what becomes of the claims.
     pub async fn run(
-        mut self,
+        self,
         devices: Vec<Device>,
         stop: watch::Receiver<Stop>,
     ) -> Result<(), WorkerError> {
-        self.measure_calls();
-        // Dropping the set aborts its tasks.
-        let mut tasks = JoinSet::new();
-        let first = heartbeat::initial_directive(self.operations.is_some());
-        let (directive_sender, directive) = watch::channel(first);
-        if self.config.mode == Mode::Service {
-            tasks.spawn(Reconciler::new(&self, directive.clone()).run());
-        }
-        if let Some(operations) = &self.operations {
-            let heartbeat = HeartbeatTask::new(&self, Arc::clone(operations), directive_sender);
-            tasks.spawn(heartbeat.run());
-            tasks.spawn(sampling::run(Arc::clone(operations), directive.clone()));
-            let metrics = Arc::clone(&self.metrics);
-            tasks.spawn(maintenance::run(Arc::clone(operations), metrics, directive.clone()));
-        }
-        let (operations, owner) = (self.operations.clone(), self.config.owner.clone());
-        let result = Shell::run(Arc::new(self), devices, stop, directive).await;
-        drop(tasks);
-        if let Some(operations) = operations {
-            // If this fails, the worker is listed as silent for a while.
-            let forgotten = operations.forget_worker(&owner);
-            let _ = tokio::time::timeout(FORGET_LIMIT, forgotten).await;
-        }
+        let presence = self.appear();
+        let result = presence.work(devices, &Turns::default(), stop).await;
+        presence.leave().await;
         result
+    }
+
+    /// Starts what a worker does with engines or without.
+    pub(crate) fn appear(mut self) -> Presence {
+        self.measure_calls();
+        Presence::start(self)
     }
 
     /// Records the time of every call from here on.

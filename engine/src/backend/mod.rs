@@ -1,6 +1,7 @@
 //! Backends: a [`Backend`] runs steps on one device. It holds the weights and the KV storage, and has no
 //! other state between steps.
 
+pub(crate) mod class;
 pub mod cpu;
 pub mod cuda;
 pub(crate) mod logits;

@@ -10,11 +10,13 @@ use std::{
 };
 
 use bytemuck::{Pod, Zeroable};
-use memmap2::MmapMut;
+use memmap2::{MmapMut, UncheckedAdvice};
 
 /// Smallest buffer that is placed in a chunk.
 const CHUNKED_BYTES_MIN: usize = 128 << 10;
 const HUGE_PAGE: usize = 2 << 20;
+/// A multiple of the size of small pages on every supported machine.
+const PAGE: usize = 64 << 10;
 /// Size of a chunk that several matrices share. Pages that are never written take no memory.
 const CHUNK_BYTES: usize = 64 << 20;
 
@@ -25,7 +27,7 @@ pub(crate) struct Line(pub [u8; 64]);
 
 /// A mapping that starts at a huge page; freed with the last of its parts.
 struct Chunk {
-    _map: MmapMut,
+    map: MmapMut,
     data: *mut u8,
     len: usize,
 }
@@ -43,7 +45,7 @@ impl Chunk {
         let _ = map.advise(memmap2::Advice::HugePage);
         let start = map.as_ptr().align_offset(HUGE_PAGE);
         let data = map[start..].as_mut_ptr();
-        Some(Self { _map: map, data, len })
+        Some(Self { map, data, len })
     }
 }
 
@@ -82,6 +84,25 @@ pub(crate) enum AlignedBytes {
 pub(crate) struct Part {
     chunk: Arc<Chunk>,
     range: Range<usize>,
+}
+
+impl Drop for Part {
+    /// Gives the part's pages back to the system, if other parts keep the chunk.
+    fn drop(&mut self) {
+        let whole = self.range.start.next_multiple_of(PAGE)..self.range.end / PAGE * PAGE;
+        if whole.is_empty() || Arc::strong_count(&self.chunk) == 1 {
+            return;
+        }
+        let begin = self.chunk.data.addr() - self.chunk.map.as_ptr().addr();
+        let (offset, len) = (begin + whole.start, whole.len());
+        // SAFETY: these bytes belong to this part alone, which is not used again, and are not handed out again.
+        let freed = unsafe {
+            self.chunk.map.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, len)
+        };
+        if let Err(error) = freed {
+            tracing::debug!(%error, "memory of weights is kept until its neighbours are freed");
+        }
+    }
 }
 
 impl AlignedBytes {
@@ -126,6 +147,30 @@ impl DerefMut for AlignedBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn freed_part_gives_its_pages_back_and_keeps_its_neighbours() {
+        let filled = || {
+            let mut bytes = AlignedBytes::zeroed(CHUNKED_BYTES_MIN + 64);
+            bytes.fill(7);
+            bytes
+        };
+        // Two parts after one another may lie in two chunks.
+        let (before, freed, after) = loop {
+            let three = (filled(), filled(), filled());
+            let at = |bytes: &AlignedBytes| bytes.as_ptr().addr();
+            if at(&three.1) == at(&three.0) + three.0.len()
+                && at(&three.2) == at(&three.1) + three.1.len()
+            {
+                break three;
+            }
+        };
+        let inside = freed[PAGE..].as_ptr();
+        drop(freed);
+        // SAFETY: the page is in a chunk that the neighbours keep, and belongs to no part.
+        assert_eq!(unsafe { inside.read_volatile() }, 0);
+        assert!(before.iter().chain(&*after).all(|&byte| byte == 7));
+    }
 
     #[test]
     fn buffers_are_zeroed_aligned_and_disjoint() {

@@ -99,6 +99,13 @@ impl PackedMatrix {
         Ok(with_layout!(format, L => Self::pack_as::<L>(format, rows, cols, trits)))
     }
 
+    /// Returns the size in bytes of a packed matrix of this shape.
+    pub(crate) fn size_for(format: Format, rows: usize, cols: usize) -> usize {
+        with_layout!(format, L => {
+            rows.div_ceil(TILE_ROWS) * L::tile_bytes(cols.div_ceil(L::BLOCK_COLS))
+        })
+    }
+
     fn pack_as<L: Layout>(format: Format, rows: usize, cols: usize, trits: &[i8]) -> Self {
         let blocks = cols.div_ceil(L::BLOCK_COLS);
         let tile_bytes = L::tile_bytes(blocks);

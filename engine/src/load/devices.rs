@@ -1,4 +1,4 @@
-//! The devices a model runs on: one, or several GPUs of a worker.
+//! The devices a model runs on: one, or several of a worker.
 
 use std::{fmt, str::FromStr, sync::OnceLock};
 
@@ -54,12 +54,14 @@ pub enum DevicesError {
          cuda:all)"
     )]
     Unknown(String),
-    /// A device that is not a GPU, among several devices.
+    /// `auto` among several devices.
+    #[error("auto chooses one device: name the others instead, as in cpu,cuda:0")]
+    AutoAmong,
+    /// Devices of several kinds where one is needed.
     #[error(
-        "{0} is not a GPU; only GPUs can be combined, because answers of other devices may differ (another \
-         numerics class): start a worker for each"
+        "{0} are devices of two kinds, whose answers may differ (another numerics class): choose the CPU or GPUs"
     )]
-    Mixed(DeviceChoice),
+    Mixed(Devices),
     /// A device is named twice.
     #[error("{0} is named twice")]
     Twice(DeviceChoice),
@@ -88,7 +90,7 @@ impl FromStr for DeviceChoice {
 /// The devices of a worker: each has an engine with its own weights and KV blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Devices {
-    /// One device, or several GPUs.
+    /// One device, or several: the CPU and GPUs.
     List(Vec<DeviceChoice>),
     /// Every GPU that can run the kernels.
     AllGpus,
@@ -104,6 +106,22 @@ impl Devices {
             return usable(cuda::count()?, cuda::usable);
         };
         Ok(devices.iter().map(|device| device.resolved()).collect())
+    }
+
+    /// Returns the devices by kind, the CPU first: each kind has its own numerics class.
+    pub fn kinds(&self) -> Vec<Self> {
+        let Self::List(devices) = self else { return vec![self.clone()] };
+        let (cpu, rest): (Vec<_>, Vec<_>) =
+            devices.iter().partition(|device| **device == DeviceChoice::Cpu);
+        [cpu, rest].into_iter().filter(|kind| !kind.is_empty()).map(Self::List).collect()
+    }
+
+    /// Returns the devices, if they are of one kind.
+    ///
+    /// # Errors
+    /// If the CPU and GPUs are mixed.
+    pub fn one_kind(&self) -> Result<&Self, DevicesError> {
+        if self.kinds().len() > 1 { Err(DevicesError::Mixed(self.clone())) } else { Ok(self) }
     }
 
     /// Returns the device, if there is only one.
@@ -156,8 +174,8 @@ impl FromStr for Devices {
         let devices: Vec<DeviceChoice> =
             names.split(',').map(str::parse).collect::<Result<_, _>>()?;
         for (index, device) in devices.iter().enumerate() {
-            if devices.len() > 1 && !matches!(device, DeviceChoice::Cuda(_)) {
-                return Err(DevicesError::Mixed(*device));
+            if devices.len() > 1 && *device == DeviceChoice::Auto {
+                return Err(DevicesError::AutoAmong);
             }
             if devices[..index].contains(device) {
                 return Err(DevicesError::Twice(*device));
@@ -188,9 +206,21 @@ mod tests {
             assert!(matches!(wrong.parse::<Devices>(), Err(DevicesError::Unknown(_))), "{wrong}");
         }
         let refused = |names: &str| names.parse::<Devices>().expect_err("the choice is invalid");
-        assert_eq!(refused("cuda:0,cpu"), DevicesError::Mixed(DeviceChoice::Cpu));
-        assert_eq!(refused("auto,cuda:0"), DevicesError::Mixed(DeviceChoice::Auto));
+        assert_eq!(refused("auto,cuda:0"), DevicesError::AutoAmong);
         assert_eq!(refused("cuda,cuda:1,cuda:0"), DevicesError::Twice(DeviceChoice::Cuda(0)));
+    }
+
+    #[test]
+    fn devices_of_two_kinds_are_two_groups() {
+        let devices = |names: &str| names.parse::<Devices>().expect("a valid choice");
+        let kinds =
+            |names| devices(names).kinds().iter().map(Devices::to_string).collect::<Vec<_>>();
+        assert_eq!(kinds("cuda:1,cpu,cuda:0"), ["cpu", "cuda:1,cuda:0"]);
+        for one in ["cpu", "auto", "cuda:0,cuda:1", "cuda:all"] {
+            assert_eq!(kinds(one), [one]);
+            assert!(devices(one).one_kind().is_ok(), "{one}");
+        }
+        assert!(matches!(devices("cpu,cuda:0").one_kind(), Err(DevicesError::Mixed(_))));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::{
     event_publisher::{self, EventSender},
     heartbeat,
 };
-use crate::engine_thread::{EngineThread, Report};
+use crate::engine_thread::{EngineThread, Report, Turn};
 
 /// The resources that commands use.
 pub(super) struct Shell {
@@ -60,19 +60,21 @@ async fn next_report(threads: &mut [EngineThread]) -> (usize, Option<Report>) {
 }
 
 impl Shell {
-    /// Starts the engine threads and a core, and runs until the core exits.
+    /// Starts the engine threads, each with its turns, and a core, and runs until the core exits.
     pub async fn run(
         worker: Arc<Worker>,
         devices: Vec<Device>,
+        turns: Vec<Option<Turn>>,
         mut stop: watch::Receiver<Stop>,
         mut directive: watch::Receiver<Directive>,
     ) -> Result<(), WorkerError> {
         let names: Vec<String> = devices.iter().map(|device| device.name.clone()).collect();
         worker.metrics.set_devices(names.clone());
-        let start = |(index, Device { engine, .. })| {
-            EngineThread::start(engine, index, Arc::clone(&worker.metrics))
+        let start = |(index, (Device { engine, .. }, turn))| {
+            EngineThread::start(engine, index, turn, Arc::clone(&worker.metrics))
         };
-        let threads = devices.into_iter().enumerate().map(start).collect::<Result<_, _>>();
+        let devices = devices.into_iter().zip(turns).enumerate();
+        let threads = devices.map(start).collect::<Result<_, _>>();
         let policy = Policy::of(worker.config.mode, worker.config.lease);
         let setup = CoreSetup {
             policy,
@@ -93,8 +95,9 @@ impl Shell {
             inputs: VecDeque::from([Input::Tick]),
             worker,
         };
-        // A request to stop may have come before this.
+        // A request to stop, and a directive, may have come before this.
         stop.mark_changed();
+        directive.mark_changed();
         let mut checks = interval(check_interval(shell.worker.config.step_limit));
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

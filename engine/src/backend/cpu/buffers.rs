@@ -96,6 +96,31 @@ impl Buffers {
     }
 }
 
+#[cfg(test)]
+impl Buffers {
+    /// Returns the memory in bytes of the buffers with one row per token.
+    pub fn size_bytes(&self) -> usize {
+        let floats = [
+            &self.residual,
+            &self.rotations,
+            &self.queries,
+            &self.keys,
+            &self.values,
+            &self.attended,
+            &self.gate,
+            &self.head_rows_all,
+            &self.head_rows_largest,
+        ];
+        let floats: usize = floats.into_iter().map(|buffer| buffer.len() * 4).sum();
+        let rows = self.rows.len() * size_of::<Row>();
+        let input = |input: &Quantized| {
+            let row = Activations::row_bytes(input.x.format(), input.x.cols());
+            input.x.rows() * row + input.scales.len() * 4
+        };
+        floats + rows + self.inputs.iter().map(input).sum::<usize>()
+    }
+}
+
 /// Scratch of one thread.
 #[derive(Default)]
 pub(super) struct Scratch {

@@ -144,6 +144,16 @@ impl Head {
         Self { rows, screen, vocab_size: dense.rows, hidden_size: dense.cols }
     }
 
+    /// Returns the memory in bytes that [`Self::of`] would take.
+    pub fn size_for(dense: Dense<'_>, mode: HeadMode) -> usize {
+        let rows = match mode {
+            HeadMode::Q8 => (dense.rows * dense.cols).next_multiple_of(64) + dense.rows * 4,
+            HeadMode::Exact | HeadMode::Full => dense.bytes.len().next_multiple_of(64),
+        };
+        let screen = if mode == HeadMode::Exact { Screen::size_for(dense) } else { 0 };
+        rows + screen
+    }
+
     /// Returns the screen that finds the largest logits without computing all, if the mode has one.
     pub fn screen(&self) -> Option<&Screen> {
         self.screen.as_ref()
@@ -169,14 +179,6 @@ impl Head {
         match &self.rows {
             Rows::Stored { bytes, .. } => bytes.len(),
             Rows::Int8 { rows, scales } => rows.len() + scales.len() * 4,
-        }
-    }
-
-    /// Returns the name of the precision, for logs and the numerics class.
-    pub fn precision(&self) -> &'static str {
-        match &self.rows {
-            Rows::Stored { dtype, .. } => dtype.name(),
-            Rows::Int8 { .. } => "q8",
         }
     }
 

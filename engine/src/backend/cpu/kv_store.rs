@@ -57,6 +57,15 @@ impl KvShape {
         let elements = (self.key_stride() + self.value_stride()) * kv.size_bytes();
         self.layer_count * (elements + 2 * self.scale_stride() * kv.scale_bytes())
     }
+
+    /// Returns the number of bytes of a store of `block_count` blocks.
+    pub fn store_bytes(&self, kv: KvType, block_count: usize) -> usize {
+        let scales = self.scale_stride() * kv.scale_bytes();
+        let parts = [self.key_stride() * kv.size_bytes(), self.value_stride() * kv.size_bytes()];
+        let parts = parts.into_iter().chain([scales, scales]);
+        let layer: usize = parts.map(|part| (part * block_count).next_multiple_of(64)).sum();
+        self.layer_count * layer
+    }
 }
 
 /// Keys and values of every block. They are on huge pages, because a head's part of a block is only one
@@ -140,6 +149,13 @@ impl<E: KvElement + bytemuck::Pod> KvStore<E> {
         let key_scales = self.key_scales.iter_mut();
         let all_scales = key_scales.chain(&mut self.value_scales).map(move |layer| (layer, scales));
         keys.chain(values).chain(all_scales)
+    }
+
+    /// Returns the memory in bytes.
+    #[cfg(test)]
+    pub fn size_bytes(&self) -> usize {
+        let parts = [&self.keys, &self.values, &self.key_scales, &self.value_scales];
+        parts.into_iter().flatten().map(|layer| layer.len()).sum()
     }
 
     /// Returns the number of bytes of one block over all layers.
@@ -272,9 +288,9 @@ mod tests {
         let shape = KvShape { layer_count: 3, kv_head_count: 5, head_dim: 128 };
         assert_eq!(shape.block_bytes(kv), block_bytes, "{kv:?}");
         let store = KvStore::<E>::new(shape, 4);
-        let parts = [&store.keys, &store.values, &store.key_scales, &store.value_scales];
-        let held: usize = parts.into_iter().flatten().map(|layer| layer.len()).sum();
+        let held = store.size_bytes();
         assert_eq!(held, 4 * block_bytes, "{kv:?}");
+        assert_eq!(held, shape.store_bytes(kv, 4), "{kv:?}");
     }
 
     #[test]

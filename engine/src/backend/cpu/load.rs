@@ -14,7 +14,7 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    backend::{Backend, positions},
+    backend::{Backend, class, positions},
     files::{Model, ModelError},
     kernels::{
         Isa,
@@ -39,7 +39,7 @@ pub(super) struct CpuBackend<E> {
 
 impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     /// Makes the KV pool and starts the threads.
-    fn new(
+    pub(super) fn new(
         weights: Arc<Weights>,
         kernels: &'static FloatKernels,
         options: CpuOptions,
@@ -105,11 +105,9 @@ pub enum LoadError {
 pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, LoadError> {
     let kernels =
         FloatKernels::of(options.isa).ok_or(LoadError::IsaUnavailable { isa: options.isa })?;
-    let class_prefix = model.fingerprint()?;
+    let numerics_class = class::of(&model, options.kv, options.head, "cpu")?;
     let weights = Weights::load(model, options.format, options.head)?;
     self_test::run(&weights, options.isa, kernels)?;
-    let numerics_class =
-        format!("{class_prefix}/kv-{}/head-{}/cpu", options.kv.name(), weights.head.precision());
     tracing::info!(
         model = weights.model.name(),
         format = %options.format,

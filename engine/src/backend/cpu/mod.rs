@@ -13,6 +13,7 @@ pub(super) mod head;
 mod kv_store;
 mod linears;
 mod load;
+pub(crate) mod memory;
 mod options;
 mod pool;
 pub(super) mod screen;

@@ -46,7 +46,7 @@ use super::{
     Backend,
     cpu::{HeadMode, KvType},
 };
-use crate::files::{DenseType, Model};
+use crate::{backend::class, files::Model};
 use buffers::{Buffers, Limits};
 use device::Device;
 use shape::{Arena, Shape};
@@ -105,13 +105,11 @@ fn start(
     let block_bytes = shape.kv_block_bytes();
     let (fixed, free) = ((weight_bytes + buffer_bytes) as u64, properties.memory_free_bytes);
     let block_count = memory::block_count(fixed, block_bytes, options.blocks, free)?;
-    let class_prefix = model.fingerprint()?;
+    let numerics_class = class::of(model, options.kv, options.head, "cuda")?;
     let (weights_at, buffers_at) = (device.allocate(weight_bytes)?, device.allocate(buffer_bytes)?);
     let kv_base = device.allocate(block_count * block_bytes)?;
     let ((mut weights, buffers), ..) = place(weights_at, buffers_at);
     weights.fill(model, &shape, device.as_mut())?;
-    let precision = precision(model.head().dtype, options.head);
-    let numerics_class = format!("{class_prefix}/kv-{}/head-{precision}/cuda", options.kv.name());
     tracing::info!(
         model = model.name(),
         device = properties.name,
@@ -137,11 +135,6 @@ fn start(
     self_test::run(&mut backend, model)?;
     model.release_pages();
     Ok(backend)
-}
-
-/// Returns the name of the head's precision in the numerics class, the same as the CPU's.
-fn precision(dtype: DenseType, mode: HeadMode) -> &'static str {
-    if mode == HeadMode::Q8 { "q8" } else { dtype.name() }
 }
 
 /// Rejects shapes that the kernels do not support.

@@ -87,6 +87,17 @@ impl Screen {
         Some(Self { rows, stride, scales, row_stats: RowStatsArrays::new(&row_stats), six })
     }
 
+    /// Returns the memory in bytes that [`Self::of`] would take.
+    pub fn size_for(dense: Dense<'_>) -> usize {
+        if !can_screen(dense) {
+            return 0;
+        }
+        let bytes = dense.rows * dense.cols.next_multiple_of(STRIDE);
+        let stats = RowStatsArrays::size_for(dense.rows);
+        let six = if screen::machine_has_six() { six::size(bytes) + stats } else { 0 };
+        bytes + dense.rows * 4 + stats + six
+    }
+
     /// Returns the memory in bytes.
     pub fn size_bytes(&self) -> usize {
         let six = self.six.as_ref().map_or(0, |six| six.rows.len() + six.row_stats.size_bytes());
@@ -125,7 +136,12 @@ impl RowStatsArrays {
     }
 
     fn size_bytes(&self) -> usize {
-        self.sums.len() * (size_of::<RowStats>() - size_of::<f32>())
+        Self::size_for(self.sums.len())
+    }
+
+    /// Returns the size in bytes of the stats of this many rows; the scales are apart.
+    fn size_for(rows: usize) -> usize {
+        rows * (size_of::<RowStats>() - size_of::<f32>())
     }
 
     /// Returns the error bounds of the estimated logits in `range`, from the factors of a hidden row.

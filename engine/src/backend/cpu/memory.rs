@@ -1,0 +1,151 @@
+//! The memory that a model takes on the processor, from shapes alone: before anything is loaded.
+//!
+//! Weights and KV storage are exact. The buffers of steps are those of the largest step, and grow to that size
+//! only when such a step comes.
+
+use super::{
+    HeadMode, KvType, buffers::ROWS_PER_TASK, buffers::Row, head, head::Head, kv_store::KvShape,
+};
+use crate::{
+    config::{Linear, ModelConfig},
+    files::Model,
+    formats::{Format, PackedMatrix},
+    kernels::Activations,
+};
+
+/// Columns of a task's integer sums: four tiles, or the rows of the head that a task computes.
+const TASK_COLUMNS: usize = head::HEAD_ROWS;
+
+/// The size of the largest step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepSize {
+    /// Tokens, prefill chunks and decodes together.
+    pub rows: usize,
+    /// Sequences that logits are computed for.
+    pub sequences: usize,
+    /// Threads of the step.
+    pub threads: usize,
+}
+
+/// Returns the bytes of the packed matrices, and of the head with its copies.
+pub fn weight_bytes(model: &Model, format: Format, head: HeadMode) -> usize {
+    let config = model.config();
+    let layer = shapes(config).map(|(rows, cols)| PackedMatrix::size_for(format, rows, cols));
+    config.layer_count * layer.sum::<usize>() + Head::size_for(model.head(), head)
+}
+
+/// Returns the bytes of the KV storage.
+pub fn kv_bytes(model: &Model, kv: KvType, block_count: usize) -> usize {
+    KvShape::of(model.config()).store_bytes(kv, block_count)
+}
+
+/// Returns the bytes of the largest step's buffers, logits included, and of each thread's scratch.
+pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize {
+    let StepSize { rows, sequences, threads } = size;
+    let (hidden, heads) = (config.hidden_size, config.head_count * config.head_dim);
+    let kv = config.kv_head_count * config.head_dim;
+    let widest = hidden.max(heads).max(config.intermediate_size);
+    let inputs = if config.linear_norm_eps.is_some() { 3 } else { 1 };
+    let row = size_of::<Row>()
+        + 4 * (hidden + config.head_dim + 2 * heads + 2 * kv + config.intermediate_size)
+        + inputs * (Activations::row_bytes(format, widest) + size_of::<f32>());
+    let logits = 4 * sequences * (config.vocab_size + 2 * hidden);
+    let group = config.head_count / config.kv_head_count;
+    let scratch = 4
+        * (2 * rows * TASK_COLUMNS // sums
+        + (widest + head::HEAD_ROWS * hidden) * 2 // floats
+        + ROWS_PER_TASK * group * (config.context_length + 2 * config.head_dim)); // attention
+    rows * row + logits + threads * scratch
+}
+
+/// Returns the bytes that loading takes besides the weights: one decoded matrix, twice while its rows are
+/// reordered.
+pub fn load_bytes(config: &ModelConfig) -> usize {
+    2 * shapes(config).map(|(rows, cols)| rows * cols).max().unwrap_or(0)
+}
+
+/// Returns the shapes of a layer's matrices.
+fn shapes(config: &ModelConfig) -> impl Iterator<Item = (usize, usize)> {
+    Linear::ALL.into_iter().map(|linear| config.linear_shape(linear))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, sync::Arc};
+
+    use half::f16;
+
+    use super::*;
+    use crate::{
+        backend::{
+            Backend as _, Chunk, Logits, LogitsFor,
+            cpu::{CpuOptions, load::CpuBackend, weights::Weights},
+        },
+        kernels::float::KvElement,
+        kernels::{Isa, float::FloatKernels},
+        kv::{BLOCK_TOKENS, BlockId},
+    };
+
+    const MODELS: [&str; 4] =
+        ["bitnet-tiny", "bitnet-online-tiny", "llama-norm-tiny", "llama-tiny"];
+    const FORMATS: [Format; 3] = [Format::I2S, Format::Tl1, Format::Tl2];
+    const BLOCKS: usize = 7;
+    /// Tokens of the test step.
+    const ROWS: usize = 48;
+
+    fn open(name: &str) -> Arc<Model> {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        Arc::new(Model::open(&golden).expect("a golden model"))
+    }
+
+    #[test]
+    fn weights_take_what_was_computed() {
+        for name in MODELS {
+            let model = open(name);
+            for format in FORMATS {
+                for head in [HeadMode::Exact, HeadMode::Full, HeadMode::Q8] {
+                    let weights = Weights::load(Arc::clone(&model), format, head);
+                    let held = weights.expect("a good model").size_bytes();
+                    assert_eq!(
+                        weight_bytes(&model, format, head),
+                        held,
+                        "{name} {format} {head:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    fn check_step<E: KvElement + bytemuck::Pod>(name: &str, format: Format, kv: KvType) {
+        let (model, head) = (open(name), HeadMode::Exact);
+        let weights = Weights::load(Arc::clone(&model), format, head).expect("a good model");
+        let (isa, threads, block_count) = (Isa::detect(), 2, BLOCKS);
+        let options = CpuOptions { format, isa, threads, kv, head, block_count };
+        let kernels = FloatKernels::of(isa).expect("detected");
+        let mut backend = CpuBackend::<E>::new(weights.into(), kernels, options, String::new());
+        assert_eq!(kv_bytes(&model, kv, BLOCKS), backend.kv.size_bytes(), "{name} {kv:?}");
+
+        let tokens: Vec<u32> = (0..ROWS as u32).collect();
+        let blocks: Vec<BlockId> = (0..ROWS.div_ceil(BLOCK_TOKENS) as u32).map(BlockId).collect();
+        let chunk =
+            Chunk { tokens: &tokens, position: 0, blocks: &blocks, logits: LogitsFor::Last };
+        let mut logits = Logits::default();
+        backend.step(&[chunk], &mut logits).expect("a good chunk");
+        let config = model.config();
+        let size = StepSize { rows: ROWS, sequences: 1, threads: 0 };
+        let computed = step_bytes(config, format, size) - 4 * config.vocab_size;
+        let held = backend.buffers.size_bytes();
+        assert!(held <= computed && computed <= 2 * held, "{name} {format}: {held}, {computed}");
+    }
+
+    #[test]
+    fn kv_storage_and_buffers_take_what_was_computed() {
+        for name in MODELS {
+            for format in FORMATS {
+                check_step::<f16>(name, format, KvType::F16);
+            }
+            check_step::<f32>(name, Format::I2S, KvType::F32);
+            check_step::<i8>(name, Format::I2S, KvType::Q8);
+        }
+    }
+}

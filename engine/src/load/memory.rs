@@ -1,0 +1,157 @@
+//! The memory and the numerics class of an engine, before its model is loaded.
+
+use super::{DeviceChoice, EngineOptions};
+use crate::{
+    EngineConfig,
+    backend::{
+        class,
+        cpu::memory::{self, StepSize},
+    },
+    files::{Model, ModelError},
+    kv::blocks_for,
+};
+
+/// The least KV memory that an engine gets by default, unless its sequences cannot use as much.
+const KV_BYTES_MIN: u64 = 64 << 20;
+
+/// The memory of the processor that an engine takes, in bytes. An engine on a GPU has its weights and KV blocks
+/// there, and takes only scratch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryNeed {
+    /// Packed matrices, and the head with its copies.
+    pub weights: u64,
+    /// Storage of the KV blocks.
+    pub kv: u64,
+    /// Buffers of the largest step, or of loading if that takes more.
+    pub scratch: u64,
+}
+
+/// A model needs more memory than it may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it needs {} of memory, {} for weights, {} for the KV cache and {} for buffers, and the budget is {}",
+    mib(.need.total()), mib(.need.weights), mib(.need.kv), mib(.need.scratch), mib(*.budget)
+)]
+pub struct OverBudget {
+    /// What it needs at least.
+    pub need: MemoryNeed,
+    /// The budget in bytes.
+    pub budget: u64,
+}
+
+/// Formats bytes as `1.5 MiB`, rounded up.
+fn mib(bytes: u64) -> String {
+    let tenths = (u128::from(bytes) * 10).div_ceil(1 << 20);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
+
+impl MemoryNeed {
+    /// Checks that the sum is within a budget in bytes.
+    ///
+    /// # Errors
+    /// [`OverBudget`] if it is not.
+    pub fn check(self, budget: u64) -> Result<(), OverBudget> {
+        if self.total() > budget { Err(OverBudget { need: self, budget }) } else { Ok(()) }
+    }
+
+    /// Returns the sum.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.kv).saturating_add(self.scratch)
+    }
+}
+
+/// Returns the memory that an engine with these options takes, from the shapes of the model alone.
+pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
+    let config = model.config();
+    let rows = EngineConfig::new(config.context_length).token_budget.max(options.max_sequences);
+    let size = StepSize { rows, sequences: options.max_sequences, threads: options.threads() };
+    let loading = memory::load_bytes(config) as u64;
+    if let DeviceChoice::Cuda(_) = options.device.resolved() {
+        let logits = 4 * (options.max_sequences * config.vocab_size) as u64;
+        return MemoryNeed { weights: 0, kv: 0, scratch: logits.max(loading) };
+    }
+    let step = memory::step_bytes(config, options.format, size) as u64;
+    MemoryNeed {
+        weights: memory::weight_bytes(model, options.format, options.head) as u64,
+        kv: memory::kv_bytes(model, options.kv, options.block_count(model)) as u64,
+        scratch: step.max(loading),
+    }
+}
+
+/// Returns the least KV memory to give an engine, in bytes: what one sequence of full length takes, at most 64 MiB.
+/// If the options state the KV memory, that much.
+pub fn kv_bytes_min(model: &Model, options: &EngineOptions) -> u64 {
+    if options.kv_bytes.is_some() || options.device.resolved() != DeviceChoice::Cpu {
+        return memory_needed(model, options).kv;
+    }
+    let blocks = blocks_for(model.config().context_length);
+    (memory::kv_bytes(model, options.kv, blocks) as u64).min(KV_BYTES_MIN)
+}
+
+/// Returns the numerics class of the engine that these options make. The first call for a model reads all of it.
+///
+/// # Errors
+/// If a tensor cannot be decoded.
+pub fn numerics_class(model: &Model, options: &EngineOptions) -> Result<String, ModelError> {
+    let backend = match options.device.resolved() {
+        DeviceChoice::Cuda(_) => "cuda",
+        _ => "cpu",
+    };
+    class::of(model, options.kv, options.head, backend)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, sync::Arc};
+
+    use super::*;
+    use crate::{
+        backend::cpu::{HeadMode, KvType},
+        load,
+    };
+
+    #[test]
+    fn class_and_blocks_equal_those_of_the_loaded_engine() {
+        for name in ["bitnet-tiny", "llama-norm-tiny", "gguf/synth-i2_s-q6k.gguf"] {
+            let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+            let model = Arc::new(Model::open(&golden).expect("a golden model"));
+            for head in [HeadMode::Exact, HeadMode::Full, HeadMode::Q8] {
+                for kv in [KvType::F16, KvType::Q8] {
+                    let kv_bytes = Some(1 << 20);
+                    let options = EngineOptions { kv, head, kv_bytes, ..EngineOptions::default() };
+                    let engine = load::engine(&model, &options).expect("it loads");
+                    let class = numerics_class(&model, &options).expect("it can be read");
+                    assert_eq!(class, engine.backend().numerics_class(), "{name}");
+                    let held = engine.backend().block_bytes() * engine.backend().block_count();
+                    assert_eq!(memory_needed(&model, &options).kv, held as u64, "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn need_over_the_budget_is_an_error_with_its_parts() {
+        let need = MemoryNeed { weights: 3 << 20, kv: 1 << 20, scratch: 1 << 19 };
+        assert_eq!(need.check(need.total()), Ok(()));
+        let error = need.check(need.total() - 1).expect_err("a byte too much").to_string();
+        let parts = "4.5 MiB of memory, 3.0 MiB for weights, 1.0 MiB for the KV cache and 0.5 MiB for buffers";
+        assert!(error.contains(parts) && error.ends_with("the budget is 4.5 MiB"), "{error}");
+        let most = MemoryNeed { weights: u64::MAX, kv: u64::MAX, scratch: 1 };
+        assert!(most.check(1 << 40).is_err());
+    }
+
+    #[test]
+    fn more_sequences_and_threads_need_more_and_a_gpu_needs_little() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/bitnet-tiny");
+        let model = Model::open(&golden).expect("a golden model");
+        let few = EngineOptions { max_sequences: 2, threads: None, ..EngineOptions::default() };
+        let many = EngineOptions { max_sequences: 600, ..few };
+        let (less, more) = (memory_needed(&model, &few), memory_needed(&model, &many));
+        assert!(less.scratch < more.scratch && less.kv < more.kv, "{less:?} {more:?}");
+        assert_eq!(less.weights, more.weights);
+        assert!(kv_bytes_min(&model, &few) < less.kv, "room for one sequence");
+        let gpu = EngineOptions { device: DeviceChoice::Cuda(0), ..many };
+        let on_gpu = memory_needed(&model, &gpu);
+        assert_eq!((on_gpu.weights, on_gpu.kv, kv_bytes_min(&model, &gpu)), (0, 0, 0));
+    }
+}

@@ -1,0 +1,156 @@
+//! The memory budget of a process, and what each model gets of it.
+
+use anyhow::Context as _;
+use tritmill_engine::{
+    files::Model,
+    load::{self, DeviceChoice, EngineOptions, KV_BYTES_DEFAULT, MemoryNeed},
+};
+use tritmill_worker::machine::Machine;
+
+use crate::options::MemoryOption;
+
+/// Options that make a model fit, for error messages.
+const HELP: &str = "raise --memory, or lower it with --kv-memory, --kv q8, --head full, --format tl2, \
+                    --max-sequences or --threads";
+
+/// Memory that models may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Budget {
+    /// In bytes; `None` if nothing is known.
+    pub bytes: Option<u64>,
+    /// Whether the user chose it: then KV caches may take all that is left.
+    is_given: bool,
+}
+
+/// A model, and how it is run.
+pub struct Candidate<'a> {
+    /// For messages.
+    pub name: &'a str,
+    pub model: &'a Model,
+    pub options: EngineOptions,
+    /// Engines, each with its own buffers.
+    pub device_count: usize,
+}
+
+impl Budget {
+    /// Returns the budget of the option, else most of the memory that is available now.
+    pub fn of(option: &MemoryOption) -> Self {
+        // The rest is for everything else in the process.
+        let available = || Machine::read().memory_available_bytes.map(|bytes| bytes / 16 * 15);
+        Self { bytes: option.memory.or_else(available), is_given: option.memory.is_some() }
+    }
+
+    /// Chooses the KV memory of each model, where the options leave it open. Returns the complete options and the
+    /// memory that each model takes. If all models fit together, they share what is left; else each one fits alone.
+    ///
+    /// # Errors
+    /// [`load::OverBudget`] if a model does not fit alone.
+    pub fn fit(&self, models: &[Candidate<'_>]) -> anyhow::Result<Vec<(EngineOptions, u64)>> {
+        let budget = self.bytes.unwrap_or(u64::MAX);
+        let mut wishes = Vec::new();
+        for candidate in models {
+            let least = candidate.need(load::kv_bytes_min(candidate.model, &candidate.options));
+            let fits = least.check(budget).context(HELP);
+            fits.with_context(|| format!("model {} does not fit", candidate.name))?;
+            let limit = if self.is_given { u64::MAX } else { KV_BYTES_DEFAULT };
+            let most = candidate.need(limit);
+            wishes.push(Wish { fixed: least.total() - least.kv, least: least.kv, most: most.kv });
+        }
+        let kv_bytes = share(budget, &wishes);
+        let with = |(candidate, kv_bytes): (&Candidate<'_>, u64)| {
+            let options = candidate.with_kv(kv_bytes);
+            (options, candidate.need(kv_bytes).total())
+        };
+        Ok(models.iter().zip(kv_bytes).map(with).collect())
+    }
+}
+
+impl Candidate<'_> {
+    /// Returns the options with at most this much KV memory, unless they state it. That of GPUs stays open.
+    fn with_kv(&self, kv_bytes: u64) -> EngineOptions {
+        let is_open =
+            self.options.kv_bytes.is_none() && self.options.device.resolved() == DeviceChoice::Cpu;
+        let kv_bytes = if is_open { Some(kv_bytes) } else { self.options.kv_bytes };
+        EngineOptions { kv_bytes, ..self.options }
+    }
+
+    fn need(&self, kv_bytes: u64) -> MemoryNeed {
+        let need = load::memory_needed(self.model, &self.with_kv(kv_bytes));
+        MemoryNeed { scratch: need.scratch.saturating_mul(self.device_count as u64), ..need }
+    }
+}
+
+/// What a model takes in any case, and its least and most KV memory.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    fixed: u64,
+    least: u64,
+    most: u64,
+}
+
+/// Returns the KV memory of each model. Each one fits the budget alone.
+fn share(budget: u64, wishes: &[Wish]) -> Vec<u64> {
+    let together =
+        wishes.iter().fold(0u64, |sum, wish| sum.saturating_add(wish.fixed + wish.least));
+    let Some(mut left) = budget.checked_sub(together) else {
+        let alone =
+            |wish: &Wish| wish.most.min(budget - wish.fixed).min(KV_BYTES_DEFAULT).max(wish.least);
+        return wishes.iter().map(alone).collect();
+    };
+    let mut kv_bytes: Vec<u64> = wishes.iter().map(|wish| wish.least).collect();
+    let more = |wish: &Wish| wish.most.saturating_sub(wish.least);
+    let mut order: Vec<usize> = (0..wishes.len()).collect();
+    // Who wants least first: what it does not need is for the others.
+    order.sort_by_key(|&index| more(&wishes[index]));
+    for (place, &index) in order.iter().enumerate() {
+        let part = more(&wishes[index]).min(left / (order.len() - place) as u64);
+        kv_bytes[index] += part;
+        left -= part;
+    }
+    kv_bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn wish(fixed: u64, least: u64, most: u64) -> Wish {
+        Wish { fixed, least, most }
+    }
+
+    #[test]
+    fn models_that_fit_together_share_the_rest_and_others_fit_alone() {
+        assert_eq!(share(100, &[wish(10, 5, 500)]), [90]);
+        assert_eq!(share(100, &[wish(10, 5, 20)]), [20]);
+        assert_eq!(share(100, &[wish(10, 5, 500), wish(20, 5, 10), wish(10, 0, 0)]), [50, 10, 0]);
+        assert_eq!(share(100, &[wish(60, 5, 500), wish(50, 5, 10)]), [40, 10]);
+        assert_eq!(share(100, &[wish(10, 90, 90), wish(10, 5, 500)]), [90, 90]);
+        assert_eq!(share(u64::MAX, &[wish(10, 5, 7), wish(10, 5, 8)]), [7, 8]);
+    }
+
+    #[test]
+    fn model_gets_what_is_left_and_is_refused_without_room_for_a_sequence() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("engine/tests/golden/bitnet-tiny");
+        let model = Model::open(&golden).expect("a golden model");
+        let options =
+            EngineOptions { threads: std::num::NonZeroUsize::new(1), ..Default::default() };
+        let fit = |bytes: u64| {
+            let budget = Budget { bytes: Some(bytes), is_given: true };
+            let candidate = Candidate { name: "tiny", model: &model, options, device_count: 1 };
+            budget.fit(&[candidate])
+        };
+        let all = load::memory_needed(&model, &options);
+        let (_, taken) = fit(all.total() + (1 << 20)).expect("it fits")[0];
+        assert_eq!(taken, all.total(), "no more than the sequences need");
+        let tight = all.total() - all.kv / 2;
+        let (options, taken) = fit(tight).expect("it fits with fewer blocks")[0];
+        assert!(taken <= tight && taken > tight - (1 << 20), "{taken} of {tight}");
+        assert!(options.kv_bytes.expect("chosen") < all.kv);
+        let error = fit(all.weights).expect_err("there is no room for buffers");
+        assert!(error.downcast_ref::<load::OverBudget>().is_some());
+        let text = format!("{error:#}");
+        assert!(text.contains("model tiny does not fit") && text.contains("--kv q8"), "{text}");
+    }
+}
