@@ -75,8 +75,8 @@ impl Admission {
 
     async fn served(&self, queue: &QueueName) -> Option<Served> {
         let read = async {
-            let serving = self.workers.serving(queue).await?;
-            Ok(Some(Served { serving, read_at: Instant::now() }))
+            let read_at = Instant::now();
+            Ok(Some(Served { serving: self.workers.serving(queue).await?, read_at }))
         };
         self.serving.of(queue, read).await
     }

@@ -14,7 +14,7 @@ use tritmill_queue::{
 };
 
 /// Share of the time to a deadline that may be used: predictions are not exact.
-const DEADLINE_SHARE: f64 = 0.9;
+const DEADLINE_SHARE: f64 = 0.8;
 /// Share of a limit below which it lets jobs in again.
 const REOPEN_SHARE: f64 = 0.8;
 /// Bounds of the time after which to try again.
@@ -93,7 +93,8 @@ pub(crate) struct Situation {
 /// Decides about jobs of one queue and priority, and remembers which limits are reached.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Gate {
-    /// The longest limit, in seconds, that refused a job and has let none in since.
+    /// Limits up to this one, in seconds, let jobs in only a fifth below their value. Includes limits that are
+    /// longer than the one that refused a job by less than this fifth.
     shut_up_to_s: f64,
 }
 
@@ -119,20 +120,21 @@ impl Gate {
             }
             return Ok(());
         }
-        self.shut_up_to_s = self.shut_up_to_s.max(limit_s);
-        let retry_after = Duration::try_from_secs_f64(wait_s - REOPEN_SHARE * limit_s);
+        self.shut_up_to_s = self.shut_up_to_s.max(limit_s / REOPEN_SHARE);
+        let retry_after = Duration::try_from_secs_f64(wait_s - REOPEN_SHARE * limit_s.max(0.0));
         let retry_after = retry_after.unwrap_or(RETRY_MAX).clamp(RETRY_MIN, RETRY_MAX);
         Err(Refused { limit, cause: now.serving.cause(), retry_after })
     }
 }
 
-/// Returns the limit that leaves the least time to wait, and this time in seconds; `None` without any. A job past
+/// Returns the limit that leaves the least time to wait, and this time in seconds, negative for a job that would be
+/// late without any wait; `None` without any limit. A job past
 /// its deadline is not refused: the store ends it.
 fn strictest(group: &Group, now: &Situation, own_s: f64) -> Option<(Limit, f64)> {
     let left = group.expires_at.map(|at| at.since(now.now)).filter(|left| !left.is_zero());
     let deadline = left.map(|left| {
-        let left_s = (DEADLINE_SHARE * left.as_secs_f64() - own_s).max(0.0);
-        (Limit::Deadline(Duration::from_secs_f64(left_s)), left_s)
+        let left_s = DEADLINE_SHARE * left.as_secs_f64() - own_s;
+        (Limit::Deadline(Duration::from_secs_f64(left_s.max(0.0))), left_s)
     });
     let longest = now.max_wait.map(|wait| (Limit::MaxWait(wait), wait.as_secs_f64()));
     deadline.into_iter().chain(longest).min_by(|(_, a), (_, b)| a.total_cmp(b))
@@ -172,17 +174,17 @@ mod tests {
 
     #[test]
     fn job_that_would_miss_its_deadline_is_refused() {
-        // It needs 2 s itself, and may use 18 of 20 s: 16 s of waiting are 1600 tokens.
-        assert!(passes(&job(20, Some(20)), &waiting(1600)));
-        assert!(!passes(&job(20, Some(20)), &waiting(1610)));
+        // It needs 2 s itself, and may use 16 of 20 s: 14 s of waiting are 1400 tokens.
+        assert!(passes(&job(20, Some(20)), &waiting(1400)));
+        assert!(!passes(&job(20, Some(20)), &waiting(1410)));
         assert!(passes(&job(20, None), &waiting(1_000_000)));
         let over = Group { expires_at: Some(NOW.before(Duration::from_secs(1))), ..job(20, None) };
         assert!(passes(&over, &waiting(1_000_000)), "the store ends it");
         let Refused { limit, cause, retry_after } =
             Gate::default().pass(&job(20, Some(20)), &waiting(2600)).unwrap_err();
-        assert_eq!((limit, cause), (Limit::Deadline(Duration::from_secs(16)), Cause::Cpu));
-        // 26 s are before it; at 12.8 s the limit lets jobs in again.
-        assert_eq!(retry_after, Duration::from_millis(13_200));
+        assert_eq!((limit, cause), (Limit::Deadline(Duration::from_secs(14)), Cause::Cpu));
+        // 26 s are before it; at 11.2 s the limit lets jobs in again.
+        assert_eq!(retry_after, Duration::from_millis(14_800));
     }
 
     #[test]
@@ -216,7 +218,8 @@ mod tests {
 
     #[test]
     fn full_limit_lets_jobs_in_again_a_fifth_below_it() {
-        let (mut gate, job) = (Gate::default(), job(20, Some(20)));
+        // A limit of 16 s.
+        let (mut gate, job) = (Gate::default(), job(40, Some(25)));
         let mut pass = |tokens| gate.pass(&job, &waiting(tokens)).is_ok();
         assert!(pass(1600) && !pass(1700));
         assert!(!pass(1500) && !pass(1290), "still shut");
@@ -229,12 +232,15 @@ mod tests {
 
     #[test]
     fn short_deadlines_do_not_keep_out_jobs_with_time() {
-        let (mut gate, now) = (Gate::default(), waiting(1700));
+        let (mut gate, now) = (Gate::default(), waiting(1500));
         assert!(gate.pass(&job(20, Some(20)), &now).is_err());
         assert!(gate.pass(&job(20, Some(60)), &now).is_ok());
-        assert!(gate.pass(&job(20, Some(20)), &waiting(1500)).is_err(), "still shut for these");
+        assert!(gate.pass(&job(20, Some(20)), &waiting(1300)).is_err(), "still shut for these");
         assert!(gate.pass(&job(20, Some(10)), &waiting(400)).is_ok(), "opens for all longer ones");
-        assert!(gate.pass(&job(20, Some(20)), &waiting(1500)).is_ok());
+        assert!(gate.pass(&job(20, Some(20)), &waiting(1300)).is_ok());
+        // A job that has some milliseconds more than the refused one is no exception.
+        assert!(gate.pass(&job(20, Some(20)), &waiting(1500)).is_err());
+        assert!(gate.pass(&job(19, Some(20)), &waiting(1400)).is_err());
     }
 
     #[test]

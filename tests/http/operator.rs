@@ -158,6 +158,8 @@ fn operator_actions_work_and_are_audited() {
         "queue.pause",
         "queue.resume",
         "queue.limit",
+        "queue.max_wait",
+        "queue.max_wait",
         "queue.allow_class",
         "queue.withdraw_class",
         "queue.withdraw_class",

@@ -90,7 +90,8 @@ struct Tally {
     met: u64,
     met_in_phase: u64,
     /// Accepted, and answered late or not at all.
-    missed: u64,
+    late: u64,
+    expired: u64,
     refused: BTreeMap<String, u64>,
     failed: BTreeMap<String, u64>,
     latencies: Vec<Duration>,
@@ -102,20 +103,20 @@ impl Tally {
             End::Answered(latency) => {
                 self.latencies.push(latency);
                 if latency > deadline {
-                    self.missed += 1;
+                    self.late += 1;
                 } else {
                     self.met += 1;
                     self.met_in_phase += u64::from(!is_over);
                 }
             }
-            End::Expired => self.missed += 1,
+            End::Expired => self.expired += 1,
             End::Refused(code) => *self.refused.entry(code).or_default() += 1,
             End::Failed(why) => *self.failed.entry(why).or_default() += 1,
         }
     }
 
     fn accepted(&self) -> u64 {
-        self.met + self.missed
+        self.met + self.late + self.expired
     }
 }
 
@@ -242,7 +243,7 @@ async fn capacity(sender: &Sender, callers: usize) -> anyhow::Result<f64> {
         asking.spawn(async move { sender.ask(None).await });
     };
     (0..callers).for_each(|_| ask(&mut asking));
-    let (mut answers, mut measured) = (0, None);
+    let (mut answers, mut measured, mut rate) = (0, None, None);
     while let Some(end) = asking.join_next().await {
         match end.context("a caller panicked")? {
             End::Answered(_) => {}
@@ -250,6 +251,12 @@ async fn capacity(sender: &Sender, callers: usize) -> anyhow::Result<f64> {
             End::Expired => bail!("without overload: no answer"),
         }
         answers += 1;
+        if let Some(rate) = rate {
+            if asking.is_empty() {
+                return Ok(rate);
+            }
+            continue;
+        }
         ask(&mut asking);
         // The first answers of all callers warm up.
         if answers == callers {
@@ -259,7 +266,8 @@ async fn capacity(sender: &Sender, callers: usize) -> anyhow::Result<f64> {
             && started.elapsed() >= CAPACITY_FOR
             && answers >= callers * (1 + ROUNDS)
         {
-            return Ok((answers - callers) as f64 / started.elapsed().as_secs_f64());
+            // The last answers are waited for: to drop their callers would cancel them.
+            rate = Some((answers - callers) as f64 / started.elapsed().as_secs_f64());
         }
     }
     bail!("no callers")
@@ -320,6 +328,7 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
             "offered": tally.offered, "offered_requests_per_s": tally.offered as f64 / seconds,
             "goodput_tokens_per_s": goodput, "goodput_share": goodput / capacity,
             "accepted": tally.accepted(), "met": tally.met, "met_share": met,
+            "late": tally.late, "expired": tally.expired,
             "refused": tally.refused, "failed": tally.failed, "p50_s": p50, "p99_s": p99,
             "memory_before_bytes": memory_before, "memory_peak_bytes": memory_peak,
             "redis_before_bytes": redis.map(|(before, _)| before),
@@ -334,11 +343,13 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
         deadline.as_secs_f64()
     ))?;
     output::line(format_args!(
-        "goodput {goodput:.0} tokens/s, {:.1} % of the capacity; {} accepted, {:.2} % of them in time; p50 {p50:.2} s, \
-         p99 {p99:.2} s",
+        "goodput {goodput:.0} tokens/s, {:.1} % of the capacity; {} accepted, {:.2} % of them in time ({} late, {} \
+         expired); p50 {p50:.2} s, p99 {p99:.2} s",
         100.0 * goodput / capacity,
         tally.accepted(),
-        100.0 * met
+        100.0 * met,
+        tally.late,
+        tally.expired
     ))?;
     for (what, counts) in [("refused", &tally.refused), ("failed", &tally.failed)] {
         for (why, count) in counts {
@@ -367,7 +378,8 @@ mod tests {
         tally.count(End::Expired, second, false);
         tally.count(End::Refused("cpu_busy".to_owned()), second, false);
         tally.count(End::Failed("broken".to_owned()), second, false);
-        assert_eq!((tally.accepted(), tally.met, tally.met_in_phase, tally.missed), (4, 2, 1, 2));
+        assert_eq!((tally.accepted(), tally.met, tally.met_in_phase), (4, 2, 1));
+        assert_eq!((tally.late, tally.expired), (1, 1));
         assert_eq!((tally.refused["cpu_busy"], tally.failed["broken"]), (1, 1));
     }
 }
