@@ -95,6 +95,9 @@ pub struct LimitOptions {
     /// Maximum number of batches of a tenant that are in progress; more wait in state validating
     #[arg(long, value_name = "N", default_value = "100", value_parser = options::up_to::<1_000_000>)]
     max_active_batches: NonZeroUsize,
+    /// Time limit of a completion request, in seconds. A request is refused if its answer would take longer
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, value_parser = worker::seconds)]
+    answer_timeout: f64,
     /// Allow webhooks to call this machine and private networks
     #[arg(long)]
     webhook_allow_private: bool,
@@ -151,6 +154,7 @@ impl LimitOptions {
             file_bytes_max: self.max_file_mib.get() as u64 * MIB,
             batch_lines_max: self.max_batch_lines.get() as u64,
             open_batches_max: self.max_open_batches.get() as u32,
+            answer_within: Duration::from_secs_f64(self.answer_timeout),
             active_batches_max: self.max_active_batches.get() as u32,
             webhook_addresses: match self.webhook_allow_private {
                 true => AddressPolicy::Any,

@@ -3,6 +3,7 @@
 pub mod batches;
 mod classes;
 mod deletion_costs;
+mod max_wait;
 pub mod workers;
 
 use std::{collections::HashSet, process::ExitCode, sync::Arc};
@@ -18,7 +19,10 @@ use tritmill_queue::{
     },
 };
 
-use self::classes::{ClassArguments, ShowArguments};
+use self::{
+    classes::{ClassArguments, ShowArguments},
+    max_wait::MaxWaitArguments,
+};
 use crate::{block_on, jobs, output, servers::Servers};
 
 /// Exit code: some of the named jobs were not found.
@@ -40,6 +44,8 @@ pub enum QueueCommand {
     Resume(QueueArguments),
     /// Limit the backlog of a queue
     Limit(LimitArguments),
+    /// Limit how long a new job of a queue may wait
+    MaxWait(MaxWaitArguments),
     /// Allow workers of another numerics class to serve a queue, too
     AllowClass(ClassArguments),
     /// Withdraw an allowed numerics class: its workers drain
@@ -174,6 +180,7 @@ pub fn queue(command: QueueCommand) -> anyhow::Result<ExitCode> {
             eprintln!("{queue} is resumed");
         }
         QueueCommand::Limit(arguments) => limit(arguments)?,
+        QueueCommand::MaxWait(arguments) => block_on(arguments.run())?,
         QueueCommand::Show(arguments) => block_on(classes::show(&arguments))?,
         QueueCommand::AllowClass(arguments) => block_on(arguments.allow())?,
         QueueCommand::WithdrawClass(arguments) => block_on(arguments.withdraw())?,
@@ -225,6 +232,7 @@ fn print_queues(queues: &[QueueOverview], as_json: bool) -> anyhow::Result<()> {
         if as_json {
             output::line(json!({
                 "queue": name, "paused": settings.paused, "limit_tokens": settings.limit_tokens,
+                "max_wait_s": settings.max_wait.map(|wait| wait.as_secs_f64()),
                 "numerics_class": settings.class, "allowed_classes": settings.allowed_classes,
                 "scheduled": progress.scheduled,
                 "queued": progress.queued, "running": progress.running,

@@ -207,6 +207,11 @@ impl Servers {
 }
 
 impl<'a> Given<'a> {
+    /// Returns the URL of Redis.
+    pub fn redis_url(self) -> &'a str {
+        self.redis
+    }
+
     /// Returns the URL of Postgres.
     pub fn database_url(self) -> &'a str {
         self.database

@@ -135,6 +135,7 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let dispatcher = Arc::new(MemoryDispatcher::new(DISPATCH_LIMIT));
     let events = Arc::new(MemoryEvents::default());
     let client = Client::embedded(store.clone(), dispatcher.clone(), events.clone());
+    let client = client.limited_by(store.clone());
     let registered = store.registered_queues().await.context("cannot read the store")?;
     // The file may have other queues, without a worker.
     let served = registered.into_iter().filter(|known| queues.contains(&known.queue));

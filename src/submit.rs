@@ -233,9 +233,9 @@ impl<'a> Submission<'a> {
             };
             match submitted {
                 Ok(ids) => return Ok(ids),
-                Err(ClientError::Busy { limit, accepted, retry_after }) => {
+                Err(ClientError::Busy { limit, cause, accepted, retry_after }) => {
                     let seconds = retry_after.as_secs_f32();
-                    eprintln!("queue is full at {limit}, waiting {seconds:.1} s");
+                    eprintln!("queue is full at {limit}: {cause}: waiting {seconds:.1} s");
                     left = left.get(accepted..).unwrap_or_default();
                     tokio::time::sleep(retry_after).await;
                 }

@@ -9,7 +9,7 @@ use axum::{
 };
 use serde::Serialize;
 use tritmill_client::{ClientError, FieldError, answer};
-use tritmill_queue::{JobError, StoreError, store::KeyRole};
+use tritmill_queue::{JobError, StoreError, dispatch::Cause, store::KeyRole};
 use utoipa::ToSchema;
 
 use crate::refusals::Limit;
@@ -43,6 +43,17 @@ pub(crate) type JsonResult<T> = Result<Json<T>, ApiError>;
 
 /// Time to wait before another batch is created.
 const BATCHES_RETRY: Duration = Duration::from_secs(10);
+
+/// Returns the error code of a queue that takes no more jobs.
+const fn code_of(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Cpu => "cpu_busy",
+        Cause::Gpu => "gpu_busy",
+        Cause::Memory => "memory_full",
+        Cause::NoWorker => "no_worker",
+        _ => "queue_full",
+    }
+}
 
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -265,9 +276,9 @@ impl From<StoreError> for ApiError {
 impl From<ClientError> for ApiError {
     fn from(error: ClientError) -> Self {
         match error {
-            ClientError::Busy { retry_after, limit, .. } => {
-                let mut full = Self::busy(format!("the {error}")).by(Limit::Queue(limit));
-                full.detail.code = "queue_full".to_owned();
+            ClientError::Busy { retry_after, limit, cause, .. } => {
+                let mut full = Self::busy(format!("the {error}")).by(Limit::Queue(limit, cause));
+                full.detail.code = code_of(cause).to_owned();
                 Self { retry_after: Some(retry_after), ..full }
             }
             ClientError::Store(error) => error.into(),
@@ -285,14 +296,23 @@ mod tests {
 
     #[test]
     fn full_queue_has_a_retry_after_header() {
-        let limit = Limit::Tokens(7);
-        let wait = Duration::from_millis(1200);
-        let busy = ClientError::Busy { limit, accepted: 0, retry_after: wait };
-        let error = ApiError::from(busy);
-        assert_eq!(error.limit(), Some(super::Limit::Queue(limit)));
-        let response = error.into_response();
-        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!(response.headers()[header::RETRY_AFTER], "2");
+        for (cause, code) in [
+            (Cause::Backlog, "queue_full"),
+            (Cause::Cpu, "cpu_busy"),
+            (Cause::Gpu, "gpu_busy"),
+            (Cause::Memory, "memory_full"),
+            (Cause::NoWorker, "no_worker"),
+        ] {
+            let (limit, wait) = (Limit::Tokens(7), Duration::from_millis(1200));
+            let busy = ClientError::Busy { limit, cause, accepted: 0, retry_after: wait };
+            let error = ApiError::from(busy);
+            assert_eq!(error.limit(), Some(super::Limit::Queue(limit, cause)));
+            assert_eq!(error.detail.code, code);
+            assert!(error.message().contains("try again in 1.2 s"), "{}", error.message());
+            let response = error.into_response();
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(response.headers()[header::RETRY_AFTER], "2");
+        }
     }
 
     #[test]

@@ -9,3 +9,4 @@ pub(crate) mod models;
 pub(crate) mod multipart;
 mod schemas;
 mod stream;
+mod time_limit;

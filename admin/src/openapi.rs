@@ -38,7 +38,7 @@ use crate::{
         jobs::list, jobs::count, jobs::cancel, job::one,
         dead_letters::list, dead_letters::replay, dead_letters::purge,
         queues::list, queues::pause, queues::resume, queues::limit,
-        queues::allow_class, queues::withdraw_class,
+        queues::max_wait, queues::allow_class, queues::withdraw_class,
         history::list, history::integrity,
         workers::list, workers::drain,
         keys::list, keys::create, keys::revoke, keys::erase, audit::list,

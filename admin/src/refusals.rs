@@ -1,4 +1,4 @@
-//! [`Refusals`]: what was refused to tenants, by limit. Refusals of strangers have no tenant;
+//! [`Refusals`]: what was refused to tenants, by limit and cause. Refusals of strangers have no tenant;
 //! [`tritmill_http::Metrics`] counts them.
 
 use std::{
@@ -12,7 +12,10 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
-use tritmill_queue::{Tenant, dispatch};
+use tritmill_queue::{
+    Tenant,
+    dispatch::{self, Cause},
+};
 
 use crate::ApiError;
 
@@ -37,8 +40,8 @@ pub(crate) enum Limit {
     LivePages,
     /// Unfinished batches of the tenant.
     OpenBatches,
-    /// What waits in the queue.
-    Queue(dispatch::Limit),
+    /// What waits in the queue, and why no more may.
+    Queue(dispatch::Limit, Cause),
 }
 
 impl Limit {
@@ -51,7 +54,15 @@ impl Limit {
             Self::Streams => "streams",
             Self::LivePages => "live_pages",
             Self::OpenBatches => "open_batches",
-            Self::Queue(limit) => limit.as_str(),
+            Self::Queue(limit, _) => limit.as_str(),
+        }
+    }
+
+    /// Returns the value of the label `cause`.
+    const fn cause(self) -> &'static str {
+        match self {
+            Self::Queue(_, cause) => cause.as_str(),
+            _ => "caller",
         }
     }
 }
@@ -59,10 +70,11 @@ impl Limit {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
     limit: &'static str,
+    cause: &'static str,
     tenant: String,
 }
 
-/// Counters by limit and tenant.
+/// Counters by limit, cause and tenant.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     counters: Family<Labels, Counter>,
@@ -80,7 +92,8 @@ impl Refusals {
     /// Counts a refusal.
     pub fn count(&self, limit: Limit, tenant: &Tenant) {
         let tenant = self.label(tenant).to_owned();
-        self.counters.get_or_create(&Labels { limit: limit.as_str(), tenant }).inc();
+        let labels = Labels { limit: limit.as_str(), cause: limit.cause(), tenant };
+        self.counters.get_or_create(&labels).inc();
     }
 
     /// Counts an error if it refuses a request for a limit.
@@ -121,7 +134,8 @@ mod tests {
         let tenant = |number: usize| Tenant(format!("t{number}"));
         for round in 0..2 {
             (0..TENANTS_MAX + 7).for_each(|number| {
-                refusals.count(Limit::Queue(dispatch::Limit::Tokens(7)), &tenant(number));
+                let limit = Limit::Queue(dispatch::Limit::Tokens(7), Cause::Gpu);
+                refusals.count(limit, &tenant(number));
             });
             let known = refusals.tenants.lock().expect("no panic").len();
             assert_eq!(known, TENANTS_MAX, "round {round}");
@@ -129,7 +143,9 @@ mod tests {
         let (mut registry, mut out) = (Registry::default(), String::new());
         refusals.register(&mut registry);
         text::encode(&mut out, &registry).expect("a string takes everything");
-        let line = |tenant| format!("refusals_total{{limit=\"queue_tokens\",tenant=\"{tenant}\"}}");
+        let line = |tenant| {
+            format!("refusals_total{{limit=\"queue_tokens\",cause=\"gpu\",tenant=\"{tenant}\"}}")
+        };
         for (tenant, count) in [("t0", 2), ("t199", 2), (OTHERS, 14)] {
             assert!(out.contains(&format!("{} {count}\n", line(tenant))), "{tenant}: {out}");
         }

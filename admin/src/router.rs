@@ -82,6 +82,7 @@ pub const ROUTES: &[Route] = &[
     route(Method::POST,   "/admin/v1/queues/pause",     OPERATE, || post(queues::pause)),
     route(Method::POST,   "/admin/v1/queues/resume",    OPERATE, || post(queues::resume)),
     route(Method::POST,   "/admin/v1/queues/limit",     OPERATE, || post(queues::limit)),
+    route(Method::POST,   "/admin/v1/queues/max-wait",  OPERATE, || post(queues::max_wait)),
     route(Method::POST,   "/admin/v1/queues/allow-class", OPERATE, || post(queues::allow_class)),
     route(Method::POST,   "/admin/v1/queues/withdraw-class", OPERATE, || post(queues::withdraw_class)),
     route(Method::GET,    "/admin/v1/history",          OPERATE, || get(history::list)),

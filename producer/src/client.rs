@@ -13,18 +13,20 @@ use std::{sync::Arc, time::Duration};
 use tritmill_queue::{
     DatabaseIndex, DispatchError, Dispatcher, Entry, FinishedJob, Job, JobId, JobState, Store,
     StoreError, Timestamp,
-    dispatch::{BacklogLimit, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
+    dispatch::{BacklogLimit, Cause, Demand, Limit, Quotas, RedisDispatcher, RedisUrlError},
     events::Events,
     store::{
-        Conflict, Databases, JobRecord, RedisConfigError, RedisStore, Submission, SubmitError,
+        Conflict, Databases, JobRecord, QueueSettings, RedisConfigError, RedisStore, Submission,
+        SubmitError, Workers,
     },
 };
 
 pub use self::waiting::Waited;
 use crate::{
     BuildError,
+    admission::{Admission, LetIn},
     canonical::{Purpose, hash},
-    quotas::QuotaCache,
+    overload::Refused,
 };
 
 /// Jobs recorded per transaction.
@@ -36,11 +38,14 @@ const POLL_CHUNK: usize = 1000;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The queue is full. Submit the jobs after the first `accepted` again after `retry_after`.
-    #[error("queue is full at {limit}: try again in {:.1} s", retry_after.as_secs_f32())]
+    /// The queue is full, or a job would miss its deadline. Submit the jobs after the first `accepted` again after
+    /// `retry_after`.
+    #[error("queue is full at {limit}: {cause}: try again in {:.1} s", retry_after.as_secs_f32())]
     Busy {
         /// The limit that the jobs would exceed.
         limit: Limit,
+        /// Why there is no room.
+        cause: Cause,
         /// Number of jobs of the call that were accepted, from the first on.
         accepted: usize,
         /// Time to wait before the next try.
@@ -84,6 +89,8 @@ pub struct Client {
     store: Arc<dyn Store>,
     dispatcher: Arc<dyn Dispatcher>,
     events: Arc<dyn Events>,
+    /// The limits of operators and of workers, if the store knows them.
+    admission: Option<Arc<Admission>>,
     mode: Mode,
 }
 
@@ -92,8 +99,8 @@ pub struct Client {
 enum Mode {
     /// A store and a dispatcher in this process.
     Embedded,
-    /// Postgres and Redis: idempotency keys and the quotas of operators.
-    Servers { store: Arc<Databases>, redis: Arc<RedisDispatcher>, quotas: Arc<QuotaCache> },
+    /// Postgres and Redis: idempotency keys.
+    Servers { store: Arc<Databases>, redis: Arc<RedisDispatcher> },
     /// Redis alone: one script accepts jobs and adds them to the queue.
     Fast(RedisStore),
 }
@@ -111,7 +118,14 @@ impl Client {
         dispatcher: Arc<dyn Dispatcher>,
         events: Arc<dyn Events>,
     ) -> Self {
-        Self { store, dispatcher, events, mode: Mode::Embedded }
+        Self { store, dispatcher, events, admission: None, mode: Mode::Embedded }
+    }
+
+    /// Returns the same client; the queues' limits in this store apply, and jobs that would miss their deadlines
+    /// are refused.
+    #[must_use]
+    pub fn limited_by<S: QueueSettings + Workers + 'static>(self, store: Arc<S>) -> Self {
+        Self { admission: Some(Arc::new(Admission::new(store))), ..self }
     }
 
     /// Connects to Postgres; Redis is connected to when it is used first.
@@ -138,13 +152,14 @@ impl Client {
 
     /// Creates a client of a Postgres store and a Redis dispatcher.
     pub fn from_servers(store: Arc<Databases>, dispatcher: Arc<RedisDispatcher>) -> Self {
-        let quotas = Arc::new(QuotaCache::new(store.clone()));
-        Self {
+        let client = Self {
             store: store.clone(),
             events: Arc::new(dispatcher.events()),
             dispatcher: dispatcher.clone(),
-            mode: Mode::Servers { store, redis: dispatcher, quotas },
-        }
+            admission: None,
+            mode: Mode::Servers { store: store.clone(), redis: dispatcher },
+        };
+        client.limited_by(store)
     }
 
     /// Returns the database for a new group of jobs: each of several ones in turn. Jobs have ids of the first
@@ -178,17 +193,17 @@ impl Client {
         let (mut accepted, mut size) = (0, SUBMIT_CHUNK);
         while accepted < jobs.len() {
             let chunk = &jobs[accepted..jobs.len().min(accepted + size)];
-            let entries = entries_to_run(chunk);
-            if let Some((limit, retry_after)) = self.refusal(Demand::of(&entries)).await {
-                if chunk.len() == 1 {
-                    return Err(ClientError::Busy { limit, accepted, retry_after });
+            let _let_in = match self.room(chunk, |demand| demand).await {
+                Ok(let_in) => let_in,
+                Err(refused) if chunk.len() == 1 => return Err(busy(refused, accepted)),
+                Err(_) => {
+                    size = (chunk.len() / 8).max(1);
+                    continue;
                 }
-                size = (chunk.len() / 8).max(1);
-                continue;
-            }
+            };
             self.store.submit(chunk).await?;
             accepted += chunk.len();
-            self.enqueue(&entries).await;
+            self.enqueue(&entries_to_run(chunk)).await;
         }
         Ok(())
     }
@@ -210,10 +225,9 @@ impl Client {
     ) -> Result<Vec<JobId>, ClientError> {
         let Mode::Servers { store, .. } = &self.mode else { return Err(ClientError::NoKeys) };
         validate(jobs)?;
-        let first = entries_to_run(jobs.get(..1).unwrap_or_default());
-        if let Some((limit, retry_after)) = self.refusal(Demand::of(&first)).await {
-            return Err(ClientError::Busy { limit, accepted: 0, retry_after });
-        }
+        let first = jobs.get(..1).unwrap_or_default();
+        let _let_in =
+            self.room(first, |demand| demand).await.map_err(|refused| busy(refused, 0))?;
         let tenant = jobs.first().map(|job| job.tenant.clone()).unwrap_or_default();
         let request = hash(Purpose::Submission, &[request]);
         let mut jobs = jobs.to_vec();
@@ -236,20 +250,14 @@ impl Client {
     }
 
     /// Checks whether there is room for these jobs of a batch. A fifth of each limit stays free for
-    /// interactive requests. A caller that records jobs in the store itself checks first and
+    /// interactive requests, and deadlines do not count: a batch waits by itself. A caller that records jobs in the store itself checks first and
     /// [`announce`](Self::announce)s afterwards.
     ///
     /// # Errors
     /// [`ClientError::Busy`] if there is no room.
     pub async fn admit(&self, jobs: &[Job]) -> Result<(), ClientError> {
-        let entries: Vec<Entry> = jobs.iter().map(Job::entry).collect();
-        let demands = Demand::of(&entries).into_iter().map(Demand::leaving_room).collect();
-        match self.refusal(demands).await {
-            Some((limit, retry_after)) => {
-                Err(ClientError::Busy { limit, accepted: 0, retry_after })
-            }
-            None => Ok(()),
-        }
+        let room = self.room(jobs, Demand::leaving_room).await;
+        room.map(drop).map_err(|refused| busy(refused, 0))
     }
 
     /// Notifies the dispatcher of jobs that are in the store. If it cannot be reached, workers find
@@ -265,20 +273,36 @@ impl Client {
         }
     }
 
-    /// Returns the first limit that these demands would exceed, and the time to wait.
-    async fn refusal(&self, demands: Vec<Demand>) -> Option<(Limit, Duration)> {
-        for demand in demands {
-            let quotas = match &self.mode {
-                Mode::Servers { quotas, .. } => quotas.of(&demand.queue).await,
-                Mode::Embedded | Mode::Fast(_) => Quotas::default(),
+    /// Checks whether there is room for the jobs that may run now. They count as waiting until the result is
+    /// dropped.
+    async fn room(
+        &self,
+        jobs: &[Job],
+        demanding: fn(Demand) -> Demand,
+    ) -> Result<Vec<LetIn>, Refused> {
+        let mut all = Vec::new();
+        for demand in Demand::of(&entries_to_run(jobs)).into_iter().map(demanding) {
+            let quotas = match &self.admission {
+                Some(admission) => admission.quotas(&demand.queue).await,
+                None => Quotas::default(),
             };
-            let room = self.dispatcher.admit(&demand, &quotas).await;
-            // After another error the length of the queue is unknown: the store decides.
-            if let Err(DispatchError::Busy { limit, retry_after, .. }) = room {
-                return Some((limit, retry_after));
-            }
+            let line = match self.dispatcher.admit(&demand, &quotas).await {
+                Ok(line) => line,
+                Err(DispatchError::Busy { limit, retry_after, .. }) => {
+                    let serving = match &self.admission {
+                        Some(admission) => admission.serving(&demand.queue).await,
+                        None => None,
+                    };
+                    return Err(Refused::by_dispatcher(limit, retry_after, serving.as_ref()));
+                }
+                // The length of the queue is unknown: the store decides.
+                Err(_) => continue,
+            };
+            let Some(admission) = &self.admission else { continue };
+            let jobs = jobs.iter().filter(|job| job.run_at.is_none() && job.queue == demand.queue);
+            all.extend(admission.let_in(&demand, jobs, &quotas, line).await?);
         }
-        None
+        Ok(all)
     }
 
     /// Returns a job's state, without its prompt and result.
@@ -316,6 +340,12 @@ impl Client {
 /// Checks the parameters of jobs that were made without a builder, too.
 fn validate(jobs: &[Job]) -> Result<(), BuildError> {
     jobs.iter().try_for_each(|job| Ok(job.sampling.validate()?))
+}
+
+/// Returns the error of jobs that were refused after `accepted` others.
+fn busy(refused: Refused, accepted: usize) -> ClientError {
+    let Refused { limit, cause, retry_after } = refused;
+    ClientError::Busy { limit, cause, accepted, retry_after }
 }
 
 /// Returns the entries of the jobs that may run now, not at a later time.

@@ -1,4 +1,4 @@
-//! [`HttpClient`]: requests over reqwest and rustls, without redirects, cookies, proxies or a pool.
+//! [`HttpClient`]: requests over reqwest and rustls, without redirects, cookies or proxies.
 //!
 //! A URL that a user chose (a webhook) is called with [`AddressPolicy::PublicOnly`]. A literal address
 //! in the URL is checked before the request; a name is checked by the resolver that the connection
@@ -28,6 +28,8 @@ use rustls::{
 use tokio::{net::lookup_host, time::timeout};
 use url::Host;
 
+/// Idle connections are closed after this time, sooner than by a server.
+const IDLE_MAX: Duration = Duration::from_secs(5);
 /// Time limit for a connection, its name lookup and TLS handshake included.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
@@ -146,6 +148,20 @@ impl HttpClient {
     /// # Errors
     /// [`BadCertificates`] if that file cannot be used.
     pub fn new(allowed: AddressPolicy, ca: Option<&Path>) -> Result<Self, BadCertificates> {
+        // One connection per request: the address is checked each time.
+        Self::with_idle_connections(0, allowed, ca)
+    }
+
+    /// Creates a client of one trusted server: it uses connections again.
+    pub fn of_trusted_server() -> Result<Self, BadCertificates> {
+        Self::with_idle_connections(usize::MAX, AddressPolicy::Any, None)
+    }
+
+    fn with_idle_connections(
+        idle_max: usize,
+        allowed: AddressPolicy,
+        ca: Option<&Path>,
+    ) -> Result<Self, BadCertificates> {
         let mut roots = RootCertStore::empty();
         // Without any system certificates, http:// URLs and the servers of `ca` still work.
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -174,8 +190,8 @@ impl HttpClient {
             .no_proxy()
             .http1_only()
             .connect_timeout(CONNECT_WITHIN)
-            // One connection per request: the address is checked each time.
-            .pool_max_idle_per_host(0);
+            .pool_idle_timeout(IDLE_MAX)
+            .pool_max_idle_per_host(idle_max);
         if allowed == AddressPolicy::PublicOnly {
             builder = builder.dns_resolver(Arc::new(PublicResolver));
         }

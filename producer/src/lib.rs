@@ -3,6 +3,7 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
+mod admission;
 pub mod answer;
 mod batch_file;
 mod body;
@@ -13,8 +14,8 @@ mod fields;
 pub mod http;
 mod lines;
 mod outage;
+mod overload;
 mod progress;
-mod quotas;
 mod relay;
 pub mod remote;
 mod request;
@@ -33,7 +34,7 @@ pub use tritmill_queue::{
     FinishedJob, Job, JobError, JobEvent, JobId, JobState, Message, Outcome, Priority, Prompt,
     QueueName, QueueNameError, Role, Sampling, SamplingError, Store, StoreError, Tenant, Timestamp,
     TokenLogprob, TopLogprob, TraceParent, TraceParentError, Usage,
-    dispatch::{Limit, MemoryDispatcher, RedisDispatcher, RedisUrlError},
+    dispatch::{Cause, Limit, MemoryDispatcher, RedisDispatcher, RedisUrlError},
     events::{Events, MemoryEvents},
     store::{
         AnsweredLine, Conflict, Databases, IngestedLine, JobRecord, RedisConfigError, RedisStore,

@@ -7,13 +7,15 @@
 //! [`MemoryDispatcher`] serves one process, [`RedisDispatcher`] many.
 
 mod backlog;
+mod line;
 mod memory;
 mod redis;
 
 use std::time::Duration;
 
 use async_trait::async_trait;
-pub use backlog::{Backlog, BacklogLimit, Demand, Limit, Missing, Quotas};
+pub use backlog::{Backlog, BacklogLimit, Cause, Demand, Limit, Missing, Quotas};
+pub use line::{Line, LinePart};
 pub use memory::MemoryDispatcher;
 pub(crate) use redis::{BLOCK_MAX, Connections, keys, refusal, scripts};
 pub use redis::{BlockingConnections, Delayed, DispatchStats, RedisDispatcher, RedisUrlError};
@@ -109,13 +111,14 @@ pub trait Dispatcher: Send + Sync {
     /// towards the limits of the queue, not towards those of a tenant.
     async fn set_missing(&self, queue: &QueueName, missing: Missing) -> Result<(), DispatchError>;
 
-    /// Checks that the demand fits the dispatcher's limits and the queue's quotas. A single entry always
-    /// fits if no other entry counts towards the limit: otherwise a large one would never be accepted.
-    /// Concurrent callers are checked separately, so together they may exceed a limit.
+    /// Checks that the demand fits the dispatcher's limits and the queue's quotas; returns what waits already. A
+    /// single entry always fits if no other entry counts towards the limit: otherwise a large one would never be
+    /// accepted. Concurrent callers are checked separately, so together they may exceed a limit. Jobs that only
+    /// the store has count as waiting with the lowest priority.
     ///
     /// # Errors
     /// [`DispatchError::Busy`] if a limit would be exceeded.
-    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError>;
+    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<Line, DispatchError>;
 
     /// Takes up to `max` entries by weighted priority; waits up to `wait` for the first, then returns
     /// what is available.

@@ -40,6 +40,7 @@ pub mod queue_settings;
 mod reconciled;
 mod redis;
 mod sampler;
+mod serving;
 pub mod sessions;
 mod sqlite;
 pub mod webhooks;
@@ -67,6 +68,7 @@ pub use postgres::{
 pub use queue_settings::QueueSettings;
 pub use reconciled::{RECONCILED_MAX, Reconciled, Unannounced};
 pub use redis::{AcceptError, FAST_RETENTION, RedisConfigError, RedisStore};
+pub use serving::Serving;
 pub use sessions::Sessions;
 pub use sqlite::{AnsweredLine, IngestCounts, IngestedLine, RejectedLine, SqliteStore};
 pub use workers::Workers;

@@ -14,10 +14,10 @@ use tritmill_queue::{
     ErrorKind, Job, JobId, JobState, Priority, QueueName, Store, StoreError, Tenant, Timestamp,
     dispatch::{Missing, Quotas},
     store::{
-        FrontStore, PostgresStore,
+        FrontStore, PostgresStore, Serving,
         classes::{ALLOWED_CLASSES_MAX, ClassError, ResetClassError},
         queue_settings::QueueState,
-        workers::{Directive, Heartbeat, Leads, SILENT_ALIVE_MAX, WorkerMetrics},
+        workers::{Directive, Heartbeat, Leads, SILENT_ALIVE_MAX, Worker, WorkerMetrics},
     },
 };
 use tritmill_servers::Postgres;
@@ -72,11 +72,64 @@ async fn queue_settings_are_stored() {
         assert_eq!(store.queue_state(&queue()).await.unwrap(), untouched);
         store.set_limit(&queue(), Some(1_000_000)).await.unwrap();
         store.set_paused(&queue(), true).await.unwrap();
-        let set = QueueState { paused: true, limit_tokens: Some(1_000_000), ..untouched.clone() };
+        let max_wait = Some(Duration::from_millis(2500));
+        store.set_max_wait(&queue(), max_wait).await.unwrap();
+        assert_eq!(store.quotas(&queue()).await.unwrap().max_wait, max_wait);
+        let limit_tokens = Some(1_000_000);
+        let set = QueueState { paused: true, limit_tokens, max_wait, ..untouched.clone() };
         assert_eq!(store.queue_state(&queue()).await.unwrap(), set);
         store.set_paused(&queue(), false).await.unwrap();
         store.set_limit(&queue(), None).await.unwrap();
+        store.set_max_wait(&queue(), None).await.unwrap();
         assert_eq!(store.queue_state(&queue()).await.unwrap(), untouched);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn live_workers_of_a_queue_are_summed_up() {
+    all(async |rig| {
+        let store = &rig.store;
+        let none = Serving { now: store.now().await.unwrap(), ..Serving::default() };
+        assert_eq!(store.serving(&queue()).await.unwrap(), none);
+        let of = |owner: &str, slots, rate, device: &str| {
+            let metrics = WorkerMetrics {
+                device: device.into(),
+                drain_tokens_per_s: rate,
+                kv_blocks_used: 30,
+                kv_blocks_total: 100,
+                ..WorkerMetrics::default()
+            };
+            Heartbeat { owner: owner.into(), running: 2, slots, metrics, ..beat() }
+        };
+        store.heartbeat(&of("silent", 10, Some(1e6), "cpu")).await.unwrap();
+        rig.advance(Worker::SILENT_MAX + Duration::from_millis(1));
+        let format: String = "tl1".into();
+        let other = QueueName { format, ..queue() };
+        for heartbeat in [
+            of("measured", 10, Some(100.0), "cpu"),
+            of("fresh", 30, None, "cuda:0,cuda:1"),
+            Heartbeat { draining: true, ..of("draining", 10, Some(1e6), "cpu") },
+            Heartbeat { queue: other.clone(), ..of("other", 10, None, "cpu") },
+            // Of an earlier release.
+            Heartbeat { metrics: WorkerMetrics::default(), ..of("old", 10, None, "") },
+        ] {
+            store.heartbeat(&heartbeat).await.unwrap();
+        }
+        let now = store.now().await.unwrap();
+        let expected = Serving {
+            now,
+            workers: 3,
+            gpu_workers: 1,
+            slots: 50,
+            running: 6,
+            drain_tokens_per_s: Some(500.0),
+            kv_blocks_used: 60,
+            kv_blocks_total: 200,
+        };
+        assert_eq!(store.serving(&queue()).await.unwrap(), expected);
+        let unmeasured = store.serving(&other).await.unwrap();
+        assert_eq!((unmeasured.workers, unmeasured.drain_tokens_per_s), (1, None));
     })
     .await;
 }

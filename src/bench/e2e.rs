@@ -1,12 +1,15 @@
 //! `tritmill bench e2e`: the cost of the queue. Runs the same requests through the engine alone and
 //! through Redis, Postgres and a worker with an engine of the same size, alternately. With `--http`: the
-//! latency of HTTP requests during a batch.
+//! latency of HTTP requests during a batch. With `--overload`: what a service does with ten times its capacity.
 
 mod gaps;
 mod http;
+mod overload;
+mod service;
+mod target;
 
 use std::{
-    num::NonZeroUsize,
+    num::{NonZeroU64, NonZeroUsize},
     process::ExitCode,
     sync::Arc,
     time::{Duration, Instant},
@@ -30,6 +33,7 @@ use crate::{
     options::{CapacityOptions, ModelOption, RunOptions},
     output,
     servers::ModeOptions,
+    worker::seconds,
 };
 
 const EXAMPLES: &str = "\
@@ -38,6 +42,8 @@ Examples:
   tritmill bench e2e --batch 32 --prompt 64 --generate 128 --json
   tritmill bench e2e --http
   tritmill bench e2e --gaps --model /tmp/bitnet-2b
+  tritmill bench e2e --overload --seconds 60
+  tritmill bench e2e --overload --redis redis://… --database postgres://… --deadline 20 --json
   tritmill bench e2e --http --batch-lines 0 --batch 128 --kv-memory 2048 --model /tmp/bitnet-2b --device cuda:0
 
 Prints generated tokens per second of the engine alone and of the same requests through the queue, and
@@ -48,7 +54,12 @@ priority low, or alone. It prints latencies, failures, the progress of the batch
 service: GPU memory with --device cuda:N, else main memory.
 
 With --gaps, it starts the same service and streams one answer after the other, alone and during a batch with
-long prompts. It prints the times between tokens, and the tokens per second of the batch alone and beside them.";
+long prompts. It prints the times between tokens, and the tokens per second of the batch alone and beside them.
+
+With --overload, it starts the same service, or one on the given servers, measures how many requests it answers,
+and then offers ten times as many, each with a deadline. It prints the goodput (tokens of answers within the
+deadline) beside the capacity, the share of accepted requests that were answered in time, refusals by cause,
+and the memory of the service and of Redis. On servers it deletes its jobs at the end.";
 
 /// Arguments of `bench e2e`.
 #[derive(Debug, Args)]
@@ -62,10 +73,20 @@ pub struct Arguments {
     /// Measure the HTTP API: times between the tokens of an answer during a batch
     #[arg(long, conflicts_with = "http")]
     gaps: bool,
+    /// Measure the HTTP API: ten times as many requests as it can answer, with deadlines
+    #[arg(long, conflicts_with_all = ["http", "gaps"])]
+    overload: bool,
+    /// With --overload: how long to offer requests
+    #[arg(long, value_name = "SECONDS", default_value = "600")]
+    seconds: NonZeroU64,
+    /// With --overload: deadline of each request, in seconds [default: four times what an answer takes in a full
+    /// worker, at least 2]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    deadline: Option<f64>,
     /// With --gaps: tokens of each prompt of the batch; all prompts differ
     #[arg(long, value_name = "N", default_value = "1800")]
     batch_prompt: NonZeroUsize,
-    /// With --http and --gaps: as of `tritmill worker`
+    /// With --http, --gaps and --overload: as of `tritmill worker`
     #[arg(long, value_name = "MS", default_value = "150")]
     step_target: u32,
     /// With --http: concurrent requests
@@ -74,7 +95,7 @@ pub struct Arguments {
     /// With --http and --gaps: lines of the batch; with --http 0 for no batch [default: 10000, with --gaps 60]
     #[arg(long, value_name = "N")]
     batch_lines: Option<usize>,
-    /// Concurrent sequences [default: 16, with --http and --gaps 64]
+    /// Concurrent sequences [default: 16; with --http, --gaps and --overload 64]
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
     /// Memory of the KV cache in MiB [default: as `tritmill worker`]
@@ -86,7 +107,7 @@ pub struct Arguments {
     /// Tokens of each prompt; all prompts differ
     #[arg(long, value_name = "N", default_value = "64")]
     prompt: NonZeroUsize,
-    /// Tokens to generate per request [default: 64, with --http and --gaps 100]
+    /// Tokens to generate per request [default: 64; with --http and --gaps 100, with --overload 256]
     #[arg(long, value_name = "N")]
     generate: Option<NonZeroUsize>,
     /// Repetitions of both measurements
@@ -103,7 +124,8 @@ pub struct Arguments {
 
 impl Arguments {
     fn batch(&self) -> NonZeroUsize {
-        self.batch.unwrap_or(if self.http || self.gaps { SIXTY_FOUR } else { SIXTEEN })
+        let is_http = self.http || self.gaps || self.overload;
+        self.batch.unwrap_or(if is_http { SIXTY_FOUR } else { SIXTEEN })
     }
 
     fn batch_lines(&self) -> usize {
@@ -121,7 +143,11 @@ impl Arguments {
     }
 
     fn generate(&self) -> NonZeroUsize {
-        self.generate.unwrap_or(if self.http || self.gaps { HUNDRED } else { SIXTY_FOUR })
+        self.generate.unwrap_or(match (self.overload, self.http || self.gaps) {
+            (true, _) => MANY,
+            (_, true) => HUNDRED,
+            _ => SIXTY_FOUR,
+        })
     }
 }
 
@@ -132,6 +158,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if arguments.gaps {
         return gaps::run(arguments);
+    }
+    if arguments.overload {
+        return overload::run(arguments);
     }
     let servers = arguments.servers.mode()?;
     let model = arguments.model.open()?;
@@ -166,6 +195,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 const FOUR: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
 const SIXTEEN: NonZeroUsize = NonZeroUsize::new(16).expect("sixteen is not zero");
 const SIXTY_FOUR: NonZeroUsize = NonZeroUsize::new(64).expect("sixty-four is not zero");
+const MANY: NonZeroUsize = NonZeroUsize::new(256).expect("256 is not zero");
 const HUNDRED: NonZeroUsize = NonZeroUsize::new(100).expect("a hundred is not zero");
 
 /// The requests of one repetition.

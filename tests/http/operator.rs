@@ -94,6 +94,15 @@ fn operator_actions_work_and_are_audited() {
     assert!(paused(false));
     post(&operator, "/admin/v1/queues/limit", &json!({ "queue": "demo@i2_s", "limit_tokens": 99 }));
     assert_eq!(operator.get("/admin/v1/queues").json()["data"][0]["limit_tokens"], 99);
+    let wait = |max_wait_s: Value| json!({ "queue": "demo@i2_s", "max_wait_s": max_wait_s });
+    post(&operator, "/admin/v1/queues/max-wait", &wait(json!(30.5)));
+    assert_eq!(operator.get("/admin/v1/queues").json()["data"][0]["max_wait_s"], 30.5);
+    for wrong in [json!(0), json!(-1), json!(1e300), json!("1")] {
+        let refused = operator.post("/admin/v1/queues/max-wait", &wait(wrong.clone()));
+        assert_eq!(refused.status, 400, "{wrong}");
+    }
+    post(&operator, "/admin/v1/queues/max-wait", &wait(Value::Null));
+    assert_eq!(operator.get("/admin/v1/queues").json()["data"][0]["max_wait_s"], Value::Null);
     let class = json!({ "queue": "demo@i2_s", "numerics_class": "x/kv-f16/head-bf16/cuda" });
     post(&operator, "/admin/v1/queues/allow-class", &class);
     let allowed = || operator.get("/admin/v1/queues").json()["data"][0]["allowed_classes"].clone();
@@ -149,6 +158,8 @@ fn operator_actions_work_and_are_audited() {
         "queue.pause",
         "queue.resume",
         "queue.limit",
+        "queue.max_wait",
+        "queue.max_wait",
         "queue.allow_class",
         "queue.withdraw_class",
         "queue.withdraw_class",

@@ -17,7 +17,7 @@ use prometheus_client::{
 use tokio::time::Instant;
 use tritmill_engine::EngineStats;
 use tritmill_queue::{
-    JobState, dispatch::RedisDispatcher, metrics::CallMetrics, store::workers::Integrity,
+    JobState, Usage, dispatch::RedisDispatcher, metrics::CallMetrics, store::workers::Integrity,
 };
 
 pub(crate) use self::engine::Steps;
@@ -56,6 +56,9 @@ pub struct Metrics {
     pub(crate) upkeep: Upkeep,
     steps: EngineSteps,
     latencies: Latencies,
+    /// Cost and computed tokens of answered jobs, for heartbeats.
+    answered_cost: AtomicU64,
+    answered_tokens: AtomicU64,
     /// The dispatcher, for its own counters, if it is Redis.
     dispatcher: Option<RedisDispatcher>,
     started: Instant,
@@ -109,6 +112,8 @@ impl Default for Metrics {
             depth: worker.metric("queue_depth", "Entries waiting in the dispatcher"),
             steps,
             latencies,
+            answered_cost: AtomicU64::new(0),
+            answered_tokens: AtomicU64::new(0),
             dispatcher: None,
             started: Instant::now(),
             last_read: AtomicI64::new(-1),
@@ -119,6 +124,15 @@ impl Default for Metrics {
             registry,
         }
     }
+}
+
+/// Sums over answered jobs.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Answered {
+    /// Tokens that they counted as in the backlog.
+    pub cost: u64,
+    /// Tokens that were computed for them.
+    pub tokens: u64,
 }
 
 /// The metrics of the worker itself.
@@ -291,6 +305,20 @@ impl Metrics {
 
     pub(crate) fn completion_tokens(&self) -> u64 {
         self.completion_tokens.get()
+    }
+
+    pub(crate) fn answered(&self) -> Answered {
+        Answered {
+            cost: self.answered_cost.load(Ordering::Relaxed),
+            tokens: self.answered_tokens.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Adds an answered job.
+    pub(crate) fn add_answered(&self, cost: u32, usage: Usage) {
+        let computed = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+        self.answered_cost.fetch_add(cost.into(), Ordering::Relaxed);
+        self.answered_tokens.fetch_add(computed + usage.completion_tokens, Ordering::Relaxed);
     }
 
     pub(crate) fn is_draining(&self) -> bool {

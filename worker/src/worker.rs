@@ -17,6 +17,7 @@
 //! | store | ends with the error | results wait in memory; running work is stopped when its lease ends |
 
 mod core;
+mod drain_rate;
 mod event_publisher;
 mod heartbeat;
 mod maintenance;

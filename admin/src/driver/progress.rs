@@ -129,8 +129,8 @@ async fn submit(
                     chunk = (next.len() / 8).max(1);
                     continue;
                 }
-                Err(ClientError::Busy { retry_after, limit, .. }) => {
-                    app.metrics.refusals.count(Limit::Queue(limit), &claim.batch.tenant);
+                Err(ClientError::Busy { retry_after, limit, cause, .. }) => {
+                    app.metrics.refusals.count(Limit::Queue(limit, cause), &claim.batch.tenant);
                     return Ok(Submitted::Busy(retry_after));
                 }
                 Err(ClientError::Store(error)) => return Err(error.into()),

@@ -41,6 +41,8 @@ pub(super) struct AnswerStream {
     pub choices: u32,
     /// Receives the job's result.
     pub end: oneshot::Receiver<FinishedJob>,
+    /// Time limit of the answer.
+    pub limit: Duration,
     /// Held while the answer streams.
     pub permit: Option<OwnedSemaphorePermit>,
 }
@@ -94,7 +96,7 @@ impl AnswerStream {
     }
 
     async fn send_chunks(mut self, sender: mpsc::Sender<Chunk>) {
-        let until = Instant::now() + self.app.limits.answer_within;
+        let until = Instant::now() + self.limit;
         let (mut text, mut last) = (SentText::default(), EventId::default());
         let mut wait = POLL_FIRST;
         loop {

@@ -102,6 +102,8 @@ pub(crate) struct QueueView {
     queue: String,
     paused: bool,
     limit_tokens: Option<u64>,
+    /// Longest predicted wait of a new job.
+    max_wait_s: Option<f64>,
     /// Numerics class of the first worker that served the queue.
     numerics_class: Option<String>,
     /// Further numerics classes that its workers may have.
@@ -146,6 +148,7 @@ impl From<QueueLoad> for QueueView {
             queue: load.settings.queue.to_string(),
             paused: load.settings.paused,
             limit_tokens: load.settings.limit_tokens,
+            max_wait_s: seconds(load.settings.max_wait),
             numerics_class: load.settings.class,
             allowed_classes: load.settings.allowed_classes,
             weights: Priority::ALL.map(|one| (one.as_str(), one.weight())).into(),
@@ -266,6 +269,37 @@ pub(crate) async fn limit(
         None if !each_tenant => app.store.set_limit(&queue, limit_tokens).await?,
         tenant => app.store.set_quota(&queue, tenant.as_ref(), limit_tokens).await?,
     }
+    Ok(DONE)
+}
+
+/// A longest wait.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MaxWaitRequest {
+    /// `MODEL@FORMAT`.
+    queue: String,
+    /// Seconds, from 0.001 to 31536000; null removes the limit.
+    max_wait_s: Option<f64>,
+}
+
+/// Sets the longest predicted wait of a queue: jobs that would wait longer are refused, and batches fill four
+/// fifths of it.
+#[utoipa::path(post, path = "/admin/v1/queues/max-wait", tag = "queues",
+    request_body = MaxWaitRequest,
+    responses((status = 200, description = "Producers follow within seconds", body = Done)))]
+pub(crate) async fn max_wait(
+    Call { app, caller }: Call,
+    JsonBody(MaxWaitRequest { queue, max_wait_s }): JsonBody<MaxWaitRequest>,
+) -> JsonResult<Done> {
+    let queue = params::queue(&queue)?;
+    let longest = max_wait_s.map(|seconds| match (0.001..=31_536_000.0).contains(&seconds) {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err(ApiError::invalid_value("max_wait_s", "expected 0.001 to 31536000 seconds")),
+    });
+    let longest = longest.transpose()?;
+    let detail = json!({ "max_wait_s": max_wait_s });
+    audit::record(&app, &caller, "queue.max_wait", &queue.to_string(), detail).await?;
+    app.store.set_max_wait(&queue, longest).await?;
     Ok(DONE)
 }
 

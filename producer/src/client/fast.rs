@@ -30,9 +30,10 @@ impl Client {
     ///
     /// A queue is either fast or journalled; the two modes of one queue need two Redis databases.
     ///
-    /// This mode has no pauses and limits of queues, lists of workers, replay and purge of dead
-    /// letters (a failed job can be read, with its errors, until it expires), erasure by tenant,
-    /// idempotency keys (the job's id is the key), or retention beyond a day.
+    /// This mode has no pauses and limits of queues, refusals of jobs that would miss their deadlines,
+    /// lists of workers, replay and purge of dead letters (a failed job can be read, with its errors,
+    /// until it expires), erasure by tenant, idempotency keys (the job's id is the key), or retention
+    /// beyond a day.
     ///
     /// # Errors
     /// [`ConnectError`] if the URL is invalid or this Redis may lose jobs.
@@ -60,6 +61,7 @@ impl Client {
             store: Arc::new(store.clone()),
             events: Arc::new(dispatcher.events()),
             dispatcher: Arc::new(dispatcher),
+            admission: None,
             mode: Mode::Fast(store),
         }
     }
@@ -70,7 +72,7 @@ impl From<AcceptError> for ClientError {
         match error {
             AcceptError::Store(error) => Self::Store(error),
             AcceptError::Dispatch(DispatchError::Busy { limit, retry_after, .. }) => {
-                Self::Busy { limit, accepted: 0, retry_after }
+                Self::Busy { limit, cause: limit.cause(), accepted: 0, retry_after }
             }
             other => Self::Store(StoreError::Unavailable(Box::new(other))),
         }

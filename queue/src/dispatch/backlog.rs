@@ -49,6 +49,10 @@ pub enum Limit {
     Tenant(u64),
     /// Memory of the dispatcher.
     Memory,
+    /// The job's deadline, which leaves this time to wait.
+    Deadline(Duration),
+    /// The longest wait that the queue's operator allows.
+    MaxWait(Duration),
 }
 
 impl Limit {
@@ -59,6 +63,16 @@ impl Limit {
             Self::Tokens(_) => "queue_tokens",
             Self::Tenant(_) => "tenant_tokens",
             Self::Memory => "dispatcher_memory",
+            Self::Deadline(_) => "deadline",
+            Self::MaxWait(_) => "max_wait",
+        }
+    }
+
+    /// Returns why there is no room, as far as the limit alone says.
+    pub const fn cause(self) -> Cause {
+        match self {
+            Self::Memory => Cause::Memory,
+            _ => Cause::Backlog,
         }
     }
 }
@@ -70,11 +84,56 @@ impl fmt::Display for Limit {
             Self::Tokens(tokens) => write!(f, "{tokens} tokens"),
             Self::Tenant(tokens) => write!(f, "its tenant's {tokens} tokens"),
             Self::Memory => f.write_str("the dispatcher's memory"),
+            Self::Deadline(left) => {
+                write!(f, "a deadline that leaves {:.1} s to wait", left.as_secs_f64())
+            }
+            Self::MaxWait(longest) => write!(f, "a wait of {:.1} s", longest.as_secs_f64()),
         }
     }
 }
 
-/// Quotas set by operators: tokens that may wait in a queue, within the dispatcher's own limits.
+/// Why a queue takes no more jobs now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Its workers on CPUs have no free slots.
+    Cpu,
+    /// Its workers on GPUs have no free slots.
+    Gpu,
+    /// Memory: the KV blocks of its workers, or Redis, is full.
+    Memory,
+    /// A limit of what may wait is reached.
+    Backlog,
+    /// No live worker serves it.
+    NoWorker,
+}
+
+impl Cause {
+    /// Returns its name in metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Gpu => "gpu",
+            Self::Memory => "memory",
+            Self::Backlog => "backlog",
+            Self::NoWorker => "no_worker",
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "its CPUs are busy",
+            Self::Gpu => "its GPUs are busy",
+            Self::Memory => "memory is full",
+            Self::Backlog => "enough waits already",
+            Self::NoWorker => "no worker serves it",
+        })
+    }
+}
+
+/// Limits set by operators: tokens that may wait in a queue, within the dispatcher's own limits, and for how long.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Quotas {
     /// Quota of all tenants together; `None`: only the dispatcher's limit applies.
@@ -83,6 +142,8 @@ pub struct Quotas {
     pub each_tenant: Option<u64>,
     /// Quotas of single tenants.
     pub tenants: HashMap<Tenant, u64>,
+    /// Longest predicted wait of a new job; `None`: only its own deadline applies.
+    pub max_wait: Option<Duration>,
 }
 
 impl Quotas {
@@ -131,6 +192,16 @@ impl Demand {
     #[must_use]
     pub fn leaving_room(self) -> Self {
         Self { percent: PATIENT_PERCENT, ..self }
+    }
+
+    /// Returns whether this is the demand of a batch.
+    pub fn is_patient(&self) -> bool {
+        self.percent < 100
+    }
+
+    /// Returns the part of a longest wait that applies to this demand.
+    pub fn part_of_wait(&self, longest: Duration) -> Duration {
+        longest * u32::from(self.percent) / 100
     }
 
     /// Returns the part of a limit that applies to this demand.

@@ -5,8 +5,10 @@
 //! non-empty priorities is subtracted from its credit. So sixteen high, four normal and one low entry
 //! interleave instead of coming in bursts, and low always makes progress.
 
+mod lanes;
+
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -14,8 +16,11 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::timeout};
 
-use super::{Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Missing, Pull, Quotas};
-use crate::job::{JobId, Priority, QueueName};
+use self::lanes::{Lanes, Place, Waiting};
+use super::{
+    Delivery, Demand, DispatchError, Dispatcher, Entry, Limit, Line, Missing, Pull, Quotas,
+};
+use crate::job::{JobId, QueueName};
 
 /// Time after which a caller that found the queue full should retry: about one step of an engine.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
@@ -40,48 +45,6 @@ struct State {
     receipts: u64,
 }
 
-/// One queue's priorities.
-#[derive(Debug, Default)]
-struct Lanes {
-    lanes: [Lane; 3],
-    /// Smooth weighted round robin credit per lane.
-    credit: [i64; 3],
-    /// What the store has in addition; `None` until the first report.
-    missing: Option<Missing>,
-}
-
-/// The entries of one priority.
-#[derive(Debug, Default)]
-struct Lane {
-    /// Handed back, in their old order.
-    returned: VecDeque<Waiting>,
-    /// Requeued, in order of age.
-    front: BTreeMap<JobId, Waiting>,
-    fresh: VecDeque<Waiting>,
-}
-
-impl Lane {
-    fn len(&self) -> usize {
-        self.returned.len() + self.front.len() + self.fresh.len()
-    }
-
-    fn pop(&mut self) -> Option<Waiting> {
-        let returned = self.returned.pop_front();
-        let front = || self.front.pop_first().map(|(_, waiting)| waiting);
-        returned.or_else(front).or_else(|| self.fresh.pop_front())
-    }
-
-    fn iter(&self) -> impl Iterator<Item = &Waiting> {
-        self.returned.iter().chain(self.front.values()).chain(&self.fresh)
-    }
-}
-
-#[derive(Debug)]
-struct Waiting {
-    entry: Entry,
-    deliveries: u32,
-}
-
 #[derive(Debug)]
 struct Pending {
     waiting: Waiting,
@@ -89,39 +52,6 @@ struct Pending {
     receipt: String,
     /// Time of its delivery or last renewal.
     renewed: Instant,
-}
-
-impl Lanes {
-    fn len(&self) -> usize {
-        self.lanes.iter().map(Lane::len).sum()
-    }
-
-    fn missing(&self) -> usize {
-        self.missing.map_or(0, |missing| missing.entries.try_into().unwrap_or(usize::MAX))
-    }
-
-    fn pop(&mut self, only: Option<Priority>) -> Option<Waiting> {
-        if let Some(only) = only {
-            return self.lanes[only as usize].pop();
-        }
-        let mut total = 0;
-        let mut best: Option<usize> = None;
-        for (lane, priority) in Priority::ALL.into_iter().enumerate() {
-            if self.lanes[lane].len() == 0 {
-                self.credit[lane] = 0;
-                continue;
-            }
-            let weight = i64::from(priority.weight());
-            self.credit[lane] += weight;
-            total += weight;
-            if best.is_none_or(|best| self.credit[lane] > self.credit[best]) {
-                best = Some(lane);
-            }
-        }
-        let lane = best?;
-        self.credit[lane] -= total;
-        self.lanes[lane].pop()
-    }
 }
 
 impl State {
@@ -146,7 +76,7 @@ impl State {
             let depth = lanes.map_or(0, Lanes::len);
             let (depth, room) = match again {
                 true => (depth, limit.saturating_mul(2)),
-                false => (depth.saturating_add(lanes.map_or(0, Lanes::missing)), limit),
+                false => (depth.saturating_add(lanes.map_or(0, Lanes::missing_entries)), limit),
             };
             if depth.saturating_add(count) > room {
                 let queue = queue.clone();
@@ -224,15 +154,47 @@ impl MemoryDispatcher {
             state.waiting.insert(entry.id);
             let lanes = state.queues.entry(entry.queue.clone()).or_default();
             let waiting = Waiting { entry: entry.clone(), deliveries: 0 };
-            let lane = &mut lanes.lanes[entry.priority as usize];
-            match again {
-                true => drop(lane.front.insert(entry.id, waiting)),
-                false => lane.fresh.push_back(waiting),
-            }
+            lanes.push(waiting, if again { Place::Requeued } else { Place::Fresh });
         }
         drop(state);
         self.arrived.notify_waiters();
         Ok(added)
+    }
+
+    /// Checks a demand against the limits of a queue; returns what waits in it.
+    fn admit_to(
+        &self,
+        lanes: &Lanes,
+        demand: &Demand,
+        quotas: &Quotas,
+    ) -> Result<Line, DispatchError> {
+        let busy = |limit| {
+            let queue = demand.queue.clone();
+            Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER })
+        };
+        let count = lanes.len().saturating_add(lanes.missing_entries());
+        if demand.entries == 0 || (demand.entries == 1 && count == 0) {
+            return Ok(lanes.line());
+        }
+        let limit = demand.entries_of(self.limit);
+        if count.saturating_add(demand.entries) > limit {
+            return busy(Limit::Entries(limit));
+        }
+        let all = lanes.tokens().saturating_add(demand.tokens.values().sum());
+        let bound = quotas.tokens.map(|bound| demand.part_of(bound));
+        if let Some(limit) = bound.filter(|limit| all > *limit) {
+            return busy(Limit::Tokens(limit));
+        }
+        for (tenant, tokens) in &demand.tokens {
+            let Some(quota) = quotas.of(tenant).map(|quota| demand.part_of(quota)) else {
+                continue;
+            };
+            let own = lanes.tokens_of(tenant);
+            if own.saturating_add(*tokens) > quota && (demand.entries > 1 || own > 0) {
+                return busy(Limit::Tenant(quota));
+            }
+        }
+        Ok(lanes.line())
     }
 
     /// Takes entries and waits without a limit for the first; [`Dispatcher::pull`] limits the wait.
@@ -268,42 +230,12 @@ impl Dispatcher for MemoryDispatcher {
         Ok(())
     }
 
-    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {
+    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<Line, DispatchError> {
         let state = self.state.lock();
-        let lanes = state.queues.get(&demand.queue);
-        let waiting =
-            || lanes.into_iter().flat_map(|lanes| lanes.lanes.iter().flat_map(Lane::iter));
-        let missing = lanes.and_then(|lanes| lanes.missing).unwrap_or_default();
-        let busy = |limit| {
-            let queue = demand.queue.clone();
-            Err(DispatchError::Busy { queue, limit, retry_after: RETRY_AFTER })
+        let Some(lanes) = state.queues.get(&demand.queue) else {
+            return self.admit_to(&Lanes::default(), demand, quotas);
         };
-        let count = waiting().count().saturating_add(lanes.map_or(0, Lanes::missing));
-        if demand.entries == 0 || (demand.entries == 1 && count == 0) {
-            return Ok(());
-        }
-        let limit = demand.entries_of(self.limit);
-        if count.saturating_add(demand.entries) > limit {
-            return busy(Limit::Entries(limit));
-        }
-        let cost = |waiting: &Waiting| u64::from(waiting.entry.cost);
-        let all: u64 = waiting().map(cost).chain(demand.tokens.values().copied()).sum();
-        let all = all.saturating_add(missing.tokens);
-        let bound = quotas.tokens.map(|bound| demand.part_of(bound));
-        if let Some(limit) = bound.filter(|limit| all > *limit) {
-            return busy(Limit::Tokens(limit));
-        }
-        for (tenant, tokens) in &demand.tokens {
-            let Some(quota) = quotas.of(tenant).map(|quota| demand.part_of(quota)) else {
-                continue;
-            };
-            let own = waiting().filter(|waiting| waiting.entry.tenant == *tenant);
-            let own: u64 = own.map(cost).sum();
-            if own.saturating_add(*tokens) > quota && (demand.entries > 1 || own > 0) {
-                return busy(Limit::Tenant(quota));
-            }
-        }
-        Ok(())
+        self.admit_to(lanes, demand, quotas)
     }
 
     async fn pull(&self, pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError> {
@@ -336,7 +268,7 @@ impl Dispatcher for MemoryDispatcher {
             count += 1;
             state.waiting.insert(delivery.id);
             let lanes = state.queues.entry(waiting.entry.queue.clone()).or_default();
-            lanes.lanes[waiting.entry.priority as usize].returned.push_front(waiting);
+            lanes.push(waiting, Place::Returned);
         }
         drop(state);
         self.arrived.notify_waiters();

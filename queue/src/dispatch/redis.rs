@@ -44,7 +44,7 @@ pub use stats::DispatchStats;
 
 use self::{address::Address, pull::Consumer};
 use super::{
-    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Missing, Pull,
+    Backlog, BacklogLimit, Delivery, Demand, DispatchError, Dispatcher, Entry, Line, Missing, Pull,
     Quotas,
 };
 use crate::{
@@ -339,7 +339,7 @@ impl Dispatcher for RedisDispatcher {
         self.inner.set_missing(queue, missing).await
     }
 
-    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError> {
+    async fn admit(&self, demand: &Demand, quotas: &Quotas) -> Result<Line, DispatchError> {
         self.inner.admit(demand, quotas).await
     }
 

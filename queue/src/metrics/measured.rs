@@ -11,11 +11,11 @@ use crate::{
     Claim, ClaimRef, Claimant, DatabaseIndex, Delivery, DispatchError, Dispatcher, Entry,
     FinishedAttempt, FinishedJob, Job, JobId, JobState, Progress, Pull, QueueName, Reconciled,
     Settled, Store, StoreError, Tenant, Timestamp,
-    dispatch::{Demand, Missing, Quotas},
+    dispatch::{Demand, Line, Missing, Quotas},
     store::{
         ApiKey, Audit, Batch, BatchId, BatchSteps, Batches, DeadLetters, FileId, Files, JobFilter,
         JobQueries, JobRecord, Keys, Maintained, Maintenance, NumericsClasses, Page, QueueHistory,
-        QueueSettings, Sessions, Unannounced, Workers,
+        QueueSettings, Serving, Sessions, Unannounced, Workers,
         audit::AuditEntry,
         batch_steps::{
             BatchClaim, BatchStart, BatchWrites, Claimable, CustomIdHash, WebhookBounds,
@@ -195,6 +195,7 @@ measured! {
         fn queues() -> Result<Vec<QueueOverview>, StoreError>;
         fn set_paused(queue: &QueueName, paused: bool) -> Result<(), StoreError>;
         fn set_limit(queue: &QueueName, limit_tokens: Option<u64>) -> Result<(), StoreError>;
+        fn set_max_wait(queue: &QueueName, max_wait: Option<Duration>) -> Result<(), StoreError>;
         fn quotas(queue: &QueueName) -> Result<Quotas, StoreError>;
         fn set_quota(queue: &QueueName, tenant: Option<&Tenant>, limit_tokens: Option<u64>)
             -> Result<(), StoreError>;
@@ -215,6 +216,7 @@ measured! {
     Workers {
         fn heartbeat(heartbeat: &Heartbeat) -> Result<Directive, StoreError>;
         fn workers() -> Result<Vec<Worker>, StoreError>;
+        fn serving(queue: &QueueName) -> Result<Serving, StoreError>;
         fn request_drain(owner: &str) -> Result<bool, StoreError>;
         fn forget_worker(owner: &str) -> Result<(), StoreError>;
         fn integrity() -> Result<Integrity, StoreError>;
@@ -238,7 +240,7 @@ measured! {
         fn requeue(entries: &[Entry]) -> Result<usize, DispatchError>;
         fn missing(queue: &QueueName) -> Result<Option<Missing>, DispatchError>;
         fn set_missing(queue: &QueueName, missing: Missing) -> Result<(), DispatchError>;
-        fn admit(demand: &Demand, quotas: &Quotas) -> Result<(), DispatchError>;
+        fn admit(demand: &Demand, quotas: &Quotas) -> Result<Line, DispatchError>;
         fn pull(pull: Pull<'_>) -> Result<Vec<Delivery>, DispatchError>;
         fn acknowledge(consumer: &str, deliveries: &[Delivery]) -> Result<usize, DispatchError>;
         fn hand_back(consumer: &str, deliveries: &[Delivery]) -> Result<usize, DispatchError>;

@@ -1,4 +1,4 @@
-//! Settings of queues: pause, backlog limits and tenant quotas.
+//! Settings of queues: pause, limits of the backlog and of the wait, and tenant quotas.
 //!
 //! The store keeps the settings; producers apply the limits and workers the pauses.
 
@@ -21,6 +21,8 @@ pub struct QueueState {
     pub paused: bool,
     /// Limit of its backlog in tokens; `None` means the program's default.
     pub limit_tokens: Option<u64>,
+    /// Longest predicted wait of a new job; `None`: only its own deadline applies.
+    pub max_wait: Option<Duration>,
     /// Numerics class that its first worker registered.
     pub class: Option<String>,
     /// Further numerics classes that its workers may have.
@@ -31,7 +33,8 @@ impl QueueState {
     /// Creates a queue with default settings.
     pub fn with_defaults(queue: QueueName) -> Self {
         let allowed_classes = Vec::new();
-        Self { queue, paused: false, limit_tokens: None, class: None, allowed_classes }
+        let (limit_tokens, max_wait, class) = (None, None, None);
+        Self { queue, paused: false, limit_tokens, max_wait, class, allowed_classes }
     }
 }
 
@@ -81,7 +84,14 @@ pub trait QueueSettings: Send + Sync {
         limit_tokens: Option<u64>,
     ) -> Result<(), StoreError>;
 
-    /// Returns the backlog limits of a queue in tokens: its own and those of its tenants.
+    /// Sets the longest predicted wait of a new job, in whole milliseconds; `None` removes the limit.
+    async fn set_max_wait(
+        &self,
+        queue: &QueueName,
+        max_wait: Option<Duration>,
+    ) -> Result<(), StoreError>;
+
+    /// Returns the limits of a queue: its own, and those of its tenants in tokens.
     async fn quotas(&self, queue: &QueueName) -> Result<Quotas, StoreError>;
 
     /// Limits the backlog of one tenant in a queue, or (`tenant` = `None`) of each tenant without a

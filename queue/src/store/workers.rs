@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-use super::StoreError;
+use super::{Serving, StoreError};
 use crate::job::{QueueName, Timestamp};
 
 /// A worker with a last heartbeat older than this does not block [`reset_class`]: about a dozen
@@ -60,6 +60,9 @@ pub struct WorkerMetrics {
     pub prefill_tokens_per_s: f64,
     /// Recent rate of tokens decoded per second.
     pub decode_tokens_per_s: f64,
+    /// Tokens that it takes off the backlog per second while it is busy, as jobs' costs count them; `None` before
+    /// it was busy. Smoothed.
+    pub drain_tokens_per_s: Option<f64>,
     /// KV blocks held by sequences.
     pub kv_blocks_used: u64,
     /// KV blocks in total.
@@ -196,6 +199,9 @@ pub trait Workers: Send + Sync {
 
     /// Returns every worker with a heartbeat within the last day, by name; silent ones included.
     async fn workers(&self) -> Result<Vec<Worker>, StoreError>;
+
+    /// Returns what the live workers of a queue can do together.
+    async fn serving(&self, queue: &QueueName) -> Result<Serving, StoreError>;
 
     /// Asks a worker to drain; the reply to its next heartbeat says so. Returns false if the worker
     /// is unknown.

@@ -116,11 +116,12 @@ pub async fn quotas_limit_waiting_tokens_of_queue_and_tenant<F: Fixture>() {
         tokens: Some(30),
         each_tenant: Some(12),
         tenants: HashMap::from([(Tenant("b".to_owned()), 20)]),
+        ..Quotas::default()
     };
     let asked = async |tenant: &str, count| {
         let demands = Demand::of(&of(tenant, count));
         match dispatcher.admit(&demands[0], &quotas).await {
-            Ok(()) => None,
+            Ok(_) => None,
             Err(DispatchError::Busy { limit, retry_after, .. }) => {
                 assert!(!retry_after.is_zero());
                 Some(limit)
@@ -149,6 +150,33 @@ pub async fn quotas_limit_waiting_tokens_of_queue_and_tenant<F: Fixture>() {
     dispatcher.admit(&demands[0], &large).await.unwrap();
     dispatcher.enqueue(&of("d", 1)).await.unwrap();
     assert!(dispatcher.admit(&demands[0], &large).await.is_err());
+}
+
+pub async fn admission_tells_what_waits_by_priority<F: Fixture>() {
+    let fixture = F::create(1000).await;
+    let dispatcher = fixture.dispatcher();
+    let demand = Demand::of(&entries(Priority::High, 1)).remove(0);
+    let line = async || {
+        let line = dispatcher.admit(&demand, &Quotas::default()).await.unwrap();
+        line.parts.map(|part| (part.entries, part.tokens, part.before))
+    };
+    assert_eq!(line().await, [(0, 0, 0); 3]);
+    let mut high = entries(Priority::High, 3);
+    high.iter_mut().for_each(|entry| entry.cost = 20);
+    dispatcher.enqueue(&high).await.unwrap();
+    dispatcher.enqueue(&entries(Priority::Low, 5)).await.unwrap();
+    assert_eq!(line().await, [(3, 60, 60), (0, 0, 0), (5, 5, 5)]);
+    let taken = pull(&dispatcher, "a", 2).await;
+    assert_eq!(line().await, [(1, 20, 20), (0, 0, 0), (5, 5, 5)], "delivered ones do not wait");
+    dispatcher.hand_back("a", &taken[..1]).await.unwrap();
+    dispatcher.acknowledge("a", &taken[1..]).await.unwrap();
+    dispatcher.requeue(&entries(Priority::Normal, 1)).await.unwrap();
+    assert_eq!(line().await, [(2, 40, 40), (1, 1, 1), (5, 5, 5)]);
+    let missing = Missing { entries: 2, tokens: 50, refilling: true };
+    dispatcher.set_missing(&queue(), missing).await.unwrap();
+    assert_eq!(line().await, [(2, 40, 40), (1, 1, 1), (7, 55, 55)]);
+    assert_eq!(pull(&dispatcher, "a", 10).await.len(), 8);
+    assert_eq!(line().await, [(0, 0, 0), (0, 0, 0), (2, 50, 50)]);
 }
 
 pub async fn entry_enqueued_twice_is_delivered_once<F: Fixture>() {
@@ -346,6 +374,7 @@ macro_rules! dispatcher_conformance {
             pull_of_one_priority_takes_no_other_and_does_not_wait
             full_queue_is_busy_and_adds_nothing
             quotas_limit_waiting_tokens_of_queue_and_tenant
+            admission_tells_what_waits_by_priority
             entry_enqueued_twice_is_delivered_once
             only_the_holder_of_a_delivery_may_acknowledge_it
             handed_back_entries_come_first_and_in_order

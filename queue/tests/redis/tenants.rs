@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use crate::rig::{dispatcher, entry, pull};
-use tritmill_queue::{Dispatcher, Entry, JobId, Priority};
+use tritmill_queue::{
+    Dispatcher, Entry, JobId, Priority,
+    dispatch::{Demand, Quotas},
+};
 use tritmill_servers::Redis;
 
 const TENANTS: usize = 10_000;
@@ -43,4 +46,26 @@ async fn ten_thousand_tenants_are_served_within_ten_percent() {
     let (least, most) = (tokens.values().min().unwrap(), tokens.values().max().unwrap());
     let fair = SHARE * 9 / 10..=SHARE * 11 / 10;
     assert!(fair.contains(least) && fair.contains(most), "from {least} to {most} tokens");
+}
+
+#[tokio::test]
+async fn tenant_does_not_wait_for_all_of_a_larger_one() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = dispatcher(&redis);
+    let of = |tenant, count| (0..count).map(|_| entry(Priority::Normal, tenant, 10)).collect();
+    let (large, small): (Vec<Entry>, Vec<Entry>) = (of("large", 500), of("small", 3));
+    dispatcher.enqueue(&large).await.unwrap();
+    dispatcher.enqueue(&small).await.unwrap();
+    let before = async |tenant| {
+        let demand = Demand::of(&[entry(Priority::Normal, tenant, 20)]).remove(0);
+        let line = dispatcher.admit(&demand, &Quotas::default()).await.unwrap();
+        line.parts[Priority::Normal as usize].before
+    };
+    assert_eq!(before("large").await, 5030);
+    assert_eq!(before("small").await, 2 * (30 + 20));
+    assert_eq!(before("new").await, 2 * 20);
+    // As much as predicted is served before the last entry of the small tenant, or less.
+    let taken = pull(&dispatcher, "a", 10).await;
+    let last = taken.iter().position(|delivery| delivery.id == small[2].id).unwrap();
+    assert!(10 * last <= 2 * (20 + 10), "{last} entries were served before");
 }

@@ -11,10 +11,7 @@ use reqwest::{Method, header::CONTENT_TYPE};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{
-    Arguments, Work,
-    http::{ANSWER_WITHIN, Service},
-};
+use super::{Arguments, Work, http::ANSWER_WITHIN, service::Service};
 use crate::{bench::queue::percentile, block_on, output};
 
 /// Endpoint of all requests: prompts are tokens.

@@ -11,7 +11,10 @@ use tritmill_queue::{
     store::workers::{Directive, Heartbeat, Leads, WorkReport, WorkerMetrics},
 };
 
-use super::{Worker, WorkerConfig};
+use super::{
+    Worker, WorkerConfig,
+    drain_rate::{Done, DrainRate},
+};
 use crate::{
     machine,
     metrics::{Metrics, Steps},
@@ -57,7 +60,8 @@ impl HeartbeatTask {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut then, mut tokens) = (Instant::now(), self.metrics.completion_tokens());
-        let mut steps = self.metrics.steps();
+        let (mut steps, mut answered) = (self.metrics.steps(), self.metrics.answered());
+        let (mut drain, mut was_busy) = (DrainRate::default(), false);
         // When the last heartbeat that was recorded was sent.
         let mut heard_at = then;
         let mut fastest = 0.0;
@@ -70,18 +74,28 @@ impl HeartbeatTask {
             let before = std::mem::replace(&mut steps, self.metrics.steps());
             let mut measured = self.measured(before, steps, seconds);
             measured.report = self.report(before, steps, seconds, &mut fastest);
-            (then, tokens) = (now, total);
             let slots = self.config.slots.saturating_mul(self.metrics.devices().len());
+            let running = u32::try_from(self.metrics.running()).unwrap_or(u32::MAX);
+            let is_busy = running as usize * 2 >= slots;
+            let more = self.metrics.answered();
+            drain.record(Done {
+                elapsed: now.duration_since(then),
+                was_busy: std::mem::replace(&mut was_busy, is_busy) && is_busy,
+                computed: computed(&steps) - computed(&before).min(computed(&steps)),
+                answered_cost: more.cost - answered.cost,
+                answered_tokens: more.tokens - answered.tokens,
+            });
+            (then, tokens, answered) = (now, total, more);
             let heartbeat = Heartbeat {
                 owner: self.config.owner.clone(),
                 queue: self.config.queue.clone(),
                 host: machine::host_name(),
                 pid: std::process::id(),
-                running: u32::try_from(self.metrics.running()).unwrap_or(u32::MAX),
+                running,
                 slots: u32::try_from(slots).unwrap_or(u32::MAX),
                 draining: self.metrics.is_draining(),
                 tokens_per_s,
-                metrics: measured,
+                metrics: WorkerMetrics { drain_tokens_per_s: drain.tokens_per_s(), ..measured },
             };
             match self.operations.heartbeat(&heartbeat).await {
                 Ok(directive) => {
@@ -115,6 +129,7 @@ impl HeartbeatTask {
             batch_size: since(|steps| steps.sequences) / steps.max(1.0),
             prefill_tokens_per_s: since(|steps| steps.stats.prefill_tokens) / seconds,
             decode_tokens_per_s: since(|steps| steps.stats.decode_tokens) / seconds,
+            drain_tokens_per_s: None,
             kv_blocks_used: now.stats.blocks_used as u64,
             kv_blocks_total: now.stats.blocks_total as u64,
             prefix_hit_tokens: now.stats.prefix_hit_tokens,
@@ -149,4 +164,9 @@ impl HeartbeatTask {
             efficiency: speed.filter(|_| *fastest > 0.0).map(|speed| (speed / *fastest).min(1.0)),
         }
     }
+}
+
+/// Returns the tokens that the engines computed for prompts and generated.
+fn computed(steps: &Steps) -> u64 {
+    steps.stats.prefill_tokens + steps.stats.generated_tokens
 }

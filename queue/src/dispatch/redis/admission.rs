@@ -6,8 +6,8 @@ use redis::{FromRedisValue as _, Value};
 
 use super::{Inner, feed::refusal, keys, scripts, unavailable};
 use crate::{
-    dispatch::{Demand, DispatchError, Limit, Quotas},
-    job::Tenant,
+    dispatch::{Demand, DispatchError, Limit, Line, LinePart, Quotas},
+    job::Priority,
 };
 
 /// Bounds of the time after which to try again.
@@ -16,6 +16,10 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Time after which to try again while the rate is unknown.
 const RETRY_DEFAULT: Duration = Duration::from_secs(1);
 
+/// Values of the script's answer before those of priorities, and for each priority.
+const OF_QUEUE: usize = 5;
+const OF_PRIORITY: usize = 4;
+
 /// What waits in a queue.
 #[derive(Debug, Default)]
 struct Usage {
@@ -23,26 +27,41 @@ struct Usage {
     tokens: i64,
     /// Tokens acknowledged per millisecond; 0 if unknown.
     rate: f64,
-    /// Tokens of each tenant asked for.
+    /// Tokens of each of the demand's tenants.
     tenants: Vec<i64>,
+    line: Line,
 }
 
-/// A tenant with a quota: its demand and its quota, in tokens.
-struct Bounded<'a> {
-    tenant: &'a Tenant,
+/// A tenant of a demand: the tokens that it asks for, and its quota.
+struct Asking {
     demand: u64,
-    quota: u64,
+    quota: Option<u64>,
 }
 
 impl Usage {
     /// Adds a shard's counts; `None` if they are not as the script returns them.
-    fn add(&mut self, counts: &[Value]) -> Option<()> {
+    fn add(&mut self, counts: &[Value], asked: &[Asking]) -> Option<()> {
         let number = |at: usize| i64::from_redis_value_ref(counts.get(at)?).ok();
-        self.entries += number(0)?;
-        self.tokens += number(1)?;
+        let [entries, tokens, missing, missing_tokens] =
+            [number(0)?, number(1)?, number(3)?, number(4)?];
+        self.entries += entries + missing;
+        self.tokens += tokens + missing_tokens;
         self.rate += f64::from_redis_value_ref(counts.get(2)?).ok()?.max(0.0);
+        let mut parts = [[0; OF_PRIORITY]; Priority::ALL.len()];
+        for (priority, part) in parts.iter_mut().enumerate() {
+            for (at, value) in part.iter_mut().enumerate() {
+                *value = number(OF_QUEUE + OF_PRIORITY * priority + at)?.max(0).unsigned_abs();
+            }
+        }
+        let mut line = line(tokens, &parts, asked);
+        let lowest = line.of(Priority::Low);
+        lowest.entries += missing.unsigned_abs();
+        lowest.tokens += missing_tokens.unsigned_abs();
+        lowest.before += missing_tokens.unsigned_abs();
+        self.line.merge(&line);
+        let of_tenants = OF_QUEUE + OF_PRIORITY * parts.len();
         for (at, sum) in self.tenants.iter_mut().enumerate() {
-            *sum += number(3 + at)?;
+            *sum += number(of_tenants + at)?;
         }
         Some(())
     }
@@ -60,7 +79,7 @@ impl Usage {
         demand: &Demand,
         entries_max: usize,
         tokens_max: u64,
-        bounded: &[Bounded<'_>],
+        asking: &[Asking],
     ) -> Option<(Limit, Duration)> {
         let entries = i64::try_from(demand.entries).unwrap_or(i64::MAX);
         // A single entry always fits an empty queue: otherwise a large one would never be accepted.
@@ -80,47 +99,97 @@ impl Usage {
             let beyond = tokens - tokens_left;
             return Some((Limit::Tokens(tokens_max), self.wait_for(beyond as f64)));
         }
-        bounded.iter().zip(&self.tenants).find_map(|(one, waiting)| {
-            let beyond =
-                waiting.saturating_add(signed(one.demand)).saturating_sub(signed(one.quota));
+        asking.iter().zip(&self.tenants).find_map(|(one, waiting)| {
+            let quota = one.quota?;
+            let beyond = waiting.saturating_add(signed(one.demand)).saturating_sub(signed(quota));
             let is_beyond = beyond > 0 && (entries > 1 || *waiting > 0);
-            is_beyond.then(|| (Limit::Tenant(one.quota), self.wait_for(beyond as f64)))
+            is_beyond.then(|| (Limit::Tenant(quota), self.wait_for(beyond as f64)))
         })
     }
 }
 
+/// Returns what waits in a shard with this many tokens, from `entries, tokens, active tenants, tokens of the
+/// tenant that asks` of each priority.
+fn line(tokens: i64, parts: &[[u64; OF_PRIORITY]; 3], asked: &[Asking]) -> Line {
+    let counted: u64 = parts.iter().map(|[_, tokens, ..]| tokens).sum();
+    let entries: u64 = parts.iter().map(|[entries, ..]| entries).sum();
+    let part = |[own_entries, own_tokens, tenants, of_tenant]: [u64; OF_PRIORITY]| {
+        // Programs of 0.1 count tokens without their priority.
+        let (share, all) = if counted > 0 { (own_tokens, counted) } else { (own_entries, entries) };
+        let tokens = tokens.max(0) as f64 * share as f64 / all.max(1) as f64;
+        let before = match asked {
+            // Its turn comes when each of the others was served as much as it, or one entry.
+            [one] => {
+                let mean = tokens / own_entries.max(1) as f64;
+                tokens.min(tenants as f64 * (of_tenant as f64 + mean.max(one.demand as f64)))
+            }
+            _ => tokens,
+        };
+        LinePart { entries: own_entries, tokens: tokens as u64, before: before as u64 }
+    };
+    Line { parts: parts.map(part) }
+}
+
 impl Inner {
-    /// Checks the limits of a queue without adding anything.
+    /// Checks the limits of a queue without adding anything; returns what waits.
     pub(super) async fn admit(
         &self,
         demand: &Demand,
         quotas: &Quotas,
-    ) -> Result<(), DispatchError> {
+    ) -> Result<Line, DispatchError> {
         let shards = u64::from(self.shards);
         let own = self.limit.tokens.saturating_mul(shards);
         let tokens_max = demand.part_of(quotas.tokens.map_or(own, |quota| quota.min(own)));
         let entries_max =
             demand.entries_of(self.limit.entries.saturating_mul(usize::from(self.shards)));
-        let bounded = demand.tokens.iter().filter_map(|(tenant, tokens)| {
-            let quota = demand.part_of(quotas.of(tenant)?);
-            Some(Bounded { tenant, demand: *tokens, quota })
+        let asking = demand.tokens.iter().map(|(tenant, tokens)| {
+            let quota = quotas.of(tenant).map(|quota| demand.part_of(quota));
+            Asking { demand: *tokens, quota }
         });
-        let bounded: Vec<Bounded<'_>> = bounded.collect();
-        let tenants: Vec<String> = bounded.iter().map(|one| keys::escape(&one.tenant.0)).collect();
+        let asking: Vec<Asking> = asking.collect();
+        let tenants: Vec<String> =
+            demand.tokens.keys().map(|tenant| keys::escape(&tenant.0)).collect();
         let mut usage = Usage { tenants: vec![0; tenants.len()], ..Usage::default() };
         let queue = &demand.queue;
         for prefix in self.prefixes(queue) {
             let run = self.connections.run_again(&scripts::ADMIT, &prefix, &tenants);
             let counts: Vec<Value> = run.await.map_err(|error| refusal(queue, error))?;
-            usage.add(&counts).ok_or_else(|| {
+            usage.add(&counts, &asking).ok_or_else(|| {
                 unavailable((redis::ErrorKind::UnexpectedReturnType, "not a queue's counts").into())
             })?;
         }
-        match usage.excess(demand, entries_max, tokens_max, &bounded) {
-            None => Ok(()),
+        match usage.excess(demand, entries_max, tokens_max, &asking) {
+            None => Ok(usage.line),
             Some((limit, retry_after)) => {
                 Err(DispatchError::Busy { queue: queue.clone(), limit, retry_after })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_without_a_priority_are_shared_out() {
+        let tokens = |tokens, parts| line(tokens, &parts, &[]).parts.map(|part| part.tokens);
+        assert_eq!(tokens(60, [[1, 10, 1, 0], [2, 20, 1, 0], [3, 30, 1, 0]]), [10, 20, 30]);
+        // Counted by programs of both releases, and of the older one alone.
+        assert_eq!(tokens(120, [[1, 10, 1, 0], [2, 20, 1, 0], [3, 30, 1, 0]]), [20, 40, 60]);
+        assert_eq!(tokens(60, [[1, 0, 1, 0], [2, 0, 1, 0], [3, 0, 1, 0]]), [10, 20, 30]);
+        assert_eq!(tokens(-5, [[0; 4]; 3]), [0; 3]);
+    }
+
+    #[test]
+    fn a_tenant_waits_for_as_much_of_each_other_tenant() {
+        let before = |of_tenant, demand| {
+            let parts = [[0; 4], [100, 1000, 5, of_tenant], [0; 4]];
+            line(1000, &parts, &[Asking { demand, quota: None }]).parts[1].before
+        };
+        assert_eq!(before(0, 20), 100);
+        assert_eq!(before(0, 1), 50, "one entry of each");
+        assert_eq!(before(80, 20), 500);
+        assert_eq!(before(960, 20), 1000);
     }
 }

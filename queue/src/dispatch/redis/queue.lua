@@ -12,7 +12,7 @@ local P = KEYS[1]
 local GROUP, RETURNED = 'workers', ':returned'
 local PRIORITIES = { 'high', 'normal', 'low' }
 local IDS = P .. ':ids'         -- hash: job -> COST:PLACE:ENTRY, @COST:PLACE while delayed, =COST:PLACE in front
-local META = P .. ':meta'       -- hash: n and t (waiting entries, tokens), n:PRIORITY, credits, rate,
+local META = P .. ':meta'       -- hash: n and t (waiting entries, tokens), n:PRIORITY, t:PRIORITY, credits, rate,
                                 -- missing and missing_t (as n and t: what only the store has),
                                 -- refilling (1 until the store has nothing else), run (the server's
                                 -- run id when these were set)
@@ -175,9 +175,15 @@ end
 local function count(place, entries, tokens)
   -- Lua has a negative zero, which Redis does not accept as an integer.
   entries, tokens = entries + 0, tokens + 0
+  local priority = place:match('^%a+')
   redis.call('HINCRBY', META, 'n', entries)
-  redis.call('HINCRBY', META, 'n:' .. place:match('^%a+'), entries)
   redis.call('HINCRBY', META, 't', tokens)
+  if redis.call('HINCRBY', META, 'n:' .. priority, entries) > 0 then
+    redis.call('HINCRBY', META, 't:' .. priority, tokens)
+  else
+    -- Programs of 0.1 do not count these tokens: the empty line is where the count is right again.
+    redis.call('HDEL', META, 't:' .. priority)
+  end
   redis.call('HINCRBY', COSTS, place, tokens)
   return redis.call('HINCRBY', COUNTS, place, entries)
 end

@@ -1,6 +1,9 @@
 //! Counters of rare events.
 
-use super::Inner;
+use redis::FromRedisValue as _;
+
+use super::{Inner, RedisDispatcher, unavailable};
+use crate::dispatch::DispatchError;
 
 /// Counts since the dispatcher was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,6 +26,23 @@ pub struct DispatchStats {
     /// Events of jobs dropped because the event streams were full; subscribers get the result from the
     /// store.
     pub events_dropped: u64,
+}
+
+impl RedisDispatcher {
+    /// Returns the memory that Redis uses for its data, in bytes; in a cluster, that of one node.
+    pub async fn used_memory_bytes(&self) -> Result<u64, DispatchError> {
+        let mut command = redis::cmd("INFO");
+        command.arg("memory");
+        let answer: redis::Value =
+            self.inner.connections.query_again(&command).await.map_err(unavailable)?;
+        let info = String::from_redis_value(answer).unwrap_or_default();
+        let bytes =
+            info.lines().find_map(|line| line.strip_prefix("used_memory:")?.trim().parse().ok());
+        bytes.ok_or_else(|| {
+            let what = "Redis does not tell its memory";
+            unavailable((redis::ErrorKind::UnexpectedReturnType, what).into())
+        })
+    }
 }
 
 impl Inner {

@@ -14,7 +14,7 @@ use crate::{
     job::{JobId, QueueName, Tenant, Timestamp},
     store::{
         DeadLetters, Maintained, Maintenance, NumericsClasses, Page, QueueHistory, QueueSettings,
-        StoreError, Workers,
+        Serving, StoreError, Workers,
         classes::{ClassError, RegisteredQueue, ResetClassError},
         dead_letters::{DeadLetter, Pace, Replay},
         history::{Period, Point, Snapshot},
@@ -52,6 +52,14 @@ impl QueueSettings for Databases {
         limit_tokens: Option<u64>,
     ) -> Result<(), StoreError> {
         self.first().set_limit(queue, limit_tokens).await
+    }
+
+    async fn set_max_wait(
+        &self,
+        queue: &QueueName,
+        max_wait: Option<Duration>,
+    ) -> Result<(), StoreError> {
+        self.first().set_max_wait(queue, max_wait).await
     }
 
     async fn quotas(&self, queue: &QueueName) -> Result<Quotas, StoreError> {
@@ -124,6 +132,10 @@ impl Workers for Databases {
 
     async fn workers(&self) -> Result<Vec<Worker>, StoreError> {
         self.first().workers().await
+    }
+
+    async fn serving(&self, queue: &QueueName) -> Result<Serving, StoreError> {
+        self.first().serving(queue).await
     }
 
     async fn request_drain(&self, owner: &str) -> Result<bool, StoreError> {

@@ -10,10 +10,13 @@ use super::{
     classes::classes,
     rows::{self, milliseconds},
 };
-use crate::store::{
-    StoreError,
-    attempts::{AWAY_AFTER, AWAY_LEASE},
-    workers::{Directive, Heartbeat, Integrity, Leads, Worker, WorkerMetrics, Workers},
+use crate::{
+    job::QueueName,
+    store::{
+        Serving, StoreError,
+        attempts::{AWAY_AFTER, AWAY_LEASE},
+        workers::{Directive, Heartbeat, Integrity, Leads, Worker, WorkerMetrics, Workers},
+    },
 };
 
 /// Records a heartbeat. Also notes that the store was reached, as a reconciler does: see `PULSE`. Takes
@@ -99,6 +102,24 @@ impl Workers for PostgresStore {
              FROM workers ORDER BY owner",
         );
         self.fetch_all(found.bind(self.clock_parameter())).await?.iter().map(worker).collect()
+    }
+
+    async fn serving(&self, queue: &QueueName) -> Result<Serving, StoreError> {
+        let found = query(
+            "SELECT store_now_ms($1) AS now, count(*) AS workers,
+                    count(*) FILTER (WHERE vitals ->> 'device' LIKE 'cuda%') AS gpu_workers,
+                    coalesce(sum(slots), 0)::bigint AS slots,
+                    coalesce(sum(running), 0)::bigint AS running,
+                    coalesce(sum(slots) FILTER (WHERE rate IS NOT NULL), 0)::bigint AS measured_slots,
+                    sum(rate) AS rate,
+                    coalesce(sum((vitals ->> 'kv_blocks_used')::bigint), 0)::bigint AS blocks_used,
+                    coalesce(sum((vitals ->> 'kv_blocks_total')::bigint), 0)::bigint AS blocks_total
+             FROM (SELECT slots, running, vitals, (vitals ->> 'drain_tokens_per_s')::float8 AS rate
+                   FROM workers WHERE model = $2 AND format = $3 AND NOT draining
+                     AND seen_at >= store_now_ms($1) - $4) AS live",
+        );
+        let found = found.bind(self.clock_parameter()).bind(&queue.model).bind(&queue.format);
+        rows::serving(&self.fetch_one(found.bind(milliseconds(Worker::SILENT_MAX))).await?)
     }
 
     async fn request_drain(&self, owner: &str) -> Result<bool, StoreError> {

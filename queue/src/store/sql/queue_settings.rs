@@ -1,5 +1,7 @@
 //! Settings of queues.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use sqlx::{Encode, Type};
 
@@ -23,6 +25,7 @@ pub(crate) fn settings(row: &Row) -> Result<QueueState, StoreError> {
         queue: rows::queue(row)?,
         paused: rows::get(row, "paused")?,
         limit_tokens: rows::tokens(row, "limit_tokens")?,
+        max_wait: rows::duration_or_none(row, "max_wait_ms")?,
         class: rows::get(row, "numerics_class")?,
         allowed_classes: dialect::texts(row, "allowed_classes")?,
     })
@@ -77,13 +80,23 @@ impl QueueSettings for SqlStore {
         self.set(statement, queue, limit_tokens.map(rows::stored)).await
     }
 
+    async fn set_max_wait(
+        &self,
+        queue: &QueueName,
+        max_wait: Option<Duration>,
+    ) -> Result<(), StoreError> {
+        let statement = "INSERT INTO queues (model, format, max_wait_ms) VALUES ($1, $2, $3)
+             ON CONFLICT (model, format) DO UPDATE SET max_wait_ms = excluded.max_wait_ms";
+        self.set(statement, queue, max_wait.map(rows::milliseconds)).await
+    }
+
     async fn quotas(&self, queue: &QueueName) -> Result<Quotas, StoreError> {
         // The first row is the queue's own and has no tenant.
         let found = query(
-            "SELECT NULL AS tenant, limit_tokens, tenant_limit_tokens FROM queues
+            "SELECT NULL AS tenant, limit_tokens, tenant_limit_tokens, max_wait_ms FROM queues
              WHERE model = $1 AND format = $2
              UNION ALL
-             SELECT tenant, limit_tokens, NULL FROM tenant_quotas WHERE model = $1 AND format = $2",
+             SELECT tenant, limit_tokens, NULL, NULL FROM tenant_quotas WHERE model = $1 AND format = $2",
         );
         let mut quotas = Quotas::default();
         for row in &self.fetch_all(found.bind(&queue.model).bind(&queue.format)).await? {
@@ -95,6 +108,7 @@ impl QueueSettings for SqlStore {
                 None => {
                     quotas.tokens = limit;
                     quotas.each_tenant = rows::tokens(row, "tenant_limit_tokens")?;
+                    quotas.max_wait = rows::duration_or_none(row, "max_wait_ms")?;
                 }
             }
         }

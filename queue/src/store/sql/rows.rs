@@ -18,7 +18,7 @@ use crate::{
     job::{Job, JobId, JobState, Priority, Prompt, QueueName, Tenant, Timestamp},
     outcome::{JobError, Outcome},
     sampling::Sampling,
-    store::{Claim, ClaimRef, FinishedAttempt, StoreError, attempts},
+    store::{Claim, ClaimRef, FinishedAttempt, Serving, StoreError, attempts},
 };
 
 pub(crate) fn damaged(what: &'static str, detail: impl std::fmt::Display) -> StoreError {
@@ -72,6 +72,10 @@ pub(crate) fn time_or_none(row: &Row, column: &str) -> Result<Option<Timestamp>,
 /// Returns a number of tokens, or NULL.
 pub(crate) fn tokens(row: &Row, column: &str) -> Result<Option<u64>, StoreError> {
     Ok(get::<Option<i64>>(row, column)?.map(i64::unsigned_abs))
+}
+
+pub(crate) fn duration_or_none(row: &Row, column: &str) -> Result<Option<Duration>, StoreError> {
+    Ok(get::<Option<i64>>(row, column)?.map(duration))
 }
 
 /// Returns a difference of two times; zero if the earlier one is later.
@@ -234,4 +238,20 @@ pub(crate) fn lost(
 ) -> Result<Vec<ClaimRef>, StoreError> {
     let kept: HashSet<ClaimRef> = kept.iter().map(claim_ref).collect::<Result<_, _>>()?;
     Ok(claims.into_iter().filter(|claim| !kept.contains(claim)).collect())
+}
+
+/// Returns what the live workers of a queue can do, from their sums.
+pub(crate) fn serving(row: &Row) -> Result<Serving, StoreError> {
+    let slots = count(row, "slots")?;
+    let measured_slots = count(row, "measured_slots")?;
+    Ok(Serving {
+        now: time(row, "now")?,
+        workers: count(row, "workers")?,
+        gpu_workers: count(row, "gpu_workers")?,
+        slots,
+        running: count(row, "running")?,
+        drain_tokens_per_s: Serving::rate_of_all(get(row, "rate")?, measured_slots, slots),
+        kv_blocks_used: count(row, "blocks_used")?,
+        kv_blocks_total: count(row, "blocks_total")?,
+    })
 }

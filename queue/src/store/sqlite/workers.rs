@@ -11,7 +11,7 @@ use super::{
 use crate::{
     job::{QueueName, Timestamp},
     store::{
-        StoreError,
+        Serving, StoreError,
         workers::{Directive, Heartbeat, Integrity, Leads, Worker, Workers},
     },
 };
@@ -54,6 +54,28 @@ impl Workers for SqliteStore {
         };
         let found = query("SELECT * FROM workers ORDER BY owner");
         self.fetch_all(found).await?.iter().map(worker).collect()
+    }
+
+    async fn serving(&self, queue: &QueueName) -> Result<Serving, StoreError> {
+        let found = query(
+            "SELECT $1 AS now, count(*) AS workers,
+                    count(*) FILTER (WHERE heartbeat ->> '$.measured.device' LIKE 'cuda%')
+                        AS gpu_workers,
+                    coalesce(sum(slots), 0) AS slots, coalesce(sum(running), 0) AS running,
+                    coalesce(sum(slots) FILTER (WHERE rate IS NOT NULL), 0) AS measured_slots,
+                    sum(rate) AS rate,
+                    coalesce(sum(heartbeat ->> '$.measured.kv_blocks_used'), 0) AS blocks_used,
+                    coalesce(sum(heartbeat ->> '$.measured.kv_blocks_total'), 0) AS blocks_total
+             FROM (SELECT heartbeat, heartbeat ->> '$.slots' AS slots,
+                          heartbeat ->> '$.running' AS running,
+                          CAST(heartbeat ->> '$.measured.drain_tokens_per_s' AS REAL) AS rate
+                   FROM workers WHERE heartbeat ->> '$.queue.model' = $2
+                     AND heartbeat ->> '$.queue.format' = $3 AND NOT heartbeat ->> '$.draining'
+                     AND seen_at >= $1 - $4)",
+        );
+        let found = found.bind(self.clock_parameter()).bind(&queue.model).bind(&queue.format);
+        let found = found.bind(rows::milliseconds(Worker::SILENT_MAX));
+        rows::serving(&self.fetch_one(found).await?)
     }
 
     async fn request_drain(&self, owner: &str) -> Result<bool, StoreError> {

@@ -81,6 +81,17 @@ impl Devices {
         }
     }
 
+    /// Returns whether a device may begin another job that was claimed for it.
+    pub fn takes_another(&mut self, index: usize, in_flight: &InFlight, now: Instant) -> bool {
+        match self.all[index].breaker.allowance(now) {
+            Allowance::All => true,
+            Allowance::Probe => {
+                !in_flight.running().any(|(_, claim)| claim.device == index && claim.submitted)
+            }
+            Allowance::Nothing => false,
+        }
+    }
+
     /// Returns the device for one more job: a device to probe after failures, else the device with
     /// the most room (the first if several have it).
     pub fn choose(&mut self, in_flight: &InFlight, now: Instant) -> usize {

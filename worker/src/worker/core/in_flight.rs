@@ -31,6 +31,8 @@ pub(super) struct RunningClaim {
     /// Index of the device that runs it.
     pub device: usize,
     pub prompt: Prompt,
+    /// Tokens that the job counts as in the backlog.
+    cost: u32,
     /// Choices it asked for: the slots it takes.
     choices: usize,
     pub first_token_at: Option<Instant>,
@@ -52,6 +54,8 @@ pub(super) struct EndedClaim {
     pub lease: Lease,
     pub disposition: Disposition,
     pub span: Span,
+    /// Tokens that the job counts as in the backlog.
+    pub cost: u32,
     /// Time from the claim to its first token, if it has one.
     pub first_token: Option<Duration>,
     /// Time from the claim to its end.
@@ -133,6 +137,7 @@ impl InFlight {
             lease,
             device,
             prompt: claim.job.prompt.clone(),
+            cost: claim.job.cost(),
             choices,
             first_token_at: None,
             span,
@@ -150,6 +155,7 @@ impl InFlight {
             lease,
             disposition: Disposition::HandBack,
             span: Span::none(),
+            cost: 0,
             first_token: None,
             elapsed: Duration::ZERO,
         });
@@ -169,14 +175,15 @@ impl InFlight {
     /// Moves a claim from running to ended.
     pub fn end(&mut self, held: ClaimRef, disposition: Disposition, now: Instant) {
         let Some(claim) = self.running.remove(&held) else { return };
-        let RunningClaim { lease, claimed_at, device, choices, first_token_at, span, .. } = claim;
+        let RunningClaim { lease, claimed_at, device, choices, cost, first_token_at, span, .. } =
+            claim;
         self.loads[device].claims -= 1;
         self.loads[device].choices -= choices;
         let first_token = first_token_at.map(|at| at.saturating_duration_since(claimed_at));
         record_end(&span, &disposition, first_token);
         span.in_scope(|| tracing::debug!(how = disposition.label(), "ended"));
         let elapsed = now.saturating_duration_since(claimed_at);
-        self.ended.push(EndedClaim { lease, disposition, span, first_token, elapsed });
+        self.ended.push(EndedClaim { lease, disposition, span, cost, first_token, elapsed });
         self.oldest_end.get_or_insert(now);
     }
 

@@ -195,10 +195,12 @@ impl Core {
             return;
         }
         for Prepared { held, stream, request } in prepared {
+            let Some(device) = self.in_flight.get(held).map(|claim| claim.device) else { continue };
+            let has_room = self.devices.takes_another(device, &self.in_flight, self.now);
             let Some(claim) = self.in_flight.get_mut(held) else { continue };
-            let device = claim.device;
             match request {
-                _ if self.devices.get(device).breaker.is_open() => {
+                // It was on its way when the device failed.
+                _ if !has_room => {
                     self.in_flight.end(held, Disposition::HandBack, self.now);
                 }
                 Err(error) => {

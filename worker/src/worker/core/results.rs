@@ -151,6 +151,7 @@ impl Core {
             } else if let Outcome::Completed(completion) = outcome {
                 let tokens = completion.usage.completion_tokens;
                 report.usage.add(completion.usage);
+                self.metrics.add_answered(ended.cost, completion.usage);
                 self.metrics.record_latency(ended.first_token, ended.elapsed, tokens);
             }
         }

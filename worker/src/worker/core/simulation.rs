@@ -261,6 +261,30 @@ fn poison_jobs_fail_alone() {
 }
 
 #[test]
+fn device_that_fails_gets_one_job_after_another_until_it_works_again() {
+    const REPAIRED: u64 = 50_000;
+    let of = |seed| Life { seed, workers: 2, jobs: healthy(120, 20), loss: 0.0 };
+    let faults = |world: &mut World| {
+        let at = world.rng.u64(..30_000);
+        world.at(at, Event::Device(0, true));
+        world.at(REPAIRED, Event::Device(0, false));
+    };
+    let check = |world: &World| {
+        let failed: Vec<_> = world.first_steps.iter().filter(|(.., failed)| *failed).collect();
+        // Three in a row open the breaker, its waits double from half a second to a second on.
+        assert!((4..=12).contains(&failed.len()), "{failed:?}");
+        assert!(failed[3..].iter().all(|(_, jobs, _)| *jobs == 1), "{failed:?}");
+        let waits: Vec<u64> = failed[2..].windows(2).map(|two| two[1].0 - two[0].0).collect();
+        assert!(waits.iter().zip(0..).all(|(wait, n)| *wait >= 500 << n.min(6)), "{waits:?}");
+        let later = world.first_steps.iter().filter(|(at, ..)| *at >= REPAIRED);
+        let most = later.map(|(_, jobs, _)| *jobs).max();
+        assert!(most > Some(1), "the breaker did not close: {most:?}");
+        assert_eq!((world.overlaps, world.dispatcher.restored), (0, 0));
+    };
+    lives(60, of, faults, check);
+}
+
+#[test]
 fn every_job_ends_once_whatever_fails() {
     let of = |seed| {
         let mut jobs = healthy(50, 15);

@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use tritmill_engine::{Choice, FinishReason, Output};
+use tritmill_engine::{Choice, FinishReason, Output, RequestError, backend::StepError};
 use tritmill_queue::ClaimRef;
 
 use crate::engine_thread::{End, Report};
@@ -62,6 +63,23 @@ impl Engine {
     /// Returns the number of the running step, as a watchdog sees it.
     pub fn running_step(&self) -> Option<u64> {
         (!self.running.is_empty()).then_some(self.step)
+    }
+
+    /// Returns how many requests take part in the next step.
+    pub fn sequences(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Fails the next step, and with it all its requests.
+    pub fn fail(&mut self) -> Vec<Did> {
+        self.step += 1;
+        self.cancelled.clear();
+        let error = Arc::new(StepError::Device("off the bus".into()));
+        let failed = |(held, _)| {
+            let error = RequestError::Step(Arc::clone(&error));
+            Did::Report(Report::Ended(held, End::Failed(error)))
+        };
+        std::mem::take(&mut self.running).into_iter().map(failed).collect()
     }
 
     /// Computes until `now`; a hanging engine does nothing.

@@ -46,7 +46,7 @@ pub(super) struct Store {
     announced: BTreeMap<JobId, u64>,
     /// Leases that ended.
     pub lapses: u32,
-    /// Attempts that were charged because a job lost its worker while it ran alone.
+    /// Attempts that were charged: a step failed, or a job lost its worker while it ran alone.
     pub charged: BTreeMap<JobId, u32>,
 }
 
@@ -140,6 +140,7 @@ impl Store {
                 Outcome::Expired => JobState::Expired,
                 Outcome::Error(_) => {
                     row.attempts += 1;
+                    *self.charged.entry(done.claim.id).or_default() += 1;
                     row.run_at = now + RETRY_WAIT;
                     let is_last = row.attempts >= row.job.attempts_max;
                     if is_last { JobState::Failed } else { JobState::Retrying }

@@ -63,6 +63,8 @@ pub(super) enum Event {
     CutOff(usize, bool),
     /// The dispatcher loses all its data.
     Lose,
+    /// Every step of a worker's device fails, or steps succeed again.
+    Device(usize, bool),
     /// The store's clock jumps by this many milliseconds.
     Jump(i64),
     Pause(bool),
@@ -107,6 +109,9 @@ pub(super) struct World {
     pub processes: Vec<Option<Process>>,
     pub lives: Vec<u32>,
     pub cut_off: Vec<bool>,
+    broken: Vec<bool>,
+    /// Steps with requests of the first worker: when, how many requests, and whether it failed.
+    pub first_steps: Vec<(u64, usize, bool)>,
     behaviours: BTreeMap<JobId, Behaviour>,
     /// The chance of a call to fail, or to be executed without an answer.
     pub loss: f64,
@@ -145,6 +150,8 @@ impl World {
             processes: Vec::new(),
             lives: vec![0; life.workers],
             cut_off: vec![false; life.workers],
+            broken: vec![false; life.workers],
+            first_steps: Vec::new(),
             behaviours: BTreeMap::new(),
             loss: life.loss,
             overlaps: 0,
@@ -225,6 +232,7 @@ impl World {
             Event::Store(health) => self.store_health = health,
             Event::Dispatcher(health) => self.dispatcher_health = health,
             Event::CutOff(worker, cut_off) => self.cut_off[worker] = cut_off,
+            Event::Device(worker, broken) => self.broken[worker] = broken,
             Event::Lose => self.dispatcher.lose(),
             Event::Jump(by) => self.jumped += by,
             Event::Pause(paused) => {
@@ -353,7 +361,12 @@ impl World {
         let Some(process) = &mut self.processes[worker] else { return };
         let another = |held: &ClaimRef| self.store.is_claimed_by_another(*held);
         self.overlaps += u32::from(process.engine.running().any(another));
-        for did in process.engine.run(now) {
+        let (sequences, is_broken) = (process.engine.sequences(), self.broken[worker]);
+        if worker == 0 && sequences > 0 {
+            self.first_steps.push((self.now, sequences, is_broken));
+        }
+        let did = if is_broken { process.engine.fail() } else { process.engine.run(now) };
+        for did in did {
             match did {
                 Did::Died => return self.end(worker),
                 Did::Report(report) => self.input(worker, Input::Report(0, report)),

@@ -1,0 +1,179 @@
+//! [`Admission`]: what operators and workers say about queues, and what this process has let in.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tritmill_queue::{
+    Job, QueueName, StoreError, Timestamp,
+    dispatch::{Demand, Line, Quotas},
+    store::{QueueSettings, Serving, Workers},
+};
+
+use crate::overload::{Gate, Group, Refused, Situation};
+
+/// Time until a producer sees a change of a queue's limits.
+const QUOTAS_FRESH_FOR: Duration = Duration::from_secs(5);
+/// Time until a producer sees a change of a queue's workers.
+const SERVING_FRESH_FOR: Duration = Duration::from_secs(1);
+
+/// Limits of queues with what is needed to apply them. Reads the store at most as often as the times above say.
+pub(crate) struct Admission {
+    settings: Arc<dyn QueueSettings>,
+    workers: Arc<dyn Workers>,
+    quotas: Cache<Quotas>,
+    serving: Cache<Option<Served>>,
+    queues: Mutex<HashMap<QueueName, Entrance>>,
+}
+
+/// What workers could do at a time.
+#[derive(Debug, Clone, Copy)]
+struct Served {
+    serving: Serving,
+    read_at: Instant,
+}
+
+impl Served {
+    /// Returns the time on the clock of deadlines.
+    fn now(&self) -> Timestamp {
+        self.serving.now.after(self.read_at.elapsed())
+    }
+}
+
+/// The state of one queue's limits in this process.
+#[derive(Debug, Default)]
+struct Entrance {
+    gates: [Gate; 3],
+    /// Tokens that were let in and are not in the line yet, by priority.
+    let_in: [u64; 3],
+}
+
+impl Admission {
+    pub fn new<S: QueueSettings + Workers + 'static>(store: Arc<S>) -> Self {
+        Self {
+            settings: store.clone(),
+            workers: store,
+            quotas: Cache::new(QUOTAS_FRESH_FOR),
+            serving: Cache::new(SERVING_FRESH_FOR),
+            queues: Mutex::default(),
+        }
+    }
+
+    /// Returns a queue's limits. If the store does not answer, the last known ones apply; the store will refuse
+    /// the submission itself.
+    pub async fn quotas(&self, queue: &QueueName) -> Quotas {
+        self.quotas.of(queue, self.settings.quotas(queue)).await
+    }
+
+    /// Returns what the workers of a queue can do; `None` if the store never answered.
+    pub async fn serving(&self, queue: &QueueName) -> Option<Serving> {
+        Some(self.served(queue).await?.serving)
+    }
+
+    async fn served(&self, queue: &QueueName) -> Option<Served> {
+        let read = async {
+            let read_at = Instant::now();
+            Ok(Some(Served { serving: self.workers.serving(queue).await?, read_at }))
+        };
+        self.serving.of(queue, read).await
+    }
+
+    /// Checks jobs of one queue against its longest wait and, unless they are lines of a batch, which waits by
+    /// itself, against their deadlines. What is let in counts as waiting until the result is dropped.
+    pub async fn let_in<'a>(
+        self: &Arc<Self>,
+        demand: &Demand,
+        jobs: impl Iterator<Item = &'a Job>,
+        quotas: &Quotas,
+        line: Line,
+    ) -> Result<Option<LetIn>, Refused> {
+        let mut groups = Group::of(jobs);
+        if demand.is_patient() {
+            groups.iter_mut().for_each(|group| group.expires_at = None);
+        }
+        let max_wait = quotas.max_wait.map(|wait| demand.part_of_wait(wait));
+        if max_wait.is_none() && groups.iter().all(|group| group.expires_at.is_none()) {
+            return Ok(None);
+        }
+        let Some(served) = self.served(&demand.queue).await else { return Ok(None) };
+        let (serving, now) = (served.serving, served.now());
+        let mut queues = self.lock();
+        let entrance = queues.entry(demand.queue.clone()).or_default();
+        let situation = Situation { line, let_in: entrance.let_in, serving, now, max_wait };
+        for group in &groups {
+            // A batch fills less than others: it leaves their gate as it is.
+            match &mut entrance.gates[group.priority as usize] {
+                _ if demand.is_patient() => Gate::default().pass(group, &situation)?,
+                gate => gate.pass(group, &situation)?,
+            }
+        }
+        let mut tokens = [0; 3];
+        for group in &groups {
+            tokens[group.priority as usize] += group.tokens;
+            entrance.let_in[group.priority as usize] += group.tokens;
+        }
+        drop(queues);
+        Ok(Some(LetIn { admission: Arc::clone(self), queue: demand.queue.clone(), tokens }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, Entrance>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Jobs that were let in. They count as waiting until this is dropped, when the dispatcher counts them.
+pub(crate) struct LetIn {
+    admission: Arc<Admission>,
+    queue: QueueName,
+    tokens: [u64; 3],
+}
+
+impl Drop for LetIn {
+    fn drop(&mut self) {
+        let mut queues = self.admission.lock();
+        let Some(entrance) = queues.get_mut(&self.queue) else { return };
+        for (sum, tokens) in entrance.let_in.iter_mut().zip(self.tokens) {
+            *sum -= tokens;
+        }
+    }
+}
+
+/// Values of queues that are read from the store again after a time. While one caller reads, others get the old
+/// value.
+struct Cache<T> {
+    fresh_for: Duration,
+    known: Mutex<HashMap<QueueName, (Instant, T)>>,
+}
+
+impl<T: Clone + Default> Cache<T> {
+    fn new(fresh_for: Duration) -> Self {
+        Self { fresh_for, known: Mutex::default() }
+    }
+
+    /// Returns a queue's value; the last known one if it cannot be read, or the default.
+    async fn of(&self, queue: &QueueName, read: impl Future<Output = Result<T, StoreError>>) -> T {
+        if let Some((at, value)) = self.lock().get_mut(queue) {
+            if at.elapsed() < self.fresh_for {
+                return value.clone();
+            }
+            *at = Instant::now();
+        }
+        let value = match read.await {
+            Ok(value) => value,
+            Err(error) => {
+                tracing::debug!(%error, "limits of a queue not read");
+                let known = self.lock();
+                known.get(queue).map(|(_, value)| value.clone()).unwrap_or_default()
+            }
+        };
+        self.lock().insert(queue.clone(), (Instant::now(), value.clone()));
+        value
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, (Instant, T)>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,94 @@
+//! The target of `bench e2e --overload`: a service over a file, or on servers with a queue and a tenant of its own,
+//! which are deleted at the end.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use tokio::time::sleep;
+use tritmill_admin::new_key;
+use tritmill_queue::{
+    JobId, QueueName, Tenant,
+    dispatch::RedisDispatcher,
+    store::{Databases, KeyRole, Keys as _, Maintenance as _},
+};
+
+use super::{
+    Arguments,
+    service::{Service, Setup},
+};
+
+/// Random digits at the end of a name.
+const RANDOM_DIGITS: usize = 8;
+/// Time between two steps of an erasure.
+const ERASE_EVERY: Duration = Duration::from_millis(200);
+
+/// A service and what it uses.
+pub(super) struct Target {
+    pub service: Service,
+    /// The key of the requests, and the model that they name.
+    pub key: String,
+    pub model: String,
+    servers: Option<OnServers>,
+}
+
+/// What this run has on servers.
+struct OnServers {
+    store: Arc<Databases>,
+    dispatcher: Arc<RedisDispatcher>,
+    queue: QueueName,
+    tenant: Tenant,
+}
+
+impl Target {
+    /// Starts the service, on servers if they are given.
+    pub async fn start(arguments: &Arguments) -> anyhow::Result<Self> {
+        // All requests come from one address and with one key.
+        let mut words: Vec<String> =
+            ["--max-connections", "32768", "--max-waiting-per-address", "32768"]
+                .map(str::to_owned)
+                .into();
+        let Some(given) = arguments.servers.servers.given()? else {
+            let service = Service::start_with(arguments, Setup { words, servers: None }).await?;
+            let models = service.api.models().await?;
+            let model = models.into_iter().next().context("nothing is served")?;
+            return Ok(Self { key: service.key.clone(), model, service, servers: None });
+        };
+        let id = JobId::generate().to_string();
+        let model = format!("bench-{}", &id[id.len() - RANDOM_DIGITS..]);
+        words.extend(["--name".to_owned(), model.clone()]);
+        let setup = Setup { words, servers: Some(given) };
+        let service = Service::start_with(arguments, setup).await?;
+        let (store, dispatcher) = (given.store().await?, given.dispatcher()?);
+        let tenant = Tenant(model.clone());
+        let (key, secret) = new_key(tenant.clone(), KeyRole::Submit, "bench");
+        store.add_key(&key, &secret.hash()).await.context("cannot keep the key")?;
+        let format = arguments.run.format.to_string();
+        let queue = QueueName { model: model.clone(), format };
+        let servers = Some(OnServers { store, dispatcher, queue, tenant });
+        Ok(Self { service, key: secret.reveal().to_owned(), model, servers })
+    }
+
+    /// Returns the memory of the service.
+    pub fn memory_bytes(&self) -> anyhow::Result<u64> {
+        self.service.memory.used_bytes(&self.service.process)
+    }
+
+    /// Returns the memory of Redis; `None` without servers.
+    pub async fn redis_bytes(&self) -> anyhow::Result<Option<u64>> {
+        let Some(servers) = &self.servers else { return Ok(None) };
+        Ok(Some(servers.dispatcher.used_memory_bytes().await?))
+    }
+
+    /// Ends the service and deletes what it left on servers.
+    pub async fn stop(mut self) -> anyhow::Result<()> {
+        // Fails if the process has ended.
+        let _ = self.service.process.kill().await;
+        let Some(OnServers { store, dispatcher, queue, tenant }) = self.servers else {
+            return Ok(());
+        };
+        while !store.erase_tenant(&tenant).await.context("cannot delete the jobs")?.done {
+            sleep(ERASE_EVERY).await;
+        }
+        dispatcher.forget_queue(&queue).await.context("cannot delete the queue in Redis")
+    }
+}
