@@ -130,7 +130,7 @@ fn answer(
         &model,
         &options,
         &arguments.run.device,
-        arguments.capacity.disk()?.as_ref(),
+        arguments.capacity.tiers.open(false)?.as_ref(),
     )?;
     let Engines { devices, numerics_class, .. } = engines;
     let name = demo_model::NAME.to_owned();

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use tritmill_engine::{
     Engine,
     files::Model,
-    kv::disk::DiskCache,
+    kv::disk::BlockTiers,
     load::{self, DeviceChoice, Devices, EngineOptions},
 };
 use tritmill_worker::Device;
@@ -24,7 +24,7 @@ impl Engines {
         model: &Arc<Model>,
         options: &EngineOptions,
         devices: &Devices,
-        disk: Option<&DiskCache>,
+        disk: Option<&BlockTiers>,
     ) -> anyhow::Result<Self> {
         let devices = devices.one_kind().context("--device")?;
         let engines = load::engines(model, options, devices)?;

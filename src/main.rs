@@ -18,6 +18,7 @@ mod engines;
 mod jobs;
 mod keys;
 mod kv;
+mod kv_tiers;
 mod memory;
 mod migrate;
 mod model;

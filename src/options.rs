@@ -1,12 +1,6 @@
 //! Options of several commands: the model, and how to run it.
 
-use std::{
-    num::NonZeroUsize,
-    path::{Path, PathBuf},
-    str::FromStr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{num::NonZeroUsize, path::Path, str::FromStr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use clap::{
@@ -18,16 +12,12 @@ use tritmill_engine::{
     files::{Model, ModelError},
     formats::Format,
     kernels::Isa,
-    kv::disk::{DiskCache, FolderLimits},
     load::{Devices, EngineOptions},
 };
 
 use tritmill_queue::QueueName;
 
-use crate::demo_model;
-
-/// Bytes of the file system that KV blocks leave free.
-const DISK_FREE_MIN: u64 = 1 << 30;
+use crate::{demo_model, kv_tiers::TierArguments};
 
 /// The model to run.
 #[derive(Debug, Clone, Args)]
@@ -173,24 +163,11 @@ pub struct CapacityOptions {
     /// computed per step then, and the text arrives evenly. 0: steps are always full
     #[arg(long, value_name = "MS", default_value = "150")]
     pub step_target: u32,
-    /// Folder for KV blocks that several prompts begin with: they are computed once, also after a restart. Processes may
-    /// share it
-    #[arg(long, value_name = "DIR")]
-    pub kv_cache_dir: Option<PathBuf>,
-    /// Most bytes in --kv-cache-dir: a number, or with K, M, G or T. The blocks that were not used for longest are
-    /// deleted first, and a gigabyte of the disk stays free
-    #[arg(long, value_name = "BYTES", default_value = "10G", value_parser = bytes)]
-    pub kv_cache_bytes: u64,
+    #[command(flatten)]
+    pub tiers: TierArguments,
 }
 
 impl CapacityOptions {
-    /// Opens the KV blocks on disk, if a folder is given.
-    pub fn disk(&self) -> anyhow::Result<Option<DiskCache>> {
-        let limits = FolderLimits { bytes_max: self.kv_cache_bytes, free_min: DISK_FREE_MIN };
-        let opened = self.kv_cache_dir.as_ref().map(|folder| DiskCache::open(folder, limits));
-        opened.transpose().context("--kv-cache-dir")
-    }
-
     /// Returns `options` with this capacity.
     pub fn apply(&self, options: EngineOptions) -> EngineOptions {
         EngineOptions {

@@ -154,9 +154,10 @@ async fn embedded(arguments: Arguments) -> anyhow::Result<ExitCode> {
         metrics: Arc::default(),
     });
     let pages = pool.pages();
+    let blocks = arguments.worker.capacity.tiers.shared();
     let worker::Arguments { listen, json, .. } = arguments.worker;
     let extra = api_fields(&running, json)?;
-    let ended = Ready { pool, pages, listen, json, extra }.serve(signals).await;
+    let ended = Ready { pool, pages, blocks, listen, json, extra }.serve(signals).await;
     running.stop().await;
     store.close().await;
     ended

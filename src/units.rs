@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc};
 use anyhow::{Context as _, bail};
 use tritmill_engine::{
     files::Model,
-    kv::disk::DiskCache,
+    kv::disk::BlockTiers,
     load::{self, DeviceChoice, Devices, EngineOptions},
 };
 use tritmill_queue::QueueName;
@@ -49,7 +49,7 @@ struct Opened {
 /// # Errors
 /// If a model cannot be used, two have one name, or one does not fit the memory budget alone.
 pub fn open(arguments: &Arguments, options: EngineOptions) -> anyhow::Result<Units> {
-    let disk = arguments.capacity.disk()?;
+    let disk = arguments.capacity.tiers.open(arguments.run.device.has_gpu())?;
     let models = open_models(&arguments.model, arguments.name.as_ref())?;
     let kinds = arguments.run.device.kinds();
     let mut plans = Vec::new();
@@ -58,7 +58,9 @@ pub fn open(arguments: &Arguments, options: EngineOptions) -> anyhow::Result<Uni
             plans.push(Plan::new(opened, devices, options)?);
         }
     }
-    let budget = Budget::of(&arguments.memory);
+    let mut budget = Budget::of(&arguments.memory);
+    let host_bytes = arguments.capacity.tiers.host_bytes(arguments.run.device.has_gpu());
+    budget.bytes = budget.bytes.map(|bytes| bytes.saturating_sub(host_bytes));
     let candidates: Vec<Candidate<'_>> = plans.iter().map(Plan::candidate).collect();
     let fitted = budget.fit(&candidates)?;
     let unit = |(plan, (options, memory_bytes)): (&Plan<'_>, _)| {
@@ -124,7 +126,7 @@ impl<'a> Plan<'a> {
     fn unit(
         &self,
         kind: Option<&str>,
-        disk: Option<&DiskCache>,
+        disk: Option<&BlockTiers>,
         memory_bytes: u64,
     ) -> anyhow::Result<Unit> {
         let Opened { path, name, model } = self.opened;

@@ -217,8 +217,9 @@ pub fn run_with(arguments: Arguments, extra: Map<String, Value>) -> anyhow::Resu
             }
         });
         let pages = pool.pages().with_servers(&dispatcher, database.as_deref());
+        let blocks = arguments.capacity.tiers.shared();
         let Arguments { listen, json, .. } = arguments;
-        Ready { pool, pages, listen, json, extra }.serve(signals).await
+        Ready { pool, pages, blocks, listen, json, extra }.serve(signals).await
     });
     // A thread may still turn a long prompt into tokens, or load a model; it ends with the process.
     runtime.shutdown_background();
@@ -230,6 +231,8 @@ pub struct Ready {
     pub pool: Pool,
     /// Its health and metrics pages.
     pub pages: Pages,
+    /// KV blocks that other workers may read there.
+    pub blocks: Option<http::SharedBlocks>,
     /// Address of the pages.
     pub listen: SocketAddr,
     /// Whether to print name and address as JSON.
@@ -241,7 +244,7 @@ pub struct Ready {
 impl Ready {
     /// Runs until a signal arrives.
     pub async fn serve(self, signals: Signals) -> anyhow::Result<ExitCode> {
-        let Self { pool, pages, listen, json: as_json, extra } = self;
+        let Self { pool, pages, blocks, listen, json: as_json, extra } = self;
         let workers = pool.workers();
         let (stop, stopped) = watch::channel(Stop::No);
         tokio::spawn(signals.stop(stop.clone()));
@@ -258,7 +261,7 @@ impl Ready {
         }
         let (listener, address) = http::listen(listen).await.context("--listen")?;
         let connections = descriptors::room_for(http::CONNECTIONS_MAX);
-        let serving = tokio::spawn(http::serve(listener, Arc::new(pages), connections));
+        let serving = tokio::spawn(http::serve(listener, Arc::new(pages), blocks, connections));
         announce(&workers, address, as_json.then_some(extra))?;
         run_while_served(work, serving, stop).await?;
         for (owner, _) in &workers {

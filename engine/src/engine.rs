@@ -38,7 +38,7 @@ use crate::{
     backend::{Backend, Chunk, Logits, SharedBackend},
     kv::{
         BLOCK_TOKENS, BlockHash,
-        disk::{DiskCache, DiskStats},
+        disk::{BlockTiers, TierStats},
     },
     request::{Event, Request, RequestId, SubmitError},
     sampler::Scratch,
@@ -124,12 +124,12 @@ impl Engine {
 
     /// Uses blocks on disk, too: reads those that new prompts begin with, and writes those that several prompts
     /// use. Engines of one process may share a cache. No effect without the prefix cache.
-    pub fn use_disk(&mut self, disk: DiskCache) {
+    pub fn use_disk(&mut self, disk: BlockTiers) {
         self.stored = self.config.prefix_cache.then(|| Stored::new(disk));
     }
 
     /// Returns what the cache on disk has and did.
-    pub fn disk_stats(&self) -> Option<DiskStats> {
+    pub fn disk_stats(&self) -> Option<TierStats> {
         self.stored.as_ref().map(|stored| stored.disk().stats())
     }
 

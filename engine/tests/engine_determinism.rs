@@ -18,7 +18,7 @@ use tritmill_engine::{
     formats::Format,
     generate,
     kernels::Isa,
-    kv::disk::{DiskCache, FolderLimits},
+    kv::disk::{BlockTiers, FolderLimits, TierOptions},
 };
 
 const REQUESTS: usize = 24;
@@ -135,7 +135,7 @@ fn check_disk(kv: KvType) {
     let (model, folder) = (model(), tempfile::tempdir().unwrap());
     let config = EngineConfig::new(model.config().context_length);
     let limits = FolderLimits { bytes_max: 1 << 30, free_min: 0 };
-    let disk = || DiskCache::open(folder.path(), limits).unwrap();
+    let disk = || BlockTiers::open(TierOptions::folder(folder.path(), limits)).unwrap();
     let shared = || (0..REQUESTS).step_by(3);
     let plain = EngineConfig { prefix_cache: false, ..config };
     let want = run(&mut engine(&model, kv, 400, plain), shared());

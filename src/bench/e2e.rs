@@ -30,6 +30,7 @@ use tritmill_worker::{Committed, Device, Metrics, Mode, ServedModel, Stop, Worke
 
 use super::queue::Bench;
 use crate::{
+    kv_tiers::TierArguments,
     options::{CapacityOptions, ModelOption, RunOptions},
     output,
     servers::ModeOptions,
@@ -137,8 +138,7 @@ impl Arguments {
             max_sequences: self.batch(),
             kv_memory: self.kv_memory,
             step_target: self.step_target,
-            kv_cache_dir: None,
-            kv_cache_bytes: 0,
+            tiers: TierArguments::default(),
         }
     }
 

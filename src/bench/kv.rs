@@ -15,7 +15,7 @@ use tritmill_engine::{
     files::Model,
     kv::{
         BLOCK_TOKENS,
-        disk::{DiskCache, FolderLimits},
+        disk::{BlockTiers, FolderLimits, TierOptions},
     },
     load::{self, EngineOptions},
 };
@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let options = arguments.run.engine_on_one()?;
     let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
     let folder = arguments.kv_cache_dir.as_deref().unwrap_or(temporary.path());
-    let disk = DiskCache::open(folder, LIMITS)?;
+    let disk = BlockTiers::open(TierOptions::folder(folder, LIMITS))?;
     let mut computed = Vec::new();
     let mut first = engine(&model, &options, &disk)?;
     let (prompts, vocab_size) = (arguments.repetitions, model.config().vocab_size as u64);
@@ -122,7 +122,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn engine(model: &Arc<Model>, options: &EngineOptions, disk: &DiskCache) -> anyhow::Result<Engine> {
+fn engine(
+    model: &Arc<Model>,
+    options: &EngineOptions,
+    disk: &BlockTiers,
+) -> anyhow::Result<Engine> {
     let mut engine = load::engine(model, options)?;
     engine.use_disk(disk.clone());
     Ok(engine)

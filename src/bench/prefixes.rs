@@ -21,7 +21,7 @@ use tritmill_engine::{
     files::Model,
     kv::{
         BLOCK_TOKENS,
-        disk::{DiskCache, FolderLimits},
+        disk::{BlockTiers, FolderLimits, TierOptions},
     },
     load::{self, EngineOptions},
 };
@@ -211,7 +211,7 @@ fn worker(
 ) -> anyhow::Result<(Worker, Device)> {
     let mut engine = load::engine(model, options)?;
     if let Some(folder) = way.folder {
-        engine.use_disk(DiskCache::open(folder, LIMITS)?);
+        engine.use_disk(BlockTiers::open(TierOptions::folder(folder, LIMITS))?);
     }
     let class = engine.backend().numerics_class().to_owned();
     let config = WorkerConfig {

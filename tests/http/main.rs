@@ -14,6 +14,7 @@ mod drivers;
 mod fleet;
 mod hostile;
 mod hostile_crowd;
+mod kv_peers;
 mod metrics;
 mod openai;
 mod operator;

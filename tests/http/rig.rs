@@ -52,6 +52,11 @@ impl Admin {
         Self { listen, first_key: text("first_key"), process }
     }
 
+    /// Returns a field of what it printed when it was ready.
+    pub fn ready(&self, field: &str) -> String {
+        self.process.ready[field].as_str().unwrap().to_owned()
+    }
+
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }

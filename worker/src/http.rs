@@ -1,15 +1,16 @@
-//! The HTTP endpoints of a worker: `/healthz`, `/readyz`, `/metrics`.
+//! The HTTP endpoints of a worker: `/healthz`, `/readyz`, `/metrics`, and `/kv/HASH` for other workers.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
-    http::{StatusCode, header},
+    extract::{Path, State},
+    http::{HeaderMap, StatusCode, header},
     response::IntoResponse,
     routing::get,
 };
 use tokio::net::TcpListener;
+use tritmill_engine::kv::disk;
 use tritmill_http::{Bounds, Server};
 
 use crate::pool::Pages;
@@ -23,6 +24,21 @@ pub const CONNECTIONS_MAX: usize = 256;
 const FAILURE_LIMIT: Duration = Duration::from_secs(30);
 /// Longest wait for a client.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// KV blocks that other workers may read.
+#[derive(Clone)]
+pub struct SharedBlocks {
+    /// The folder of the blocks.
+    pub folder: PathBuf,
+    /// The secret that readers send as a bearer token.
+    pub key: String,
+}
+
+impl std::fmt::Debug for SharedBlocks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedBlocks").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
 
 /// Opens a listener for [`serve`]; returns its address with the actual port for port 0.
 ///
@@ -40,16 +56,26 @@ pub async fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)
 ///
 /// # Errors
 /// If the listener has been broken for 30 seconds.
-pub async fn serve(listener: TcpListener, pages: Arc<Pages>, connections: usize) -> io::Result<()> {
+pub async fn serve(
+    listener: TcpListener,
+    pages: Arc<Pages>,
+    blocks: Option<SharedBlocks>,
+    connections: usize,
+) -> io::Result<()> {
     let bounds = Bounds {
         patience: PATIENCE,
         give_up_after: Some(FAILURE_LIMIT),
         ..Bounds::of_connections(connections)
     };
-    serve_within(bounds, listener, pages).await
+    serve_within(bounds, listener, pages, blocks).await
 }
 
-async fn serve_within(bounds: Bounds, listener: TcpListener, pages: Arc<Pages>) -> io::Result<()> {
+async fn serve_within(
+    bounds: Bounds,
+    listener: TcpListener,
+    pages: Arc<Pages>,
+    blocks: Option<SharedBlocks>,
+) -> io::Result<()> {
     let http = pages.http.clone();
     let router = Router::new()
         // Shows only that the process runs and its async side is not stuck.
@@ -57,6 +83,10 @@ async fn serve_within(bounds: Bounds, listener: TcpListener, pages: Arc<Pages>) 
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics_text))
         .with_state(pages);
+    let router = match blocks {
+        Some(blocks) => router.route("/kv/{hash}", get(block).with_state(Arc::new(blocks))),
+        None => router,
+    };
     let server = Server { bounds, tls: None, metrics: http };
     server.serve(listener, router, std::future::pending()).await
 }
@@ -70,6 +100,26 @@ async fn ready(State(pages): State<Arc<Pages>>) -> impl IntoResponse {
 
 async fn metrics_text(State(pages): State<Arc<Pages>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, METRICS_TYPE)], pages.encode())
+}
+
+/// Returns the file of a KV block.
+async fn block(
+    State(blocks): State<Arc<SharedBlocks>>,
+    Path(hash): Path<String>,
+    headers: HeaderMap,
+) -> Result<Vec<u8>, StatusCode> {
+    let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
+    // Hashes are compared in constant time.
+    if blake3::hash(given.as_bytes()) != blake3::hash(blocks.key.as_bytes()) {
+        return Err(StatusCode::UNAUTHORIZED);
+    }
+    let read = move || disk::read_file(&blocks.folder, &hash);
+    match tokio::task::spawn_blocking(read).await {
+        Ok(Ok(Some(file))) => Ok(file),
+        Ok(Ok(None)) => Err(StatusCode::NOT_FOUND),
+        _ => Err(StatusCode::INTERNAL_SERVER_ERROR),
+    }
 }
 
 #[cfg(test)]
@@ -93,7 +143,7 @@ mod tests {
         let pages = Pool::new(Vec::new(), None).pages();
         let give_up_after = Some(Duration::from_millis(300));
         let bounds = Bounds { give_up_after, ..Bounds::of_connections(CONNECTIONS_MAX) };
-        let serving = tokio::spawn(serve_within(bounds, listener, Arc::new(pages)));
+        let serving = tokio::spawn(serve_within(bounds, listener, Arc::new(pages), None));
         let answer = tokio::task::spawn_blocking(move || {
             let mut stream = StdStream::connect(address).expect("it listens");
             stream

@@ -1,4 +1,4 @@
-//! The engine's use of a [`DiskCache`]: what a new prompt needs is read before its sequence is scheduled, and blocks
+//! The engine's use of a [`BlockTiers`]: what a new prompt needs is read before its sequence is scheduled, and blocks
 //! that a second prompt uses are written.
 //!
 //! Nothing here waits for the disk while the engine has work. Blocks are read some at a time and become cached
@@ -17,7 +17,7 @@ use crate::{
     backend::Backend,
     kv::{
         BLOCK_TOKENS, BlockHash, BlockId,
-        disk::{DiskCache, Fetch, Fetched},
+        disk::{BlockTiers, Fetch, Fetched},
     },
     scheduler::{Scheduler, SequenceId},
 };
@@ -51,7 +51,7 @@ struct Waiting {
 
 /// Blocks to read and to write.
 pub(super) struct Stored {
-    disk: DiskCache,
+    disk: BlockTiers,
     answers: (Sender<Fetched>, Receiver<Fetched>),
     /// An answer that arrived while the engine had nothing else to do.
     arrived: Option<Fetched>,
@@ -73,7 +73,7 @@ pub(super) struct Stored {
 }
 
 impl Stored {
-    pub fn new(disk: DiskCache) -> Self {
+    pub fn new(disk: BlockTiers) -> Self {
         Self {
             disk,
             answers: mpsc::channel(),
@@ -119,7 +119,7 @@ impl Stored {
         self.expected.insert(request, hashes);
     }
 
-    pub fn disk(&self) -> &DiskCache {
+    pub fn disk(&self) -> &BlockTiers {
         &self.disk
     }
 

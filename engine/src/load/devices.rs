@@ -108,6 +108,15 @@ impl Devices {
         Ok(devices.iter().map(|device| device.resolved()).collect())
     }
 
+    /// Returns whether one of the devices is a GPU.
+    pub fn has_gpu(&self) -> bool {
+        let is_gpu = |device: &DeviceChoice| matches!(device.resolved(), DeviceChoice::Cuda(_));
+        match self {
+            Self::List(devices) => devices.iter().any(is_gpu),
+            Self::AllGpus => true,
+        }
+    }
+
     /// Returns the devices by kind, the CPU first: each kind has its own numerics class.
     pub fn kinds(&self) -> Vec<Self> {
         let Self::List(devices) = self else { return vec![self.clone()] };

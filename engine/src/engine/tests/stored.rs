@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use super::*;
 use crate::{
-    kv::disk::{BlockFolder, FolderLimits},
+    kv::disk::{BlockFolder, FolderLimits, TierOptions},
     scheduler::Fork,
 };
 
@@ -13,7 +13,9 @@ const LIMITS: FolderLimits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
 /// Returns an engine with the blocks of a folder, as after a restart.
 fn start(folder: &Path, blocks: usize) -> Harness {
     let mut harness = Harness::new(EngineConfig { token_budget: 512, ..config() }, blocks);
-    harness.engine.use_disk(DiskCache::open(folder, LIMITS).expect("the folder can be used"));
+    harness.engine.use_disk(
+        BlockTiers::open(TierOptions::folder(folder, LIMITS)).expect("the folder can be used"),
+    );
     harness
 }
 

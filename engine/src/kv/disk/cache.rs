@@ -1,7 +1,11 @@
-//! [`DiskCache`]: a folder of blocks behind a thread, for the engines of one process.
+//! [`BlockTiers`]: host memory, a folder and other workers behind a thread, for the engines of one process.
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::HashMap,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -11,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{BlockFolder, FolderError, FolderLimits, FolderUse};
+use super::{BlockFolder, FolderError, FolderLimits, FolderUse, file, host::HostBlocks};
 use crate::kv::BlockHash;
 
 /// Blocks that wait to be written; more are not written.
@@ -38,14 +42,39 @@ pub(crate) struct Fetch {
     pub answer: Sender<Fetched>,
 }
 
-/// The leading blocks of a fetch that the folder has.
+/// The tiers to use, the fastest first.
+#[derive(Default)]
+pub struct TierOptions {
+    /// Most bytes of blocks in the memory of the host; 0 for none.
+    pub host_bytes: u64,
+    /// A folder and its limits.
+    pub folder: Option<(PathBuf, FolderLimits)>,
+    /// The folders of other workers.
+    pub remote: Option<Box<dyn RemoteBlocks>>,
+}
+
+impl TierOptions {
+    /// Only a folder.
+    pub fn folder(path: &Path, limits: FolderLimits) -> Self {
+        Self { folder: Some((path.to_owned(), limits)), ..Self::default() }
+    }
+}
+
+/// Reads blocks from elsewhere.
+pub trait RemoteBlocks: Send {
+    /// Returns the file of a block, as a [`BlockFolder`] has it. `hash` has the 64 hexadecimal digits of its name. A
+    /// file that differs from what was written is found out by the caller.
+    fn fetch(&mut self, hash: &str) -> Option<Vec<u8>>;
+}
+
+/// The leading blocks of a fetch that a tier has.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     /// The first block of the fetch.
     pub first: BlockHash,
     /// Blocks with their contents, in order.
     pub blocks: Vec<(BlockHash, Vec<u8>)>,
-    /// The block after them, if the folder does not have it.
+    /// The block after them, if no tier has it.
     pub missing: Option<BlockHash>,
     /// Time that reading took.
     pub time: Duration,
@@ -94,6 +123,8 @@ enum Request {
 #[derive(Debug, Default)]
 struct Counters {
     hits: AtomicU64,
+    host_hits: AtomicU64,
+    remote_hits: AtomicU64,
     misses: AtomicU64,
     written: AtomicU64,
     refused: AtomicU64,
@@ -101,14 +132,19 @@ struct Counters {
     damaged: AtomicU64,
     blocks: AtomicU64,
     bytes: AtomicU64,
+    host_bytes: AtomicU64,
 }
 
 /// What a cache has and did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DiskStats {
-    /// Blocks read.
+pub struct TierStats {
+    /// Blocks found in any tier.
     pub hits: u64,
-    /// Looked up blocks that the folder did not have, one for each chain.
+    /// Of these, blocks found in the memory of the host.
+    pub host_hits: u64,
+    /// Of these, blocks found at other workers.
+    pub remote_hits: u64,
+    /// Looked up blocks that no tier had, one for each chain.
     pub misses: u64,
     /// Blocks written.
     pub written: u64,
@@ -120,36 +156,38 @@ pub struct DiskStats {
     pub damaged: u64,
     /// Files of the folder.
     pub usage: FolderUse,
+    /// Bytes of blocks in the memory of the host.
+    pub host_bytes: u64,
 }
 
-/// Blocks on disk. Clones share the thread, which ends with the last one.
+/// Blocks outside of the backends. Clones share the thread, which ends with the last one.
 #[derive(Debug, Clone)]
-pub struct DiskCache {
+pub struct BlockTiers {
     requests: SyncSender<Request>,
     waiting_writes: Arc<AtomicU64>,
     counters: Arc<Counters>,
 }
 
-impl DiskCache {
-    /// Opens a folder and starts its thread.
+impl BlockTiers {
+    /// Opens the tiers and starts their thread.
     ///
     /// # Errors
     /// If the folder cannot be created, read or written, or no thread can be started.
-    pub fn open(path: &std::path::Path, limits: FolderLimits) -> Result<Self, FolderError> {
-        Self::open_with(path, limits, STAGED_MAX)
+    pub fn open(options: TierOptions) -> Result<Self, FolderError> {
+        Self::open_with(options, STAGED_MAX)
     }
 
-    fn open_with(
-        path: &std::path::Path,
-        limits: FolderLimits,
-        staged_max: u64,
-    ) -> Result<Self, FolderError> {
-        let folder = BlockFolder::open(path, limits)?;
+    fn open_with(options: TierOptions, staged_max: u64) -> Result<Self, FolderError> {
+        let TierOptions { host_bytes, folder, remote } = options;
+        let path = folder.as_ref().map(|(path, _)| path.clone()).unwrap_or_default();
+        let folder = folder.map(|(path, limits)| BlockFolder::open(&path, limits)).transpose()?;
         let (requests, inbox) = mpsc::sync_channel(REQUESTS_MAX);
         let counters = Arc::new(Counters::default());
         let waiting_writes = Arc::new(AtomicU64::new(0));
         let mut worker = Thread {
+            host: HostBlocks::new(host_bytes),
             folder,
+            remote,
             expected: HashMap::new(),
             counters: Arc::clone(&counters),
             waiting_writes: Arc::clone(&waiting_writes),
@@ -162,19 +200,26 @@ impl DiskCache {
         let started = thread::Builder::new().name("kv-disk".to_owned()).spawn(move || {
             worker.run(&inbox);
         });
-        started.map_err(|source| FolderError { path: path.to_owned(), source })?;
+        started.map_err(|source| FolderError { path, source })?;
         Ok(Self { requests, waiting_writes, counters })
     }
 
     /// Returns what the cache has and did.
-    pub fn stats(&self) -> DiskStats {
-        let Counters { hits, misses, written, refused, failed, damaged, blocks, bytes } =
-            &*self.counters;
-        let [hits, misses, written, refused, failed, damaged, blocks, bytes] =
-            [hits, misses, written, refused, failed, damaged, blocks, bytes]
-                .map(|counter| counter.load(Ordering::Relaxed));
-        let usage = FolderUse { blocks, bytes };
-        DiskStats { hits, misses, written, refused, failed, damaged, usage }
+    pub fn stats(&self) -> TierStats {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &*self.counters;
+        TierStats {
+            hits: of(&counters.hits),
+            host_hits: of(&counters.host_hits),
+            remote_hits: of(&counters.remote_hits),
+            misses: of(&counters.misses),
+            written: of(&counters.written),
+            refused: of(&counters.refused),
+            failed: of(&counters.failed),
+            damaged: of(&counters.damaged),
+            usage: FolderUse { blocks: of(&counters.blocks), bytes: of(&counters.bytes) },
+            host_bytes: of(&counters.host_bytes),
+        }
     }
 
     /// Starts to read blocks. Returns false if too many requests wait: then there is no answer.
@@ -204,7 +249,9 @@ impl DiskCache {
 }
 
 struct Thread {
-    folder: BlockFolder,
+    host: HostBlocks,
+    folder: Option<BlockFolder>,
+    remote: Option<Box<dyn RemoteBlocks>>,
     /// Waiting requests that will use each block.
     expected: HashMap<BlockHash, i64>,
     counters: Arc<Counters>,
@@ -229,7 +276,7 @@ impl Thread {
                 Request::Expect(hashes, change) => self.expect(hashes, change),
             }
             if Instant::now() >= self.scan_at {
-                if let Err(error) = self.folder.scan() {
+                if let Some(Err(error)) = self.folder.as_mut().map(BlockFolder::scan) {
                     tracing::warn!(%error, "the KV cache folder was not listed");
                 }
                 self.scan_at = Instant::now() + SCAN_EVERY;
@@ -239,9 +286,39 @@ impl Thread {
     }
 
     fn publish(&self) {
-        let FolderUse { blocks, bytes } = self.folder.usage();
-        self.counters.blocks.store(blocks, Ordering::Relaxed);
-        self.counters.bytes.store(bytes, Ordering::Relaxed);
+        let usage = self.folder.as_ref().map(BlockFolder::usage).unwrap_or_default();
+        self.counters.blocks.store(usage.blocks, Ordering::Relaxed);
+        self.counters.bytes.store(usage.bytes, Ordering::Relaxed);
+        self.counters.host_bytes.store(self.host.bytes(), Ordering::Relaxed);
+        self.counters.damaged.store(self.damaged(), Ordering::Relaxed);
+    }
+
+    /// Returns how many files were damaged.
+    fn damaged(&self) -> u64 {
+        self.folder.as_ref().map_or(0, BlockFolder::damaged)
+    }
+
+    /// Returns a block from the first tier that has it. The faster tiers have it from then on.
+    fn load(&mut self, hash: &BlockHash, depth: usize) -> Option<Vec<u8>> {
+        if let Some(content) = self.host.get(hash) {
+            self.counters.host_hits.fetch_add(1, Ordering::Relaxed);
+            return Some(content);
+        }
+        let content = self.folder.as_mut().and_then(|folder| folder.load(hash, depth));
+        let content = content.or_else(|| self.load_remote(hash, depth))?;
+        self.host.insert(*hash, &content, self.expected.contains_key(hash));
+        Some(content)
+    }
+
+    fn load_remote(&mut self, hash: &BlockHash, depth: usize) -> Option<Vec<u8>> {
+        let file = self.remote.as_mut()?.fetch(&hash.to_string())?;
+        let Some(content) = file::content(hash, &file) else {
+            tracing::warn!(%hash, "another worker's KV block is damaged");
+            return None;
+        };
+        self.counters.remote_hits.fetch_add(1, Ordering::Relaxed);
+        self.write(hash, depth, content);
+        Some(content.to_vec())
     }
 
     fn fetch(&mut self, Fetch { hashes, depth, answer }: Fetch) {
@@ -250,10 +327,10 @@ impl Thread {
             thread::sleep(STAGED_LOOK);
         }
         let (began, mut blocks) = (Instant::now(), Vec::with_capacity(hashes.len()));
-        let (mut missing, damaged) = (None, self.folder.damaged());
+        let (mut missing, damaged) = (None, self.damaged());
         let mut chain = hashes.into_iter().zip(depth..);
         for (hash, depth) in chain.by_ref() {
-            let Some(content) = self.folder.load(&hash, depth) else {
+            let Some(content) = self.load(&hash, depth) else {
                 self.counters.misses.fetch_add(1, Ordering::Relaxed);
                 missing = Some(hash);
                 break;
@@ -261,13 +338,12 @@ impl Thread {
             self.counters.hits.fetch_add(1, Ordering::Relaxed);
             blocks.push((hash, content));
         }
-        if self.folder.damaged() > damaged {
+        if self.damaged() > damaged {
             // What damaged one may have damaged others: they are deleted now, and written again together.
             for (hash, depth) in chain {
-                self.folder.load(&hash, depth);
+                self.folder.as_mut().and_then(|folder| folder.load(&hash, depth));
             }
         }
-        self.counters.damaged.store(self.folder.damaged(), Ordering::Relaxed);
         // The engine may be gone.
         let bytes = blocks.iter().map(|(_, content)| content.len() as u64).sum();
         let staged = Staged::new(bytes, &self.staged);
@@ -275,12 +351,19 @@ impl Thread {
     }
 
     fn store(&mut self, hash: BlockHash, depth: usize, content: &[u8]) {
+        self.host.insert(hash, content, self.expected.contains_key(&hash));
+        self.write(&hash, depth, content);
+    }
+
+    /// Writes a block to the folder, if there is one.
+    fn write(&mut self, hash: &BlockHash, depth: usize, content: &[u8]) {
+        let Some(folder) = &mut self.folder else { return };
         if self.writes_from.is_some_and(|from| Instant::now() < from) {
             self.counters.refused.fetch_add(1, Ordering::Relaxed);
             return;
         }
         let expected = &self.expected;
-        match self.folder.store(&hash, depth, content, |hash| expected.contains_key(hash)) {
+        match folder.store(hash, depth, content, |hash| expected.contains_key(hash)) {
             Ok(true) => self.counters.written.fetch_add(1, Ordering::Relaxed),
             Ok(false) => self.counters.refused.fetch_add(1, Ordering::Relaxed),
             Err(error) => {
@@ -295,39 +378,11 @@ impl Thread {
         for hash in hashes {
             let count = self.expected.entry(hash).or_default();
             *count += change;
-            if *count <= 0 {
+            let is_expected = *count > 0;
+            if !is_expected {
                 self.expected.remove(&hash);
             }
+            self.host.set_expected(&hash, is_expected);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kv::BLOCK_TOKENS;
-
-    #[test]
-    fn reads_wait_until_earlier_ones_are_taken() {
-        let place = tempfile::tempdir().expect("a folder");
-        let limits = FolderLimits { bytes_max: 1 << 20, free_min: 0 };
-        let hash = |number: u32| BlockHash::root("class", b"").child(&[number; BLOCK_TOKENS]);
-        let mut folder = BlockFolder::open(place.path(), limits).expect("it is empty");
-        for number in 0..3 {
-            folder.store(&hash(number), 0, &[7; 100], |_| false).expect("it is written");
-        }
-        let cache = DiskCache::open_with(place.path(), limits, 150).expect("it can be used");
-        let (answer, answers) = mpsc::channel();
-        for number in 0..3 {
-            let (hashes, answer) = (vec![hash(number)], answer.clone());
-            assert!(cache.fetch(Fetch { hashes, depth: 0, answer }));
-        }
-        let next = |within| answers.recv_timeout(Duration::from_millis(within)).ok();
-        let (first, second) = (next(5000).expect("room"), next(5000).expect("still room"));
-        assert!(next(50).is_none(), "200 bytes were not taken");
-        assert_eq!(first.take().0, [(hash(0), vec![7; 100])]);
-        let third = next(5000).expect("one was taken");
-        drop((second, third));
-        assert_eq!(cache.stats().hits, 3);
     }
 }

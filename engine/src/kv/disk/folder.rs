@@ -25,6 +25,27 @@ const LONGER_PER_BLOCK: Duration = Duration::from_millis(10);
 /// Share of the limit that an eviction frees beyond what is needed, so that it is rare.
 const SLACK: u64 = 16;
 
+/// Returns the file of a block in a folder.
+fn path_in(folder: &Path, hash: &BlockHash) -> PathBuf {
+    let digits = hash.to_string();
+    let (subfolder, name) = digits.split_at(FOLDER_DIGITS);
+    folder.join(subfolder).join(format!("{name}{EXTENSION}"))
+}
+
+/// Returns the file of a block as it is in a folder, unchecked. `hash` has its 64 hexadecimal digits; `None` if it is
+/// no hash, or if the folder does not have the block.
+///
+/// # Errors
+/// If the file cannot be read.
+pub fn read_file(folder: &Path, hash: &str) -> io::Result<Option<Vec<u8>>> {
+    let Some(hash) = BlockHash::from_digits(hash) else { return Ok(None) };
+    match fs::read(path_in(folder, &hash)) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// The folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use the KV cache folder {path}: {source}", path = .path.display())]
@@ -260,9 +281,7 @@ impl BlockFolder {
     }
 
     fn path_of(&self, hash: &BlockHash) -> PathBuf {
-        let digits = hash.to_string();
-        let (folder, name) = digits.split_at(FOLDER_DIGITS);
-        self.path.join(folder).join(format!("{name}{EXTENSION}"))
+        path_in(&self.path, hash)
     }
 
     fn insert(&mut self, hash: BlockHash, entry: Entry) {

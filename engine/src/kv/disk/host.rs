@@ -36,11 +36,6 @@ impl HostBlocks {
         self.bytes
     }
 
-    /// Returns the number of blocks.
-    pub fn len(&self) -> usize {
-        self.blocks.len()
-    }
-
     /// Returns a block, which was used now.
     pub fn get(&mut self, hash: &BlockHash) -> Option<Vec<u8>> {
         let entry = self.blocks.get_mut(hash)?;
@@ -103,7 +98,7 @@ mod tests {
         (0..3).for_each(|number| blocks.insert(hash(number), &[number as u8; 10], false));
         assert_eq!(blocks.get(&hash(0)), Some(vec![0; 10]));
         blocks.insert(hash(3), &[3; 10], false);
-        assert_eq!((kept(&blocks), blocks.bytes(), blocks.len()), (vec![0, 2, 3], 30, 3));
+        assert_eq!((kept(&blocks), blocks.bytes()), (vec![0, 2, 3], 30));
         assert_eq!(blocks.get(&hash(1)), None);
         blocks.insert(hash(4), &[4; 31], false);
         assert_eq!(kept(&blocks), [0, 2, 3], "it is larger than the limit");

@@ -7,14 +7,16 @@
 //! DIR/tmp-PID-N        a file that is being written; renamed when it is complete
 //! ```
 //!
-//! [`BlockFolder`] reads and writes files within a limit of bytes and a minimum of free space. [`DiskCache`] does so
-//! on a thread of its own, so that a step of the engine never waits for the disk. A file that differs from what was
+//! [`BlockFolder`] reads and writes files within a limit of bytes and a minimum of free space. [`BlockTiers`] does so
+//! on a thread of its own, so that a step of the engine never waits for the disk. Before the disk it looks into the
+//! memory of the host, after it at other workers, if there are any. A file that differs from what was
 //! written, in any way, is a miss: its checksum covers the hash, the length and the content.
 
 mod cache;
 mod file;
 mod folder;
+mod host;
 
-pub use cache::{DiskCache, DiskStats};
+pub use cache::{BlockTiers, RemoteBlocks, TierOptions, TierStats};
 pub(crate) use cache::{Fetch, Fetched};
-pub use folder::{BlockFolder, Checked, FolderError, FolderLimits, FolderUse};
+pub use folder::{BlockFolder, Checked, FolderError, FolderLimits, FolderUse, read_file};

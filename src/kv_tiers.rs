@@ -1,0 +1,152 @@
+//! Options of the KV blocks outside of a device: host memory, a folder, and the folders of other workers.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use reqwest::{Method, StatusCode, header::AUTHORIZATION};
+use tokio::{runtime, time::timeout};
+use tritmill_client::http::{AddressPolicy, HttpClient, check_target};
+use tritmill_engine::kv::disk::{BlockTiers, FolderLimits, RemoteBlocks, TierOptions};
+use tritmill_worker::http::SharedBlocks;
+
+use crate::options;
+
+/// Bytes of the file system that stay free.
+const DISK_FREE_MIN: u64 = 1 << 30;
+/// Host memory for blocks beside a GPU, in MiB.
+const HOST_MIB_OF_GPU: u64 = 4096;
+/// Limit of one read from another worker.
+const READ_LIMIT: Duration = Duration::from_secs(5);
+/// Time without reads from a worker that failed.
+const REST: Duration = Duration::from_secs(60);
+
+/// Where KV blocks that several prompts begin with are kept.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "KV blocks outside of the device")]
+pub struct TierArguments {
+    /// Folder for KV blocks that several prompts begin with: they are computed once, also after a restart. Processes may
+    /// share it
+    #[arg(long, value_name = "DIR")]
+    pub kv_cache_dir: Option<PathBuf>,
+    /// Most bytes in --kv-cache-dir: a number, or with K, M, G or T. The blocks that were not used for longest are
+    /// deleted first, and a gigabyte of the disk stays free
+    #[arg(long, value_name = "BYTES", default_value = "10G", value_parser = options::bytes)]
+    pub kv_cache_bytes: u64,
+    /// Host memory for such blocks, in MiB [default: 0; 4096 with a GPU]
+    #[arg(long, value_name = "MIB")]
+    pub kv_host_memory: Option<u64>,
+    /// Other workers whose folders are read when the own ones lack a block, as http://HOST:PORT of their --listen,
+    /// separated by commas
+    #[arg(long, value_name = "URLS", value_delimiter = ',', requires = "kv_peer_key")]
+    pub kv_peers: Vec<String>,
+    /// Secret of all workers that read each other's folders: blocks from a worker that knows it are used. With it,
+    /// this worker serves its --kv-cache-dir at --listen
+    #[arg(long, value_name = "SECRET", env = "TRITMILL_KV_PEER_KEY", hide_env_values = true)]
+    pub kv_peer_key: Option<String>,
+}
+
+impl TierArguments {
+    /// Opens the tiers; `None` if there is none.
+    ///
+    /// # Errors
+    /// If the folder cannot be used, or a URL is invalid.
+    pub fn open(&self, on_gpu: bool) -> anyhow::Result<Option<BlockTiers>> {
+        let host_bytes = self.host_bytes(on_gpu);
+        let limits = FolderLimits { bytes_max: self.kv_cache_bytes, free_min: DISK_FREE_MIN };
+        let folder = self.kv_cache_dir.clone().map(|folder| (folder, limits));
+        let remote = self.peers()?;
+        if host_bytes == 0 && folder.is_none() && remote.is_none() {
+            return Ok(None);
+        }
+        let tiers = BlockTiers::open(TierOptions { host_bytes, folder, remote });
+        tiers.map(Some).context("--kv-cache-dir")
+    }
+
+    /// Returns the host memory for blocks.
+    pub fn host_bytes(&self, on_gpu: bool) -> u64 {
+        let mib = self.kv_host_memory.unwrap_or(if on_gpu { HOST_MIB_OF_GPU } else { 0 });
+        mib.saturating_mul(1 << 20)
+    }
+
+    /// Returns what other workers may read.
+    pub fn shared(&self) -> Option<SharedBlocks> {
+        let (folder, key) = (self.kv_cache_dir.clone()?, self.kv_peer_key.clone()?);
+        Some(SharedBlocks { folder, key })
+    }
+
+    fn peers(&self) -> anyhow::Result<Option<Box<dyn RemoteBlocks>>> {
+        let Some(key) = self.kv_peer_key.as_deref().filter(|_| !self.kv_peers.is_empty()) else {
+            return Ok(None);
+        };
+        ensure!(!key.is_empty(), "--kv-peer-key is empty");
+        let mut peers = Vec::new();
+        for url in &self.kv_peers {
+            check_target(url, AddressPolicy::Any).with_context(|| format!("--kv-peers {url}"))?;
+            peers.push(Peer { url: url.trim_end_matches('/').to_owned(), rests_until: None });
+        }
+        let client = HttpClient::of_trusted_server().context("--kv-peers")?;
+        let runtime = runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.context("cannot start the async runtime")?;
+        Ok(Some(Box::new(Peers { runtime, client, authorization: format!("Bearer {key}"), peers })))
+    }
+}
+
+/// Another worker.
+struct Peer {
+    url: String,
+    /// End of a rest after a failure.
+    rests_until: Option<Instant>,
+}
+
+/// Other workers, which are asked one after the other.
+struct Peers {
+    runtime: runtime::Runtime,
+    client: HttpClient,
+    authorization: String,
+    peers: Vec<Peer>,
+}
+
+impl RemoteBlocks for Peers {
+    fn fetch(&mut self, hash: &str) -> Option<Vec<u8>> {
+        for peer in &mut self.peers {
+            if peer.rests_until.is_some_and(|until| Instant::now() < until) {
+                continue;
+            }
+            let url = format!("{}/kv/{hash}", peer.url);
+            let read = read(&self.client, &url, &self.authorization);
+            match self.runtime.block_on(async { timeout(READ_LIMIT, read).await }) {
+                Ok(Ok(Some(file))) => return Some(file),
+                Ok(Ok(None)) => {}
+                Ok(Err(error)) => peer.rest(&format!("{error:#}")),
+                Err(_) => peer.rest("no answer in time"),
+            }
+        }
+        None
+    }
+}
+
+impl Peer {
+    fn rest(&mut self, why: &str) {
+        tracing::warn!(
+            peer = self.url,
+            why,
+            "KV blocks are not read from this worker for a minute"
+        );
+        self.rests_until = Some(Instant::now() + REST);
+    }
+}
+
+/// Returns the file of a block; `None` if the worker does not have it.
+async fn read(client: &HttpClient, url: &str, key: &str) -> anyhow::Result<Option<Vec<u8>>> {
+    let request = client.request(Method::GET, url)?.header(AUTHORIZATION, key);
+    let answer = client.send(request, READ_LIMIT).await?;
+    match answer.status() {
+        StatusCode::OK => Ok(Some(answer.bytes().await?.to_vec())),
+        StatusCode::NOT_FOUND => Ok(None),
+        status => anyhow::bail!("it answered {status}"),
+    }
+}

@@ -1,0 +1,69 @@
+//! Workers that read each other's KV blocks.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::{
+    fleet::eventually,
+    rig::{Admin, Caller},
+    standalone::alone,
+};
+
+const SHARED: u64 = 160;
+
+/// A prompt that begins like the others.
+fn prompt(last: u64) -> Value {
+    let begin = (0..SHARED).map(|at| (at * 37 + 5) % 900);
+    let prompt: Vec<u64> = begin.chain([last; 8]).collect();
+    json!({ "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true })
+}
+
+/// Returns the text of the answer to a prompt, and its cached tokens.
+fn answer(caller: &Caller, last: u64) -> (Value, Value) {
+    let answer = caller.post("/v1/completions", &prompt(last)).json();
+    let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    (answer["choices"][0]["text"].clone(), cached)
+}
+
+#[test]
+fn blocks_are_read_from_another_worker_that_has_the_same_key() {
+    let places: Vec<_> = (0..4).map(|_| tempfile::tempdir().unwrap()).collect();
+    let start = |place: usize, words: &[&str]| {
+        let folder = places[place].path();
+        let mut command = alone(folder, &["standalone", "--json", "--threads", "1"]);
+        command.args(["--api", "127.0.0.1:0", "--listen", "127.0.0.1:0", "--kv-cache-dir"]);
+        command.arg(folder.join("kv")).args(words);
+        Admin::of(command)
+    };
+    let first = start(0, &["--kv-peer-key", "secret"]);
+    let caller = first.first();
+    let expected: Vec<Value> = (1..4).map(|last| answer(&caller, last).0).collect();
+    let files = || -> Vec<String> {
+        let folders = fs::read_dir(places[0].path().join("kv")).unwrap().flatten();
+        let inside = folders.filter(|one| one.path().is_dir()).flat_map(|folder| {
+            let name = folder.file_name().into_string().unwrap();
+            let files = fs::read_dir(folder.path()).unwrap().flatten();
+            files.map(move |file| name.clone() + &file.file_name().into_string().unwrap())
+        });
+        inside.map(|name| name.replace(".kv", "")).collect()
+    };
+    eventually("the blocks are written", || files().len() as u64 >= SHARED / 16);
+
+    let pages = first.ready("listen");
+    let peers = format!("http://{pages}");
+    let second = start(1, &["--kv-peers", &peers, "--kv-peer-key", "secret"]);
+    assert_eq!(answer(&second.first(), 1), (expected[0].clone(), json!(SHARED)));
+    let third = start(2, &["--kv-peers", &peers, "--kv-peer-key", "other"]);
+    assert_eq!(answer(&third.first(), 2), (expected[1].clone(), json!(0)), "another key");
+    // No worker listens there.
+    let fourth = start(3, &["--kv-peers", "http://127.0.0.1:1", "--kv-peer-key", "secret"]);
+    assert_eq!(answer(&fourth.first(), 3), (expected[2].clone(), json!(0)));
+
+    let hash = &files()[0];
+    let status = |path: &str, key: &str| Caller::of(pages.clone(), key.to_owned()).get(path).status;
+    assert_eq!(status(&format!("/kv/{hash}"), "secret"), 200);
+    assert_eq!(status(&format!("/kv/{hash}"), ""), 401);
+    assert_eq!(status(&format!("/kv/{}", "0".repeat(64)), "secret"), 404);
+    assert_eq!(status("/kv/..%2f..%2fstore", "secret"), 404);
+}
