@@ -1,6 +1,6 @@
 //! What the metrics pages of admin and worker tell operators.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     fleet::{Fleet, eventually, questions, series},
