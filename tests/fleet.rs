@@ -184,6 +184,27 @@ fn bench_e2e_compares_the_queue_with_the_engine() {
 }
 
 #[test]
+fn bench_e2e_offers_more_than_a_service_can_answer_and_cleans_up() {
+    let fleet = Fleet::start();
+    let words =
+        "bench e2e --overload --json --batch 4 --prompt 20 --generate 64 --seconds 4 --deadline 4";
+    let (code, stdout, stderr) = fleet.run(&words.split(' ').collect::<Vec<_>>());
+    assert_eq!(code, Some(0), "{stderr}");
+    let figures: Value = serde_json::from_str(&stdout).unwrap();
+    let number = |name: &str| figures[name].as_f64().unwrap();
+    assert!(number("capacity_tokens_per_s") > 0.0 && number("goodput_tokens_per_s") > 0.0);
+    assert!(number("redis_peak_bytes") > 0.0 && number("memory_peak_bytes") > 0.0);
+    let counted = |name: &str| -> f64 {
+        figures[name].as_object().unwrap().values().filter_map(Value::as_f64).sum()
+    };
+    let ended = number("accepted") + counted("refused") + counted("failed");
+    assert!((ended - number("offered")).abs() < 0.5, "{figures}");
+    assert_eq!(counted("failed"), 0.0, "{figures}");
+    assert_eq!(fleet.redis_keys(), 0);
+    assert_eq!(fleet.rows(&["all_jobs", "results", "attempt_errors", "workers"]), 0);
+}
+
+#[test]
 fn unreachable_servers_are_named_without_passwords() {
     let fleet = Fleet::start();
     let (code, _, stderr) = fleet.run(&["worker", "--redis", "ftp://x"]);

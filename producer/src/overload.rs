@@ -181,7 +181,7 @@ mod tests {
         let over = Group { expires_at: Some(NOW.before(Duration::from_secs(1))), ..job(20, None) };
         assert!(passes(&over, &waiting(1_000_000)), "the store ends it");
         let Refused { limit, cause, retry_after } =
-            Gate::default().pass(&job(20, Some(20)), &waiting(2600)).unwrap_err();
+            Gate::default().pass(&job(20, Some(20)), &waiting(2600)).expect_err("it is late");
         assert_eq!((limit, cause), (Limit::Deadline(Duration::from_secs(14)), Cause::Cpu));
         // 26 s are before it; at 11.2 s the limit lets jobs in again.
         assert_eq!(retry_after, Duration::from_millis(14_800));
@@ -206,7 +206,7 @@ mod tests {
     fn longest_wait_of_the_queue_applies_to_all_jobs() {
         let mut now = waiting(600);
         now.max_wait = Some(Duration::from_secs(5));
-        let refused = Gate::default().pass(&job(1, None), &now).unwrap_err();
+        let refused = Gate::default().pass(&job(1, None), &now).expect_err("it waits longer");
         assert_eq!(refused.limit, Limit::MaxWait(Duration::from_secs(5)));
         now.line.of(Priority::High).before = 500;
         assert!(passes(&job(1, None), &now));

@@ -30,7 +30,7 @@ use crate::{bench::queue::percentile, block_on, output};
 
 /// Offered requests for each that the service can answer.
 const TIMES: f64 = 10.0;
-/// Shortest measurement of the capacity, and longest one with its warm-up.
+/// Shortest measurement of the capacity, unless --seconds is less, and longest one with its warm-up.
 const CAPACITY_FOR: Duration = Duration::from_secs(15);
 const CAPACITY_WITHIN: Duration = Duration::from_secs(600);
 /// Answers that measure the capacity, as a multiple of the callers.
@@ -197,7 +197,9 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
     };
     eprintln!("measuring the capacity");
     let callers = 2 * arguments.batch().get();
-    let capacity_per_s = timeout(CAPACITY_WITHIN, capacity(&sender, callers)).await;
+    let lasts = Duration::from_secs(arguments.seconds.get());
+    let measuring = capacity(&sender, callers, CAPACITY_FOR.min(lasts));
+    let capacity_per_s = timeout(CAPACITY_WITHIN, measuring).await;
     let capacity_per_s = capacity_per_s.context("the service answers too slowly")??;
     let in_full_worker = 1.25 * arguments.batch().get() as f64 / capacity_per_s;
     let deadline = arguments.deadline.map_or_else(
@@ -224,7 +226,6 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
         }
     };
     let started = Instant::now();
-    let lasts = Duration::from_secs(arguments.seconds.get());
     let tally = tokio::select! {
         tally = offer(&sender, rate, lasts, deadline) => tally?,
         () = watching => bail!("the watch ended"),
@@ -235,8 +236,9 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
     Ok(Measured { capacity_per_s, deadline, tally, took: lasts, memory_before, memory_peak, redis })
 }
 
-/// Returns the answers per second while this many callers each ask again when they have an answer.
-async fn capacity(sender: &Sender, callers: usize) -> anyhow::Result<f64> {
+/// Returns the answers per second while this many callers each ask again when they have an answer, over a time that is
+/// long enough for some answers of each.
+async fn capacity(sender: &Sender, callers: usize, at_least: Duration) -> anyhow::Result<f64> {
     let mut asking = JoinSet::new();
     let ask = |asking: &mut JoinSet<End>| {
         let sender = sender.clone();
@@ -263,7 +265,7 @@ async fn capacity(sender: &Sender, callers: usize) -> anyhow::Result<f64> {
             measured = Some(Instant::now());
         }
         if let Some(started) = measured
-            && started.elapsed() >= CAPACITY_FOR
+            && started.elapsed() >= at_least
             && answers >= callers * (1 + ROUNDS)
         {
             // The last answers are waited for: to drop their callers would cancel them.

@@ -9,7 +9,10 @@ use tritmill_admin::new_key;
 use tritmill_queue::{
     JobId, QueueName, Tenant,
     dispatch::RedisDispatcher,
-    store::{Databases, KeyRole, Keys as _, Maintenance as _},
+    store::{
+        Databases, KeyRole, Keys as _, Maintenance as _, NumericsClasses as _, Workers as _,
+        workers::Heartbeat,
+    },
 };
 
 use super::{
@@ -86,6 +89,13 @@ impl Target {
         let Some(OnServers { store, dispatcher, queue, tenant }) = self.servers else {
             return Ok(());
         };
+        for worker in store.workers().await.context("cannot list the workers")? {
+            let Heartbeat { owner, queue: served, .. } = worker.heartbeat;
+            if served == queue {
+                store.forget_worker(&owner).await.context("cannot delete the worker")?;
+            }
+        }
+        store.reset_class(&queue).await.context("cannot delete the model")?;
         while !store.erase_tenant(&tenant).await.context("cannot delete the jobs")?.done {
             sleep(ERASE_EVERY).await;
         }
