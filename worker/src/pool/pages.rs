@@ -86,10 +86,12 @@ impl Pages {
 }
 
 /// Returns the labels of a unit as in a line of metrics.
-fn labels_text(Labels { queue, kind }: &Labels) -> String {
-    let escaped = queue.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    let kind = kind.as_ref().map(|kind| format!(",kind=\"{kind}\""));
-    format!("queue=\"{escaped}\"{}", kind.unwrap_or_default())
+fn labels_text(labels: &Labels) -> String {
+    let pair = |(name, value): (&str, &str)| {
+        let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        format!("{name}=\"{value}\"")
+    };
+    labels.pairs().into_iter().map(pair).collect::<Vec<_>>().join(",")
 }
 
 /// Metrics of several registries by family: a family may appear once in a text.
