@@ -193,6 +193,21 @@ mod tests {
     }
 
     #[test]
+    fn kinds_of_devices_of_one_queue_are_told_apart() {
+        let labels = |kind: &str| {
+            (Labels { queue: "a@tl2".to_owned(), kind: Some(kind.to_owned()) }, 10)
+        };
+        let status = Status::new(vec![labels("cpu"), labels("cuda")], None);
+        let text = Pages::new(Arc::new(status), vec![Arc::default(), Arc::default()]).encode();
+        for name in ["tritmill_worker_jobs_completed_total", "tritmill_pool_loads_total"] {
+            for kind in ["cpu", "cuda"] {
+                let line = format!("{name}{{queue=\"a@tl2\",kind=\"{kind}\"}} 0");
+                assert!(text.lines().any(|known| known == line), "{line} in {text}");
+            }
+        }
+    }
+
+    #[test]
     fn failures_of_any_model_are_shown_and_waiting_ones_are_none() {
         let pages = pages(&["a", "b"]);
         assert_eq!(pages.not_ready_reason(), None, "both wait for work");
