@@ -194,9 +194,8 @@ mod tests {
 
     #[test]
     fn kinds_of_devices_of_one_queue_are_told_apart() {
-        let labels = |kind: &str| {
-            (Labels { queue: "a@tl2".to_owned(), kind: Some(kind.to_owned()) }, 10)
-        };
+        let labels =
+            |kind: &str| (Labels { queue: "a@tl2".to_owned(), kind: Some(kind.to_owned()) }, 10);
         let status = Status::new(vec![labels("cpu"), labels("cuda")], None);
         let text = Pages::new(Arc::new(status), vec![Arc::default(), Arc::default()]).encode();
         for name in ["tritmill_worker_jobs_completed_total", "tritmill_pool_loads_total"] {
