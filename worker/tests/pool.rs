@@ -47,8 +47,7 @@ fn unit(
 ) -> PoolUnit {
     let load = move || {
         load()?;
-        let step = step.clone();
-        Ok(vec![Device { name: "cpu".to_owned(), engine: engine_on(move || step()) }])
+        Ok(vec![Device { name: "cpu".to_owned(), engine: engine_on(step.clone()) }])
     };
     PoolUnit { worker, kind: None, memory_bytes: 1, load: Arc::new(load) }
 }
