@@ -65,6 +65,7 @@ struct Question {
 
 /// Runs the demo and prints answers and speed.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    arguments.run.device.one_kind().context("--device")?;
     let questions = questions()?;
     let folder = tempfile::Builder::new().prefix("tritmill-demo-").tempdir();
     let folder = folder.context("cannot make a temporary folder")?;

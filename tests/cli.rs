@@ -66,7 +66,7 @@ fn unknown_commands_are_refused_with_a_hint() {
 
 #[test]
 fn unsupported_device_lists_are_refused() {
-    fails(&["demo", "--device", "cuda:0,cpu"], "start a worker for each");
+    fails(&["demo", "--device", "cuda:0,cpu"], "only a worker can use both");
     fails(&["demo", "--device", "gpu"], "cuda:all");
     let one = "expected one device, not cuda:0,cuda:1";
     fails(&["bench", "engine", "--device", "cuda:0,cuda:1"], one);

@@ -1,8 +1,9 @@
 //! Several models in one process, within a memory budget.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{collections::HashMap, fs, path::Path, process::Command, time::Duration};
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tritmill_servers::Signal;
 
 use crate::{
@@ -14,7 +15,8 @@ use crate::{
 
 const WORDS: [&str; 7] =
     ["standalone", "--json", "--threads", "1", "--api", "127.0.0.1:0", "--kv-memory=8"];
-const LINES: usize = 120;
+/// Lines of a batch.
+const LINES: usize = 60;
 
 /// Returns the value of `--model` for a model by its name.
 fn model(name: &str) -> String {
@@ -34,8 +36,8 @@ fn both(mut command: Command, memory: u64) -> Command {
 
 /// Returns the bytes that a model needs, rounded up, by the error of a start with too little memory.
 fn need(folder: &Path, name: &str) -> u64 {
-    let path = model(name);
-    let words = [&WORDS[..], &["--model", &path, "--memory", "1K"]].concat();
+    let model = model(name);
+    let words = [&WORDS[..], &["--model", &model, "--memory", "1K"]].concat();
     let refused = alone(folder, &words).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
@@ -55,10 +57,9 @@ fn budgets(folder: &Path) -> [u64; 2] {
     [one, demo + tiny]
 }
 
-/// Returns a line for each model in turn.
-fn lines() -> String {
+/// Returns the lines of a batch for a model.
+fn lines(name: &str) -> String {
     let line = |index: usize| {
-        let name = ["demo", "tiny"][index % 2];
         let body = json!({
             "model": name,
             "messages": [{ "role": "user", "content": format!("Paid on March {}, 2024", index % 28) }],
@@ -73,10 +74,9 @@ fn lines() -> String {
 }
 
 /// Returns the answers of a process with one model.
-fn answers_alone(folder: &Path, name: &str, content: &str) -> Vec<Value> {
+fn answers_alone(folder: &Path, name: &str) -> HashMap<String, Value> {
     let [input, output] = ["in", "out"].map(|file| folder.join(format!("{name}.{file}")));
-    let of_model = content.lines().filter(|line| line.contains(&format!("\"{name}-")));
-    fs::write(&input, of_model.map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    fs::write(&input, lines(name)).unwrap();
     let model = model(name);
     let path = model.split_once('=').map_or(model.as_str(), |(_, path)| path);
     let mut command = Command::new(env!("CARGO_BIN_EXE_tritmill"));
@@ -85,7 +85,8 @@ fn answers_alone(folder: &Path, name: &str, content: &str) -> Vec<Value> {
     command.env_remove("REDIS_URL").env_remove("DATABASE_URL");
     assert!(command.output().unwrap().status.success());
     let text = fs::read_to_string(&output).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    by_name(&lines)
 }
 
 /// Returns the value of a metric of a model.
@@ -95,34 +96,38 @@ fn metric(service: &WorkerProcess, name: &str, model: &str) -> f64 {
     series(&page, &name).unwrap_or_else(|| panic!("no {name} in {page}"))
 }
 
-/// Starts a service without servers, runs a batch for both models, and compares the answers.
-fn answers_both(memory: u64) -> WorkerProcess {
+/// Starts a service without servers, runs a batch for each model at once, and compares the answers.
+fn answers_both(memory: u64) -> (WorkerProcess, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let service = WorkerProcess::start(both(alone(folder.path(), &WORDS), memory));
     let text = |name: &str| service.ready[name].as_str().unwrap().to_owned();
     assert_eq!(service.ready["workers"].as_array().unwrap().len(), 2, "{}", service.ready);
     let caller = Caller::of(text("api"), text("first_key"));
     let listed = caller.get("/v1/models").json();
-    assert_eq!(listed["data"].as_array().unwrap().len(), 2, "{listed}");
-    let content = lines();
-    let batch = caller.finished(&caller.batch(content.as_bytes(), "24h"));
-    assert_eq!(batch["request_counts"]["completed"], LINES, "{batch}");
-    let answered = by_name(&caller.lines(&batch["output_file_id"]));
-    let expected = ["demo", "tiny"].map(|name| answers_alone(folder.path(), name, &content));
-    assert_eq!(answered, by_name(&expected.concat()));
+    for name in ["demo", "tiny", "tiny@i2_s"] {
+        let mut models = listed["data"].as_array().unwrap().iter();
+        assert!(models.any(|model| model["id"] == name), "{name} in {listed}");
+    }
+    let batches = ["demo", "tiny"].map(|name| caller.batch(lines(name).as_bytes(), "24h"));
+    for (name, batch) in ["demo", "tiny"].into_iter().zip(&batches) {
+        let batch = caller.finished(batch);
+        assert_eq!(batch["request_counts"]["completed"], LINES, "{batch}");
+        let answered = by_name(&caller.lines(&batch["output_file_id"]));
+        assert_eq!(answered, answers_alone(folder.path(), name));
+    }
     eventually("it is ready", || service.get("/readyz").0 == 200);
-    service
+    (service, folder)
 }
 
 #[test]
 fn batches_of_two_models_are_answered_in_the_memory_of_one() {
     let folder = tempfile::tempdir().unwrap();
     let [one, _] = budgets(folder.path());
-    let mut service = answers_both(one);
+    let (mut service, _folder) = answers_both(one);
     assert!(metric(&service, "tritmill_pool_unloads_total", "demo") >= 1.0);
     assert!(metric(&service, "tritmill_pool_loads_total", "tiny") >= 1.0);
     let answered = |model| metric(&service, "tritmill_worker_jobs_completed_total", model);
-    assert_eq!((answered("demo"), answered("tiny")), ((LINES / 2) as f64, (LINES / 2) as f64));
+    assert_eq!((answered("demo"), answered("tiny")), (LINES as f64, LINES as f64));
     service.signal(Signal::Terminate);
     assert_eq!(service.wait(Duration::from_secs(60)), Some(0));
 }
@@ -131,7 +136,7 @@ fn batches_of_two_models_are_answered_in_the_memory_of_one() {
 fn models_that_fit_together_are_loaded_once() {
     let folder = tempfile::tempdir().unwrap();
     let [_, both] = budgets(folder.path());
-    let service = answers_both(both);
+    let (service, _folder) = answers_both(both);
     for model in ["demo", "tiny"] {
         assert_eq!(metric(&service, "tritmill_pool_loads_total", model), 1.0, "{model}");
         assert_eq!(metric(&service, "tritmill_pool_unloads_total", model), 0.0, "{model}");

@@ -1,6 +1,8 @@
 //! Metrics and readiness of a worker, for `/metrics` and `/readyz`.
 
 mod engine;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 
 use std::{
@@ -378,30 +380,5 @@ impl Metrics {
         }
         self.prompt_tokens.inc_by(committed.usage.prompt_tokens);
         self.completion_tokens.inc_by(committed.usage.completion_tokens);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn worker_is_ready_while_it_reads_and_nothing_fails() {
-        let metrics = Metrics::default();
-        assert!(metrics.not_ready_reason().is_some());
-        metrics.queue_read();
-        assert_eq!(metrics.not_ready_reason(), None);
-        metrics.dependency_failed();
-        assert!(metrics.not_ready_reason().expect("not ready").contains("failed 1 times"));
-        metrics.queue_read();
-        let later = READ_LIMIT * 2 + Duration::from_secs(1);
-        assert!(
-            metrics.not_ready_reason_at(later).expect("not ready").contains("last read its queue")
-        );
-        metrics.set_in_flight(3, 0);
-        assert_eq!(metrics.not_ready_reason_at(later), None, "a full worker does not read");
-        metrics.set_draining();
-        assert_eq!(metrics.not_ready_reason().as_deref(), Some("draining"));
-        assert!(metrics.encode().contains("tritmill_worker_dependency_failures_total 1"));
     }
 }

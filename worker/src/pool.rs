@@ -305,7 +305,7 @@ impl Shell {
     /// Drains all workers; the first reason counts.
     fn end(&mut self, result: Result<(), PoolError>) {
         if let Err(error) = &result
-            && self.working.len() > 0
+            && !self.working.is_empty()
         {
             tracing::error!(%error, "a worker failed: draining the others");
         }

@@ -59,7 +59,7 @@ pub enum DevicesError {
     AutoAmong,
     /// Devices of several kinds where one is needed.
     #[error(
-        "{0} are devices of two kinds, whose answers may differ (another numerics class): choose the CPU or GPUs"
+        "{0} are devices of two kinds, whose answers may differ (another numerics class): only a worker can use both"
     )]
     Mixed(Devices),
     /// A device is named twice.

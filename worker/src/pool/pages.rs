@@ -86,10 +86,12 @@ impl Pages {
 }
 
 /// Returns the labels of a unit as in a line of metrics.
-fn labels_text(Labels { queue, kind }: &Labels) -> String {
-    let escaped = queue.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    let kind = kind.as_ref().map(|kind| format!(",kind=\"{kind}\""));
-    format!("queue=\"{escaped}\"{}", kind.unwrap_or_default())
+fn labels_text(labels: &Labels) -> String {
+    let pair = |(name, value): (&str, &str)| {
+        let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        format!("{name}=\"{value}\"")
+    };
+    labels.pairs().into_iter().map(pair).collect::<Vec<_>>().join(",")
 }
 
 /// Metrics of several registries by family: a family may appear once in a text.
@@ -188,6 +190,20 @@ mod tests {
         types.sort_unstable();
         types.dedup();
         assert_eq!(types.len(), count, "a family appears once: {text}");
+    }
+
+    #[test]
+    fn kinds_of_devices_of_one_queue_are_told_apart() {
+        let labels =
+            |kind: &str| (Labels { queue: "a@tl2".to_owned(), kind: Some(kind.to_owned()) }, 10);
+        let status = Status::new(vec![labels("cpu"), labels("cuda")], None);
+        let text = Pages::new(Arc::new(status), vec![Arc::default(), Arc::default()]).encode();
+        for name in ["tritmill_worker_jobs_completed_total", "tritmill_pool_loads_total"] {
+            for kind in ["cpu", "cuda"] {
+                let line = format!("{name}{{queue=\"a@tl2\",kind=\"{kind}\"}} 0");
+                assert!(text.lines().any(|known| known == line), "{line} in {text}");
+            }
+        }
     }
 
     #[test]

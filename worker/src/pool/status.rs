@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
 };
 
@@ -21,11 +21,19 @@ pub(super) enum Phase {
 }
 
 /// The labels of a unit's metrics.
-#[derive(Debug, Clone, PartialEq, Eq, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Labels {
     pub queue: String,
     /// Kind of its devices, if its queue has several.
     pub kind: Option<String>,
+}
+
+impl Labels {
+    /// Returns names and values.
+    pub fn pairs(&self) -> Vec<(&'static str, &str)> {
+        let kind = self.kind.as_deref().map(|kind| ("kind", kind));
+        [("queue", self.queue.as_str())].into_iter().chain(kind).collect()
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -135,13 +143,14 @@ impl Collector for StatusMetrics {
         for (name, help, value) in GAUGES {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for unit in &units {
-                ConstGauge::new(value(unit)).encode(family.encode_family(&unit.labels)?)?;
+                ConstGauge::new(value(unit)).encode(family.encode_family(&unit.labels.pairs())?)?;
             }
         }
         for (name, help, value) in COUNTERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for unit in &units {
-                ConstCounter::new(value(unit)).encode(family.encode_family(&unit.labels)?)?;
+                ConstCounter::new(value(unit))
+                    .encode(family.encode_family(&unit.labels.pairs())?)?;
             }
         }
         Ok(())
