@@ -67,6 +67,9 @@ async fn wanted_workers_follow_tokens_deadlines_and_the_measured_rate() {
         .unwrap();
     store.set_paused(&queue(), true).await.unwrap();
     assert_eq!(wanted(wanted_now).await, 2, "40 jobs in workers with 32 slots");
+    let standby = Heartbeat { owner: "standby".into(), running: 0, slots: 0, ..beat() };
+    store.heartbeat(&standby).await.unwrap();
+    assert_eq!(wanted(wanted_now).await, 2, "a worker that has not loaded the model has no slots");
     assert_eq!(wanted("SELECT wanted_workers('other', 'i2_s')").await, 0);
     let later = Job {
         queue: QueueName { model: "other".into(), ..queue() },
