@@ -110,13 +110,18 @@ impl Usage {
 
 /// Returns what waits in a shard with this many tokens, from `entries, tokens, active tenants, tokens of the
 /// tenant that asks` of each priority.
+///
+/// Programs of 0.1 count tokens without their priority, when they add them as well as when they take them. So a
+/// priority has the tokens that are counted for it, and its entries' share of those that are counted for none; if
+/// more tokens are counted for priorities than wait, each of these has less in proportion.
 fn line(tokens: i64, parts: &[[u64; OF_PRIORITY]; 3], asked: &[Asking]) -> Line {
-    let counted: u64 = parts.iter().map(|[_, tokens, ..]| tokens).sum();
+    let tokens = tokens.max(0) as f64;
+    let counted = parts.iter().map(|[_, tokens, ..]| tokens).sum::<u64>() as f64;
     let entries: u64 = parts.iter().map(|[entries, ..]| entries).sum();
+    let scale = if counted > tokens { tokens / counted } else { 1.0 };
+    let rest_of_entry = (tokens - counted).max(0.0) / entries.max(1) as f64;
     let part = |[own_entries, own_tokens, tenants, of_tenant]: [u64; OF_PRIORITY]| {
-        // Programs of 0.1 count tokens without their priority.
-        let (share, all) = if counted > 0 { (own_tokens, counted) } else { (own_entries, entries) };
-        let tokens = tokens.max(0) as f64 * share as f64 / all.max(1) as f64;
+        let tokens = own_tokens as f64 * scale + own_entries as f64 * rest_of_entry;
         let before = match asked {
             // Its turn comes when each of the others was served as much as it, or one entry.
             [one] => {
@@ -179,6 +184,10 @@ mod tests {
         assert_eq!(tokens(120, [[1, 10, 1, 0], [2, 20, 1, 0], [3, 30, 1, 0]]), [20, 40, 60]);
         assert_eq!(tokens(60, [[1, 0, 1, 0], [2, 0, 1, 0], [3, 0, 1, 0]]), [10, 20, 30]);
         assert_eq!(tokens(-5, [[0; 4]; 3]), [0; 3]);
+        assert_eq!(tokens(30, [[1, 10, 1, 0], [2, 20, 1, 0], [3, 30, 1, 0]]), [5, 10, 15]);
+        // Added by programs of the older release, and none of another priority; of a negative count nothing is left.
+        let line_of_old = [[10, 500, 1, 0], [50_000, 0, 1, 0], [0; 4]];
+        assert_eq!(tokens(500_600, line_of_old), [600, 500_000, 0]);
     }
 
     #[test]
