@@ -113,19 +113,21 @@ async fn live_workers_of_a_queue_are_summed_up() {
             Heartbeat { queue: other.clone(), ..of("other", 10, None, "cpu") },
             // Of an earlier release.
             Heartbeat { metrics: WorkerMetrics::default(), ..of("old", 10, None, "") },
+            // Its model was loaded once.
+            of("not loaded", 0, Some(1e6), "cpu"),
         ] {
             store.heartbeat(&heartbeat).await.unwrap();
         }
         let now = store.now().await.unwrap();
         let expected = Serving {
             now,
-            workers: 3,
+            workers: 4,
             gpu_workers: 1,
             slots: 50,
-            running: 6,
+            running: 8,
             drain_tokens_per_s: Some(500.0),
-            kv_blocks_used: 60,
-            kv_blocks_total: 200,
+            kv_blocks_used: 90,
+            kv_blocks_total: 300,
         };
         assert_eq!(store.serving(&queue()).await.unwrap(), expected);
         let unmeasured = store.serving(&other).await.unwrap();

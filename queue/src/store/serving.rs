@@ -43,9 +43,11 @@ impl Serving {
         Some(rate * slots as f64 / measured_slots as f64)
     }
 
-    /// Returns whether another job would start at once.
+    /// Returns whether another job would start at once. A worker has a quarter more slots than its engine has
+    /// sequences: jobs in these wait in the worker, so that the engine gets the next one without a pull.
     pub fn has_free_slots(&self) -> bool {
-        self.running < self.slots && !is_full(self.kv_blocks_used, self.kv_blocks_total)
+        let sequences = self.slots.saturating_mul(4) / 5;
+        self.running < sequences && !is_full(self.kv_blocks_used, self.kv_blocks_total)
     }
 
     /// Returns what keeps the workers from answering more.
@@ -78,6 +80,18 @@ mod tests {
         assert_eq!(of(90, 10, 1), Cause::Cpu, "as many CPUs as GPUs");
         assert_eq!(of(90, 10, 2), Cause::Gpu);
         assert_eq!(of(50, 900, 2), Cause::Memory);
+    }
+
+    #[test]
+    fn slots_beyond_the_sequences_of_engines_are_not_free() {
+        let of = |running, slots, kv_blocks_used| {
+            let blocks = Serving { kv_blocks_used, kv_blocks_total: 1000, ..Serving::default() };
+            Serving { running, slots, ..blocks }.has_free_slots()
+        };
+        // Engines of 64, 10 and 1 sequences.
+        assert!(of(63, 80, 10) && of(9, 13, 10) && of(0, 2, 10));
+        assert!(!of(64, 80, 10) && !of(10, 13, 10) && !of(1, 2, 10));
+        assert!(!of(0, 80, 900) && !of(0, 0, 10));
     }
 
     #[test]

@@ -111,7 +111,7 @@ impl Workers for PostgresStore {
                     coalesce(sum(slots), 0)::bigint AS slots,
                     coalesce(sum(running), 0)::bigint AS running,
                     coalesce(sum(slots) FILTER (WHERE rate IS NOT NULL), 0)::bigint AS measured_slots,
-                    sum(rate) AS rate,
+                    sum(rate) FILTER (WHERE slots > 0) AS rate,
                     coalesce(sum((vitals ->> 'kv_blocks_used')::bigint), 0)::bigint AS blocks_used,
                     coalesce(sum((vitals ->> 'kv_blocks_total')::bigint), 0)::bigint AS blocks_total
              FROM (SELECT slots, running, vitals, (vitals ->> 'drain_tokens_per_s')::float8 AS rate

@@ -63,7 +63,7 @@ impl Workers for SqliteStore {
                         AS gpu_workers,
                     coalesce(sum(slots), 0) AS slots, coalesce(sum(running), 0) AS running,
                     coalesce(sum(slots) FILTER (WHERE rate IS NOT NULL), 0) AS measured_slots,
-                    sum(rate) AS rate,
+                    sum(rate) FILTER (WHERE slots > 0) AS rate,
                     coalesce(sum(heartbeat ->> '$.measured.kv_blocks_used'), 0) AS blocks_used,
                     coalesce(sum(heartbeat ->> '$.measured.kv_blocks_total'), 0) AS blocks_total
              FROM (SELECT heartbeat, heartbeat ->> '$.slots' AS slots,
