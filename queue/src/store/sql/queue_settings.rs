@@ -20,6 +20,18 @@ use crate::{
     },
 };
 
+/// Begins a query for [`settings`]. It names the columns: Postgres refuses a prepared `SELECT *` once a migration
+/// has added one.
+macro_rules! select_settings {
+    ($rest:literal) => {
+        concat!(
+            "SELECT model, format, paused, limit_tokens, max_wait_ms, numerics_class, allowed_classes
+             FROM queues ",
+            $rest
+        )
+    };
+}
+
 pub(crate) fn settings(row: &Row) -> Result<QueueState, StoreError> {
     Ok(QueueState {
         queue: rows::queue(row)?,
@@ -50,13 +62,13 @@ impl SqlStore {
 #[async_trait]
 impl QueueSettings for SqlStore {
     async fn queue_state(&self, queue: &QueueName) -> Result<QueueState, StoreError> {
-        let found = query("SELECT * FROM queues WHERE model = $1 AND format = $2");
+        let found = query(select_settings!("WHERE model = $1 AND format = $2"));
         let row = self.fetch_optional(found.bind(&queue.model).bind(&queue.format)).await?;
         row.as_ref().map_or_else(|| Ok(QueueState::with_defaults(queue.clone())), settings)
     }
 
     async fn queue_states(&self) -> Result<Vec<QueueState>, StoreError> {
-        let found = query("SELECT * FROM queues ORDER BY model, format");
+        let found = query(select_settings!("ORDER BY model, format"));
         self.fetch_all(found).await?.iter().map(settings).collect()
     }
 
