@@ -7,10 +7,10 @@ use std::{
 };
 
 use crate::rig::{
-    STREAM, abort, command, dispatcher, entries, ids, ids_of, pending, pull, pull_for, queue,
-    reclaim, shared,
+    STREAM, abort, command, dispatcher, entries, entry, ids, ids_of, pending, pull, pull_for,
+    queue, reclaim, shared,
 };
-use tritmill_queue::{DispatchError, Dispatcher, JobId, Pull};
+use tritmill_queue::{DispatchError, Dispatcher, JobId, Priority, Pull};
 use tritmill_servers::{Redis, Signal};
 
 const IDLE: Duration = Duration::from_millis(30);
@@ -277,6 +277,25 @@ async fn entries_of_lost_answer_are_recovered() {
     taken.sort_by_key(|delivery| delivery.id);
     assert_eq!(ids(&taken), ids_of(&fed[1..]), "without the known one");
     assert_eq!(dispatcher.stats().recovered, 1);
+}
+
+#[tokio::test]
+async fn pull_of_one_priority_leaves_recovery_to_the_next_one() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = shared(&redis);
+    let fed = entries(1);
+    dispatcher.enqueue(&fed).await.unwrap();
+    redis.signal(Signal::Stop).unwrap();
+    let queue = queue();
+    let of = |only| Pull { queue: &queue, consumer: "a", max: 10, wait: Duration::ZERO, only };
+    assert!(dispatcher.pull(of(None)).await.is_err());
+    redis.signal(Signal::Continue).unwrap();
+    let high = vec![entry(Priority::High, "default", 1)];
+    dispatcher.enqueue(&high).await.unwrap();
+    let taken = dispatcher.pull(of(Some(Priority::High))).await.unwrap();
+    assert_eq!(ids(&taken), ids_of(&high));
+    assert_eq!(ids(&pull(&dispatcher, "a", 10).await), ids_of(&fed));
+    assert_eq!(dispatcher.stats().recovered, 1, "the known one is not taken for lost");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::{
 
 use crate::rig::{self, MANY, command, entries, ids, ids_of, pull, pull_for, queue, reclaim};
 use tritmill_queue::{
-    DispatchError, Dispatcher, Entry, Job, JobId, Prompt, Tenant, Timestamp,
+    DispatchError, Dispatcher, Entry, Job, JobId, Priority, Prompt, Pull, Tenant, Timestamp,
     dispatch::{Delayed, Demand, Limit, Missing, Quotas, RedisDispatcher},
 };
 use tritmill_servers::Redis;
@@ -89,6 +89,35 @@ async fn home_shards_take_turns_and_the_others_are_served_when_they_are_empty() 
         assert!(more > 0, "{taken} of {} taken", fed.len());
         taken += more;
     }
+}
+
+#[tokio::test]
+async fn pull_of_one_priority_looks_at_all_home_shards_and_is_no_turn() {
+    let redis = Redis::start().unwrap();
+    let dispatcher = sharded(&redis);
+    let queue = queue();
+    let only_high = async |max| {
+        let (wait, only) = (Duration::ZERO, Some(Priority::High));
+        dispatcher.pull(Pull { queue: &queue, consumer: "a", max, wait, only }).await.unwrap()
+    };
+    // The next look begins with another shard.
+    for _ in 0..15 {
+        assert!(pull(&dispatcher, "a", 1).await.is_empty());
+    }
+    let high: Vec<Entry> = one_in_each()
+        .into_iter()
+        .map(|entry| Entry { priority: Priority::High, ..entry })
+        .collect();
+    dispatcher.enqueue(&high).await.unwrap();
+    let shard_of: BTreeMap<JobId, u16> = high.iter().map(|one| (one.id, one.shard_key)).collect();
+    let taken = only_high(100).await;
+    let home: BTreeSet<u16> = ids(&taken).iter().map(|id| shard_of[id]).collect();
+    assert_eq!((taken.len(), home.len()), (4, 4));
+    let is_first = |shard: &u16| (0..4).all(|n| home.contains(&((shard + n) % SHARDS)));
+    assert!(home.iter().any(is_first), "they follow each other: {home:?}");
+    dispatcher.hand_back("a", &taken).await.unwrap();
+    let taken = pull(&dispatcher, "a", 1).await;
+    assert!(!home.contains(&shard_of[&taken[0].id]), "that was no look of its turns");
 }
 
 #[tokio::test]

@@ -185,9 +185,12 @@ impl Inner {
         let consumer = self.consumer(name);
         let _gate = consumer.gate.lock().await;
         let (mut all, mut failed) = (Look::default(), None);
-        for (position, prefix) in self.look_order(queue, name, &consumer).iter().enumerate() {
-            let has_enough = !all.deliveries.is_empty() || only.is_some();
-            if position >= usize::from(HOME_SHARDS) && has_enough {
+        let order = match only {
+            Some(_) => self.home_order(queue, name, &consumer),
+            None => self.look_order(queue, name, &consumer),
+        };
+        for (position, prefix) in order.iter().enumerate() {
+            if position >= usize::from(HOME_SHARDS) && !all.deliveries.is_empty() {
                 break;
             }
             match self.look_at(prefix, name, &consumer, max - all.deliveries.len(), only).await {
@@ -239,7 +242,9 @@ impl Inner {
     ) -> RedisResult<Look> {
         let max = max.min(LOOK_MAX);
         let mut deliveries = Vec::new();
-        if consumer.is_unsure(prefix) {
+        // Recovery takes entries of any priority, so a look for one leaves it to the next look for all.
+        let stays_unsure = only.is_some() && consumer.is_unsure(prefix);
+        if consumer.is_unsure(prefix) && !stays_unsure {
             deliveries = self.recover(prefix, name, consumer).await?;
             let excess = deliveries.split_off(max.min(deliveries.len()));
             if !excess.is_empty() {
@@ -257,7 +262,7 @@ impl Inner {
         let arguments = [keys::escape(name), wanted.to_string(), fresh_name, only];
         let answer = self.connections.run(&scripts::PULL, prefix, &arguments).await?;
         let (born, again, foreign, due, found): (String, u64, u64, i64, Delivered) = answer;
-        consumer.set_unsure(prefix, false);
+        consumer.set_unsure(prefix, stays_unsure);
         self.count_foreign(prefix, foreign);
         self.note_birth(prefix, born, again);
         deliveries.extend(self.deliveries(prefix, found));

@@ -30,18 +30,25 @@ const ELSEWHERE_EVERY: u16 = 16;
 /// Looks in succession that begin with the same home shard: its jobs begin alike.
 const SAME_SHARD: u16 = 16;
 
+/// Returns this many shards from one on, beginning with another one in each turn.
+fn rotated(begin: u16, length: u16, turn: u16) -> impl Iterator<Item = u16> {
+    (0..length).map(move |n| begin + (turn % length + n) % length)
+}
+
+/// Returns the home shards in the order of a look, counted from the first one.
+fn home_order(shards: u16, turn: u16) -> impl Iterator<Item = u16> {
+    rotated(0, HOME_SHARDS.min(shards), turn / SAME_SHARD)
+}
+
 /// Returns the shards in the order of a look, counted from the first home shard: the home shards in turns, then
 /// the others in turns. One look in [`ELSEWHERE_EVERY`] begins with one of the others.
 fn order(shards: u16, turn: u16) -> impl Iterator<Item = u16> {
     let home = HOME_SHARDS.min(shards);
     let others = shards - home;
-    let rotated = |begin: u16, length: u16, turn: u16| {
-        (0..length).map(move |n| begin + (turn % length + n) % length)
-    };
     let is_elsewhere = others > 0 && turn % ELSEWHERE_EVERY == ELSEWHERE_EVERY - 1;
     let mut elsewhere = rotated(home, others, turn / ELSEWHERE_EVERY);
     let first = is_elsewhere.then(|| elsewhere.next()).flatten();
-    first.into_iter().chain(rotated(0, home, turn / SAME_SHARD)).chain(elsewhere)
+    first.into_iter().chain(home_order(shards, turn)).chain(elsewhere)
 }
 
 impl Inner {
@@ -63,15 +70,32 @@ impl Inner {
         name: &str,
         consumer: &Consumer,
     ) -> Vec<String> {
-        if self.shards == 1 {
-            return vec![keys::prefix(queue)];
-        }
+        let turn = consumer.turn.fetch_add(1, Ordering::Relaxed);
+        self.prefixes_of(queue, name, order(self.shards, turn))
+    }
+
+    /// Returns the prefixes of a consumer's home shards, in the order of its next look, which does not change.
+    pub(super) fn home_order(
+        &self,
+        queue: &QueueName,
+        name: &str,
+        consumer: &Consumer,
+    ) -> Vec<String> {
+        let turn = consumer.turn.load(Ordering::Relaxed);
+        self.prefixes_of(queue, name, home_order(self.shards, turn))
+    }
+
+    /// Returns the prefixes of shards that are counted from a consumer's first home shard.
+    fn prefixes_of(
+        &self,
+        queue: &QueueName,
+        name: &str,
+        shards: impl Iterator<Item = u16>,
+    ) -> Vec<String> {
         let mut hash = DefaultHasher::new();
         name.hash(&mut hash);
         let first = (hash.finish() % u64::from(self.shards)) as u16;
-        let turn = consumer.turn.fetch_add(1, Ordering::Relaxed);
-        let order = order(self.shards, turn).map(|n| (first + n) % self.shards);
-        order.map(|shard| keys::shard_prefix(queue, shard)).collect()
+        shards.map(|n| keys::shard_prefix(queue, (first + n) % self.shards)).collect()
     }
 
     /// Wakes consumers after entries were added to a shard above 0; scripts of shard 0 do so themselves. A
