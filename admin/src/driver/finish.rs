@@ -160,7 +160,9 @@ fn output_line(
     };
     let is_answer = match &outcome {
         Outcome::Completed(completion) => {
-            output.state.usage.add(completion.usage);
+            if let Some(usage) = &mut output.state.usage {
+                usage.add(completion.usage);
+            }
             true
         }
         _ => false,

@@ -56,7 +56,7 @@ pub(crate) struct BatchView {
     cancelling_at: Option<i64>,
     cancelled_at: Option<i64>,
     request_counts: RequestCounts,
-    /// Tokens of all answers, when the output is written.
+    /// Tokens of all answers, when the output is written; `null` if an earlier release wrote a part of it.
     usage: Option<BatchUsage>,
     #[schema(value_type = Option<Object>)]
     metadata: Option<Map<String, Value>>,
@@ -160,7 +160,7 @@ impl From<Batch> for BatchView {
                 completed: batch.completed,
                 failed: batch.failed,
             },
-            usage: batch.output.map(|_| batch.usage.into()),
+            usage: batch.output.and(batch.usage).map(BatchUsage::from),
             metadata: batch.metadata,
             webhook: batch.webhook.map(WebhookView::from),
         }
@@ -246,7 +246,7 @@ pub(crate) async fn create_batch(
         submitted: FilePosition::default(),
         completed: 0,
         failed: 0,
-        usage: Usage::default(),
+        usage: None,
         errors: Vec::new(),
         output: None,
         error_file: None,

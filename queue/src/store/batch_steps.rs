@@ -60,8 +60,8 @@ pub struct ValidationState {
     pub model: Option<(String, u64)>,
 }
 
-/// Unfinished output.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Unfinished output; the default is output without a line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssemblyState {
     /// Position in the input up to which lines were written.
     pub read: FilePosition,
@@ -73,11 +73,25 @@ pub struct AssemblyState {
     pub completed: u64,
     /// Number of written errors.
     pub failed: u64,
-    /// Tokens of the written answers.
+    /// Tokens of the written answers; `None` if a program without this count wrote some of them.
     #[serde(default)]
-    pub usage: Usage,
+    pub usage: Option<Usage>,
     /// Whether a line expired.
     pub overdue: bool,
+}
+
+impl Default for AssemblyState {
+    fn default() -> Self {
+        Self {
+            read: FilePosition::default(),
+            answers: None,
+            errors: None,
+            completed: 0,
+            failed: 0,
+            usage: Some(Usage::default()),
+            overdue: false,
+        }
+    }
 }
 
 /// An output file that is being written.
@@ -241,4 +255,22 @@ pub trait BatchSteps: Send + Sync {
 
     /// Deletes hashes of batches that are not validating, and turns of tenants without batches for a week.
     async fn sweep_batches(&self) -> Result<(), StoreError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_output_by_an_earlier_release_stay_unknown() {
+        let begun = AssemblyState::default();
+        assert_eq!(begun.usage, Some(Usage::default()));
+        let mut stored = serde_json::to_value(&begun).expect("plain data");
+        assert_eq!(serde_json::from_value::<AssemblyState>(stored.clone()).ok(), Some(begun));
+        stored.as_object_mut().and_then(|fields| fields.remove("usage")).expect("it is stored");
+        let continued: AssemblyState = serde_json::from_value(stored).expect("the older form");
+        assert_eq!(continued.usage, None);
+        let stored = serde_json::to_value(&continued).expect("plain data");
+        assert_eq!(serde_json::from_value::<AssemblyState>(stored).ok(), Some(continued));
+    }
 }

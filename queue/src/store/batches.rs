@@ -234,9 +234,10 @@ pub struct Batch {
     /// Lines with an error at the last count.
     #[serde(default)]
     pub failed: u64,
-    /// Tokens of the answered lines; counted when the output is written.
+    /// Tokens of the answered lines; counted when the output is written. `None` if a program without this count
+    /// wrote some of it.
     #[serde(default)]
-    pub usage: Usage,
+    pub usage: Option<Usage>,
     /// Errors in its file.
     #[serde(default)]
     pub errors: Vec<BatchError>,

@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 use conformance::{LEASE, answer, any_database, by, finished, job, queue};
 use stores::{Rig, all};
 use tritmill_queue::{
-    DatabaseIndex, Job, Priority, Tenant, Timestamp, Usage,
+    DatabaseIndex, Job, Priority, Tenant, Timestamp,
     store::{
         Batch, BatchId, BatchState, FileId, FrontStore, Page,
         batch_steps::{BatchClaim, BatchWrites, Claimable, FileChunk, StepState, WebhookBounds},
@@ -64,7 +64,7 @@ fn batch(owner: &Tenant, input: FileId) -> Batch {
         submitted: FilePosition::default(),
         completed: 0,
         failed: 0,
-        usage: Usage::default(),
+        usage: None,
         errors: Vec::new(),
         output: None,
         error_file: None,
