@@ -19,6 +19,10 @@ use crate::overload::{Gate, Group, Refused, Situation};
 const QUOTAS_FRESH_FOR: Duration = Duration::from_secs(5);
 /// Time until a producer sees a change of a queue's workers.
 const SERVING_FRESH_FOR: Duration = Duration::from_secs(1);
+/// Time after which what workers could do no longer says what they can do.
+const SERVING_KNOWN_FOR: Duration = Duration::from_secs(30);
+/// Time between two warnings that it cannot be read.
+const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// Limits of queues with what is needed to apply them. Reads the store at most as often as the times above say.
 pub(crate) struct Admission {
@@ -27,6 +31,8 @@ pub(crate) struct Admission {
     quotas: Cache<Quotas>,
     serving: Cache<Option<Served>>,
     queues: Mutex<HashMap<QueueName, Entrance>>,
+    /// The last warning that the store did not say what workers can do.
+    warned_at: Mutex<Option<Instant>>,
 }
 
 /// What workers could do at a time.
@@ -40,6 +46,11 @@ impl Served {
     /// Returns the time on the clock of deadlines.
     fn now(&self) -> Timestamp {
         self.serving.now.after(self.read_at.elapsed())
+    }
+
+    /// Returns whether it may still be so.
+    fn is_recent(&self) -> bool {
+        self.read_at.elapsed() < SERVING_KNOWN_FOR
     }
 }
 
@@ -59,6 +70,7 @@ impl Admission {
             quotas: Cache::new(QUOTAS_FRESH_FOR),
             serving: Cache::new(SERVING_FRESH_FOR),
             queues: Mutex::default(),
+            warned_at: Mutex::default(),
         }
     }
 
@@ -68,7 +80,8 @@ impl Admission {
         self.quotas.of(queue, self.settings.quotas(queue)).await
     }
 
-    /// Returns what the workers of a queue can do; `None` if the store never answered.
+    /// Returns what the workers of a queue can do; `None` if the store never answered, or not for
+    /// [`SERVING_KNOWN_FOR`].
     pub async fn serving(&self, queue: &QueueName) -> Option<Serving> {
         Some(self.served(queue).await?.serving)
     }
@@ -76,9 +89,20 @@ impl Admission {
     async fn served(&self, queue: &QueueName) -> Option<Served> {
         let read = async {
             let read_at = Instant::now();
-            Ok(Some(Served { serving: self.workers.serving(queue).await?, read_at }))
+            let serving = self.workers.serving(queue).await;
+            let serving = serving.inspect_err(|error| self.warn(queue, error))?;
+            Ok(Some(Served { serving, read_at }))
         };
-        self.serving.of(queue, read).await
+        self.serving.of(queue, read).await.filter(Served::is_recent)
+    }
+
+    /// Logs that predictions may be missing, at most once in [`WARN_EVERY`].
+    fn warn(&self, queue: &QueueName, error: &StoreError) {
+        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned_at.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+            *warned_at = Some(Instant::now());
+            tracing::warn!(%queue, %error, "workers of a queue not read: waits are not predicted without them");
+        }
     }
 
     /// Checks jobs of one queue against its longest wait and, unless they are lines of a batch, which waits by
@@ -86,28 +110,36 @@ impl Admission {
     pub async fn let_in<'a>(
         self: &Arc<Self>,
         demand: &Demand,
-        jobs: impl Iterator<Item = &'a Job>,
+        jobs: impl Iterator<Item = &'a Job> + Clone,
         quotas: &Quotas,
         line: Line,
     ) -> Result<Option<LetIn>, Refused> {
-        let mut groups = Group::of(jobs);
-        if demand.is_patient() {
-            groups.iter_mut().for_each(|group| group.expires_at = None);
-        }
         let max_wait = quotas.max_wait.map(|wait| demand.part_of_wait(wait));
-        if max_wait.is_none() && groups.iter().all(|group| group.expires_at.is_none()) {
+        let has_deadlines =
+            !demand.is_patient() && jobs.clone().any(|job| job.expires_at.is_some());
+        if max_wait.is_none() && !has_deadlines {
             return Ok(None);
         }
         let Some(served) = self.served(&demand.queue).await else { return Ok(None) };
         let (serving, now) = (served.serving, served.now());
+        let mut groups = Group::of(jobs, now);
+        if demand.is_patient() {
+            groups.iter_mut().for_each(|group| group.expires_at = None);
+        }
         let mut queues = self.lock();
         let entrance = queues.entry(demand.queue.clone()).or_default();
         let situation = Situation { line, let_in: entrance.let_in, serving, now, max_wait };
         for group in &groups {
-            // A batch fills less than others: it leaves their gate as it is.
-            match &mut entrance.gates[group.priority as usize] {
+            let gate = &mut entrance.gates[group.priority as usize];
+            // Several jobs wait for each other, and a batch fills less than others: both leave the gate of single
+            // jobs as it is.
+            match demand.entries {
                 _ if demand.is_patient() => Gate::default().pass(group, &situation)?,
-                gate => gate.pass(group, &situation)?,
+                1 => gate.pass(group, &situation)?,
+                _ => {
+                    let mut copy = *gate;
+                    copy.pass(group, &situation)?;
+                }
             }
         }
         let mut tokens = [0; 3];
@@ -175,5 +207,20 @@ impl<T: Clone + Default> Cache<T> {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<QueueName, (Instant, T)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_workers_could_do_long_ago_is_unknown() {
+        let read_before = |ago| {
+            let read_at = Instant::now().checked_sub(ago).expect("the machine runs for a minute");
+            Served { serving: Serving::default(), read_at }.is_recent()
+        };
+        assert!(read_before(Duration::from_secs(20)));
+        assert!(!read_before(SERVING_KNOWN_FOR));
     }
 }

@@ -203,7 +203,7 @@ impl Client {
             };
             self.store.submit(chunk).await?;
             accepted += chunk.len();
-            self.enqueue(&entries_to_run(chunk)).await;
+            self.enqueue(&Job::entries(to_run(chunk))).await;
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl Client {
         match store.submit_idempotent(&tenant, key, &request, &mut jobs).await {
             Ok(Submission::Known(ids)) => Ok(ids),
             Ok(Submission::New) => {
-                self.enqueue(&entries_to_run(&jobs)).await;
+                self.enqueue(&Job::entries(to_run(&jobs))).await;
                 Ok(jobs.iter().map(|job| job.id).collect())
             }
             Err(SubmitError::Conflict(conflict)) => Err(conflict.into()),
@@ -250,8 +250,8 @@ impl Client {
     }
 
     /// Checks whether there is room for these jobs of a batch. A fifth of each limit stays free for
-    /// interactive requests, and deadlines do not count: a batch waits by itself. A caller that records jobs in the store itself checks first and
-    /// [`announce`](Self::announce)s afterwards.
+    /// interactive requests, and deadlines do not count: a batch waits by itself. A caller that records jobs in
+    /// the store itself checks first and [`announce`](Self::announce)s afterwards.
     ///
     /// # Errors
     /// [`ClientError::Busy`] if there is no room.
@@ -281,7 +281,8 @@ impl Client {
         demanding: fn(Demand) -> Demand,
     ) -> Result<Vec<LetIn>, Refused> {
         let mut all = Vec::new();
-        for demand in Demand::of(&entries_to_run(jobs)).into_iter().map(demanding) {
+        let entries: Vec<Entry> = to_run(jobs).map(Job::entry).collect();
+        for demand in Demand::of(&entries).into_iter().map(demanding) {
             let quotas = match &self.admission {
                 Some(admission) => admission.quotas(&demand.queue).await,
                 None => Quotas::default(),
@@ -299,7 +300,7 @@ impl Client {
                 Err(_) => continue,
             };
             let Some(admission) = &self.admission else { continue };
-            let jobs = jobs.iter().filter(|job| job.run_at.is_none() && job.queue == demand.queue);
+            let jobs = to_run(jobs).filter(|job| job.queue == demand.queue);
             all.extend(admission.let_in(&demand, jobs, &quotas, line).await?);
         }
         Ok(all)
@@ -348,7 +349,7 @@ fn busy(refused: Refused, accepted: usize) -> ClientError {
     ClientError::Busy { limit, cause, accepted, retry_after }
 }
 
-/// Returns the entries of the jobs that may run now, not at a later time.
-fn entries_to_run(jobs: &[Job]) -> Vec<Entry> {
-    Job::entries(jobs.iter().filter(|job| job.run_at.is_none()))
+/// Returns the jobs that may run now, not at a later time.
+fn to_run(jobs: &[Job]) -> impl Iterator<Item = &Job> + Clone {
+    jobs.iter().filter(|job| job.run_at.is_none())
 }

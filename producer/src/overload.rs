@@ -20,6 +20,8 @@ const REOPEN_SHARE: f64 = 0.8;
 /// Bounds of the time after which to try again.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(60);
+/// Least time after which to try a job again that would be late without any wait.
+const RETRY_MIN_LATE: Duration = Duration::from_secs(1);
 /// Time after which to try again if no worker serves the queue: about the start of one.
 const RETRY_NO_WORKER: Duration = Duration::from_secs(15);
 
@@ -52,13 +54,13 @@ pub(crate) struct Group {
     /// Tokens of all jobs, and of the largest.
     pub tokens: u64,
     pub largest: u64,
-    /// The earliest deadline.
+    /// The earliest deadline that has not passed.
     pub expires_at: Option<Timestamp>,
 }
 
 impl Group {
-    /// Returns the groups of jobs of one queue.
-    pub fn of<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> Vec<Self> {
+    /// Returns the groups of jobs of one queue. Deadlines that have passed do not count: the store ends these jobs.
+    pub fn of<'a>(jobs: impl IntoIterator<Item = &'a Job>, now: Timestamp) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         for job in jobs {
             let cost = u64::from(job.cost());
@@ -71,7 +73,8 @@ impl Group {
             let group = &mut groups[at];
             group.tokens += cost;
             group.largest = group.largest.max(cost);
-            group.expires_at = [group.expires_at, job.expires_at].into_iter().flatten().min();
+            let deadline = job.expires_at.filter(|at| *at > now);
+            group.expires_at = group.expires_at.into_iter().chain(deadline).min();
         }
         groups
     }
@@ -121,19 +124,23 @@ impl Gate {
             return Ok(());
         }
         self.shut_up_to_s = self.shut_up_to_s.max(limit_s / REOPEN_SHARE);
-        let retry_after = Duration::try_from_secs_f64(wait_s - REOPEN_SHARE * limit_s.max(0.0));
+        let retry_s = if limit_s > 0.0 {
+            wait_s - REOPEN_SHARE * limit_s
+        } else {
+            // An empty line does not help; fewer jobs in the workers may.
+            wait_s.max(own_s).max(RETRY_MIN_LATE.as_secs_f64())
+        };
+        let retry_after = Duration::try_from_secs_f64(retry_s);
         let retry_after = retry_after.unwrap_or(RETRY_MAX).clamp(RETRY_MIN, RETRY_MAX);
         Err(Refused { limit, cause: now.serving.cause(), retry_after })
     }
 }
 
 /// Returns the limit that leaves the least time to wait, and this time in seconds, negative for a job that would be
-/// late without any wait; `None` without any limit. A job past
-/// its deadline is not refused: the store ends it.
+/// late without any wait; `None` without any limit.
 fn strictest(group: &Group, now: &Situation, own_s: f64) -> Option<(Limit, f64)> {
-    let left = group.expires_at.map(|at| at.since(now.now)).filter(|left| !left.is_zero());
-    let deadline = left.map(|left| {
-        let left_s = DEADLINE_SHARE * left.as_secs_f64() - own_s;
+    let deadline = group.expires_at.map(|at| {
+        let left_s = DEADLINE_SHARE * at.since(now.now).as_secs_f64() - own_s;
         (Limit::Deadline(Duration::from_secs_f64(left_s.max(0.0))), left_s)
     });
     let longest = now.max_wait.map(|wait| (Limit::MaxWait(wait), wait.as_secs_f64()));
@@ -178,13 +185,27 @@ mod tests {
         assert!(passes(&job(20, Some(20)), &waiting(1400)));
         assert!(!passes(&job(20, Some(20)), &waiting(1410)));
         assert!(passes(&job(20, None), &waiting(1_000_000)));
-        let over = Group { expires_at: Some(NOW.before(Duration::from_secs(1))), ..job(20, None) };
-        assert!(passes(&over, &waiting(1_000_000)), "the store ends it");
         let Refused { limit, cause, retry_after } =
             Gate::default().pass(&job(20, Some(20)), &waiting(2600)).expect_err("it is late");
         assert_eq!((limit, cause), (Limit::Deadline(Duration::from_secs(14)), Cause::Cpu));
         // 26 s are before it; at 11.2 s the limit lets jobs in again.
         assert_eq!(retry_after, Duration::from_millis(14_800));
+    }
+
+    #[test]
+    fn job_that_does_not_fit_at_all_is_not_to_be_tried_again_at_once() {
+        let retry_after = |tokens, within, waiting_tokens| {
+            let refused =
+                Gate::default().pass(&job(tokens, Some(within)), &waiting(waiting_tokens));
+            refused.expect_err("it is late").retry_after
+        };
+        assert_eq!(retry_after(100, 10, 0), Duration::from_secs(10), "its own time");
+        assert_eq!(retry_after(100, 10, 2500), Duration::from_secs(25), "the wait");
+        let mut fast = waiting(0);
+        fast.serving.drain_tokens_per_s = Some(1e4);
+        let none = Group { expires_at: Some(Timestamp(NOW.0 + 10)), ..job(20, None) };
+        let refused = Gate::default().pass(&none, &fast).expect_err("it is late");
+        assert_eq!(refused.retry_after, RETRY_MIN_LATE);
     }
 
     #[test]
@@ -194,7 +215,7 @@ mod tests {
         assert!(passes(&job(20, Some(1)), &unknown));
         let mut idle = waiting(0);
         assert!(!passes(&job(100, Some(10)), &idle), "it needs 10 s in a full worker");
-        idle.serving.running = 9;
+        idle.serving.running = 7;
         assert!(passes(&job(100, Some(10)), &idle));
         let two = Group { tokens: 200, ..job(100, Some(10)) };
         assert!(!passes(&two, &idle), "only one of them starts at once");
@@ -259,7 +280,10 @@ mod tests {
         ];
         let low = Group { priority: Priority::Low, tokens: 20, largest: 20, expires_at: None };
         let high = Group { tokens: 150, largest: 100, ..job(0, Some(3)) };
-        assert_eq!(Group::of(&jobs), [low, high]);
+        assert_eq!(Group::of(&jobs, NOW), [low, high]);
+        let later = NOW.after(Duration::from_secs(3));
+        let high = Group { expires_at: jobs[1].expires_at, ..high };
+        assert_eq!(Group::of(&jobs, later), [low, high], "one deadline has passed");
     }
 
     #[test]

@@ -137,6 +137,23 @@ async fn job_that_would_miss_its_deadline_is_refused_until_the_queue_has_drained
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_in_bulk_are_accepted_as_far_as_single_ones() {
+    each(async |rig| {
+        busy_worker(&rig.workers).await;
+        let client = (rig.client)();
+        // As above, 26 s are left to wait. That forty do not fit together shuts nothing.
+        let jobs: Vec<Job> = join_all((0..40).map(|_| job(&client, Some(45)))).await;
+        match client.submit_many(&jobs).await.unwrap_err() {
+            ClientError::Busy { accepted, .. } => {
+                assert!((25..=27).contains(&accepted), "{accepted} were accepted");
+            }
+            error => panic!("{error}"),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_fill_a_part_of_the_longest_wait_and_ignore_deadlines() {
     each(async |rig| {
         busy_worker(&rig.workers).await;
