@@ -118,8 +118,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let place = tempfile::tempdir().context("cannot make a temporary folder")?;
     let mut plain_servers = arguments.servers.clone();
     let redis = plain_servers.servers.redis.as_deref();
-    plain_servers.servers.redis =
-        redis.map(|url| url.split("?shards=").next().unwrap_or(url).to_owned());
+    plain_servers.servers.redis = redis.map(without_shards);
     let servers = arguments.servers.clone();
     let plain = Way { together: false, folder: None, servers: plain_servers, seed: 1 };
     let ordered = Way { together: true, folder: Some(place.path()), servers, seed: 2 };
@@ -129,6 +128,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         anyhow::Ok((plain, measure(arguments, &model, &options, &ordered).await?))
     })?;
     print(arguments, &plain, &ordered)
+}
+
+/// Returns a URL of Redis without the number of shards among its parameters.
+fn without_shards(url: &str) -> String {
+    let Some((address, parameters)) = url.split_once('?') else { return url.to_owned() };
+    let others: Vec<&str> =
+        parameters.split('&').filter(|parameter| !parameter.starts_with("shards=")).collect();
+    if others.is_empty() { address.to_owned() } else { format!("{address}?{}", others.join("&")) }
 }
 
 /// Runs all jobs on new workers.
@@ -294,4 +301,21 @@ fn print(arguments: &Arguments, plain: &Figures, ordered: &Figures) -> anyhow::R
     }
     output::line(format_args!("ratio    {ratio:8.2}"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_taken_out_of_a_url() {
+        for (url, expected) in [
+            ("redis://host/1", "redis://host/1"),
+            ("redis://host?shards=16", "redis://host"),
+            ("redis://host/1?shards=16&protocol=resp3", "redis://host/1?protocol=resp3"),
+            ("redis://host?a=1&shards=16&b=shards=2", "redis://host?a=1&b=shards=2"),
+        ] {
+            assert_eq!(without_shards(url), expected);
+        }
+    }
 }

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tritmill_admin::new_key;
 use tritmill_queue::{
     JobId, QueueName, Tenant,
@@ -24,6 +24,8 @@ use super::{
 const RANDOM_DIGITS: usize = 8;
 /// Time between two steps of an erasure.
 const ERASE_EVERY: Duration = Duration::from_millis(200);
+/// Longest erasure.
+const ERASE_MAX: Duration = Duration::from_secs(300);
 
 /// A service and what it uses.
 pub(super) struct Target {
@@ -86,19 +88,41 @@ impl Target {
     pub async fn stop(mut self) -> anyhow::Result<()> {
         // Fails if the process has ended.
         let _ = self.service.process.kill().await;
-        let Some(OnServers { store, dispatcher, queue, tenant }) = self.servers else {
-            return Ok(());
-        };
-        for worker in store.workers().await.context("cannot list the workers")? {
-            let Heartbeat { owner, queue: served, .. } = worker.heartbeat;
-            if served == queue {
-                store.forget_worker(&owner).await.context("cannot delete the worker")?;
+        match self.servers {
+            Some(servers) => servers.clean_up().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl OnServers {
+    /// Deletes everything, also where a step fails; returns the first error.
+    async fn clean_up(&self) -> anyhow::Result<()> {
+        let Self { store, dispatcher, queue, .. } = self;
+        let workers = self.forget_workers().await;
+        let class = store.reset_class(queue).await.context("cannot delete the model").map(drop);
+        let erased = timeout(ERASE_MAX, self.erase_jobs()).await;
+        let erased = erased.context("the jobs are not deleted in time").flatten();
+        let forgotten = dispatcher.forget_queue(queue).await;
+        let forgotten = forgotten.context("cannot delete the queue in Redis");
+        workers.and(class).and(erased).and(forgotten)
+    }
+
+    async fn forget_workers(&self) -> anyhow::Result<()> {
+        for worker in self.store.workers().await.context("cannot list the workers")? {
+            let Heartbeat { owner, queue, .. } = worker.heartbeat;
+            if queue == self.queue {
+                self.store.forget_worker(&owner).await.context("cannot delete the worker")?;
             }
         }
-        store.reset_class(&queue).await.context("cannot delete the model")?;
-        while !store.erase_tenant(&tenant).await.context("cannot delete the jobs")?.done {
+        Ok(())
+    }
+
+    async fn erase_jobs(&self) -> anyhow::Result<()> {
+        let erase = || self.store.erase_tenant(&self.tenant);
+        while !erase().await.context("cannot delete the jobs")?.done {
             sleep(ERASE_EVERY).await;
         }
-        dispatcher.forget_queue(&queue).await.context("cannot delete the queue in Redis")
+        Ok(())
     }
 }
