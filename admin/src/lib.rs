@@ -5,8 +5,8 @@
 //! drivers may run at once. This crate never loads a model.
 //!
 //! Invariants: every read of a file or a batch names the caller's tenant; a file of another tenant looks
-//! like one that does not exist. Operators list and cancel the batches of all tenants, but see no files. Files are streamed and never held in memory as a whole. Error messages
-//! and log lines contain no secrets and no prompts.
+//! like one that does not exist. Operators list and cancel the batches of all tenants, but see no files. Files are
+//! streamed and never held in memory as a whole. Error messages and log lines contain no secrets and no prompts.
 //!
 //! See also [`driver`] for the steps of a batch, and `queue/src/store/batches.rs` for its states.
 #![warn(missing_docs)]

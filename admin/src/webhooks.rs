@@ -2,8 +2,8 @@
 //!
 //! Due webhooks are claimed from the store with a lease, round the tenants, for one call each; the result of the
 //! call is written under the claim's epoch, with the time of the next call. A host or a tenant has a few calls
-//! at once, so that one that does not answer delays no others. If a process dies in between, the webhook is called again, by this process or another: a receiver
-//! is called at least once, each time with the same `webhook-id`.
+//! at once, so that one that does not answer delays no others. If a process dies in between, the webhook is called
+//! again, by this process or another: a receiver is called at least once, each time with the same `webhook-id`.
 
 pub(crate) mod signature;
 

@@ -17,8 +17,8 @@
 //! | `reconcile` | due scheduled and retrying → queued; expired lease → queued or failed; deadline passed → expired |
 //!
 //! The other traits of this module are small, one for each kind of caller; [`Operations`] and
-//! [`FrontStore`] combine several. [`PostgresStore`], [`Databases`] (one or several) and [`SqliteStore`] implement all traits,
-//! [`RedisStore`] implements only [`Store`].
+//! [`FrontStore`] combine several. [`PostgresStore`], [`Databases`] (one or several) and [`SqliteStore`] implement
+//! all traits, [`RedisStore`] implements only [`Store`].
 
 mod attempts;
 pub mod audit;

@@ -9,7 +9,8 @@
 //!
 //! A call about some jobs goes to their databases at the same time, and is one transaction in each. It fails when
 //! one of them fails; the others may have done their part then, so such a call is repeated as a whole; what was
-//! recorded by calls of `finish` that failed is remembered for the next call. Calls without ids ask every database and merge the answers. Reconciliation goes on in the databases that answer.
+//! recorded by calls of `finish` that failed is remembered for the next call. Calls without ids ask every database
+//! and merge the answers. Reconciliation goes on in the databases that answer.
 //!
 //! Databases can be added, at the end of the list; they cannot be removed. Each one knows the installation and its
 //! own index, so that URLs in the wrong order, or of another installation, are refused.

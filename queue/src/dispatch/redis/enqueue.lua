@@ -5,8 +5,8 @@
 -- Returns {added, 0, 0}, or {-1, exceeded limit (1 entries, 2 tokens), retry_after in ms}.
 local FIRST = 6
 
--- Whether the job is in front, or its entry is fresh or pending at its place in IDS. An entry that another program deleted,
--- or acknowledged without deleting, is not live: adding it again repairs it.
+-- Whether the job is in front, or its entry is fresh or pending at its place in IDS. An entry that another program
+-- deleted, or acknowledged without deleting, is not live: adding it again repairs it.
 local function is_live(id)
   local value = redis.call('HGET', IDS, id)
   if in_front(id, value) then return true end

@@ -1,5 +1,6 @@
--- Delivers up to ARGV[2] entries to the consumer ARGV[1], of the priority ARGV[4] alone if it is not empty. ARGV[3] becomes the name of the queue's data if
--- the data has no name yet: a new name shows a consumer that Redis has lost the data.
+-- Delivers up to ARGV[2] entries to the consumer ARGV[1], of the priority ARGV[4] alone if it is not empty. ARGV[3]
+-- becomes the name of the queue's data if the data has no name yet: a new name shows a consumer that Redis has lost
+-- the data.
 -- Returns {name, groups created again, foreign entries dropped, ms until the next delayed entry is due
 -- or -1, {{id, place:entry, deliveries}, …}}.
 --

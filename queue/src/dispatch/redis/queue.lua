@@ -1,9 +1,10 @@
 -- Shared functions of the scripts of one queue; each script begins with this file.
 --
 -- KEYS[1] is the queue's prefix `tm:{MODEL:FORMAT}`. Every other key is derived from it and so has the
--- same hash tag: one cluster slot. No key has the prefix itself as its name: see scripts.rs. A place is `PRIORITY:TENANT`; its stream is `PREFIX:PLACE`. Fresh
--- entries of a stream were not delivered by its group; parked ones were handed back and are pending with
--- the reserved consumer RETURNED.
+-- same hash tag: one cluster slot. No key has the prefix itself as its name: see scripts.rs.
+--
+-- A place is `PRIORITY:TENANT`; its stream is `PREFIX:PLACE`. Fresh entries of a stream were not delivered by
+-- its group; parked ones were handed back and are pending with the reserved consumer RETURNED.
 --
 -- Requeued jobs are in front of their place's line, in order of age, which is that of their ids. A stream
 -- only grows at its end, so they wait in a sorted set; when one is delivered, its entry is added to the
@@ -251,7 +252,6 @@ local function append(id, place, cost)
   redis.call('HSET', IDS, id, string.format('%d:%s:%s', cost, place, entry))
 end
 
--- Wakes all consumers that wait for the queue.
 -- Wakes up to as many waiting consumers as there are entries. Rings that no consumer waits for stay, so their
 -- number is limited.
 local function ring(entries)

@@ -1,7 +1,7 @@
 -- Moves jobs that are due or expired, up to a number of each kind.
 -- ARGV: now, retention in ms, that number, time in ms without a reconciler after which Redis was away,
--- lease in ms after that, error of a lost lease, outcome of a job that failed by one, outcome of an expired job. Returns {number moved, whether there may be more, {id, place, cost} of each
--- job that is queued now}.
+-- lease in ms after that, error of a lost lease, outcome of a job that failed by one, outcome of an expired job.
+-- Returns {number moved, whether there may be more, {id, place, cost} of each job that is queued now}.
 local now, retention, limit = clock(), ARGV[2], tonumber(ARGV[3])
 local moved, more, queued = 0, 0, {}
 
