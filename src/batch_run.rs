@@ -174,7 +174,10 @@ fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let (name, device_count) = (&args.model, devices.len());
     let candidate = Candidate { name, model: &model, options, device_count };
     let (options, _) = Budget::of(&args.memory).fit(&[candidate])?.remove(0);
-    let disk = args.capacity.tiers.open(args.run.device.has_gpu())?;
+    let disk = args
+        .capacity
+        .tiers
+        .open(args.capacity.tiers.host_bytes(args.run.device.has_gpu(), None))?;
     let engines = Engines::load(&model, &options, &args.run.device, disk.as_ref());
     let Engines { devices, numerics_class, .. } =
         engines.with_context(|| format!("cannot load model {}", args.model))?;

@@ -131,7 +131,7 @@ fn answer(
         &model,
         &options,
         &arguments.run.device,
-        arguments.capacity.tiers.open(false)?.as_ref(),
+        arguments.capacity.tiers.open(0)?.as_ref(),
     )?;
     let Engines { devices, numerics_class, .. } = engines;
     let name = demo_model::NAME.to_owned();

@@ -20,9 +20,12 @@ const DISK_FREE_MIN: u64 = 1 << 30;
 /// Host memory for blocks beside a GPU, in MiB.
 const HOST_MIB_OF_GPU: u64 = 4096;
 /// Limit of one read from another worker.
-const READ_LIMIT: Duration = Duration::from_secs(5);
-/// Time without reads from a worker that failed.
+const READ_LIMIT: Duration = Duration::from_millis(500);
+/// Most bytes of a block.
+const BLOCK_BYTES_MAX: usize = 64 << 20;
+/// Time without reads from a worker that failed once, and at most.
 const REST: Duration = Duration::from_secs(60);
+const REST_MAX: Duration = Duration::from_secs(3600);
 
 /// Where KV blocks that several prompts begin with are kept.
 #[derive(Debug, Clone, Default, Args)]
@@ -40,12 +43,18 @@ pub struct TierArguments {
     #[arg(long, value_name = "MIB")]
     pub kv_host_memory: Option<u64>,
     /// Other workers whose folders are read when the own ones lack a block, as http://HOST:PORT of their --listen,
-    /// separated by commas
+    /// separated by commas. The network between them must be trusted
     #[arg(long, value_name = "URLS", value_delimiter = ',', requires = "kv_peer_key")]
     pub kv_peers: Vec<String>,
     /// Secret of all workers that read each other's folders: blocks from a worker that knows it are used. With it,
     /// this worker serves its --kv-cache-dir at --listen
-    #[arg(long, value_name = "SECRET", env = "TRITMILL_KV_PEER_KEY", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "SECRET",
+        env = "TRITMILL_KV_PEER_KEY",
+        hide_env_values = true,
+        value_parser = clap::builder::NonEmptyStringValueParser::new()
+    )]
     pub kv_peer_key: Option<String>,
 }
 
@@ -54,8 +63,7 @@ impl TierArguments {
     ///
     /// # Errors
     /// If the folder cannot be used, or a URL is invalid.
-    pub fn open(&self, on_gpu: bool) -> anyhow::Result<Option<BlockTiers>> {
-        let host_bytes = self.host_bytes(on_gpu);
+    pub fn open(&self, host_bytes: u64) -> anyhow::Result<Option<BlockTiers>> {
         let limits = FolderLimits { bytes_max: self.kv_cache_bytes, free_min: DISK_FREE_MIN };
         let folder = self.kv_cache_dir.clone().map(|folder| (folder, limits));
         let remote = self.peers()?;
@@ -66,10 +74,11 @@ impl TierArguments {
         tiers.map(Some).context("--kv-cache-dir")
     }
 
-    /// Returns the host memory for blocks.
-    pub fn host_bytes(&self, on_gpu: bool) -> u64 {
-        let mib = self.kv_host_memory.unwrap_or(if on_gpu { HOST_MIB_OF_GPU } else { 0 });
-        mib.saturating_mul(1 << 20)
+    /// Returns the host memory for blocks, of a process with this memory budget.
+    pub fn host_bytes(&self, on_gpu: bool, budget: Option<u64>) -> u64 {
+        let of_gpu = (HOST_MIB_OF_GPU << 20).min(budget.unwrap_or(u64::MAX) / 4);
+        let default = if on_gpu { of_gpu } else { 0 };
+        self.kv_host_memory.map_or(default, |mib| mib.saturating_mul(1 << 20))
     }
 
     /// Returns what other workers may read.
@@ -82,11 +91,14 @@ impl TierArguments {
         let Some(key) = self.kv_peer_key.as_deref().filter(|_| !self.kv_peers.is_empty()) else {
             return Ok(None);
         };
-        ensure!(!key.is_empty(), "--kv-peer-key is empty");
         let mut peers = Vec::new();
         for url in &self.kv_peers {
             check_target(url, AddressPolicy::Any).with_context(|| format!("--kv-peers {url}"))?;
-            peers.push(Peer { url: url.trim_end_matches('/').to_owned(), rests_until: None });
+            peers.push(Peer {
+                url: url.trim_end_matches('/').to_owned(),
+                rests_until: None,
+                failures: 0,
+            });
         }
         let client = HttpClient::of_trusted_server().context("--kv-peers")?;
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
@@ -100,6 +112,8 @@ struct Peer {
     url: String,
     /// End of a rest after a failure.
     rests_until: Option<Instant>,
+    /// Failures in a row.
+    failures: u32,
 }
 
 /// Other workers, which are asked one after the other.
@@ -119,8 +133,12 @@ impl RemoteBlocks for Peers {
             let url = format!("{}/kv/{hash}", peer.url);
             let read = read(&self.client, &url, &self.authorization);
             match self.runtime.block_on(async { timeout(READ_LIMIT, read).await }) {
-                Ok(Ok(Some(file))) => return Some(file),
-                Ok(Ok(None)) => {}
+                Ok(Ok(file)) => {
+                    peer.failures = 0;
+                    if file.is_some() {
+                        return file;
+                    }
+                }
                 Ok(Err(error)) => peer.rest(&format!("{error:#}")),
                 Err(_) => peer.rest("no answer in time"),
             }
@@ -131,12 +149,15 @@ impl RemoteBlocks for Peers {
 
 impl Peer {
     fn rest(&mut self, why: &str) {
+        let rest = REST.saturating_mul(1 << self.failures.min(6)).min(REST_MAX);
+        self.failures = self.failures.saturating_add(1);
         tracing::warn!(
             peer = self.url,
             why,
-            "KV blocks are not read from this worker for a minute"
+            ?rest,
+            "KV blocks are not read from this worker for now"
         );
-        self.rests_until = Some(Instant::now() + REST);
+        self.rests_until = Some(Instant::now() + rest);
     }
 }
 
@@ -145,7 +166,14 @@ async fn read(client: &HttpClient, url: &str, key: &str) -> anyhow::Result<Optio
     let request = client.request(Method::GET, url)?.header(AUTHORIZATION, key);
     let answer = client.send(request, READ_LIMIT).await?;
     match answer.status() {
-        StatusCode::OK => Ok(Some(answer.bytes().await?.to_vec())),
+        StatusCode::OK => {
+            let (mut answer, mut file) = (answer, Vec::new());
+            while let Some(part) = answer.chunk().await? {
+                ensure!(file.len() + part.len() <= BLOCK_BYTES_MAX, "it sends too much");
+                file.extend_from_slice(&part);
+            }
+            Ok(Some(file))
+        }
         StatusCode::NOT_FOUND => Ok(None),
         status => anyhow::bail!("it answered {status}"),
     }

@@ -11,7 +11,7 @@ use crate::options::MemoryOption;
 
 /// Options that make a model fit, for error messages.
 const HELP: &str = "raise --memory, or lower it with --kv-memory, --kv q8, --head full, --format tl2, \
-                    --max-sequences or --threads";
+                    --max-sequences, --kv-host-memory or --threads";
 
 /// Memory that models may take.
 #[derive(Debug, Clone, Copy)]

@@ -49,7 +49,6 @@ struct Opened {
 /// # Errors
 /// If a model cannot be used, two have one name, or one does not fit the memory budget alone.
 pub fn open(arguments: &Arguments, options: EngineOptions) -> anyhow::Result<Units> {
-    let disk = arguments.capacity.tiers.open(arguments.run.device.has_gpu())?;
     let models = open_models(&arguments.model, arguments.name.as_ref())?;
     let kinds = arguments.run.device.kinds();
     let mut plans = Vec::new();
@@ -59,7 +58,9 @@ pub fn open(arguments: &Arguments, options: EngineOptions) -> anyhow::Result<Uni
         }
     }
     let mut budget = Budget::of(&arguments.memory);
-    let host_bytes = arguments.capacity.tiers.host_bytes(arguments.run.device.has_gpu());
+    let on_gpu = arguments.run.device.has_gpu();
+    let host_bytes = arguments.capacity.tiers.host_bytes(on_gpu, budget.bytes);
+    let disk = arguments.capacity.tiers.open(host_bytes)?;
     budget.bytes = budget.bytes.map(|bytes| bytes.saturating_sub(host_bytes));
     let candidates: Vec<Candidate<'_>> = plans.iter().map(Plan::candidate).collect();
     let fitted = budget.fit(&candidates)?;

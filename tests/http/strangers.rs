@@ -201,7 +201,8 @@ fn callers_over_their_limits_get_429() {
         one.get("/v1/models")
     });
     assert_eq!(busy.error().1, "busy");
-    let name = "tritmill_admin_refusals_total{limit=\"key_requests\",tenant=\"one\"}";
+    let name =
+        "tritmill_admin_refusals_total{limit=\"key_requests\",cause=\"caller\",tenant=\"one\"}";
     assert!(metric(&admin.with(first.key()), name) > Some(0.0));
     assert_eq!(two.get("/v1/models").status, 200, "another key is not limited");
     drop(open);

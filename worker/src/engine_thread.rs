@@ -222,6 +222,8 @@ impl EngineLoop {
             if !self.step(&mut step) {
                 return;
             }
+            // After the turn, so that other engines compute meanwhile.
+            self.engine.wait(&step);
             // What is not taken out of the report is memory for the next one.
             for event in &mut step.events {
                 match event {

@@ -109,9 +109,12 @@ async fn block(
     headers: HeaderMap,
 ) -> Result<Vec<u8>, StatusCode> {
     let given = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let given = given.and_then(|value| value.strip_prefix("Bearer ")).unwrap_or_default();
+    let given = given.and_then(|value| value.strip_prefix("Bearer "));
+    let given = given.ok_or(StatusCode::UNAUTHORIZED)?;
     // Hashes are compared in constant time.
-    if blake3::hash(given.as_bytes()) != blake3::hash(blocks.key.as_bytes()) {
+    if blocks.key.is_empty()
+        || blake3::hash(given.as_bytes()) != blake3::hash(blocks.key.as_bytes())
+    {
         return Err(StatusCode::UNAUTHORIZED);
     }
     let read = move || disk::read_file(&blocks.folder, &hash);

@@ -272,13 +272,14 @@ impl Shell {
     fn unload(&mut self, unit: usize) {
         self.status.set(unit, Phase::Unloading);
         tracing::info!(queue = self.queue(unit), "model makes room for another one");
-        self.drain(unit);
+        // Running jobs end first: one that cannot be resumed would begin again each time.
+        self.stop(unit, Stop::Finish);
     }
 
-    fn drain(&self, unit: usize) {
+    fn stop(&self, unit: usize, how: Stop) {
         if let Some(stop) = &self.slots[unit].stop {
             // Fails if the worker has just ended.
-            let _ = stop.send(Stop::Drain);
+            let _ = stop.send(how);
         }
     }
 
@@ -311,7 +312,7 @@ impl Shell {
         }
         self.result.get_or_insert(result);
         self.status.set_draining();
-        (0..self.slots.len()).for_each(|unit| self.drain(unit));
+        (0..self.slots.len()).for_each(|unit| self.stop(unit, Stop::Drain));
     }
 
     fn is_over(&self) -> bool {

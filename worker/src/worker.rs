@@ -53,7 +53,9 @@ pub enum Mode {
 pub enum Stop {
     /// Continue.
     No,
-    /// Take nothing new, finish and commit what runs, hand the rest back.
+    /// Take nothing new, finish and commit what runs.
+    Finish,
+    /// As `Finish`, but hand back what has not ended after a while.
     Drain,
 }
 

@@ -90,6 +90,8 @@ pub struct StepReport {
     pub admitted: Vec<RequestId>,
     /// Whether the backend reported an error.
     pub failed: bool,
+    /// Whether requests wait for blocks that are read from disk, or that other engines hold, and nothing else happened.
+    pub waits: bool,
     /// Limits of the step.
     pub limits: StepLimits,
 }

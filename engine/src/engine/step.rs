@@ -24,10 +24,12 @@ impl Engine {
     pub fn step(&mut self, now: Instant) -> StepReport {
         let mut report = StepReport::default();
         self.step_into(now, &mut report);
+        self.wait(&report);
         report
     }
 
-    /// Runs one step as [`step`](Self::step) does, and replaces the report of an earlier one.
+    /// Runs one step as [`step`](Self::step) does, without a [wait](Self::wait), and replaces the report of an earlier
+    /// one.
     ///
     /// It reuses the memory of that report: its list of events, and the texts and tokens of its deltas. With that, a step
     /// that only decodes sequences allocates no memory, on the processor and once its buffers have their sizes:
@@ -57,18 +59,21 @@ impl Engine {
         });
         self.apply_plan(&mut plan, report);
         match plan.chunks.is_empty() {
-            true => self.wait(report),
+            true => report.waits = report.events.is_empty() && !self.active.is_empty(),
             false => self.run_plan(&plan, copied, report),
         }
         self.plan = plan;
     }
 
-    /// Waits for a moment if there is nothing to do before blocks are read from disk or other engines release some.
-    fn wait(&mut self, report: &StepReport) {
-        if let Some(stored) = self.stored.as_mut().filter(|stored| !stored.is_idle()) {
-            stored.wait();
-        } else if report.events.is_empty() && !self.active.is_empty() {
-            thread::sleep(BLOCKED_WAIT);
+    /// Waits for a moment if a step had nothing to do before blocks are read from disk or other engines release some.
+    /// [`step_into`](Self::step_into) leaves this to the caller, who may let other engines run first.
+    pub fn wait(&mut self, report: &StepReport) {
+        if !report.waits {
+            return;
+        }
+        match self.stored.as_mut().filter(|stored| !stored.is_idle()) {
+            Some(stored) => stored.wait(),
+            None => thread::sleep(BLOCKED_WAIT),
         }
     }
 

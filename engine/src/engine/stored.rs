@@ -224,8 +224,10 @@ impl Stored {
     ) -> Option<BlockHash> {
         let time = fetched.time.as_secs_f64();
         let (blocks, missing) = fetched.take();
-        if !blocks.is_empty() {
-            update(&mut self.read_seconds, time / blocks.len() as f64);
+        // A miss that took longer than a block usually does counts, too.
+        let is_slow = self.read_seconds.is_some_and(|mean| time > mean);
+        if !blocks.is_empty() || is_slow {
+            update(&mut self.read_seconds, time / blocks.len().max(1) as f64);
         }
         let (mut cache, mut table) = (scheduler.cache(), Vec::with_capacity(blocks.len()));
         let mut ended = missing;

@@ -111,7 +111,7 @@ impl Scheduler {
         running.extend(&self.running);
         self.fill(&running, most, &mut filling);
         self.order = running;
-        self.count_stalls(plan);
+        self.count_stalls(limits.decodes.is_some(), plan);
         plan.copies.iter().for_each(|(from, to)| copy(*from, *to));
     }
 
@@ -227,10 +227,14 @@ impl Scheduler {
         let Filling { cache, plan, budget } = filling;
         self.preempt(victim, cache);
         plan.preempted.push(victim);
+        let hashes = self.sequences.get(&victim).map_or(&[][..], |victim| &victim.hashes);
         plan.chunks.retain(|planned| {
             let keep = planned.id != victim;
             if !keep {
                 *budget += planned.end - planned.start;
+                for hash in hashes.iter().take(planned.end / BLOCK_TOKENS) {
+                    self.computing.remove(hash);
+                }
             }
             keep
         });
@@ -350,11 +354,14 @@ impl Scheduler {
 
     /// Adds a step without work to each running sequence without a chunk in the plan, and refuses sequences
     /// beyond the stall limit.
-    fn count_stalls(&mut self, plan: &mut Plan) {
+    /// With `in_turns` decoding sequences wait for their turn, which is no stall.
+    fn count_stalls(&mut self, in_turns: bool, plan: &mut Plan) {
         if self.running.len() > plan.chunks.len() {
             for id in &self.running {
                 let has_work = plan.chunks.iter().any(|planned| planned.id == *id);
-                if let Some(sequence) = self.sequences.get_mut(id).filter(|_| !has_work) {
+                if let Some(sequence) = self.sequences.get_mut(id).filter(|_| !has_work)
+                    && !(in_turns && sequence.state == State::Decoding)
+                {
                     sequence.stalls += 1;
                 }
             }

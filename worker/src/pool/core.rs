@@ -133,7 +133,9 @@ impl Core {
                 actions.push(self.load(unit));
                 return actions;
             }
-            let is_late = now.saturating_sub(since) >= TURN;
+            // A model that failed again and again interrupts those that work less and less often.
+            let patience = TURN * (1 + self.units[unit].failures.saturating_sub(4).min(9));
+            let is_late = now.saturating_sub(since) >= patience;
             if place == 0 {
                 let missing = bytes.saturating_sub(free + coming);
                 for victim in self.victims(now, missing, is_late) {

@@ -69,6 +69,8 @@ const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(3);
 /// Part of the slots that a pull is for at least, while the others are taken: jobs with prompts that begin alike are
 /// pulled together.
 const PULL_PART: usize = 10;
+/// How long free slots may be too few for a pull.
+const FEW_WAIT: Duration = Duration::from_secs(1);
 /// Slots for each additional slot that only jobs of priority high take.
 const RESERVED_PART: usize = 8;
 /// How often a worker without other free slots looks for jobs of priority high. It looks instead of waiting, since
@@ -145,6 +147,8 @@ pub(super) struct Core {
     reclaim_at: Instant,
     /// Time of the next pull for jobs of priority high alone, if there is room for these alone.
     high_at: Option<Instant>,
+    /// Since when there is room for too few jobs to pull.
+    few_since: Option<Instant>,
     checkpoint_at: Instant,
     /// Tokens of running answers that are in no checkpoint yet.
     unsaved: BTreeMap<ClaimRef, Vec<u32>>,
@@ -196,6 +200,7 @@ impl Core {
             retry_at: None,
             reclaim_at: now,
             high_at: None,
+            few_since: None,
             checkpoint_at: now + CHECKPOINT_INTERVAL,
             unsaved: BTreeMap::new(),
             feed: Feed::default(),
@@ -238,6 +243,10 @@ impl Core {
             }
             Input::Drain => {
                 self.start_drain();
+                Ok(())
+            }
+            Input::Finish => {
+                self.finish_running();
                 Ok(())
             }
             Input::Report(device, report) => {

@@ -95,7 +95,11 @@ impl HeartbeatTask {
                 slots: u32::try_from(slots).unwrap_or(u32::MAX),
                 draining: self.metrics.is_draining(),
                 tokens_per_s,
-                metrics: WorkerMetrics { drain_tokens_per_s: drain.tokens_per_s(), ..measured },
+                // A model that is not loaded drains nothing.
+                metrics: WorkerMetrics {
+                    drain_tokens_per_s: drain.tokens_per_s().filter(|_| slots > 0),
+                    ..measured
+                },
             };
             match self.operations.heartbeat(&heartbeat).await {
                 Ok(directive) => {

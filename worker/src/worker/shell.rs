@@ -113,8 +113,10 @@ impl Shell {
                 biased;
                 (device, report) = next_report(&mut shell.threads) => shell.push_report(device, report),
                 Ok(()) = stop.changed() => {
-                    if *stop.borrow_and_update() == Stop::Drain {
-                        shell.inputs.push_back(Input::Drain);
+                    match *stop.borrow_and_update() {
+                        Stop::No => {}
+                        Stop::Finish => shell.inputs.push_back(Input::Finish),
+                        Stop::Drain => shell.inputs.push_back(Input::Drain),
                     }
                 }
                 Ok(()) = directive.changed() => {

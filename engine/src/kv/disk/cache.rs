@@ -4,18 +4,20 @@
 mod tests;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
-        mpsc::{self, Receiver, Sender, SyncSender},
+        mpsc::{self, Receiver, Sender, SyncSender, TrySendError},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use super::{BlockFolder, FolderError, FolderLimits, FolderUse, file, host::HostBlocks};
+use super::{
+    BlockFolder, FolderError, FolderLimits, TierStats, file, host::HostBlocks, stats::Counters,
+};
 use crate::kv::BlockHash;
 
 /// Blocks that wait to be written; more are not written.
@@ -24,6 +26,10 @@ const WRITES_MAX: usize = 64;
 const REQUESTS_MAX: usize = 4096;
 /// Bytes of blocks that were read and not taken yet; further reads wait.
 const STAGED_MAX: u64 = 64 << 20;
+/// Longest wait for that; what is read for an engine that has stopped is not taken.
+const STAGED_WAIT: Duration = Duration::from_secs(1);
+/// Time of reads from other workers in one fetch.
+const REMOTE_WITHIN: Duration = Duration::from_millis(500);
 /// Time between two looks whether they were taken.
 const STAGED_LOOK: Duration = Duration::from_millis(1);
 /// Time without writes after one failed.
@@ -119,52 +125,13 @@ enum Request {
     Expect(Vec<BlockHash>, i64),
 }
 
-/// Counters of a cache.
-#[derive(Debug, Default)]
-struct Counters {
-    hits: AtomicU64,
-    host_hits: AtomicU64,
-    remote_hits: AtomicU64,
-    misses: AtomicU64,
-    written: AtomicU64,
-    refused: AtomicU64,
-    failed: AtomicU64,
-    damaged: AtomicU64,
-    blocks: AtomicU64,
-    bytes: AtomicU64,
-    host_bytes: AtomicU64,
-}
-
-/// What a cache has and did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TierStats {
-    /// Blocks found in any tier.
-    pub hits: u64,
-    /// Of these, blocks found in the memory of the host.
-    pub host_hits: u64,
-    /// Of these, blocks found at other workers.
-    pub remote_hits: u64,
-    /// Looked up blocks that no tier had, one for each chain.
-    pub misses: u64,
-    /// Blocks written.
-    pub written: u64,
-    /// Blocks not written: too many waited, or there was no room.
-    pub refused: u64,
-    /// Writes that failed.
-    pub failed: u64,
-    /// Files that were damaged, and deleted.
-    pub damaged: u64,
-    /// Files of the folder.
-    pub usage: FolderUse,
-    /// Bytes of blocks in the memory of the host.
-    pub host_bytes: u64,
-}
-
 /// Blocks outside of the backends. Clones share the thread, which ends with the last one.
 #[derive(Debug, Clone)]
 pub struct BlockTiers {
     requests: SyncSender<Request>,
     waiting_writes: Arc<AtomicU64>,
+    /// Changes of what is expected, for which there was no room.
+    unsent: Arc<Mutex<VecDeque<(Vec<BlockHash>, i64)>>>,
     counters: Arc<Counters>,
 }
 
@@ -188,6 +155,7 @@ impl BlockTiers {
             host: HostBlocks::new(host_bytes),
             folder,
             remote,
+            remote_until: Instant::now(),
             expected: HashMap::new(),
             counters: Arc::clone(&counters),
             waiting_writes: Arc::clone(&waiting_writes),
@@ -201,25 +169,12 @@ impl BlockTiers {
             worker.run(&inbox);
         });
         started.map_err(|source| FolderError { path, source })?;
-        Ok(Self { requests, waiting_writes, counters })
+        Ok(Self { requests, waiting_writes, unsent: Arc::default(), counters })
     }
 
     /// Returns what the cache has and did.
     pub fn stats(&self) -> TierStats {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &*self.counters;
-        TierStats {
-            hits: of(&counters.hits),
-            host_hits: of(&counters.host_hits),
-            remote_hits: of(&counters.remote_hits),
-            misses: of(&counters.misses),
-            written: of(&counters.written),
-            refused: of(&counters.refused),
-            failed: of(&counters.failed),
-            damaged: of(&counters.damaged),
-            usage: FolderUse { blocks: of(&counters.blocks), bytes: of(&counters.bytes) },
-            host_bytes: of(&counters.host_bytes),
-        }
+        self.counters.stats()
     }
 
     /// Starts to read blocks. Returns false if too many requests wait: then there is no answer.
@@ -243,8 +198,16 @@ impl BlockTiers {
 
     /// Changes how many waiting requests will use these blocks: they are evicted last.
     pub(crate) fn expect(&self, hashes: Vec<BlockHash>, change: i64) {
-        // Without it blocks are evicted in the order of their last use.
-        let _ = self.requests.try_send(Request::Expect(hashes, change));
+        let mut unsent = self.unsent.lock().unwrap_or_else(PoisonError::into_inner);
+        unsent.push_back((hashes, change));
+        while let Some((hashes, change)) = unsent.pop_front() {
+            if let Err(error) = self.requests.try_send(Request::Expect(hashes, change)) {
+                if let TrySendError::Full(Request::Expect(hashes, change)) = error {
+                    unsent.push_front((hashes, change));
+                }
+                return;
+            }
+        }
     }
 }
 
@@ -252,6 +215,8 @@ struct Thread {
     host: HostBlocks,
     folder: Option<BlockFolder>,
     remote: Option<Box<dyn RemoteBlocks>>,
+    /// End of the reads from other workers in this fetch.
+    remote_until: Instant,
     /// Waiting requests that will use each block.
     expected: HashMap<BlockHash, i64>,
     counters: Arc<Counters>,
@@ -311,6 +276,9 @@ impl Thread {
     }
 
     fn load_remote(&mut self, hash: &BlockHash, depth: usize) -> Option<Vec<u8>> {
+        if Instant::now() >= self.remote_until {
+            return None;
+        }
         let file = self.remote.as_mut()?.fetch(&hash.to_string())?;
         let Some(content) = file::content(hash, &file) else {
             tracing::warn!(%hash, "another worker's KV block is damaged");
@@ -323,13 +291,12 @@ impl Thread {
 
     fn fetch(&mut self, Fetch { hashes, depth, answer }: Fetch) {
         let Some(first) = hashes.first().copied() else { return };
-        while self.staged.load(Ordering::Relaxed) >= self.staged_max {
-            thread::sleep(STAGED_LOOK);
-        }
+        let has_room = self.wait_for_room();
         let (began, mut blocks) = (Instant::now(), Vec::with_capacity(hashes.len()));
-        let (mut missing, damaged) = (None, self.damaged());
+        let (mut missing, damaged) = ((!has_room).then_some(first), self.damaged());
+        self.remote_until = began + REMOTE_WITHIN;
         let mut chain = hashes.into_iter().zip(depth..);
-        for (hash, depth) in chain.by_ref() {
+        for (hash, depth) in chain.by_ref().take_while(|_| has_room) {
             let Some(content) = self.load(&hash, depth) else {
                 self.counters.misses.fetch_add(1, Ordering::Relaxed);
                 missing = Some(hash);
@@ -348,6 +315,18 @@ impl Thread {
         let bytes = blocks.iter().map(|(_, content)| content.len() as u64).sum();
         let staged = Staged::new(bytes, &self.staged);
         let _ = answer.send(Fetched { first, blocks, missing, time: began.elapsed(), staged });
+    }
+
+    /// Waits until what was read before is taken; false if that takes too long.
+    fn wait_for_room(&self) -> bool {
+        let began = Instant::now();
+        while self.staged.load(Ordering::Relaxed) >= self.staged_max {
+            if began.elapsed() >= STAGED_WAIT {
+                return false;
+            }
+            thread::sleep(STAGED_LOOK);
+        }
+        true
     }
 
     fn store(&mut self, hash: BlockHash, depth: usize, content: &[u8]) {

@@ -52,12 +52,16 @@ impl HostBlocks {
         if self.blocks.contains_key(&hash) || bytes > self.bytes_max {
             return;
         }
-        while self.bytes + bytes > self.bytes_max {
-            let Some((order, victim)) = self.order.pop_first() else { return };
-            if order.0 && !is_expected {
-                self.order.insert(order, victim);
+        if !is_expected {
+            let others = self.order.iter().take_while(|((is_expected, _), _)| !is_expected);
+            let evictable = others.filter_map(|(_, hash)| self.blocks.get(hash));
+            let evictable: u64 = evictable.map(|entry| entry.content.len() as u64).sum();
+            if self.bytes + bytes > self.bytes_max + evictable {
                 return;
             }
+        }
+        while self.bytes + bytes > self.bytes_max {
+            let Some((_, victim)) = self.order.pop_first() else { return };
             if let Some(entry) = self.blocks.remove(&victim) {
                 self.bytes -= entry.content.len() as u64;
             }

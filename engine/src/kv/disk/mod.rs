@@ -16,7 +16,9 @@ mod cache;
 mod file;
 mod folder;
 mod host;
+mod stats;
 
-pub use cache::{BlockTiers, RemoteBlocks, TierOptions, TierStats};
+pub use cache::{BlockTiers, RemoteBlocks, TierOptions};
 pub(crate) use cache::{Fetch, Fetched};
 pub use folder::{BlockFolder, Checked, FolderError, FolderLimits, FolderUse, read_file};
+pub use stats::TierStats;

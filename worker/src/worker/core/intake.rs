@@ -5,7 +5,7 @@ use std::time::Instant;
 use tritmill_queue::{Claim, ClaimRef, Delivery, JobEvent, Outcome, Priority};
 
 use super::{
-    Core, HIGH_INTERVAL, UNCOMMITTED_MAX,
+    Core, FEW_WAIT, HIGH_INTERVAL, UNCOMMITTED_MAX,
     in_flight::{Disposition, Lease},
     io::{Answer, Command, Feed, Prepared, PullPlan, Pulled, Submission},
 };
@@ -48,11 +48,13 @@ impl Core {
     fn pull(&mut self) {
         let max = self.devices.free_slots(&self.in_flight, self.now);
         let all = self.devices.all_slots();
-        let is_full = self.in_flight.running_count() + self.pull_min > all;
-        if max == 0 || is_full && max < self.pull_min {
+        let is_nearly_full =
+            max < self.pull_min && self.in_flight.running_count() + self.pull_min > all;
+        let waits = self.policy.reserves && is_nearly_full && !self.has_waited(max);
+        if max == 0 || waits {
             return self.pull_high();
         }
-        self.high_at = None;
+        (self.high_at, self.few_since) = (None, None);
         let feed = self.policy.feeds_itself.then_some(self.feed);
         let reclaim = feed.is_none() && self.now >= self.reclaim_at;
         if reclaim {
@@ -63,8 +65,21 @@ impl Core {
         self.commands.push(Command::Pull(PullPlan { max, only: None, reclaim, feed }));
     }
 
+    /// Returns whether there has been room for a few jobs for a while.
+    fn has_waited(&mut self, max: usize) -> bool {
+        if max == 0 {
+            self.few_since = None;
+            return false;
+        }
+        let since = *self.few_since.get_or_insert(self.now);
+        self.now >= since + FEW_WAIT
+    }
+
     /// Pulls jobs of priority high at intervals, as many as there are reserved slots for.
     fn pull_high(&mut self) {
+        if !self.policy.reserves {
+            return;
+        }
         let max = self.devices.free_slots_for_high(&self.in_flight, self.now);
         if max == 0 {
             self.high_at = None;
@@ -99,7 +114,7 @@ impl Core {
     /// Claims the delivered jobs.
     pub(super) fn handle_pulled(&mut self, pulled: Pulled) -> Result<(), WorkerError> {
         let is_expected = std::mem::take(&mut self.calls.pull);
-        self.feed = pulled.feed.unwrap_or_default();
+        self.feed = pulled.feed.unwrap_or(self.feed);
         let deliveries = match pulled.deliveries {
             Ok(deliveries) => deliveries,
             Err(error) if is_expected => return self.on_dependency_error(error),

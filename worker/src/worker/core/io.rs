@@ -23,6 +23,8 @@ pub(in crate::worker) enum Input {
     Directive(Directive),
     /// The process was asked to end.
     Drain,
+    /// The worker makes room for another one.
+    Finish,
     /// A report of a device's engine.
     Report(usize, Report),
     /// The thread of a device's engine died.

@@ -11,8 +11,8 @@ use crate::worker::WorkerError;
 pub(super) enum Shutdown {
     /// The worker runs.
     No,
-    /// It takes nothing new until running jobs have ended, or until this time.
-    Drain { until: Instant },
+    /// It takes nothing new until running jobs have ended, or until this time, if there is a limit.
+    Drain { until: Option<Instant> },
     /// It writes and hands back what it holds, until this time at most, and then ends with the result.
     Close { stage: Stage, until: Option<Instant>, result: Result<(), WorkerError> },
     /// It has ended.
@@ -41,8 +41,7 @@ impl Shutdown {
     /// Returns the time at which the current stage ends at the latest.
     pub fn until(&self) -> Option<Instant> {
         match self {
-            Self::Drain { until } => Some(*until),
-            Self::Close { until, .. } => *until,
+            Self::Drain { until } | Self::Close { until, .. } => *until,
             Self::No | Self::Exited => None,
         }
     }
@@ -52,8 +51,16 @@ impl Core {
     /// Takes nothing new from now on. Running answers are saved first, because what stops this worker may
     /// not wait for the end of the drain.
     pub(super) fn start_drain(&mut self) {
+        self.finish_running();
+        if let Shutdown::Drain { until } = &mut self.shutdown {
+            until.get_or_insert(self.now + self.drain_limit);
+        }
+    }
+
+    /// Takes nothing new from now on, and ends when running jobs have ended, however long that takes.
+    pub(super) fn finish_running(&mut self) {
         if matches!(self.shutdown, Shutdown::No) {
-            self.shutdown = Shutdown::Drain { until: self.now + self.drain_limit };
+            self.shutdown = Shutdown::Drain { until: None };
             self.checkpoint_at = self.now;
             self.metrics.set_draining();
             self.cancel_pull();
@@ -81,7 +88,7 @@ impl Core {
             if self.is_empty() {
                 return self.exit(Ok(()));
             }
-            if self.now >= until {
+            if until.is_some_and(|until| self.now >= until) {
                 self.close(Ok(()));
             }
         }

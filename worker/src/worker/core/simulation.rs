@@ -204,6 +204,22 @@ fn job_of_priority_high_starts_while_all_slots_are_taken() {
 }
 
 #[test]
+fn worker_that_makes_room_ends_after_its_jobs() {
+    let jobs = vec![Behaviour::Answers(Duration::from_secs(100)); 3];
+    let mut world = World::new(&Life { seed: 1, workers: 1, jobs, loss: 0.0 });
+    while world.now < 5_000 {
+        world.advance();
+    }
+    world.input(0, Input::Finish);
+    // A drain ends after thirty seconds.
+    while world.now < 120_000 {
+        world.advance();
+    }
+    assert!(world.store.is_finished());
+    assert!(world.dispatcher.deliveries.values().all(|times| *times == 1), "handed back");
+}
+
+#[test]
 fn lost_answers_and_late_calls_cost_nothing() {
     let of = |seed| Life { seed, workers: 3, jobs: healthy(60, 8), loss: 0.05 };
     lives(100, of, |_| {}, |world| assert_eq!(world.overlaps, 0));

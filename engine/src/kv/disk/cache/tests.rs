@@ -1,7 +1,7 @@
 //! The tiers together: order, limits of what is read ahead, and damage.
 
 use super::*;
-use crate::kv::BLOCK_TOKENS;
+use crate::kv::{BLOCK_TOKENS, disk::FolderUse};
 
 #[test]
 fn reads_wait_until_earlier_ones_are_taken() {
