@@ -44,7 +44,7 @@ pub(super) async fn overviews(store: &PostgresStore) -> Result<Vec<QueueOverview
                     sum(completion_tokens)::bigint AS completion_tokens
              FROM results GROUP BY model, format
          )
-         SELECT model, format, coalesce(paused, false) AS paused, limit_tokens,
+         SELECT model, format, coalesce(paused, false) AS paused, limit_tokens, max_wait_ms,
                 numerics_class, coalesce(allowed_classes, '{}') AS allowed_classes, scheduled,
                 queued, running, retrying, completed, failed, cancelled, expired, overdue, workers, oldest_queued, prompt_tokens,
                 completion_tokens
