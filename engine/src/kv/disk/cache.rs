@@ -125,13 +125,16 @@ enum Request {
     Expect(Vec<BlockHash>, i64),
 }
 
+/// Blocks, and by how much the number of waiting requests that will use them changes.
+type Expectation = (Vec<BlockHash>, i64);
+
 /// Blocks outside of the backends. Clones share the thread, which ends with the last one.
 #[derive(Debug, Clone)]
 pub struct BlockTiers {
     requests: SyncSender<Request>,
     waiting_writes: Arc<AtomicU64>,
     /// Changes of what is expected, for which there was no room.
-    unsent: Arc<Mutex<VecDeque<(Vec<BlockHash>, i64)>>>,
+    unsent: Arc<Mutex<VecDeque<Expectation>>>,
     counters: Arc<Counters>,
 }
 
