@@ -1,7 +1,7 @@
 //! The engine's thread pool, and its KV blocks shared by several engines, compiled with loom's threads, locks and
 //! atomics.
 //!
-//! The sources are the engine's own files. Only [`sync`] and [`kv::sync`] differ: the engine's versions re-export the
+//! The sources are the engine's own files. Only `sync` and `kv::sync` differ: the engine's versions re-export the
 //! types of the standard library. No `--cfg loom` is needed, so these tests build and run with all
 //! others.
 
