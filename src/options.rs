@@ -163,6 +163,11 @@ pub struct CapacityOptions {
     /// computed per step then, and the text arrives evenly. 0: steps are always full
     #[arg(long, value_name = "MS", default_value = "150")]
     pub step_target: u32,
+    /// Most drafts of a sequence per step: tokens that followed the newest ones earlier, in the same prompt and answer or
+    /// in other answers to the same tenant. They are computed together where that is faster, and never change an
+    /// answer. 0: none
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(..=64))]
+    pub draft_tokens: u16,
     #[command(flatten)]
     pub tiers: TierArguments,
 }
@@ -175,6 +180,7 @@ impl CapacityOptions {
             kv_bytes: self.kv_memory.map(|mib| mib.saturating_mul(1 << 20)),
             step_target: (self.step_target > 0)
                 .then(|| Duration::from_millis(self.step_target.into())),
+            draft_tokens: self.draft_tokens.into(),
             ..options
         }
     }

@@ -8,6 +8,7 @@
 //! `stored` for blocks from disk, and leaves with one `Finished` or `Failed` event.
 
 mod active;
+mod drafts;
 mod draw;
 mod fork;
 mod pace;
@@ -28,6 +29,7 @@ use std::{
 };
 
 use active::ActiveRequest;
+use drafts::Drafts;
 pub use fork::ForkError;
 use pace::Pace;
 use report::Spare;
@@ -35,7 +37,7 @@ pub use report::{EngineConfig, EngineStats, StepReport};
 use stored::Stored;
 
 use crate::{
-    backend::{Backend, Chunk, Logits, SharedBackend},
+    backend::{Backend, Chunk, Logits, Ranking, SharedBackend},
     kv::{
         BLOCK_TOKENS, BlockHash,
         disk::{BlockTiers, TierStats},
@@ -56,6 +58,8 @@ pub struct Engine {
     /// The plan of the step; kept between steps for its memory.
     plan: Plan,
     pace: Pace,
+    /// `None`: every step yields one token per sequence.
+    drafts: Option<Drafts>,
     stored: Option<Stored>,
     active: BTreeMap<RequestId, ActiveRequest>,
     next_request: u64,
@@ -68,6 +72,10 @@ pub struct Engine {
     /// Logits of the step. // (position, vocab)
     logits: Logits,
     scratch: Scratch,
+    /// All logits of a position, where those of the step did not decide a draw. // (vocab,)
+    undecided: Vec<f32>,
+    /// The tokens to find after each of a sequence's drafts, for all sequences of the step with drafts.
+    rankings: Vec<Ranking>,
     /// The chunks of the step; empty between steps, and kept for its memory.
     chunks: Vec<Chunk<'static>>,
     spare: Spare,
@@ -108,6 +116,7 @@ impl Engine {
             scheduler,
             plan: Plan::default(),
             pace: Pace::new(config.step_target),
+            drafts: (config.draft_tokens > 0).then(Drafts::default),
             stored: None,
             active: BTreeMap::new(),
             next_request: 0,
@@ -116,6 +125,8 @@ impl Engine {
             deadlines: BTreeSet::new(),
             logits: Logits::default(),
             scratch: Scratch::default(),
+            undecided: Vec::new(),
+            rankings: Vec::new(),
             chunks: Vec::new(),
             spare: Spare::default(),
             counters: EngineStats::default(),
@@ -147,7 +158,7 @@ impl Engine {
             self.deadlines.insert((deadline, id));
         }
         let new_active =
-            || ActiveRequest::new(id, &request, self.config.context_length, &self.eos_tokens);
+            || ActiveRequest::new(id, &request, root, self.config.context_length, &self.eos_tokens);
         let mut active = new_active();
         let mut tokens = request.prompt.clone();
         let vocab_size = self.backend.vocab_size();

@@ -52,6 +52,7 @@ pub mod logits;
 mod math;
 pub mod measure;
 mod names;
+mod noise;
 mod request;
 mod sampler;
 mod scheduler;

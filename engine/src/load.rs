@@ -60,6 +60,8 @@ pub struct EngineOptions {
     pub max_sequences: usize,
     /// Time of a step while a request of the highest priority is decoded; `None`: steps are always full.
     pub step_target: Option<Duration>,
+    /// Most drafts of a sequence in a step; 0 for none. See [`EngineConfig::draft_tokens`].
+    pub draft_tokens: usize,
 }
 
 impl Default for EngineOptions {
@@ -74,6 +76,7 @@ impl Default for EngineOptions {
             kv_bytes: None,
             max_sequences: 64,
             step_target: EngineConfig::new(0).step_target,
+            draft_tokens: EngineConfig::new(0).draft_tokens,
         }
     }
 }
@@ -160,8 +163,13 @@ pub fn engine(model: &Arc<Model>, options: &EngineOptions) -> Result<Engine, Loa
     let of_cpu = || options.block_count(model);
     let backend = load(model, options, of_cpu, || options.blocks_on_gpu(model))?;
     let context_length = model.config().context_length;
-    let EngineOptions { max_sequences, step_target, .. } = *options;
-    let config = EngineConfig { max_sequences, step_target, ..EngineConfig::new(context_length) };
+    let EngineOptions { max_sequences, step_target, draft_tokens, .. } = *options;
+    let config = EngineConfig {
+        max_sequences,
+        step_target,
+        draft_tokens,
+        ..EngineConfig::new(context_length)
+    };
     let eos_tokens = model.config().eos_tokens.clone();
     Ok(Engine::new(backend, model.clone(), eos_tokens, config))
 }

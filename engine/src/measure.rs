@@ -4,6 +4,10 @@
 //! of other load on the machine affect all batch sizes alike. The median of the repetitions is reported.
 //! Token ids are arbitrary: no time depends on them.
 
+mod scripted;
+
+pub use scripted::{Script, Scripted};
+
 use std::{hint::black_box, ops::Range, time::Instant};
 
 use crate::{
@@ -23,7 +27,7 @@ const BANDWIDTH_BYTES: usize = 1 << 30;
 const BANDWIDTH_PASSES: usize = 4;
 
 /// Steps to measure.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
     /// Batch sizes in sequences per step, each at least 1; one measurement for each.
     pub batches: Vec<usize>,
@@ -32,7 +36,7 @@ pub struct Workload {
     /// Decode steps of each sequence.
     pub generate_tokens: usize,
     /// Logits that a step requests: all, as a draw from the whole distribution does, or the largest.
-    pub logits: LogitsFor,
+    pub logits: LogitsFor<'static>,
     /// Repetitions, at least 1.
     pub repetitions: usize,
 }
@@ -133,7 +137,7 @@ fn speed(phase: Phase, batch: usize, rates: Vec<Option<f64>>) -> Option<Speed> {
 /// Block tables and tokens of the sequences.
 pub(crate) struct Sequences {
     prompt_tokens: usize,
-    logits: LogitsFor,
+    logits: LogitsFor<'static>,
     /// A block table for each sequence of the largest batch.
     tables: Vec<Vec<BlockId>>,
     /// Tokens of any sequence, by position.
@@ -291,7 +295,7 @@ mod tests {
     /// A backend that records its steps.
     #[derive(Default)]
     struct Recorder {
-        steps: Vec<Vec<(usize, usize, LogitsFor)>>, // (position, tokens, logits) of each chunk
+        steps: Vec<Vec<(usize, usize, LogitsFor<'static>)>>, // (position, tokens, logits) of each chunk
     }
 
     impl Backend for Recorder {
@@ -309,7 +313,14 @@ mod tests {
                 assert!(chunk.position + chunk.tokens.len() <= chunk.blocks.len() * 16);
                 assert!(chunk.tokens.iter().all(|&token| token < 10));
             }
-            let seen = chunks.iter().map(|c| (c.position, c.tokens.len(), c.logits)).collect();
+            let logits = |logits: LogitsFor<'_>| match logits {
+                LogitsFor::Nothing => LogitsFor::Nothing,
+                LogitsFor::Last => LogitsFor::Last,
+                LogitsFor::Largest(ranking) => LogitsFor::Largest(ranking),
+                other => panic!("no measurement requests {other:?}"),
+            };
+            let seen = |c: &Chunk<'_>| (c.position, c.tokens.len(), logits(c.logits));
+            let seen = chunks.iter().map(seen).collect();
             self.steps.push(seen);
             Ok(())
         }

@@ -153,7 +153,7 @@ fn largest_logits_equal_those_of_the_whole_head() {
         let mut backend = load(&model(name), options(Format::I2S, isa, 2));
         let vocab = backend.vocab_size();
         let sequences: Vec<Vec<u32>> = (0..7).map(|i| tokens(3 + i, i as u32)).collect();
-        let mut step = |count: usize, requested: &dyn Fn(usize) -> LogitsFor| {
+        let mut step = |count: usize, requested: &dyn Fn(usize) -> LogitsFor<'static>| {
             let tables: Vec<[BlockId; 1]> = (0..7).map(|i| [BlockId(i)]).collect();
             let chunk = |i: usize| {
                 let (tokens, blocks) = (&sequences[i][..], &tables[i][..]);
@@ -168,7 +168,7 @@ fn largest_logits_equal_those_of_the_whole_head() {
         for count in [1, 7] {
             // All logits of every third row, one or a few of the largest of the others.
             let requested =
-                |i: usize| [LogitsFor::Largest(1), LogitsFor::Largest(5), LogitsFor::Last][i % 3];
+                |i: usize| [LogitsFor::largest(1), LogitsFor::largest(5), LogitsFor::Last][i % 3];
             let mut some = step(count, &requested);
             assert_eq!(some.len(), count);
             let mut left_out = 0;
@@ -176,7 +176,7 @@ fn largest_logits_equal_those_of_the_whole_head() {
                 let mut sorted = whole.to_vec();
                 sorted.sort_by(|a, b| b.total_cmp(a));
                 let least = match requested(i) {
-                    LogitsFor::Largest(count) => sorted[count - 1],
+                    LogitsFor::Largest(ranking) => sorted[ranking.count - 1],
                     _ => f32::NEG_INFINITY,
                 };
                 let some = match some.position(i) {

@@ -138,6 +138,7 @@ impl Arguments {
             max_sequences: self.batch(),
             kv_memory: self.kv_memory,
             step_target: self.step_target,
+            draft_tokens: EngineOptions::default().draft_tokens as u16,
             tiers: TierArguments::default(),
         }
     }

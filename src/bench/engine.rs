@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         batches: arguments.batch.iter().map(|batch| batch.get()).collect(),
         prompt_tokens: arguments.prompt.get(),
         generate_tokens: arguments.generate,
-        logits: if arguments.all_logits { LogitsFor::Last } else { LogitsFor::Largest(1) },
+        logits: if arguments.all_logits { LogitsFor::Last } else { LogitsFor::largest(1) },
         repetitions: arguments.repetitions.get(),
     };
     let context = model.config().context_length;

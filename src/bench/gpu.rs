@@ -47,7 +47,7 @@ impl GpuSteps {
             batches: self.batch.iter().map(|batch| batch.get()).collect(),
             prompt_tokens: self.prompt.get(),
             generate_tokens: 1,
-            logits: LogitsFor::Largest(1),
+            logits: LogitsFor::largest(1),
             repetitions: 1,
         };
         let RunOptions { kv, head, .. } = *run;

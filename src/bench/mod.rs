@@ -1,5 +1,6 @@
 //! `tritmill bench`: benchmarks of this machine.
 
+mod drafts;
 mod e2e;
 mod engine;
 mod fleet;
@@ -9,6 +10,7 @@ mod kernels;
 mod kv;
 mod prefixes;
 mod queue;
+mod sampling;
 mod tuning;
 
 use std::process::ExitCode;
@@ -30,6 +32,10 @@ pub enum Command {
     Prefixes(prefixes::Arguments),
     /// Measure forks of an engine and of its requests: time and memory
     Fork(fork::Arguments),
+    /// Compare sampling with greedy decoding, by its parameters
+    Sampling(sampling::Arguments),
+    /// Compare decoding with and without drafts, by the kind of text
+    Drafts(drafts::Arguments),
     /// Measure jobs through Redis and Postgres, without a model
     Queue(queue::Arguments),
     /// Measure a fleet of workers without a model: its idle cost, and how soon its jobs start
@@ -47,6 +53,8 @@ pub fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Kv(arguments) => kv::run(&arguments),
         Command::Prefixes(arguments) => prefixes::run(&arguments),
         Command::Fork(arguments) => fork::run(&arguments),
+        Command::Sampling(arguments) => sampling::run(&arguments),
+        Command::Drafts(arguments) => drafts::run(&arguments),
         Command::Queue(arguments) => queue::run(&arguments),
         Command::Fleet(arguments) => fleet::run(&arguments),
         Command::E2e(arguments) => e2e::run(&arguments),

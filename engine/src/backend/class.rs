@@ -1,7 +1,10 @@
 //! The numerics class of a backend: everything that a token depends on besides the request, as one string.
 
 use super::cpu::{HeadMode, KvType};
-use crate::files::{Model, ModelError};
+use crate::{
+    files::{Model, ModelError},
+    sampler,
+};
 
 /// Returns the numerics class of a model on a kind of backend: `cpu` or `cuda`. The first call for a model
 /// reads all of it.
@@ -11,5 +14,6 @@ use crate::files::{Model, ModelError};
 pub fn of(model: &Model, kv: KvType, head: HeadMode, backend: &str) -> Result<String, ModelError> {
     let fingerprint = model.fingerprint()?;
     let precision = if head == HeadMode::Q8 { "q8" } else { model.head().dtype.name() };
-    Ok(format!("{fingerprint}/kv-{}/head-{precision}/{backend}", kv.name()))
+    let (kv, draw) = (kv.name(), sampler::VERSION);
+    Ok(format!("{fingerprint}/kv-{kv}/head-{precision}/{draw}/{backend}"))
 }

@@ -2,6 +2,10 @@
 
 use std::ops::Range;
 
+#[cfg(test)]
+use super::Ranking;
+use super::Rest;
+
 /// A token and its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenLogit {
@@ -19,6 +23,9 @@ pub struct Logits {
     positions: Vec<Place>,
     all: Vec<f32>, // (positions with all, vocab)
     largest: Vec<TokenLogit>,
+    /// The tokens that were not found, for positions that ask for their weight.
+    rests: Vec<Option<Rest>>, // (position)
+    hidden: Vec<f32>, // (positions with a rest, hidden)
 }
 
 /// Location of a position's logits.
@@ -46,6 +53,8 @@ impl Logits {
         self.positions.clear();
         self.all.clear();
         self.largest.clear();
+        self.rests.clear();
+        self.hidden.clear();
     }
 
     /// Adds positions with all logits, `(positions, vocab)`.
@@ -90,6 +99,38 @@ impl Logits {
         }
     }
 
+    /// Sets what is known of the tokens that were not found, for the positions of [`Self::set_largest`] in their order. Each
+    /// position that has some also has its hidden row, of which all logits can be computed. // (positions, hidden)
+    pub(crate) fn set_rests<'a>(
+        &mut self,
+        rests: impl IntoIterator<Item = (Option<Rest>, &'a [f32])>,
+    ) {
+        let mut rests = rests.into_iter();
+        for place in &self.positions {
+            let (rest, hidden) = match place {
+                Place::All(_) => (None, &[][..]),
+                Place::Largest(_) => rests.next().unwrap_or((None, &[])),
+            };
+            if rest.is_some() {
+                self.hidden.extend_from_slice(hidden);
+            }
+            self.rests.push(rest);
+        }
+    }
+
+    /// Returns what is known of the tokens of a position that were not found, if that was asked for.
+    pub fn rest(&self, index: usize) -> Option<Rest> {
+        self.rests.get(index).copied().flatten()
+    }
+
+    /// Returns the hidden row of a position with a [`rest`](Self::rest). // (hidden,)
+    pub fn hidden(&self, index: usize) -> &[f32] {
+        let with_rest = |rests: &[Option<Rest>]| rests.iter().flatten().count();
+        let width = self.hidden.len() / with_rest(&self.rests).max(1);
+        let place = with_rest(&self.rests[..index]);
+        &self.hidden[place * width..(place + 1) * width]
+    }
+
     /// Returns the number of positions.
     pub fn len(&self) -> usize {
         self.positions.len()
@@ -120,14 +161,29 @@ impl Logits {
 }
 
 #[cfg(test)]
-/// Returns the `count` largest logits with all that equal the smallest of these, and NaNs, by ascending
-/// token.
-pub(crate) fn largest(logits: &[f32], count: usize) -> Vec<TokenLogit> {
+/// Returns the logits that a ranking asks for, and NaNs, by ascending token.
+pub(crate) fn first(logits: &[f32], ranking: &Ranking) -> Vec<TokenLogit> {
+    let value = |choice: &TokenLogit| match &ranking.noise {
+        None => f64::from(choice.logit),
+        Some(noise) => noise.add_to(choice.id, choice.logit),
+    };
+    let all = || logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit });
+    let mut sorted: Vec<f64> = all().map(|choice| value(&choice)).collect();
+    sorted.sort_by(|a, b| b.total_cmp(a));
+    let least = sorted[ranking.count.clamp(1, sorted.len()) - 1] - f64::from(ranking.within);
+    all().filter(|choice| choice.logit.is_nan() || value(&choice) >= least).collect()
+}
+
+#[cfg(test)]
+/// Returns the exact weight of the tokens that [`first`] leaves out, if the ranking asks for it.
+pub(crate) fn rest(logits: &[f32], ranking: &Ranking) -> Option<Rest> {
+    let temperature = f64::from(ranking.weigh?);
     let mut sorted = logits.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
-    let least = sorted[count.clamp(1, sorted.len()) - 1];
-    let all = logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit });
-    all.filter(|choice| choice.logit.is_nan() || choice.logit >= least).collect()
+    let least = sorted[ranking.count.clamp(1, sorted.len()) - 1] - ranking.within;
+    let weight = |logit: &f32| ((f64::from(*logit) - f64::from(least)) / temperature).exp();
+    let left_out = logits.iter().filter(|logit| f64::from(**logit) < f64::from(least));
+    Some(Rest { below: least, weight: left_out.map(weight).sum() })
 }
 
 #[cfg(test)]

@@ -6,25 +6,37 @@ pub mod cpu;
 pub mod cuda;
 pub(crate) mod logits;
 mod positions;
+mod ranking;
 mod shared;
 
 pub use logits::{Logits, PositionLogits, TokenLogit};
+pub use ranking::{Ranking, Rest};
 pub(crate) use shared::SharedBackend;
+
+pub use crate::noise::{Noise, ScaledNoise};
 
 use crate::kv::BlockId;
 
 /// The positions of a chunk that logits are requested for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogitsFor {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LogitsFor<'a> {
     /// No position: a prefill chunk that is not the last one.
     Nothing,
     /// The last token of the chunk.
     Last,
     /// Every token of the chunk.
     All,
-    /// The last token of the chunk, and at least this many of its largest logits, with all that equal the
-    /// smallest of these. Others may be left out.
-    Largest(usize),
+    /// The last token of the chunk, and at least the logits of its first tokens in a ranking. Others may be left out.
+    Largest(Ranking),
+    /// The last tokens of the chunk, one for each ranking, and at least the logits of the first tokens in it.
+    Each(&'a [Ranking]),
+}
+
+impl LogitsFor<'_> {
+    /// The last token of the chunk, and at least this many of its largest logits.
+    pub const fn largest(count: usize) -> Self {
+        Self::Largest(Ranking::largest(count))
+    }
 }
 
 /// One sequence's part of a step: a prefill chunk or a single decoded token.
@@ -37,7 +49,7 @@ pub struct Chunk<'a> {
     /// Block table: block `i` holds positions `16 i .. 16 i + 16`. Covers the chunk's last position.
     pub blocks: &'a [BlockId],
     /// Positions that logits are requested for.
-    pub logits: LogitsFor,
+    pub logits: LogitsFor<'a>,
 }
 
 /// A step failed. Its sequences fail; the engine continues.
@@ -116,6 +128,18 @@ pub trait Backend: Send {
     /// # Errors
     /// If a chunk is invalid or the device fails. The KV blocks that the chunks write are undefined then.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError>;
+
+    /// Computes all logits of a position from its hidden row, [`Logits::hidden`]. // (vocab,)
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// If the backend returns no hidden rows.
+    fn all_logits(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        let _ = (hidden, logits);
+        unreachable!("this backend returns no hidden rows")
+    }
 
     /// Copies the keys and values of one block to another (copy-on-write).
     ///

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Chunk, LogitsFor, StepError};
+use super::{Chunk, LogitsFor, Ranking, StepError};
 use crate::{
     config::ModelConfig,
     kv::{BLOCK_TOKENS, BlockId},
@@ -20,6 +20,7 @@ pub(super) fn check(
         let end = chunk.position.checked_add(chunk.tokens.len());
         let fits = end.is_some_and(|end| {
             !chunk.tokens.is_empty()
+                && chunk.logits.rows_min() <= chunk.tokens.len()
                 && end <= config.context_length
                 && end <= chunk.blocks.len() * BLOCK_TOKENS
         });
@@ -67,17 +68,30 @@ fn check_writes(
     Ok(())
 }
 
-impl LogitsFor {
-    /// Returns the rows of a chunk that logits are requested for, and how many of the largest logits; `None`
+impl<'a> LogitsFor<'a> {
+    /// Returns how many tokens a chunk must have.
+    fn rows_min(self) -> usize {
+        if let Self::Each(rankings) = self { rankings.len() } else { 1 }
+    }
+
+    /// Returns the rows of a chunk that logits are requested for, each with the ranking of the tokens to find; `None`
     /// for all.
-    pub(super) fn rows(self, rows: Range<usize>) -> (Range<usize>, Option<usize>) {
-        let (first, last) = (rows.start, rows.end);
-        match self {
-            Self::Nothing => (last..last, None),
-            Self::Last => (last - 1..last, None),
-            Self::All => (first..last, None),
-            Self::Largest(count) => (last - 1..last, Some(count)),
-        }
+    pub(super) fn wanted(
+        self,
+        rows: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Option<Ranking>)> + 'a {
+        let last = rows.end;
+        let first = match self {
+            Self::Nothing => last,
+            Self::Last | Self::Largest(_) => last - 1,
+            Self::All => rows.start,
+            Self::Each(rankings) => last - rankings.len(),
+        };
+        (first..last).map(move |row| match self {
+            Self::Largest(ranking) => (row, Some(ranking)),
+            Self::Each(rankings) => (row, Some(rankings[row - first])),
+            Self::Nothing | Self::Last | Self::All => (row, None),
+        })
     }
 }
 

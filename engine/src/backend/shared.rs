@@ -76,6 +76,10 @@ impl Backend for SharedBackend {
         self.turn().step(chunks, logits)
     }
 
+    fn all_logits(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        self.turn().all_logits(hidden, logits)
+    }
+
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         self.turn().copy_block(from, to)
     }

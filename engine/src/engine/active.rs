@@ -2,8 +2,13 @@
 
 use std::time::Instant;
 
-use super::report::Spare;
+use super::{
+    drafts::{self, Chances, Drafts},
+    report::Spare,
+};
 use crate::{
+    backend::{LogitsFor, Ranking},
+    kv::BlockHash,
     request::{Choice, Event, FinishReason, Output, Request, RequestId, TokenLogprob},
     sampler::{self, Context, Drawn, Logprobs, SamplingParams, TokenCounts},
     scheduler::{Priority, SequenceId},
@@ -23,6 +28,9 @@ struct Generation {
     counts: TokenCounts,
     logprobs: Option<Vec<TokenLogprob>>,
     finish_reason: Option<FinishReason>,
+    chances: Chances,
+    /// Length of the match that the newest drafts follow from.
+    matched: usize,
 }
 
 /// A request that has not finished.
@@ -30,6 +38,8 @@ struct Generation {
 pub(super) struct ActiveRequest {
     id: RequestId,
     priority: Priority,
+    /// Start of the hash chains of the request's tenant.
+    root: BlockHash,
     pub sampling: SamplingParams,
     pub deadline: Option<Instant>,
     prompt_tokens: usize,
@@ -49,6 +59,7 @@ impl ActiveRequest {
     pub fn new(
         id: RequestId,
         request: &Request,
+        root: BlockHash,
         context_length: usize,
         eos_tokens: &[u32],
     ) -> Self {
@@ -63,10 +74,13 @@ impl ActiveRequest {
             counts: TokenCounts::new(&sampling, &request.prompt),
             logprobs: sampling.logprobs.map(|_| Vec::new()),
             finish_reason: None,
+            chances: Chances::default(),
+            matched: 0,
         });
         Self {
             id,
             priority: request.priority,
+            root,
             deadline: request.deadline,
             prompt_tokens: request.prompt.len(),
             max_tokens: sampling.max_tokens.min(context_length - request.prompt.len()),
@@ -134,13 +148,80 @@ impl ActiveRequest {
         let generation = &self.choices[choice as usize];
         let early = generation.tokens.len() < self.sampling.min_tokens;
         let masked = if early { self.end_tokens.as_slice() } else { &[] };
-        Context { counts: &generation.counts, masked, choice, position }
+        Context { counts: &generation.counts, masked, choice, position, rest: None }
     }
 
-    /// Returns the number of the largest logits that the next draw of a choice needs; `None` if it
-    /// needs all.
-    pub fn logits_needed(&self, choice: u32) -> Option<usize> {
-        sampler::logits_needed(&self.sampling, self.context(choice, 0))
+    /// Returns the logits that the draw of a choice's token at `position` needs.
+    pub fn logits_needed(&self, choice: u32, position: usize) -> LogitsFor<'static> {
+        let needed = sampler::needed(&self.sampling, self.context(choice, position));
+        // Choices that start together draw from the same logits, each with its own noise; all must be decided.
+        let starts_others = (self.started as usize) < self.choices.len();
+        let serves_all = |ranking: &Ranking| {
+            !starts_others || ranking.noise.is_none() && ranking.weigh.is_none()
+        };
+        needed.filter(serves_all).map_or(LogitsFor::Last, LogitsFor::Largest)
+    }
+
+    /// Adds to `rankings` the tokens to find at `position` and after each of so many drafts. The draws after `position`
+    /// need logits of the same kind.
+    pub fn rankings(
+        &self,
+        choice: u32,
+        position: usize,
+        drafts: usize,
+        rankings: &mut Vec<Ranking>,
+    ) {
+        rankings.extend((0..=drafts).filter_map(|draft| {
+            let ranking = sampler::needed(&self.sampling, self.context(choice, position + draft))?;
+            // Each draft may be a token that penalties lower from then on.
+            Some(Ranking {
+                count: ranking.count + draft * usize::from(ranking.count > 1),
+                ..ranking
+            })
+        }));
+    }
+
+    /// Proposes tokens that may follow `tokens` of a choice, up to `most`.
+    pub fn propose(
+        &mut self,
+        choice: u32,
+        tokens: &[u32],
+        drafts: &mut Drafts,
+        most: usize,
+        proposed: &mut Vec<u32>,
+    ) {
+        let position = tokens.len();
+        let Generation { tokens: generated, chances, .. } = &self.choices[choice as usize];
+        // The last token needs none after it.
+        let most = most.min(self.max_tokens.saturating_sub(generated.len() + 1));
+        let finds_some = || matches!(self.logits_needed(choice, position), LogitsFor::Largest(_));
+        if most == 0 || !finds_some() {
+            return;
+        }
+        let matched = drafts.propose(&self.root, chances, tokens, most, proposed);
+        let generation = &mut self.choices[choice as usize];
+        generation.matched = matched;
+        if proposed.is_empty() {
+            drafts.record(&mut generation.chances, matched, 0, 0);
+        }
+    }
+
+    /// Records how many of a choice's drafts were computed and accepted.
+    pub fn record_drafts(
+        &mut self,
+        choice: u32,
+        drafts: &mut Drafts,
+        computed: usize,
+        accepted: usize,
+    ) {
+        let Generation { chances, matched, .. } = &mut self.choices[choice as usize];
+        drafts.record(chances, *matched, computed, accepted);
+    }
+
+    /// Keeps the answer of a choice, with the end of its prompt, for drafts of later ones.
+    pub fn keep(&self, tokens: &[u32], drafts: &mut Drafts) {
+        let from = self.prompt_tokens.saturating_sub(drafts::PROMPT_TOKENS);
+        drafts.keep(&self.root, &tokens[from..]);
     }
 
     /// Makes room for the next tokens of a choice if it has none left: for all that it may get, or for a part of a long

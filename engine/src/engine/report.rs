@@ -25,6 +25,9 @@ pub struct EngineConfig {
     /// Time of a step while a request of the highest priority is decoded: prefill chunks are limited to what fits.
     /// `None`: steps are always full. Needs [`Engine::record_time`](super::Engine::record_time).
     pub step_target: Option<Duration>,
+    /// Most drafts of a sequence in a step: tokens that may follow its newest one, computed with it where that pays. 0 for
+    /// none. Needs [`Engine::record_time`](super::Engine::record_time).
+    pub draft_tokens: usize,
 }
 
 impl EngineConfig {
@@ -38,6 +41,7 @@ impl EngineConfig {
             stall_limit: 1000,
             max_requests: 16_384,
             step_target: Some(Duration::from_millis(150)),
+            draft_tokens: 8,
         }
     }
 }
@@ -82,7 +86,7 @@ pub struct StepReport {
     pub rows: usize,
     /// Rows of prefill chunks.
     pub prefill_tokens: usize,
-    /// Rows of decodes.
+    /// Rows of decodes, drafts included.
     pub decode_tokens: usize,
     /// Sequences that became pending again.
     pub preempted: usize,
@@ -121,8 +125,14 @@ pub struct EngineStats {
     pub failed_steps: u64,
     /// Tokens computed in prefill chunks.
     pub prefill_tokens: u64,
-    /// Tokens computed in decodes.
+    /// Tokens computed in decodes, drafts included.
     pub decode_tokens: u64,
+    /// Drafts that were computed.
+    pub drafted_tokens: u64,
+    /// Drafts that were drawn: each saved a decode.
+    pub accepted_tokens: u64,
+    /// Draws (with top-p) that the most probable tokens did not decide, so that all logits were computed.
+    pub undecided_draws: u64,
     /// Tokens drawn.
     pub generated_tokens: u64,
     /// Sequences that became pending again.

@@ -10,7 +10,7 @@ use super::{Engine, StepReport};
 use crate::{
     backend::{Backend as _, Chunk, LogitsFor, StepError},
     request::{Event, FinishReason, RequestError, RequestId},
-    scheduler::{Plan, PlannedChunk, Refusal},
+    scheduler::{Plan, PlannedChunk, Refusal, StepLimits},
 };
 
 /// Wait of a step without work, while other engines of the storage hold the blocks that requests need.
@@ -51,6 +51,9 @@ impl Engine {
                 .pace
                 .limits(self.scheduler.decoding(Some(true)), self.scheduler.decoding(Some(false)));
         }
+        if report.limits == StepLimits::default() {
+            self.propose_drafts();
+        }
         let (mut plan, mut copied) = (std::mem::take(&mut self.plan), Ok(()));
         self.scheduler.plan(report.limits, &mut plan, |from, to| {
             if copied.is_ok() {
@@ -63,6 +66,17 @@ impl Engine {
             false => self.run_plan(&plan, copied, report),
         }
         self.plan = plan;
+    }
+
+    fn propose_drafts(&mut self) {
+        let Some(drafts) = &mut self.drafts else { return };
+        drafts.begin(self.scheduler.decoding(None));
+        let (active, most) = (&mut self.active, self.config.draft_tokens);
+        self.scheduler.propose(|id, tokens, proposed| {
+            if let Some(request) = active.get_mut(&RequestId(id.request)) {
+                request.propose(id.choice, tokens, drafts, most, proposed);
+            }
+        });
     }
 
     /// Waits for a moment if a step had nothing to do before blocks are read from disk or other engines release some.
@@ -98,6 +112,9 @@ impl Engine {
         if !report.failed {
             let StepReport { prefill_tokens, decode_tokens, limits, .. } = *report;
             self.pace.record(prefill_tokens, decode_tokens, limits, time);
+            if let Some(drafts) = self.drafts.as_mut().filter(|_| prefill_tokens == 0) {
+                drafts.record_time(decode_tokens, time.as_secs_f64());
+            }
             if let Some(stored) = &mut self.stored {
                 stored.record_time(prefill_tokens, time);
             }
@@ -151,11 +168,27 @@ impl Engine {
         self.counters.prefill_tokens += report.prefill_tokens as u64;
         self.counters.decode_tokens += report.decode_tokens as u64;
         let (scheduler, active) = (&self.scheduler, &self.active);
+        let request = |planned: &PlannedChunk| active.get(&RequestId(planned.id.request));
+        self.rankings.clear();
+        for planned in plan.chunks.iter().filter(|planned| planned.drafts > 0) {
+            let (choice, position) = (planned.id.choice, planned.end - planned.drafts);
+            if let Some(request) = request(planned) {
+                request.rankings(choice, position, planned.drafts, &mut self.rankings);
+            }
+        }
+        let mut rankings = &self.rankings[..];
         let mut chunks = emptied(std::mem::take(&mut self.chunks));
         chunks.extend(plan.chunks.iter().map(|planned| {
-            let request = active.get(&RequestId(planned.id.request));
-            let count = request.and_then(|request| request.logits_needed(planned.id.choice));
-            scheduler.chunk(planned, count.map_or(LogitsFor::Last, LogitsFor::Largest))
+            let needed = match (planned.drafts, request(planned)) {
+                (0, Some(request)) => request.logits_needed(planned.id.choice, planned.end),
+                (0, None) => LogitsFor::Last,
+                (drafts, _) => {
+                    let (each, rest) = rankings.split_at(drafts + 1);
+                    rankings = rest;
+                    LogitsFor::Each(each)
+                }
+            };
+            scheduler.chunk(planned, needed)
         }));
         let result = self.backend.step(&chunks, &mut self.logits);
         self.chunks = emptied(chunks);

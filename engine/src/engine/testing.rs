@@ -13,7 +13,7 @@ use std::{
 
 use super::*;
 use crate::{
-    backend::{Chunk, CopyError, Logits, LogitsFor, StepError, logits::largest},
+    backend::{Chunk, CopyError, Logits, LogitsFor, Rest, StepError, logits as of_logits},
     kv::BlockId,
     request::{Choice, FinishReason, Output, RequestError},
     sampler::{self, Context, SamplingParams, TokenCounts},
@@ -100,18 +100,39 @@ impl Backend for HashBackend {
         }
         logits.clear(VOCAB);
         let wanted = || chunks.iter().filter(|chunk| chunk.logits != LogitsFor::Nothing);
-        logits.lay_out(wanted().map(|chunk| !matches!(chunk.logits, LogitsFor::Largest(_))));
-        let (mut all, mut lists) = (Vec::new(), Vec::new());
+        let rankings = |chunk: &Chunk<'_>| match chunk.logits {
+            LogitsFor::Largest(ranking) => vec![Some(ranking)],
+            LogitsFor::Each(rankings) => rankings.iter().copied().map(Some).collect(),
+            _ => vec![None],
+        };
+        logits.lay_out(wanted().flat_map(rankings).map(|ranking| ranking.is_none()));
+        let (mut all, mut lists, mut rests) = (Vec::new(), Vec::new(), Vec::new());
         for chunk in wanted() {
-            let tokens = self.read(chunk, chunk.position + chunk.tokens.len() - 1);
-            let row = logits_after(&tokens);
-            match chunk.logits {
-                LogitsFor::Largest(count) => lists.push(largest(&row, count)),
-                _ => all.extend(row),
+            let rankings = rankings(chunk);
+            let first = chunk.position + chunk.tokens.len() - rankings.len();
+            for (position, ranking) in (first..).zip(rankings) {
+                let row = logits_after(&self.read(chunk, position));
+                match ranking {
+                    Some(ranking) => {
+                        lists.push(of_logits::first(&row, &ranking));
+                        // A bound that is not close, so that some draws are undecided.
+                        let loose = |rest: Rest| Rest { weight: rest.weight * 2.0, ..rest };
+                        rests.push((of_logits::rest(&row, &ranking).map(loose), row));
+                    }
+                    None => all.extend(row),
+                }
             }
         }
         logits.all_mut().copy_from_slice(&all);
         logits.set_largest(lists.iter().map(Vec::as_slice));
+        logits.set_rests(rests.iter().map(|(rest, row)| (*rest, &row[..])));
+        Ok(())
+    }
+
+    /// Hidden rows are the logits themselves.
+    fn all_logits(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        logits.clear();
+        logits.extend_from_slice(hidden);
         Ok(())
     }
 
@@ -337,10 +358,11 @@ fn expected_choice(request: &Request, index: u32) -> Choice {
         }
         let early = tokens.len() < sampling.min_tokens;
         let masked = if early { end_tokens.as_slice() } else { &[] };
-        let context = Context { counts: &counts, masked, choice: index, position: all.len() };
+        let context =
+            Context { counts: &counts, masked, choice: index, position: all.len(), rest: None };
         let mut scratch = Scratch::default();
         let drawn = sampler::sample(&mut logits_after(&all)[..], &sampling, context, &mut scratch);
-        let token = drawn.expect("the logits are finite").token;
+        let token = drawn.expect("the logits are finite").expect("all logits are there").token;
         tokens.push(token);
         all.push(token);
         counts.add(token);

@@ -1,5 +1,6 @@
 //! Guarantees of the engine to its callers.
 
+mod drafts;
 mod endings;
 mod forks;
 mod stored;

@@ -25,8 +25,8 @@ pub mod six;
 #[cfg(test)]
 mod tests;
 
-pub use estimate::{Bounds, Products};
-pub(super) use estimate::{estimate, select_candidates};
+pub use estimate::{Bounds, Products, RangeNoise};
+pub(super) use estimate::{estimate, select_candidates, weigh_below};
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

@@ -1,4 +1,4 @@
-//! Selects the tokens that can be drawn from the logits, and computes their weights.
+//! Selects the tokens that can be drawn from the logits.
 //!
 //! With `p` the softmax of `logit / temperature`:
 //!
@@ -12,7 +12,10 @@
 //! by ascending token id, within top-p by descending probability.
 
 use super::{LogitSet, SampleError, SamplingParams};
-use crate::{backend::TokenLogit, math};
+use crate::{
+    backend::{Rest, ScaledNoise, TokenLogit},
+    math,
+};
 
 /// A token that can be drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,6 +26,8 @@ pub struct Candidate {
     pub logit: f32,
     /// Its probability relative to the most probable token's: `exp((logit − max) / temperature)`.
     pub weight: f64,
+    /// Whether it can be drawn; otherwise that depends on logits that are not known.
+    pub is_certain: bool,
 }
 
 /// Buffers as long as the vocabulary, reused from token to token.
@@ -32,6 +37,8 @@ pub struct Scratch {
     logits: Vec<f32>,
 }
 
+/// Factor between the bounds of a sum of weights, greater than all roundings.
+const SUM_ROUNDING: f64 = 1e-9;
 /// Tokens that top-p sorts first; each further round sorts eight times as many.
 const HEAD: usize = 64;
 
@@ -54,39 +61,45 @@ pub fn largest<C: LogitSet + ?Sized>(logits: &C) -> Result<(u32, f32), SampleErr
     if best.1 == f32::NEG_INFINITY { Err(SampleError::NothingLeft) } else { Ok(best) }
 }
 
-/// Returns the tokens that can be drawn at a temperature above 0, by ascending id, with their weights.
+/// Returns the tokens that can be drawn at a temperature above 0, by ascending id, with their weights. `rest` is what is
+/// known of tokens that are not in `logits`, for a set that is not complete but for top-p needs to be. `None` if that does
+/// not suffice.
 ///
 /// # Errors
 /// As [`largest`].
 pub fn candidates<'a, C: LogitSet + ?Sized>(
     logits: &C,
     params: &SamplingParams,
+    rest: Option<Rest>,
     scratch: &'a mut Scratch,
-) -> Result<&'a [Candidate], SampleError> {
+) -> Result<Option<&'a [Candidate]>, SampleError> {
     let (_, max) = largest(logits)?;
     let threshold = top_k_threshold(logits, params.top_k, &mut scratch.logits);
     let kept = &mut scratch.candidates;
     kept.clear();
     let temperature = f64::from(params.temperature);
-    kept.extend(
-        logits
-            .entries()
-            .filter(|choice| choice.logit >= threshold)
-            .map(|TokenLogit { id, logit }| Candidate { token: id, logit, weight: 0.0 }),
-    );
+    kept.extend(logits.entries().filter(|choice| choice.logit >= threshold).map(
+        |TokenLogit { id, logit }| Candidate { token: id, logit, weight: 0.0, is_certain: true },
+    ));
     for candidate in kept.iter_mut() {
         // Subtract before dividing: the difference is at most 0, so no temperature overflows it to +∞.
         let difference = f64::from(candidate.logit) - f64::from(max);
         candidate.weight = math::exp(difference / temperature);
     }
     if params.top_p < 1.0 {
-        keep_top_p(kept, f64::from(params.top_p));
+        let relative = |rest: Rest| Rest {
+            weight: rest.weight * math::exp((f64::from(rest.below) - f64::from(max)) / temperature),
+            ..rest
+        };
+        if !keep_top_p(kept, f64::from(params.top_p), rest.map(relative)) {
+            return Ok(None);
+        }
     }
     if params.min_p > 0.0 {
         // The largest weight is exp(0) = 1.
         kept.retain(|candidate| candidate.weight >= f64::from(params.min_p));
     }
-    Ok(kept)
+    Ok(Some(kept))
 }
 
 /// Returns the k-th largest logit, or the smallest finite number if top-k keeps everything.
@@ -100,47 +113,63 @@ fn top_k_threshold<C: LogitSet + ?Sized>(logits: &C, k: usize, scratch: &mut Vec
     threshold.max(f32::MIN)
 }
 
-/// Keeps candidates in descending order until the sum of the kept ones reaches `top_p` of the total.
-fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64) {
+/// Keeps candidates in descending order until the sum of the kept ones reaches `top_p` of the total. The `rest`, with its
+/// weight in units of theirs, belongs to the total: those that its exact weight decides about are kept, but not certain.
+/// Returns false if the order itself is not known.
+fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64, rest: Option<Rest>) -> bool {
     let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
-    let enough = top_p * total;
+    let (certain, enough) = match rest {
+        None => (top_p * total, top_p * total),
+        Some(rest) => (
+            top_p * total * (1.0 - SUM_ROUNDING),
+            top_p * (total + rest.weight) * (1.0 + SUM_ROUNDING),
+        ),
+    };
     let descending =
         |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
     let (mut kept, mut sum, mut head) = (0, 0.0, HEAD);
     while kept < candidates.len() && sum < enough {
         // Sort the next `head` candidates to the front of the rest.
-        let rest = &mut candidates[kept..];
-        let count = head.min(rest.len());
-        if count < rest.len() {
-            rest.select_nth_unstable_by(count, descending);
+        let left = &mut candidates[kept..];
+        let count = head.min(left.len());
+        if count < left.len() {
+            left.select_nth_unstable_by(count, descending);
         }
-        rest[..count].sort_unstable_by(descending);
-        for candidate in &rest[..count] {
+        left[..count].sort_unstable_by(descending);
+        for candidate in &mut left[..count] {
             if sum >= enough {
                 break;
             }
+            if rest.is_some_and(|rest| candidate.logit < rest.below) {
+                return false;
+            }
+            candidate.is_certain = sum < certain;
             sum += candidate.weight;
             kept += 1;
         }
         head *= 8;
     }
+    let is_complete = rest.is_none_or(|rest| rest.weight == 0.0);
+    if sum < enough && !is_complete {
+        return false;
+    }
     candidates.truncate(kept);
     candidates.sort_unstable_by_key(|candidate| candidate.token);
+    true
 }
 
-/// Returns the candidate at `uniform` ∈ [0, 1) of the cumulative distribution, by ascending id.
-pub fn draw(candidates: &[Candidate], uniform: f64) -> Option<u32> {
-    let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
-    let target = uniform * total;
-    let mut sum = 0.0;
-    let mut last = None;
-    for candidate in candidates.iter().filter(|candidate| candidate.weight > 0.0) {
-        sum += candidate.weight;
-        last = Some(candidate.token);
-        if sum > target {
-            break;
+/// Returns the first of these tokens by logit and noise, the lowest id among equals; they ascend by id. `None` if no
+/// logit is above −∞.
+pub fn first(logits: impl Iterator<Item = TokenLogit>, noise: &ScaledNoise) -> Option<u32> {
+    let (mut token, mut most) = (None, f64::NEG_INFINITY);
+    for TokenLogit { id, logit } in logits {
+        // Rounding is monotonic, so the bound holds for the rounded value, too.
+        if noise.upper(id, logit) > most {
+            let value = noise.add_to(id, logit);
+            if value > most {
+                (token, most) = (Some(id), value);
+            }
         }
     }
-    // Rounding can leave `sum` at `target` after all have been added; then the last one is drawn.
-    last
+    token
 }

@@ -93,6 +93,11 @@ impl SamplingParams {
         Self { max_tokens, temperature: 0.0, ..Self::default() }
     }
 
+    /// Returns whether top-k, top-p or min-p is on.
+    pub fn has_filters(&self) -> bool {
+        self.top_k > 0 || self.top_p < 1.0 || self.min_p > 0.0
+    }
+
     /// Checks every field against its range.
     ///
     /// # Errors

@@ -132,6 +132,11 @@ impl Scheduler {
         self.sequences.get(&id).map(|sequence| sequence.state)
     }
 
+    /// Returns the tokens of a sequence; none once it has been removed.
+    pub fn tokens(&self, id: SequenceId) -> &[u32] {
+        self.sequences.get(&id).map_or(&[], |sequence| &sequence.tokens)
+    }
+
     /// Returns the number of sequences that hold blocks.
     pub fn running(&self) -> usize {
         self.running.len()
@@ -180,7 +185,7 @@ impl Scheduler {
 
     /// Returns the backend's view of a planned chunk. `logits` are the logits that the sampler needs if the
     /// chunk ends with a draw.
-    pub fn chunk(&self, planned: &PlannedChunk, logits: LogitsFor) -> Chunk<'_> {
+    pub fn chunk<'a>(&'a self, planned: &PlannedChunk, logits: LogitsFor<'a>) -> Chunk<'a> {
         let sequence = &self.sequences[&planned.id];
         Chunk {
             tokens: &sequence.tokens[planned.start..planned.end],
@@ -191,25 +196,48 @@ impl Scheduler {
     }
 
     /// Records that the step of `plan` succeeded: its positions are computed, and its full blocks are in the
-    /// prefix cache.
+    /// prefix cache. Drafts are not tokens yet: [`accept`](Self::accept) makes them computed tokens.
     pub fn commit(&mut self, plan: &Plan) {
         let mut cache = self.cache.lock();
         for planned in &plan.chunks {
             let Some(sequence) = self.sequences.get_mut(&planned.id) else { continue };
-            let before = sequence.computed / BLOCK_TOKENS;
-            sequence.computed = planned.end;
+            sequence.drop_drafts();
+            sequence.computed = planned.end - planned.drafts;
             if planned.samples {
                 sequence.state = State::Decoding;
             }
             if self.limits.prefix_cache {
-                let full = planned.end / BLOCK_TOKENS;
+                let full = sequence.computed / BLOCK_TOKENS;
                 sequence.hash_blocks(full);
-                let named = sequence.blocks.iter().zip(&sequence.hashes).take(full).skip(before);
-                for (block, hash) in named {
+                let named = sequence.blocks.iter().zip(&sequence.hashes).take(full);
+                for (block, hash) in named.skip(sequence.named) {
                     cache.register(*hash, *block);
+                }
+                sequence.named = full;
+            }
+        }
+    }
+
+    /// Proposes drafts for every decoding sequence: `draft` appends tokens that may follow a sequence's. The next plan
+    /// computes as many of them as it has room for.
+    pub fn propose(&mut self, mut draft: impl FnMut(SequenceId, &[u32], &mut Vec<u32>)) {
+        for id in &self.running {
+            if let Some(sequence) = self.sequences.get_mut(id) {
+                sequence.proposed.clear();
+                if sequence.state == State::Decoding {
+                    draft(*id, &sequence.tokens, &mut sequence.proposed);
                 }
             }
         }
+    }
+
+    /// Adds a sampled token, which is the draft with this index in the last step or not. If it is, its position is
+    /// computed, and true is returned: the logits after it are known.
+    pub fn accept(&mut self, id: SequenceId, draft: usize, token: u32) -> bool {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return false };
+        let is_draft = sequence.proposed.get(draft) == Some(&token);
+        sequence.computed += usize::from(is_draft);
+        is_draft
     }
 
     /// Records that the step of `plan` failed: the blocks it used leave the prefix cache. The caller removes
@@ -256,7 +284,8 @@ impl Scheduler {
     fn preempt(&mut self, id: SequenceId, cache: &mut BlockCache) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         cache.release_all(&mut sequence.blocks);
-        sequence.computed = 0;
+        sequence.drop_drafts();
+        (sequence.computed, sequence.named) = (0, 0);
         sequence.state = State::Pending;
         sequence.stalls += 1;
         self.running.remove(&id);

@@ -22,6 +22,8 @@ pub struct PlannedChunk {
     pub samples: bool,
     /// Whether this is a decode (otherwise a prefill chunk).
     pub decodes: bool,
+    /// Tokens at the end that are drafts.
+    pub drafts: usize,
 }
 
 /// The reason a sequence cannot continue.
@@ -253,6 +255,8 @@ impl Scheduler {
                 }
             }
         }
+        let drafts = if decodes { self.add_drafts(id, filling) } else { 0 };
+        let (end, length) = (end + drafts, length + drafts);
         filling.budget -= end - start;
         if self.limits.prefix_cache && !decodes {
             let hashes = &self.sequences[&id].hashes;
@@ -260,7 +264,24 @@ impl Scheduler {
             self.computing.extend(hashes.get(blocks).into_iter().flatten().copied());
         }
         let samples = end == length;
-        filling.plan.chunks.push(PlannedChunk { id, start, end, samples, decodes });
+        filling.plan.chunks.push(PlannedChunk { id, start, end, samples, decodes, drafts });
+    }
+
+    /// Appends proposed drafts to a decoding sequence, as many as the budget and free blocks allow. Returns
+    /// their number.
+    fn add_drafts(&mut self, id: SequenceId, filling: &mut Filling<'_>) -> usize {
+        let sequence = &self.sequences[&id];
+        let length = sequence.tokens.len();
+        let mut most = sequence.proposed.len().min(filling.budget.saturating_sub(1));
+        for index in blocks_for(length)..blocks_for(length + most) {
+            if !self.take_block(id, index, filling) {
+                most = index * BLOCK_TOKENS - length;
+                break;
+            }
+        }
+        let Some(sequence) = self.sequences.get_mut(&id) else { return 0 };
+        sequence.add_drafts(most);
+        sequence.drafts
     }
 
     /// Makes block `index` of a sequence's table writable for it. False if no block is available.
@@ -341,7 +362,7 @@ impl Scheduler {
         }
         let cached_tokens = (hits.len() * BLOCK_TOKENS).min(length - 1);
         sequence.blocks = hits;
-        sequence.computed = cached_tokens;
+        (sequence.computed, sequence.named) = (cached_tokens, cached_tokens / BLOCK_TOKENS);
         sequence.state = State::Prefilling;
         self.pending.remove(&id);
         self.running.insert(id);

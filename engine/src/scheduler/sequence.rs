@@ -45,8 +45,12 @@ pub enum State {
 /// A sequence inside the scheduler.
 #[derive(Debug, Clone)]
 pub(super) struct Sequence {
-    /// The prompt, then the generated tokens.
+    /// The prompt, then the generated tokens; while a step runs, also its drafts.
     pub tokens: Vec<u32>,
+    /// Tokens that may follow, to be computed by the next step.
+    pub proposed: Vec<u32>,
+    /// Number of drafts at the end of `tokens`.
+    pub drafts: usize,
     /// Number of leading positions with keys and values in the blocks.
     pub computed: usize,
     /// Block table: block `i` holds positions `16 i .. 16 i + 16`.
@@ -55,6 +59,8 @@ pub(super) struct Sequence {
     pub root: BlockHash,
     /// Hashes of the leading full blocks of `tokens`, as far as they were needed.
     pub hashes: Vec<BlockHash>,
+    /// Leading full blocks that are in the prefix cache, or that were there already.
+    pub named: usize,
     pub state: State,
     /// Steps without work while admitted, and preemptions, since the newest token.
     pub stalls: u32,
@@ -64,10 +70,13 @@ impl Sequence {
     pub fn new(tokens: Vec<u32>, root: BlockHash) -> Self {
         Self {
             tokens,
+            proposed: Vec::new(),
+            drafts: 0,
             computed: 0,
             blocks: Vec::new(),
             root,
             hashes: Vec::new(),
+            named: 0,
             state: State::Pending,
             stalls: 0,
         }
@@ -104,6 +113,18 @@ impl Sequence {
     pub fn unplaced(&self) -> Self {
         let hashes = self.hashes.clone();
         Self { hashes, ..Self::new(self.tokens.clone(), self.root) }
+    }
+
+    /// Appends up to `most` of the proposed drafts to the tokens.
+    pub fn add_drafts(&mut self, most: usize) {
+        self.drafts = self.proposed.len().min(most);
+        self.tokens.extend_from_slice(&self.proposed[..self.drafts]);
+    }
+
+    /// Removes the drafts from the tokens.
+    pub fn drop_drafts(&mut self) {
+        self.tokens.truncate(self.tokens.len() - self.drafts);
+        self.drafts = 0;
     }
 
     /// Returns the number of tokens without keys and values.

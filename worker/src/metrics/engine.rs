@@ -44,6 +44,9 @@ impl Steps {
             disk_tokens: a.disk_tokens + b.disk_tokens,
             prefill_tokens: a.prefill_tokens + b.prefill_tokens,
             decode_tokens: a.decode_tokens + b.decode_tokens,
+            drafted_tokens: a.drafted_tokens + b.drafted_tokens,
+            accepted_tokens: a.accepted_tokens + b.accepted_tokens,
+            undecided_draws: a.undecided_draws + b.undecided_draws,
             generated_tokens: a.generated_tokens + b.generated_tokens,
             preemptions: a.preemptions + b.preemptions,
             finished: a.finished + b.finished,
@@ -114,7 +117,7 @@ const GAUGES: [Row<f64>; 3] = [
     }),
 ];
 
-const COUNTERS: [Row<u64>; 8] = [
+const COUNTERS: [Row<u64>; 11] = [
     ("prefix_cache_hits", "Prompt tokens found in the cache", |stats| stats.prefix_hit_tokens),
     ("prefix_cache_queries", "Prompt tokens looked up in the cache", |stats| {
         stats.prefix_hit_tokens + stats.prefix_miss_tokens
@@ -124,6 +127,15 @@ const COUNTERS: [Row<u64>; 8] = [
     }),
     ("prefill_tokens", "Prompt tokens computed", |stats| stats.prefill_tokens),
     ("generation_tokens", "Tokens generated", |stats| stats.generated_tokens),
+    ("draft_tokens", "Drafts computed: tokens that may follow, beside the newest one", |stats| {
+        stats.drafted_tokens
+    }),
+    ("accepted_draft_tokens", "Drafts that were drawn: each saved a decode", |stats| {
+        stats.accepted_tokens
+    }),
+    ("undecided_draws", "Draws with top_p for which all logits had to be computed", |stats| {
+        stats.undecided_draws
+    }),
     ("num_preemptions", "Sequences preempted because KV blocks ran out", |stats| stats.preemptions),
     ("engine_steps", "Forward passes", |stats| stats.steps),
     ("engine_rows", "Rows of forward passes: tokens of prompts and of decodes", |stats| {

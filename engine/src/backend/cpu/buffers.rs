@@ -3,7 +3,10 @@
 use std::{cell::RefCell, ops::Range};
 
 use super::linears::TileTask;
-use crate::{backend::Chunk, kernels::Activations};
+use crate::{
+    backend::{Chunk, Ranking},
+    kernels::Activations,
+};
 
 /// Query rows per attention task.
 pub(super) const ROWS_PER_TASK: usize = 4;
@@ -61,8 +64,8 @@ pub(super) struct Buffers {
     /// Scratch of the check of a step.
     pub written: Vec<u64>,
     pub head_rows: Vec<HeadRow>,
-    /// Number of largest logits requested for each row with some of the largest.
-    pub counts: Vec<usize>,
+    /// The tokens to find for each row with some of the largest.
+    pub rankings: Vec<Ranking>,
     pub head_rows_all: Vec<f32>,     // (rows with all logits, hidden)
     pub head_rows_largest: Vec<f32>, // (rows with some of the largest, hidden)
 }

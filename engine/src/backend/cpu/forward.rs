@@ -24,6 +24,11 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         Ok(())
     }
 
+    fn all_logits(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), StepError> {
+        self.all_logits_of(hidden, logits);
+        Ok(())
+    }
+
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {
         self.kv.copy_block(from, to);
         Ok(())

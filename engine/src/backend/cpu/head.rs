@@ -13,7 +13,7 @@ use super::{
     screen::{Screen, ScreenInput},
 };
 use crate::{
-    backend::{Chunk, Logits},
+    backend::{Chunk, Logits, Ranking},
     files::{Dense, DenseType, Model},
     formats::memory::AlignedBytes,
     kernels::{
@@ -36,25 +36,25 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         let weights = Arc::clone(&self.weights);
         let (config, head) = (weights.config(), &weights.head);
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
-        let Buffers { residual, head_rows, counts, head_rows_all, head_rows_largest, .. } =
+        let Buffers { residual, head_rows, rankings, head_rows_all, head_rows_largest, .. } =
             &mut self.buffers;
         head_rows.clear();
-        counts.clear();
+        rankings.clear();
         let mut first = 0;
         for chunk in chunks {
             let last = first + chunk.tokens.len();
-            let (rows, count) = chunk.logits.rows(first..last);
-            let count = count.filter(|count| head.screen().is_some_and(|s| s.pays_for(*count)));
-            for row in rows {
-                let all = count.is_none();
-                let place = if all { head_rows.len() - counts.len() } else { counts.len() };
+            let pays = |ranking: &Ranking| head.screen().is_some_and(|s| s.pays_for(ranking.count));
+            for (row, ranking) in chunk.logits.wanted(first..last) {
+                let ranking = ranking.filter(pays);
+                let all = ranking.is_none();
+                let place = if all { head_rows.len() - rankings.len() } else { rankings.len() };
                 head_rows.push(HeadRow { row, all, place });
-                counts.extend(count);
+                rankings.extend(ranking);
             }
             first = last;
         }
-        head_rows_all.resize((head_rows.len() - counts.len()) * hidden, 0.0);
-        head_rows_largest.resize(counts.len() * hidden, 0.0);
+        head_rows_all.resize((head_rows.len() - rankings.len()) * hidden, 0.0);
+        head_rows_largest.resize(rankings.len() * hidden, 0.0);
         let (all_out, largest_out) =
             (Disjoint::new(head_rows_all), Disjoint::new(head_rows_largest));
         let kernels = self.kernels;
@@ -70,11 +70,24 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         logits.lay_out(head_rows.iter().map(|row| row.all));
         if let Some(screen) = head.screen() {
             let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_largest[..]);
-            let input = ScreenInput { head, kernels, isa, xs, counts };
+            let input = ScreenInput { head, kernels, isa, xs, rankings };
             screen.largest(&input, &mut self.pool, &mut self.screen_state);
             logits.set_largest(self.screen_state.found());
+            if rankings.iter().any(|ranking| ranking.weigh.is_some()) {
+                logits.set_rests(self.screen_state.rests().zip(xs.chunks_exact(hidden)));
+            }
         }
         self.whole_head(head, vocab, logits.all_mut());
+    }
+
+    /// Computes all logits of one hidden row, after the norm. // (vocab,)
+    pub(super) fn all_logits_of(&mut self, hidden: &[f32], logits: &mut Vec<f32>) {
+        let weights = Arc::clone(&self.weights);
+        let vocab = weights.config().vocab_size;
+        self.buffers.head_rows_all.clear();
+        self.buffers.head_rows_all.extend_from_slice(hidden);
+        logits.resize(vocab, 0.0);
+        self.whole_head(&weights.head, vocab, logits);
     }
 
     /// Computes all logits of `head_rows_all`. // (rows, vocab)

@@ -1,4 +1,4 @@
-//! Finds the largest logits without computing all logits.
+//! Finds the largest logits, or the largest sums of logit and noise, without computing all logits.
 //!
 //! A copy of the head in int8, half the bytes of f16, gives every logit up to a known error bound. For
 //! few hidden rows, only the high six bits of the copy are read first. Rows that can still be among the
@@ -18,6 +18,8 @@
 //! whole int8 (a larger `f`). Head rows that this does not rule out are estimated again with both digits
 //! and the whole int8.
 //!
+//! Noise is a function of the token: an upper bound is added to the first estimate, and all of it to the second.
+//!
 //! A logit computed in f32 is within `rounding(len)·(‖s·q‖ + ‖e‖)·‖x‖` of `w·x`. A row is left out if
 //! its upper bound is below the k-th largest of all lower bounds, since k rows have larger logits.
 
@@ -25,12 +27,17 @@ mod copies;
 mod search;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tight;
 
 use std::ops::Range;
 
 pub use self::copies::Screen;
 pub(in crate::backend) use self::copies::{RowStats, can_screen, quantize};
-use self::{copies::ROUND_UP, search::Search};
+use self::{
+    copies::{ROUND_UP, Six},
+    search::Search,
+};
 use super::{
     buffers::{Scratch, with_scratch},
     disjoint::Disjoint,
@@ -38,11 +45,11 @@ use super::{
     pool::Pool,
 };
 use crate::{
-    backend::TokenLogit,
+    backend::{Ranking, Rest, ScaledNoise, TokenLogit},
     kernels::{
         Isa,
         float::FloatKernels,
-        screen::{self, DigitRow, Digits, Products, Unfilled},
+        screen::{self, Bounds, DigitRow, Digits, Products, RangeNoise, Unfilled},
     },
 };
 
@@ -53,6 +60,8 @@ pub(in crate::backend) const SCREEN_SHARE: usize = 8;
 const TASK_ROWS: usize = 192;
 /// Candidates that few rows exceed: the lists have room for them from the start.
 const FOUND_MOST: usize = 64;
+/// More than the relative rounding of noise to f32, and of its sum with a logit.
+const NOISE_ROUNDING: f32 = 1e-6;
 /// Candidates per task; a neighbourhood with more candidates is not divided.
 const TASK_CANDIDATES: usize = 8;
 
@@ -71,6 +80,7 @@ pub struct ScreenState {
     tasks: Vec<CandidateTask>,
     found: Vec<TokenLogit>,
     ranges: Vec<Range<usize>>, // of `found`, per row
+    rests: Vec<Option<Rest>>,  // (row)
 }
 
 /// Candidates of a row for which one task computes the logits.
@@ -86,9 +96,15 @@ impl ScreenState {
         self.ranges.iter().map(|range| &self.found[range.clone()])
     }
 
+    /// What the last [`Screen::largest`] knows of the tokens that are not in the lists, for each row that asks for it.
+    pub fn rests(&self) -> impl Iterator<Item = Option<Rest>> {
+        self.rests.iter().copied()
+    }
+
     /// Lists the candidates and cuts the lists into tasks, between neighbourhoods of [`HEAD_ROWS`].
     fn collect(&mut self, rows: usize) {
-        let Self { searches, tasks, found, ranges, .. } = self;
+        let Self { searches, tasks, found, ranges, rests, .. } = self;
+        rests.clear();
         tasks.clear();
         found.clear();
         ranges.clear();
@@ -98,6 +114,7 @@ impl ScreenState {
             let start = found.len();
             found.extend(search.finish().map(|id| TokenLogit { id, logit: 0.0 }));
             ranges.push(start..found.len());
+            rests.push(search.rest());
             let mut from = start;
             for at in start..found.len() {
                 let end = found.get(at + 1).is_none_or(|next| {
@@ -112,30 +129,30 @@ impl ScreenState {
     }
 }
 
-/// Hidden rows to find the largest logits for, and the head.
+/// Hidden rows to find tokens for, and the head.
 pub struct ScreenInput<'a> {
     pub head: &'a Head,
     pub kernels: &'a FloatKernels,
     pub isa: Isa,
     /// The hidden rows, after the norm. // (rows, hidden)
     pub xs: &'a [f32],
-    /// Number of largest logits requested for each row. // (rows,)
-    pub counts: &'a [usize],
+    /// The tokens to find for each row. // (rows,)
+    pub rankings: &'a [Ranking],
 }
 
 impl Screen {
-    /// Computes each row's logits that can be among its largest, and stores them in
+    /// Computes each row's logits of tokens that can be among those asked for, and stores them in
     /// [`ScreenState::found`].
     pub fn largest(&self, input: &ScreenInput<'_>, pool: &mut Pool, state: &mut ScreenState) {
-        let (vocab, n) = (self.scales.len(), input.counts.len());
+        let (vocab, n) = (self.scales.len(), input.rankings.len());
         if n == 0 {
             return state.collect(0);
         }
         let width = input.xs.len() / n;
         split_rows(input, width, pool, &mut state.digits);
         state.searches.resize_with(n.max(state.searches.len()), Search::default);
-        for (search, count) in state.searches.iter_mut().zip(input.counts) {
-            search.reset(*count);
+        for (search, ranking) in state.searches.iter_mut().zip(input.rankings) {
+            search.reset(ranking);
         }
         let searches = &state.searches;
         let estimates = Estimates { screen: self, input, digits: &state.digits };
@@ -201,52 +218,90 @@ impl Estimates<'_> {
     }
 
     /// Estimates a range of the vocabulary for all rows. Tokens that this does not rule out are estimated
-    /// again, more exactly. Each row's search receives the tokens that can be among its largest.
+    /// again, more exactly. Each row's search receives the tokens that can be among those asked for.
     fn estimate_range(&self, range: Range<usize>, searches: &[Search], scratch: &mut Scratch) {
         let Self { screen, digits, input } = *self;
-        let (n, count, isa) = (input.counts.len(), range.len(), input.isa);
+        let (n, count) = (input.rankings.len(), range.len());
         let Scratch { sums: dots, floats: estimates, positions, candidates, .. } = scratch;
-        let six = screen.six(isa, n);
+        let six = screen.six(input.isa, n);
         dots.resize(count * n.max(2), 0);
         if six.is_none() {
-            screen::dots(isa, screen.rows(range.clone()), digits, &mut dots[..count * n]);
+            screen::dots(input.isa, screen.rows(range.clone()), digits, &mut dots[..count * n]);
         }
         estimates.resize(count, 0.0);
-        let scales = &screen.scales[range.clone()];
-        let head_stats = six.map_or(&screen.row_stats, |six| &six.row_stats);
-        let sums = &head_stats.sums[range.clone()];
-        for (row, (digit_row, search)) in digits.rows().iter().zip(searches).enumerate() {
-            let (first, second, error) = match six {
-                Some(six) => {
-                    let (first, second) = dots[..2 * count].split_at_mut(count);
-                    let head_rows = six.rows(range.clone(), screen.stride);
-                    screen::six_dots(isa, head_rows, digits, row, [&mut *first, &mut *second]);
-                    (&*first, Some(&*second), digit_row.error)
-                }
-                None => (&dots[row * count..(row + 1) * count], None, digit_row.first_error),
+        for (row, (ranking, search)) in input.rankings.iter().zip(searches).enumerate() {
+            let bounds = match six {
+                Some(six) => self.estimate_six(six, row, range.clone(), dots, estimates),
+                None => self.estimate_first(row, range.clone(), dots, estimates),
             };
-            let products = Products { first, second, digits, row, scales, sums };
-            input.kernels.estimate(&products, estimates);
-            let bounds = head_stats.bounds(range.clone(), self.factors(digit_row, error));
-            let threshold = search.threshold();
+            let (threshold, noise) = (search.threshold(), ranking.noise);
+            let of_range = noise.map(|noise| RangeNoise::new(noise, range.start));
+            let of_range = of_range.as_ref();
+            if let Some(temperature) = ranking.weigh.filter(|_| threshold > f32::NEG_INFINITY) {
+                let weight = input.kernels.weigh_below(&bounds, threshold, temperature, estimates);
+                search.rule_out(threshold, weight.into());
+            }
             positions.clear();
             positions.reserve(count);
-            input.kernels.select_candidates(&bounds, threshold, estimates, positions);
+            input.kernels.select_candidates(&bounds, of_range, threshold, estimates, positions);
             candidates.clear();
             candidates.reserve(count);
             let refined = positions.iter().map(|&j| {
-                let known = six.is_none().then_some(first[j]);
-                self.refined(row, range.start + j, known)
+                let known = six.is_none().then(|| dots[row * count + j]);
+                let refined = self.refined(row, range.start + j, known);
+                noise.map_or(refined, |noise| with_noise(&noise, refined))
             });
             // Not `>=`: a NaN must stay a candidate.
             candidates.extend(refined.filter(|(_, estimate, bound)| {
                 let is_below = estimate + bound < threshold;
+                if is_below {
+                    search.rule_out(estimate + bound, 1.0);
+                }
                 !is_below
             }));
             if !candidates.is_empty() {
                 search.add(candidates.drain(..));
             }
         }
+    }
+
+    /// Estimates a row's logits from the products of its first digits; returns the bounds of the errors. `dots` has the
+    /// products of all rows. // (row, range)
+    fn estimate_first(
+        &self,
+        row: usize,
+        range: Range<usize>,
+        dots: &[i32],
+        out: &mut [f32],
+    ) -> Bounds<'_> {
+        let Self { screen, digits, input } = *self;
+        let (count, digit_row) = (range.len(), &digits.rows()[row]);
+        let first = &dots[row * count..(row + 1) * count];
+        let (scales, sums) = (&screen.scales[range.clone()], &screen.row_stats.sums[range.clone()]);
+        let products = Products { first, second: None, digits, row, scales, sums };
+        input.kernels.estimate(&products, out);
+        screen.row_stats.bounds(range, self.factors(digit_row, digit_row.first_error))
+    }
+
+    /// Estimates a row's logits from the products of both digits and the six-bit copy; returns the bounds of the errors.
+    /// `dots` is scratch.
+    fn estimate_six<'s>(
+        &self,
+        six: &'s Six,
+        row: usize,
+        range: Range<usize>,
+        dots: &mut [i32],
+        out: &mut [f32],
+    ) -> Bounds<'s> {
+        let Self { screen, digits, input } = *self;
+        let (count, digit_row) = (range.len(), &digits.rows()[row]);
+        let (first, second) = dots[..2 * count].split_at_mut(count);
+        let head_rows = six.rows(range.clone(), screen.stride);
+        screen::six_dots(input.isa, head_rows, digits, row, [&mut *first, &mut *second]);
+        let (scales, sums) = (&screen.scales[range.clone()], &six.row_stats.sums[range.clone()]);
+        let products = Products { first, second: Some(second), digits, row, scales, sums };
+        input.kernels.estimate(&products, out);
+        six.row_stats.bounds(range, self.factors(digit_row, digit_row.error))
     }
 
     /// Returns the token, its logit estimated with both digits and the whole int8, and the error bound of
@@ -272,13 +327,22 @@ impl Estimates<'_> {
     }
 }
 
+/// Adds its noise to a token's estimate, and the roundings of that to the bound.
+fn with_noise(
+    noise: &ScaledNoise,
+    (token, estimate, bound): (usize, f32, f32),
+) -> (usize, f32, f32) {
+    let added = noise.add_to(token as u32, 0.0) as f32;
+    (token, estimate + added, bound + added.abs() * NOISE_ROUNDING)
+}
+
 /// Splits the hidden rows into digits.
 fn split_rows(input: &ScreenInput<'_>, width: usize, pool: &mut Pool, digits: &mut Digits) {
     let Unfilled { first, second, rows, len, bits } =
-        digits.begin(input.isa, input.counts.len(), width);
+        digits.begin(input.isa, input.rankings.len(), width);
     let (first, second) = (Disjoint::new(first), Disjoint::new(second));
     let rows = Disjoint::new(rows);
-    pool.run(input.counts.len(), &|r| {
+    pool.run(input.rankings.len(), &|r| {
         let x = &input.xs[r * width..(r + 1) * width];
         // SAFETY: each task writes its own row.
         unsafe {

@@ -78,10 +78,11 @@ pub fn wanted(part: &[Piece], chunks: &[Chunk<'_>], screens: impl Fn(usize) -> b
     let mut first = 0;
     for piece in part {
         let chunk = &chunks[piece.chunk];
-        let (rows, count) = chunk.logits.rows(0..chunk.tokens.len());
-        let here = rows.start.max(piece.start)..rows.end.min(piece.start + piece.len);
-        for row in here.map(|row| row - piece.start + first) {
-            match count.filter(|count| screens(*count)) {
+        let here = piece.start..piece.start + piece.len;
+        let wanted = chunk.logits.wanted(0..chunk.tokens.len());
+        for (row, ranking) in wanted.filter(|(row, _)| here.contains(row)) {
+            let row = row - piece.start + first;
+            match ranking.and_then(|ranking| ranking.as_count()).filter(|count| screens(*count)) {
                 Some(count) => all.screened.push(Wanted { row, count: count.max(1) }),
                 None => all.whole.push(row),
             }

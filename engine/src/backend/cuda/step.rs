@@ -85,9 +85,10 @@ impl CudaBackend {
         let parts = plan::cut(chunks, &self.limits);
         logits.clear(self.shape.vocab);
         logits.lay_out(chunks.iter().flat_map(|chunk| {
-            let (rows, count) = chunk.logits.rows(0..chunk.tokens.len());
-            let all = count.is_none_or(|count| !self.screens(count));
-            rows.map(move |_| all)
+            chunk.logits.wanted(0..chunk.tokens.len()).map(|(_, ranking)| {
+                let count = ranking.and_then(|ranking| ranking.as_count());
+                count.is_none_or(|count| !self.screens(count))
+            })
         }));
         let mut lists = Lists::new();
         let mut all = logits.all_mut();

@@ -97,10 +97,10 @@ struct Part {
     tokens: Vec<u32>,
     position: usize,
     blocks: Vec<BlockId>,
-    logits: LogitsFor,
+    logits: LogitsFor<'static>,
 }
 
-fn part(tokens: &[u32], position: usize, first_block: u32, logits: LogitsFor) -> Part {
+fn part(tokens: &[u32], position: usize, first_block: u32, logits: LogitsFor<'static>) -> Part {
     let count = (position + tokens.len()).div_ceil(16) as u32;
     let blocks = (first_block..first_block + count).map(BlockId).collect();
     Part { tokens: tokens.to_vec(), position, blocks, logits }
@@ -108,7 +108,7 @@ fn part(tokens: &[u32], position: usize, first_block: u32, logits: LogitsFor) ->
 
 fn run(backend: &mut dyn Backend, parts: &[Part]) -> Logits {
     let mut logits = Logits::default();
-    let chunk = |part: &'_ Part| -> (usize, LogitsFor) { (part.position, part.logits) };
+    let chunk = |part: &'_ Part| -> (usize, LogitsFor<'static>) { (part.position, part.logits) };
     let chunks: Vec<Chunk<'_>> = parts
         .iter()
         .map(|part| {
@@ -147,7 +147,7 @@ fn invalid_steps_are_refused_and_the_backend_keeps_working() {
         return;
     };
     let mut step = |tokens: &[u32], position, blocks: &[BlockId]| {
-        let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::Largest(1) };
+        let chunk = Chunk { tokens, position, blocks, logits: LogitsFor::largest(1) };
         cuda.step(&[chunk], &mut Logits::default())
     };
     let block = [BlockId(0)];

@@ -24,11 +24,12 @@ pub use outputs::{Columns, Sums};
 
 use super::{
     Isa,
-    screen::{Bounds, Products},
+    screen::{Bounds, Products, RangeNoise},
 };
 use crate::config::Activation;
 
 type AttentionFn<E> = unsafe fn(&AttentionTile<'_, E>, &[f32], &[usize], &mut Vec<f32>, &mut [f32]);
+type SelectFn = unsafe fn(&Bounds<'_>, Option<&RangeNoise>, f32, &[f32], &mut Vec<usize>);
 type HeadFn<E> = unsafe fn(&[E], usize, &[f32], &mut [f32]);
 
 /// The kernels of one ISA. [`FloatKernels::of`] checks that this machine can run them.
@@ -43,7 +44,8 @@ pub struct FloatKernels {
     int8_scale: unsafe fn(&[f32]) -> f32,
     narrow_int8: unsafe fn(&[f32], f32, &mut [i8]),
     estimate: unsafe fn(&Products<'_>, &mut [f32]),
-    select_candidates: unsafe fn(&Bounds<'_>, f32, &[f32], &mut Vec<usize>),
+    select_candidates: SelectFn,
+    weigh_below: unsafe fn(&Bounds<'_>, f32, f32, &[f32]) -> f32,
     attention_f16: AttentionFn<f16>,
     attention_f32: AttentionFn<f32>,
     attention_i8: AttentionFn<i8>,
@@ -105,19 +107,39 @@ impl FloatKernels {
         unsafe { (self.estimate)(of, out) }
     }
 
-    /// Adds to `candidates` the indices of the estimates that are not certainly below `threshold`.
+    /// Adds to `candidates` the indices of the estimates that are not certainly below `threshold`, each with its
+    /// noise if there is any.
     ///
     /// # Panics
     /// If there are fewer bounds than estimates.
     pub fn select_candidates(
         &self,
         bounds: &Bounds<'_>,
+        noise: Option<&RangeNoise>,
         threshold: f32,
         estimates: &[f32],
         candidates: &mut Vec<usize>,
     ) {
         // SAFETY: see `rms_norm`.
-        unsafe { (self.select_candidates)(bounds, threshold, estimates, candidates) }
+        unsafe { (self.select_candidates)(bounds, noise, threshold, estimates, candidates) }
+    }
+
+    /// Returns an upper bound of the sum of weights, relative to that of `threshold`, over the estimates that are certainly
+    /// below it. `temperature` is above 0.
+    ///
+    /// # Panics
+    /// If there are fewer bounds than estimates.
+    pub fn weigh_below(
+        &self,
+        bounds: &Bounds<'_>,
+        threshold: f32,
+        temperature: f32,
+        estimates: &[f32],
+    ) -> f32 {
+        // Rounded down, as differences from the threshold are negative.
+        let per_unit = std::f32::consts::LOG2_E / temperature * (1.0 - 1e-6);
+        // SAFETY: see `rms_norm`.
+        unsafe { (self.weigh_below)(bounds, threshold, per_unit, estimates) }
     }
 
     /// Quantizes the row of a token to int8; returns the scale `s = 127 / max(1e-5, max|x|)`.

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::{
-    super::screen::{self, Bounds, Products},
+    super::screen::{self, Bounds, Products, RangeNoise},
     AttentionTile, Columns, FloatKernels, KvElement, Sums, attention,
     lanes::Element,
     ops, outputs,
@@ -28,6 +28,7 @@ macro_rules! instantiate {
                 narrow_int8,
                 estimate,
                 select_candidates,
+                weigh_below,
                 attention_f16,
                 attention_f32,
                 attention_i8,
@@ -71,11 +72,22 @@ macro_rules! instantiate {
             #[target_feature(enable = $features)]
             unsafe fn select_candidates(
                 bounds: &Bounds<'_>,
+                noise: Option<&RangeNoise>,
                 threshold: f32,
                 estimates: &[f32],
                 candidates: &mut Vec<usize>,
             ) {
-                screen::select_candidates(bounds, threshold, estimates, candidates)
+                screen::select_candidates(bounds, noise, threshold, estimates, candidates)
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn weigh_below(
+                bounds: &Bounds<'_>,
+                threshold: f32,
+                per_unit: f32,
+                estimates: &[f32],
+            ) -> f32 {
+                screen::weigh_below(bounds, threshold, per_unit, estimates)
             }
 
             #[target_feature(enable = $features)]

@@ -2,9 +2,16 @@
 //! the float kernels instantiate for each ISA.
 
 use super::Digits;
+use crate::noise::{Noise, ScaledNoise};
 
 /// Elements that are checked together.
 const TOGETHER: usize = 16;
+/// Smallest exponent of a weight: smaller weights count as much.
+const EXPONENT_MIN: f32 = -125.0;
+/// Factor greater than the roundings of exponents, which change a weight by 2e-5 at most, and of the sum.
+const WEIGHT_ROUND_UP: f32 = 1.0 + 1e-3;
+/// Factor greater than the roundings of a token's noise in f32.
+const NOISE_ROUND_UP: f32 = 1.0 + 1e-5;
 
 /// Dot products of a row's digits with some head rows.
 pub struct Products<'a> {
@@ -44,11 +51,56 @@ impl Bounds<'_> {
     fn of(&self, error: f32, norm: f32) -> f32 {
         self.by_error * error + self.by_norm * norm
     }
+}
 
-    /// Returns the errors and norms of the first `count` head rows, in groups.
+/// Returns an upper bound of `Σ exp((upper − threshold) / temperature)` over the estimates with an upper bound below the
+/// threshold. `per_unit` is at most `1 / (ln 2 · temperature)`.
+///
+/// The value of an f32 with the bits `2²³ · (x + 127)` is at least `2ˣ`, as `1 + m ≥ 2ᵐ` for a mantissa `m`.
+#[inline(always)]
+pub fn weigh_below(bounds: &Bounds<'_>, threshold: f32, per_unit: f32, estimates: &[f32]) -> f32 {
+    let count = estimates.len();
+    let (errors, norms) = (&bounds.errors[..count], &bounds.norms[..count]);
+    let weight = |estimate: f32, error: f32, norm: f32| {
+        let upper = estimate + bounds.of(error, norm);
+        let exponent = ((upper - threshold) * per_unit).max(EXPONENT_MIN);
+        let bits = ((exponent + 127.0) * (1 << 23) as f32) as i32;
+        let weight = f32::from_bits(bits as u32);
+        if upper < threshold { weight } else { 0.0 }
+    };
+    let mut sums = [0f32; TOGETHER];
+    let (parts, rest) = estimates.as_chunks::<TOGETHER>();
+    let of_rows = errors.as_chunks::<TOGETHER>().0.iter().zip(norms.as_chunks::<TOGETHER>().0);
+    for (estimates, (errors, norms)) in parts.iter().zip(of_rows) {
+        for i in 0..TOGETHER {
+            sums[i] += weight(estimates[i], errors[i], norms[i]);
+        }
+    }
+    let first = count - rest.len();
+    let of_rest = (first..count).map(|j| weight(estimates[j], errors[j], norms[j]));
+    (sums.iter().sum::<f32>() + of_rest.sum::<f32>()) * WEIGHT_ROUND_UP
+}
+
+/// Upper bounds of the scaled noise of a range of tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct RangeNoise {
+    noise: Noise,
+    /// The temperature, rounded up by more than the roundings of the product and of the sum with a logit.
+    temperature: f32,
+    first: u32,
+}
+
+impl RangeNoise {
+    /// Returns the noise of the tokens from `first` on.
+    pub fn new(scaled: ScaledNoise, first: usize) -> Self {
+        let temperature = scaled.temperature * NOISE_ROUND_UP;
+        Self { noise: scaled.noise, temperature, first: first as u32 }
+    }
+
+    /// Returns the bound of the range's `j`-th token; at least 0.
     #[inline(always)]
-    fn together(&self, count: usize) -> impl Iterator<Item = (&[f32], &[f32])> {
-        self.errors[..count].chunks(TOGETHER).zip(self.norms[..count].chunks(TOGETHER))
+    fn upper(&self, j: usize) -> f32 {
+        self.temperature * self.noise.upper(self.first.wrapping_add(j as u32))
     }
 }
 
@@ -72,31 +124,56 @@ pub fn estimate(of: &Products<'_>, out: &mut [f32]) {
 }
 
 /// Adds to `candidates` the indices of the estimates with an upper bound that is not below the threshold,
-/// NaN included.
+/// NaN included. With noise, its upper bound is added to each.
 #[inline(always)]
 pub fn select_candidates(
     bounds: &Bounds<'_>,
+    noise: Option<&RangeNoise>,
     threshold: f32,
     estimates: &[f32],
     candidates: &mut Vec<usize>,
 ) {
+    match noise {
+        None => select(bounds, estimates, candidates, |_, upper| upper < threshold),
+        Some(noise) => {
+            select(bounds, estimates, candidates, |j, upper| upper + noise.upper(j) < threshold);
+        }
+    }
+}
+
+#[inline(always)]
+fn select(
+    bounds: &Bounds<'_>,
+    estimates: &[f32],
+    candidates: &mut Vec<usize>,
+    is_below: impl Fn(usize, f32) -> bool,
+) {
     let count = estimates.len();
-    let parts = estimates.chunks(TOGETHER).zip(bounds.together(count));
-    for (part, (estimates, (errors, norms))) in parts.enumerate() {
-        let is_below = |estimate: f32, (error, norm): (&f32, &f32)| {
-            estimate + bounds.of(*error, *norm) < threshold
-        };
-        let of_rows = || errors.iter().zip(norms);
+    let (errors, norms) = (&bounds.errors[..count], &bounds.norms[..count]);
+    let is_below = |j: usize, estimate: f32, error: f32, norm: f32| {
+        is_below(j, estimate + bounds.of(error, norm))
+    };
+    let (parts, _) = estimates.as_chunks::<TOGETHER>();
+    let of_rows = errors.as_chunks::<TOGETHER>().0.iter().zip(norms.as_chunks::<TOGETHER>().0);
+    for (part, (estimates, (errors, norms))) in parts.iter().zip(of_rows).enumerate() {
+        let start = part * TOGETHER;
         // Nearly always all are below, so one check covers the group.
-        let all =
-            estimates.iter().zip(of_rows()).fold(true, |all, (e, row)| all & is_below(*e, row));
+        let mut all = true;
+        for i in 0..TOGETHER {
+            all &= is_below(start + i, estimates[i], errors[i], norms[i]);
+        }
         if all {
             continue;
         }
-        for (j, (estimate, row)) in estimates.iter().zip(of_rows()).enumerate() {
-            if !is_below(*estimate, row) {
-                candidates.push(part * TOGETHER + j);
+        for i in 0..TOGETHER {
+            if !is_below(start + i, estimates[i], errors[i], norms[i]) {
+                candidates.push(start + i);
             }
+        }
+    }
+    for j in parts.len() * TOGETHER..count {
+        if !is_below(j, estimates[j], errors[j], norms[j]) {
+            candidates.push(j);
         }
     }
 }

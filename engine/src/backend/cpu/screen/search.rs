@@ -1,4 +1,4 @@
-//! The search for a row's largest logits. Several threads add estimates to it in any order.
+//! The search for the first tokens of a row's ranking, by values: logits, or logits with noise. Several threads add estimates to it in any order.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -6,15 +6,24 @@ use std::sync::{
 };
 
 use super::TASK_ROWS;
+use crate::{
+    backend::{Ranking, Rest},
+    math,
+};
 
 /// Smallest length of the list at which candidates that later ones have ruled out are removed.
 const CANDIDATES_MIN: usize = 64;
+/// More than the relative rounding of a difference.
+const ROUNDING: f32 = 1e-6;
+/// Factor greater than the roundings of a sum of weights.
+const WEIGHT_ROUND_UP: f64 = 1.0 + 1e-9;
 
 /// One row's search. Its threshold only rises, so a logit below it at any time is below it at the end, and
 /// the result does not depend on the order.
 #[derive(Default)]
 pub(super) struct Search {
-    /// The threshold, as the bits of an f32: at least `count` logits are certainly at least this large.
+    /// The threshold, as the bits of an f32: at least `count` values are certainly at least this large, or at most
+    /// `within` below.
     threshold: AtomicU32,
     state: Mutex<State>,
 }
@@ -22,52 +31,103 @@ pub(super) struct Search {
 #[derive(Default)]
 struct State {
     count: usize,
+    within: f32,
     candidates: Vec<Candidate>,
+    /// The weight of tokens that were ruled out.
+    ruled_out: Option<RuledOut>,
     /// Number of candidates at which the list is pruned.
     limit: usize,
+}
+
+/// The sum of `exp(upper / temperature)` over tokens, as `weight · exp(reference / temperature)`.
+#[derive(Debug, Clone, Copy)]
+struct RuledOut {
+    temperature: f64,
+    reference: f64,
+    weight: f64,
+}
+
+impl RuledOut {
+    fn new(temperature: f32) -> Self {
+        Self { temperature: temperature.into(), reference: f64::NEG_INFINITY, weight: 0.0 }
+    }
+
+    /// Adds tokens with the sum `weight · exp(reference / temperature)`.
+    fn add(&mut self, reference: f32, weight: f64) {
+        let reference = f64::from(reference);
+        let (low, high) = (self.reference.min(reference), self.reference.max(reference));
+        let share = if low < high { math::exp((low - high) / self.temperature) } else { 1.0 };
+        let (own, other) = if reference > self.reference { (share, 1.0) } else { (1.0, share) };
+        (self.reference, self.weight) = (high, self.weight * own + weight * other);
+    }
+
+    /// Returns the sum relative to `exp(below / temperature)`.
+    fn relative_to(&self, below: f32) -> f64 {
+        if self.weight == 0.0 {
+            return 0.0;
+        }
+        let weight =
+            self.weight * math::exp((self.reference - f64::from(below)) / self.temperature);
+        // NaN is no bound.
+        if weight.is_nan() { f64::INFINITY } else { weight * WEIGHT_ROUND_UP }
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Candidate {
     token: u32,
-    /// Lower bound of the logit; −∞ instead of NaN.
+    /// Lower bound of the value; −∞ instead of NaN.
     lower: f32,
-    /// Upper bound of the logit; +∞ instead of NaN.
+    /// Upper bound of the value; +∞ instead of NaN.
     upper: f32,
 }
 
 impl State {
-    /// Drops candidates that are certainly not among the largest. Returns the threshold, or `None` while
-    /// there are fewer than `count` candidates.
+    /// Drops candidates that are certainly not asked for. Returns the threshold, or `None` while there are fewer than
+    /// `count` candidates.
     fn prune(&mut self) -> Option<f32> {
         let place = self.count.max(1) - 1;
-        let threshold = (place < self.candidates.len()).then(|| {
+        let least = (place < self.candidates.len()).then(|| {
             let descending = |a: &Candidate, b: &Candidate| b.lower.total_cmp(&a.lower);
             self.candidates.select_nth_unstable_by(place, descending).1.lower
         })?;
-        self.candidates.retain(|candidate| candidate.upper >= threshold);
+        let threshold = match self.within {
+            0.0 => least,
+            // NaN, for an infinite one, rules out nothing.
+            within => (least - within - least.abs() * ROUNDING).max(f32::NEG_INFINITY),
+        };
+        let ruled_out = &mut self.ruled_out;
+        self.candidates.retain(|candidate| {
+            let stays = candidate.upper >= threshold;
+            if let Some(ruled_out) = ruled_out.as_mut().filter(|_| !stays) {
+                ruled_out.add(candidate.upper, 1.0);
+            }
+            stays
+        });
         Some(threshold)
     }
 }
 
 impl Search {
-    /// Starts a search for the `count` largest logits.
-    pub fn reset(&mut self, count: usize) {
+    /// Starts a search for the first tokens of a ranking.
+    pub fn reset(&mut self, ranking: &Ranking) {
+        let Ranking { count, within, weigh, noise: _ } = *ranking;
         *self.threshold.get_mut() = f32::NEG_INFINITY.to_bits();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        state.count = count;
+        (state.count, state.within) = (count, within);
+        state.ruled_out = weigh.map(RuledOut::new);
         state.limit = CANDIDATES_MIN.max(2 * count);
         state.candidates.clear();
         // Enough for most steps, so that these allocate nothing.
         state.candidates.reserve(2 * state.limit + TASK_ROWS);
     }
 
-    /// Returns the threshold. Logits that are certainly below it need not be added.
+    /// Returns the threshold. Values that are certainly below it need not be added.
     pub fn threshold(&self) -> f32 {
         f32::from_bits(self.threshold.load(Ordering::Relaxed))
     }
 
-    /// Adds tokens, their estimated logits and the error bounds of the estimates.
+    /// Adds tokens, their estimated values and the error bounds of the estimates.
     pub fn add(&self, estimates: impl Iterator<Item = (usize, f32, f32)>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.candidates.extend(estimates.map(|(token, estimate, bound)| {
@@ -87,10 +147,29 @@ impl Search {
         state.limit = (CANDIDATES_MIN.max(2 * state.count)).max(2 * state.candidates.len());
     }
 
-    /// Returns the tokens that can be among the largest, in ascending order.
+    /// Adds the weight of tokens that were ruled out, as `weight · exp(reference / temperature)`.
+    pub fn rule_out(&self, reference: f32, weight: f64) {
+        if weight > 0.0 {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(ruled_out) = &mut state.ruled_out {
+                ruled_out.add(reference, weight);
+            }
+        }
+    }
+
+    /// Returns what is known of the tokens that [`finish`](Self::finish) does not return, after it.
+    pub fn rest(&mut self) -> Option<Rest> {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let below = f32::from_bits(*self.threshold.get_mut());
+        state.ruled_out.map(|ruled_out| Rest { below, weight: ruled_out.relative_to(below) })
+    }
+
+    /// Returns the tokens that can be among those asked for, in ascending order.
     pub fn finish(&mut self) -> impl Iterator<Item = u32> {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        state.prune();
+        if let Some(threshold) = state.prune() {
+            *self.threshold.get_mut() = threshold.to_bits();
+        }
         state.candidates.sort_unstable_by_key(|candidate| candidate.token);
         state.candidates.iter().map(|candidate| candidate.token)
     }
@@ -104,12 +183,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn largest_logits_are_found_in_any_order(
+        fn first_tokens_are_found_in_any_order(
             logits in prop::collection::vec((-9.0f32..9.0, 0.0f32..2.0, -1.0f32..1.0), 1..700),
             count in 0usize..40,
+            within in prop_oneof![Just(0.0f32), 0.0f32..9.0],
         ) {
             let mut search = Search::default();
-            search.reset(count);
+            search.reset(&Ranking { within, ..Ranking::largest(count) });
             let estimates: Vec<(usize, f32, f32)> = logits
                 .iter()
                 .enumerate()
@@ -125,7 +205,7 @@ mod tests {
             prop_assert!(found.is_sorted_by(|a, b| a < b));
             let mut sorted: Vec<f32> = logits.iter().map(|(logit, _, _)| *logit).collect();
             sorted.sort_by(|a, b| b.total_cmp(a));
-            let least = sorted[count.clamp(1, sorted.len()) - 1];
+            let least = sorted[count.clamp(1, sorted.len()) - 1] - within;
             for (token, (logit, _, _)) in logits.iter().enumerate() {
                 prop_assert!(*logit < least || found.contains(&(token as u32)));
             }

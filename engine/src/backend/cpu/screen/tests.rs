@@ -1,7 +1,10 @@
 //! Screened logits compared with the whole head.
 
 use super::{super::HeadMode, *};
-use crate::files::{Dense, DenseType};
+use crate::{
+    backend::{Noise, logits},
+    files::{Dense, DenseType},
+};
 
 const VOCAB: usize = 700;
 const WIDTH: usize = 100;
@@ -15,9 +18,19 @@ fn head(weights: &[f32], mode: HeadMode) -> Head {
     Head::of(Dense { dtype: DenseType::F32, rows: VOCAB, cols: WIDTH, bytes }, mode, || {})
 }
 
-/// Returns the logits of the whole head, and the logits that the screen computes for the `count`
-/// largest.
-fn both(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> (Vec<f32>, Vec<f32>) {
+/// Returns the logits of the whole head, and the logits that the screen computes for a ranking of each row.
+fn both(isa: Isa, weights: &[f32], xs: &[f32], rankings: &[Ranking]) -> (Vec<f32>, Vec<f32>) {
+    let (whole, screened, _) = found(isa, weights, xs, rankings);
+    (whole, screened)
+}
+
+/// Returns the same as [`both`], and what is known of the tokens that are not found.
+fn found(
+    isa: Isa,
+    weights: &[f32],
+    xs: &[f32],
+    rankings: &[Ranking],
+) -> (Vec<f32>, Vec<f32>, Vec<Option<Rest>>) {
     let n = xs.len() / WIDTH;
     let kernels = FloatKernels::of(isa).expect("the ISA is available");
     let (head, mut scratch) = (head(weights, HeadMode::Exact), Vec::new());
@@ -25,7 +38,7 @@ fn both(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> (Vec<f32>, Vec<f
     for (x, logits) in xs.chunks_exact(WIDTH).zip(whole.chunks_exact_mut(VOCAB)) {
         head.logits(kernels, 0, VOCAB, x, &mut scratch, logits);
     }
-    let input = ScreenInput { head: &head, kernels, isa, xs, counts: &vec![count; n] };
+    let input = ScreenInput { head: &head, kernels, isa, xs, rankings };
     let screen = head.screen().expect("the vocabulary is large enough");
     let (mut pool, mut state) = (Pool::new(2), ScreenState::default());
     screen.largest(&input, &mut pool, &mut state);
@@ -35,29 +48,33 @@ fn both(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> (Vec<f32>, Vec<f
         assert!(list.is_sorted_by(|a, b| a.id < b.id), "tokens ascend without duplicates");
         list.iter().for_each(|found| screened[found.id as usize] = found.logit);
     }
-    (whole, screened)
+    (whole, screened, state.rests().collect())
+}
+
+/// Checks every row for the largest logits; returns the number of computed logits.
+fn check(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> usize {
+    check_rankings(isa, weights, xs, &vec![Ranking::largest(count); xs.len() / WIDTH])
 }
 
 /// Checks every row; returns the number of computed logits.
-fn check(isa: Isa, weights: &[f32], xs: &[f32], count: usize) -> usize {
-    let (whole, screened) = both(isa, weights, xs, count);
+fn check_rankings(isa: Isa, weights: &[f32], xs: &[f32], rankings: &[Ranking]) -> usize {
+    let (whole, screened) = both(isa, weights, xs, rankings);
     let mut computed = 0;
-    for (whole, screened) in whole.chunks_exact(VOCAB).zip(screened.chunks_exact(VOCAB)) {
-        let mut sorted = whole.to_vec();
-        sorted.sort_by(|a, b| b.total_cmp(a));
+    let rows = whole.chunks_exact(VOCAB).zip(screened.chunks_exact(VOCAB));
+    for ((whole, screened), ranking) in rows.zip(rankings) {
         for (token, (exact, found)) in whole.iter().zip(screened).enumerate() {
-            if found.to_bits() == exact.to_bits() {
-                computed += 1;
-                continue;
-            }
-            assert_eq!(*found, f32::NEG_INFINITY, "token {token}");
-            assert!(*exact < sorted[count - 1], "token {token} is among the {count} largest");
+            let is_same = found.to_bits() == exact.to_bits();
+            assert!(is_same || *found == f32::NEG_INFINITY, "token {token}");
+            computed += usize::from(is_same);
+        }
+        for TokenLogit { id, logit } in logits::first(whole, ranking) {
+            assert_eq!(screened[id as usize].to_bits(), logit.to_bits(), "token {id}, {ranking:?}");
         }
     }
     computed
 }
 
-fn isas() -> impl Iterator<Item = Isa> {
+pub(super) fn isas() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
 }
 
@@ -97,7 +114,7 @@ fn outliers_zeros_nan_and_infinity_do_not_change_the_result() {
         xs[2 * WIDTH + 1] = 1e9;
         xs[3 * WIDTH + 1] = f32::NAN;
         xs[4 * WIDTH + 1] = f32::INFINITY;
-        let (whole, screened) = both(isa, &weights, &xs, 1);
+        let (whole, screened) = both(isa, &weights, &xs, &[Ranking::largest(1); 6]);
         for (token, (whole, screened)) in whole.iter().zip(&screened).enumerate() {
             let same = whole.to_bits() == screened.to_bits() || whole.is_nan() && screened.is_nan();
             assert!(same || *screened == f32::NEG_INFINITY, "token {token}");
@@ -106,6 +123,70 @@ fn outliers_zeros_nan_and_infinity_do_not_change_the_result() {
         for (whole, screened) in whole.chunks_exact(VOCAB).zip(screened.chunks_exact(VOCAB)) {
             let largest = |logits: &[f32]| logits.iter().fold(f32::MIN, |a, b| a.max(*b));
             assert_eq!(largest(whole).to_bits(), largest(screened).to_bits());
+        }
+    }
+}
+
+#[test]
+fn tokens_with_the_largest_noise_are_found_and_few_others_are_computed() {
+    let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
+    for (isa, n) in isas().flat_map(|isa| [(isa, 1), (isa, 5)]) {
+        for (temperature, factor) in
+            [(0.3, 0.3), (1.0, 0.3), (20.0, 3.0), (1e30, 1.0), (1e-30, 1.0)]
+        {
+            let mut computed = 0;
+            for position in 0..20 {
+                let xs: Vec<f32> =
+                    (0..n * WIDTH).map(|i| wave(i + 31 * position) * factor).collect();
+                let ranking = |row| {
+                    let noise = Noise::of(1, row, position as u64);
+                    let noise = Some(ScaledNoise { noise, temperature });
+                    Ranking { noise, ..Ranking::largest(1 + position % 3) }
+                };
+                let rankings: Vec<Ranking> = (0..n as u32).map(ranking).collect();
+                computed += check_rankings(isa, &weights, &xs, &rankings);
+            }
+            assert!(computed < 20 * n * VOCAB / 8, "{isa}, {n} rows, {temperature}: {computed}");
+        }
+    }
+}
+
+#[test]
+fn tokens_within_a_distance_of_the_largest_are_found() {
+    let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
+    for isa in isas() {
+        let xs: Vec<f32> = (0..7 * WIDTH).map(|i| wave(i + 5) * 2.0).collect();
+        for within in [0.0, 1e-3, 1.0, 7.5, 1e9, f32::INFINITY] {
+            let rankings = [1, 2, 40].map(|count| Ranking { within, ..Ranking::largest(count) });
+            for rankings in [&rankings[..1], &[&rankings[..], &rankings[..]].concat()] {
+                check_rankings(isa, &weights, &xs[..rankings.len() * WIDTH], rankings);
+            }
+        }
+    }
+}
+
+#[test]
+fn weight_of_tokens_that_are_not_found_is_bounded() {
+    let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
+    for (isa, n) in isas().flat_map(|isa| [(isa, 1), (isa, 4)]) {
+        for (temperature, within) in [(1.0, 3.0), (0.2, 2.0), (5.0, 9.0), (1e-3, 0.1)] {
+            let xs: Vec<f32> = (0..n * WIDTH).map(|i| wave(i + 3)).collect();
+            let ranking = Ranking { within, weigh: Some(temperature), ..Ranking::largest(2) };
+            let (whole, screened, rests) = found(isa, &weights, &xs, &vec![ranking; n]);
+            let rows = whole.chunks_exact(VOCAB).zip(screened.chunks_exact(VOCAB)).zip(rests);
+            for ((whole, screened), rest) in rows {
+                let Rest { below, weight } = rest.expect("it was asked for");
+                let left_out = whole.iter().zip(screened).filter(|(_, s)| **s == f32::NEG_INFINITY);
+                let exact: f64 = left_out
+                    .map(|(logit, _)| {
+                        assert!(*logit < below, "{isa}: {logit} was left out, {below}");
+                        ((f64::from(*logit) - f64::from(below)) / f64::from(temperature)).exp()
+                    })
+                    .sum();
+                assert!(exact <= weight, "{isa}, {n} rows, {temperature}: {exact} > {weight}");
+                let is_close = weight <= 60.0 * exact + 1e-30;
+                assert!(temperature < 1.0 || is_close, "{isa}, {temperature}: {weight}, {exact}");
+            }
         }
     }
 }

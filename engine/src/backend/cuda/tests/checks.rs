@@ -43,7 +43,7 @@ fn a_sequence_twice_in_a_step_is_refused() {
     };
     let (blocks, tokens) = ([BlockId(0), BlockId(1)], tokens(15, 1));
     let chunk = |tokens, position| {
-        let logits = LogitsFor::Largest(1);
+        let logits = LogitsFor::largest(1);
         Chunk { tokens, position, blocks: &blocks, logits }
     };
     let mut step = |chunks: &[Chunk<'_>]| cuda.step(chunks, &mut Logits::default());

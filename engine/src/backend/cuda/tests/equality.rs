@@ -37,7 +37,8 @@ pub fn check(what: &str, cpu: &mut dyn Backend, cuda: &mut dyn Backend, parts: &
             LogitsFor::Nothing => vec![],
             LogitsFor::Last => vec![usize::MAX],
             LogitsFor::All => vec![usize::MAX; part.tokens.len()],
-            LogitsFor::Largest(count) => vec![count],
+            LogitsFor::Largest(ranking) => vec![ranking.count],
+            LogitsFor::Each(rankings) => rankings.iter().map(|ranking| ranking.count).collect(),
         })
         .collect();
     for (index, count) in counts.into_iter().enumerate() {
@@ -77,7 +78,7 @@ fn prompts_and_continuations_equal_the_cpus() {
         let mut cpu = on_cpu(&model, options);
         let all = tokens(40, 1);
         for (range, logits) in
-            [(0..19, LogitsFor::All), (19..20, LogitsFor::Last), (20..21, LogitsFor::Largest(3))]
+            [(0..19, LogitsFor::All), (19..20, LogitsFor::Last), (20..21, LogitsFor::largest(3))]
         {
             let what = format!("{name}: {range:?}");
             let parts = [part(&all[range.clone()], range.start, 0, logits)];
@@ -87,7 +88,7 @@ fn prompts_and_continuations_equal_the_cpus() {
 }
 
 /// Prefills sequences of different lengths on both, then decodes one token of each.
-fn check_decodes(name: &str, counts: &[usize], wanted: impl Fn(usize) -> LogitsFor) {
+fn check_decodes(name: &str, counts: &[usize], wanted: impl Fn(usize) -> LogitsFor<'static>) {
     let model = model(name);
     let options = options(KvType::F16, HeadMode::Exact);
     let Some(mut cuda) = load(&model, options, small()) else { return };
@@ -118,9 +119,9 @@ fn check_decodes(name: &str, counts: &[usize], wanted: impl Fn(usize) -> LogitsF
 fn decodes_of_few_sequences_equal_the_cpus() {
     for name in MODELS {
         check_decodes(name, &[1, 2, 7, 12], |i| match i % 4 {
-            0 => LogitsFor::Largest(1),
+            0 => LogitsFor::largest(1),
             1 => LogitsFor::Last,
-            2 => LogitsFor::Largest(20),
+            2 => LogitsFor::largest(20),
             _ => LogitsFor::Nothing,
         });
     }
@@ -128,7 +129,7 @@ fn decodes_of_few_sequences_equal_the_cpus() {
 
 #[test]
 fn decodes_of_thirty_sequences_equal_the_cpus() {
-    check_decodes("bitnet-tiny", &[30], |_| LogitsFor::Largest(1));
+    check_decodes("bitnet-tiny", &[30], |_| LogitsFor::largest(1));
 }
 
 /// Enough rows for the largest kernels of linears and of the screen.
@@ -141,8 +142,8 @@ fn a_step_of_many_rows_equals_the_cpus() {
     let mut cpu = on_cpu(&model, options);
     for (lengths, logits) in [
         (&[50, 20][..], LogitsFor::Last),
-        (&[300, 250, 3], LogitsFor::Largest(2)),
-        (&[1; 70], LogitsFor::Largest(3)),
+        (&[300, 250, 3], LogitsFor::largest(2)),
+        (&[1; 70], LogitsFor::largest(3)),
     ] {
         let mut first_block = 0;
         let parts: Vec<Part> = lengths
@@ -167,14 +168,14 @@ fn a_step_of_several_passes_equals_the_cpus() {
     let mut cpu = on_cpu(&model, options);
     let prompts = [
         part(&tokens(21, 0), 0, 0, LogitsFor::All),
-        part(&tokens(1, 1), 0, 2, LogitsFor::Largest(4)),
+        part(&tokens(1, 1), 0, 2, LogitsFor::largest(4)),
         part(&tokens(3, 2), 0, 3, LogitsFor::Last),
         part(&tokens(6, 3), 0, 4, LogitsFor::Nothing),
     ];
     check("prompts", cpu.as_mut(), &mut cuda, &prompts);
     let decodes: Vec<Part> = [(21, 0), (1, 2), (3, 3), (6, 4)]
         .into_iter()
-        .map(|(position, block)| part(&[7], position, block, LogitsFor::Largest(5)))
+        .map(|(position, block)| part(&[7], position, block, LogitsFor::largest(5)))
         .collect();
     check("decodes", cpu.as_mut(), &mut cuda, &decodes);
 }
@@ -195,9 +196,9 @@ fn prompts_beside_decodes_and_shared_prefixes_equal_the_cpus() {
     let mut steps = [
         // Two sequences continue after both blocks; one overwrites the last position of a copied
         // block.
-        part(&tokens(5, 5), 32, 0, LogitsFor::Largest(2)),
+        part(&tokens(5, 5), 32, 0, LogitsFor::largest(2)),
         part(&[3], 32, 0, LogitsFor::Last),
-        part(&[4], 31, 0, LogitsFor::Largest(1)),
+        part(&[4], 31, 0, LogitsFor::largest(1)),
         part(&tokens(17, 6), 0, 20, LogitsFor::All),
     ];
     steps[0].blocks = shared(1, 10);
@@ -239,7 +240,7 @@ fn every_kind_of_head_and_cache_equals_the_cpus() {
         ];
         check(&what, cpu.as_mut(), &mut cuda, &parts);
         let parts =
-            [part(&[5], 18, 0, LogitsFor::Largest(3)), part(&[6], 3, 4, LogitsFor::Largest(1))];
+            [part(&[5], 18, 0, LogitsFor::largest(3)), part(&[6], 3, 4, LogitsFor::largest(1))];
         check(&what, cpu.as_mut(), &mut cuda, &parts);
         assert_eq!(
             crate::backend::cuda::kv_block_bytes(&model, kv),
@@ -270,7 +271,7 @@ fn uneven_shapes_equal_the_cpus() {
         let parts = [part(&all[range.clone()], range.start, 0, LogitsFor::All)];
         check(&format!("{range:?}"), cpu.as_mut(), &mut cuda, &parts);
     }
-    let parts = [part(&[3], 45, 0, LogitsFor::Largest(2)), part(&[4], 0, 9, LogitsFor::Largest(2))];
+    let parts = [part(&[3], 45, 0, LogitsFor::largest(2)), part(&[4], 0, 9, LogitsFor::largest(2))];
     check("decodes", cpu.as_mut(), &mut cuda, &parts);
 }
 
@@ -291,7 +292,7 @@ fn a_row_with_too_many_candidates_gets_all_logits() {
     let options = options(KvType::F16, HeadMode::Exact);
     let Some(mut cuda) = load(&model, options, small()) else { return };
     let mut cpu = on_cpu(&model, options);
-    let logits = LogitsFor::Largest(2);
+    let logits = LogitsFor::largest(2);
     let parts = [part(&tokens(3, 1), 0, 0, logits), part(&tokens(2, 2), 0, 1, LogitsFor::Last)];
     check("equal logits", cpu.as_mut(), &mut cuda, &parts);
     let mut all = run(&mut cuda, &parts[..1]);

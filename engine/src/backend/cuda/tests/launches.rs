@@ -81,7 +81,7 @@ fn launched_by(name: &str, kv: KvType, head: HeadMode) -> Option<BTreeSet<&'stat
     listen(&mut backend, launched.clone(), Arc::default());
     for count in [1, 2, 7, 13, 30, 60, 80] {
         let decodes: Vec<_> =
-            (0..count).map(|i| part(&[1], 0, (i % BLOCKS) as u32, LogitsFor::Largest(2))).collect();
+            (0..count).map(|i| part(&[1], 0, (i % BLOCKS) as u32, LogitsFor::largest(2))).collect();
         run(&mut backend, &decodes);
         run(&mut backend, &[part(&tokens(count, 1), 0, 0, LogitsFor::All)]);
     }

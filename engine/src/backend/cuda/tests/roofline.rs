@@ -18,7 +18,7 @@ fn measured(name: &str, batches: &[usize]) -> Option<Vec<StepTimes>> {
         batches: batches.to_vec(),
         prompt_tokens: 5,
         generate_tokens: 1,
-        logits: LogitsFor::Largest(1),
+        logits: LogitsFor::largest(1),
         repetitions: 1,
     };
     let found = roofline::of_backend(&mut backend, &workload, &Timing::QUICK).expect("steps run");

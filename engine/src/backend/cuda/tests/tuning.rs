@@ -16,10 +16,10 @@ fn other_tunings_give_the_same_results() {
     let Some(mut cuda) = load(&model("bitnet-online-tiny"), options, limits) else { return };
     let blocks = |i: usize| (i * 2 % 88) as u32;
     let prompts: Vec<Part> = (0..36)
-        .map(|i| part(&tokens(2 + i % 5, i as u32), 0, blocks(i), LogitsFor::Largest(2)))
+        .map(|i| part(&tokens(2 + i % 5, i as u32), 0, blocks(i), LogitsFor::largest(2)))
         .collect();
     let decodes: Vec<Part> = (0..36)
-        .map(|i| part(&[i as u32], 2 + i % 5, blocks(i), LogitsFor::Largest(1 + i % 3)))
+        .map(|i| part(&[i as u32], 2 + i % 5, blocks(i), LogitsFor::largest(1 + i % 3)))
         .collect();
     // Candidates beyond the largest depend on the screen's digits; their logits do not.
     let mut results = |tuning| {
@@ -55,7 +55,7 @@ fn a_sweep_measures_every_constant() {
         batches: vec![1, 3],
         prompt_tokens: 17,
         generate_tokens: 1,
-        logits: LogitsFor::Largest(1),
+        logits: LogitsFor::largest(1),
         repetitions: 1,
     };
     let trials = tuning::of_backend(&mut cuda, &workload, 0.0).expect("steps run");

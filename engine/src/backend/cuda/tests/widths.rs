@@ -98,7 +98,7 @@ fn prefill(sizes: &Sizes, cpu: &mut dyn Backend, cuda: &mut dyn Backend) {
                 let start = rows.start.max(origin) - origin;
                 let end = rows.end.min(origin + sizes.prompt) - origin;
                 let tokens = &tokens(sizes.prompt, prompt as u32)[start..end];
-                let mut part = part(tokens, start, 0, LogitsFor::Largest(3));
+                let mut part = part(tokens, start, 0, LogitsFor::largest(3));
                 part.blocks = blocks(sizes, prompt);
                 part.blocks.truncate(end.div_ceil(BLOCK_TOKENS));
                 part
@@ -118,7 +118,7 @@ fn decode(sizes: &Sizes, index: usize) -> (Part, BlockId) {
     // If the prompt is shorter than the context, only its full blocks.
     let full = sizes.prompt / BLOCK_TOKENS;
     let before = position / BLOCK_TOKENS;
-    let logits = if index % 32 == 5 { LogitsFor::Last } else { LogitsFor::Largest(1 + index % 4) };
+    let logits = if index % 32 == 5 { LogitsFor::Last } else { LogitsFor::largest(1 + index % 4) };
     let mut decode = part(&tokens(1, index as u32 + 9), position, 0, logits);
     decode.blocks = (0..before).map(|block| prompt[block % full]).collect();
     decode.blocks.push(BlockId((sizes.prompts * prompt.len() + index) as u32));

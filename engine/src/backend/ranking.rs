@@ -1,0 +1,37 @@
+//! Which tokens of a position are found, when not all logits are needed.
+
+use crate::noise::ScaledNoise;
+
+/// The first tokens of a position, by logit or by logit with noise.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ranking {
+    /// At least this many tokens, with all that equal the last of these.
+    pub count: usize,
+    /// Further tokens: those with a value at most this much below.
+    pub within: f32,
+    /// Ranks tokens by `logit + temperature · noise` instead of by logit.
+    pub noise: Option<ScaledNoise>,
+    /// Bounds the weight of the tokens that are not found, at this temperature: see [`Rest`].
+    pub weigh: Option<f32>,
+}
+
+/// The tokens of a position that were not found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rest {
+    /// All tokens with at least this logit were found.
+    pub below: f32,
+    /// At least the sum of `exp((logit − below) / temperature)` over the others.
+    pub weight: f64,
+}
+
+impl Ranking {
+    /// The tokens with the `count` largest logits.
+    pub const fn largest(count: usize) -> Self {
+        Self { count, within: 0.0, noise: None, weigh: None }
+    }
+
+    /// Returns the number of largest logits, if these are what is asked for.
+    pub fn as_count(&self) -> Option<usize> {
+        (*self == Self::largest(self.count)).then_some(self.count)
+    }
+}

@@ -1,0 +1,64 @@
+//! Drafts: fewer steps, the same answers.
+
+use super::*;
+
+/// Runs requests one after another; returns the steps of each, and the engine's counters.
+fn one_after_another(draft_tokens: usize, requests: &[Request]) -> (Vec<u64>, EngineStats) {
+    let mut harness = Harness::new(EngineConfig { draft_tokens, ..config() }, 60);
+    let mut steps = Vec::new();
+    for request in requests {
+        let before = harness.engine.stats().steps;
+        assert_eq!(harness.choices(request), expected(request), "{request:?}");
+        steps.push(harness.engine.stats().steps - before);
+    }
+    (steps, harness.engine.stats())
+}
+
+#[test]
+fn repeated_requests_take_fewer_steps() {
+    // The second of each pair is answered as the first one, whatever draws the tokens.
+    let pairs: Vec<Request> =
+        mixture().into_iter().flat_map(|request| [request.clone(), request]).collect();
+    let (without, stats) = one_after_another(0, &pairs);
+    assert_eq!((stats.drafted_tokens, stats.accepted_tokens), (0, 0));
+    let (with, stats) = one_after_another(8, &pairs);
+    let seconds = |steps: &[u64]| steps.iter().skip(1).step_by(2).sum::<u64>();
+    assert!(2 * seconds(&with) < seconds(&without), "{with:?}, not {without:?}");
+    assert!(stats.accepted_tokens > 100 && stats.drafted_tokens >= stats.accepted_tokens);
+}
+
+#[test]
+fn answers_of_other_tenants_give_no_drafts() {
+    let of_tenant = |tenant| Request { salt: vec![tenant], ..request(3, 20, 40) };
+    let (_, stats) = one_after_another(8, &[of_tenant(1), of_tenant(2)]);
+    assert_eq!(stats.accepted_tokens, 0);
+    let (_, stats) = one_after_another(8, &[of_tenant(1), of_tenant(1)]);
+    assert!(stats.accepted_tokens > 10);
+}
+
+#[test]
+fn drafts_that_are_refused_leave_nothing_behind() {
+    // Answers of different seeds begin with the same prompt and soon differ; blocks are few, so drafts lack some.
+    for blocks in [6, 9, 30] {
+        let mut requests: Vec<Request> = (0..12).map(|_| request(2, 40, 30)).collect();
+        for (seed, request) in (0..).zip(&mut requests) {
+            (request.sampling.seed, request.sampling.temperature) = (seed / 3, 0.2);
+            request.sampling.n = 1 + seed as usize % 2;
+        }
+        let harness = check_together(config(), blocks, &requests);
+        assert!(harness.engine.stats().drafted_tokens > 0, "{blocks} blocks");
+        assert_eq!(harness.engine.stats().blocks_used, 0);
+    }
+}
+
+#[test]
+fn draws_that_top_p_leaves_undecided_are_made_from_all_logits() {
+    let mut requests: Vec<Request> = (0..8).map(|kind| request(kind, 20, 40)).collect();
+    for request in &mut requests {
+        // The tokens that are left out weigh about as much as those that top-p drops.
+        (request.sampling.temperature, request.sampling.top_p) = (0.4, 0.9998);
+    }
+    let stats = check_together(config(), 100, &requests).engine.stats();
+    let (undecided, all) = (stats.undecided_draws, stats.generated_tokens);
+    assert!(undecided > 0 && undecided < all, "{undecided} of {all}");
+}
