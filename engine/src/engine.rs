@@ -37,7 +37,7 @@ pub use report::{EngineConfig, EngineStats, StepReport};
 use stored::Stored;
 
 use crate::{
-    backend::{Backend, Chunk, Logits, Ranking, SharedBackend},
+    backend::{Backend, Chunk, Logits, Ranking, SharedBackend, TokenLogit},
     kv::{
         BLOCK_TOKENS, BlockHash,
         disk::{BlockTiers, TierStats},
@@ -74,6 +74,8 @@ pub struct Engine {
     scratch: Scratch,
     /// All logits of a position, where those of the step did not decide a draw. // (vocab,)
     undecided: Vec<f32>,
+    /// Further tokens of such a position.
+    further: Vec<TokenLogit>,
     /// The tokens to find after each of a sequence's drafts, for all sequences of the step with drafts.
     rankings: Vec<Ranking>,
     /// The chunks of the step; empty between steps, and kept for its memory.
@@ -126,6 +128,7 @@ impl Engine {
             logits: Logits::default(),
             scratch: Scratch::default(),
             undecided: Vec::new(),
+            further: Vec::new(),
             rankings: Vec::new(),
             chunks: Vec::new(),
             spare: Spare::default(),

@@ -85,11 +85,11 @@ async fn busy_worker(workers: &Arc<dyn Workers>) {
 }
 
 /// A job of 100 tokens, which takes 10 s in that worker.
-async fn job(client: &Client, seconds: Option<u64>) -> Job {
+async fn job(client: &Client, seconds: Option<f64>) -> Job {
     let sampling = Sampling { max_tokens: 90, ..Sampling::default() };
     let job = JobBuilder::tokens("tiny@i2_s", vec![1; 10]).sampling(sampling).build().unwrap();
     let now = client.now().await.unwrap();
-    let expires_at = seconds.map(|seconds| now.after(Duration::from_secs(seconds)));
+    let expires_at = seconds.map(|seconds| now.after(Duration::from_secs_f64(seconds)));
     Job { expires_at, ..job }
 }
 
@@ -105,12 +105,12 @@ async fn job_that_would_miss_its_deadline_is_refused_until_the_queue_has_drained
     each(async |rig| {
         busy_worker(&rig.workers).await;
         let client = (rig.client)();
-        // 0.8 × 45 s less the 10 s of its own leave 26 s to wait. At the same moment, too.
-        let jobs: Vec<Job> = join_all((0..40).map(|_| job(&client, Some(45)))).await;
+        // 0.64 × 56.25 s less the 10 s of its own leave 26 s to wait. At the same moment, too.
+        let jobs: Vec<Job> = join_all((0..40).map(|_| job(&client, Some(56.25)))).await;
         let results = join_all(jobs.iter().map(|job| client.submit(job.clone()))).await;
         let accepted = results.iter().filter(|result| result.is_ok()).count();
         assert!((25..=27).contains(&accepted), "{accepted} were accepted");
-        let late = job(&client, Some(45)).await;
+        let late = job(&client, Some(56.25)).await;
         let (limit, cause, retry_after) = refusal(client.submit(late).await.map(drop));
         assert!(
             matches!(limit, Limit::Deadline(left) if (25..=26).contains(&left.as_secs())),
@@ -119,7 +119,7 @@ async fn job_that_would_miss_its_deadline_is_refused_until_the_queue_has_drained
         assert_eq!(cause, Cause::Gpu);
         assert!((5.0..8.0).contains(&retry_after.as_secs_f64()), "{retry_after:?}");
         client.submit(job(&client, None).await).await.unwrap();
-        client.submit(job(&client, Some(3600)).await).await.unwrap();
+        client.submit(job(&client, Some(3600.0)).await).await.unwrap();
         // It opens again when a fifth of the wait has drained, not before.
         let drain = async |max| {
             let (queue, wait) = (queue(), Duration::ZERO);
@@ -128,10 +128,13 @@ async fn job_that_would_miss_its_deadline_is_refused_until_the_queue_has_drained
             assert_eq!(rig.dispatcher.acknowledge("a", &taken).await.unwrap(), max);
         };
         drain(accepted + 2 - 24).await;
-        assert!(client.submit(job(&client, Some(45)).await).await.is_err(), "24 s are before it");
+        assert!(
+            client.submit(job(&client, Some(56.25)).await).await.is_err(),
+            "24 s are before it"
+        );
         drain(5).await;
-        client.submit(job(&client, Some(45)).await).await.unwrap();
-        client.submit(job(&client, Some(45)).await).await.unwrap();
+        client.submit(job(&client, Some(56.25)).await).await.unwrap();
+        client.submit(job(&client, Some(56.25)).await).await.unwrap();
     })
     .await;
 }
@@ -142,7 +145,7 @@ async fn jobs_in_bulk_are_accepted_as_far_as_single_ones() {
         busy_worker(&rig.workers).await;
         let client = (rig.client)();
         // As above, 26 s are left to wait. That forty do not fit together shuts nothing.
-        let jobs: Vec<Job> = join_all((0..40).map(|_| job(&client, Some(45)))).await;
+        let jobs: Vec<Job> = join_all((0..40).map(|_| job(&client, Some(56.25)))).await;
         match client.submit_many(&jobs).await.unwrap_err() {
             ClientError::Busy { accepted, .. } => {
                 assert!((25..=27).contains(&accepted), "{accepted} were accepted");
@@ -161,10 +164,10 @@ async fn batches_fill_a_part_of_the_longest_wait_and_ignore_deadlines() {
         for _ in 0..10 {
             client.submit(job(&client, None).await).await.unwrap();
         }
-        client.admit(&[job(&client, Some(11)).await]).await.unwrap();
+        client.admit(&[job(&client, Some(11.0)).await]).await.unwrap();
         rig.settings.set_max_wait(&queue(), Some(Duration::from_secs(12))).await.unwrap();
         let client = (rig.client)();
-        let line = job(&client, Some(11)).await;
+        let line = job(&client, Some(11.0)).await;
         let (limit, cause, _) = refusal(client.admit(&[line]).await);
         assert_eq!((limit, cause), (Limit::MaxWait(Duration::from_millis(9600)), Cause::Gpu));
         for _ in 0..3 {
@@ -183,9 +186,9 @@ async fn without_workers_only_the_backlog_is_limited() {
         rig.settings.set_limit(&queue(), Some(550)).await.unwrap();
         let client = (rig.client)();
         for _ in 0..5 {
-            client.submit(job(&client, Some(11)).await).await.unwrap();
+            client.submit(job(&client, Some(11.0)).await).await.unwrap();
         }
-        let sixth = client.submit(job(&client, Some(11)).await).await.map(drop);
+        let sixth = client.submit(job(&client, Some(11.0)).await).await.map(drop);
         let (limit, cause, retry_after) = refusal(sixth);
         assert_eq!((limit, cause), (Limit::Tokens(550), Cause::NoWorker));
         assert_eq!(retry_after, Duration::from_secs(15));

@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 // Which way is measured first changes from round to round.
                 for is_with in [round % 2 == 0, round % 2 == 1] {
                     let drafts = if is_with { arguments.draft_tokens.get() } else { 0 };
-                    let options = EngineOptions { max_sequences: batch, ..one.clone() };
+                    let options = EngineOptions { max_sequences: batch, ..one };
                     let backend = load::backend(&model, &options, (batch + 1) * blocks)?;
                     let backend = Box::new(Scripted::new(backend, &scripts));
                     let config = EngineConfig {

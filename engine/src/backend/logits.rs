@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 #[cfg(test)]
-use super::Ranking;
-use super::Rest;
+use super::{Above, Ranking, Rest};
 
 /// A token and its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,9 +22,30 @@ pub struct Logits {
     positions: Vec<Place>,
     all: Vec<f32>, // (positions with all, vocab)
     largest: Vec<TokenLogit>,
-    /// The tokens that were not found, for positions that ask for their weight.
-    rests: Vec<Option<Rest>>, // (position)
-    hidden: Vec<f32>, // (positions with a rest, hidden)
+    kept_rows: Vec<Option<usize>>, // (positions)
+    kept: Kept,
+}
+
+/// What a backend keeps of positions with [`Ranking::keeps`](super::Ranking::keeps).
+#[derive(Debug, Clone, Default)]
+pub struct Kept {
+    /// Hidden rows, after the norm. // (positions, hidden)
+    pub(crate) hidden: Vec<f32>,
+    /// First estimates of the logits. // (positions, vocab)
+    pub(crate) estimates: Vec<f32>,
+    /// Whether the estimates are from six bits; otherwise from the whole int8.
+    pub(crate) from_six: bool,
+}
+
+/// What a backend keeps of one position.
+#[derive(Debug, Clone, Copy)]
+pub struct KeptRow<'a> {
+    /// The hidden row, after the norm. // (hidden,)
+    pub(crate) hidden: &'a [f32],
+    /// First estimates of the logits. // (vocab,)
+    pub(crate) estimates: &'a [f32],
+    /// Whether the estimates are from six bits; otherwise from the whole int8.
+    pub(crate) from_six: bool,
 }
 
 /// Location of a position's logits.
@@ -53,8 +73,10 @@ impl Logits {
         self.positions.clear();
         self.all.clear();
         self.largest.clear();
-        self.rests.clear();
-        self.hidden.clear();
+        self.kept_rows.clear();
+        let Kept { hidden, estimates, .. } = &mut self.kept;
+        hidden.clear();
+        estimates.clear();
     }
 
     /// Adds positions with all logits, `(positions, vocab)`.
@@ -99,36 +121,28 @@ impl Logits {
         }
     }
 
-    /// Sets what is known of the tokens that were not found, for the positions of [`Self::set_largest`] in their order. Each
-    /// position that has some also has its hidden row, of which all logits can be computed. // (positions, hidden)
-    pub(crate) fn set_rests<'a>(
-        &mut self,
-        rests: impl IntoIterator<Item = (Option<Rest>, &'a [f32])>,
-    ) {
-        let mut rests = rests.into_iter();
-        for place in &self.positions {
-            let (rest, hidden) = match place {
-                Place::All(_) => (None, &[][..]),
-                Place::Largest(_) => rests.next().unwrap_or((None, &[])),
-            };
-            if rest.is_some() {
-                self.hidden.extend_from_slice(hidden);
-            }
-            self.rests.push(rest);
-        }
+    /// Returns what is kept of the positions of [`Self::set_largest`], to write. `keeps` says which of them are kept, in their
+    /// order.
+    pub(crate) fn keep(&mut self, keeps: impl IntoIterator<Item = bool>) -> &mut Kept {
+        let (mut keeps, mut rows) = (keeps.into_iter(), 0..);
+        self.kept_rows.extend(self.positions.iter().map(|place| match place {
+            Place::Largest(_) if keeps.next() == Some(true) => rows.next(),
+            _ => None,
+        }));
+        &mut self.kept
     }
 
-    /// Returns what is known of the tokens of a position that were not found, if that was asked for.
-    pub fn rest(&self, index: usize) -> Option<Rest> {
-        self.rests.get(index).copied().flatten()
-    }
-
-    /// Returns the hidden row of a position with a [`rest`](Self::rest). // (hidden,)
-    pub fn hidden(&self, index: usize) -> &[f32] {
-        let with_rest = |rests: &[Option<Rest>]| rests.iter().flatten().count();
-        let width = self.hidden.len() / with_rest(&self.rests).max(1);
-        let place = with_rest(&self.rests[..index]);
-        &self.hidden[place * width..(place + 1) * width]
+    /// Returns what is kept of a position, if it asked for that and has not all logits.
+    pub fn kept(&self, index: usize) -> Option<KeptRow<'_>> {
+        let row = self.kept_rows.get(index).copied().flatten()?;
+        let count = self.kept_rows.iter().flatten().count();
+        let of = |values: &[f32]| -> Range<usize> {
+            let width = values.len() / count;
+            row * width..(row + 1) * width
+        };
+        let Kept { hidden, estimates, from_six } = &self.kept;
+        let (hidden, estimates) = (&hidden[of(hidden)], &estimates[of(estimates)]);
+        Some(KeptRow { hidden, estimates, from_six: *from_six })
     }
 
     /// Returns the number of positions.
@@ -171,19 +185,19 @@ pub(crate) fn first(logits: &[f32], ranking: &Ranking) -> Vec<TokenLogit> {
     let mut sorted: Vec<f64> = all().map(|choice| value(&choice)).collect();
     sorted.sort_by(|a, b| b.total_cmp(a));
     let least = sorted[ranking.count.clamp(1, sorted.len()) - 1] - f64::from(ranking.within);
-    all().filter(|choice| choice.logit.is_nan() || value(&choice) >= least).collect()
+    all().filter(|choice| choice.logit.is_nan() || value(choice) >= least).collect()
 }
 
 #[cfg(test)]
-/// Returns the exact weight of the tokens that [`first`] leaves out, if the ranking asks for it.
-pub(crate) fn rest(logits: &[f32], ranking: &Ranking) -> Option<Rest> {
-    let temperature = f64::from(ranking.weigh?);
-    let mut sorted = logits.to_vec();
-    sorted.sort_by(|a, b| b.total_cmp(a));
-    let least = sorted[ranking.count.clamp(1, sorted.len()) - 1] - ranking.within;
-    let weight = |logit: &f32| ((f64::from(*logit) - f64::from(least)) / temperature).exp();
-    let left_out = logits.iter().filter(|logit| f64::from(**logit) < f64::from(least));
-    Some(Rest { below: least, weight: left_out.map(weight).sum() })
+/// Returns the tokens with at least a logit, and the exact weight of the others.
+pub(crate) fn above(logits: &[f32], above: Above) -> (Vec<TokenLogit>, Rest) {
+    let all = || logits.iter().zip(0u32..).map(|(&logit, id)| TokenLogit { id, logit });
+    let weight = |choice: TokenLogit| {
+        ((f64::from(choice.logit) - f64::from(above.logit)) / f64::from(above.temperature)).exp()
+    };
+    let weight = all().filter(|choice| choice.logit < above.logit).map(weight).sum();
+    let found = all().filter(|choice| choice.logit >= above.logit).collect();
+    (found, Rest { below: above.logit, weight })
 }
 
 #[cfg(test)]

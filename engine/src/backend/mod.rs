@@ -9,8 +9,8 @@ mod positions;
 mod ranking;
 mod shared;
 
-pub use logits::{Logits, PositionLogits, TokenLogit};
-pub use ranking::{Ranking, Rest};
+pub use logits::{KeptRow, Logits, PositionLogits, TokenLogit};
+pub use ranking::{Above, Ranking, Rest};
 pub(crate) use shared::SharedBackend;
 
 pub use crate::noise::{Noise, ScaledNoise};
@@ -129,16 +129,34 @@ pub trait Backend: Send {
     /// If a chunk is invalid or the device fails. The KV blocks that the chunks write are undefined then.
     fn step(&mut self, chunks: &[Chunk<'_>], logits: &mut Logits) -> Result<(), StepError>;
 
-    /// Computes all logits of a position from its hidden row, [`Logits::hidden`]. // (vocab,)
+    /// Writes at least the tokens of a position that have a logit of at least `above.logit` to `found`, by ascending token;
+    /// returns what is known of the others. `None` if these are so many that it is faster to compute all logits.
     ///
     /// # Errors
     /// If the device fails.
     ///
     /// # Panics
-    /// If the backend returns no hidden rows.
-    fn all_logits(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), StepError> {
-        let _ = (hidden, logits);
-        unreachable!("this backend returns no hidden rows")
+    /// If the backend keeps nothing of positions.
+    fn tokens_above(
+        &mut self,
+        kept: KeptRow<'_>,
+        above: Above,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<Option<Rest>, StepError> {
+        let _ = (kept, above, found);
+        unreachable!("this backend keeps nothing of positions")
+    }
+
+    /// Computes all logits of a position. // (vocab,)
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// If the backend keeps nothing of positions.
+    fn all_logits(&mut self, kept: KeptRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
+        let _ = (kept, logits);
+        unreachable!("this backend keeps nothing of positions")
     }
 
     /// Copies the keys and values of one block to another (copy-on-write).

@@ -11,8 +11,19 @@ pub struct Ranking {
     pub within: f32,
     /// Ranks tokens by `logit + temperature · noise` instead of by logit.
     pub noise: Option<ScaledNoise>,
-    /// Bounds the weight of the tokens that are not found, at this temperature: see [`Rest`].
-    pub weigh: Option<f32>,
+    /// Keeps what [`tokens_above`](super::Backend::tokens_above) finds further tokens with.
+    pub keeps: bool,
+}
+
+/// Tokens to find after a step: those with at least some logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Above {
+    /// The smallest logit.
+    pub logit: f32,
+    /// Bounds the logits that may be this much below more closely: at least 0.
+    pub close: f32,
+    /// The temperature of [`Rest::weight`]: above 0.
+    pub temperature: f32,
 }
 
 /// The tokens of a position that were not found.
@@ -27,7 +38,7 @@ pub struct Rest {
 impl Ranking {
     /// The tokens with the `count` largest logits.
     pub const fn largest(count: usize) -> Self {
-        Self { count, within: 0.0, noise: None, weigh: None }
+        Self { count, within: 0.0, noise: None, keeps: false }
     }
 
     /// Returns the number of largest logits, if these are what is asked for.

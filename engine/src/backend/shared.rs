@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Backend, Chunk, CopyError, Logits, StepError};
+use super::{Above, Backend, Chunk, CopyError, KeptRow, Logits, Rest, StepError, TokenLogit};
 use crate::kv::BlockId;
 
 /// A handle to a backend. Clones are handles to the same backend.
@@ -76,8 +76,17 @@ impl Backend for SharedBackend {
         self.turn().step(chunks, logits)
     }
 
-    fn all_logits(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), StepError> {
-        self.turn().all_logits(hidden, logits)
+    fn tokens_above(
+        &mut self,
+        kept: KeptRow<'_>,
+        above: Above,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<Option<Rest>, StepError> {
+        self.turn().tokens_above(kept, above, found)
+    }
+
+    fn all_logits(&mut self, kept: KeptRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
+        self.turn().all_logits(kept, logits)
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), StepError> {

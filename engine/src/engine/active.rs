@@ -148,7 +148,7 @@ impl ActiveRequest {
         let generation = &self.choices[choice as usize];
         let early = generation.tokens.len() < self.sampling.min_tokens;
         let masked = if early { self.end_tokens.as_slice() } else { &[] };
-        Context { counts: &generation.counts, masked, choice, position, rest: None }
+        Context { counts: &generation.counts, masked, choice, position, known: None }
     }
 
     /// Returns the logits that the draw of a choice's token at `position` needs.
@@ -156,9 +156,7 @@ impl ActiveRequest {
         let needed = sampler::needed(&self.sampling, self.context(choice, position));
         // Choices that start together draw from the same logits, each with its own noise; all must be decided.
         let starts_others = (self.started as usize) < self.choices.len();
-        let serves_all = |ranking: &Ranking| {
-            !starts_others || ranking.noise.is_none() && ranking.weigh.is_none()
-        };
+        let serves_all = |ranking: &Ranking| !starts_others || ranking.noise.is_none();
         needed.filter(serves_all).map_or(LogitsFor::Last, LogitsFor::Largest)
     }
 

@@ -4,20 +4,20 @@ use std::{borrow::BorrowMut, sync::Arc};
 
 use super::{Engine, StepReport};
 use crate::{
-    backend::{Backend as _, Logits, PositionLogits, Rest},
+    backend::{Above, Backend as _, KeptRow, Logits, PositionLogits, StepError},
     request::{FinishReason, RequestError, RequestId},
-    sampler::{self, Context, LogitSet},
+    sampler::{self, Context, Known, LogitSet, Sampled},
     scheduler::{Fork, Plan, PlannedChunk, SequenceId},
 };
 
 /// What became of a draw.
-enum Sampled {
+enum Draw {
     /// This token was drawn; the choice goes on.
     Token(u32),
     /// The choice has ended.
     Ended,
-    /// The logits do not decide which token it is; all are needed.
-    Undecided,
+    /// The logits do not decide which token it is: see [`Sampled::Undecided`].
+    Undecided { first: u32, above: Option<Above> },
 }
 
 impl Engine {
@@ -62,62 +62,94 @@ impl Engine {
         report: &mut StepReport,
     ) -> bool {
         let position = planned.end - planned.drafts + draft;
-        let rest = logits.rest(index);
-        let sampled = match logits.position(index) {
-            PositionLogits::All(all) => {
-                self.sample_all_choices(planned, position, all, None, report)
-            }
-            PositionLogits::Largest(some) => {
-                self.sample_all_choices(planned, position, some, rest, report)
-            }
+        let drawn = match logits.position(index) {
+            PositionLogits::All(all) => self.draw_all_choices(planned, position, all, report),
+            PositionLogits::Largest(some) => self.draw_all_choices(planned, position, some, report),
         };
-        let token = match sampled {
-            Sampled::Token(token) => Some(token),
-            Sampled::Ended => None,
-            Sampled::Undecided => {
-                self.sample_undecided(planned, position, logits.hidden(index), report)
+        let token = match drawn {
+            Draw::Token(token) => Some(token),
+            Draw::Ended => None,
+            Draw::Undecided { first, above } => {
+                let kept = logits.kept(index).expect("it was asked for");
+                self.look_further(planned.id, position, kept, first, above, report)
             }
         };
         let next = token.filter(|_| draft < planned.drafts);
         next.is_some_and(|token| self.scheduler.accept(planned.id, draft, token))
     }
 
-    /// Draws the next token of a sequence from all logits, after those that were computed did not decide it.
-    fn sample_undecided(
+    /// Draws the next token of a sequence from further tokens, after those of the step did not decide it.
+    fn look_further(
         &mut self,
-        planned: &PlannedChunk,
+        id: SequenceId,
         position: usize,
-        hidden: &[f32],
+        kept: KeptRow<'_>,
+        first: u32,
+        mut above: Option<Above>,
         report: &mut StepReport,
     ) -> Option<u32> {
-        self.counters.undecided_draws += 1;
-        let mut all = std::mem::take(&mut self.undecided);
-        let computed = self.backend.all_logits(hidden, &mut all);
-        let token = match computed {
-            Ok(()) => self.sample_choice(planned.id, position, &mut all[..], None, report),
-            Err(error) => {
-                let error = RequestError::Step(Arc::new(error));
-                let request = RequestId(planned.id.request);
-                self.finish(request, FinishReason::Failed, Some(error), report);
-                Sampled::Ended
+        let mut further = std::mem::take(&mut self.further);
+        let mut looks = 0;
+        let drawn = loop {
+            let found = match above {
+                None => Ok(None),
+                Some(above) => self.backend.tokens_above(kept, above, &mut further),
+            };
+            looks += 1;
+            let drawn = match found {
+                Ok(Some(rest)) => {
+                    let known = Some(Known { rest, first, looks });
+                    self.draw(id, position, &mut further[..], known, report)
+                }
+                Ok(None) => self.draw_from_all(id, position, kept, report),
+                Err(error) => self.fail(id, error, report),
+            };
+            match drawn {
+                Draw::Undecided { above: next, .. } => above = next,
+                Draw::Token(token) => break Some(token),
+                Draw::Ended => break None,
             }
         };
+        self.further = further;
+        drawn
+    }
+
+    /// Draws the next token of a sequence from all logits.
+    fn draw_from_all(
+        &mut self,
+        id: SequenceId,
+        position: usize,
+        kept: KeptRow<'_>,
+        report: &mut StepReport,
+    ) -> Draw {
+        self.counters.undecided_draws += 1;
+        let mut all = std::mem::take(&mut self.undecided);
+        let drawn = match self.backend.all_logits(kept, &mut all) {
+            Ok(()) => self.draw(id, position, &mut all[..], None, report),
+            Err(error) => self.fail(id, error, report),
+        };
         self.undecided = all;
-        if let Sampled::Token(token) = token { Some(token) } else { None }
+        drawn
+    }
+
+    /// Ends a request after a failure of the backend.
+    fn fail(&mut self, id: SequenceId, error: StepError, report: &mut StepReport) -> Draw {
+        let error = RequestError::Step(Arc::new(error));
+        self.finish(RequestId(id.request), FinishReason::Failed, Some(error), report);
+        Draw::Ended
     }
 
     /// Draws the next token of a sequence, and of the choices that start with it. Returns what became of the former.
-    fn sample_all_choices<C: LogitSet + ?Sized>(
+    fn draw_all_choices<C: LogitSet + ?Sized>(
         &mut self,
         planned: &PlannedChunk,
         position: usize,
         logits: &mut C,
-        rest: Option<Rest>,
         report: &mut StepReport,
-    ) -> Sampled {
+    ) -> Draw {
         // A choice of the same request may have failed at an earlier position.
         let Some(active) = self.active.get_mut(&RequestId(planned.id.request)) else {
-            return Sampled::Ended;
+            return Draw::Ended;
         };
         let new_choices = active.start_choices();
         for choice in new_choices.clone() {
@@ -127,30 +159,30 @@ impl Engine {
         // Drawing overwrites the logits, so the choices that start from them draw from copies.
         for choice in new_choices {
             let id = SequenceId { choice, ..planned.id };
-            self.sample_choice(id, position, logits.to_owned().borrow_mut(), rest, report);
+            self.draw(id, position, logits.to_owned().borrow_mut(), None, report);
         }
-        self.sample_choice(planned.id, position, logits, rest, report)
+        self.draw(planned.id, position, logits, None, report)
     }
 
     /// Draws the token at `position` of one choice and adds it.
-    fn sample_choice<C: LogitSet + ?Sized>(
+    fn draw<C: LogitSet + ?Sized>(
         &mut self,
         id: SequenceId,
         position: usize,
         logits: &mut C,
-        rest: Option<Rest>,
+        known: Option<Known>,
         report: &mut StepReport,
-    ) -> Sampled {
+    ) -> Draw {
         let request = RequestId(id.request);
-        let Some(active) = self.active.get_mut(&request) else { return Sampled::Ended };
-        let context = Context { rest, ..active.context(id.choice, position) };
+        let Some(active) = self.active.get_mut(&request) else { return Draw::Ended };
+        let context = Context { known, ..active.context(id.choice, position) };
         let drawn = match sampler::sample(logits, &active.sampling, context, &mut self.scratch) {
-            Ok(Some(drawn)) => drawn,
-            Ok(None) => return Sampled::Undecided,
+            Ok(Sampled::Drawn(drawn)) => drawn,
+            Ok(Sampled::Undecided { first, above }) => return Draw::Undecided { first, above },
             Err(source) => {
                 let error = RequestError::Sample { position, source };
                 self.finish(request, FinishReason::Failed, Some(error), report);
-                return Sampled::Ended;
+                return Draw::Ended;
             }
         };
         self.counters.generated_tokens += 1;
@@ -162,7 +194,7 @@ impl Engine {
         let ended = active.push(id.choice, drawn, self.vocabulary.as_ref(), events);
         self.scheduler.push_token(id, token);
         if !ended {
-            return Sampled::Token(token);
+            return Draw::Token(token);
         }
         if let Some(drafts) = &mut self.drafts {
             active.keep(self.scheduler.tokens(id), drafts);
@@ -171,6 +203,6 @@ impl Engine {
         if active.is_finished() {
             self.finish(request, FinishReason::Stop, None, report);
         }
-        Sampled::Ended
+        Draw::Ended
     }
 }

@@ -74,6 +74,7 @@ impl Engine {
             logits: Logits::default(),
             scratch: Scratch::default(),
             undecided: Vec::new(),
+            further: Vec::new(),
             rankings: Vec::new(),
             chunks: Vec::new(),
             spare: Spare::default(),

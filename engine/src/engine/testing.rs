@@ -5,6 +5,8 @@
 //! missed copy, a stale prefix or an overwritten block changes the tokens that are drawn.
 //! [`expected`] computes the output without blocks, batches or scheduler.
 
+mod expected;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -13,13 +15,17 @@ use std::{
 
 use super::*;
 use crate::{
-    backend::{Chunk, CopyError, Logits, LogitsFor, Rest, StepError, logits as of_logits},
+    backend::{
+        Above, Chunk, CopyError, KeptRow, Logits, LogitsFor, Rest, StepError, TokenLogit,
+        logits as of_logits,
+    },
     kv::BlockId,
     request::{Choice, FinishReason, Output, RequestError},
-    sampler::{self, Context, SamplingParams, TokenCounts},
+    sampler::SamplingParams,
     scheduler::Fork,
-    text::TextAssembler,
 };
+
+pub use expected::expected;
 
 pub const VOCAB: usize = 48;
 pub const EOS: u32 = 47;
@@ -106,7 +112,7 @@ impl Backend for HashBackend {
             _ => vec![None],
         };
         logits.lay_out(wanted().flat_map(rankings).map(|ranking| ranking.is_none()));
-        let (mut all, mut lists, mut rests) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut all, mut lists, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         for chunk in wanted() {
             let rankings = rankings(chunk);
             let first = chunk.position + chunk.tokens.len() - rankings.len();
@@ -115,9 +121,7 @@ impl Backend for HashBackend {
                 match ranking {
                     Some(ranking) => {
                         lists.push(of_logits::first(&row, &ranking));
-                        // A bound that is not close, so that some draws are undecided.
-                        let loose = |rest: Rest| Rest { weight: rest.weight * 2.0, ..rest };
-                        rests.push((of_logits::rest(&row, &ranking).map(loose), row));
+                        kept.push((ranking.keeps, row));
                     }
                     None => all.extend(row),
                 }
@@ -125,14 +129,28 @@ impl Backend for HashBackend {
         }
         logits.all_mut().copy_from_slice(&all);
         logits.set_largest(lists.iter().map(Vec::as_slice));
-        logits.set_rests(rests.iter().map(|(rest, row)| (*rest, &row[..])));
+        // Hidden rows are the logits themselves.
+        let of_kept = logits.keep(kept.iter().map(|(keeps, _)| *keeps));
+        of_kept.hidden.extend(kept.iter().filter(|(keeps, _)| *keeps).flat_map(|(_, row)| row));
         Ok(())
     }
 
-    /// Hidden rows are the logits themselves.
-    fn all_logits(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), StepError> {
+    fn tokens_above(
+        &mut self,
+        kept: KeptRow<'_>,
+        above: Above,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<Option<Rest>, StepError> {
+        let (tokens, rest) = of_logits::above(kept.hidden, above);
+        found.clear();
+        found.extend(tokens);
+        // A bound that is not close, so that some draws are undecided: after the last look, a tenth of the largest weight.
+        Ok(Some(Rest { weight: rest.weight * 2.0 + 4e4, ..rest }))
+    }
+
+    fn all_logits(&mut self, kept: KeptRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
         logits.clear();
-        logits.extend_from_slice(hidden);
+        logits.extend_from_slice(kept.hidden);
         Ok(())
     }
 
@@ -336,47 +354,6 @@ impl Harness {
     pub fn choices(&mut self, request: &Request) -> Vec<Choice> {
         self.complete(request).choices.clone()
     }
-}
-
-/// Returns the choices that the engine is expected to return, independent of other requests.
-pub fn expected(request: &Request) -> Vec<Choice> {
-    (0..request.sampling.n as u32).map(|choice| expected_choice(request, choice)).collect()
-}
-
-fn expected_choice(request: &Request, index: u32) -> Choice {
-    let sampling = SamplingParams { logprobs: None, ..request.sampling.clone() };
-    let mut end_tokens = sampling.stop_tokens.clone();
-    end_tokens.extend(Some(EOS).filter(|_| !sampling.ignore_eos));
-    let letters = Letters::new();
-    let mut counts = TokenCounts::new(&sampling, &request.prompt);
-    let mut text = TextAssembler::new(&sampling.stop);
-    let mut all = request.prompt.clone();
-    let mut tokens = Vec::new();
-    let finish_reason = loop {
-        if tokens.len() == sampling.max_tokens || all.len() == CONTEXT {
-            break FinishReason::Length;
-        }
-        let early = tokens.len() < sampling.min_tokens;
-        let masked = if early { end_tokens.as_slice() } else { &[] };
-        let context =
-            Context { counts: &counts, masked, choice: index, position: all.len(), rest: None };
-        let mut scratch = Scratch::default();
-        let drawn = sampler::sample(&mut logits_after(&all)[..], &sampling, context, &mut scratch);
-        let token = drawn.expect("the logits are finite").expect("all logits are there").token;
-        tokens.push(token);
-        all.push(token);
-        counts.add(token);
-        if end_tokens.contains(&token) {
-            break FinishReason::Stop;
-        }
-        let bytes = if letters.is_special(token) { &[] } else { letters.bytes(token) };
-        if text.push(bytes, tokens.len() >= sampling.min_tokens) {
-            break FinishReason::Stop;
-        }
-    };
-    let stopped = text.finish(tokens.len() >= sampling.min_tokens);
-    let finish_reason = if stopped { FinishReason::Stop } else { finish_reason };
-    Choice { index, tokens, text: text.into_text(), finish_reason, logprobs: None }
 }
 
 /// Returns a prompt of `length` letters, different for every `kind`.

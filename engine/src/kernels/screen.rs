@@ -15,6 +15,8 @@
 //! With VNNI a digit has 8 bits. Without VNNI, `vpmaddubsw` adds two products in int16: 2 · 127 · 127
 //! = 32258 fits, so a digit has 7. A sum of [`LEN_MAX`] products is below 2^31 either way.
 
+use std::ops::Range;
+
 use bytemuck::Zeroable;
 
 use super::Isa;
@@ -203,6 +205,16 @@ pub fn dots(isa: Isa, rows: &[i8], digits: &Digits, out: &mut [i32]) {
         return unsafe { x86_64::amx::dots(rows, first, &digits.columns, len, out) };
     }
     dots_of(isa, rows, digits.first(), digits, out);
+}
+
+/// Dot products of `rows` `(r, len)` with the second digits of a range of rows, into `out` `(range, r)`.
+///
+/// # Panics
+/// As [`dots`].
+pub fn second_dots(isa: Isa, rows: &[i8], digits: &Digits, range: Range<usize>, out: &mut [i32]) {
+    let second: &[u8] = bytemuck::cast_slice(&digits.second);
+    let second = &second[range.start * digits.len..range.end * digits.len];
+    dots_of(isa, rows, second, digits, out);
 }
 
 /// Returns the dot products of one row with the first and the second digits of row `index`; `first` is

@@ -52,8 +52,8 @@ impl BlockCache {
         self.pool.references(block)
     }
 
-    /// Takes a block from the free list, or else evicts the cached block that was released first. `None` when
-    /// every block is held.
+    /// Takes a block from the free list, or else evicts a cached block ([`PrefixCache::evict`]). `None` when every block is
+    /// held.
     pub fn allocate(&mut self) -> Option<BlockId> {
         if let Some(block) = self.pool.allocate() {
             return Some(block);
@@ -102,9 +102,21 @@ impl BlockCache {
         }
     }
 
-    /// Returns a copy of the bookkeeping in which these holders are the only ones: blocks of others are cached or free.
+    /// Records that a sequence waits that uses these blocks: they are evicted last.
+    pub fn expect(&mut self, hashes: &[BlockHash]) {
+        self.prefix.expect(hashes);
+    }
+
+    /// Records that the sequence waits no more.
+    pub fn unexpect(&mut self, hashes: &[BlockHash]) {
+        self.prefix.unexpect(hashes);
+    }
+
+    /// Returns a copy of the bookkeeping in which these holders are the only ones, and no sequences wait: blocks of others are
+    /// cached or free.
     pub fn with_holders(&self, held: impl Iterator<Item = BlockId>) -> Self {
         let mut copy = self.clone();
+        copy.prefix.expect_nothing();
         let mut holders = vec![0; self.total()]; // (block)
         held.for_each(|block| holders[block.index()] += 1);
         for (block, holders) in (0..).map(BlockId).zip(holders) {

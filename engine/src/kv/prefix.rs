@@ -87,8 +87,10 @@ struct Entry {
 pub struct PrefixCache {
     blocks: HashMap<BlockHash, BlockId>,
     entries: Vec<Option<Entry>>, // (block)
-    /// Idle blocks by the tick of their release.
-    idle: BTreeMap<u64, BlockId>,
+    /// Idle blocks in the order of eviction: those that waiting sequences use last, then by the tick of their release.
+    idle: BTreeMap<(bool, u64), BlockId>,
+    /// Number of waiting sequences that use a block.
+    expected: HashMap<BlockHash, usize>,
     /// Number of releases, as a logical clock.
     tick: u64,
 }
@@ -97,7 +99,7 @@ impl PrefixCache {
     /// Returns an empty cache over the blocks `0..count`.
     pub fn new(count: usize) -> Self {
         let (blocks, entries) = (HashMap::with_capacity(count), vec![None; count]);
-        Self { blocks, entries, idle: BTreeMap::new(), tick: 0 }
+        Self { blocks, entries, idle: BTreeMap::new(), expected: HashMap::new(), tick: 0 }
     }
 
     /// Returns the block with these contents, if it is cached.
@@ -130,7 +132,7 @@ impl PrefixCache {
         if let Some(entry) = self.entries[block.index()].take() {
             self.blocks.remove(&entry.hash);
             if let Some(tick) = entry.idle_since {
-                self.idle.remove(&tick);
+                self.idle.remove(&(self.expected.contains_key(&entry.hash), tick));
             }
         }
     }
@@ -140,7 +142,7 @@ impl PrefixCache {
         let Some(entry) = &mut self.entries[block.index()] else { return false };
         self.tick += 1;
         entry.idle_since = Some(self.tick);
-        self.idle.insert(self.tick, block);
+        self.idle.insert((self.expected.contains_key(&entry.hash), self.tick), block);
         true
     }
 
@@ -149,11 +151,54 @@ impl PrefixCache {
         if let Some(entry) = &mut self.entries[block.index()]
             && let Some(tick) = entry.idle_since.take()
         {
-            self.idle.remove(&tick);
+            self.idle.remove(&(self.expected.contains_key(&entry.hash), tick));
         }
     }
 
-    /// Removes the block that has been idle for longest, and returns it.
+    /// Records that a sequence waits that uses these blocks.
+    pub fn expect(&mut self, hashes: &[BlockHash]) {
+        for hash in hashes {
+            let count = self.expected.entry(*hash).or_default();
+            *count += 1;
+            if *count == 1 {
+                self.reorder(hash);
+            }
+        }
+    }
+
+    /// Records that the sequence waits no more.
+    pub fn unexpect(&mut self, hashes: &[BlockHash]) {
+        for hash in hashes {
+            let Some(count) = self.expected.get_mut(hash) else { continue };
+            *count -= 1;
+            if *count == 0 {
+                self.expected.remove(hash);
+                self.reorder(hash);
+            }
+        }
+    }
+
+    /// Forgets all waiting sequences.
+    pub fn expect_nothing(&mut self) {
+        self.expected.clear();
+        self.idle = std::mem::take(&mut self.idle)
+            .into_iter()
+            .map(|((_, tick), block)| ((false, tick), block))
+            .collect();
+    }
+
+    /// Moves an idle block to its new place in the order, after it became expected or unexpected.
+    fn reorder(&mut self, hash: &BlockHash) {
+        let is_expected = self.expected.contains_key(hash);
+        let entry = self.blocks.get(hash).map(|block| (*block, self.entries[block.index()]));
+        if let Some((block, Some(Entry { idle_since: Some(tick), .. }))) = entry {
+            self.idle.remove(&(!is_expected, tick));
+            self.idle.insert((is_expected, tick), block);
+        }
+    }
+
+    /// Removes an idle block and returns it: one that no waiting sequence uses, if there are any, and among these the one that
+    /// has been idle for longest.
     pub fn evict(&mut self) -> Option<BlockId> {
         let (_, block) = self.idle.pop_first()?;
         self.forget(block);
@@ -188,6 +233,31 @@ mod tests {
         assert_ne!(hash, BlockHash::root("clas", b"ssalt").child(&block(1)));
         assert_ne!(hash, root.child(&block(2)));
         assert_ne!(root.child(&block(2)), hash.child(&block(2)));
+    }
+
+    #[test]
+    fn blocks_that_waiting_sequences_use_are_evicted_last() {
+        let mut cache = PrefixCache::new(4);
+        let root = BlockHash::root("", b"");
+        let hashes = [0, 1, 2, 3].map(|i| root.child(&block(i)));
+        for (i, hash) in (0..).zip(&hashes) {
+            cache.insert(*hash, BlockId(i));
+            cache.mark_idle(BlockId(i));
+        }
+        cache.expect(&hashes[..2]);
+        cache.expect(&hashes[1..3]);
+        cache.expect(&hashes[..1]);
+        cache.unexpect(&hashes[1..3]);
+        // 0 is used by two, 1 by one, 2 no more; released again, 2 is newer than 3.
+        cache.mark_held(BlockId(2));
+        cache.mark_idle(BlockId(2));
+        assert_eq!(cache.evict(), Some(BlockId(3)));
+        assert_eq!(cache.evict(), Some(BlockId(2)));
+        cache.unexpect(&hashes[..2]);
+        assert_eq!(cache.evict(), Some(BlockId(1)), "0 is still expected");
+        cache.expect_nothing();
+        cache.forget(BlockId(0));
+        assert_eq!((cache.evict(), cache.idle()), (None, 0));
     }
 
     #[test]

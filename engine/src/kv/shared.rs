@@ -15,7 +15,7 @@
 //! Locks are always taken in this order: the blocks, then the backend.
 
 use super::{
-    BlockCache, BlockId,
+    BlockCache,
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -37,10 +37,10 @@ impl SharedCache {
         self.0.lock().expect("an engine of this storage panicked while it changed the blocks")
     }
 
-    /// Releases the blocks of an engine that ends. No effect if an engine panicked while it changed the blocks.
-    pub fn release_last<'a>(&self, tables: impl Iterator<Item = &'a mut Vec<BlockId>>) {
+    /// Changes the blocks for an engine that ends. No effect if an engine panicked while it changed them.
+    pub fn if_sound(&self, change: impl FnOnce(&mut BlockCache)) {
         if let Ok(mut cache) = self.0.lock() {
-            tables.for_each(|table| cache.release_all(table));
+            change(&mut cache);
         }
     }
 }
@@ -56,7 +56,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::kv::{BLOCK_TOKENS, BlockHash, Writable};
+    use crate::kv::{BLOCK_TOKENS, BlockHash, BlockId, Writable};
 
     const BLOCKS: usize = 12;
 
@@ -134,7 +134,7 @@ mod tests {
                     assert_eq!(self.content(*block).load(Ordering::Relaxed), *expected);
                 }
             }
-            self.cache.release_last([&mut self.table].into_iter());
+            self.cache.if_sound(|cache| cache.release_all(&mut self.table));
         }
     }
 

@@ -61,9 +61,17 @@ pub fn largest<C: LogitSet + ?Sized>(logits: &C) -> Result<(u32, f32), SampleErr
     if best.1 == f32::NEG_INFINITY { Err(SampleError::NothingLeft) } else { Ok(best) }
 }
 
-/// Returns the tokens that can be drawn at a temperature above 0, by ascending id, with their weights. `rest` is what is
-/// known of tokens that are not in `logits`, for a set that is not complete but for top-p needs to be. `None` if that does
-/// not suffice.
+/// The tokens that can be drawn.
+#[derive(Debug, Clone, Copy)]
+pub struct Filtered<'a> {
+    /// The tokens, by ascending id.
+    pub kept: &'a [Candidate],
+    /// Whether tokens that are not in the set may be drawn, too.
+    pub lacks_some: bool,
+}
+
+/// Returns the tokens that can be drawn at a temperature above 0, with their weights. `rest` is what is known of tokens that
+/// are not in `logits`, for a set that is not complete but for top-p needs to be.
 ///
 /// # Errors
 /// As [`largest`].
@@ -72,7 +80,7 @@ pub fn candidates<'a, C: LogitSet + ?Sized>(
     params: &SamplingParams,
     rest: Option<Rest>,
     scratch: &'a mut Scratch,
-) -> Result<Option<&'a [Candidate]>, SampleError> {
+) -> Result<Filtered<'a>, SampleError> {
     let (_, max) = largest(logits)?;
     let threshold = top_k_threshold(logits, params.top_k, &mut scratch.logits);
     let kept = &mut scratch.candidates;
@@ -86,20 +94,19 @@ pub fn candidates<'a, C: LogitSet + ?Sized>(
         let difference = f64::from(candidate.logit) - f64::from(max);
         candidate.weight = math::exp(difference / temperature);
     }
+    let mut lacks_some = false;
     if params.top_p < 1.0 {
         let relative = |rest: Rest| Rest {
             weight: rest.weight * math::exp((f64::from(rest.below) - f64::from(max)) / temperature),
             ..rest
         };
-        if !keep_top_p(kept, f64::from(params.top_p), rest.map(relative)) {
-            return Ok(None);
-        }
+        lacks_some = !keep_top_p(kept, f64::from(params.top_p), rest.map(relative));
     }
     if params.min_p > 0.0 {
         // The largest weight is exp(0) = 1.
         kept.retain(|candidate| candidate.weight >= f64::from(params.min_p));
     }
-    Ok(Some(kept))
+    Ok(Filtered { kept, lacks_some })
 }
 
 /// Returns the k-th largest logit, or the smallest finite number if top-k keeps everything.
@@ -115,7 +122,7 @@ fn top_k_threshold<C: LogitSet + ?Sized>(logits: &C, k: usize, scratch: &mut Vec
 
 /// Keeps candidates in descending order until the sum of the kept ones reaches `top_p` of the total. The `rest`, with its
 /// weight in units of theirs, belongs to the total: those that its exact weight decides about are kept, but not certain.
-/// Returns false if the order itself is not known.
+/// Returns false if tokens of the rest may be kept, too.
 fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64, rest: Option<Rest>) -> bool {
     let total: f64 = candidates.iter().map(|candidate| candidate.weight).sum();
     let (certain, enough) = match rest {
@@ -127,8 +134,10 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64, rest: Option<Rest>) -
     };
     let descending =
         |a: &Candidate, b: &Candidate| b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token));
-    let (mut kept, mut sum, mut head) = (0, 0.0, HEAD);
-    while kept < candidates.len() && sum < enough {
+    // The order is known down to where tokens of the rest may stand between the candidates.
+    let is_ordered = |candidate: &Candidate| rest.is_none_or(|rest| candidate.logit >= rest.below);
+    let (mut kept, mut sum, mut head, mut order_ends) = (0, 0.0, HEAD, false);
+    while kept < candidates.len() && sum < enough && !order_ends {
         // Sort the next `head` candidates to the front of the rest.
         let left = &mut candidates[kept..];
         let count = head.min(left.len());
@@ -137,11 +146,9 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64, rest: Option<Rest>) -
         }
         left[..count].sort_unstable_by(descending);
         for candidate in &mut left[..count] {
-            if sum >= enough {
+            order_ends = !is_ordered(candidate);
+            if sum >= enough || order_ends {
                 break;
-            }
-            if rest.is_some_and(|rest| candidate.logit < rest.below) {
-                return false;
             }
             candidate.is_certain = sum < certain;
             sum += candidate.weight;
@@ -149,13 +156,9 @@ fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f64, rest: Option<Rest>) -
         }
         head *= 8;
     }
-    let is_complete = rest.is_none_or(|rest| rest.weight == 0.0);
-    if sum < enough && !is_complete {
-        return false;
-    }
     candidates.truncate(kept);
     candidates.sort_unstable_by_key(|candidate| candidate.token);
-    true
+    sum >= enough || !order_ends && rest.is_none_or(|rest| rest.weight == 0.0)
 }
 
 /// Returns the first of these tokens by logit and noise, the lowest id among equals; they ascend by id. `None` if no

@@ -14,6 +14,9 @@ pub trait LogitSet: ToOwned<Owned: BorrowMut<Self>> {
 
     /// Returns the number of tokens in the set.
     fn entry_count(&self) -> usize;
+
+    /// Returns whether the set has every token.
+    fn is_whole(&self) -> bool;
 }
 
 /// Logits of every token. // (vocab,)
@@ -28,6 +31,10 @@ impl LogitSet for [f32] {
 
     fn entry_count(&self) -> usize {
         self.len()
+    }
+
+    fn is_whole(&self) -> bool {
+        true
     }
 }
 
@@ -44,5 +51,9 @@ impl LogitSet for [TokenLogit] {
 
     fn entry_count(&self) -> usize {
         self.len()
+    }
+
+    fn is_whole(&self) -> bool {
+        false
     }
 }

@@ -14,8 +14,8 @@ pub mod penalties;
 #[cfg(test)]
 mod tests;
 
-use filters::Candidate;
 pub use filters::Scratch;
+use filters::{Candidate, Filtered};
 pub use logit_set::LogitSet;
 pub use logprobs::Logprobs;
 use logprobs::RawDistribution;
@@ -25,13 +25,13 @@ pub use penalties::TokenCounts;
 use std::borrow::BorrowMut;
 
 use crate::{
-    backend::{Noise, Ranking, Rest, ScaledNoise, TokenLogit},
+    backend::{Above, Noise, Ranking, Rest, ScaledNoise, TokenLogit},
     math,
 };
 
-/// Distance from the largest logit of the tokens that top-p looks at, in units of the temperature: others have less than
-/// 1/8000 of the largest probability each.
-const TOP_P_WITHIN: f32 = 9.0;
+/// The tokens that top-p looks at first, and after that did not decide a draw: by their distance from the largest logit, and
+/// the further distance of those with a weight that is bounded closely, in units of the temperature.
+const LOOKS: [(f32, f32); 3] = [(5.0, 0.0), (9.0, 3.0), (13.0, 4.0)];
 /// Factor greater than the roundings of a distance between logits, to f32 included.
 const ROUND_UP: f64 = 1.0 + 1e-5;
 
@@ -63,8 +63,33 @@ pub struct Context<'a> {
     pub choice: u32,
     /// Position of the drawn token, from the start of the prompt.
     pub position: usize,
-    /// What is known of tokens that are not among the logits, if [`needed`] asks for it.
-    pub rest: Option<Rest>,
+    /// What is known of tokens that are not among the logits, after [`Sampled::Undecided`].
+    pub known: Option<Known>,
+}
+
+/// What is known of the tokens of a position besides their logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Known {
+    /// The tokens that are not among the logits.
+    pub rest: Rest,
+    /// The token with the largest sum of logit and noise.
+    pub first: u32,
+    /// Number of times that further tokens were found.
+    pub looks: usize,
+}
+
+/// What becomes of a draw.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Sampled {
+    /// A token.
+    Drawn(Drawn),
+    /// The logits do not decide which token is drawn.
+    Undecided {
+        /// The token with the largest sum of logit and noise.
+        first: u32,
+        /// The tokens that may decide it; all, if there are none.
+        above: Option<Above>,
+    },
 }
 
 /// A drawn token.
@@ -83,21 +108,16 @@ pub const VERSION: &str = "draw-2";
 /// needs all.
 ///
 /// Greedy needs the largest, top-k the k largest, min-p those within a distance from the largest, and a draw without
-/// filters the largest with its noise. Top-p needs the most probable tokens and a bound on the weight of all others, which
-/// may turn out not to suffice. Masks, penalties and negative bias only lower logits: if they lower m logits,
+/// filters the largest with its noise. For top-p, too, that is the first look: see [`Sampled::Undecided`]. Masks, penalties and negative bias only lower logits: if they lower m logits,
 /// at most m others move up, so m more are enough. Parameters that raise logits, and log-probabilities need all.
 pub fn needed(params: &SamplingParams, context: Context<'_>) -> Option<Ranking> {
     let temperature = params.temperature;
     let ranking = match *params {
         SamplingParams { temperature: 0.0, .. } => Ranking::largest(1),
         SamplingParams { top_k: 1.., .. } => Ranking::largest(params.top_k),
-        SamplingParams { top_p: ..1.0, .. } => {
-            let (within, weigh) = (TOP_P_WITHIN * temperature, Some(temperature));
-            Ranking { within, weigh, ..Ranking::largest(1) }
-        }
-        SamplingParams { min_p: 0.0, .. } => {
+        SamplingParams { top_p: ..1.0, .. } | SamplingParams { min_p: 0.0, .. } => {
             let noise = Some(ScaledNoise { noise: noise_of(params, context), temperature });
-            Ranking { noise, ..Ranking::largest(1) }
+            Ranking { noise, keeps: params.top_p < 1.0, ..Ranking::largest(1) }
         }
         SamplingParams { min_p, .. } => {
             let within = -math::ln(f64::from(min_p)) * f64::from(temperature) * ROUND_UP;
@@ -120,7 +140,10 @@ fn noise_of(params: &SamplingParams, context: Context<'_>) -> Noise {
 }
 
 /// Draws the next token. `logits` are of the whole vocabulary or at least those that are [`needed`], and are
-/// overwritten. `None` if they do not decide which token is drawn: then all are needed.
+/// overwritten.
+///
+/// With top-p, the token with the largest noise is drawn if the tokens with larger logits weigh less than `top_p` of all. The
+/// first look finds that token; further ones find the most probable tokens, and a bound on the weight of all others.
 ///
 /// # Errors
 /// If a logit is NaN or +∞, or every logit is −∞.
@@ -129,7 +152,7 @@ pub fn sample<C: LogitSet + ?Sized>(
     params: &SamplingParams,
     context: Context<'_>,
     scratch: &mut Scratch,
-) -> Result<Option<Drawn>, SampleError> {
+) -> Result<Sampled, SampleError> {
     let raw = match params.logprobs {
         None => None,
         Some(top) => {
@@ -145,26 +168,40 @@ pub fn sample<C: LogitSet + ?Sized>(
     } else {
         let (noise, temperature) = (noise_of(params, context), params.temperature);
         let noise = ScaledNoise { noise, temperature };
-        let first = if params.has_filters() {
-            let Some(kept) = filters::candidates(logits, params, context.rest, scratch)? else {
-                return Ok(None);
-            };
+        let looks_first = params.top_p < 1.0 && params.top_k == 0 && !logits.is_whole();
+        let (max, known) = (filters::largest(logits)?.1, context.known);
+        let undecided = |first: u32| {
+            let above = LOOKS.get(known.map_or(0, |known| known.looks)).map(|(within, close)| {
+                Above { logit: max - within * temperature, close: close * temperature, temperature }
+            });
+            Ok(Sampled::Undecided { first, above })
+        };
+        let first = if params.has_filters() && (known.is_some() || !looks_first) {
+            let Filtered { kept, lacks_some } =
+                filters::candidates(logits, params, known.map(|known| known.rest), scratch)?;
             let logit = |kept: &Candidate| TokenLogit { id: kept.token, logit: kept.logit };
-            let first = filters::first(kept.iter().map(logit), &noise);
-            let is_first = |kept: &&Candidate| Some(kept.token) == first;
-            if kept.iter().find(is_first).is_some_and(|kept| !kept.is_certain) {
-                return Ok(None);
+            let of_all = known.filter(|_| lacks_some).map(|known| known.first);
+            let first = of_all.or_else(|| filters::first(kept.iter().map(logit), &noise));
+            let is_certain = |first: u32| {
+                let place = kept.binary_search_by_key(&first, |kept| kept.token);
+                place.is_ok_and(|place| kept[place].is_certain)
+            };
+            if let Some(known) = known.filter(|_| !first.is_some_and(is_certain)) {
+                return undecided(known.first);
             }
             first
         } else {
-            filters::largest(logits)?;
             filters::first(logits.entries(), &noise)
         };
-        first.ok_or(SampleError::NothingLeft)?
+        let first = first.ok_or(SampleError::NothingLeft)?;
+        if looks_first && known.is_none() {
+            return undecided(first);
+        }
+        first
     };
     let logprobs = raw.map(|(distribution, mut raw)| {
         let logit = raw.borrow_mut().logit_mut(token).copied();
         distribution.report(logit.unwrap_or(f32::NEG_INFINITY))
     });
-    Ok(Some(Drawn { token, logprobs }))
+    Ok(Sampled::Drawn(Drawn { token, logprobs }))
 }

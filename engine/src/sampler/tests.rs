@@ -34,7 +34,8 @@ fn distribution(params: &SamplingParams, context_ids: &[u32]) -> Vec<(u32, f64)>
     TokenCounts::new(params, context_ids).apply(params, &mut logits[..]);
     let mut scratch = Scratch::default();
     let kept = candidates(&logits[..], params, None, &mut scratch).expect("the logits are finite");
-    let kept = kept.expect("all logits are there");
+    assert!(!kept.lacks_some, "all logits are there");
+    let kept = kept.kept;
     assert!(kept.is_sorted_by_key(|candidate| candidate.token));
     let total: f64 = kept.iter().map(|candidate| candidate.weight).sum();
     let mut list: Vec<_> = kept.iter().map(|c| (c.token, c.weight / total)).collect();
@@ -75,9 +76,15 @@ fn distributions_equal_those_of_the_reference_implementation() {
 
 fn sampled(params: &SamplingParams, logits: &[f32], position: usize) -> Result<u32, SampleError> {
     let counts = NO_COUNTS();
-    let context = Context { counts: &counts, masked: &[], choice: 0, position, rest: None };
-    sample(&mut logits.to_vec()[..], params, context, &mut Scratch::default())
-        .map(|drawn| drawn.expect("all logits are there").token)
+    let context = Context { counts: &counts, masked: &[], choice: 0, position, known: None };
+    sample(&mut logits.to_vec()[..], params, context, &mut Scratch::default()).map(token_of)
+}
+
+fn token_of(sampled: Sampled) -> u32 {
+    match sampled {
+        Sampled::Drawn(drawn) => drawn.token,
+        Sampled::Undecided { .. } => panic!("all logits are there"),
+    }
 }
 
 fn noise(position: usize, token: u32) -> f64 {
@@ -113,9 +120,10 @@ fn masked_tokens_are_never_drawn_with_any_bias() {
     let params = SamplingParams { logit_bias: [(1, 100.0)].into(), ..SamplingParams::default() };
     let counts = NO_COUNTS();
     for position in 0..200 {
-        let context = Context { counts: &counts, masked: &[1, 9], choice: 0, position, rest: None };
+        let context =
+            Context { counts: &counts, masked: &[1, 9], choice: 0, position, known: None };
         let drawn = sample(&mut [0.0; 4][..], &params, context, &mut Scratch::default());
-        assert_ne!(drawn.expect("three are left").expect("all logits").token, 1);
+        assert_ne!(token_of(drawn.expect("three are left")), 1);
     }
 }
 
@@ -249,8 +257,8 @@ proptest! {
         let params = SamplingParams { top_k, top_p, min_p, temperature, ..Default::default() };
         let mut scratch = Scratch::default();
         let kept = candidates(&logits[..], &params, None, &mut scratch).expect("the logits are finite");
-        let kept = kept.expect("all logits are there");
-        let tokens: Vec<u32> = kept.iter().map(|candidate| candidate.token).collect();
+        prop_assert!(!kept.lacks_some, "all logits are there");
+        let tokens: Vec<u32> = kept.kept.iter().map(|candidate| candidate.token).collect();
         prop_assert_eq!(&tokens, &filtered_by_sorting(&logits, &params));
         let value = |token: &u32| f64::from(logits[*token as usize]) + f64::from(temperature) * noise(position, *token);
         let first = tokens.iter().copied().reduce(|a, b| if value(&b) > value(&a) { b } else { a });
@@ -274,7 +282,7 @@ proptest! {
             ..Default::default()
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
-        let context = Context { counts: &counts, masked: &masked, choice: 0, position, rest: None };
+        let context = Context { counts: &counts, masked: &masked, choice: 0, position, known: None };
         let needed = needed(&params, context).expect("nothing raises a logit");
         let mut some = logits::first(&logits, &needed);
         let mut all = logits;
@@ -286,7 +294,7 @@ proptest! {
     }
 
     #[test]
-    fn most_probable_tokens_and_a_bound_draw_the_same_token_as_all_or_none(
+    fn looks_at_the_most_probable_tokens_draw_the_same_token_as_all_or_none(
         logits in prop::collection::vec(prop_oneof![
             3 => (-60i8..20).prop_map(|logit| f32::from(logit) / 4.0), 1 => -15.0f32..5.0,
         ], 1..400),
@@ -301,15 +309,22 @@ proptest! {
             temperature, top_p, min_p, repetition_penalty: penalty, ..Default::default()
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
-        let context = Context { counts: &counts, masked: &[5], choice: 0, position, rest: None };
+        let context = Context { counts: &counts, masked: &[5], choice: 0, position, known: None };
         let needed = needed(&params, context).expect("nothing raises a logit");
-        let (mut some, rest) = (logits::first(&logits, &needed), logits::rest(&logits, &needed));
-        let rest = rest.map(|rest| Rest { weight: rest.weight * looseness, ..rest });
-        let mut all = logits;
+        let mut some = logits::first(&logits, &needed);
         let mut scratch = Scratch::default();
-        let of_some = sample(&mut some[..], &params, Context { rest, ..context }, &mut scratch);
-        let of_all = sample(&mut all[..], &params, context, &mut scratch);
-        prop_assert!(of_some == Ok(None) || of_some == of_all, "{of_some:?}, not {of_all:?}");
+        let of_all = sample(&mut logits.clone()[..], &params, context, &mut scratch);
+        let mut sampled = sample(&mut some[..], &params, context, &mut scratch);
+        for looks in 1.. {
+            let Ok(Sampled::Undecided { first, above: Some(above) }) = sampled else { break };
+            prop_assert!(looks <= LOOKS.len(), "each look finds more");
+            let (mut some, mut rest) = logits::above(&logits, above);
+            rest.weight *= looseness;
+            let known = Some(Known { rest, first, looks });
+            sampled = sample(&mut some[..], &params, Context { known, ..context }, &mut scratch);
+        }
+        let is_undecided = matches!(sampled, Ok(Sampled::Undecided { .. }));
+        prop_assert!(is_undecided || sampled == of_all, "{sampled:?}, not {of_all:?}");
     }
 
     #[test]
@@ -326,8 +341,8 @@ proptest! {
             temperature, top_k, top_p, logprobs, repetition_penalty: penalty, ..Default::default()
         };
         let counts = TokenCounts::new(&params, &[0, 3, 70]);
-        let context = Context { counts: &counts, masked: &[2], choice: 0, position: 1, rest: None };
-        if let Ok(Some(drawn)) = sample(&mut logits[..], &params, context, &mut Scratch::default()) {
+        let context = Context { counts: &counts, masked: &[2], choice: 0, position: 1, known: None };
+        if let Ok(Sampled::Drawn(drawn)) = sample(&mut logits[..], &params, context, &mut Scratch::default()) {
             prop_assert!((drawn.token as usize) < bits.len());
         }
     }

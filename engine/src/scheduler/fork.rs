@@ -40,6 +40,10 @@ impl Scheduler {
         list.insert(child);
         let previous = self.sequences.insert(child, sequence);
         assert!(previous.is_none(), "{child:?} was added twice");
+        if self.pending.contains(&child) {
+            let cache = self.cache.clone();
+            self.expect(child, &mut cache.lock());
+        }
     }
 
     /// Returns a scheduler with the same sequences in the same states, and counters at zero. It holds the same blocks.
@@ -72,9 +76,9 @@ impl Scheduler {
     }
 
     fn with_cache(&self, cache: SharedCache) -> Self {
-        Self {
+        let mut fork = Self {
             limits: self.limits,
-            cache,
+            cache: cache.clone(),
             sequences: self.sequences.clone(),
             pending: self.pending.clone(),
             running: self.running.clone(),
@@ -83,6 +87,10 @@ impl Scheduler {
             credits: self.credits,
             counters: Counters::default(),
             order: Vec::new(),
+        };
+        for id in &self.pending {
+            fork.expect(*id, &mut cache.lock());
         }
+        fork
     }
 }

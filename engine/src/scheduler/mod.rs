@@ -120,6 +120,17 @@ impl Scheduler {
         let previous = self.sequences.insert(id, Sequence::new(tokens, root));
         assert!(previous.is_none(), "{id:?} was added twice");
         self.pending.insert(id);
+        let cache = self.cache.clone();
+        self.expect(id, &mut cache.lock());
+    }
+
+    /// Records in the cache that a sequence is pending.
+    fn expect(&mut self, id: SequenceId, cache: &mut BlockCache) {
+        let sequence = self.sequences.get_mut(&id).filter(|_| self.limits.prefix_cache);
+        if let Some(sequence) = sequence {
+            cache.expect(sequence.full_blocks());
+            sequence.is_expected = true;
+        }
     }
 
     /// Returns whether the scheduler has the sequence.
@@ -274,7 +285,10 @@ impl Scheduler {
     /// Removes a sequence in any state, and releases its blocks.
     pub fn remove(&mut self, id: SequenceId) {
         if let Some(mut sequence) = self.sequences.remove(&id) {
-            self.cache.lock().release_all(&mut sequence.blocks);
+            let mut cache = self.cache.lock();
+            sequence.unexpect(&mut cache);
+            cache.release_all(&mut sequence.blocks);
+            drop(cache);
             self.running.remove(&id);
             self.pending.remove(&id);
         }
@@ -290,14 +304,20 @@ impl Scheduler {
         sequence.stalls += 1;
         self.running.remove(&id);
         self.pending.insert(id);
+        self.expect(id, cache);
         self.counters.preemptions += 1;
     }
 }
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        let tables = self.sequences.values_mut().map(|sequence| &mut sequence.blocks);
-        self.cache.release_last(tables);
+        let sequences = &mut self.sequences;
+        self.cache.if_sound(|cache| {
+            for sequence in sequences.values_mut() {
+                sequence.unexpect(cache);
+                cache.release_all(&mut sequence.blocks);
+            }
+        });
     }
 }
 

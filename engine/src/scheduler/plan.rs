@@ -196,8 +196,7 @@ impl Scheduler {
             return false;
         }
         let Some(sequence) = self.sequences.get_mut(&id) else { return false };
-        let blocks = sequence.tokens.len() / BLOCK_TOKENS;
-        let mut hashes = sequence.hash_blocks(blocks).iter();
+        let mut hashes = sequence.full_blocks().iter();
         let next = hashes.find(|hash| cache.peek(hash).is_none());
         next.is_some_and(|next| self.computing.contains(next))
     }
@@ -344,7 +343,7 @@ impl Scheduler {
         let length = sequence.tokens.len();
         let mut hits = Vec::new();
         if self.limits.prefix_cache {
-            let hashes = sequence.hash_blocks(length / BLOCK_TOKENS);
+            let hashes = sequence.full_blocks();
             hits.extend(hashes.iter().map_while(|hash| cache.peek(hash)));
         }
         let idle_hits = hits.iter().filter(|hit| cache.references(**hit) == 0).count();
@@ -361,6 +360,7 @@ impl Scheduler {
             cache.retain(*hit);
         }
         let cached_tokens = (hits.len() * BLOCK_TOKENS).min(length - 1);
+        sequence.unexpect(cache);
         sequence.blocks = hits;
         (sequence.computed, sequence.named) = (cached_tokens, cached_tokens / BLOCK_TOKENS);
         sequence.state = State::Prefilling;

@@ -59,6 +59,8 @@ pub(super) struct Sequence {
     pub root: BlockHash,
     /// Hashes of the leading full blocks of `tokens`, as far as they were needed.
     pub hashes: Vec<BlockHash>,
+    /// Whether the cache counts it as a sequence that waits for its full blocks.
+    pub is_expected: bool,
     /// Leading full blocks that are in the prefix cache, or that were there already.
     pub named: usize,
     pub state: State,
@@ -76,6 +78,7 @@ impl Sequence {
             blocks: Vec::new(),
             root,
             hashes: Vec::new(),
+            is_expected: false,
             named: 0,
             state: State::Pending,
             stalls: 0,
@@ -130,6 +133,18 @@ impl Sequence {
     /// Returns the number of tokens without keys and values.
     pub fn left(&self) -> usize {
         self.tokens.len() - self.computed
+    }
+
+    /// Returns the hashes of all full blocks.
+    pub fn full_blocks(&mut self) -> &[BlockHash] {
+        self.hash_blocks(self.tokens.len() / BLOCK_TOKENS)
+    }
+
+    /// Records in the cache that the sequence waits no more, if it did.
+    pub fn unexpect(&mut self, cache: &mut BlockCache) {
+        if std::mem::take(&mut self.is_expected) {
+            cache.unexpect(self.full_blocks());
+        }
     }
 
     /// Extends `hashes` to the first `count` blocks, all of which must be full.

@@ -217,7 +217,7 @@ fn engine_that_ends_releases_what_it_holds_once() {
         let blocks = [7, 8].map(|value| storage.fresh(value).expect("three are free"));
         blocks.iter().for_each(|block| storage.cache.lock().retain(*block));
         let other = storage.clone();
-        let end = move || other.cache.release_last([&mut blocks.to_vec()].into_iter());
+        let end = move || other.cache.if_sound(|cache| cache.release_all(&mut blocks.to_vec()));
         both(end, || {
             let first = storage.add(blocks[0], 1).expect("one is free");
             assert_eq!((storage.get(first), storage.get(blocks[1])), (8, 8));

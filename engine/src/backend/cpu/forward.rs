@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::{buffers::Buffers, disjoint::Disjoint, linears::Source, load::CpuBackend};
 use crate::{
-    backend::{Backend, Chunk, CopyError, Logits, StepError, positions},
+    backend::{
+        Above, Backend, Chunk, CopyError, KeptRow, Logits, Rest, StepError, TokenLogit, positions,
+    },
     config::Linear,
     kernels::float::KvElement,
     kv::BlockId,
@@ -24,8 +26,17 @@ impl<E: KvElement + bytemuck::Pod> Backend for CpuBackend<E> {
         Ok(())
     }
 
-    fn all_logits(&mut self, hidden: &[f32], logits: &mut Vec<f32>) -> Result<(), StepError> {
-        self.all_logits_of(hidden, logits);
+    fn tokens_above(
+        &mut self,
+        kept: KeptRow<'_>,
+        above: Above,
+        found: &mut Vec<TokenLogit>,
+    ) -> Result<Option<Rest>, StepError> {
+        Ok(self.find_above(kept, above, found))
+    }
+
+    fn all_logits(&mut self, kept: KeptRow<'_>, logits: &mut Vec<f32>) -> Result<(), StepError> {
+        self.all_logits_of(kept.hidden, logits);
         Ok(())
     }
 

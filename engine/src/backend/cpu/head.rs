@@ -13,7 +13,7 @@ use super::{
     screen::{Screen, ScreenInput},
 };
 use crate::{
-    backend::{Chunk, Logits, Ranking},
+    backend::{Above, Chunk, KeptRow, Logits, Ranking, Rest, TokenLogit},
     files::{Dense, DenseType, Model},
     formats::memory::AlignedBytes,
     kernels::{
@@ -71,13 +71,29 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
         if let Some(screen) = head.screen() {
             let (kernels, isa, xs) = (self.kernels, self.isa, &head_rows_largest[..]);
             let input = ScreenInput { head, kernels, isa, xs, rankings };
-            screen.largest(&input, &mut self.pool, &mut self.screen_state);
+            let kept = logits.keep(rankings.iter().map(|ranking| ranking.keeps));
+            screen.largest(&input, kept, &mut self.pool, &mut self.screen_state);
             logits.set_largest(self.screen_state.found());
-            if rankings.iter().any(|ranking| ranking.weigh.is_some()) {
-                logits.set_rests(self.screen_state.rests().zip(xs.chunks_exact(hidden)));
-            }
         }
         self.whole_head(head, vocab, logits.all_mut());
+    }
+
+    /// Finds the tokens of a position with at least a logit: see [`Backend::tokens_above`](crate::backend::Backend).
+    pub(super) fn find_above(
+        &mut self,
+        kept: KeptRow<'_>,
+        above: Above,
+        found: &mut Vec<TokenLogit>,
+    ) -> Option<Rest> {
+        let weights = Arc::clone(&self.weights);
+        let (head, kernels) = (&weights.head, self.kernels);
+        let screen = head.screen()?;
+        let rankings = &[Ranking::largest(1)];
+        let input = ScreenInput { head, kernels, isa: self.isa, xs: kept.hidden, rankings };
+        let rest = screen.above(&input, kept, above, &mut self.pool, &mut self.screen_state)?;
+        found.clear();
+        found.extend(self.screen_state.found().flatten());
+        Some(rest)
     }
 
     /// Computes all logits of one hidden row, after the norm. // (vocab,)

@@ -142,6 +142,13 @@ impl FloatKernels {
         unsafe { (self.weigh_below)(bounds, threshold, per_unit, estimates) }
     }
 
+    /// Returns [`weigh_below`](Self::weigh_below) for estimates without errors.
+    pub fn weigh_values(&self, values: &[f32], threshold: f32, temperature: f32) -> f32 {
+        // Any finite norms do: the factors are 0.
+        let bounds = Bounds { errors: values, norms: values, by_error: 0.0, by_norm: 0.0 };
+        self.weigh_below(&bounds, threshold, temperature, values)
+    }
+
     /// Quantizes the row of a token to int8; returns the scale `s = 127 / max(1e-5, max|x|)`.
     pub fn quantize(&self, x: &[f32], q: &mut [i8]) -> f32 {
         // SAFETY: see `rms_norm`.

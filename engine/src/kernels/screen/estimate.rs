@@ -53,19 +53,24 @@ impl Bounds<'_> {
     }
 }
 
-/// Returns an upper bound of `Σ exp((upper − threshold) / temperature)` over the estimates with an upper bound below the
-/// threshold. `per_unit` is at most `1 / (ln 2 · temperature)`.
+/// Returns a number that is at least `2ˣ`, without its rounding, for `x ≤ 0`.
 ///
 /// The value of an f32 with the bits `2²³ · (x + 127)` is at least `2ˣ`, as `1 + m ≥ 2ᵐ` for a mantissa `m`.
+#[inline(always)]
+fn weight(x: f32) -> f32 {
+    let bits = ((x.max(EXPONENT_MIN) + 127.0) * (1 << 23) as f32) as i32;
+    f32::from_bits(bits as u32)
+}
+
+/// Returns an upper bound of `Σ exp((upper − threshold) / temperature)` over the estimates with an upper bound below the
+/// threshold. `per_unit` is at most `1 / (ln 2 · temperature)`.
 #[inline(always)]
 pub fn weigh_below(bounds: &Bounds<'_>, threshold: f32, per_unit: f32, estimates: &[f32]) -> f32 {
     let count = estimates.len();
     let (errors, norms) = (&bounds.errors[..count], &bounds.norms[..count]);
     let weight = |estimate: f32, error: f32, norm: f32| {
         let upper = estimate + bounds.of(error, norm);
-        let exponent = ((upper - threshold) * per_unit).max(EXPONENT_MIN);
-        let bits = ((exponent + 127.0) * (1 << 23) as f32) as i32;
-        let weight = f32::from_bits(bits as u32);
+        let weight = weight((upper - threshold) * per_unit);
         if upper < threshold { weight } else { 0.0 }
     };
     let mut sums = [0f32; TOGETHER];

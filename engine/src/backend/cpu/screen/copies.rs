@@ -34,7 +34,7 @@ pub struct Screen {
     pub(super) scales: Vec<f32>,
     pub(super) row_stats: RowStatsArrays,
     /// The high six bits, on machines with a kernel for them.
-    six: Option<Six>,
+    pub(super) six: Option<Six>,
 }
 
 /// The high six bits of the copy. // (vocab, six::size(stride))

@@ -6,17 +6,12 @@ use std::sync::{
 };
 
 use super::TASK_ROWS;
-use crate::{
-    backend::{Ranking, Rest},
-    math,
-};
+use crate::backend::Ranking;
 
 /// Smallest length of the list at which candidates that later ones have ruled out are removed.
 const CANDIDATES_MIN: usize = 64;
 /// More than the relative rounding of a difference.
 const ROUNDING: f32 = 1e-6;
-/// Factor greater than the roundings of a sum of weights.
-const WEIGHT_ROUND_UP: f64 = 1.0 + 1e-9;
 
 /// One row's search. Its threshold only rises, so a logit below it at any time is below it at the end, and
 /// the result does not depend on the order.
@@ -33,44 +28,8 @@ struct State {
     count: usize,
     within: f32,
     candidates: Vec<Candidate>,
-    /// The weight of tokens that were ruled out.
-    ruled_out: Option<RuledOut>,
     /// Number of candidates at which the list is pruned.
     limit: usize,
-}
-
-/// The sum of `exp(upper / temperature)` over tokens, as `weight · exp(reference / temperature)`.
-#[derive(Debug, Clone, Copy)]
-struct RuledOut {
-    temperature: f64,
-    reference: f64,
-    weight: f64,
-}
-
-impl RuledOut {
-    fn new(temperature: f32) -> Self {
-        Self { temperature: temperature.into(), reference: f64::NEG_INFINITY, weight: 0.0 }
-    }
-
-    /// Adds tokens with the sum `weight · exp(reference / temperature)`.
-    fn add(&mut self, reference: f32, weight: f64) {
-        let reference = f64::from(reference);
-        let (low, high) = (self.reference.min(reference), self.reference.max(reference));
-        let share = if low < high { math::exp((low - high) / self.temperature) } else { 1.0 };
-        let (own, other) = if reference > self.reference { (share, 1.0) } else { (1.0, share) };
-        (self.reference, self.weight) = (high, self.weight * own + weight * other);
-    }
-
-    /// Returns the sum relative to `exp(below / temperature)`.
-    fn relative_to(&self, below: f32) -> f64 {
-        if self.weight == 0.0 {
-            return 0.0;
-        }
-        let weight =
-            self.weight * math::exp((self.reference - f64::from(below)) / self.temperature);
-        // NaN is no bound.
-        if weight.is_nan() { f64::INFINITY } else { weight * WEIGHT_ROUND_UP }
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -96,14 +55,7 @@ impl State {
             // NaN, for an infinite one, rules out nothing.
             within => (least - within - least.abs() * ROUNDING).max(f32::NEG_INFINITY),
         };
-        let ruled_out = &mut self.ruled_out;
-        self.candidates.retain(|candidate| {
-            let stays = candidate.upper >= threshold;
-            if let Some(ruled_out) = ruled_out.as_mut().filter(|_| !stays) {
-                ruled_out.add(candidate.upper, 1.0);
-            }
-            stays
-        });
+        self.candidates.retain(|candidate| candidate.upper >= threshold);
         Some(threshold)
     }
 }
@@ -111,11 +63,10 @@ impl State {
 impl Search {
     /// Starts a search for the first tokens of a ranking.
     pub fn reset(&mut self, ranking: &Ranking) {
-        let Ranking { count, within, weigh, noise: _ } = *ranking;
+        let Ranking { count, within, .. } = *ranking;
         *self.threshold.get_mut() = f32::NEG_INFINITY.to_bits();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         (state.count, state.within) = (count, within);
-        state.ruled_out = weigh.map(RuledOut::new);
         state.limit = CANDIDATES_MIN.max(2 * count);
         state.candidates.clear();
         // Enough for most steps, so that these allocate nothing.
@@ -147,29 +98,10 @@ impl Search {
         state.limit = (CANDIDATES_MIN.max(2 * state.count)).max(2 * state.candidates.len());
     }
 
-    /// Adds the weight of tokens that were ruled out, as `weight · exp(reference / temperature)`.
-    pub fn rule_out(&self, reference: f32, weight: f64) {
-        if weight > 0.0 {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(ruled_out) = &mut state.ruled_out {
-                ruled_out.add(reference, weight);
-            }
-        }
-    }
-
-    /// Returns what is known of the tokens that [`finish`](Self::finish) does not return, after it.
-    pub fn rest(&mut self) -> Option<Rest> {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let below = f32::from_bits(*self.threshold.get_mut());
-        state.ruled_out.map(|ruled_out| Rest { below, weight: ruled_out.relative_to(below) })
-    }
-
     /// Returns the tokens that can be among those asked for, in ascending order.
     pub fn finish(&mut self) -> impl Iterator<Item = u32> {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(threshold) = state.prune() {
-            *self.threshold.get_mut() = threshold.to_bits();
-        }
+        state.prune();
         state.candidates.sort_unstable_by_key(|candidate| candidate.token);
         state.candidates.iter().map(|candidate| candidate.token)
     }

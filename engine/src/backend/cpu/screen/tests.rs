@@ -2,7 +2,7 @@
 
 use super::{super::HeadMode, *};
 use crate::{
-    backend::{Noise, logits},
+    backend::{Above, Logits, Noise, Rest, ScaledNoise, logits},
     files::{Dense, DenseType},
 };
 
@@ -20,17 +20,24 @@ fn head(weights: &[f32], mode: HeadMode) -> Head {
 
 /// Returns the logits of the whole head, and the logits that the screen computes for a ranking of each row.
 fn both(isa: Isa, weights: &[f32], xs: &[f32], rankings: &[Ranking]) -> (Vec<f32>, Vec<f32>) {
-    let (whole, screened, _) = found(isa, weights, xs, rankings);
+    let (whole, lists, _) = found(isa, weights, xs, rankings, None);
+    let mut screened = vec![f32::NEG_INFINITY; whole.len()];
+    for (list, screened) in lists.iter().zip(screened.chunks_exact_mut(VOCAB)) {
+        list.iter().for_each(|found| screened[found.id as usize] = found.logit);
+    }
     (whole, screened)
 }
 
-/// Returns the same as [`both`], and what is known of the tokens that are not found.
+/// Returns the logits of the whole head, what the screen finds for a ranking of each row, and with `above` what it finds
+/// after that in each row that keeps its estimates.
+#[expect(clippy::type_complexity, reason = "results to take apart")]
 fn found(
     isa: Isa,
     weights: &[f32],
     xs: &[f32],
     rankings: &[Ranking],
-) -> (Vec<f32>, Vec<f32>, Vec<Option<Rest>>) {
+    above: Option<Above>,
+) -> (Vec<f32>, Vec<Vec<TokenLogit>>, Vec<Option<(Rest, Vec<TokenLogit>)>>) {
     let n = xs.len() / WIDTH;
     let kernels = FloatKernels::of(isa).expect("the ISA is available");
     let (head, mut scratch) = (head(weights, HeadMode::Exact), Vec::new());
@@ -41,14 +48,23 @@ fn found(
     let input = ScreenInput { head: &head, kernels, isa, xs, rankings };
     let screen = head.screen().expect("the vocabulary is large enough");
     let (mut pool, mut state) = (Pool::new(2), ScreenState::default());
-    screen.largest(&input, &mut pool, &mut state);
-    assert_eq!(state.found().count(), n);
-    let mut screened = vec![f32::NEG_INFINITY; n * VOCAB];
-    for (list, screened) in state.found().zip(screened.chunks_exact_mut(VOCAB)) {
-        assert!(list.is_sorted_by(|a, b| a.id < b.id), "tokens ascend without duplicates");
-        list.iter().for_each(|found| screened[found.id as usize] = found.logit);
-    }
-    (whole, screened, state.rests().collect())
+    let mut logits = Logits::default();
+    logits.clear(VOCAB);
+    logits.lay_out(rankings.iter().map(|_| false));
+    let kept = logits.keep(rankings.iter().map(|ranking| ranking.keeps));
+    screen.largest(&input, kept, &mut pool, &mut state);
+    let lists: Vec<Vec<TokenLogit>> = state.found().map(<[_]>::to_vec).collect();
+    assert_eq!(lists.len(), n);
+    let mut ascending = lists.iter();
+    assert!(ascending.all(|list| list.is_sorted_by(|a, b| a.id < b.id)), "without duplicates");
+    let further = |row| {
+        let (kept, rankings) = (logits.kept(row)?, &[Ranking::largest(1)]);
+        let input = ScreenInput { xs: kept.hidden, rankings, ..input };
+        let rest = screen.above(&input, kept, above?, &mut pool, &mut state)?;
+        Some((rest, state.found().flatten().copied().collect()))
+    };
+    let further = (0..n).map(further).collect();
+    (whole, lists, further)
 }
 
 /// Checks every row for the largest logits; returns the number of computed logits.
@@ -166,27 +182,43 @@ fn tokens_within_a_distance_of_the_largest_are_found() {
 }
 
 #[test]
-fn weight_of_tokens_that_are_not_found_is_bounded() {
+fn further_tokens_are_found_and_the_weight_of_others_is_bounded() {
     let weights: Vec<f32> = (0..VOCAB * WIDTH).map(wave).collect();
     for (isa, n) in isas().flat_map(|isa| [(isa, 1), (isa, 4)]) {
-        for (temperature, within) in [(1.0, 3.0), (0.2, 2.0), (5.0, 9.0), (1e-3, 0.1)] {
-            let xs: Vec<f32> = (0..n * WIDTH).map(|i| wave(i + 3)).collect();
-            let ranking = Ranking { within, weigh: Some(temperature), ..Ranking::largest(2) };
-            let (whole, screened, rests) = found(isa, &weights, &xs, &vec![ranking; n]);
-            let rows = whole.chunks_exact(VOCAB).zip(screened.chunks_exact(VOCAB)).zip(rests);
-            for ((whole, screened), rest) in rows {
-                let Rest { below, weight } = rest.expect("it was asked for");
-                let left_out = whole.iter().zip(screened).filter(|(_, s)| **s == f32::NEG_INFINITY);
+        let xs: Vec<f32> = (0..n * WIDTH).map(|i| wave(i + 3)).collect();
+        // Rows that keep their estimates stand among others.
+        let keeps = |row| n == 1 || row % 4 != 1;
+        let ranking = |row| Ranking { keeps: keeps(row), ..Ranking::largest(2) };
+        let rankings: Vec<Ranking> = (0..n).map(ranking).collect();
+        for (temperature, logit, close) in
+            [(1.0, 9.0, 0.0), (1.0, 9.0, 2.0), (0.2, 12.0, 0.5), (5.0, 8.0, 9.0), (1e-3, 7.9, 0.1)]
+        {
+            let above = Above { logit, close, temperature };
+            let (whole, _, further) = found(isa, &weights, &xs, &rankings, Some(above));
+            for (row, (whole, further)) in whole.chunks_exact(VOCAB).zip(further).enumerate() {
+                assert_eq!(further.is_some(), keeps(row), "row {row}");
+                let Some((rest, list)) = further else { continue };
+                let mut screened = vec![f32::NEG_INFINITY; VOCAB];
+                for token in &list {
+                    screened[token.id as usize] = token.logit;
+                    assert_eq!(token.logit.to_bits(), whole[token.id as usize].to_bits());
+                }
+                assert_eq!(rest.below, logit);
+                let left_out =
+                    whole.iter().zip(&screened).filter(|(_, s)| **s == f32::NEG_INFINITY);
                 let exact: f64 = left_out
-                    .map(|(logit, _)| {
-                        assert!(*logit < below, "{isa}: {logit} was left out, {below}");
-                        ((f64::from(*logit) - f64::from(below)) / f64::from(temperature)).exp()
+                    .map(|(other, _)| {
+                        assert!(*other < logit, "{isa}: {other} was left out");
+                        ((f64::from(*other) - f64::from(logit)) / f64::from(temperature)).exp()
                     })
                     .sum();
-                assert!(exact <= weight, "{isa}, {n} rows, {temperature}: {exact} > {weight}");
-                let is_close = weight <= 60.0 * exact + 1e-30;
-                assert!(temperature < 1.0 || is_close, "{isa}, {temperature}: {weight}, {exact}");
+                assert!(exact <= rest.weight, "{isa}, {n} rows: {exact} > {}", rest.weight);
+                let is_close = rest.weight <= 60.0 * exact + 1e-30;
+                assert!(temperature < 1.0 || is_close, "{isa}: {}, {exact}", rest.weight);
             }
         }
+        let most = Above { logit: -1e9, close: 0.0, temperature: 1.0 };
+        let (_, _, further) = found(isa, &weights, &xs, &rankings, Some(most));
+        assert!(further.iter().all(Option::is_none), "all logits are faster than so many");
     }
 }

@@ -187,9 +187,12 @@ fn near_ties_against_the_estimates_are_found() {
         let rankings = vec![Ranking::largest(1); n];
         let input = ScreenInput { head: &head, kernels, isa, xs: &xs, rankings: &rankings };
         let (mut pool, mut state) = (Pool::new(1), ScreenState::default());
-        head.screen()
-            .expect("the vocabulary is large enough")
-            .largest(&input, &mut pool, &mut state);
+        head.screen().expect("the vocabulary is large enough").largest(
+            &input,
+            &mut Kept::default(),
+            &mut pool,
+            &mut state,
+        );
         for list in state.found() {
             let most = list.iter().reduce(|a, b| if b.logit > a.logit { b } else { a });
             assert_eq!(most.map(|token| token.id), Some(place as u32), "{isa}, {n} rows");

@@ -1,0 +1,192 @@
+//! Estimates of logits with bounds on their errors: see [the module](super).
+
+use std::ops::Range;
+
+use super::{
+    Screen, ScreenInput,
+    copies::{ROUND_UP, Six},
+    search::Search,
+};
+use crate::{
+    backend::{ScaledNoise, cpu::buffers::Scratch},
+    kernels::screen::{self, Bounds, DigitRow, Digits, Products, RangeNoise},
+};
+
+/// More than the relative rounding of noise to f32, and of its sum with a logit.
+const NOISE_ROUNDING: f32 = 1e-6;
+
+/// Returns the error bound of an f32 dot product of `len` elements, relative to the norms: 16 running sums
+/// of fused multiply-adds and a tree of four additions, each with half an ulp of error. The bound is
+/// doubled for safety, and includes the rounding of scales and bounds to f32.
+fn rounding(len: usize) -> f64 {
+    (len.div_ceil(16) + 32) as f64 * f64::from(f32::EPSILON)
+}
+
+/// Estimates logits and bounds their errors.
+pub(super) struct Estimates<'a> {
+    pub screen: &'a Screen,
+    pub input: &'a ScreenInput<'a>,
+    pub digits: &'a Digits,
+}
+
+impl<'a> Estimates<'a> {
+    /// Factors of a head row's error and norm in the bound of its logit. `error` is the norm of the part
+    /// of the hidden row that the digits do not represent.
+    fn factors(&self, row: &DigitRow, error: f64) -> (f32, f32) {
+        let rounding = rounding(self.screen.stride) * row.norm;
+        ((row.norm + rounding) as f32 * ROUND_UP, (error + rounding) as f32 * ROUND_UP)
+    }
+
+    /// Estimates a range of the vocabulary for all rows. Tokens that this does not rule out are estimated
+    /// again, more exactly. Each row's search receives the tokens that can be among those asked for.
+    /// `keep` gets all first estimates of each row.
+    pub fn estimate_range(
+        &self,
+        range: Range<usize>,
+        searches: &[Search],
+        keep: impl Fn(usize, &[f32]),
+        scratch: &mut Scratch,
+    ) {
+        let Self { screen, input, .. } = *self;
+        let (n, count) = (input.rankings.len(), range.len());
+        let Scratch { sums: dots, floats: estimates, positions, candidates, .. } = scratch;
+        let six = screen.six(input.isa, n);
+        dots.resize(count * 2 * n, 0);
+        if six.is_none() {
+            self.multiply(range.clone(), dots);
+        }
+        estimates.resize(count, 0.0);
+        for (row, (ranking, search)) in input.rankings.iter().zip(searches).enumerate() {
+            let bounds = match six {
+                Some(six) => self.estimate_six(six, row, range.clone(), dots, estimates),
+                None => self.estimate_first(row, range.clone(), dots, estimates),
+            };
+            let (threshold, noise) = (search.threshold(), ranking.noise);
+            let of_range = noise.map(|noise| RangeNoise::new(noise, range.start));
+            let of_range = of_range.as_ref();
+            keep(row, estimates);
+            positions.clear();
+            positions.reserve(count);
+            input.kernels.select_candidates(&bounds, of_range, threshold, estimates, positions);
+            candidates.clear();
+            candidates.reserve(count);
+            let refined = positions.iter().map(|&j| {
+                let token = range.start + j;
+                let refined = if six.is_none() && ranking.keeps {
+                    (token, estimates[j], bounds.at(j))
+                } else {
+                    self.refined(row, token, six.is_none().then(|| dots[row * count + j]))
+                };
+                noise.map_or(refined, |noise| with_noise(&noise, refined))
+            });
+            candidates.extend(refined.filter(|(_, estimate, bound)| {
+                let is_below = estimate + bound < threshold;
+                // Not `>=`: a NaN stays a candidate.
+                !is_below
+            }));
+            if !candidates.is_empty() {
+                search.add(candidates.drain(..));
+            }
+        }
+    }
+
+    /// Writes the products of the first digits of all rows, then those of the second digits of rows that keep their
+    /// estimates. // (2, row, range)
+    fn multiply(&self, range: Range<usize>, dots: &mut [i32]) {
+        let Self { screen, digits, input } = *self;
+        let (isa, count, head_rows) = (input.isa, range.len(), screen.rows(range));
+        let (first, second) = dots.split_at_mut(input.rankings.len() * count);
+        screen::dots(isa, head_rows, digits, first);
+        let mut end = 0;
+        for run in input.rankings.chunk_by(|a, b| a.keeps == b.keeps) {
+            let rows = end..end + run.len();
+            end = rows.end;
+            if run[0].keeps {
+                let out = &mut second[rows.start * count..rows.end * count];
+                screen::second_dots(isa, head_rows, digits, rows, out);
+            }
+        }
+    }
+
+    /// Returns the error bounds of a row's first estimates if it keeps them: of six bits, or of the whole int8.
+    pub fn kept_bounds(&self, six: Option<&'a Six>, row: usize, range: Range<usize>) -> Bounds<'a> {
+        let digit_row = &self.digits.rows()[row];
+        let factors = self.factors(digit_row, digit_row.error);
+        six.map_or(&self.screen.row_stats, |six| &six.row_stats).bounds(range, factors)
+    }
+
+    /// Estimates a row's logits from the products of its first digits, and of its second if it keeps the estimates; returns
+    /// the bounds of the errors. `dots` is from [`multiply`](Self::multiply).
+    pub fn estimate_first(
+        &self,
+        row: usize,
+        range: Range<usize>,
+        dots: &[i32],
+        out: &mut [f32],
+    ) -> Bounds<'a> {
+        let Self { screen, digits, input } = *self;
+        let (count, n, keeps) = (range.len(), input.rankings.len(), input.rankings[row].keeps);
+        let of = |row: usize| &dots[row * count..(row + 1) * count];
+        let (first, second) = (of(row), keeps.then(|| of(n + row)));
+        let (scales, sums) = (&screen.scales[range.clone()], &screen.row_stats.sums[range.clone()]);
+        let products = Products { first, second, digits, row, scales, sums };
+        input.kernels.estimate(&products, out);
+        if keeps {
+            return self.kept_bounds(None, row, range);
+        }
+        let digit_row = &digits.rows()[row];
+        screen.row_stats.bounds(range, self.factors(digit_row, digit_row.first_error))
+    }
+
+    /// Estimates a row's logits from the products of both digits and the six-bit copy; returns the bounds of the errors.
+    /// `dots` is scratch.
+    pub fn estimate_six(
+        &self,
+        six: &'a Six,
+        row: usize,
+        range: Range<usize>,
+        dots: &mut [i32],
+        out: &mut [f32],
+    ) -> Bounds<'a> {
+        let Self { screen, digits, input } = *self;
+        let count = range.len();
+        let (first, second) = dots[..2 * count].split_at_mut(count);
+        let head_rows = six.rows(range.clone(), screen.stride);
+        screen::six_dots(input.isa, head_rows, digits, row, [&mut *first, &mut *second]);
+        let (scales, sums) = (&screen.scales[range.clone()], &six.row_stats.sums[range.clone()]);
+        let products = Products { first, second: Some(second), digits, row, scales, sums };
+        input.kernels.estimate(&products, out);
+        self.kept_bounds(Some(six), row, range)
+    }
+
+    /// Returns the token, its logit estimated with both digits and the whole int8, and the error bound of
+    /// the estimate. `first` is the product with the first digits, if it is known.
+    pub fn refined(&self, row: usize, token: usize, first: Option<i32>) -> (usize, f32, f32) {
+        let Self { screen, digits, input } = *self;
+        let head_row = screen.rows(token..token + 1);
+        let [first, second] = screen::both_dots(input.isa, head_row, digits, row, first);
+        let mut estimate = [0.0];
+        let products = Products {
+            first: &[first],
+            second: Some(&[second]),
+            digits,
+            row,
+            scales: &screen.scales[token..=token],
+            sums: &screen.row_stats.sums[token..=token],
+        };
+        input.kernels.estimate(&products, &mut estimate);
+        let digit_row = &digits.rows()[row];
+        let factors = self.factors(digit_row, digit_row.error);
+        let bounds = screen.row_stats.bounds(token..token + 1, factors);
+        (token, estimate[0], bounds.at(0))
+    }
+}
+
+/// Adds its noise to a token's estimate, and the roundings of that to the bound.
+fn with_noise(
+    noise: &ScaledNoise,
+    (token, estimate, bound): (usize, f32, f32),
+) -> (usize, f32, f32) {
+    let added = noise.add_to(token as u32, 0.0) as f32;
+    (token, estimate + added, bound + added.abs() * NOISE_ROUNDING)
+}
