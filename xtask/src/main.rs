@@ -3,6 +3,7 @@
 
 mod bench;
 mod chaos;
+mod compare;
 mod dist;
 mod fuzz;
 mod gpu;
@@ -58,8 +59,8 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "bench",
-        arguments: "[SHAPE|queue|e2e] [OPTIONS…]",
-        summary: "measure engine steps on a synthetic model (bitnet-2b), or jobs through Redis and Postgres",
+        arguments: "[SHAPE|queue|e2e] [OPTIONS…] | compare FROM [TO] [--rounds N] [--shape SHAPE]",
+        summary: "measure engine steps on a synthetic model (bitnet-2b), jobs through Redis and Postgres, or two commits in turns",
         run: bench::run,
     },
     Task {

@@ -22,8 +22,12 @@ use crate::{
     scheduler::{Scheduler, SequenceId},
 };
 
-/// Blocks of one read.
-const FETCH_BLOCKS: usize = 32;
+/// Blocks of one read: few, so that they are made cached blocks while the next ones are read.
+const FETCH_BLOCKS: usize = 8;
+/// Reads of a sequence that are started before the first of them has ended, once one has found blocks.
+const READS_AHEAD: usize = 3;
+/// Tokens of a step whose time is measured: smaller steps mostly read weights.
+const TIMED_TOKENS: usize = 32;
 /// Blocks copied for writing after one step, while the engine has work.
 const WRITES_PER_STEP: usize = 4;
 /// Blocks that are remembered as written.
@@ -47,6 +51,8 @@ struct Waiting {
     hashes: Vec<BlockHash>,
     /// Reads that may still be started for it: blocks may be evicted before the sequence is scheduled.
     reads_left: usize,
+    /// The block that was read first: a sequence that still waits for a later one has found blocks.
+    first_read: Option<usize>,
 }
 
 /// Blocks to read and to write.
@@ -151,7 +157,7 @@ impl Stored {
         let hashes = BlockHash::chain(root, &tokens[..blocks * BLOCK_TOKENS]);
         self.expect(id.request, hashes.clone());
         let reads_left = 2 * hashes.len().div_ceil(FETCH_BLOCKS);
-        self.waiting.push_back(Waiting { id, tokens, root, hashes, reads_left });
+        self.waiting.push_back(Waiting { id, tokens, root, hashes, reads_left, first_read: None });
     }
 
     /// Forgets a request: it has ended.
@@ -187,8 +193,7 @@ impl Stored {
                 None => true,
                 Some(next) => {
                     let first = waiting.hashes[next];
-                    let starts = !self.reading.contains(&first);
-                    missing.contains(&first) || starts && !self.read(&mut waiting, next)
+                    missing.contains(&first) || !self.read_from(&mut waiting, next)
                 }
             };
             match is_ready {
@@ -199,8 +204,28 @@ impl Stored {
         self.waiting = left;
     }
 
-    /// Starts to read a sequence's next blocks; returns false if that is not possible.
+    /// Starts to read a sequence's next blocks, and blocks after them, as far as they are not being read; returns false if
+    /// that is not possible.
+    fn read_from(&mut self, waiting: &mut Waiting, next: usize) -> bool {
+        if !self.read(waiting, next) {
+            return false;
+        }
+        let has_found = *waiting.first_read.get_or_insert(next) < next;
+        let ahead = if has_found { READS_AHEAD } else { 0 };
+        let starts = (next..waiting.hashes.len()).step_by(FETCH_BLOCKS).skip(1).take(ahead);
+        for start in starts {
+            if !self.read(waiting, start) {
+                break;
+            }
+        }
+        true
+    }
+
+    /// Starts to read some of a sequence's blocks, unless they are being read; returns false if that is not possible.
     fn read(&mut self, waiting: &mut Waiting, next: usize) -> bool {
+        if self.reading.contains(&waiting.hashes[next]) {
+            return true;
+        }
         if waiting.reads_left == 0 {
             return false;
         }
@@ -290,7 +315,7 @@ impl Stored {
 
     /// Records how long a step with this many tokens took.
     pub fn record_time(&mut self, tokens: usize, time: Duration) {
-        if tokens >= FETCH_BLOCKS {
+        if tokens >= TIMED_TOKENS {
             update(&mut self.compute_seconds, time.as_secs_f64() / tokens as f64);
         }
     }

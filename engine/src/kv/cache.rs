@@ -147,6 +147,11 @@ impl BlockCache {
 
 #[cfg(test)]
 impl BlockCache {
+    /// Checks the number of waiting sequences that use each block.
+    pub(crate) fn audit_expected(&self, expected: &std::collections::HashMap<BlockHash, usize>) {
+        assert_eq!(self.prefix.expected(), expected);
+    }
+
     /// Checks that reference counts equal `holders`, and that every block is in exactly one of the states
     /// free, cached and held.
     pub(crate) fn audit(&self, holders: &std::collections::BTreeMap<BlockId, u32>) {

@@ -208,6 +208,10 @@ impl PrefixCache {
 
 #[cfg(test)]
 impl PrefixCache {
+    pub(super) fn expected(&self) -> &HashMap<BlockHash, usize> {
+        &self.expected
+    }
+
     pub(super) fn is_idle(&self, block: BlockId) -> bool {
         let entry = self.entries[block.index()];
         assert!(entry.is_none_or(|entry| self.get(&entry.hash) == Some(block)));

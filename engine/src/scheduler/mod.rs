@@ -35,6 +35,8 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+use std::collections::HashMap;
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     sync::MutexGuard,
@@ -128,8 +130,7 @@ impl Scheduler {
     fn expect(&mut self, id: SequenceId, cache: &mut BlockCache) {
         let sequence = self.sequences.get_mut(&id).filter(|_| self.limits.prefix_cache);
         if let Some(sequence) = sequence {
-            cache.expect(sequence.full_blocks());
-            sequence.is_expected = true;
+            sequence.expect(cache);
         }
     }
 
@@ -334,9 +335,18 @@ impl Scheduler {
         for scheduler in all {
             scheduler.audit_sequences(&mut holders);
         }
-        if let Some(first) = all.first() {
-            first.cache.lock().audit(&holders);
+        let Some(first) = all.first() else { return };
+        let cache = first.cache.lock();
+        cache.audit(&holders);
+        let waiting = all.iter().flat_map(|scheduler| scheduler.sequences.values());
+        let mut expected = HashMap::new();
+        for sequence in waiting {
+            assert!(sequence.state == State::Pending || sequence.expected == 0);
+            for hash in &sequence.hashes[..sequence.expected] {
+                *expected.entry(*hash).or_default() += 1;
+            }
         }
+        cache.audit_expected(&expected);
     }
 
     fn audit_sequences(&self, holders: &mut BTreeMap<BlockId, u32>) {

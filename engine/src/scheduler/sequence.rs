@@ -59,8 +59,8 @@ pub(super) struct Sequence {
     pub root: BlockHash,
     /// Hashes of the leading full blocks of `tokens`, as far as they were needed.
     pub hashes: Vec<BlockHash>,
-    /// Whether the cache counts it as a sequence that waits for its full blocks.
-    pub is_expected: bool,
+    /// Number of leading blocks that the cache counts as those of a waiting sequence.
+    pub expected: usize,
     /// Leading full blocks that are in the prefix cache, or that were there already.
     pub named: usize,
     pub state: State,
@@ -78,7 +78,7 @@ impl Sequence {
             blocks: Vec::new(),
             root,
             hashes: Vec::new(),
-            is_expected: false,
+            expected: 0,
             named: 0,
             state: State::Pending,
             stalls: 0,
@@ -140,11 +140,18 @@ impl Sequence {
         self.hash_blocks(self.tokens.len() / BLOCK_TOKENS)
     }
 
+    /// Records in the cache that the sequence waits for its full blocks.
+    pub fn expect(&mut self, cache: &mut BlockCache) {
+        let blocks = self.full_blocks();
+        cache.expect(blocks);
+        self.expected = blocks.len();
+    }
+
     /// Records in the cache that the sequence waits no more, if it did.
     pub fn unexpect(&mut self, cache: &mut BlockCache) {
-        if std::mem::take(&mut self.is_expected) {
-            cache.unexpect(self.full_blocks());
-        }
+        // It may have become longer since: a choice that starts while others wait.
+        let blocks = std::mem::take(&mut self.expected);
+        cache.unexpect(&self.hashes[..blocks]);
     }
 
     /// Extends `hashes` to the first `count` blocks, all of which must be full.

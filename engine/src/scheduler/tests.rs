@@ -298,3 +298,25 @@ fn decodes_beyond_the_limit_take_turns() {
         [vec![0, 1, 2], vec![0, 3, 4], vec![0, 5, 1], vec![0, 2, 3], vec![0, 4, 5]];
     assert_eq!(decoded[2..], turns);
 }
+
+#[test]
+fn cached_blocks_of_waiting_sequences_are_kept_longer_than_newer_ones() {
+    let mut scheduler = Scheduler::new(Limits { max_sequences: 1, ..limits() }, 6);
+    let run = |scheduler: &mut Scheduler, id, length| {
+        add(scheduler, id, length);
+        while scheduler.state(id) != Some(State::Decoding) {
+            step(scheduler);
+        }
+        scheduler.remove(id);
+    };
+    // Two blocks each stay cached; those of the first are older.
+    run(&mut scheduler, normal(1), 33);
+    run(&mut scheduler, normal(2), 33);
+    let waiting = SequenceId { choice: 1, ..normal(1) };
+    add(&mut scheduler, waiting, 33);
+    // It needs all but the two blocks that the waiting one will use.
+    run(&mut scheduler, id(Priority::High, 3), 50);
+    assert_eq!(step(&mut scheduler).admitted, [(waiting, 32)]);
+    scheduler.remove(waiting);
+    scheduler.audit();
+}

@@ -129,7 +129,8 @@ impl<F: FnMut() -> Result<(), StepError> + Send> Backend for Scripted<F> {
 /// An engine on a [`Scripted`] device.
 #[allow(dead_code, reason = "not every test misuses a device")]
 pub fn engine_on(step: impl FnMut() -> Result<(), StepError> + Send + 'static) -> Engine {
-    let config = EngineConfig::new(100_000);
+    // Without drafts a step computes one token of each sequence.
+    let config = EngineConfig { draft_tokens: 0, ..EngineConfig::new(100_000) };
     Engine::new(Box::new(Scripted(step)), Arc::new(NoText), vec![2], config)
 }
 

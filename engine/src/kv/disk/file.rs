@@ -8,6 +8,12 @@
 //! | 48 to 79 | BLAKE3 of bytes 0 to 47 and of the content |
 //! | 80 to the end | the content: keys and values of all layers, as the backend stores them |
 
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+};
+
 use crate::kv::BlockHash;
 
 /// First bytes of every file. To be raised with each change of a backend's block layout.
@@ -32,14 +38,34 @@ fn checksum(covered: &[u8], content: &[u8]) -> [u8; 32] {
     *blake3::Hasher::new().update(covered).update(content).finalize().as_bytes()
 }
 
-/// Returns the content of a whole file if every byte is as it was written for this block.
-pub(super) fn content<'a>(hash: &BlockHash, file: &'a [u8]) -> Option<&'a [u8]> {
-    let (head, content) = file.split_at_checked(HEAD_BYTES)?;
-    let (covered, checksum_read) = head.split_at(COVERED);
+/// Reads the head, as far as the file has one, and the content.
+///
+/// # Errors
+/// If the file cannot be read.
+pub(super) fn read(path: &Path) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let mut file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    (&mut file).take(HEAD_BYTES as u64).read_to_end(&mut head)?;
+    // One byte more, so that the end is noticed without a larger buffer.
+    let mut content = Vec::with_capacity((bytes as usize).saturating_sub(HEAD_BYTES) + 1);
+    file.read_to_end(&mut content)?;
+    Ok((head, content))
+}
+
+/// Returns whether every byte of a file is as it was written for this block.
+pub(super) fn is_intact(hash: &BlockHash, head: &[u8], content: &[u8]) -> bool {
+    let Some((covered, checksum_read)) = head.split_at_checked(COVERED) else { return false };
     let is_ours = covered[..8] == *MAGIC
         && covered[8..40] == *hash.as_bytes()
         && covered[40..] == (content.len() as u64).to_le_bytes();
-    (is_ours && checksum(covered, content) == checksum_read).then_some(content)
+    is_ours && checksum(covered, content) == checksum_read
+}
+
+/// Returns the content of a whole file if every byte is as it was written for this block.
+pub(super) fn content<'a>(hash: &BlockHash, file: &'a [u8]) -> Option<&'a [u8]> {
+    let (head, content) = file.split_at_checked(HEAD_BYTES)?;
+    is_intact(hash, head, content).then_some(content)
 }
 
 #[cfg(test)]

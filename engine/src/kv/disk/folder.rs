@@ -159,11 +159,11 @@ impl BlockFolder {
     /// damaged file is deleted.
     pub fn load(&mut self, hash: &BlockHash, depth: usize) -> Option<Vec<u8>> {
         let path = self.path_of(hash);
-        let Ok(mut bytes) = fs::read(&path) else {
+        let Ok((head, content)) = file::read(&path) else {
             self.forget(hash);
             return None;
         };
-        if file::content(hash, &bytes).is_none() {
+        if !file::is_intact(hash, &head, &content) {
             tracing::warn!(path = %path.display(), "damaged KV block deleted");
             let _ = fs::remove_file(&path);
             self.forget(hash);
@@ -172,9 +172,8 @@ impl BlockFolder {
         }
         let used = used_now(depth);
         set_used(&path, used);
-        self.insert(*hash, Entry { bytes: bytes.len() as u64, used });
-        bytes.drain(..file::HEAD_BYTES);
-        Some(bytes)
+        self.insert(*hash, Entry { bytes: (head.len() + content.len()) as u64, used });
+        Some(content)
     }
 
     /// Writes a block with this many blocks before it in its chain, unless the folder has it. Evicts other blocks if there is no room: those for which `is_wanted`
