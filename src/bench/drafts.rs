@@ -55,6 +55,9 @@ pub struct Arguments {
     /// Most drafts of a sequence in a step
     #[arg(long, value_name = "N", default_value = "8")]
     draft_tokens: NonZeroUsize,
+    /// Only this kind of text
+    #[arg(long, value_name = "NAME", value_parser = TASKS.map(|(name, _)| name))]
+    text: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -92,7 +95,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         )?;
     }
     let mut all = Vec::new();
-    for (name, task) in TASKS {
+    let is_asked = |name: &str| arguments.text.as_ref().is_none_or(|asked| asked == name);
+    for (name, task) in TASKS.into_iter().filter(|(name, _)| is_asked(name)) {
         for batch in arguments.batch.iter().map(|batch| batch.get()) {
             let scripts: Vec<Script> =
                 (0..BATCHES * batch).map(|line| script(line, task, vocab_size)).collect();
