@@ -15,9 +15,9 @@
 //!
 //! The bits come from a hash of the token with four keys. The keys are one block of the counter-based generator
 //! Philox4x32-10 (J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3",
-//! SC 2011) for (seed, choice, position). The hash is `triple32` of C. Wellons' "hash-prospector", whose rounds are
-//! bijections of 32 bits, with one key added before and the other after its first round. There is no state, so a
-//! token does not depend on other draws or their order.
+//! SC 2011) for (seed, choice, position). The hash is `triple32` of C. Wellons' "hash-prospector". Its rounds are
+//! bijections of 32 bits; one key is added before and the other after the first round. Nothing is kept between draws, so
+//! a token does not depend on other draws or their order.
 
 use crate::math;
 

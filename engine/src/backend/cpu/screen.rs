@@ -161,8 +161,9 @@ impl Screen {
         state.kept_rows.clear();
         let kept_row = |ranking: &Ranking| ranking.keeps.then(|| next.next()).flatten();
         state.kept_rows.extend(input.rankings.iter().map(kept_row));
-        for (ranking, x) in input.rankings.iter().zip(input.xs.chunks_exact(width)) {
-            kept.hidden.extend(x.iter().filter(|_| ranking.keeps));
+        let rows = input.rankings.iter().zip(input.xs.chunks_exact(width));
+        for (_, x) in rows.filter(|(ranking, _)| ranking.keeps) {
+            kept.hidden.extend_from_slice(x);
         }
         kept.estimates.resize(next.start * vocab, 0.0);
         kept.from_six = self.six(input.isa, n).is_some();

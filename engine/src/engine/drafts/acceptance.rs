@@ -10,8 +10,8 @@ const PRIOR_WEIGHT: f64 = 4.0;
 const REQUEST_KEEPS: f64 = 0.95;
 /// What older drafts of the engine count with each new proposal.
 const ENGINE_KEEPS: f64 = 0.998;
-/// What a request's drafts count with each step in which it could have had some and had none: a request whose drafts
-/// were refused gets others after a while.
+/// What a request's drafts count with each step in which it could have had some but got nothing: after refused drafts, a
+/// request gets others after a while.
 const IDLE_KEEPS: f64 = 0.99;
 
 /// Decided drafts: each draft up to the first refused one.

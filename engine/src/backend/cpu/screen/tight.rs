@@ -1,4 +1,4 @@
-//! The error bounds of estimates, on rows whose errors come close to them: a bound that is a tenth smaller fails.
+//! The error bounds of estimates, on rows with errors close to them: a bound that is a tenth smaller fails.
 //!
 //! By the inequality of Cauchy and Schwarz, an error reaches its bound where the vectors are parallel: the error `e` of a
 //! head row and the hidden row `x`, or the error `f` of a hidden row's digits and the head row `q`.
