@@ -4,6 +4,7 @@
 //! be reached, the job is accepted all the same, because workers feed the dispatcher from the
 //! store.
 
+mod clock;
 mod fast;
 mod measuring;
 mod waiting;
@@ -21,6 +22,7 @@ use tritmill_queue::{
     },
 };
 
+use self::clock::StoreClock;
 pub use self::waiting::Waited;
 use crate::{
     BuildError,
@@ -91,6 +93,7 @@ pub struct Client {
     events: Arc<dyn Events>,
     /// The limits of operators and of workers, if the store knows them.
     admission: Option<Arc<Admission>>,
+    clock: Arc<StoreClock>,
     mode: Mode,
 }
 
@@ -118,7 +121,8 @@ impl Client {
         dispatcher: Arc<dyn Dispatcher>,
         events: Arc<dyn Events>,
     ) -> Self {
-        Self { store, dispatcher, events, admission: None, mode: Mode::Embedded }
+        let clock = Arc::default();
+        Self { store, dispatcher, events, admission: None, clock, mode: Mode::Embedded }
     }
 
     /// Returns the same client; the queues' limits in this store apply, and jobs that would miss their deadlines
@@ -157,6 +161,7 @@ impl Client {
             events: Arc::new(dispatcher.events()),
             dispatcher: dispatcher.clone(),
             admission: None,
+            clock: Arc::default(),
             mode: Mode::Servers { store: store.clone(), redis: dispatcher },
         };
         client.limited_by(store)
@@ -244,9 +249,9 @@ impl Client {
     }
 
     /// Returns the time on the store's clock, for
-    /// [`JobBuilder::expires_after`](crate::JobBuilder::expires_after).
+    /// [`JobBuilder::expires_after`](crate::JobBuilder::expires_after). Reads it at most once a second.
     pub async fn now(&self) -> Result<Timestamp, ClientError> {
-        Ok(self.store.now().await?)
+        Ok(self.clock.now(self.store.now()).await?)
     }
 
     /// Checks whether there is room for these jobs of a batch. A fifth of each limit stays free for

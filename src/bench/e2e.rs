@@ -6,6 +6,7 @@ mod gaps;
 mod http;
 mod overload;
 mod service;
+mod tally;
 mod target;
 
 use std::{

@@ -62,6 +62,7 @@ impl Client {
             events: Arc::new(dispatcher.events()),
             dispatcher: Arc::new(dispatcher),
             admission: None,
+            clock: Arc::default(),
             mode: Mode::Fast(store),
         }
     }

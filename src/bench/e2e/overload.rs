@@ -2,10 +2,10 @@
 //!
 //! First callers that wait for each other's answers measure the capacity. Then requests begin at fixed times,
 //! whatever becomes of those before. A request is refused with status 429 or accepted; an accepted one meets its
-//! deadline if the caller has the whole answer in time.
+//! deadline if the caller has the whole answer in time. The capacity is measured again afterwards, because a virtual
+//! machine is not equally fast all the time; goodput is compared with the mean of the two.
 
 use std::{
-    collections::BTreeMap,
     process::ExitCode,
     sync::{
         Arc,
@@ -25,7 +25,11 @@ use tokio::{
 };
 use tritmill_client::http::HttpClient;
 
-use super::{Arguments, Work, target::Target};
+use super::{
+    Arguments, Work,
+    tally::{End, Tally},
+    target::Target,
+};
 use crate::{bench::queue::percentile, block_on, output};
 
 /// Offered requests for each that the service can answer.
@@ -68,56 +72,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         stopped?;
         print(arguments, &measured)
     })
-}
-
-/// What became of a request.
-enum End {
-    /// The whole answer came after this time.
-    Answered(Duration),
-    /// It was refused with this error code.
-    Refused(String),
-    /// It was accepted, and there was no answer in time.
-    Expired,
-    /// Something else failed.
-    Failed(String),
-}
-
-/// Requests of one phase, by what became of them.
-#[derive(Debug, Default)]
-struct Tally {
-    offered: u64,
-    /// Answered within the deadline; of these, before the phase ended.
-    met: u64,
-    met_in_phase: u64,
-    /// Accepted, and answered late or not at all.
-    late: u64,
-    expired: u64,
-    refused: BTreeMap<String, u64>,
-    failed: BTreeMap<String, u64>,
-    latencies: Vec<Duration>,
-}
-
-impl Tally {
-    fn count(&mut self, end: End, deadline: Duration, is_over: bool) {
-        match end {
-            End::Answered(latency) => {
-                self.latencies.push(latency);
-                if latency > deadline {
-                    self.late += 1;
-                } else {
-                    self.met += 1;
-                    self.met_in_phase += u64::from(!is_over);
-                }
-            }
-            End::Expired => self.expired += 1,
-            End::Refused(code) => *self.refused.entry(code).or_default() += 1,
-            End::Failed(why) => *self.failed.entry(why).or_default() += 1,
-        }
-    }
-
-    fn accepted(&self) -> u64 {
-        self.met + self.late + self.expired
-    }
 }
 
 /// What sends requests.
@@ -175,7 +129,8 @@ impl Sender {
 
 /// Measurements.
 struct Measured {
-    capacity_per_s: f64,
+    /// Answers per second before and after the overload.
+    capacities_per_s: [f64; 2],
     deadline: Duration,
     tally: Tally,
     took: Duration,
@@ -198,9 +153,7 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
     eprintln!("measuring the capacity");
     let callers = 2 * arguments.batch().get();
     let lasts = Duration::from_secs(arguments.seconds.get());
-    let measuring = capacity(&sender, callers, CAPACITY_FOR.min(lasts));
-    let capacity_per_s = timeout(CAPACITY_WITHIN, measuring).await;
-    let capacity_per_s = capacity_per_s.context("the service answers too slowly")??;
+    let capacity_per_s = capacity(&sender, callers, CAPACITY_FOR.min(lasts)).await?;
     let in_full_worker = 1.25 * arguments.batch().get() as f64 / capacity_per_s;
     let deadline = arguments.deadline.map_or_else(
         || Duration::from_secs_f64(DEADLINE_TIMES * in_full_worker).max(DEADLINE_MIN),
@@ -231,14 +184,30 @@ async fn measure(target: &Target, arguments: &Arguments, work: Work) -> anyhow::
         () = watching => bail!("the watch ended"),
     };
     eprintln!("all requests have ended after {:.1} s", started.elapsed().as_secs_f64());
+    eprintln!("measuring the capacity again");
+    let capacity_after = capacity(&sender, callers, CAPACITY_FOR.min(lasts)).await?;
+    let capacities_per_s = [capacity_per_s, capacity_after];
     let (memory_peak, redis_peak) = *peaks.lock();
     let redis = redis_before.zip(redis_peak);
-    Ok(Measured { capacity_per_s, deadline, tally, took: lasts, memory_before, memory_peak, redis })
+    Ok(Measured {
+        capacities_per_s,
+        deadline,
+        tally,
+        took: lasts,
+        memory_before,
+        memory_peak,
+        redis,
+    })
 }
 
 /// Returns the answers per second while this many callers each ask again when they have an answer, over a time that is
 /// long enough for some answers of each.
 async fn capacity(sender: &Sender, callers: usize, at_least: Duration) -> anyhow::Result<f64> {
+    let measured = timeout(CAPACITY_WITHIN, try_capacity(sender, callers, at_least)).await;
+    measured.context("the service answers too slowly")?
+}
+
+async fn try_capacity(sender: &Sender, callers: usize, at_least: Duration) -> anyhow::Result<f64> {
     let mut asking = JoinSet::new();
     let ask = |asking: &mut JoinSet<End>| {
         let sender = sender.clone();
@@ -313,9 +282,11 @@ async fn offer(
 }
 
 fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode> {
-    let Measured { capacity_per_s, deadline, tally, took, memory_before, memory_peak, redis } =
+    let Measured { capacities_per_s, deadline, tally, took, memory_before, memory_peak, redis } =
         measured;
     let tokens = arguments.generate().get() as f64;
+    let capacity_per_s = capacities_per_s.iter().sum::<f64>() / 2.0;
+    let [before, after] = capacities_per_s.map(|rate| rate * tokens);
     let (capacity, seconds) = (capacity_per_s * tokens, took.as_secs_f64());
     let goodput = tally.met_in_phase as f64 * tokens / seconds;
     let met = tally.met as f64 / tally.accepted().max(1) as f64;
@@ -326,6 +297,7 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
         output::line(json!({
             "prompt": arguments.prompt, "generate": arguments.generate(),
             "batch": arguments.batch(), "seconds": seconds, "deadline_s": deadline.as_secs_f64(),
+            "capacity_before_tokens_per_s": before, "capacity_after_tokens_per_s": after,
             "capacity_tokens_per_s": capacity, "capacity_requests_per_s": capacity_per_s,
             "offered": tally.offered, "offered_requests_per_s": tally.offered as f64 / seconds,
             "goodput_tokens_per_s": goodput, "goodput_share": goodput / capacity,
@@ -339,7 +311,7 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
         return Ok(ExitCode::SUCCESS);
     }
     output::line(format_args!(
-        "capacity {capacity:.0} tokens/s ({capacity_per_s:.1} requests/s); offered {:.1} requests/s for {seconds} s, \
+        "capacity {before:.0} tokens/s before, {after:.0} after ({capacity_per_s:.1} requests/s); offered {:.1} requests/s for {seconds} s, \
          each with {:.1} s",
         tally.offered as f64 / seconds,
         deadline.as_secs_f64()
@@ -365,23 +337,4 @@ fn print(arguments: &Arguments, measured: &Measured) -> anyhow::Result<ExitCode>
         output::line(format_args!("memory of Redis: {before} before, {peak} at most"))?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn late_answers_and_missing_ones_count_as_accepted() {
-        let (mut tally, second) = (Tally::default(), Duration::from_secs(1));
-        tally.count(End::Answered(second), second, false);
-        tally.count(End::Answered(second / 2), second, true);
-        tally.count(End::Answered(second * 2), second, false);
-        tally.count(End::Expired, second, false);
-        tally.count(End::Refused("cpu_busy".to_owned()), second, false);
-        tally.count(End::Failed("broken".to_owned()), second, false);
-        assert_eq!((tally.accepted(), tally.met, tally.met_in_phase), (4, 2, 1));
-        assert_eq!((tally.late, tally.expired), (1, 1));
-        assert_eq!((tally.refused["cpu_busy"], tally.failed["broken"]), (1, 1));
-    }
 }
