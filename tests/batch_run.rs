@@ -303,7 +303,7 @@ fn kv_cache_in_8_bits_has_its_own_numerics_class() {
     assert_eq!(scratch.answers_by_id().len(), 2);
     let other = scratch.run(&["--kv", "f16"]);
     assert_eq!(other.code, Some(1));
-    assert!(other.stderr.contains("/kv-q8/"), "{}", other.stderr);
+    assert!(other.stderr.contains("/kv-q8-2/"), "{}", other.stderr);
     assert_eq!(scratch.run(&["--kv", "q8"]).code, Some(0), "the same class resumes");
 }
 

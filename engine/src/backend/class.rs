@@ -14,6 +14,6 @@ use crate::{
 pub fn of(model: &Model, kv: KvType, head: HeadMode, backend: &str) -> Result<String, ModelError> {
     let fingerprint = model.fingerprint()?;
     let precision = if head == HeadMode::Q8 { "q8" } else { model.head().dtype.name() };
-    let (kv, draw) = (kv.name(), sampler::VERSION);
+    let (kv, draw) = (kv.class_name(), sampler::VERSION);
     Ok(format!("{fingerprint}/kv-{kv}/head-{precision}/{draw}/{backend}"))
 }

@@ -32,6 +32,8 @@ pub(super) use estimate::{estimate, select_candidates, weigh_below};
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86_64::has_vnni;
 
 /// Longest row: `255 · 127 · LEN_MAX < 2^31`.
 pub const LEN_MAX: usize = 1 << 16;
@@ -183,7 +185,7 @@ pub fn split(x: &[f32], bits: u32, first: &mut [u8], second: &mut [u8]) -> Digit
 /// Returns the digit size in bits that the kernels of an ISA multiply exactly.
 pub fn digit_bits(isa: Isa) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if isa >= Isa::Avx512 && x86_64::has_vnni() {
+    if isa >= Isa::Avx512 && has_vnni() {
         return 8;
     }
     let _ = isa;

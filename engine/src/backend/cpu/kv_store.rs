@@ -12,7 +12,7 @@ use crate::{
 
 const _: () = assert!(BLOCK_TOKENS == LANES, "a block of keys is one vector of positions");
 
-/// Key elements narrowed at a time.
+/// Elements narrowed at a time.
 const NARROW: usize = 128;
 
 /// Shape of one block in one layer.
@@ -40,8 +40,13 @@ impl KvShape {
         self.head_dim.next_multiple_of(LANES)
     }
 
+    /// Returns the elements of a head's key, with zeros at the end: whole groups of adjacent elements of any type.
+    fn padded_key_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(<i8 as KvElement>::ADJACENT)
+    }
+
     fn key_stride(&self) -> usize {
-        self.kv_head_count * self.head_dim * BLOCK_TOKENS
+        self.kv_head_count * self.padded_key_dim() * BLOCK_TOKENS
     }
 
     fn value_stride(&self) -> usize {
@@ -73,8 +78,8 @@ impl KvShape {
 pub struct KvStore<E> {
     shape: KvShape,
     block_count: usize,
-    keys: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, head_dim, 16)
-    values: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, 16, padded_head_dim)
+    keys: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, head_dim / A, 16, A), A = E::ADJACENT
+    values: Vec<AlignedBytes>, // of E, per layer: (block, kv_head, 16 / A, padded_head_dim, A)
     key_scales: Vec<AlignedBytes>, // of f32, per layer: (block, kv_head, 16); empty without scales
     value_scales: Vec<AlignedBytes>, // like `key_scales`
     element: PhantomData<E>,
@@ -224,7 +229,7 @@ impl<E: KvElement> KvLayer<'_, E> {
             values,
             key_block_stride: shape.key_stride(),
             value_block_stride: shape.value_stride(),
-            key_head_offset: kv_head * shape.head_dim * BLOCK_TOKENS,
+            key_head_offset: kv_head * shape.padded_key_dim() * BLOCK_TOKENS,
             value_head_offset: kv_head * shape.padded_head_dim() * BLOCK_TOKENS,
             key_scales,
             value_scales,
@@ -248,25 +253,28 @@ impl<E: KvElement> KvLayer<'_, E> {
         kv_head: usize,
         [keys, values]: [&[f32]; 2],
     ) {
-        let KvShape { head_dim, .. } = self.shape;
-        let padded = self.shape.padded_head_dim();
+        let (key_dim, padded) = (self.shape.padded_key_dim(), self.shape.padded_head_dim());
         let block = blocks[position / BLOCK_TOKENS].0 as usize;
         let slot = position % BLOCK_TOKENS;
         let (key_scale, value_scale) = (E::scale(kernels, keys), E::scale(kernels, values));
-        let first = block * self.shape.key_stride() + kv_head * head_dim * BLOCK_TOKENS + slot;
-        let mut narrow = [E::default(); NARROW];
-        for (part, keys) in keys.chunks(NARROW).enumerate() {
-            E::narrow(kernels, keys, key_scale, &mut narrow[..keys.len()]);
-            for (row, &key) in narrow[..keys.len()].iter().enumerate() {
-                let at = first + (part * NARROW + row) * BLOCK_TOKENS;
-                // SAFETY: one element of this position, which only the caller uses.
-                unsafe { self.keys.part(at..at + 1)[0] = key };
-            }
+        let first = block * self.shape.key_stride() + kv_head * key_dim * BLOCK_TOKENS;
+        // SAFETY: one element of this position, which only the caller uses, here and below.
+        narrow_each(kernels, keys, key_scale, |d, key: E| unsafe {
+            let at = first + E::key_at(slot, d);
+            self.keys.part(at..at + 1)[0] = key;
+        });
+        let first = block * self.shape.value_stride() + kv_head * BLOCK_TOKENS * padded;
+        if E::ADJACENT == 1 {
+            let at = first + E::value_at(padded, slot, 0);
+            // SAFETY: the elements of this position.
+            let to = unsafe { self.values.part(at..at + values.len()) };
+            E::narrow(kernels, values, value_scale, to);
+        } else {
+            narrow_each(kernels, values, value_scale, |d, value: E| unsafe {
+                let at = first + E::value_at(padded, slot, d);
+                self.values.part(at..at + 1)[0] = value;
+            });
         }
-        let at = block * self.shape.value_stride() + (kv_head * BLOCK_TOKENS + slot) * padded;
-        // SAFETY: the elements of this position, which only the caller uses.
-        let to = unsafe { self.values.part(at..at + head_dim) };
-        E::narrow(kernels, values, value_scale, to);
         if E::SCALED {
             let at = block * self.shape.scale_stride() + kv_head * BLOCK_TOKENS + slot;
             // SAFETY: the scales of this position, which only the caller uses.
@@ -274,6 +282,23 @@ impl<E: KvElement> KvLayer<'_, E> {
                 self.key_scales.part(at..at + 1)[0] = key_scale;
                 self.value_scales.part(at..at + 1)[0] = value_scale;
             }
+        }
+    }
+}
+
+/// Narrows elements by a scale, and calls `write` with each index and element.
+fn narrow_each<E: KvElement>(
+    kernels: &FloatKernels,
+    elements: &[f32],
+    scale: f32,
+    mut write: impl FnMut(usize, E),
+) {
+    let mut narrow = [E::default(); NARROW];
+    for (part, elements) in elements.chunks(NARROW).enumerate() {
+        let narrow = &mut narrow[..elements.len()];
+        E::narrow(kernels, elements, scale, narrow);
+        for (i, &element) in narrow.iter().enumerate() {
+            write(part * NARROW + i, element);
         }
     }
 }

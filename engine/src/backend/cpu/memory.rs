@@ -54,7 +54,7 @@ pub fn step_bytes(config: &ModelConfig, format: Format, size: StepSize) -> usize
     let scratch = 4
         * (2 * rows * TASK_COLUMNS // sums
         + (widest + head::HEAD_ROWS * hidden) * 2 // floats
-        + ROWS_PER_TASK * group * (config.context_length + 2 * config.head_dim)); // attention
+        + ROWS_PER_TASK * group * (2 * config.context_length + 3 * config.head_dim)); // attention
     rows * row + logits + threads * scratch
 }
 

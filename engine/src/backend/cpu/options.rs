@@ -11,7 +11,7 @@ pub enum KvType {
     /// Single precision, for comparison with references.
     F32,
     /// Int8; the keys and the values of each position and KV head each have an f32 scale. Half of f16's
-    /// memory.
+    /// memory. Queries and weights become integers, too, and their products are exact.
     Q8,
 }
 
@@ -22,6 +22,14 @@ impl KvType {
             Self::F16 => 2,
             Self::F32 => 4,
             Self::Q8 => 1,
+        }
+    }
+
+    /// Returns the name in numerics classes: with a number that rises when answers change.
+    pub fn class_name(self) -> &'static str {
+        match self {
+            Self::F16 | Self::F32 => self.name(),
+            Self::Q8 => "q8-2",
         }
     }
 

@@ -13,8 +13,7 @@
 //! out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  p ascending; the divisor in lane order
 //! ```
 //!
-//! Scales of positions are applied outside the inner products: the factor of a score is
-//! `key_scale[p] · scale`, and the output adds `(weight[p] · value_scale[p])·V[p][d]`.
+//! Int8 keys and values are multiplied as integers: [`super::attention_q8`].
 
 use std::marker::PhantomData;
 
@@ -52,9 +51,9 @@ impl<T> Stored<'_, T> {
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionTile<'a, E> {
     /// Keys of the layer's pool: block `b` and this KV head at `b * block_stride + head_offset`.
-    pub keys: Stored<'a, E>, // per block and head: (head_dim, 16)
+    pub keys: Stored<'a, E>, // per block and head: (head_dim / A, 16, A) with A = E::ADJACENT
     /// Values of the layer's pool, at the same offsets.
-    pub values: Stored<'a, E>, // per block and head: (16, padded_head_dim)
+    pub values: Stored<'a, E>, // per block and head: (16 / A, padded_head_dim, A)
     /// Elements from one block's keys to the next one's.
     pub key_block_stride: usize,
     /// Elements from one block's values to the next one's.
@@ -83,12 +82,12 @@ pub struct AttentionTile<'a, E> {
 }
 
 impl<E: KvElement> AttentionTile<'_, E> {
-    /// Returns the keys of a block of the table. // (head_dim, 16)
+    /// Returns the keys of a block of the table.
     ///
     /// # Safety
     /// [`Self::check`] has checked the block.
     #[inline(always)]
-    unsafe fn keys_at(&self, index: usize) -> *const E {
+    pub(super) unsafe fn keys_at(&self, index: usize) -> *const E {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
@@ -96,12 +95,12 @@ impl<E: KvElement> AttentionTile<'_, E> {
         }
     }
 
-    /// Returns the values of a block of the table. // (16, padded_head_dim)
+    /// Returns the values of a block of the table.
     ///
     /// # Safety
     /// [`Self::check`] has checked the block.
     #[inline(always)]
-    unsafe fn values_at(&self, index: usize) -> *const E {
+    pub(super) unsafe fn values_at(&self, index: usize) -> *const E {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
@@ -114,7 +113,7 @@ impl<E: KvElement> AttentionTile<'_, E> {
     /// # Safety
     /// [`Self::check`] has checked the block, and elements have scales.
     #[inline(always)]
-    unsafe fn scales_at(&self, scales: Stored<'_, f32>, index: usize) -> *const f32 {
+    pub(super) unsafe fn scales_at(&self, scales: Stored<'_, f32>, index: usize) -> *const f32 {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let block = self.blocks.get_unchecked(index).0 as usize;
@@ -123,7 +122,7 @@ impl<E: KvElement> AttentionTile<'_, E> {
     }
 
     /// Panics unless all blocks up to `position` are inside the pool's slices.
-    fn check(&self, position: usize) {
+    pub(super) fn check(&self, position: usize) {
         let count = position / LANES + 1;
         assert!(count <= self.blocks.len());
         assert!(
@@ -131,7 +130,7 @@ impl<E: KvElement> AttentionTile<'_, E> {
         );
         for block in &self.blocks[..count] {
             let key = block.0 as usize * self.key_block_stride + self.key_head_offset;
-            assert!(key + self.head_dim * LANES <= self.keys.len);
+            assert!(key + self.head_dim.next_multiple_of(E::ADJACENT) * LANES <= self.keys.len);
             let value = block.0 as usize * self.value_block_stride + self.value_head_offset;
             assert!(value + self.padded_head_dim * LANES <= self.values.len);
             if E::SCALED {
@@ -166,7 +165,7 @@ pub unsafe fn attention<L: Lanes, E: KvElement, const Q: usize>(
     // just resized and the length of `out` asserted; the caller has the ISA.
     unsafe {
         scores::<L, E, Q>(tile, queries, width, scratch);
-        let sums = softmax::<L, E, Q>(tile, positions, width, scratch);
+        let sums = softmax::<L, Q>(positions, width, scratch);
         weigh_values::<L, E, Q>(tile, last, width, scratch, out);
         for (q, sum) in sums.into_iter().enumerate() {
             for v in &mut out[q * tile.padded_head_dim..][..tile.padded_head_dim] {
@@ -236,12 +235,7 @@ unsafe fn scores_of<L: Lanes, E: KvElement, const Q: usize, const B: usize>(
             }
         }
         for b in 0..B {
-            let mut scale = L::splat(tile.scale);
-            if E::SCALED {
-                let of = |index: usize| tile.scales_at(tile.key_scales, index.min(last));
-                L::prefetch(of(index + B + b));
-                scale = L::load(of(index + b)).mul(scale);
-            }
+            let scale = L::splat(tile.scale);
             for q in 0..Q {
                 let to = scores.as_mut_ptr().add(q * width + (index + b) * LANES);
                 sums[b][q].mul(scale).store(to);
@@ -250,14 +244,12 @@ unsafe fn scores_of<L: Lanes, E: KvElement, const Q: usize, const B: usize>(
     }
 }
 
-/// Turns scores into weights in place, with zeros after each query's position, multiplied by the scales
-/// of the values; returns the sums of the weights without scales.
+/// Turns scores into weights in place, with zeros after each query's position; returns their sums.
 ///
 /// # Safety
 /// As for [`attention`], after its checks.
 #[inline(always)]
-unsafe fn softmax<L: Lanes, E: KvElement, const Q: usize>(
-    tile: &AttentionTile<'_, E>,
+unsafe fn softmax<L: Lanes, const Q: usize>(
     positions: &[usize; Q],
     width: usize,
     scores: &mut [f32],
@@ -284,15 +276,7 @@ unsafe fn softmax<L: Lanes, E: KvElement, const Q: usize>(
                     L::load(row.add(p)).sub(largest).exp().first(count, L::splat(0.0))
                 };
                 sum = sum.add(weight);
-                let factor = if E::SCALED {
-                    let index = p / LANES;
-                    let of = |index: usize| tile.scales_at(tile.value_scales, index);
-                    L::prefetch(of((index + 1).min(width / LANES - 1)));
-                    weight.mul(L::load(of(index)))
-                } else {
-                    weight
-                };
-                factor.store(row.add(p));
+                weight.store(row.add(p));
             }
             totals[q] = sum.sum();
         }

@@ -38,6 +38,37 @@ macro_rules! lane_wise {
     )+};
 }
 
+/// Conversions to and from integers.
+///
+/// # Safety
+/// As for [`Lanes`].
+impl Avx2Lanes {
+    /// Converts the sums of neighbouring integers of thirty-two, rounded to nearest even.
+    #[inline(always)]
+    pub unsafe fn from_pairs([a, b, c, d]: [__m256i; 4]) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            // `hadd` returns halves of both operands in turns.
+            let sums = |a, b| {
+                let sums = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(a, b));
+                _mm256_cvtepi32_ps(sums)
+            };
+            Self(sums(a, b), sums(c, d))
+        }
+    }
+    /// Writes lanes that hold integers within int16.
+    #[inline(always)]
+    pub unsafe fn store_i16(self, to: *mut i16) {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let (low, high) = (_mm256_cvttps_epi32(self.0), _mm256_cvttps_epi32(self.1));
+            let packed = _mm256_packs_epi32(low, high);
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(packed);
+            _mm256_storeu_si256(to.cast(), packed);
+        }
+    }
+}
+
 impl Lanes for Avx2Lanes {
     const SUMS: usize = 4;
 

@@ -23,6 +23,44 @@ macro_rules! lane_wise {
     )+};
 }
 
+/// Conversions to and from integers.
+///
+/// # Safety
+/// As for [`Lanes`].
+impl Avx512Lanes {
+    /// Converts sixteen integers, rounded to nearest even.
+    #[inline(always)]
+    pub unsafe fn from_integers(integers: __m512i) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe { Self(_mm512_cvtepi32_ps(integers)) }
+    }
+    /// Converts the sums of neighbouring integers of thirty-two.
+    #[inline(always)]
+    pub unsafe fn from_pairs([a, b]: [__m512i; 2]) -> Self {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+            Self::from_integers(_mm512_add_epi32(
+                _mm512_permutex2var_epi32(a, even, b),
+                _mm512_permutex2var_epi32(a, odd, b),
+            ))
+        }
+    }
+    /// Converts lanes that hold integers.
+    #[inline(always)]
+    pub unsafe fn to_integers(self) -> __m512i {
+        // SAFETY: guaranteed by the caller.
+        unsafe { _mm512_cvttps_epi32(self.0) }
+    }
+    /// Writes lanes that hold integers within int16.
+    #[inline(always)]
+    pub unsafe fn store_i16(self, to: *mut i16) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(self.to_integers())) }
+    }
+}
+
 impl Lanes for Avx512Lanes {
     const SUMS: usize = 16;
 

@@ -2,13 +2,26 @@
 
 use half::f16;
 
-use super::{AttentionFn, FloatKernels, lanes};
+use super::{AttentionFn, FloatKernels, byte_dots, lanes, lanes::LANES};
 
 /// Element types of stored keys and values.
 pub trait KvElement: lanes::Element + Default {
     /// Whether the keys and the values of one position and head each have a scale, which multiplies the
     /// stored elements.
     const SCALED: bool = false;
+    /// Elements of a key that are adjacent in a block, and positions of the values.
+    const ADJACENT: usize = 1;
+
+    /// Returns the index of an element of the key of a position, within a block's keys of one head.
+    /// // (head_dim / ADJACENT, 16, ADJACENT)
+    fn key_at(slot: usize, d: usize) -> usize {
+        (d / Self::ADJACENT * LANES + slot) * Self::ADJACENT + d % Self::ADJACENT
+    }
+    /// Returns the index of an element of the values of a position, within a block's values of one head.
+    /// // (16 / ADJACENT, padded_head_dim, ADJACENT)
+    fn value_at(padded_head_dim: usize, slot: usize, d: usize) -> usize {
+        (slot / Self::ADJACENT * padded_head_dim + d) * Self::ADJACENT + slot % Self::ADJACENT
+    }
 
     #[doc(hidden)]
     fn attention(kernels: &FloatKernels) -> AttentionFn<Self>;
@@ -41,6 +54,7 @@ impl KvElement for f32 {
 
 impl KvElement for i8 {
     const SCALED: bool = true;
+    const ADJACENT: usize = byte_dots::DEPTH;
 
     fn attention(kernels: &FloatKernels) -> AttentionFn<Self> {
         kernels.attention_i8

@@ -2,10 +2,12 @@
 //! instantiates for every ISA. Results are equal to the bit on all ISAs (see [`lanes`]).
 
 mod attention;
+mod attention_q8;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod byte_dots;
 mod kv;
 mod lanes;
 mod ops;

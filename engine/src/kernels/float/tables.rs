@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{
     super::screen::{self, Bounds, Products, RangeNoise},
-    AttentionTile, Columns, FloatKernels, KvElement, Sums, attention,
+    AttentionTile, Columns, FloatKernels, KvElement, Sums, attention, attention_q8,
     lanes::Element,
     ops, outputs,
 };
@@ -31,7 +31,7 @@ macro_rules! instantiate {
                 weigh_below,
                 attention_f16,
                 attention_f32,
-                attention_i8,
+                attention_i8: attention_q8::$module,
                 head_f32,
                 head_f16,
                 head_bf16,
@@ -63,7 +63,6 @@ macro_rules! instantiate {
             });
             instantiate!(@attention $features attention_f16, f16);
             instantiate!(@attention $features attention_f32, f32);
-            instantiate!(@attention $features attention_i8, i8);
             instantiate!(@head $features head_f32, f32);
             instantiate!(@head $features head_f16, f16);
             instantiate!(@head $features head_bf16, bf16);

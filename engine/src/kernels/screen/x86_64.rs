@@ -6,7 +6,7 @@ pub(super) mod amx;
 pub(super) mod six;
 
 /// Returns whether this machine has AVX-512 VNNI.
-pub(super) fn has_vnni() -> bool {
+pub(in crate::kernels) fn has_vnni() -> bool {
     static VNNI: LazyLock<bool> = LazyLock::new(|| is_x86_feature_detected!("avx512vnni"));
     *VNNI
 }

@@ -1,0 +1,379 @@
+//! [`attention`](super::attention) over int8 keys and values, with exact integer products.
+//!
+//! A query is narrowed to int8 by a scale of its own, as keys are. Weights become integers of fifteen bits, by a
+//! scale for each segment of 128 positions.
+//!
+//! ```text
+//! score[p]  = f32(Σ_d query[d]·K[d][p]) · (key_scale[p] · (scale · query_scale))
+//! weight[p] = exp(score[p] − max score)                        p ≤ position
+//! factor[p] = weight[p] · value_scale[p]
+//! largest_s = max(10⁻³⁰, max factor[p])                        p in segment s
+//! w[p]      = round(factor[p] · (32767 / largest_s))           half to even
+//! sum_s[d]  = f32(Σ_p w[p]·V[p][d])
+//! out[d]    = (Σ_s sum_s[d] · (largest_s / 32767)) / Σ_p weight[p]   s ascending, fused; the divisor in lane order
+//! ```
+//!
+//! The inner sums are exact, so no tile, ISA or backend changes them: up to 127 · 127 · `head_dim` and
+//! 32767 · 127 · 128. Four dimensions of a key are adjacent, `(head_dim / 4, 16, 4)`, and four positions of the values,
+//! `(4, padded_head_dim, 4)`, as the products of bytes read them.
+
+mod isas;
+#[cfg(test)]
+mod tests;
+
+use super::{
+    AttentionTile,
+    byte_dots::{ByteDots, DEPTH, WEIGHT_MAX, WEIGHTS_BYTES},
+    lanes::{LANES, Lanes as _},
+    ops,
+};
+
+pub use isas::*;
+
+/// Positions whose weights have one scale.
+const SEGMENT: usize = 128;
+const SEGMENT_BLOCKS: usize = SEGMENT / LANES;
+/// Least largest factor of a segment.
+const FACTOR_MIN: f32 = 1e-30;
+/// Elements of a query narrowed at a time.
+const NARROW: usize = 64;
+
+/// Results of one phase of a tile that the next phase reads.
+struct Parts<'a> {
+    scores: &'a mut [f32],  // (Q, positions); then the factors
+    units: &'a mut [f32],   // (segments, Q): largest factor / 32767
+    packed: &'a mut [u64],  // (head_dim / 4, Q)
+    weights: &'a mut [u64], // (blocks, Q, WEIGHTS_BYTES)
+}
+
+impl<'a> Parts<'a> {
+    /// Cuts the parts of `queries` queries over `blocks` blocks from `scratch`.
+    fn of(scratch: &'a mut Vec<f32>, queries: usize, blocks: usize, groups: usize) -> Self {
+        let scores = queries * blocks * LANES;
+        let units = queries * blocks.div_ceil(SEGMENT_BLOCKS);
+        let (packed, weights) = (queries * groups, queries * blocks * WEIGHTS_BYTES / 8);
+        // An odd float at the start may put the integers off their alignment.
+        let len = scores + units + 2 * (packed + weights) + 1;
+        if scratch.len() < len {
+            scratch.resize(len, 0.0);
+        }
+        let (scores, rest) = scratch.split_at_mut(scores);
+        let (units, rest) = rest.split_at_mut(units);
+        let (_, integers, _) = bytemuck::pod_align_to_mut::<f32, u64>(rest);
+        let (packed, rest) = integers.split_at_mut(packed);
+        Self { scores, units, packed, weights: &mut rest[..weights] }
+    }
+}
+
+/// Runs `Q` queries. `queries` is `(Q, head_dim)`, `positions` the last visible position of each, `scratch` is
+/// reused between calls, `out` is `(Q, padded_head_dim)`.
+///
+/// # Safety
+/// The ISA of the sums must be available.
+#[inline(always)]
+pub unsafe fn attention<D: ByteDots, const Q: usize>(
+    tile: &AttentionTile<'_, i8>,
+    queries: &[f32],
+    positions: &[usize; Q],
+    scratch: &mut Vec<f32>,
+    out: &mut [f32],
+) {
+    let last = positions.iter().fold(0, |a, &b| a.max(b));
+    tile.check(last);
+    assert!(queries.len() == Q * tile.head_dim && out.len() == Q * tile.padded_head_dim);
+    let (blocks, groups) = (last / LANES + 1, tile.head_dim.div_ceil(DEPTH));
+    let mut parts = Parts::of(scratch, Q, blocks, groups);
+    // SAFETY: `check` proved that every block's keys, values and scales are inside the slices, `parts` has room for
+    // all blocks, and the length of `out` is asserted; the caller has the ISA.
+    unsafe {
+        let factors = pack_queries::<D, Q>(tile, queries, parts.packed);
+        score::<D, Q>(tile, &factors, blocks, &mut parts);
+        let sums = weights::<D, Q>(tile, positions, blocks, &mut parts);
+        weigh_values::<D, Q>(tile, blocks, &parts, out);
+        for (q, sum) in sums.into_iter().enumerate() {
+            for v in &mut out[q * tile.padded_head_dim..][..tile.padded_head_dim] {
+                *v /= sum;
+            }
+        }
+    }
+}
+
+/// Narrows and packs the queries; returns what multiplies the products of each, besides the scales of keys.
+///
+/// # Safety
+/// As for [`attention`], after its checks.
+#[inline(always)]
+unsafe fn pack_queries<D: ByteDots, const Q: usize>(
+    tile: &AttentionTile<'_, i8>,
+    queries: &[f32],
+    packed: &mut [u64],
+) -> [f32; Q] {
+    let mut factors = [0f32; Q];
+    for (q, query) in queries.chunks_exact(tile.head_dim).enumerate() {
+        // SAFETY: guaranteed by the caller.
+        let scale = unsafe { ops::int8_scale::<D::Floats>(query) };
+        factors[q] = tile.scale * scale;
+        let mut narrow = [0i8; NARROW];
+        for (part, elements) in query.chunks(NARROW).enumerate() {
+            let narrow = &mut narrow[..elements.len().next_multiple_of(DEPTH)];
+            narrow.fill(0);
+            // SAFETY: guaranteed by the caller.
+            unsafe {
+                ops::narrow_int8::<D::Floats>(elements, scale, &mut narrow[..elements.len()])
+            };
+            for (group, elements) in narrow.as_chunks::<DEPTH>().0.iter().enumerate() {
+                packed[(part * NARROW / DEPTH + group) * Q + q] = D::pack(*elements);
+            }
+        }
+    }
+    factors
+}
+
+/// # Safety
+/// As for [`attention`], after its checks.
+#[inline(always)]
+unsafe fn score<D: ByteDots, const Q: usize>(
+    tile: &AttentionTile<'_, i8>,
+    factors: &[f32; Q],
+    blocks: usize,
+    parts: &mut Parts<'_>,
+) {
+    let mut q = 0;
+    while q < Q {
+        // SAFETY: guaranteed by the caller.
+        q += unsafe {
+            match Q - q {
+                8.. if D::SUMS >= 16 => score_of::<D, Q, 8, 2>(tile, factors, q, blocks, parts),
+                8.. if D::SUMS >= 8 => score_of::<D, Q, 8, 1>(tile, factors, q, blocks, parts),
+                4.. if D::SUMS >= 8 => score_of::<D, Q, 4, 2>(tile, factors, q, blocks, parts),
+                4.. if D::SUMS >= 4 => score_of::<D, Q, 4, 1>(tile, factors, q, blocks, parts),
+                2.. => score_of::<D, Q, 2, 1>(tile, factors, q, blocks, parts),
+                _ => score_of::<D, Q, 1, 2>(tile, factors, q, blocks, parts),
+            }
+        };
+    }
+}
+
+/// Computes the scores of `P` queries from query `q` on, `B` blocks at a time; returns `P`.
+///
+/// # Safety
+/// As for [`attention`], after its checks.
+#[inline(always)]
+unsafe fn score_of<D: ByteDots, const Q: usize, const P: usize, const B: usize>(
+    tile: &AttentionTile<'_, i8>,
+    factors: &[f32; Q],
+    q: usize,
+    blocks: usize,
+    parts: &mut Parts<'_>,
+) -> usize {
+    let mut index = 0;
+    while index < blocks {
+        // SAFETY: guaranteed by the caller.
+        index += unsafe {
+            if index + B <= blocks {
+                score_blocks::<D, Q, P, B>(tile, factors, q, index, blocks, parts)
+            } else {
+                score_blocks::<D, Q, P, 1>(tile, factors, q, index, blocks, parts)
+            }
+        };
+    }
+    P
+}
+
+/// Computes the scores of `P` queries from query `q` on in `B` blocks from block `index` on; returns `B`. Prefetches
+/// the next keys.
+///
+/// # Safety
+/// As for [`attention`], after its checks.
+#[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
+#[inline(always)]
+unsafe fn score_blocks<D: ByteDots, const Q: usize, const P: usize, const B: usize>(
+    tile: &AttentionTile<'_, i8>,
+    factors: &[f32; Q],
+    q: usize,
+    index: usize,
+    blocks: usize,
+    parts: &mut Parts<'_>,
+) -> usize {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let at = |index: usize| tile.keys_at(index.min(blocks - 1));
+        let keys: [_; B] = std::array::from_fn(|b| at(index + b));
+        let ahead: [_; B] = std::array::from_fn(|b| at(index + B + b));
+        let mut sums = [[D::zero(); P]; B];
+        let mut excess = [D::zero(); B];
+        let mut packed = parts.packed.as_ptr().add(q);
+        for group in 0..parts.packed.len() / Q {
+            for b in 0..B {
+                let at = group * DEPTH * LANES;
+                D::Floats::prefetch(ahead[b].add(at));
+                let keys = D::load(keys[b].add(at));
+                for i in 0..P {
+                    sums[b][i] = sums[b][i].add(*packed.add(i), keys);
+                }
+                if D::IS_BIASED {
+                    excess[b] = excess[b].add(D::BIAS, keys);
+                }
+            }
+            packed = packed.add(Q);
+        }
+        for b in 0..B {
+            let of = |index: usize| tile.scales_at(tile.key_scales, index.min(blocks - 1));
+            D::Floats::prefetch(of(index + B + b));
+            let scales = D::Floats::load(of(index + b));
+            for i in 0..P {
+                let mut sum = sums[b][i];
+                if D::IS_BIASED {
+                    sum = sum.sub(excess[b]);
+                }
+                let factor = scales.mul(D::Floats::splat(factors[q + i]));
+                let to = ((q + i) * blocks + index + b) * LANES;
+                sum.to_floats().mul(factor).store(parts.scores.as_mut_ptr().add(to));
+            }
+        }
+    }
+    B
+}
+
+/// Turns scores into integer weights and their units; returns the sums of the weights before.
+///
+/// # Safety
+/// As for [`attention`], after its checks.
+#[inline(always)]
+unsafe fn weights<D: ByteDots, const Q: usize>(
+    tile: &AttentionTile<'_, i8>,
+    positions: &[usize; Q],
+    blocks: usize,
+    parts: &mut Parts<'_>,
+) -> [f32; Q] {
+    let mut totals = [0f32; Q];
+    for q in 0..Q {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let (zero, minus_infinity) =
+                (D::Floats::splat(0.0), D::Floats::splat(f32::NEG_INFINITY));
+            let row = parts.scores.as_mut_ptr().add(q * blocks * LANES);
+            let visible = positions[q] + 1;
+            let mut largest = minus_infinity;
+            for p in (0..visible).step_by(LANES) {
+                largest =
+                    D::Floats::load(row.add(p)).first(visible - p, minus_infinity).max(largest);
+            }
+            let largest = D::Floats::splat(largest.max_lane());
+            let mut sum = zero;
+            for segment in 0..blocks.div_ceil(SEGMENT_BLOCKS) {
+                let of_segment =
+                    segment * SEGMENT_BLOCKS..((segment + 1) * SEGMENT_BLOCKS).min(blocks);
+                let mut most = D::Floats::splat(FACTOR_MIN);
+                for block in of_segment.clone() {
+                    let at = row.add(block * LANES);
+                    let count = visible.saturating_sub(block * LANES);
+                    let weight = D::Floats::load(at).sub(largest).exp().first(count, zero);
+                    sum = sum.add(weight);
+                    let scales = D::Floats::load(tile.scales_at(tile.value_scales, block));
+                    let factor = weight.mul(scales).first(count, zero);
+                    most = factor.max(most);
+                    factor.store(at);
+                }
+                let most = most.max_lane();
+                parts.units[segment * Q + q] = most / WEIGHT_MAX;
+                let inverse = D::Floats::splat(WEIGHT_MAX / most);
+                for block in of_segment {
+                    let weights = D::Floats::load(row.add(block * LANES)).mul(inverse).round();
+                    let to = parts.weights.as_mut_ptr().cast::<u8>();
+                    D::store_weights(weights, to.add((block * Q + q) * WEIGHTS_BYTES));
+                }
+            }
+            totals[q] = sum.sum();
+        }
+    }
+    totals
+}
+
+/// # Safety
+/// As for [`attention`], after its checks.
+#[inline(always)]
+unsafe fn weigh_values<D: ByteDots, const Q: usize>(
+    tile: &AttentionTile<'_, i8>,
+    blocks: usize,
+    parts: &Parts<'_>,
+    out: &mut [f32],
+) {
+    out.fill(0.0);
+    let padded = tile.padded_head_dim;
+    for segment in 0..blocks.div_ceil(SEGMENT_BLOCKS) {
+        let mut d = 0;
+        while d < padded {
+            let wide = D::WEIGHTED >= 8 && d + 2 * LANES <= padded;
+            let mut q = 0;
+            while q < Q {
+                // SAFETY: guaranteed by the caller.
+                q += unsafe {
+                    match Q - q {
+                        4.. if wide => weigh::<D, Q, 4, 2>(tile, blocks, segment, q, d, parts, out),
+                        4.. if D::WEIGHTED >= 4 => {
+                            weigh::<D, Q, 4, 1>(tile, blocks, segment, q, d, parts, out)
+                        }
+                        2.. if !wide => {
+                            weigh::<D, Q, 2, 1>(tile, blocks, segment, q, d, parts, out)
+                        }
+                        _ if wide => weigh::<D, Q, 1, 2>(tile, blocks, segment, q, d, parts, out),
+                        _ => weigh::<D, Q, 1, 1>(tile, blocks, segment, q, d, parts, out),
+                    }
+                };
+            }
+            d += if wide { 2 * LANES } else { LANES };
+        }
+    }
+}
+
+/// Adds a segment to `V` vectors of the outputs, from element `d` on, of `P` queries from query `q` on; returns `P`.
+/// The first query's call prefetches the values of the next segment.
+///
+/// # Safety
+/// As for [`attention`], after its checks.
+#[expect(clippy::needless_range_loop, reason = "constant bounds keep the sums in registers")]
+#[inline(always)]
+unsafe fn weigh<D: ByteDots, const Q: usize, const P: usize, const V: usize>(
+    tile: &AttentionTile<'_, i8>,
+    blocks: usize,
+    segment: usize,
+    q: usize,
+    d: usize,
+    parts: &Parts<'_>,
+    out: &mut [f32],
+) -> usize {
+    let padded = tile.padded_head_dim;
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let mut sums = [[D::zero_weighted(); P]; V];
+        let first = segment * SEGMENT_BLOCKS;
+        for block in first..(first + SEGMENT_BLOCKS).min(blocks) {
+            let values = tile.values_at(block);
+            let ahead = tile.values_at((block + SEGMENT_BLOCKS).min(blocks - 1));
+            let weights = parts.weights.as_ptr().cast::<u8>().add((block * Q + q) * WEIGHTS_BYTES);
+            for group in 0..LANES / DEPTH {
+                for v in 0..V {
+                    let at = (group * padded + d + v * LANES) * DEPTH;
+                    if q == 0 {
+                        D::Floats::prefetch(ahead.add(at));
+                    }
+                    let bytes = D::load(values.add(at));
+                    for i in 0..P {
+                        let weights = weights.add(i * WEIGHTS_BYTES);
+                        sums[v][i] = D::weigh(sums[v][i], weights, group, bytes);
+                    }
+                }
+            }
+        }
+        for i in 0..P {
+            let unit = D::Floats::splat(parts.units[segment * Q + q + i]);
+            for v in 0..V {
+                let to = out.as_mut_ptr().add((q + i) * padded + d + v * LANES);
+                let sum = D::weighted_floats(sums[v][i]);
+                sum.mul_add(unit, D::Floats::load(to)).store(to);
+            }
+        }
+    }
+    P
+}
