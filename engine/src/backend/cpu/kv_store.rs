@@ -270,6 +270,7 @@ impl<E: KvElement> KvLayer<'_, E> {
             let to = unsafe { self.values.part(at..at + values.len()) };
             E::narrow(kernels, values, value_scale, to);
         } else {
+            // SAFETY: one element of this position, as above.
             narrow_each(kernels, values, value_scale, |d, value: E| unsafe {
                 let at = first + E::value_at(padded, slot, d);
                 self.values.part(at..at + 1)[0] = value;

@@ -118,6 +118,7 @@ macro_rules! pair_dots {
             }
             #[inline(always)]
             unsafe fn load(from: *const i8) -> Self::Bytes {
+                // SAFETY: the trait's contract.
                 let mut bytes = [unsafe { $zero() }; $count];
                 for (i, part) in bytes.iter_mut().enumerate() {
                     // SAFETY: the trait's contract.
