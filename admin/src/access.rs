@@ -1,7 +1,5 @@
 //! Authentication of API requests by key.
 
-use std::time::Instant;
-
 use axum::{
     extract::{FromRequestParts, Request, State},
     http::{Extensions, HeaderMap, header, request::Parts},
@@ -111,20 +109,11 @@ async fn caller(
     };
     let secret = secret.hash();
     app.gate.admit_secret(&secret, peer)?;
-    let now = Instant::now();
-    let caller = match app.gate.recent(&secret, now) {
-        Some(caller) => caller,
-        None => {
-            let Some(key) = app.store.key(&secret).await? else {
-                app.gate.forget(&secret);
-                return Err(ApiError::unauthorized());
-            };
-            let caller = Caller::from(key);
-            app.gate.remember(secret, Some(caller.clone()), now);
-            caller
-        }
+    let Some(key) = app.store.key(&secret).await? else {
+        app.gate.forget(&secret);
+        return Err(ApiError::unauthorized());
     };
-    let admitted = app.gate.admit(caller.key, exchange);
-    admitted.inspect_err(|error| app.metrics.refusals.count_error(error, &caller.tenant))?;
-    Ok(caller)
+    let admitted = app.gate.admit(secret, key.id, exchange);
+    admitted.inspect_err(|error| app.metrics.refusals.count_error(error, &key.tenant))?;
+    Ok(key.into())
 }

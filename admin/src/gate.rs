@@ -3,13 +3,11 @@
 //! A caller is a stranger until its key or session was found in the store. Strangers are limited by
 //! address, before the store is asked. A key that was valid a moment ago passes this limit, so that
 //! strangers cannot use up the limit of an address that they share with callers, such as that of a proxy.
-//!
-//! The gate also keeps a key for a moment, so that a thousand requests per second do not read it a thousand times.
 
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -23,15 +21,12 @@ use tritmill_http::{Exchange, Metrics, NotAdmitted, Peer};
 use tritmill_queue::store::keys::KeyHash;
 use uuid::Uuid;
 
-use crate::{ApiError, App, access::Caller, dashboard::view, refusals::Limit, throttle::Throttle};
+use crate::{ApiError, App, dashboard::view, refusals::Limit, throttle::Throttle};
 
 /// Seconds of a rate that a caller may use at once.
 const BURST_S: u32 = 5;
-/// How long a secret counts as valid for the limit on strangers.
+/// How long a secret counts as valid for the limit on strangers. The store is asked every time.
 const KNOWN_FOR: Duration = Duration::from_secs(60);
-/// How long a key is not read from the store again. A key that another process revokes is rejected after at most
-/// this time; one that this process revokes, at once.
-const FRESH_FOR: Duration = Duration::from_millis(100);
 /// Most secrets in memory.
 const KNOWN_MAX: usize = 16_384;
 
@@ -60,17 +55,7 @@ pub(crate) struct Gate {
     strangers: Throttle<IpAddr>,
     keys: Option<Throttle<Uuid>>,
     running: Arc<Mutex<HashMap<Uuid, usize>>>,
-    known: Mutex<HashMap<KeyHash, Known>>,
-    /// Callers that were read before this time are read again.
-    forgotten_at: Mutex<Option<Instant>>,
-}
-
-/// A secret that was valid a moment ago.
-struct Known {
-    until: Instant,
-    /// The caller with this API key; `None` for a session, which is read from the store every time.
-    caller: Option<Caller>,
-    read_at: Instant,
+    known: Mutex<HashMap<KeyHash, Instant>>,
 }
 
 /// A running request of a key.
@@ -100,7 +85,6 @@ impl Gate {
             keys: limits.key_rate.map(|rate| Throttle::per_second(rate, BURST_S)),
             running: Arc::default(),
             known: Mutex::default(),
-            forgotten_at: Mutex::default(),
         }
     }
 
@@ -116,24 +100,18 @@ impl Gate {
     /// Counts a request with a secret that was not looked up yet, unless it was valid a moment ago.
     pub fn admit_secret(&self, secret: &KeyHash, peer: Peer) -> Result<(), ApiError> {
         let now = Instant::now();
-        match self.lock().get(secret).is_some_and(|known| now < known.until) {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(secret).copied();
+        match known.is_some_and(|until| now < until) {
             true => Ok(()),
             false => self.admit_stranger(peer),
         }
     }
 
-    /// Returns the caller with this secret if it was read from the store a moment ago.
-    pub fn recent(&self, secret: &KeyHash, now: Instant) -> Option<Caller> {
-        let forgotten_at = *self.forgotten_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.lock();
-        let Known { caller, read_at, .. } = known.get(secret)?;
-        let is_recent = now < *read_at + FRESH_FOR && forgotten_at.is_none_or(|at| at < *read_at);
-        caller.clone().filter(|_| is_recent)
-    }
-
-    /// Counts a request of a key, until its response ends.
-    pub fn admit(&self, key: Uuid, exchange: &Exchange) -> Result<(), ApiError> {
-        if let Some(Err(wait)) = self.keys.as_ref().map(|keys| keys.admit(key, Instant::now())) {
+    /// Counts a request of a key that was found by this secret, until its response ends.
+    pub fn admit(&self, secret: KeyHash, key: Uuid, exchange: &Exchange) -> Result<(), ApiError> {
+        let now = Instant::now();
+        self.remember(secret, now);
+        if let Some(Err(wait)) = self.keys.as_ref().map(|keys| keys.admit(key, now)) {
             let message = "too many requests per second of this API key";
             return Err(ApiError::rate_limited(message, wait).by(Limit::KeyRate));
         }
@@ -154,32 +132,19 @@ impl Gate {
         })
     }
 
-    /// Remembers that the store found a secret, with the caller of an API key. `read_at` is the time before the store
-    /// was asked.
-    pub fn remember(&self, secret: KeyHash, caller: Option<Caller>, read_at: Instant) {
-        let mut known = self.lock();
+    fn remember(&self, secret: KeyHash, now: Instant) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= KNOWN_MAX && !known.contains_key(&secret) {
-            known.retain(|_, known| read_at < known.until);
+            known.retain(|_, until| now < *until);
         }
         if known.len() < KNOWN_MAX || known.contains_key(&secret) {
-            let until = read_at + KNOWN_FOR;
-            known.insert(secret, Known { until, caller, read_at });
+            known.insert(secret, now + KNOWN_FOR);
         }
     }
 
     /// Forgets a secret that is not valid any more.
     pub fn forget(&self, secret: &KeyHash) {
-        self.lock().remove(secret);
-    }
-
-    /// Forgets all callers: the next request of each reads its key from the store.
-    pub fn forget_callers(&self) {
-        let now = Some(Instant::now());
-        *self.forgotten_at.lock().unwrap_or_else(PoisonError::into_inner) = now;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<KeyHash, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(secret);
     }
 
     fn run(&self, key: Uuid) -> Option<Running> {
@@ -217,32 +182,12 @@ mod tests {
         Gate::new(limits, Metrics::default())
     }
 
-    fn caller() -> Caller {
-        let tenant = tritmill_queue::Tenant::default();
-        let role = tritmill_queue::store::KeyRole::Submit;
-        Caller { key: Uuid::from_u128(1), name: "ci".to_owned(), tenant, role }
-    }
-
-    #[test]
-    fn key_is_read_again_after_a_moment_and_after_a_revocation() {
-        let (gate, secret, now) = (gate(1, 9), [1; 32], Instant::now());
-        gate.remember(secret, None, now);
-        assert!(gate.recent(&secret, now).is_none(), "a session is not a key");
-        gate.remember(secret, Some(caller()), now);
-        assert_eq!(gate.recent(&secret, now), Some(caller()));
-        assert!(gate.recent(&secret, now + FRESH_FOR).is_none());
-        gate.forget_callers();
-        assert!(gate.recent(&secret, now).is_none());
-        let peer = Peer { address: [10, 0, 0, 1].into(), is_secure: false };
-        assert_eq!(gate.admit_secret(&secret, peer), Ok(()), "it is not a stranger yet");
-    }
-
     #[test]
     fn valid_secret_passes_where_strangers_are_limited() {
         let gate = gate(1, 9);
         let peer = Peer { address: [10, 0, 0, 1].into(), is_secure: false };
         let (valid, other) = ([1; 32], [2; 32]);
-        gate.remember(valid, None, Instant::now());
+        gate.remember(valid, Instant::now());
         for _ in 0..BURST_S {
             assert_eq!(gate.admit_secret(&other, peer), Ok(()));
         }
@@ -277,9 +222,9 @@ mod tests {
             secret
         };
         let size = || gate.known.lock().expect("no panic").len();
-        (0..KNOWN_MAX + 9).for_each(|number| gate.remember(secret(number), None, now));
+        (0..KNOWN_MAX + 9).for_each(|number| gate.remember(secret(number), now));
         assert_eq!(size(), KNOWN_MAX);
-        gate.remember(secret(KNOWN_MAX + 9), None, now + KNOWN_FOR);
+        gate.remember(secret(KNOWN_MAX + 9), now + KNOWN_FOR);
         assert_eq!(size(), 1);
     }
 }

@@ -1,7 +1,5 @@
 //! Middleware that checks the session of a dashboard request.
 
-use std::time::Instant;
-
 use axum::{
     extract::{Request, State},
     http::{Extensions, HeaderMap, Method},
@@ -61,14 +59,12 @@ async fn visitor(
         return Ok(None);
     };
     app.gate.admit_secret(&session, peer)?;
-    let read_at = Instant::now();
     let Some(visitor) = session::of_session(app, session).await? else {
         app.gate.forget(&session);
         return Ok(None);
     };
-    app.gate.remember(session, None, read_at);
     let (key, tenant) = (visitor.caller.key, &visitor.caller.tenant);
-    let admitted = app.gate.admit(key, exchange);
+    let admitted = app.gate.admit(session, key, exchange);
     admitted.inspect_err(|error| app.metrics.refusals.count_error(error, tenant))?;
     Ok(Some(visitor))
 }

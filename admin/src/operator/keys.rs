@@ -123,9 +123,10 @@ pub(crate) async fn revoke_key(app: &App, caller: &Caller, id: &str) -> Result<(
     let unknown = || ApiError::not_found("key", id);
     let key: Uuid = id.parse().map_err(|_| unknown())?;
     audit::record(app, caller, "key.revoke", &key.to_string(), json!({})).await?;
-    let is_revoked = app.store.revoke_key(key).await?;
-    app.gate.forget_callers();
-    if is_revoked { Ok(()) } else { Err(unknown()) }
+    if !app.store.revoke_key(key).await? {
+        return Err(unknown());
+    }
+    Ok(())
 }
 
 /// A tenant to erase.
@@ -164,6 +165,5 @@ pub(crate) async fn erase(
     }
     audit::record(&app, &caller, "tenant.erase", &tenant.0, json!({})).await?;
     let Erased { keys, batches, files, jobs, done } = app.store.erase_tenant(&tenant).await?;
-    app.gate.forget_callers();
     Ok(Json(EraseResult { keys, batches, files, jobs, done }))
 }
