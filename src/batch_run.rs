@@ -168,7 +168,8 @@ fn queue_of(model: &str, run: &RunOptions) -> QueueName {
 /// Loads the model for a worker in this process.
 fn local(args: &BatchRunArgs) -> anyhow::Result<(QueueName, Answerer)> {
     let model = options::open(&args.model)?;
-    let devices = args.run.device.one_kind().context("--device")?.resolved()?;
+    let devices = args.run.device.one_kind().context("--device")?;
+    let devices = devices.resolved(args.run.threads)?;
     let device = *devices.first().context("no device")?;
     let options = EngineOptions { device, ..args.capacity.apply(args.run.engine()) };
     let (name, device_count) = (&args.model, devices.len());

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use tritmill_engine::{
     files::Model,
-    load::{self, DeviceChoice, EngineOptions, KV_BYTES_DEFAULT, MemoryNeed},
+    load::{self, EngineOptions, KV_BYTES_DEFAULT, MemoryNeed},
 };
 use tritmill_worker::machine::Machine;
 
@@ -28,7 +28,7 @@ pub struct Candidate<'a> {
     pub name: &'a str,
     pub model: &'a Model,
     pub options: EngineOptions,
-    /// Engines, each with its own buffers.
+    /// Engines, each with its own weights, KV cache and buffers.
     pub device_count: usize,
 }
 
@@ -58,8 +58,8 @@ impl Budget {
         }
         let kv_bytes = share(budget, &wishes);
         let with = |(candidate, kv_bytes): (&Candidate<'_>, u64)| {
-            let options = candidate.with_kv(kv_bytes);
-            (options, candidate.need(kv_bytes).total())
+            let of_one = kv_bytes / candidate.device_count.max(1) as u64;
+            (candidate.with_kv(of_one), candidate.need(of_one).total())
         };
         Ok(models.iter().zip(kv_bytes).map(with).collect())
     }
@@ -68,15 +68,16 @@ impl Budget {
 impl Candidate<'_> {
     /// Returns the options with at most this much KV memory, unless they state it. That of GPUs stays open.
     fn with_kv(&self, kv_bytes: u64) -> EngineOptions {
-        let is_open =
-            self.options.kv_bytes.is_none() && self.options.device.resolved() == DeviceChoice::Cpu;
+        let is_open = self.options.kv_bytes.is_none() && self.options.device.is_cpu();
         let kv_bytes = if is_open { Some(kv_bytes) } else { self.options.kv_bytes };
         EngineOptions { kv_bytes, ..self.options }
     }
 
+    /// Returns what all engines need, with this much KV memory for each.
     fn need(&self, kv_bytes: u64) -> MemoryNeed {
         let need = load::memory_needed(self.model, &self.with_kv(kv_bytes));
-        MemoryNeed { scratch: need.scratch.saturating_mul(self.device_count as u64), ..need }
+        let all = |bytes: u64| bytes.saturating_mul(self.device_count as u64);
+        MemoryNeed { weights: all(need.weights), kv: all(need.kv), scratch: all(need.scratch) }
     }
 }
 
@@ -148,6 +149,14 @@ mod tests {
         let (options, taken) = fit(tight).expect("it fits with fewer blocks")[0];
         assert!(taken <= tight && taken > tight - (1 << 20), "{taken} of {tight}");
         assert!(options.kv_bytes.expect("chosen") < all.kv);
+        let two = Candidate { name: "tiny", model: &model, options, device_count: 2 };
+        let budget = Budget { bytes: Some(2 * all.total() - all.kv), is_given: true };
+        let (halved, taken) = budget.fit(&[two]).expect("it fits with fewer blocks")[0];
+        assert!(taken <= 2 * all.total() - all.kv, "{taken}");
+        assert!(
+            halved.kv_bytes.expect("chosen") <= all.kv / 2 + (1 << 20),
+            "each engine has its own"
+        );
         let error = fit(all.weights).expect_err("there is no room for buffers");
         assert!(error.downcast_ref::<load::OverBudget>().is_some());
         let text = format!("{error:#}");

@@ -84,13 +84,15 @@ pub struct MemoryOption {
 #[command(next_help_heading = "Engine")]
 pub struct RunOptions {
     /// Device: cpu, cuda:0 (or another GPU), several GPUs as in cuda:0,cuda:1, cuda:all, or auto: the
-    /// first usable GPU, else the CPU. A worker may use both kinds, as in cpu,cuda:0
+    /// first usable GPU, else the CPU. A worker may use both kinds, as in cpu,cuda:0. On a machine with several memory
+    /// nodes (NUMA), cpu is an engine with its own weights on each, or one engine if --threads is given; cpu:0 is
+    /// the first node alone
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Devices,
     /// Packing of the ternary weights; all give the same answers
     #[arg(long, default_value = "i2_s", value_parser = one_of::<Format>(&["i2_s", "tl1", "tl2"]))]
     pub format: Format,
-    /// Threads of a step [default: one per core]
+    /// Threads of a step [default: one per core of the device]
     #[arg(long, value_name = "N", value_parser = up_to::<1024>)]
     pub threads: Option<NonZeroUsize>,
     /// Instruction set of the kernels [default: the fastest of this machine]

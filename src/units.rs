@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail};
 use tritmill_engine::{
     files::Model,
     kv::disk::BlockTiers,
-    load::{self, DeviceChoice, Devices, EngineOptions},
+    load::{self, Devices, EngineOptions},
 };
 use tritmill_queue::QueueName;
 use tritmill_worker::{Loader, ServedModel};
@@ -104,7 +104,7 @@ impl<'a> Plan<'a> {
         devices: &'a Devices,
         options: EngineOptions,
     ) -> anyhow::Result<Self> {
-        let resolved = devices.resolved();
+        let resolved = devices.resolved(options.threads);
         let resolved = resolved.with_context(|| format!("cannot load model {}", opened.path))?;
         let device = *resolved.first().context("no device")?;
         let options = EngineOptions { device, ..options };
@@ -117,10 +117,7 @@ impl<'a> Plan<'a> {
     }
 
     fn kind(&self) -> &'static str {
-        match self.options.device.resolved() {
-            DeviceChoice::Cuda(_) => "cuda",
-            _ => "cpu",
-        }
+        if self.options.device.is_cpu() { "cpu" } else { "cuda" }
     }
 
     /// Computes the numerics class.

@@ -12,7 +12,7 @@ use crate::{
     Engine, EngineConfig,
     backend::{
         Backend,
-        cpu::{self, CpuOptions, HeadMode, KvType},
+        cpu::{self, CpuOptions, HeadMode, KvType, topology},
         cuda::{self, CudaLoadError, CudaOptions, KvBlocks},
     },
     files::Model,
@@ -47,7 +47,7 @@ pub struct EngineOptions {
     pub format: Format,
     /// Instruction set of the kernels; `None` selects the fastest of this machine.
     pub isa: Option<Isa>,
-    /// Threads of a step; `None` uses every core that the process may use.
+    /// Threads of a step; `None` uses every core of the device that the process may use.
     pub threads: Option<NonZeroUsize>,
     /// Element type of the KV cache.
     pub kv: KvType,
@@ -90,7 +90,11 @@ impl EngineOptions {
     /// Returns the number of threads, with the default resolved.
     pub fn threads(&self) -> usize {
         let available = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        self.threads.map_or_else(available, NonZeroUsize::get)
+        let cores = || {
+            let of_node = self.device.memory_node().and_then(topology::cores_of);
+            of_node.map_or_else(available, <[usize]>::len)
+        };
+        self.threads.map_or_else(cores, NonZeroUsize::get)
     }
 
     /// Returns the name of the kernels' target: an ISA of the processor, or a GPU.
@@ -139,7 +143,8 @@ fn load(
         return Ok(cuda::load(model, options)?);
     }
     let (isa, threads, block_count) = (options.isa(), options.threads(), of_cpu());
-    let options = CpuOptions { format, isa, threads, kv, head, block_count };
+    let node = options.device.memory_node();
+    let options = CpuOptions { format, isa, threads, node, kv, head, block_count };
     Ok(cpu::load(model, options)?)
 }
 
@@ -187,7 +192,7 @@ pub fn engines(
         let options = EngineOptions { device, ..*options };
         Ok((device, engine(model, &options)?))
     };
-    devices.resolved()?.into_iter().map(load).collect()
+    devices.resolved(options.threads)?.into_iter().map(load).collect()
 }
 
 impl TokenText for Model {

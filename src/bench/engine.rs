@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tritmill_engine::{
     backend::LogitsFor,
-    load::{self, DeviceChoice},
+    load,
     measure::{self, MemoryReads, Phase, Speed, Workload},
 };
 use tritmill_worker::machine::{self, Machine};
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let weight_bytes = backend.weight_bytes();
     let resident_bytes =
         machine::resident_bytes().map(|bytes| bytes.saturating_sub(reads.size_bytes() as u64));
-    let on_cpu = options.device.resolved() == DeviceChoice::Cpu;
+    let on_cpu = options.device.is_cpu();
     // All logits take the head itself, not the copy that is counted; a GPU has memory of its own.
     let step_bytes = weight_bytes.filter(|_| !arguments.all_logits && on_cpu);
     let share = |s: &Speed| match (s.phase, step_bytes) {

@@ -1,15 +1,20 @@
 //! The devices a model runs on: one, or several of a worker.
 
-use std::{fmt, str::FromStr, sync::OnceLock};
+use std::{fmt, num::NonZeroUsize, str::FromStr, sync::OnceLock};
 
-use crate::backend::cuda::{self, CudaLoadError};
+use crate::backend::{
+    cpu::topology::{self, MemoryNode},
+    cuda::{self, CudaLoadError},
+};
 
 /// A device to run a model on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// The processor.
+    /// The processor, all its cores.
     #[default]
     Cpu,
+    /// The cores and the memory of the processor's memory node (NUMA) with this number.
+    CpuNode(usize),
     /// The GPU with this number; an error if it cannot be used.
     Cuda(usize),
     /// The first GPU if it can run the kernels, else the processor.
@@ -17,6 +22,16 @@ pub enum DeviceChoice {
 }
 
 impl DeviceChoice {
+    /// Returns whether it is the processor or a part of it, once [`Self::Auto`] is resolved.
+    pub fn is_cpu(self) -> bool {
+        !matches!(self.resolved(), Self::Cuda(_))
+    }
+
+    /// Returns the memory node, if only one of the processor's is chosen.
+    pub fn memory_node(self) -> Option<usize> {
+        if let Self::CpuNode(node) = self { Some(node) } else { None }
+    }
+
     /// Resolves [`Self::Auto`], once per process, with a warning if no GPU can be used.
     pub fn resolved(self) -> Self {
         static FOUND: OnceLock<bool> = OnceLock::new();
@@ -38,6 +53,7 @@ impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
+            Self::CpuNode(node) => write!(f, "cpu:{node}"),
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
             Self::Auto => f.write_str("auto"),
         }
@@ -50,8 +66,8 @@ impl fmt::Display for DeviceChoice {
 pub enum DevicesError {
     /// An unknown name.
     #[error(
-        "unknown device '{0}' (expected cpu, auto, cuda:0, cuda:1, …, several as in cuda:0,cuda:1, or \
-         cuda:all)"
+        "unknown device '{0}' (expected cpu, cpu:0 for its first memory node, auto, cuda:0, cuda:1, …, several as in \
+         cuda:0,cuda:1, or cuda:all)"
     )]
     Unknown(String),
     /// `auto` among several devices.
@@ -62,7 +78,7 @@ pub enum DevicesError {
         "{0} are devices of two kinds, whose answers may differ (another numerics class): only a worker can use both"
     )]
     Mixed(Devices),
-    /// A device is named twice.
+    /// A device is named twice, or a part of it beside the whole.
     #[error("{0} is named twice")]
     Twice(DeviceChoice),
     /// Several devices where one is needed.
@@ -78,11 +94,12 @@ impl FromStr for DeviceChoice {
             "cpu" => Ok(Self::Cpu),
             "auto" => Ok(Self::Auto),
             "cuda" => Ok(Self::Cuda(0)),
-            other => other
-                .strip_prefix("cuda:")
-                .and_then(|ordinal| ordinal.parse::<u16>().ok())
-                .map(|ordinal| Self::Cuda(ordinal.into()))
-                .ok_or_else(|| DevicesError::Unknown(other.to_owned())),
+            other => {
+                let number = |prefix| other.strip_prefix(prefix)?.parse::<u16>().ok();
+                let gpu = number("cuda:").map(|ordinal| Self::Cuda(ordinal.into()));
+                gpu.or_else(|| number("cpu:").map(|node| Self::CpuNode(node.into())))
+                    .ok_or_else(|| DevicesError::Unknown(other.to_owned()))
+            }
         }
     }
 }
@@ -97,15 +114,20 @@ pub enum Devices {
 }
 
 impl Devices {
-    /// Resolves [`Self::AllGpus`] and [`DeviceChoice::Auto`]. Returns at least one device.
+    /// Resolves [`Self::AllGpus`] and [`DeviceChoice::Auto`]. The processor becomes a device for each of its memory
+    /// nodes, unless the number of threads is given: then it is one device. Returns at least one device.
     ///
     /// # Errors
     /// If all GPUs are requested and none can be used.
-    pub fn resolved(&self) -> Result<Vec<DeviceChoice>, CudaLoadError> {
+    pub fn resolved(
+        &self,
+        threads: Option<NonZeroUsize>,
+    ) -> Result<Vec<DeviceChoice>, CudaLoadError> {
         let Self::List(devices) = self else {
             return usable(cuda::count()?, cuda::usable);
         };
-        Ok(devices.iter().map(|device| device.resolved()).collect())
+        let nodes = if threads.is_some() { &[] } else { topology::memory_nodes() };
+        Ok(devices.iter().flat_map(|device| by_node(device.resolved(), nodes)).collect())
     }
 
     /// Returns whether one of the devices is a GPU.
@@ -120,8 +142,9 @@ impl Devices {
     /// Returns the devices by kind, the CPU first: each kind has its own numerics class.
     pub fn kinds(&self) -> Vec<Self> {
         let Self::List(devices) = self else { return vec![self.clone()] };
-        let (cpu, rest): (Vec<_>, Vec<_>) =
-            devices.iter().partition(|device| **device == DeviceChoice::Cpu);
+        let (cpu, rest): (Vec<_>, Vec<_>) = devices
+            .iter()
+            .partition(|device| matches!(device, DeviceChoice::Cpu | DeviceChoice::CpuNode(_)));
         [cpu, rest].into_iter().filter(|kind| !kind.is_empty()).map(Self::List).collect()
     }
 
@@ -142,6 +165,16 @@ impl Devices {
             Self::List(devices) if devices.len() == 1 => Ok(devices[0]),
             several => Err(DevicesError::Several(several.clone())),
         }
+    }
+}
+
+/// Returns a device for each memory node, if the device is a processor with several.
+fn by_node(device: DeviceChoice, nodes: &[MemoryNode]) -> Vec<DeviceChoice> {
+    match device {
+        DeviceChoice::Cpu if nodes.len() > 1 => {
+            nodes.iter().map(|node| DeviceChoice::CpuNode(node.number)).collect()
+        }
+        device => vec![device],
     }
 }
 
@@ -186,7 +219,11 @@ impl FromStr for Devices {
             if devices.len() > 1 && *device == DeviceChoice::Auto {
                 return Err(DevicesError::AutoAmong);
             }
-            if devices[..index].contains(device) {
+            let overlaps = |other: &DeviceChoice| {
+                use DeviceChoice::{Cpu, CpuNode};
+                device == other || matches!((device, other), (Cpu, CpuNode(_)) | (CpuNode(_), Cpu))
+            };
+            if devices[..index].iter().any(overlaps) {
                 return Err(DevicesError::Twice(*device));
             }
         }
@@ -200,23 +237,62 @@ mod tests {
 
     #[test]
     fn devices_are_parsed_as_they_are_displayed() {
-        for device in [DeviceChoice::Cpu, DeviceChoice::Auto, DeviceChoice::Cuda(3)] {
+        let all = [
+            DeviceChoice::Cpu,
+            DeviceChoice::CpuNode(1),
+            DeviceChoice::Auto,
+            DeviceChoice::Cuda(3),
+        ];
+        for device in all {
             assert_eq!(device.to_string().parse(), Ok(device));
             assert_eq!(device.to_string().parse::<Devices>().expect("one").one(), Ok(device));
         }
-        for several in ["cuda:0,cuda:1", "cuda:all"] {
+        for several in ["cuda:0,cuda:1", "cuda:all", "cpu:0,cpu:2"] {
             let devices: Devices = several.parse().expect("a worker can have several GPUs");
             assert_eq!(devices.to_string(), several);
             let refused = devices.one().expect_err("there are several").to_string();
             assert_eq!(refused, format!("expected one device, not {several}"));
         }
         assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
-        for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:99999", "CPU", "cuda:0,"] {
+        for wrong in [
+            "",
+            "gpu",
+            "cpu:",
+            "cpu:-1",
+            "cpu:99999",
+            "cuda:",
+            "cuda:-1",
+            "cuda:x",
+            "cuda:99999",
+            "CPU",
+            "cuda:0,",
+        ] {
             assert!(matches!(wrong.parse::<Devices>(), Err(DevicesError::Unknown(_))), "{wrong}");
         }
         let refused = |names: &str| names.parse::<Devices>().expect_err("the choice is invalid");
         assert_eq!(refused("auto,cuda:0"), DevicesError::AutoAmong);
         assert_eq!(refused("cuda,cuda:1,cuda:0"), DevicesError::Twice(DeviceChoice::Cuda(0)));
+        assert_eq!(refused("cpu:1,cpu"), DevicesError::Twice(DeviceChoice::Cpu));
+        assert_eq!(refused("cpu,cpu:1"), DevicesError::Twice(DeviceChoice::CpuNode(1)));
+    }
+
+    #[test]
+    fn processor_with_several_memory_nodes_is_a_device_for_each() {
+        let node = |number| MemoryNode { number, cores: vec![number] };
+        let two = [node(0), node(3)];
+        let each = [DeviceChoice::CpuNode(0), DeviceChoice::CpuNode(3)];
+        assert_eq!(by_node(DeviceChoice::Cpu, &two), each);
+        for (device, nodes) in [
+            (DeviceChoice::Cpu, &two[..1]),
+            (DeviceChoice::Cpu, &[]),
+            (DeviceChoice::CpuNode(3), &two),
+            (DeviceChoice::Cuda(0), &two),
+        ] {
+            assert_eq!(by_node(device, nodes), [device]);
+        }
+        let threads = NonZeroUsize::new(2);
+        let devices: Devices = "cpu".parse().expect("the processor");
+        assert_eq!(devices.resolved(threads).expect("no GPU is needed"), [DeviceChoice::Cpu]);
     }
 
     #[test]
@@ -225,7 +301,8 @@ mod tests {
         let kinds =
             |names| devices(names).kinds().iter().map(Devices::to_string).collect::<Vec<_>>();
         assert_eq!(kinds("cuda:1,cpu,cuda:0"), ["cpu", "cuda:1,cuda:0"]);
-        for one in ["cpu", "auto", "cuda:0,cuda:1", "cuda:all"] {
+        assert_eq!(kinds("cpu:0,cuda,cpu:1"), ["cpu:0,cpu:1", "cuda:0"]);
+        for one in ["cpu", "cpu:0,cpu:1", "auto", "cuda:0,cuda:1", "cuda:all"] {
             assert_eq!(kinds(one), [one]);
             assert!(devices(one).one_kind().is_ok(), "{one}");
         }

@@ -81,7 +81,7 @@ pub fn memory_needed(model: &Model, options: &EngineOptions) -> MemoryNeed {
 /// Returns the least KV memory to give an engine, in bytes: what one sequence of full length takes, at most 64 MiB.
 /// If the options state the KV memory, that much.
 pub fn kv_bytes_min(model: &Model, options: &EngineOptions) -> u64 {
-    if options.kv_bytes.is_some() || options.device.resolved() != DeviceChoice::Cpu {
+    if options.kv_bytes.is_some() || !options.device.is_cpu() {
         return memory_needed(model, options).kv;
     }
     let blocks = blocks_for(model.config().context_length);
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        backend::cpu::{HeadMode, KvType},
+        backend::cpu::{HeadMode, KvType, topology},
         load,
     };
 
@@ -127,6 +127,22 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn engine_on_a_memory_node_uses_its_cores_and_is_of_the_same_class() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/bitnet-tiny");
+        let model = Arc::new(Model::open(&golden).expect("a golden model"));
+        let on = |device| EngineOptions { device, kv_bytes: Some(1 << 20), ..Default::default() };
+        let node = &topology::memory_nodes()[0];
+        let options = on(DeviceChoice::CpuNode(node.number));
+        assert_eq!(options.threads(), node.cores.len());
+        let engine = load::engine(&model, &options).expect("it loads");
+        let whole = load::engine(&model, &on(DeviceChoice::Cpu)).expect("it loads");
+        assert_eq!(engine.backend().numerics_class(), whole.backend().numerics_class());
+        let refused = load::engine(&model, &on(DeviceChoice::CpuNode(4095))).map(drop);
+        let error = refused.expect_err("there is no such node").to_string();
+        assert!(error.contains("node 4095") && error.contains("cpu:"), "{error}");
     }
 
     #[test]

@@ -15,6 +15,9 @@ mod sync {
         thread::{Builder, JoinHandle, yield_now},
     };
 
+    /// Models have no memory nodes.
+    pub fn stay_on(_: Option<usize>) {}
+
     /// One, so that a model explores both a worker that spins and one that sleeps.
     pub const SPINS: u32 = 1;
 }

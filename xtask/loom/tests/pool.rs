@@ -20,18 +20,18 @@ fn check_region(pool: &mut Pool, count: usize) {
 
 #[test]
 fn region_runs_each_task_once_and_publishes_its_writes() {
-    explore(3, || check_region(&mut Pool::new(2), 3));
+    explore(3, || check_region(&mut Pool::new(None, 2), 3));
 }
 
 #[test]
 fn region_of_three_threads_runs_each_task_once() {
-    explore(2, || check_region(&mut Pool::new(3), 3));
+    explore(2, || check_region(&mut Pool::new(None, 3), 3));
 }
 
 #[test]
 fn tasks_of_one_region_never_run_in_the_next() {
     explore(3, || {
-        let mut pool = Pool::new(2);
+        let mut pool = Pool::new(None, 2);
         for count in [3, 2] {
             check_region(&mut pool, count);
         }
@@ -43,7 +43,7 @@ fn tasks_of_one_region_never_run_in_the_next() {
 #[test]
 fn sleeping_workers_wake_for_a_region() {
     explore(3, || {
-        let mut pool = Pool::new(2);
+        let mut pool = Pool::new(None, 2);
         // Lets the worker go to sleep first in some of the executions.
         loom::thread::yield_now();
         check_region(&mut pool, 2);
@@ -52,9 +52,9 @@ fn sleeping_workers_wake_for_a_region() {
 
 #[test]
 fn workers_end_when_the_pool_is_dropped() {
-    explore(3, || drop(Pool::new(3)));
+    explore(3, || drop(Pool::new(None, 3)));
     explore(3, || {
-        let mut pool = Pool::new(2);
+        let mut pool = Pool::new(None, 2);
         check_region(&mut pool, 2);
         drop(pool);
     });
@@ -63,7 +63,7 @@ fn workers_end_when_the_pool_is_dropped() {
 #[test]
 fn panic_of_a_task_on_any_thread_reaches_the_caller_and_the_pool_stays_usable() {
     explore(2, || {
-        let mut pool = Pool::new(2);
+        let mut pool = Pool::new(None, 2);
         let ran = AtomicUsize::new(0);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             pool.run(2, &|task| {

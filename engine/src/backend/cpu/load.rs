@@ -10,7 +10,7 @@ use super::{
     kv_store::{KvShape, KvStore},
     pool::Pool,
     screen::ScreenState,
-    self_test,
+    self_test, topology,
     weights::Weights,
 };
 use crate::{
@@ -52,7 +52,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             weights,
             kernels,
             isa: options.isa,
-            pool: Pool::new(options.threads),
+            pool: Pool::new(options.node, options.threads),
             kv,
             block_count: options.block_count,
             numerics_class,
@@ -68,7 +68,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
             weights: Arc::clone(&self.weights),
             kernels: self.kernels,
             isa: self.isa,
-            pool: Pool::new(self.pool.threads()),
+            pool: Pool::new(self.pool.node(), self.pool.threads()),
             kv,
             block_count: self.block_count,
             numerics_class: self.numerics_class.clone(),
@@ -92,9 +92,24 @@ pub enum LoadError {
         /// The requested ISA.
         isa: Isa,
     },
+    /// The machine lacks the memory node, or the process may not use its cores.
+    #[error("no core of memory node {node} can be used (there are: {})", names_of_nodes())]
+    NodeUnavailable {
+        /// The requested node.
+        node: usize,
+    },
+    /// The system refuses the threads that load the weights.
+    #[error("cannot start threads to load the weights")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
     /// A kernel disagrees with its scalar definition on this machine.
     #[error(transparent)]
     SelfTest(#[from] SelfTestError),
+}
+
+fn names_of_nodes() -> String {
+    let names: Vec<String> =
+        topology::memory_nodes().iter().map(|node| format!("cpu:{}", node.number)).collect();
+    names.join(", ")
 }
 
 /// Loads a model: decodes and repacks its weights, tests the kernels on them, makes the KV pool.
@@ -106,13 +121,14 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
     let kernels =
         FloatKernels::of(options.isa).ok_or(LoadError::IsaUnavailable { isa: options.isa })?;
     let numerics_class = class::of(&model, options.kv, options.head, "cpu")?;
-    let weights = Weights::load(model, options.format, options.head)?;
+    let weights = load_weights(model, options)?;
     self_test::run(&weights, options.isa, kernels)?;
     tracing::info!(
         model = weights.model.name(),
         format = %options.format,
         isa = %options.isa,
         threads = options.threads,
+        node = options.node,
         weight_bytes = weights.size_bytes(),
         kv_blocks = options.block_count,
         numerics_class,
@@ -124,6 +140,18 @@ pub fn load(model: Arc<Model>, options: CpuOptions) -> Result<Box<dyn Backend>, 
         KvType::F32 => Box::new(CpuBackend::<f32>::new(weights, kernels, options, numerics_class)),
         KvType::Q8 => Box::new(CpuBackend::<i8>::new(weights, kernels, options, numerics_class)),
     })
+}
+
+/// Loads the weights, on threads of the memory node if there is one, so that the weights are in its memory.
+fn load_weights(model: Arc<Model>, options: CpuOptions) -> Result<Weights, LoadError> {
+    let load = || Weights::load(model, options.format, options.head);
+    let Some(node) = options.node else { return Ok(load()?) };
+    topology::cores_of(node).ok_or(LoadError::NodeUnavailable { node })?;
+    let threads = rayon::ThreadPoolBuilder::new()
+        .num_threads(options.threads)
+        .start_handler(move |_| topology::stay_on(options.node))
+        .build()?;
+    Ok(threads.install(load)?)
 }
 
 /// Returns the number of bytes of one KV block of a model.

@@ -120,7 +120,7 @@ mod tests {
         let (model, head) = (open(name), HeadMode::Exact);
         let weights = Weights::load(Arc::clone(&model), format, head).expect("a good model");
         let (isa, threads, block_count) = (Isa::detect(), 2, BLOCKS);
-        let options = CpuOptions { format, isa, threads, kv, head, block_count };
+        let options = CpuOptions { format, isa, threads, kv, head, node: None, block_count };
         let kernels = FloatKernels::of(isa).expect("detected");
         let mut backend = CpuBackend::<E>::new(weights.into(), kernels, options, String::new());
         assert_eq!(kv_bytes(&model, kv, BLOCKS), backend.kv.size_bytes(), "{name} {kv:?}");

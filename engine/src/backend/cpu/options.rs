@@ -72,6 +72,8 @@ pub struct CpuOptions {
     pub kv: KvType,
     /// Precision of the head.
     pub head: HeadMode,
+    /// Memory node on whose cores the threads stay; `None`: they may run anywhere.
+    pub node: Option<usize>,
     /// KV blocks (of 16 positions) in the pool.
     pub block_count: usize,
 }

@@ -16,7 +16,7 @@ use std::{
 
 use super::sync::{
     Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Builder, Condvar, JoinHandle, Mutex,
-    Ordering, SPINS, spin_loop, yield_now,
+    Ordering, SPINS, spin_loop, stay_on, yield_now,
 };
 
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
@@ -47,12 +47,15 @@ struct Shared {
 /// A fixed set of threads, the caller's included.
 pub struct Pool {
     shared: Arc<Shared>,
+    /// Memory node whose cores the threads stay on.
+    node: Option<usize>,
     workers: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    /// Starts `threads - 1` workers; `threads` is at least 1.
-    pub fn new(threads: usize) -> Self {
+    /// Starts `threads - 1` workers; `threads` is at least 1. With a memory node, they and every thread that calls
+    /// [`Self::run`] stay on its cores.
+    pub fn new(node: Option<usize>, threads: usize) -> Self {
         let ranges = (0..threads.max(1)).map(|_| NextTask::default()).collect();
         let shared = Arc::new(Shared { ranges, ..Shared::default() });
         let workers = (1..threads.max(1))
@@ -60,16 +63,24 @@ impl Pool {
                 let shared = Arc::clone(&shared);
                 Builder::new()
                     .name(format!("step-{i}"))
-                    .spawn(move || work(&shared, i))
+                    .spawn(move || {
+                        stay_on(node);
+                        work(&shared, i);
+                    })
                     .expect("the system refused a thread at start-up")
             })
             .collect();
-        Self { shared, workers }
+        Self { shared, node, workers }
     }
 
     /// Returns the number of threads that run tasks, the caller's included.
     pub fn threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Returns the memory node that the threads stay on.
+    pub fn node(&self) -> Option<usize> {
+        self.node
     }
 
     /// Runs `task(0)` … `task(count - 1)`, each once and on any thread, and returns when all have finished.
@@ -79,6 +90,7 @@ impl Pool {
     /// # Panics
     /// If a task panics. The pool stays usable.
     pub fn run(&mut self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        stay_on(self.node);
         if self.workers.is_empty() || count <= 1 {
             (0..count).for_each(task);
             return;
@@ -200,7 +212,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_in_every_region() {
         for threads in [1, 2, 5] {
-            let mut pool = Pool::new(threads);
+            let mut pool = Pool::new(None, threads);
             for region in 0..200 {
                 let counts: Vec<AtomicUsize> = (0..region).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(region, &|i| {
@@ -213,7 +225,7 @@ mod tests {
 
     #[test]
     fn panic_of_a_task_reaches_the_caller_and_the_pool_stays_usable() {
-        let mut pool = Pool::new(3);
+        let mut pool = Pool::new(None, 3);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             pool.run(64, &|i| assert!(i != 40, "task forty fails"));
         }));

@@ -12,5 +12,7 @@ pub use std::{
     thread::{Builder, JoinHandle, yield_now},
 };
 
+pub use super::topology::stay_on;
+
 /// Spins before a worker sleeps, and before a waiting caller starts to yield its core.
 pub const SPINS: u32 = 4_000;

@@ -47,7 +47,7 @@ fn found(
     }
     let input = ScreenInput { head: &head, kernels, isa, xs, rankings };
     let screen = head.screen().expect("the vocabulary is large enough");
-    let (mut pool, mut state) = (Pool::new(2), ScreenState::default());
+    let (mut pool, mut state) = (Pool::new(None, 2), ScreenState::default());
     let mut logits = Logits::default();
     logits.clear(VOCAB);
     logits.lay_out(rankings.iter().map(|_| false));

@@ -186,7 +186,7 @@ fn near_ties_against_the_estimates_are_found() {
         let xs = x.repeat(n);
         let rankings = vec![Ranking::largest(1); n];
         let input = ScreenInput { head: &head, kernels, isa, xs: &xs, rankings: &rankings };
-        let (mut pool, mut state) = (Pool::new(1), ScreenState::default());
+        let (mut pool, mut state) = (Pool::new(None, 1), ScreenState::default());
         head.screen().expect("the vocabulary is large enough").largest(
             &input,
             &mut Kept::default(),
