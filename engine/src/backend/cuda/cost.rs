@@ -17,7 +17,7 @@ use super::{
 pub struct Cost {
     /// Bytes read and written.
     pub bytes: usize,
-    /// Operations of tensor cores on int8.
+    /// Operations on int8, which tensor cores would do fastest.
     pub int8: usize,
     /// Operations on f32.
     pub f32: usize,
@@ -103,18 +103,21 @@ fn attention(kernel: &str, load: &Load) -> Cost {
     // Keys and values as the linears wrote them, and in their blocks; the rotation.
     let stored = rows * (2 * (4 * keys + of_position) + shape.head_dim * 4);
     let scores = seen * shape.heads * 4;
+    let is_int8 = shape.kv.scale_bytes() > 0;
+    let cost = |bytes, products| {
+        let (int8, f32) = if is_int8 { (products, 0) } else { (0, products) };
+        Cost { bytes, int8, f32 }
+    };
     let products = 2 * seen * queries;
     let row_bytes = rows * queries * 4;
     match kernel {
         _ if kernel.starts_with("rotate_store") => bytes(stored + 2 * row_bytes),
         _ if kernel.starts_with("rotate_scores") => {
-            Cost { bytes: cached + stored + row_bytes + scores, f32: products, int8: 0 }
+            cost(cached + stored + row_bytes + scores, products)
         }
-        _ if kernel.starts_with("attend_values") => {
-            Cost { bytes: cached + row_bytes + scores, f32: products, int8: 0 }
-        }
+        _ if kernel.starts_with("attend_values") => cost(cached + row_bytes + scores, products),
         // A warp writes its scores to scratch memory and reads them again.
-        _ => Cost { bytes: 2 * cached + 2 * row_bytes, f32: 2 * products, int8: 0 },
+        _ => cost(2 * cached + 2 * row_bytes, 2 * products),
     }
 }
 

@@ -11,30 +11,32 @@
 constexpr u32 PER_LANE = 4;
 // Number of positions that have their weights in shared memory at the same time.
 constexpr u32 STAGE = 128;
+static_assert(STAGE == SEGMENT, "the integer weights of a stage have one scale");
 
 // Writes the scores of all positions to scratch; `largest` gets the largest score of each query, in every lane.
 template <class E, int Q>
 __device__ __forceinline__ void all_scores(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q],
-                                           const float* queries, float* scores, float (&largest)[Q]) {
+                                           const typename E::Query* queries, const float (&factors)[Q], float* scores,
+                                           float (&largest)[Q]) {
     u32 lane = threadIdx.x % 32;
     UNROLL for (u32 q = 0; q < Q; q++) largest[q] = minus_infinity();
     for (u32 base = 0; base <= work.last; base += 32 * PER_LANE) {
         const uint4* keys[PER_LANE];
-        float factors[PER_LANE];
+        float key_scales[PER_LANE];
         UNROLL for (u32 i = 0; i < PER_LANE; i++) {
             u32 p = base + 32 * i + lane;
             p = p < work.last ? p : work.last;
             u32 block = work.blocks[p / BLOCK_TOKENS];
             keys[i] = key_chunks<E>(args.pool, block, work.kv_head, p);
-            factors[i] = factor_of<E>(args, block, work.kv_head, p);
+            key_scales[i] = key_scale<E>(args.pool, block, work.kv_head, p);
         }
-        float sums[PER_LANE][Q];
+        typename E::Sum sums[PER_LANE][Q];
         score<E, Q, PER_LANE, 1>(queries, args.pool, keys, sums);
         UNROLL for (u32 i = 0; i < PER_LANE; i++) {
             u32 p = base + 32 * i + lane;
             if (p > work.last) continue;
             UNROLL for (u32 q = 0; q < Q; q++) {
-                float v = __fmul_rn(sums[i][q], factors[i]);
+                float v = score_of<E>(sums[i][q], key_scales[i], factors[q]);
                 scores[u64(q) * args.scores_stride + p] = v;
                 if (p <= limits[q]) largest[q] = larger(v, largest[q]);
             }
@@ -45,33 +47,45 @@ __device__ __forceinline__ void all_scores(const AttentionArgs& args, const Work
 }
 
 // Writes the weights of the positions of a stage to shared memory // (Q, STAGE), and adds the weights to the lane
-// sums: lane l of the warp has sum lane l % 16 of queries l / 16, l / 16 + 2, … Where values have scales, the
-// weights in shared memory are multiplied by the scales.
-template <class E, int Q>
-__device__ __forceinline__ void stage_weights(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q], u32 base,
-                                              const float* scores, const float (&largest)[Q], float* weights,
-                                              float (&lane_sums)[Q / 2]) {
+// sums: lane l of the warp has sum lane l % 16 of queries l / 16, l / 16 + 2, …
+template <int Q>
+__device__ __forceinline__ void stage_weights(const AttentionArgs& args, const u32 (&limits)[Q], u32 base, const float* scores,
+                                              const float (&largest)[Q], float* weights, float (&lane_sums)[Q / 2]) {
     u32 lane = threadIdx.x % 32;
     __syncwarp();
     UNROLL for (u32 q = 0; q < Q; q++) {
         u32 p = base + 4 * lane;
         float4 s = *reinterpret_cast<const float4*>(scores + u64(q) * args.scores_stride + p);
-        s.x = weight_of(s.x, largest[q], p <= limits[q]);
-        s.y = weight_of(s.y, largest[q], p + 1 <= limits[q]);
-        s.z = weight_of(s.z, largest[q], p + 2 <= limits[q]);
-        s.w = weight_of(s.w, largest[q], p + 3 <= limits[q]);
-        reinterpret_cast<float4*>(weights + q * STAGE)[lane] = s;
+        reinterpret_cast<float4*>(weights + q * STAGE)[lane] = weights_of(s, largest[q], p, limits[q]);
     }
     __syncwarp();
     UNROLL for (u32 i = 0; i < Q / 2; i++) {
         const float* of_query = weights + (2 * i + lane / LANES) * STAGE + lane % LANES;
         UNROLL for (u32 p = 0; p < STAGE; p += LANES) lane_sums[i] = __fadd_rn(lane_sums[i], of_query[p]);
     }
-    if (!E::SCALED) return;
+}
+
+// Replaces the weights of a stage by integer weights, in place: f32 (Q, STAGE) becomes u16 (Q, STAGE). `units` gets
+// what multiplies the sums of each query. `scales` are those of the four positions of this lane.
+template <int Q>
+__device__ __forceinline__ void narrow_weights(float4 scales, float* weights, float (&units)[Q]) {
+    u32 lane = threadIdx.x % 32;
+    float4 factors[Q];
+    float largest = FACTOR_MIN;
+    UNROLL for (u32 q = 0; q < Q; q++) {
+        factors[q] = factors_of(reinterpret_cast<const float4*>(weights + q * STAGE)[lane], scales);
+        float of_query = largest_factor(factors[q]);
+        if (lane % Q == q) largest = of_query;
+    }
+    // A division is many instructions and a shuffle is one, so each lane divides once, for one query.
+    bool inverts = lane < 16;
+    float quotient = __fdiv_rn(inverts ? WEIGHT_MAX : largest, inverts ? largest : WEIGHT_MAX);
     __syncwarp();
-    UNROLL for (u32 p = lane; p < STAGE; p += 32) {
-        float scale = value_scale<E>(args.pool, work, base + p);
-        UNROLL for (u32 q = 0; q < Q; q++) weights[q * STAGE + p] = __fmul_rn(weights[q * STAGE + p], scale);
+    UNROLL for (u32 q = 0; q < Q; q++) {
+        float inverse = __shfl_sync(FULL_WARP, quotient, q);
+        units[q] = __shfl_sync(FULL_WARP, quotient, 16 + q);
+        u16* of_query = reinterpret_cast<u16*>(weights) + q * STAGE;
+        reinterpret_cast<uint2*>(of_query)[lane] = integer_weights(factors[q], inverse);
     }
     __syncwarp();
 }
@@ -88,6 +102,25 @@ __device__ __forceinline__ void load_values(Table& table, u32 kv_head, const KvP
     }
 }
 
+// Adds the products of a stage to the sums of each query by each element of this lane. `next` are the first values of
+// the stage, then those of the stage after it.
+template <class E, int Q>
+__device__ __forceinline__ void weigh_positions(Table& table, const KvPool& pool, const Work& work, u32 base, u32 first,
+                                                const typename E::Weight* weights, uint4 (&next)[PER_LANE],
+                                                typename E::Sum (&sums)[PER_LANE][Q]) {
+    u32 end = work.last + 1 - base < STAGE ? work.last + 1 - base : STAGE;
+    for (u32 p = 0; p < end; p += E::CHUNK) {
+        uint4 chunk[PER_LANE];
+        UNROLL for (u32 i = 0; i < PER_LANE; i++) chunk[i] = next[i];
+        u32 then = base + p + E::CHUNK;
+        if (then <= work.last) load_values<E>(table, work.kv_head, pool, then, first, next);
+        if (p + E::CHUNK > end) {
+            UNROLL for (u32 i = 0; i < PER_LANE; i++) chunk[i] = first_values<E>(chunk[i], end - p);
+        }
+        weigh_chunk<E, Q, PER_LANE>(weights + p, STAGE, chunk, sums);
+    }
+}
+
 // Computes the outputs of 128 elements of the head, from `first` on.
 template <class E, int Q>
 __device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& work, const u32 (&limits)[Q], u32 first,
@@ -99,17 +132,18 @@ __device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& wor
     table.begin(work);
     load_values<E>(table, work.kv_head, args.pool, 0, first, next);
     for (u32 base = 0; base <= work.last; base += STAGE) {
-        stage_weights<E, Q>(args, work, limits, base, scores, largest, weights, lane_sums);
-        u32 end = work.last + 1 - base < STAGE ? work.last + 1 - base : STAGE;
-        for (u32 p = 0; p < end; p += E::CHUNK) {
-            uint4 chunk[PER_LANE];
-            UNROLL for (u32 i = 0; i < PER_LANE; i++) chunk[i] = next[i];
-            u32 then = base + p + E::CHUNK;
-            if (then <= work.last) load_values<E>(table, work.kv_head, args.pool, then, first, next);
-            if (p + E::CHUNK > end) {
-                UNROLL for (u32 i = 0; i < PER_LANE; i++) chunk[i] = first_values<E>(chunk[i], end - p);
+        float4 scales = load_value_scales<E>(table, args.pool, work, base + 4 * lane);
+        stage_weights<Q>(args, limits, base, scores, largest, weights, lane_sums);
+        if constexpr (E::SCALED) {
+            float units[Q];
+            narrow_weights<Q>(scales, weights, units);
+            i32 sums[PER_LANE][Q] = {};
+            weigh_positions<E, Q>(table, args.pool, work, base, first, reinterpret_cast<const u16*>(weights), next, sums);
+            UNROLL for (u32 i = 0; i < PER_LANE; i++) {
+                UNROLL for (u32 q = 0; q < Q; q++) out[i][q] = add_segment(sums[i][q], units[q], out[i][q]);
             }
-            weigh_chunk<E, Q, PER_LANE>(weights + p, STAGE, chunk, out);
+        } else {
+            weigh_positions<E, Q>(table, args.pool, work, base, first, weights, next, out);
         }
     }
     UNROLL for (u32 q = 0; q < Q; q++) {
@@ -124,7 +158,7 @@ __device__ __forceinline__ void weigh(const AttentionArgs& args, const Work& wor
     }
 }
 
-// Attention for tasks of at most Q queries. // shared: per warp (Q, padded_dim) queries, (Q, STAGE) weights
+// Attention for tasks of at most Q queries. // shared: per warp (Q, padded_dim) queries, (Q, STAGE) weights, as f32
 template <class E, int Q> __device__ __forceinline__ void attend(const AttentionArgs& args) {
     DYNAMIC_SHARED(bytes);
     u32 warps = blockDim.x / 32, warp = threadIdx.x / 32, slot = blockIdx.x * warps + warp;
@@ -136,8 +170,9 @@ template <class E, int Q> __device__ __forceinline__ void attend(const Attention
         u32 limits[Q];
         UNROLL for (u32 q = 0; q < Q; q++) limits[q] = limit_of(work, q < work.count ? q : 0);
         load_queries<Q>(args, work, queries);
-        float largest[Q];
-        all_scores<E, Q>(args, work, limits, queries, scores, largest);
+        float factors[Q], largest[Q];
+        const auto* prepared = prepare_queries<E, Q>(args, queries, factors);
+        all_scores<E, Q>(args, work, limits, prepared, factors, scores, largest);
         for (u32 first = 0; first < args.pool.padded_dim; first += 32 * PER_LANE) {
             weigh<E, Q>(args, work, limits, first, scores, largest, weights);
         }
@@ -150,4 +185,4 @@ KERNEL_BY(128, 3) attend4_f32(const AttentionArgs args) { attend<KvF32, 4>(args)
 KERNEL_BY(128, 3) attend4_q8(const AttentionArgs args) { attend<KvQ8, 4>(args); }
 KERNEL(128) attend8_f16(const AttentionArgs args) { attend<KvF16, 8>(args); }
 KERNEL(128) attend8_f32(const AttentionArgs args) { attend<KvF32, 8>(args); }
-KERNEL(128) attend8_q8(const AttentionArgs args) { attend<KvQ8, 8>(args); }
+KERNEL_BY(128, 3) attend8_q8(const AttentionArgs args) { attend<KvQ8, 8>(args); }

@@ -2,8 +2,9 @@
 //
 // `rotate_scores_*` does the work of rotate_store and spreads the positions over warps. `attend_values_*` spreads
 // the queries and the elements of the output: a warp has one query and 32 elements, one chain per element, four
-// cycles per position. Values come through a ring in shared memory that is filled far ahead, because a chain must
-// not wait for memory. Both kernels give the same bits as `attend*`, because a chain is never split.
+// cycles per position; int8 values take less than half of these cycles. Values come through a ring in shared memory
+// that is filled far ahead, because a chain must not wait for memory. Both kernels give the same bits as `attend*`,
+// because a chain is never split, and a sum of integers may be.
 
 #include "attention.cuh"
 #include "rotate.cuh"
@@ -18,14 +19,16 @@ constexpr u32 STAGES = 4;
 // Writes the scores of a group of 32 positions, and the largest score of each query in the group. This kernel may
 // have written some of the keys.
 template <class E>
-__device__ __forceinline__ void score_group(const AttentionArgs& args, const Work& work, const float* queries, u32 group) {
+__device__ __forceinline__ void score_group(const AttentionArgs& args, const Work& work, const typename E::Query* queries,
+                                            const float (&factors)[QUERIES], u32 group) {
     u32 lane = threadIdx.x % 32, p = group * 32 + lane, valid = p < work.last ? p : work.last;
     u32 block = work.blocks[valid / BLOCK_TOKENS];
     const uint4* keys[1] = {key_chunks<E>(args.pool, block, work.kv_head, valid)};
-    float sums[1][QUERIES], factor = factor_of<E, true>(args, block, work.kv_head, valid);
+    typename E::Sum sums[1][QUERIES];
+    float of_key = key_scale<E, true>(args.pool, block, work.kv_head, valid);
     score<E, QUERIES, 1, 4, true>(queries, args.pool, keys, sums);
     UNROLL for (u32 q = 0; q < QUERIES; q++) {
-        float v = __fmul_rn(sums[0][q], factor);
+        float v = score_of<E>(sums[0][q], of_key, factors[q]);
         u64 query = u64(blockIdx.x) * QUERIES + q;
         if (p <= work.last) args.scores[query * args.scores_stride + p] = v;
         float largest = largest_of_warp(p <= work.last ? larger(v, minus_infinity()) : minus_infinity());
@@ -62,6 +65,8 @@ template <class E> __device__ __forceinline__ void rotate_scores(const RotateSco
     const float* cos = args.rotations + u64(work.last) * pool.head_dim;
     load_queries<QUERIES>(attention, work, queries);
     rotate_queries(pool, work.count, cos, queries);
+    float factors[QUERIES];
+    const auto* prepared = prepare_queries<E, QUERIES>(attention, queries, factors);
     for (; group < groups; group += gridDim.y * warps) {
         if (group == work.last / 32) {
             u64 at = (u64(work.task.first_row) * pool.kv_heads + work.kv_head) * pool.head_dim;
@@ -69,19 +74,26 @@ template <class E> __device__ __forceinline__ void rotate_scores(const RotateSco
             store_position<E>(pool, block, slot, work.kv_head, args.keys + at, args.values + at, cos);
             __syncwarp();
         }
-        score_group<E>(attention, work, queries, group);
+        score_group<E>(attention, work, prepared, factors, group);
     }
 }
 
-// The ring: per stage, the values of one slice and the scores of the queries of the block.
-template <class E> struct Ring {
+// The scales of the values of a ring, where values have scales.
+template <bool SCALED> struct RingScales {};
+template <> struct RingScales<true> {
+    float scales[STAGES][SEGMENT];
+};
+
+// The ring: per stage, the values of one slice, their scales, and the scores of the queries of the block.
+template <class E> struct Ring : RingScales<E::SCALED> {
     static constexpr u32 POSITIONS = E::CHUNK == 4 ? 64 : 128;  // at most 8 KiB of values and 4 scores per lane
     static constexpr u32 CHUNKS = POSITIONS / E::CHUNK;
+    static_assert(!E::SCALED || POSITIONS == SEGMENT, "the integer weights of a stage have one scale");
     uint4 values[STAGES][CHUNKS][SLICE];
     float scores[STAGES][QUERIES][POSITIONS];
 };
 
-// Starts the copies of one stage: the scores of this warp, and its part of the values.
+// Starts the copies of one stage: the scores of this warp, its part of the values, and their scales by the first warp.
 template <class E>
 __device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& work, Table& table, u32 stage, u32 first,
                                       const float* scores, Ring<E>& ring) {
@@ -98,40 +110,67 @@ __device__ __forceinline__ void fetch(const AttentionArgs& args, const Work& wor
         copy_async16(&ring.values[slot][c][lane],
                      values_of<E>(args.pool, block, work.kv_head) + value_at<E>(args.pool.padded_dim, p % BLOCK_TOKENS, d));
     }
+    if constexpr (E::SCALED) {
+        const float4* scales = value_scales<E>(table, args.pool, work.kv_head, base + 4 * lane);
+        if (warp == 0 && base + 4 * lane <= work.last) copy_async16(&ring.scales[slot][4 * lane], scales);
+    }
 }
 
-// The weights that a lane has of one stage, and the scales of its values: positions lane, lane + 32, …
+// The weights that a lane has of one stage: positions lane, lane + 32, …
 template <class E> struct Weights {
     static constexpr u32 COUNT = Ring<E>::POSITIONS / 32;
-    float of[COUNT], scales[COUNT];
-    // Computes the weights from the scores of the stage that starts at position `base`.
-    __device__ __forceinline__ void compute(const KvPool& pool, const Work& work, u32 base, const float* scores, float largest) {
+    float of[COUNT];
+    // Computes the weights from the scores of a stage.
+    __device__ __forceinline__ void compute(const Work& work, u32 stage, const Ring<E>& ring, float largest) {
+        const float* scores = ring.scores[stage % STAGES][threadIdx.x / 32];
+        u32 base = stage * Ring<E>::POSITIONS;
         UNROLL for (u32 i = 0; i < COUNT; i++) {
             u32 p = threadIdx.x % 32 + 32 * i;
-            if (E::SCALED) scales[i] = value_scale<E>(pool, work, base + p);
             of[i] = weight_of(scores[p], largest, base + p <= work.last);
         }
     }
     __device__ __forceinline__ void store(float* weights) const {
         UNROLL for (u32 i = 0; i < COUNT; i++) weights[threadIdx.x % 32 + 32 * i] = of[i];
     }
-    // Stores the weights multiplied by the scales of the values: the factors of the chain where values have scales.
-    __device__ __forceinline__ void store_scaled(float* weights) const {
+};
+
+// For int8 values, a lane has positions 4 lane .. 4 lane + 3, and their integer weights, too.
+template <> struct Weights<KvQ8> {
+    float4 of;
+    uint2 integers;
+    float unit;  // what multiplies the sums of the stage
+    __device__ __forceinline__ void compute(const Work& work, u32 stage, const Ring<KvQ8>& ring, float largest) {
+        u32 lane = threadIdx.x % 32, slot = stage % STAGES, p = stage * SEGMENT + 4 * lane;
+        of = weights_of(reinterpret_cast<const float4*>(ring.scores[slot][threadIdx.x / 32])[lane], largest, p, work.last);
+        float4 scales = written_scales(reinterpret_cast<const float4*>(ring.scales[slot])[lane], p, work.last);
+        float4 factors = factors_of(of, scales);
+        float most = largest_factor(factors);
+        unit = __fdiv_rn(most, WEIGHT_MAX);
+        integers = integer_weights(factors, __fdiv_rn(WEIGHT_MAX, most));
+    }
+    __device__ __forceinline__ void store(float* weights) const { reinterpret_cast<float4*>(weights)[threadIdx.x % 32] = of; }
+    // Replaces the stored weights by the integer weights.
+    __device__ __forceinline__ const u16* store_integers(float* weights) const {
         __syncwarp();
-        UNROLL for (u32 i = 0; i < COUNT; i++) weights[threadIdx.x % 32 + 32 * i] = __fmul_rn(of[i], scales[i]);
+        reinterpret_cast<uint2*>(weights)[threadIdx.x % 32] = integers;
         __syncwarp();
+        return reinterpret_cast<const u16*>(weights);
     }
 };
 
-// Adds the positions of a stage to the chain, and their weights, which are already stored, to the lane sum. Adds
-// `left` positions, or the whole stage where `left` is larger.
+// Adds the weights of a stage, which are already stored, to the lane sum.
+template <class E> __device__ __forceinline__ void add_weights(const float* weights, float& lane_sum) {
+    UNROLL for (u32 p = threadIdx.x % LANES; p < Ring<E>::POSITIONS; p += LANES) lane_sum = __fadd_rn(lane_sum, weights[p]);
+}
+
+// Adds the positions of a stage to the chain, and their weights to the lane sum. Adds `left` positions, or the whole
+// stage where `left` is larger.
 // `meanwhile` runs beside the chain of a whole stage, which leaves most cycles free.
 template <class E, class Meanwhile>
-__device__ __forceinline__ void weigh_stage(const Weights<E>& of_lane, float* weights, const uint4 (&values)[Ring<E>::CHUNKS][SLICE],
+__device__ __forceinline__ void weigh_stage(const Weights<E>&, float* weights, const uint4 (&values)[Ring<E>::CHUNKS][SLICE],
                                             u32 left, float (&out)[1][1], float& lane_sum, Meanwhile meanwhile) {
     u32 lane = threadIdx.x % 32;
-    UNROLL for (u32 p = lane % LANES; p < Ring<E>::POSITIONS; p += LANES) lane_sum = __fadd_rn(lane_sum, weights[p]);
-    if (E::SCALED) of_lane.store_scaled(weights);
+    add_weights<E>(weights, lane_sum);
     if (left >= Ring<E>::POSITIONS) {
         meanwhile();
         UNROLL for (u32 c = 0; c < Ring<E>::CHUNKS; c++) {
@@ -144,6 +183,32 @@ __device__ __forceinline__ void weigh_stage(const Weights<E>& of_lane, float* we
         uint4 chunk[1] = {first_values<E>(values[c][lane], left - c * E::CHUNK)};
         weigh_chunk<E, 1, 1>(weights + c * E::CHUNK, 0, chunk, out);
     }
+}
+
+// The same for int8 values. Two sums halve the chain of products.
+template <class Meanwhile>
+__device__ __forceinline__ void weigh_stage(const Weights<KvQ8>& of_lane, float* weights,
+                                            const uint4 (&values)[Ring<KvQ8>::CHUNKS][SLICE], u32 left, float (&out)[1][1],
+                                            float& lane_sum, Meanwhile meanwhile) {
+    constexpr u32 CHUNK = KvQ8::CHUNK, CHUNKS = Ring<KvQ8>::CHUNKS;
+    u32 lane = threadIdx.x % 32;
+    add_weights<KvQ8>(weights, lane_sum);
+    const u16* integers = of_lane.store_integers(weights);
+    float unit = of_lane.unit;
+    i32 sums[2][1][1] = {};
+    if (left >= SEGMENT) {
+        meanwhile();
+        UNROLL for (u32 c = 0; c < CHUNKS; c++) {
+            uint4 chunk[1] = {values[c][lane]};
+            weigh_chunk<KvQ8, 1, 1>(integers + c * CHUNK, 0, chunk, sums[c % 2]);
+        }
+    } else {
+        UNROLL_BY(1) for (u32 c = 0; c * CHUNK < left; c++) {
+            uint4 chunk[1] = {values[c][lane]};
+            weigh_chunk<KvQ8, 1, 1>(integers + c * CHUNK, 0, chunk, sums[0]);
+        }
+    }
+    out[0][0] = add_segment(sums[0][0][0] + sums[1][0][0], unit, out[0][0]);
 }
 
 // Computes elements SLICE · blockIdx.y .. of task blockIdx.x for query blockIdx.z · warps + warp.
@@ -169,8 +234,10 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
     // The weights of a stage are computed while the stage before it is added to the chain.
     Weights<E> next;
     copy_async_wait<STAGES - 2>();
-    __syncwarp();
-    next.compute(args.pool, work, 0, ring.scores[0][warp], largest);
+    // Scores were copied by this warp, scales by another.
+    if (E::SCALED) __syncthreads();
+    else __syncwarp();
+    next.compute(work, 0, ring, largest);
     float out[1][1] = {}, lane_sum = 0.0f;
     for (u32 s = 0; s < stages; s++) {
         __syncwarp();
@@ -179,10 +246,9 @@ template <class E> __device__ __forceinline__ void attend_values(const Attention
         __syncthreads();
         if (s + STAGES - 1 < stages) fetch<E>(args, work, table, s + STAGES - 1, first, scores, ring);
         copy_async_commit();
-        u32 left = work.last + 1 - s * Ring<E>::POSITIONS, then = (s + 1) * Ring<E>::POSITIONS;
-        const float* scores_then = ring.scores[(s + 1) % STAGES][warp];
-        auto meanwhile = [&] { next.compute(args.pool, work, then, scores_then, largest); };
-        weigh_stage<E>(next, ring.scores[s % STAGES][warp], ring.values[s % STAGES], left, out, lane_sum, meanwhile);
+        u32 left = work.last + 1 - s * Ring<E>::POSITIONS;
+        auto meanwhile = [&] { next.compute(work, s + 1, ring, largest); };
+        weigh_stage(next, ring.scores[s % STAGES][warp], ring.values[s % STAGES], left, out, lane_sum, meanwhile);
     }
     float sum = sum_of_lanes(lane_sum);
     if (query < work.count && first + lane < args.pool.head_dim) {

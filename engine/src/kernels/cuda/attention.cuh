@@ -4,15 +4,14 @@
 //     weight[p] = exp(score[p] − max score)               p ≤ position of the query
 //     out[d]    = (Σ_p weight[p]·V[p][d]) / Σ_p weight[p]  a chain, p ascending; the divisor in lane order
 //
-// Where elements have scales, the factor of a score is key_scale[p] · scale, and the output adds
-// (weight[p] · value_scale[p])·V[p][d].
+// Int8 keys and values are multiplied as integers: attention_q8.cuh.
 //
 // A chain is never split, so threads cannot share a chain. A thread holds several chains, for some queries by some
 // positions (or elements of the output), because an operand that is read from shared memory for one multiply-add
 // takes four times as long as the multiply-add.
 
 #pragma once
-#include "kv.cuh"
+#include "attention_q8.cuh"
 
 // A task, as a warp sees it.
 struct Work {
@@ -58,6 +57,17 @@ __device__ __forceinline__ void load_queries(const AttentionArgs& args, const Wo
     __syncwarp();
 }
 
+// Returns the queries of a warp as keys are multiplied by them; `factors` gets what multiplies the products of each.
+template <class E, int Q>
+__device__ __forceinline__ const typename E::Query* prepare_queries(const AttentionArgs& args, float* queries, float (&factors)[Q]) {
+    if constexpr (E::SCALED) {
+        return narrow_queries<Q>(args, queries, factors);
+    } else {
+        UNROLL for (u32 q = 0; q < Q; q++) factors[q] = args.scale;
+        return queries;
+    }
+}
+
 // Adds the products of one chunk of elements; the first `count` elements exist.
 template <class E, int Q, int P>
 __device__ __forceinline__ void score_chunk(const float* queries, u32 padded, const uint4 (&chunk)[P], u32 count,
@@ -91,15 +101,15 @@ template <bool WRITTEN> __device__ __forceinline__ uint4 load_keys(const uint4* 
     return WRITTEN ? *from : load_constant(from);
 }
 
-// Computes the scores of P positions per lane, before the scale. keys[i] is the address of the key of position `i`
+// Computes the products of P positions per lane, before the factors. keys[i] is the address of the key of position `i`
 // of the lane. AHEAD chunks are loaded before the current chunks are multiplied. WRITTEN: this kernel may have
 // written keys.
 template <class E, int Q, int P, int AHEAD, bool WRITTEN = false>
-__device__ __forceinline__ void score(const float* queries, const KvPool& pool, const uint4* const (&keys)[P],
-                                      float (&sums)[P][Q]) {
+__device__ __forceinline__ void score(const typename E::Query* queries, const KvPool& pool, const uint4* const (&keys)[P],
+                                      typename E::Sum (&sums)[P][Q]) {
     u32 chunks = (pool.head_dim + E::CHUNK - 1) / E::CHUNK;
     UNROLL for (u32 i = 0; i < P; i++) {
-        UNROLL for (u32 q = 0; q < Q; q++) sums[i][q] = 0.0f;
+        UNROLL for (u32 q = 0; q < Q; q++) sums[i][q] = 0;
     }
     uint4 next[AHEAD][P];
     UNROLL for (u32 a = 0; a < AHEAD; a++) {
@@ -129,12 +139,18 @@ __device__ __forceinline__ const uint4* key_chunks(const KvPool& pool, u32 block
     return reinterpret_cast<const uint4*>(keys_of<E>(pool, block, kv_head)) + position % BLOCK_TOKENS;
 }
 
-// Returns the factor of the product of a query and the key of a position. WRITTEN: as above.
+// Returns the scale of the key of a position. WRITTEN: as above.
 template <class E, bool WRITTEN = false>
-__device__ __forceinline__ float factor_of(const AttentionArgs& args, u32 block, u32 kv_head, u32 position) {
-    if (!E::SCALED) return args.scale;
-    const float* scale = scales_of<E>(args.pool, block, kv_head) + position % BLOCK_TOKENS;
-    return __fmul_rn(WRITTEN ? *scale : load_constant_float(scale), args.scale);
+__device__ __forceinline__ float key_scale(const KvPool& pool, u32 block, u32 kv_head, u32 position) {
+    if (!E::SCALED) return 1.0f;
+    const float* scale = scales_of<E>(pool, block, kv_head) + position % BLOCK_TOKENS;
+    return WRITTEN ? *scale : load_constant_float(scale);
+}
+
+// Returns the score of a position. `factor` is the query's.
+template <class E> __device__ __forceinline__ float score_of(typename E::Sum sum, float key_scale, float factor) {
+    if constexpr (E::SCALED) return __fmul_rn(__int2float_rn(sum), __fmul_rn(key_scale, factor));
+    else return __fmul_rn(sum, factor);
 }
 
 // Reads the block table of a warp ahead of use: each lane has one block of the current window of 32 blocks and one
@@ -196,16 +212,33 @@ __device__ __forceinline__ void weigh_chunk(const float* weights, u32 stride, co
     }
 }
 
-// Returns the scale of the values of a position; 0 for a position that was not written.
+// Returns the address of the scales of the values of positions p .. p + 3, for p a multiple of four.
 template <class E>
-__device__ __forceinline__ float value_scale(const KvPool& pool, const Work& work, u32 position) {
-    if (position > work.last) return 0.0f;
-    u32 block = work.blocks[position / BLOCK_TOKENS];
-    return load_constant_float(scales_of<E>(pool, block, pool.kv_heads + work.kv_head) + position % BLOCK_TOKENS);
+__device__ __forceinline__ const float4* value_scales(Table& table, const KvPool& pool, u32 kv_head, u32 p) {
+    return reinterpret_cast<const float4*>(scales_of<E>(pool, table.block_of(p), pool.kv_heads + kv_head) + p % BLOCK_TOKENS);
+}
+
+// Loads the scales of the values of positions p .. p + 3; 0 for positions that were not written, and for values
+// without scales.
+template <class E>
+__device__ __forceinline__ float4 load_value_scales(Table& table, const KvPool& pool, const Work& work, u32 p) {
+    float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (!E::SCALED) return none;
+    const float4* from = value_scales<E>(table, pool, work.kv_head, p);
+    if (p > work.last) return none;
+    uint4 bits = load_constant(from);
+    float4 scales = make_float4(__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w));
+    return written_scales(scales, p, work.last);
 }
 
 // Returns the weight of a position; 0 if the position is not visible to the query.
 __device__ __forceinline__ float weight_of(float score, float largest, bool visible) {
     float weight = exp_lane(__fsub_rn(score, largest));
     return visible ? weight : 0.0f;
+}
+
+// Returns the weights of positions p .. p + 3; 0 for positions after `limit`.
+__device__ __forceinline__ float4 weights_of(float4 scores, float largest, u32 p, u32 limit) {
+    return make_float4(weight_of(scores.x, largest, p <= limit), weight_of(scores.y, largest, p + 1 <= limit),
+                       weight_of(scores.z, largest, p + 2 <= limit), weight_of(scores.w, largest, p + 3 <= limit));
 }

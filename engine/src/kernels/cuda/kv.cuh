@@ -5,19 +5,25 @@
 #include "lanes.cuh"
 
 // The element types of stored keys and values. SCALED: the keys of a position and head have one scale, and so do the
-// values; the number is the stored element times the scale.
+// values; the number is the stored element times the scale. Keys are multiplied by Query, values by Weight; both
+// products are added as Sum.
 struct KvF32 : F32 {
     static constexpr bool SCALED = false;
+    typedef float Query, Weight, Sum;
     static __device__ __forceinline__ float narrow(float v, float) { return v; }
 };
 
 struct KvF16 : F16 {
     static constexpr bool SCALED = false;
+    typedef float Query, Weight, Sum;
     static __device__ __forceinline__ u16 narrow(float v, float) { return narrow_f16(saturated(v)); }
 };
 
 struct KvQ8 : I8 {
     static constexpr bool SCALED = true;
+    typedef i8 Query;
+    typedef u16 Weight;
+    typedef i32 Sum;
     // As ops::narrow_int8. The result is within ±127, because the scale comes from the largest magnitude.
     static __device__ __forceinline__ i8 narrow(float v, float scale) {
         return i8(__float2int_rn(__fdiv_rn(saturated(v), scale)));

@@ -55,6 +55,13 @@ __device__ __forceinline__ float largest_of_warp(float v) {
     return v;
 }
 
+// The same for values that are not negative: their bits have the order of the values.
+__device__ __forceinline__ float largest_magnitude_of_warp(float v) { return __uint_as_float(largest_u32_of_warp(__float_as_uint(v))); }
+
+// Returns the scale of int8 numbers of a head, as ops::int8_scale. `largest` is the largest magnitude of the elements
+// that this lane has; all lanes of the warp must call it.
+__device__ __forceinline__ float int8_scale(float largest) { return __fdiv_rn(largest_magnitude_of_warp(larger(largest, 1e-5f)), 127.0f); }
+
 __device__ __forceinline__ i32 sum_of_warp(i32 v) {
     for (u32 width = 16; width > 0; width /= 2) v += __shfl_xor_sync(FULL_WARP, v, width);
     return v;

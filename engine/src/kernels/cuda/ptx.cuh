@@ -41,6 +41,58 @@ __device__ __forceinline__ void mma_s8(i32 (&c)[4], const u32 (&a)[4], u32 b0, u
 #endif
 }
 
+// Returns c plus the products of four signed bytes with four others.
+__device__ __forceinline__ i32 dot4(u32 a, u32 b, i32 c) {
+#ifdef EMULATE
+    for (u32 i = 0; i < 4; i++) c += i32(i8(a >> (8 * i))) * i32(i8(b >> (8 * i)));
+    return c;
+#else
+    i32 sum;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+#endif
+}
+
+// Returns c plus the products of two unsigned 16-bit numbers with the two low signed bytes of b.
+__device__ __forceinline__ i32 dot2_low(u32 a, u32 b, i32 c) {
+#ifdef EMULATE
+    return c + i32(u16(a)) * i32(i8(b)) + i32(a >> 16) * i32(i8(b >> 8));
+#else
+    i32 sum;
+    asm("dp2a.lo.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+#endif
+}
+
+// The same with the two high bytes of b.
+__device__ __forceinline__ i32 dot2_high(u32 a, u32 b, i32 c) {
+#ifdef EMULATE
+    return dot2_low(a, b >> 16, c);
+#else
+    i32 sum;
+    asm("dp2a.hi.u32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+#endif
+}
+
+// Returns the largest number of the 32 of a warp.
+__device__ __forceinline__ u32 largest_u32_of_warp(u32 v) {
+#ifdef EMULATE
+    emulate::warp_operation(
+        [](void* lanes[32]) {
+            u32 largest = 0;
+            for (u32 l = 0; l < 32; l++) largest = *static_cast<u32*>(lanes[l]) > largest ? *static_cast<u32*>(lanes[l]) : largest;
+            for (u32 l = 0; l < 32; l++) *static_cast<u32*>(lanes[l]) = largest;
+        },
+        &v);
+    return v;
+#else
+    u32 largest;
+    asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(v));
+    return largest;
+#endif
+}
+
 // Starts a copy of 16 bytes from global to shared memory.
 __device__ __forceinline__ void copy_async16(void* to, const void* from) {
 #ifdef EMULATE

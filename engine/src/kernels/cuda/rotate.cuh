@@ -13,10 +13,6 @@ __device__ __forceinline__ Pair rotated(float a, float b, float cos, float sin) 
     return {__fsub_rn(__fmul_rn(a, cos), __fmul_rn(b, sin)), __fadd_rn(__fmul_rn(b, cos), __fmul_rn(a, sin))};
 }
 
-// Returns the scale of the keys or values of one head, as ops::int8_scale. `largest` is the largest magnitude of the
-// elements that this lane has; all lanes of the warp must call it.
-__device__ __forceinline__ float int8_scale(float largest) { return __fdiv_rn(largest_of_warp(larger(largest, 1e-5f)), 127.0f); }
-
 // Writes one KV head of a position with one warp: its keys, rotated, and its values.
 template <class E>
 __device__ __forceinline__ void store_position(const KvPool& pool, u32 block, u32 slot, u32 kv_head, const float* keys,

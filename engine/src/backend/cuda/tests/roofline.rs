@@ -10,8 +10,8 @@ use crate::{
     measure::{Phase, Workload},
 };
 
-fn measured(name: &str, batches: &[usize]) -> Option<Vec<StepTimes>> {
-    let options = options(KvType::F16, HeadMode::Exact);
+fn measured(name: &str, kv: KvType, batches: &[usize]) -> Option<Vec<StepTimes>> {
+    let options = options(kv, HeadMode::Exact);
     let limits = Limits { rows: 256, whole: 16, screened: 80, ..Limits::default() };
     let mut backend = load(&model(name), options, limits)?;
     let workload = Workload {
@@ -40,7 +40,7 @@ fn measured(name: &str, batches: &[usize]) -> Option<Vec<StepTimes>> {
 #[test]
 fn every_kernel_of_a_step_is_measured() {
     for name in ["bitnet-tiny", "llama-norm-tiny"] {
-        let Some(steps) = measured(name, &[1, 3]) else { return };
+        let Some(steps) = measured(name, KvType::F16, &[1, 3]) else { return };
         let kinds: Vec<_> = steps.iter().map(|step| (step.phase, step.rows)).collect();
         let decodes = [1, 3].map(|batch| (Phase::Decode, batch));
         assert_eq!(kinds, [&decodes[..], &[(Phase::Prefill, 15)]].concat(), "{name}");
@@ -56,7 +56,7 @@ fn every_kernel_of_a_step_is_measured() {
 /// Expected costs are computed by hand, for a linear of several matrices and for attention.
 #[test]
 fn costs_match_those_computed_by_hand() {
-    let Some(steps) = measured("bitnet-tiny", &[3]) else { return };
+    let Some(steps) = measured("bitnet-tiny", KvType::F16, &[3]) else { return };
     let model = model("bitnet-tiny");
     let config = model.config();
     let (width, keys) = (config.hidden_size, config.kv_head_count * config.head_dim);
@@ -78,6 +78,14 @@ fn costs_match_those_computed_by_hand() {
         bytes: seen * keys * 2 + 3 * queries * 4 + seen * heads * 4,
         int8: 0,
         f32: 2 * seen * queries,
+    };
+    assert_eq!(values.expect("attention of few sequences is split").cost, expected);
+    let Some(steps) = measured("bitnet-tiny", KvType::Q8, &[3]) else { return };
+    let values = steps[0].kernels.iter().find(|k| k.kernel.starts_with("attend_values"));
+    let expected = Cost {
+        bytes: seen * (keys + 4 * config.kv_head_count) + 3 * queries * 4 + seen * heads * 4,
+        int8: 2 * seen * queries,
+        f32: 0,
     };
     assert_eq!(values.expect("attention of few sequences is split").cost, expected);
 }

@@ -140,7 +140,3 @@ inline float __uint_as_float(u32 bits) {
     memcpy(&a, &bits, 4);
     return a;
 }
-inline i32 __dp4a(i32 a, i32 b, i32 c) {
-    for (u32 i = 0; i < 4; i++) c += i32(i8(a >> (8 * i))) * i32(i8(b >> (8 * i)));
-    return c;
-}

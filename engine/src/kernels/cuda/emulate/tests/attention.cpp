@@ -78,6 +78,8 @@ struct Setup {
         for (float& x : keys) x *= 0.1f;
         values[0] = 1e6f, values[1] = -INFINITY, values[2] = 1e-7f;
         if (kv != Kv::F32) keys[3] = NAN;
+        // Scores of this query are so far apart that whole segments have no weight.
+        if (kv == Kv::Q8) queries.back() = INFINITY;
         rotations = random.values(context * shape.head_dim);
         for (float& x : rotations) x = cosf(x);
     }
@@ -139,32 +141,75 @@ struct Setup {
 
     vector<float> attention() const {
         u32 dim = shape.head_dim, group = shape.heads / shape.kv_heads;
-        float scale = 1.0f / sqrtf(float(dim));
         vector<float> out(size_t(step.rows) * shape.heads * dim);
         for (u32 r = 0; r < step.rows; r++) {
-            u32 visible = positions[r] + 1;
             for (u32 head = 0; head < shape.heads; head++) {
-                const float* query = &queries[(size_t(r) * shape.heads + head) * dim];
-                auto place = [&](u32 p) { return (size_t(blocks[tables[r] + p / 16]) * 16 + p % 16) * shape.kv_heads + head / group; };
-                vector<float> weights(visible);
-                float largest = -INFINITY, lanes[16] = {};
-                for (u32 p = 0; p < visible; p++) {
-                    float sum = 0.0f;
-                    for (u32 d = 0; d < dim; d++) sum = fmaf(query[d], keys_of_pool[place(p) * dim + d], sum);
-                    weights[p] = sum * (key_scales_of_pool[place(p)] * scale);
-                    largest = reference::max_of(weights[p], largest);
+                size_t query = (size_t(r) * shape.heads + head) * dim;
+                vector<size_t> places(positions[r] + 1);
+                for (u32 p = 0; p <= positions[r]; p++) {
+                    places[p] = (size_t(blocks[tables[r] + p / 16]) * 16 + p % 16) * shape.kv_heads + head / group;
                 }
-                for (u32 p = 0; p < visible; p++) {
+                vector<float> weights = kv == Kv::Q8 ? scores_q8(&queries[query], places) : scores(&queries[query], places);
+                float largest = -INFINITY, lanes[16] = {};
+                for (float score : weights) largest = reference::max_of(score, largest);
+                for (u32 p = 0; p < places.size(); p++) {
                     weights[p] = reference::exp_of(weights[p] - largest);
                     lanes[p % 16] = lanes[p % 16] + weights[p];
                 }
                 float total = reference::sum_of(lanes);
-                for (u32 p = 0; p < visible; p++) weights[p] = weights[p] * value_scales_of_pool[place(p)];
-                for (u32 d = 0; d < dim; d++) {
-                    float sum = 0.0f;
-                    for (u32 p = 0; p < visible; p++) sum = fmaf(weights[p], values_of_pool[place(p) * dim + d], sum);
-                    out[(size_t(r) * shape.heads + head) * dim + d] = sum / total;
+                vector<float> sums = kv == Kv::Q8 ? weighted_q8(weights, places) : weighted(weights, places);
+                for (u32 d = 0; d < dim; d++) out[query + d] = sums[d] / total;
+            }
+        }
+        return out;
+    }
+
+    // Scores of a query for the positions at `places` in the pool, and sums of their values.
+    vector<float> scores(const float* query, const vector<size_t>& places) const {
+        u32 dim = shape.head_dim;
+        vector<float> out;
+        for (size_t place : places) {
+            float sum = 0.0f;
+            for (u32 d = 0; d < dim; d++) sum = fmaf(query[d], keys_of_pool[place * dim + d], sum);
+            out.push_back(sum * (1.0f / sqrtf(float(dim))));
+        }
+        return out;
+    }
+    vector<float> weighted(const vector<float>& weights, const vector<size_t>& places) const {
+        u32 dim = shape.head_dim;
+        vector<float> out(dim);
+        for (u32 p = 0; p < places.size(); p++) {
+            for (u32 d = 0; d < dim; d++) out[d] = fmaf(weights[p], values_of_pool[places[p] * dim + d], out[d]);
+        }
+        return out;
+    }
+
+    // The same for int8 keys and values.
+    vector<float> scores_q8(const float* query, const vector<size_t>& places) const {
+        u32 dim = shape.head_dim;
+        float query_scale = reference::int8_scale(query, dim), factor = 1.0f / sqrtf(float(dim)) * query_scale;
+        vector<float> out;
+        for (size_t place : places) {
+            i64 sum = 0;
+            for (u32 d = 0; d < dim; d++) sum += i64(reference::narrow_int8(query[d], query_scale)) * i64(keys_of_pool[place * dim + d]);
+            out.push_back(float(sum) * (key_scales_of_pool[place] * factor));
+        }
+        return out;
+    }
+    vector<float> weighted_q8(const vector<float>& weights, const vector<size_t>& places) const {
+        u32 dim = shape.head_dim, count = u32(places.size());
+        vector<float> out(dim);
+        for (u32 first = 0; first < count; first += 128) {
+            u32 end = std::min(first + 128, count);
+            auto factor = [&](u32 p) { return weights[p] * value_scales_of_pool[places[p]]; };
+            float largest = 1e-30f;
+            for (u32 p = first; p < end; p++) largest = reference::max_of(factor(p), largest);
+            for (u32 d = 0; d < dim; d++) {
+                i64 sum = 0;
+                for (u32 p = first; p < end; p++) {
+                    sum += i64(nearbyintf(factor(p) * (32767.0f / largest))) * i64(values_of_pool[places[p] * dim + d]);
                 }
+                out[d] = fmaf(float(sum), largest / 32767.0f, out[d]);
             }
         }
         return out;
