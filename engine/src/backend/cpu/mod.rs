@@ -19,6 +19,7 @@ mod pool;
 pub(super) mod screen;
 mod self_test;
 mod sync;
+mod ternary_head;
 mod weights;
 
 pub use load::{LoadError, kv_block_bytes, load};
