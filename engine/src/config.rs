@@ -17,6 +17,21 @@ pub enum Activation {
 
 names!(Activation, "activation", SquaredRelu = "relu2", Silu = "silu");
 
+/// An extension of the context by YaRN (Peng et al. 2023), at every position: low frequencies are divided by the
+/// factor, high ones are kept, and cosines and sines are multiplied by `0.1 ln factor + 1`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Yarn {
+    /// Factor of the extension, at least 1.
+    pub factor: f32,
+    /// Context of the model before the extension.
+    pub original_context: usize,
+}
+
+impl Yarn {
+    /// Largest factor accepted.
+    pub(crate) const FACTOR_MAX: f32 = 65536.0;
+}
+
 /// The shape and conventions of a model: what the forward pass needs besides the tensors.
 ///
 /// Q and K rows are always in Hugging Face (half-split) order, so RoPE has one pairing: the reader of
@@ -52,6 +67,16 @@ pub struct ModelConfig {
     pub sub_norms: bool,
     /// Epsilon of the norm in front of every ternary linear (`use_rms_norm`), if the model has them.
     pub linear_norm_eps: Option<f32>,
+    /// Whether queries and keys have a norm per head before RoPE.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub qk_norm: bool,
+    /// Extension of the context, if the model has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub yarn: Option<Yarn>,
+    /// Whether each output has one scale per group of inputs instead of one per matrix, in linears, embedding
+    /// and head. Such models were trained without int8 activations.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub group_scales: bool,
     /// Whether the head is the embedding matrix.
     pub tied_head: bool,
     /// Token prepended to a prompt.
@@ -90,6 +115,10 @@ impl Linear {
 pub enum Norm {
     /// Before attention, `[hidden]`.
     Attention(usize),
+    /// Of each query head, before RoPE, `[head_dim]` (with `qk_norm`).
+    Query(usize),
+    /// Of each key head, before RoPE, `[head_dim]` (with `qk_norm`).
+    Key(usize),
     /// Before the attention output linear, `[head_count * head_dim]` (with `sub_norms`).
     AttentionSub(usize),
     /// Before the feed-forward block, `[hidden]`.

@@ -13,7 +13,7 @@ mod description;
 mod table;
 
 pub use config::TokenizerConfig;
-pub(crate) use description::LLAMA3_REGEX;
+pub(crate) use description::{LLAMA3_REGEX, QWEN2_REGEX};
 use description::{
     Merge, TokenizerJson, check_kind, is_bytes_only, named_pre_tokenizer, split_patterns,
 };

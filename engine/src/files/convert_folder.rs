@@ -31,6 +31,10 @@ enum Source {
 /// Writes `model` as a folder.
 pub(super) fn write(model: &Model, out: &Path) -> Result<Report, ModelError> {
     let config = model.config();
+    if config.group_scales {
+        let problem = Problem::Other("packed folders have one scale per tensor");
+        return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), Target::Folder, problem));
+    }
     let divides = matches!(model.ternary(0, Linear::Q)?.scale, Scale::Divide(_));
     let storage = if divides { WeightStorage::PackedDivide } else { WeightStorage::PackedMultiply };
     let (plan, sources): (Vec<_>, Vec<_>) = folder_plan(model)?.into_iter().unzip();
@@ -103,6 +107,7 @@ fn folder_type(dtype: DenseType) -> Dtype {
         DenseType::F16 => Dtype::F16,
         DenseType::Bf16 => Dtype::Bf16,
         DenseType::F32 | DenseType::Q8_0 | DenseType::Q6K => Dtype::F32,
+        DenseType::Q2_0 | DenseType::Pq2_0 | DenseType::Ptq1_0 => Dtype::F32,
     }
 }
 

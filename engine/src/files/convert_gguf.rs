@@ -32,6 +32,10 @@ use crate::{
 /// Returns the architecture name, by which GGUF readers select their conventions.
 fn architecture(model: &Model, to: Target) -> Result<&'static str, ModelError> {
     let config = model.config();
+    if config.group_scales {
+        let problem = Problem::Other("the format has one scale per tensor");
+        return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), to, problem));
+    }
     if config.linear_norm_eps.is_some() {
         let problem = Problem::Other("the format has no norms in front of linears");
         return Err(refuse(hf_tensors::norm_name(Norm::Linear(0, Linear::Q)), to, problem));
@@ -161,6 +165,9 @@ fn dense_plan(name: &str, tensor: &DenseTensor) -> TensorPlan {
         DenseType::Bf16 => 30,
         DenseType::Q8_0 => 8,
         DenseType::Q6K => 14,
+        DenseType::Q2_0 => 42,
+        DenseType::Pq2_0 => 142,
+        DenseType::Ptq1_0 => 143,
     };
     TensorPlan {
         name: name.to_owned(),

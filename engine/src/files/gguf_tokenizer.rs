@@ -28,7 +28,7 @@ pub(crate) const TYPE_UNUSED: i64 = 5;
 
 /// Control tokens that end a turn besides `eos_token_id`: the format has one key, but models have
 /// several such tokens (llama.cpp recognizes the same names).
-const END_TOKENS: [&str; 7] = [
+pub(crate) const END_TOKENS: [&str; 7] = [
     "<|eot_id|>",
     "<|eom_id|>",
     "<|end_of_text|>",
@@ -172,12 +172,13 @@ fn to_json(
             added.push(tokenizer_json::added_token(id as u32, token.text, is_special));
         }
     }
-    let (pre_tokenizer, ignore_merges) = pre_tokenizer(keys)?;
+    let Splitting { normalizer, pre_tokenizer, ignore_merges } = splitting(keys)?;
     let merges = merges(file, keys, &vocab)?;
     let post_processor = post_processor(keys, tokens, config)?;
     let decoder = byte_level(true);
     let json = TokenizerJson {
         added,
+        normalizer,
         pre_tokenizer,
         post_processor,
         decoder,
@@ -188,14 +189,30 @@ fn to_json(
     Ok(json.into_json())
 }
 
-/// Returns the pre-tokenizer, and whether a piece that is a token skips the merges.
-fn pre_tokenizer(keys: &Keys<'_>) -> Result<(Json, bool), ModelError> {
+/// What happens to a text before BPE.
+struct Splitting {
+    normalizer: Json,
+    pre_tokenizer: Json,
+    /// Whether a piece that is a token skips the merges.
+    ignore_merges: bool,
+}
+
+/// Returns what the name of the pre-tokenizer stands for.
+fn splitting(keys: &Keys<'_>) -> Result<Splitting, ModelError> {
+    let plain = |pre_tokenizer, ignore_merges| {
+        Ok(Splitting { normalizer: Json::Null, pre_tokenizer, ignore_merges })
+    };
     match keys.text("tokenizer.ggml.pre")?.unwrap_or("llama-bpe") {
         // llama.cpp gives all of these one regular expression.
         "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => {
-            Ok((tokenizer_json::llama3_pre_tokenizer(), true))
+            plain(tokenizer_json::llama3_pre_tokenizer(), true)
         }
-        "gpt-2" => Ok((byte_level(true), false)),
+        "gpt-2" => plain(byte_level(true), false),
+        "qwen2" => Ok(Splitting {
+            normalizer: json!({ "type": "NFC" }),
+            pre_tokenizer: tokenizer_json::qwen2_pre_tokenizer(),
+            ignore_merges: false,
+        }),
         _ => Err(keys.unsupported("tokenizer.ggml.pre", "unknown pre-tokenizer")),
     }
 }

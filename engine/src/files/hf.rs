@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::{
     error::{ModelError, Problem},
+    gguf_tokenizer,
     hf_config::{self, HfConfig},
     hf_tensors,
     mmap::Bytes,
@@ -162,16 +163,21 @@ pub fn shard_names(file: &str, bytes: &[u8]) -> Result<Vec<String>, ModelError> 
 
 fn assemble(name: &str, folder: Folder<'_>) -> Result<Parts, ModelError> {
     let HfConfig { mut model, storage } = hf_config::parse(&folder.config)?;
+    let has_end_tokens = folder.generation_config.is_some();
     if let Some(bytes) = &folder.generation_config {
         model.eos_tokens.extend(hf_config::parse_generation_eos(bytes, model.vocab_size)?);
     }
-    model.eos_tokens.sort_unstable();
-    model.eos_tokens.dedup();
-
     let special = folder.tokenizer_config.as_deref().map(TokenizerConfig::parse);
     let special = special.transpose()?.unwrap_or_default();
     let tokenizer = Tokenizer::from_json(&folder.tokenizer)?;
     tokenizer.check_vocab_size(model.vocab_size)?;
+    if model.architecture == "qwen3" && !has_end_tokens {
+        // As GGUF files of the same model, whose format has one key for these tokens.
+        let named = gguf_tokenizer::END_TOKENS.iter().filter_map(|name| tokenizer.token_id(name));
+        model.eos_tokens.extend(named.filter(|&id| tokenizer.is_special(id)));
+    }
+    model.eos_tokens.sort_unstable();
+    model.eos_tokens.dedup();
     let chat_template = folder
         .chat_template
         .or(special.chat_template)

@@ -2,12 +2,12 @@
 //!
 //! Unknown keys are ignored, except in the RoPE and quantization blocks, where they are errors.
 //! [`UNSUPPORTED_KEYS`] may only have the value that changes nothing. Defaults are those of
-//! transformers' `BitNetConfig` and `LlamaConfig`.
+//! transformers' `BitNetConfig`, `LlamaConfig` and `Qwen3Config`.
 
 use serde_json::{Map, Value};
 
 use super::error::{ModelError, shorten};
-use crate::config::{Activation, ModelConfig};
+use crate::config::{Activation, ModelConfig, Yarn};
 
 /// Largest width of a matrix. An int8 activation row of this width cannot overflow an i32 sum.
 pub const WIDTH_MAX: u64 = 1 << 20;
@@ -26,6 +26,16 @@ pub enum WeightStorage {
     PackedDivide,
     /// Dense master weights, quantized at load.
     Online,
+    /// Dense weights that are exactly ternary, with a scale per group of inputs.
+    Grouped,
+}
+
+/// A family of models.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Bitnet,
+    Llama,
+    Qwen3,
 }
 
 /// The contents of `config.json`.
@@ -98,20 +108,23 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let root: Map<String, Value> = serde_json::from_slice(bytes)
         .map_err(|source| ModelError::Json { file: "config.json".to_owned(), source })?;
     let keys = Keys { map: &root, prefix: "" };
-    let is_bitnet = match keys.required_text("model_type")? {
-        "bitnet" => true,
-        "llama" => false,
-        _ => return Err(keys.unsupported("model_type", "only bitnet and llama are known")),
+    let family = match keys.required_text("model_type")? {
+        "bitnet" => Family::Bitnet,
+        "llama" => Family::Llama,
+        "qwen3" => Family::Qwen3,
+        _ => return Err(keys.unsupported("model_type", "only bitnet, llama and qwen3 are known")),
     };
+    let (is_bitnet, is_qwen3) = (family == Family::Bitnet, family == Family::Qwen3);
     refuse_unsupported_keys(&keys)?;
-    let (storage, linear_norm_eps) = quantization(&keys)?;
+    let (storage, linear_norm_eps) =
+        if is_qwen3 { refuse_quantization(&keys)? } else { quantization(&keys)? };
 
     let hidden_size = keys.required_size("hidden_size", WIDTH_MAX)?;
     let head_count = keys.required_size("num_attention_heads", WIDTH_MAX)?;
     let kv_head_count = match keys.size("num_key_value_heads", WIDTH_MAX)? {
         Some(count) => count,
-        // The default of `BitNetConfig` is 5, which fits no model without the key.
-        None if is_bitnet && !root.contains_key("num_key_value_heads") => {
+        // The defaults of `BitNetConfig` (5) and `Qwen3Config` (32) fit no model without the key.
+        None if family != Family::Llama && !root.contains_key("num_key_value_heads") => {
             return Err(ModelError::MissingKey { key: "num_key_value_heads".to_owned() });
         }
         None => head_count,
@@ -121,6 +134,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     }
     let head_dim = match keys.size("head_dim", WIDTH_MAX)? {
         Some(head_dim) => head_dim,
+        None if is_qwen3 && !root.contains_key("head_dim") => 128,
         None if hidden_size.is_multiple_of(head_count) => hidden_size / head_count,
         None => return Err(keys.bad("num_attention_heads", "a divisor of hidden_size")),
     };
@@ -132,8 +146,15 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     }
     let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
     let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
+    let context_length = keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048);
+    let (theta, yarn) = rope(&keys, is_qwen3.then_some(context_length))?;
     let model = ModelConfig {
-        architecture: if is_bitnet { "bitnet" } else { "llama" }.to_owned(),
+        architecture: match family {
+            Family::Bitnet => "bitnet",
+            Family::Llama => "llama",
+            Family::Qwen3 => "qwen3",
+        }
+        .to_owned(),
         hidden_size,
         layer_count: keys.required_size("num_hidden_layers", LAYERS_MAX)?,
         head_count,
@@ -141,12 +162,15 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         head_dim,
         intermediate_size: keys.required_size("intermediate_size", WIDTH_MAX)?,
         vocab_size,
-        context_length: keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048),
+        context_length,
         rms_norm_eps: keys.epsilon("rms_norm_eps")?.unwrap_or(default_eps),
-        rope_theta: rope_theta(&keys)?.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
+        rope_theta: theta.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
         activation: activation(&keys, is_bitnet)?,
         sub_norms: is_bitnet,
         linear_norm_eps,
+        qk_norm: is_qwen3,
+        yarn,
+        group_scales: is_qwen3,
         tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(false),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
         eos_tokens: keys.token_ids("eos_token_id", vocab_size)?,
@@ -200,9 +224,14 @@ fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError
     }
 }
 
-/// Reads theta, which is a top-level key or in `rope_parameters`, and rejects RoPE scaling.
-fn rope_theta(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
+/// Reads theta, which is a top-level key or in `rope_parameters`, and the scaling of RoPE: YaRN if the family has
+/// it, whose original context is `context_length` unless a key says otherwise.
+fn rope(
+    keys: &Keys<'_>,
+    context_length: Option<usize>,
+) -> Result<(Option<f32>, Option<Yarn>), ModelError> {
     let mut theta = keys.positive("rope_theta")?;
+    let mut yarn = None;
     for block in ["rope_scaling", "rope_parameters"] {
         let Some(value) = keys.get(block) else { continue };
         let Some(map) = value.as_object() else {
@@ -210,6 +239,12 @@ fn rope_theta(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
         };
         let prefix = format!("{block}.");
         let inner = Keys { map, prefix: &prefix };
+        let kind = inner.text("rope_type")?.or(inner.text("type")?);
+        if let Some(context_length) = context_length.filter(|_| kind == Some("yarn")) {
+            yarn = Some(read_yarn(&inner, context_length)?);
+            theta = inner.positive("rope_theta")?.or(theta);
+            continue;
+        }
         for key in map.keys() {
             match key.as_str() {
                 "rope_theta" => theta = inner.positive(key)?.or(theta),
@@ -220,7 +255,43 @@ fn rope_theta(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
             }
         }
     }
-    Ok(theta)
+    Ok((theta, yarn))
+}
+
+/// Reads a block of YaRN. Keys that change its formula may only have their default values.
+fn read_yarn(keys: &Keys<'_>, context_length: usize) -> Result<Yarn, ModelError> {
+    let factor = keys.positive("factor")?.ok_or_else(|| keys.missing("factor"))?;
+    if !(1.0..=Yarn::FACTOR_MAX).contains(&factor) {
+        return Err(keys.bad("factor", "a factor from 1 to 65536"));
+    }
+    let original = keys.size("original_max_position_embeddings", u64::from(u32::MAX))?;
+    for key in keys.map.keys() {
+        let number = keys.get(key).and_then(Value::as_f64);
+        let is_default = match key.as_str() {
+            "rope_type" | "type" => keys.get(key).is_none_or(|kind| kind == "yarn"),
+            "factor" | "original_max_position_embeddings" | "rope_theta" => true,
+            _ if keys.get(key).is_none() => true,
+            "beta_fast" => number == Some(32.0),
+            "beta_slow" | "partial_rotary_factor" => number == Some(1.0),
+            "truncate" => keys.get(key) == Some(&Value::Bool(true)),
+            _ => false,
+        };
+        if !is_default {
+            return Err(keys.unsupported(key, "RoPE scaling"));
+        }
+    }
+    Ok(Yarn { factor, original_context: original.unwrap_or(context_length) })
+}
+
+/// Refuses other storages than dense weights, which may be ternary.
+fn refuse_quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), ModelError> {
+    for key in ["quantization_config", "quantization"] {
+        if keys.get(key).is_some() {
+            let why = "only dense weights that are ternary in groups are known";
+            return Err(keys.unsupported(key, why));
+        }
+    }
+    Ok((WeightStorage::Grouped, None))
 }
 
 /// Reads `quantization_config`: storage, and the epsilon of per-linear norms.

@@ -19,6 +19,7 @@ mod gguf_model;
 mod gguf_ternary;
 mod gguf_tokenizer;
 mod gguf_write;
+mod grouped;
 mod hf;
 #[doc(hidden)]
 pub mod hf_config;

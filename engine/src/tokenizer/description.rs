@@ -10,6 +10,9 @@ use super::TokenizerError;
 /// The pre-tokenizer of Llama 3.
 pub(crate) const LLAMA3_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// The pre-tokenizer of Qwen2 and Qwen3, whose texts are in NFC.
+pub(crate) const QWEN2_REGEX: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// The used parts of the file.
 #[derive(Debug, Deserialize)]
 pub(super) struct TokenizerJson {
@@ -101,22 +104,26 @@ fn mentions_byte_level(pre_tokenizer: &Value) -> bool {
 /// Returns the GGUF name that stands for exactly this pre-tokenizer, if there is one.
 pub(super) fn named_pre_tokenizer(json: &TokenizerJson) -> Option<&'static str> {
     let pre = &json.pre_tokenizer;
-    if !json.normalizer.is_null() {
+    let is_nfc = json.normalizer["type"] == "NFC";
+    if !json.normalizer.is_null() && !is_nfc {
         return None;
     }
-    if is_bytes_only(json) {
+    if !is_nfc && is_bytes_only(json) {
         return Some("llama-bpe");
     }
     let [split] = split_patterns(pre).try_into().ok()?;
     let split: Value = serde_json::from_str(&split).ok()?;
-    let is_llama3 = split["type"] == "Split"
-        && split["pattern"]["Regex"] == LLAMA3_REGEX
+    let is_split = split["type"] == "Split"
         && split["behavior"] == "Isolated"
         && split["invert"] == Value::Bool(false);
+    let is_llama3 = is_split && split["pattern"]["Regex"] == LLAMA3_REGEX;
+    let is_qwen2 = is_split && split["pattern"]["Regex"] == QWEN2_REGEX;
     let is_gpt2 = split["type"] == "ByteLevel"
         && split["use_regex"] == Value::Bool(true)
         && split["add_prefix_space"] == Value::Bool(false);
     match json.model.ignore_merges {
+        false if is_nfc => is_qwen2.then_some("qwen2"),
+        true if is_nfc => None,
         true if is_llama3 => Some("llama-bpe"),
         false if is_gpt2 => Some("gpt-2"),
         _ => None,
