@@ -355,13 +355,13 @@ mod tests {
     fn delay_doubles_and_follows_the_server_within_a_bound() {
         let settings = Settings::at("https://h", "cache".as_ref()).expect("settings");
         let client = Client::new(&settings);
-        let closed = Unreachable::Closed { host: String::new() };
-        let seconds = |attempts, cause| client.delay(attempts, cause).as_secs_f64();
-        assert_eq!([1, 2, 3, 4].map(|attempts| seconds(attempts, &closed)), [0.5, 1.0, 2.0, 4.0]);
+        let closed = || Unreachable::Closed { host: String::new() };
+        let seconds = |attempts, cause: Unreachable| client.delay(attempts, &cause).as_secs_f64();
+        assert_eq!([1, 2, 3, 4].map(|attempts| seconds(attempts, closed())), [0.5, 1.0, 2.0, 4.0]);
         let busy =
             |retry_after| Unreachable::Busy { host: String::new(), status: 429, retry_after };
-        assert_eq!(seconds(1, &busy(Some(7))), 7.0);
-        assert_eq!(seconds(1, &busy(Some(1 << 40))), 60.0);
-        assert_eq!(seconds(1, &busy(None)), 0.5);
+        assert_eq!(seconds(1, busy(Some(7))), 7.0);
+        assert_eq!(seconds(1, busy(Some(1 << 40))), 60.0);
+        assert_eq!(seconds(1, busy(None)), 0.5);
     }
 }
