@@ -161,7 +161,14 @@ impl Model {
         Self { parts, fingerprint: OnceLock::new() }
     }
 
-    /// Returns the name of the folder, or of the file without its extension.
+    /// Returns the model under another name: that of a folder may mean nothing, such as a hash.
+    #[must_use]
+    pub fn with_name(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.parts.name);
+        self
+    }
+
+    /// Returns the name of the folder, or of the file without its extension, unless it was given another one.
     pub fn name(&self) -> &str {
         &self.parts.name
     }
