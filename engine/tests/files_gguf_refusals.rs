@@ -98,6 +98,24 @@ fn missing_pre_tokenizer_key_means_that_of_llama_3() {
 }
 
 #[test]
+fn falcon_names_mean_the_pre_tokenizer_of_llama_3() {
+    let text = "It's 1234567 lighthouses,\n\n  naïve!  \t<|x|>";
+    let ids = |model: &Model| model.tokenizer().encode(text, true).unwrap();
+    let mut file = RawGguf::read(&golden("../data/llama-tq2_0-q8_0.gguf"));
+    file.set_text("tokenizer.ggml.pre", "llama-bpe");
+    let llama = open(&file).unwrap();
+    for name in ["falcon3", "falcon_e", "falcon-e", "falcon-h1"] {
+        file.set_text("tokenizer.ggml.pre", name);
+        let falcon = open(&file).unwrap();
+        assert_eq!(ids(&falcon), ids(&llama), "{name}");
+        assert_eq!(falcon.fingerprint().unwrap(), llama.fingerprint().unwrap(), "{name}");
+    }
+    file.set_text("tokenizer.ggml.pre", "falcon");
+    let message = open(&file).unwrap_err().to_string();
+    assert!(message.contains("tokenizer.ggml.pre") && message.contains("falcon"), "{message}");
+}
+
+#[test]
 fn scales_of_gguf_files_are_multiplied() {
     let model = open(&i2_s()).unwrap();
     let folder = Model::open(&golden("bitnet-tiny")).unwrap();

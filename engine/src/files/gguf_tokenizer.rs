@@ -191,8 +191,9 @@ fn to_json(
 /// Returns the pre-tokenizer, and whether a piece that is a token skips the merges.
 fn pre_tokenizer(keys: &Keys<'_>) -> Result<(Json, bool), ModelError> {
     match keys.text("tokenizer.ggml.pre")?.unwrap_or("llama-bpe") {
-        // llama.cpp gives all of these one regular expression.
-        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" => {
+        // llama.cpp gives all of these one regular expression; `falcon_e` is in bitnet.cpp's fork of
+        // it (microsoft/BitNet #268) and in ik_llama.cpp (#551).
+        "llama-bpe" | "llama3" | "llama-v3" | "falcon3" | "falcon-h1" | "falcon_e" | "falcon-e" => {
             Ok((tokenizer_json::llama3_pre_tokenizer(), true))
         }
         "gpt-2" => Ok((byte_level(true), false)),
