@@ -6,7 +6,7 @@ mod support;
 
 use support::{RawGguf, golden};
 use tritmill_engine::{
-    config::Linear,
+    config::{Linear, RopeScaling},
     files::{Model, ModelError, Problem},
     formats::Scale,
 };
@@ -159,15 +159,65 @@ fn linear_rope_scaling_by_one_is_accepted() {
     file.set_text("bitnet-b1.58.rope.scaling.type", "linear");
     file.set_f32("bitnet-b1.58.rope.scaling.factor", 1.0);
     assert!(open(&file).is_ok());
+    let unscaled = open(&file).unwrap();
+    assert_eq!(unscaled.config().rope_scaling, RopeScaling::None);
     file.set_f32("bitnet-b1.58.rope.scaling.factor", 4.0);
-    assert!(open(&file).unwrap_err().to_string().contains("rope.scaling"));
+    let linear = open(&file).unwrap();
+    assert_eq!(linear.config().rope_scaling, RopeScaling::Linear { factor: 4.0 });
+    assert_ne!(linear.fingerprint().unwrap(), unscaled.fingerprint().unwrap());
+    file.remove("bitnet-b1.58.rope.scaling.type");
+    assert_eq!(open(&file).unwrap().fingerprint().unwrap(), linear.fingerprint().unwrap());
+    file.set_text("bitnet-b1.58.rope.scaling.type", "none");
+    assert!(open(&file).unwrap_err().to_string().contains("rope.scaling.factor"));
+}
+
+/// Adds a `rope_freqs.weight` tensor of f32 values.
+fn add_rope_divisors(file: &mut RawGguf, divisors: &[f32]) {
+    let mut tensor = file.tensor("output_norm.weight").clone();
+    tensor.name = "rope_freqs.weight".to_owned();
+    tensor.dims = vec![divisors.len() as u64];
+    tensor.bytes = divisors.iter().flat_map(|divisor| divisor.to_le_bytes()).collect();
+    file.tensors.push(tensor);
+}
+
+#[test]
+fn divisors_of_rope_frequencies_are_read_and_checked() {
+    let file = || RawGguf::read(&golden("../data/llama-tq2_0-q8_0.gguf"));
+    let plain = open(&file()).unwrap();
+    let half = plain.config().head_dim / 2;
+    let opened = |divisors: &[f32]| {
+        let mut file = file();
+        add_rope_divisors(&mut file, divisors);
+        open(&file)
+    };
+    let ones = opened(&vec![1.0; half]).unwrap();
+    assert_eq!(ones.fingerprint().unwrap(), plain.fingerprint().unwrap());
+    let divisors: Vec<f32> = (0..half).map(|j| 1.0 + j as f32).collect();
+    let scaled = opened(&divisors).unwrap();
+    assert_ne!(scaled.fingerprint().unwrap(), plain.fingerprint().unwrap());
+    assert_eq!(scaled.config().rope_scaling, RopeScaling::Divisors { divisors: divisors.clone() });
+    for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let mut divisors = divisors.clone();
+        divisors[3] = wrong;
+        assert!(opened(&divisors).unwrap_err().to_string().contains("rope_freqs.weight"));
+    }
+    let message = opened(&divisors[1..]).unwrap_err().to_string();
+    assert!(message.contains("rope_freqs.weight"), "{message}");
+    let mut twice = file();
+    add_rope_divisors(&mut twice, &divisors);
+    twice.set_f32("llama.rope.scaling.factor", 2.0);
+    let message = open(&twice).unwrap_err().to_string();
+    assert!(message.contains("rope_freqs.weight"), "{message}");
 }
 
 #[test]
 fn unknown_tensors_are_refused_by_name() {
-    for name in
-        ["blk.0.attn_q.bias", "blk.0.ffn_up.scale", "rope_freqs.weight", "blk.9.attn_q.weight"]
-    {
+    for name in [
+        "blk.0.attn_q.bias",
+        "blk.0.ffn_up.scale",
+        "rope_factors_long.weight",
+        "blk.9.attn_q.weight",
+    ] {
         refused(&[name], |file| {
             let mut extra = file.tensor("blk.0.attn_norm.weight").clone();
             extra.name = name.to_owned();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Chunk, LogitsFor, Ranking, StepError};
+use super::{Chunk, LogitsFor, Ranking, StepError, rope_scaling};
 use crate::{
     config::ModelConfig,
     kv::{BLOCK_TOKENS, BlockId},
@@ -96,14 +96,15 @@ impl<'a> LogitsFor<'a> {
 }
 
 /// Returns the RoPE frequencies `theta^(−2j / head_dim)` as the reference computes them: the power rounded to
-/// f32, then inverted. // (head_dim / 2)
-pub(super) fn rope_frequencies(theta: f32, head_dim: usize) -> Vec<f32> {
-    (0..head_dim / 2)
-        .map(|j| {
-            let exponent = (2 * j) as f32 / head_dim as f32;
-            1.0 / math::pow(f64::from(theta), f64::from(exponent)) as f32
-        })
-        .collect()
+/// f32, then inverted; and scaled. // (head_dim / 2)
+pub(super) fn rope_frequencies(config: &ModelConfig) -> Vec<f32> {
+    let frequency = |j| {
+        let exponent = (2 * j) as f32 / config.head_dim as f32;
+        1.0 / math::pow(f64::from(config.rope_theta), f64::from(exponent)) as f32
+    };
+    let mut frequencies: Vec<f32> = (0..config.head_dim / 2).map(frequency).collect();
+    rope_scaling::scale(&mut frequencies, &config.rope_scaling);
+    frequencies
 }
 
 /// Cosines, then sines, of a position's angles. // (2, head_dim / 2)

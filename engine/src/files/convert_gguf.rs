@@ -24,7 +24,7 @@ use super::{
     ternary_write,
 };
 use crate::{
-    config::{Activation, Linear, ModelConfig, Norm},
+    config::{Activation, Linear, ModelConfig, Norm, RopeScaling},
     formats::{Scale, TernaryMatrix},
     tokenizer::TokenKind,
 };
@@ -200,6 +200,18 @@ fn metadata(
         ("attention.layer_norm_rms_epsilon", Meta::F32(config.rms_norm_eps)),
     ] {
         metadata.push((format!("{architecture}.{key}"), value));
+    }
+    match config.rope_scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            let kind = Meta::Text("linear".to_owned());
+            metadata.push((format!("{architecture}.rope.scaling.type"), kind));
+            metadata.push((format!("{architecture}.rope.scaling.factor"), Meta::F32(factor)));
+        }
+        RopeScaling::Llama3 { .. } | RopeScaling::Divisors { .. } => {
+            let problem = Problem::Other("its RoPE frequencies are scaled one by one");
+            return Err(refuse(gguf_model::ROPE_DIVISORS.to_owned(), to, problem));
+        }
     }
     metadata.extend(tokenizer_metadata(model, to)?);
     Ok(metadata)

@@ -14,7 +14,7 @@ use super::{
     gguf::{Gguf, Value},
     hf_config::{LAYERS_MAX, VOCAB_MAX, WIDTH_MAX},
 };
-use crate::config::{Activation, ModelConfig};
+use crate::config::{Activation, ModelConfig, RopeScaling};
 
 /// A family of GGUF models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,6 +108,7 @@ pub(crate) fn parse(
             ModelError::MissingKey { key: keys.name("attention.layer_norm_rms_epsilon") }
         })?,
         rope_theta: keys.positive("rope.freq_base", f32::MAX)?.unwrap_or(10_000.0),
+        rope_scaling: rope_scaling(&keys)?,
         activation: match architecture {
             Architecture::BitnetB158 => Activation::SquaredRelu,
             Architecture::Bitnet | Architecture::Llama => Activation::Silu,
@@ -129,16 +130,6 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
             return Err(keys.unsupported(key, "unknown key"));
         }
     }
-    // Converters of `bitnet` models write a linear scaling by 1, which changes nothing.
-    let factor = keys.positive("rope.scaling.factor", f32::MAX)?;
-    match keys.text("rope.scaling.type")? {
-        None | Some("none") => {}
-        Some("linear") if factor.is_none_or(|factor| factor == 1.0) => {}
-        Some(_) => return Err(keys.unsupported("rope.scaling.type", "RoPE scaling")),
-    }
-    if factor.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("rope.scaling.factor", "RoPE scaling"));
-    }
     if global.text("general.type")?.is_some_and(|kind| kind != "model") {
         return Err(global.unsupported("general.type", "the file does not hold a model"));
     }
@@ -146,6 +137,18 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
         return Err(global.unsupported("split.count", "split files; merge them first"));
     }
     Ok(())
+}
+
+/// Reads the scaling of the RoPE frequencies; that of a tensor is read with the tensors. As in llama.cpp, a
+/// factor without a kind is linear. Converters of `bitnet` models write a linear scaling by 1, which is none.
+fn rope_scaling(keys: &Keys<'_>) -> Result<RopeScaling, ModelError> {
+    let factor = keys.positive("rope.scaling.factor", f32::MAX)?.filter(|&factor| factor != 1.0);
+    match (keys.text("rope.scaling.type")?, factor) {
+        (None | Some("none" | "linear"), None) => Ok(RopeScaling::None),
+        (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+        (Some("none"), Some(_)) => Err(keys.unsupported("rope.scaling.factor", "RoPE scaling")),
+        (Some(_), _) => Err(keys.unsupported("rope.scaling.type", "this kind of RoPE scaling")),
+    }
 }
 
 /// Typed access to the metadata; errors name the whole key.

@@ -6,7 +6,10 @@
 
 use serde_json::{Map, Value};
 
-use super::error::{ModelError, shorten};
+use super::{
+    error::{ModelError, shorten},
+    hf_rope,
+};
 use crate::config::{Activation, ModelConfig};
 
 /// Largest width of a matrix. An int8 activation row of this width cannot overflow an i32 sum.
@@ -132,6 +135,8 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     }
     let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
     let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
+    let context_length = keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048);
+    let rope = hf_rope::parse(&keys, context_length)?;
     let model = ModelConfig {
         architecture: if is_bitnet { "bitnet" } else { "llama" }.to_owned(),
         hidden_size,
@@ -141,9 +146,10 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         head_dim,
         intermediate_size: keys.required_size("intermediate_size", WIDTH_MAX)?,
         vocab_size,
-        context_length: keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048),
+        context_length,
         rms_norm_eps: keys.epsilon("rms_norm_eps")?.unwrap_or(default_eps),
-        rope_theta: rope_theta(&keys)?.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
+        rope_theta: rope.theta.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
+        rope_scaling: rope.scaling,
         activation: activation(&keys, is_bitnet)?,
         sub_norms: is_bitnet,
         linear_norm_eps,
@@ -198,29 +204,6 @@ fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError
         None if is_bitnet => Ok(Activation::SquaredRelu),
         None => Ok(Activation::Silu),
     }
-}
-
-/// Reads theta, which is a top-level key or in `rope_parameters`, and rejects RoPE scaling.
-fn rope_theta(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
-    let mut theta = keys.positive("rope_theta")?;
-    for block in ["rope_scaling", "rope_parameters"] {
-        let Some(value) = keys.get(block) else { continue };
-        let Some(map) = value.as_object() else {
-            return Err(keys.bad(block, "an object"));
-        };
-        let prefix = format!("{block}.");
-        let inner = Keys { map, prefix: &prefix };
-        for key in map.keys() {
-            match key.as_str() {
-                "rope_theta" => theta = inner.positive(key)?.or(theta),
-                "rope_type" | "type" if inner.get(key).is_none_or(|kind| kind == "default") => {}
-                "partial_rotary_factor"
-                    if inner.get(key).is_none_or(|factor| factor.as_f64() == Some(1.0)) => {}
-                _ => return Err(inner.unsupported(key, "RoPE scaling")),
-            }
-        }
-    }
-    Ok(theta)
 }
 
 /// Reads `quantization_config`: storage, and the epsilon of per-linear norms.
@@ -291,14 +274,14 @@ fn check_unconverted_modules(keys: &Keys<'_>) -> Result<(), ModelError> {
 }
 
 /// Typed access to a JSON object; errors name the dotted key.
-struct Keys<'a> {
-    map: &'a Map<String, Value>,
-    prefix: &'a str,
+pub(super) struct Keys<'a> {
+    pub map: &'a Map<String, Value>,
+    pub prefix: &'a str,
 }
 
 impl<'a> Keys<'a> {
     /// Returns the value of a key; null counts as absent.
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
@@ -310,19 +293,19 @@ impl<'a> Keys<'a> {
         self.map.get(key).map_or_else(|| "absent".to_owned(), shorten)
     }
 
-    fn bad(&self, key: &str, expected: &'static str) -> ModelError {
+    pub fn bad(&self, key: &str, expected: &'static str) -> ModelError {
         ModelError::BadKey { key: self.name(key), value: self.shown(key), expected }
     }
 
-    fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
+    pub fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
         ModelError::UnsupportedKey { key: self.name(key), value: self.shown(key), why }
     }
 
-    fn missing(&self, key: &str) -> ModelError {
+    pub fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingKey { key: self.name(key) }
     }
 
-    fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         self.get(key)
             .map(|value| value.as_str().ok_or_else(|| self.bad(key, "a string")))
             .transpose()
@@ -338,7 +321,7 @@ impl<'a> Keys<'a> {
             .transpose()
     }
 
-    fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
+    pub fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
             // `limit` is at most u32::MAX.
@@ -351,7 +334,7 @@ impl<'a> Keys<'a> {
         self.size(key, limit)?.ok_or_else(|| self.missing(key))
     }
 
-    fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
+    pub fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64().map(|number| number as f32) {
             Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),

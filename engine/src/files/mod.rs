@@ -23,6 +23,7 @@ mod hf;
 #[doc(hidden)]
 pub mod hf_config;
 mod hf_tensors;
+mod hf_rope;
 mod hf_write;
 mod inspect;
 mod mmap;

@@ -47,7 +47,7 @@ impl<E: KvElement + bytemuck::Pod> CpuBackend<E> {
     ) -> Self {
         let config = weights.config();
         let kv = KvStore::new(KvShape::of(config), options.block_count);
-        let frequencies = positions::rope_frequencies(config.rope_theta, config.head_dim);
+        let frequencies = positions::rope_frequencies(config);
         Self {
             weights,
             kernels,

@@ -187,7 +187,7 @@ impl Weights {
         }
         model.release_pages();
         let config = model.config();
-        let frequencies = positions::rope_frequencies(config.rope_theta, shape.head_dim);
+        let frequencies = positions::rope_frequencies(config);
         let mut rotations = vec![0f32; shape.context * shape.head_dim];
         rotations
             .par_chunks_exact_mut(shape.head_dim)
