@@ -101,7 +101,9 @@ fn missing_pre_tokenizer_key_means_that_of_llama_3() {
 fn falcon_names_mean_the_pre_tokenizer_of_llama_3() {
     let text = "It's 1234567 lighthouses,\n\n  naïve!  \t<|x|>";
     let ids = |model: &Model| model.tokenizer().encode(text, true).unwrap();
-    let mut file = RawGguf::read(&golden("../data/llama-tq2_0-q8_0.gguf"));
+    let mut file = i2_s();
+    file.set_text("tokenizer.ggml.pre", "gpt-2");
+    let gpt2 = open(&file).unwrap().fingerprint().unwrap();
     file.set_text("tokenizer.ggml.pre", "llama-bpe");
     let llama = open(&file).unwrap();
     for name in ["falcon3", "falcon_e", "falcon-e", "falcon-h1"] {
@@ -109,6 +111,7 @@ fn falcon_names_mean_the_pre_tokenizer_of_llama_3() {
         let falcon = open(&file).unwrap();
         assert_eq!(ids(&falcon), ids(&llama), "{name}");
         assert_eq!(falcon.fingerprint().unwrap(), llama.fingerprint().unwrap(), "{name}");
+        assert_ne!(falcon.fingerprint().unwrap(), gpt2, "{name}");
     }
     file.set_text("tokenizer.ggml.pre", "falcon");
     let message = open(&file).unwrap_err().to_string();
@@ -240,7 +243,10 @@ fn output_matrix_of_a_tied_architecture_is_ignored() {
 
 #[test]
 fn other_vocabularies_are_refused_by_name() {
-    refused(&["tokenizer.ggml.model"], |file| file.set_text("tokenizer.ggml.model", "llama"));
+    for model in ["bert", "rwkv"] {
+        refused(&["tokenizer.ggml.model"], |file| file.set_text("tokenizer.ggml.model", model));
+    }
+    refused(&["tokenizer.ggml.scores"], |file| file.set_text("tokenizer.ggml.model", "llama"));
     refused(&["tokenizer.ggml.pre", "qwen2"], |file| file.set_text("tokenizer.ggml.pre", "qwen2"));
 }
 

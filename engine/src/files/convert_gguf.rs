@@ -221,7 +221,11 @@ fn tokenizer_metadata(model: &Model, to: Target) -> Result<Vec<(String, Meta)>, 
     let config = model.config();
     let vocabulary = model.tokenizer().vocabulary()?;
     let Some(pre) = vocabulary.pre else {
-        let problem = Problem::Other("its pre-tokenizer has no name in the format");
+        let problem = Problem::Other(if model.tokenizer().has_pieces() {
+            "SentencePiece vocabularies are read from GGUF files, but not written"
+        } else {
+            "its pre-tokenizer has no name in the format"
+        });
         return Err(refuse("tokenizer.json".to_owned(), to, problem));
     };
     let framed = model.tokenizer().encode("", true)?;
