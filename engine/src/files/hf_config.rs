@@ -29,6 +29,8 @@ pub enum WeightStorage {
     PackedDivide,
     /// Dense master weights, quantized at load.
     Online,
+    /// The same, with the names that 1bitLLM has for the norms inside the blocks.
+    OneBitLlm,
 }
 
 /// The contents of `config.json`.
@@ -89,8 +91,6 @@ const UNSUPPORTED_KEYS: &[(&str, Harmless, &str)] = &[
     ("is_encoder_decoder", Harmless::False, "an encoder"),
     ("add_cross_attention", Harmless::False, "cross attention"),
     ("mamba_d_state", Harmless::Nothing, "state-space layers"),
-    ("weight_bits", Harmless::Nothing, "another quantization scheme"),
-    ("input_bits", Harmless::Nothing, "another quantization scheme"),
 ];
 
 /// Parses `config.json`.
@@ -107,7 +107,11 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         _ => return Err(keys.unsupported("model_type", "only bitnet and llama are known")),
     };
     refuse_unsupported_keys(&keys)?;
-    let (storage, linear_norm_eps) = quantization(&keys)?;
+    let (storage, linear_norm_eps) = match one_bit_llm(&keys, is_bitnet)? {
+        true => (WeightStorage::OneBitLlm, None),
+        false => quantization(&keys)?,
+    };
+    let sub_norms = is_bitnet || storage == WeightStorage::OneBitLlm;
 
     let hidden_size = keys.required_size("hidden_size", WIDTH_MAX)?;
     let head_count = keys.required_size("num_attention_heads", WIDTH_MAX)?;
@@ -151,7 +155,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         rope_theta: rope.theta.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
         rope_scaling: rope.scaling,
         activation: activation(&keys, is_bitnet)?,
-        sub_norms: is_bitnet,
+        sub_norms,
         linear_norm_eps,
         tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(false),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
@@ -204,6 +208,26 @@ fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError
         None if is_bitnet => Ok(Activation::SquaredRelu),
         None => Ok(Activation::Silu),
     }
+}
+
+/// Returns whether the model is one of 1bitLLM: a Llama with sub-norms, whose keys `weight_bits` and `input_bits` stand
+/// for ternary weights by their mean magnitude and int8 activations by their largest (its `utils_quant.py`).
+fn one_bit_llm(keys: &Keys<'_>, is_bitnet: bool) -> Result<bool, ModelError> {
+    for (key, supported) in [("weight_bits", 1), ("input_bits", 8)] {
+        if keys.get(key).is_some_and(|bits| is_bitnet || bits.as_u64() != Some(supported)) {
+            return Err(keys.unsupported(key, "another quantization scheme"));
+        }
+    }
+    let both = keys.get("weight_bits").is_some() && keys.get("input_bits").is_some();
+    if both && keys.get("quantization_config").is_some() {
+        return Err(keys.unsupported("weight_bits", "two quantization schemes"));
+    }
+    if !both
+        && let Some(key) = ["weight_bits", "input_bits"].into_iter().find(|k| keys.get(k).is_some())
+    {
+        return Err(keys.unsupported(key, "weight_bits without input_bits, or the reverse"));
+    }
+    Ok(both)
 }
 
 /// Reads `quantization_config`: storage, and the epsilon of per-linear norms.

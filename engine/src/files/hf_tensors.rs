@@ -62,7 +62,16 @@ impl Finder<'_> {
         }
         let mut by_role = HashMap::new();
         for norm in norms(config) {
-            by_role.insert(norm, self.dense(norm_name(norm), &[norm_len(config, norm)])?);
+            let name = match norm {
+                Norm::AttentionSub(layer) if storage == WeightStorage::OneBitLlm => {
+                    format!("model.layers.{layer}.self_attn.inner_attn_ln.weight")
+                }
+                Norm::FeedForwardSub(layer) if storage == WeightStorage::OneBitLlm => {
+                    format!("model.layers.{layer}.mlp.ffn_layernorm.weight")
+                }
+                _ => norm_name(norm),
+            };
+            by_role.insert(norm, self.dense(name, &[norm_len(config, norm)])?);
         }
         Ok(Tensors { linears, norms: by_role, embedding, head })
     }
@@ -93,7 +102,7 @@ impl Finder<'_> {
         storage: WeightStorage,
     ) -> Result<TernaryTensor, ModelError> {
         let (file, entry) = self.take(&name)?;
-        let packing = if storage == WeightStorage::Online {
+        let packing = if matches!(storage, WeightStorage::Online | WeightStorage::OneBitLlm) {
             check_shape(&entry, &[rows, cols])?;
             Packing::Online(dense_type(&entry, "F32, F16 or BF16")?)
         } else {

@@ -108,7 +108,7 @@ fn config_json(config: &ModelConfig, storage: WeightStorage) -> Value {
     let (linear_class, mode) = match storage {
         WeightStorage::PackedMultiply => ("autobitlinear", "offline"),
         WeightStorage::PackedDivide => ("bitlinear", "offline"),
-        WeightStorage::Online => ("autobitlinear", "online"),
+        WeightStorage::Online | WeightStorage::OneBitLlm => ("autobitlinear", "online"),
     };
     let mut quantization = json!({
         "quant_method": "bitnet", "linear_class": linear_class, "quantization_mode": mode,
