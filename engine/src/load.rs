@@ -206,4 +206,8 @@ impl TokenText for Model {
     fn is_special(&self, token: u32) -> bool {
         self.tokenizer().is_special(token)
     }
+
+    fn strips_leading_space(&self) -> bool {
+        self.tokenizer().strips_leading_space()
+    }
 }

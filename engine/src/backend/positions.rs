@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::{Chunk, LogitsFor, Ranking, StepError};
+use super::{Chunk, LogitsFor, Ranking, StepError, rope_scaling};
 use crate::{
-    config::{ModelConfig, Yarn},
+    config::ModelConfig,
     kv::{BLOCK_TOKENS, BlockId},
     math,
 };
@@ -95,41 +95,23 @@ impl<'a> LogitsFor<'a> {
     }
 }
 
-/// The rotation of positions (RoPE), with YaRN if the model has it.
+/// The rotation of positions (RoPE).
 #[derive(Debug, Clone)]
 pub(super) struct Rope {
-    /// `theta^(−2j / head_dim)`, or what YaRN makes of it. // (head_dim / 2)
-    frequencies: Vec<f32>,
+    /// `theta^(−2j / head_dim)`, scaled. // (head_dim / 2)
+    pub(super) frequencies: Vec<f32>,
     /// Factor of cosines and sines.
     factor: f32,
 }
 
-/// Turns within the original context above which YaRN keeps a frequency, and below which it divides it.
-const YARN_TURNS: [f64; 2] = [32.0, 1.0];
-
 impl Rope {
     /// Returns the rotation of a model, with frequencies as the reference computes them: the power rounded to f32, then
-    /// inverted.
+    /// inverted; and scaled.
     pub fn of(config: &ModelConfig) -> Self {
         let (theta, dim) = (f64::from(config.rope_theta), config.head_dim);
-        let powers: Vec<f32> = (0..dim / 2)
-            .map(|j| {
-                let exponent = (2 * j) as f32 / dim as f32;
-                math::pow(theta, f64::from(exponent)) as f32
-            })
-            .collect();
-        let Some(yarn) = config.yarn else {
-            let frequencies = powers.iter().map(|power| 1.0 / power).collect();
-            return Self { frequencies, factor: 1.0 };
-        };
-        let (low, high) = yarn_ramp(yarn, theta, dim);
-        let frequency = |(j, power): (usize, &f32)| {
-            let ramp = ((j as f32 - low) / (high - low)).clamp(0.0, 1.0);
-            let kept = 1.0 - ramp;
-            (1.0 / (yarn.factor * power)) * (1.0 - kept) + (1.0 / power) * kept
-        };
-        let frequencies = powers.iter().enumerate().map(frequency).collect();
-        let factor = (0.1 * math::ln(f64::from(yarn.factor)) + 1.0) as f32;
+        let power = |j| math::pow(theta, f64::from((2 * j) as f32 / dim as f32)) as f32;
+        let powers: Vec<f32> = (0..dim / 2).map(power).collect();
+        let (frequencies, factor) = rope_scaling::frequencies(&powers, config);
         Self { frequencies, factor }
     }
 
@@ -142,20 +124,6 @@ impl Rope {
             (*cos, *sin) = (c as f32 * self.factor, s as f32 * self.factor);
         }
     }
-}
-
-/// Returns the pairs between which YaRN passes from kept to divided frequencies.
-fn yarn_ramp(yarn: Yarn, theta: f64, dim: usize) -> (f32, f32) {
-    let pair = |turns: f64| {
-        let turns_of_unit = yarn.original_context as f64 / (turns * 2.0 * std::f64::consts::PI);
-        dim as f64 * math::ln(turns_of_unit) / (2.0 * math::ln(theta))
-    };
-    let last = (dim - 1) as f64;
-    let low = pair(YARN_TURNS[0]).floor().max(0.0);
-    let high = pair(YARN_TURNS[1]).ceil().min(last);
-    // As the reference, so that the ramp is not empty.
-    let high = if high == low { high + 0.001 } else { high };
-    (low as f32, high as f32)
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use super::{
     convert::{Report, Target, eos_token, f32_bytes, linears, refuse},
     dense::{Dense, DenseType},
     error::{ModelError, Problem},
+    gguf_model,
     hf_config::WeightStorage,
-    hf_tensors,
+    hf_rope, hf_tensors,
     hf_write::{self, FolderTexts},
     model::{Model, norm_len},
     safetensors::Dtype,
@@ -34,6 +35,10 @@ pub(super) fn write(model: &Model, out: &Path) -> Result<Report, ModelError> {
     if config.group_scales {
         let problem = Problem::Other("packed folders have one scale per tensor");
         return Err(refuse(model.ternary_name(0, Linear::Q).to_owned(), Target::Folder, problem));
+    }
+    if hf_rope::to_json(&config.rope_scaling).is_none() {
+        let problem = Problem::Other("config.json has no divisors of RoPE frequencies");
+        return Err(refuse(gguf_model::ROPE_DIVISORS.to_owned(), Target::Folder, problem));
     }
     let divides = matches!(model.ternary(0, Linear::Q)?.scale, Scale::Divide(_));
     let storage = if divides { WeightStorage::PackedDivide } else { WeightStorage::PackedMultiply };

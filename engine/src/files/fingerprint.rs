@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::{convert::f32_bytes, dense::Dense, error::ModelError, model::Model};
 use crate::{
-    config::{Activation, Linear, ModelConfig, Yarn},
+    config::{Activation, Linear, ModelConfig, RopeScaling},
     formats::{Scale, TernaryMatrix},
 };
 
@@ -15,7 +15,8 @@ use crate::{
 ///
 /// It hashes the hashes of these parts, in this order:
 /// 1. the configuration: the sizes, epsilons and theta as little-endian u64 and f32 bits, gate,
-///    norms, tied head, and the sorted end tokens (context length and names are left out);
+///    norms, tied head, the sorted end tokens, and the scaling of RoPE if there is one (context length
+///    and names are left out);
 /// 2. the tokenizer: tokens by id, merges, pre-tokenizer, tokens put around a prompt;
 /// 3. per layer and linear (`Linear::ALL`): rows, columns, trits in row-major 2-bit codes
 ///    (trit + 1, first in the lowest bits), then whether the scale multiplies or divides, and its
@@ -103,17 +104,35 @@ fn config_digest(config: &ModelConfig) -> [u8; 32] {
     if config.qk_norm {
         hasher.update(b"qk_norm");
     }
-    if let Some(Yarn { factor, original_context }) = config.yarn {
-        hasher.update(b"yarn");
-        hasher.update(&factor.to_bits().to_le_bytes());
-        hasher.update(&(original_context as u64).to_le_bytes());
-    }
     let mut ends = config.eos_tokens.clone();
     ends.sort_unstable();
     for token in ends {
         hasher.update(&token.to_le_bytes());
     }
+    hash_rope_scaling(&mut hasher, &config.rope_scaling);
     *hasher.finalize().as_bytes()
+}
+
+/// Without scaling nothing is hashed, so the fingerprints of earlier releases stay.
+fn hash_rope_scaling(hasher: &mut blake3::Hasher, scaling: &RopeScaling) {
+    let (kind, numbers, context) = match scaling {
+        RopeScaling::None => return,
+        RopeScaling::Linear { factor } => ("linear", vec![*factor], 0),
+        RopeScaling::Llama3 {
+            factor,
+            low_frequency_factor,
+            high_frequency_factor,
+            original_context_length,
+        } => {
+            let numbers = vec![*factor, *low_frequency_factor, *high_frequency_factor];
+            ("llama3", numbers, *original_context_length)
+        }
+        RopeScaling::Yarn(yarn) => ("yarn", vec![yarn.factor], yarn.original_context),
+        RopeScaling::Divisors { divisors } => ("divisors", divisors.clone(), 0),
+    };
+    hasher.update(kind.as_bytes());
+    hasher.update(&f32_bytes(&numbers));
+    hasher.update(&(context as u64).to_le_bytes());
 }
 
 fn ternary_digest(matrix: &TernaryMatrix) -> [u8; 32] {

@@ -18,7 +18,7 @@ use super::{
     gguf::{Gguf, Value},
     hf_config::{LAYERS_MAX, VOCAB_MAX, WIDTH_MAX},
 };
-use crate::config::{Activation, ModelConfig, Yarn};
+use crate::config::{Activation, ModelConfig, RopeScaling, Yarn};
 
 /// A family of GGUF models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,6 @@ pub(crate) fn parse(
     let prefix = format!("{name}.");
     let keys = Keys { gguf, prefix: &prefix };
     refuse_unknown_keys(&global, &keys)?;
-    let yarn = rope_scaling(&keys, architecture)?;
 
     let hidden_size = keys.required_size("embedding_length", WIDTH_MAX)?;
     let head_count = keys.required_size("attention.head_count", WIDTH_MAX)?;
@@ -120,6 +119,7 @@ pub(crate) fn parse(
             ModelError::MissingKey { key: keys.name("attention.layer_norm_rms_epsilon") }
         })?,
         rope_theta: keys.positive("rope.freq_base", f32::MAX)?.unwrap_or(10_000.0),
+        rope_scaling: rope_scaling(&keys, architecture)?,
         activation: match architecture {
             Architecture::BitnetB158 => Activation::SquaredRelu,
             Architecture::Bitnet | Architecture::Llama | Architecture::Qwen3 => Activation::Silu,
@@ -127,7 +127,6 @@ pub(crate) fn parse(
         sub_norms: architecture.is_bitnet(),
         linear_norm_eps: None,
         qk_norm: architecture == Architecture::Qwen3,
-        yarn,
         group_scales: architecture == Architecture::Qwen3,
         tied_head: architecture.is_bitnet() || !has_output,
         bos_token: global.token("tokenizer.ggml.bos_token_id", vocab_size)?,
@@ -153,39 +152,38 @@ fn refuse_unknown_keys(global: &Keys<'_>, keys: &Keys<'_>) -> Result<(), ModelEr
     Ok(())
 }
 
-/// Reads the scaling of RoPE: none, or YaRN for `qwen3`.
-fn rope_scaling(keys: &Keys<'_>, architecture: Architecture) -> Result<Option<Yarn>, ModelError> {
-    let factor = keys.positive("rope.scaling.factor", f32::MAX)?;
-    for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier"] {
-        let harmless = if key.ends_with("attn_factor") { 1.0 } else { 0.1 };
+/// Reads the scaling of the RoPE frequencies; that of a tensor is read with the tensors. As in llama.cpp, a
+/// factor without a kind is linear. Converters of `bitnet` models write a linear scaling by 1, which is none.
+fn rope_scaling(keys: &Keys<'_>, architecture: Architecture) -> Result<RopeScaling, ModelError> {
+    for (key, harmless) in
+        [("rope.scaling.attn_factor", 1.0), ("rope.scaling.yarn_log_multiplier", 0.1)]
+    {
         if keys.number(key)?.is_some_and(|value| value as f32 != harmless) {
             return Err(keys.unsupported(key, "a different scale of attention"));
         }
     }
+    let factor = keys.positive("rope.scaling.factor", f32::MAX)?;
     let original = keys.size("rope.scaling.original_context_length", u64::from(u32::MAX))?;
-    match keys.text("rope.scaling.type")? {
-        Some("yarn") if architecture == Architecture::Qwen3 => {
-            let missing = |key: &str| ModelError::MissingKey { key: keys.name(key) };
-            let factor = factor.ok_or_else(|| missing("rope.scaling.factor"))?;
-            let original_context =
-                original.ok_or_else(|| missing("rope.scaling.original_context_length"))?;
-            if !(1.0..=Yarn::FACTOR_MAX).contains(&factor) {
-                return Err(keys.bad("rope.scaling.factor", "a factor from 1 to 65536"));
-            }
-            return Ok(Some(Yarn { factor, original_context }));
+    let kind = keys.text("rope.scaling.type")?;
+    if kind == Some("yarn") && architecture == Architecture::Qwen3 {
+        let missing = |key: &str| ModelError::MissingKey { key: keys.name(key) };
+        let factor = factor.ok_or_else(|| missing("rope.scaling.factor"))?;
+        let original_context =
+            original.ok_or_else(|| missing("rope.scaling.original_context_length"))?;
+        if !(1.0..=Yarn::FACTOR_MAX).contains(&factor) {
+            return Err(keys.bad("rope.scaling.factor", "a factor from 1 to 65536"));
         }
-        None | Some("none") => {}
-        // Converters of `bitnet` models write a linear scaling by 1, which changes nothing.
-        Some("linear") if factor.is_none_or(|factor| factor == 1.0) => {}
-        Some(_) => return Err(keys.unsupported("rope.scaling.type", "RoPE scaling")),
-    }
-    if factor.is_some_and(|factor| factor != 1.0) {
-        return Err(keys.unsupported("rope.scaling.factor", "RoPE scaling"));
+        return Ok(RopeScaling::Yarn(Yarn { factor, original_context }));
     }
     if original.is_some() && architecture != Architecture::Qwen3 {
         return Err(keys.unsupported("rope.scaling.original_context_length", "RoPE scaling"));
     }
-    Ok(None)
+    match (kind, factor.filter(|&factor| factor != 1.0)) {
+        (None | Some("none" | "linear"), None) => Ok(RopeScaling::None),
+        (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+        (Some("none"), Some(_)) => Err(keys.unsupported("rope.scaling.factor", "RoPE scaling")),
+        (Some(_), _) => Err(keys.unsupported("rope.scaling.type", "this kind of RoPE scaling")),
+    }
 }
 
 /// Typed access to the metadata; errors name the whole key.

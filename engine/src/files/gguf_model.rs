@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{
-    dense::DenseType,
+    dense::{DenseType, widen},
     error::{ModelError, Problem, check_overlaps},
     gguf::{self, Gguf, TensorEntry},
     gguf_config::{self, Architecture},
@@ -25,7 +25,7 @@ use super::{
     model::{DenseTensor, Parts, Span, TensorInfo, Tensors, TernaryTensor, norm_len, norms},
     ternary::Packing,
 };
-use crate::config::{Linear, ModelConfig, Norm};
+use crate::config::{Linear, ModelConfig, Norm, RopeScaling};
 
 /// Accepted types of matrices with scales of groups.
 const GROUPED_TYPES: &str = "Q2_0, PQ2_0 or PTQ1_0, or ternary weights as F32, F16 or BF16";
@@ -62,6 +62,7 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
         listing: Vec::new(),
         ranges: Vec::new(),
     };
+    finder.rope_divisors(&mut config)?;
     let tensors = finder.tensors(&config, architecture)?;
     let listing = finder.finish(&gguf, &config)?;
     Ok(Parts {
@@ -78,6 +79,8 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Parts, ModelError> 
 
 pub(crate) const EMBEDDING: &str = "token_embd.weight";
 pub(crate) const HEAD: &str = "output.weight";
+/// Divisors of the RoPE frequencies, by which converters write the scaling of Llama 3.1.
+pub(crate) const ROPE_DIVISORS: &str = "rope_freqs.weight";
 /// Key of the list of all end tokens, in files from [`super::convert`].
 pub(crate) const EOS_TOKENS_KEY: &str = "tritmill.eos_token_ids";
 
@@ -157,6 +160,32 @@ impl<'a> Finder<'a> {
             }
         }
         Ok(Tensors { linears, norms: by_role, embedding, head })
+    }
+
+    /// Reads the divisors of the RoPE frequencies, if the file has them. They are refused with another scaling,
+    /// because llama.cpp would apply both.
+    fn rope_divisors(&mut self, config: &mut ModelConfig) -> Result<(), ModelError> {
+        if !self.entries.contains_key(ROPE_DIVISORS) {
+            return Ok(());
+        }
+        if !config.rope_scaling.is_none() {
+            return Err(ModelError::UnexpectedTensor { tensor: ROPE_DIVISORS.to_owned() });
+        }
+        let tensor = self.dense(ROPE_DIVISORS, &[config.head_dim / 2])?;
+        let mut divisors = vec![0f32; tensor.cols];
+        widen(tensor.dtype, &self.bytes[tensor.span.range.clone()], &mut divisors);
+        if let Some(wrong) = divisors.iter().find(|d| !(d.is_finite() && **d > 0.0)) {
+            let problem = Problem::BadScale(*wrong);
+            return Err(ModelError::bad_tensor(
+                ROPE_DIVISORS,
+                tensor.span.range.start as u64,
+                problem,
+            ));
+        }
+        if divisors.iter().any(|&divisor| divisor != 1.0) {
+            config.rope_scaling = RopeScaling::Divisors { divisors };
+        }
+        Ok(())
     }
 
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<&'a TensorEntry<'a>, ModelError> {

@@ -6,8 +6,11 @@
 
 use serde_json::{Map, Value};
 
-use super::error::{ModelError, shorten};
-use crate::config::{Activation, ModelConfig, Yarn};
+use super::{
+    error::{ModelError, shorten},
+    hf_rope,
+};
+use crate::config::{Activation, ModelConfig};
 
 /// Largest width of a matrix. An int8 activation row of this width cannot overflow an i32 sum.
 pub const WIDTH_MAX: u64 = 1 << 20;
@@ -26,6 +29,8 @@ pub enum WeightStorage {
     PackedDivide,
     /// Dense master weights, quantized at load.
     Online,
+    /// The same, with the names that 1bitLLM has for the norms inside the blocks.
+    OneBitLlm,
     /// Dense weights that are exactly ternary, with a scale per group of inputs.
     Grouped,
 }
@@ -96,8 +101,6 @@ const UNSUPPORTED_KEYS: &[(&str, Harmless, &str)] = &[
     ("is_encoder_decoder", Harmless::False, "an encoder"),
     ("add_cross_attention", Harmless::False, "cross attention"),
     ("mamba_d_state", Harmless::Nothing, "state-space layers"),
-    ("weight_bits", Harmless::Nothing, "another quantization scheme"),
-    ("input_bits", Harmless::Nothing, "another quantization scheme"),
 ];
 
 /// Parses `config.json`.
@@ -116,8 +119,12 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     };
     let (is_bitnet, is_qwen3) = (family == Family::Bitnet, family == Family::Qwen3);
     refuse_unsupported_keys(&keys)?;
-    let (storage, linear_norm_eps) =
-        if is_qwen3 { refuse_quantization(&keys)? } else { quantization(&keys)? };
+    let (storage, linear_norm_eps) = match one_bit_llm(&keys, is_bitnet)? {
+        true => (WeightStorage::OneBitLlm, None),
+        false if is_qwen3 => refuse_quantization(&keys)?,
+        false => quantization(&keys)?,
+    };
+    let sub_norms = is_bitnet || storage == WeightStorage::OneBitLlm;
 
     let hidden_size = keys.required_size("hidden_size", WIDTH_MAX)?;
     let head_count = keys.required_size("num_attention_heads", WIDTH_MAX)?;
@@ -147,7 +154,7 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
     let default_eps = if is_bitnet { 1e-5 } else { 1e-6 };
     let vocab_size = keys.required_size("vocab_size", VOCAB_MAX)?;
     let context_length = keys.size("max_position_embeddings", u64::from(u32::MAX))?.unwrap_or(2048);
-    let (theta, yarn) = rope(&keys, is_qwen3.then_some(context_length))?;
+    let rope = hf_rope::parse(&keys, context_length, is_qwen3)?;
     let model = ModelConfig {
         architecture: match family {
             Family::Bitnet => "bitnet",
@@ -164,12 +171,12 @@ pub fn parse(bytes: &[u8]) -> Result<HfConfig, ModelError> {
         vocab_size,
         context_length,
         rms_norm_eps: keys.epsilon("rms_norm_eps")?.unwrap_or(default_eps),
-        rope_theta: theta.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
+        rope_theta: rope.theta.unwrap_or(if is_bitnet { 500_000.0 } else { 10_000.0 }),
+        rope_scaling: rope.scaling,
         activation: activation(&keys, is_bitnet)?,
-        sub_norms: is_bitnet,
+        sub_norms,
         linear_norm_eps,
         qk_norm: is_qwen3,
-        yarn,
         group_scales: is_qwen3,
         tied_head: keys.flag("tie_word_embeddings")?.unwrap_or(false),
         bos_token: keys.token_ids("bos_token_id", vocab_size)?.first().copied(),
@@ -224,65 +231,6 @@ fn activation(keys: &Keys<'_>, is_bitnet: bool) -> Result<Activation, ModelError
     }
 }
 
-/// Reads theta, which is a top-level key or in `rope_parameters`, and the scaling of RoPE: YaRN if the family has
-/// it, whose original context is `context_length` unless a key says otherwise.
-fn rope(
-    keys: &Keys<'_>,
-    context_length: Option<usize>,
-) -> Result<(Option<f32>, Option<Yarn>), ModelError> {
-    let mut theta = keys.positive("rope_theta")?;
-    let mut yarn = None;
-    for block in ["rope_scaling", "rope_parameters"] {
-        let Some(value) = keys.get(block) else { continue };
-        let Some(map) = value.as_object() else {
-            return Err(keys.bad(block, "an object"));
-        };
-        let prefix = format!("{block}.");
-        let inner = Keys { map, prefix: &prefix };
-        let kind = inner.text("rope_type")?.or(inner.text("type")?);
-        if let Some(context_length) = context_length.filter(|_| kind == Some("yarn")) {
-            yarn = Some(read_yarn(&inner, context_length)?);
-            theta = inner.positive("rope_theta")?.or(theta);
-            continue;
-        }
-        for key in map.keys() {
-            match key.as_str() {
-                "rope_theta" => theta = inner.positive(key)?.or(theta),
-                "rope_type" | "type" if inner.get(key).is_none_or(|kind| kind == "default") => {}
-                "partial_rotary_factor"
-                    if inner.get(key).is_none_or(|factor| factor.as_f64() == Some(1.0)) => {}
-                _ => return Err(inner.unsupported(key, "RoPE scaling")),
-            }
-        }
-    }
-    Ok((theta, yarn))
-}
-
-/// Reads a block of YaRN. Keys that change its formula may only have their default values.
-fn read_yarn(keys: &Keys<'_>, context_length: usize) -> Result<Yarn, ModelError> {
-    let factor = keys.positive("factor")?.ok_or_else(|| keys.missing("factor"))?;
-    if !(1.0..=Yarn::FACTOR_MAX).contains(&factor) {
-        return Err(keys.bad("factor", "a factor from 1 to 65536"));
-    }
-    let original = keys.size("original_max_position_embeddings", u64::from(u32::MAX))?;
-    for key in keys.map.keys() {
-        let number = keys.get(key).and_then(Value::as_f64);
-        let is_default = match key.as_str() {
-            "rope_type" | "type" => keys.get(key).is_none_or(|kind| kind == "yarn"),
-            "factor" | "original_max_position_embeddings" | "rope_theta" => true,
-            _ if keys.get(key).is_none() => true,
-            "beta_fast" => number == Some(32.0),
-            "beta_slow" | "partial_rotary_factor" => number == Some(1.0),
-            "truncate" => keys.get(key) == Some(&Value::Bool(true)),
-            _ => false,
-        };
-        if !is_default {
-            return Err(keys.unsupported(key, "RoPE scaling"));
-        }
-    }
-    Ok(Yarn { factor, original_context: original.unwrap_or(context_length) })
-}
-
 /// Refuses other storages than dense weights, which may be ternary.
 fn refuse_quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), ModelError> {
     for key in ["quantization_config", "quantization"] {
@@ -292,6 +240,26 @@ fn refuse_quantization(keys: &Keys<'_>) -> Result<(WeightStorage, Option<f32>), 
         }
     }
     Ok((WeightStorage::Grouped, None))
+}
+
+/// Returns whether the model is one of 1bitLLM: a Llama with sub-norms, whose keys `weight_bits` and `input_bits` stand
+/// for ternary weights by their mean magnitude and int8 activations by their largest (its `utils_quant.py`).
+fn one_bit_llm(keys: &Keys<'_>, is_bitnet: bool) -> Result<bool, ModelError> {
+    for (key, supported) in [("weight_bits", 1), ("input_bits", 8)] {
+        if keys.get(key).is_some_and(|bits| is_bitnet || bits.as_u64() != Some(supported)) {
+            return Err(keys.unsupported(key, "another quantization scheme"));
+        }
+    }
+    let both = keys.get("weight_bits").is_some() && keys.get("input_bits").is_some();
+    if both && keys.get("quantization_config").is_some() {
+        return Err(keys.unsupported("weight_bits", "two quantization schemes"));
+    }
+    if !both
+        && let Some(key) = ["weight_bits", "input_bits"].into_iter().find(|k| keys.get(k).is_some())
+    {
+        return Err(keys.unsupported(key, "weight_bits without input_bits, or the reverse"));
+    }
+    Ok(both)
 }
 
 /// Reads `quantization_config`: storage, and the epsilon of per-linear norms.
@@ -362,14 +330,14 @@ fn check_unconverted_modules(keys: &Keys<'_>) -> Result<(), ModelError> {
 }
 
 /// Typed access to a JSON object; errors name the dotted key.
-struct Keys<'a> {
-    map: &'a Map<String, Value>,
-    prefix: &'a str,
+pub(super) struct Keys<'a> {
+    pub map: &'a Map<String, Value>,
+    pub prefix: &'a str,
 }
 
 impl<'a> Keys<'a> {
     /// Returns the value of a key; null counts as absent.
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
@@ -381,19 +349,19 @@ impl<'a> Keys<'a> {
         self.map.get(key).map_or_else(|| "absent".to_owned(), shorten)
     }
 
-    fn bad(&self, key: &str, expected: &'static str) -> ModelError {
+    pub fn bad(&self, key: &str, expected: &'static str) -> ModelError {
         ModelError::BadKey { key: self.name(key), value: self.shown(key), expected }
     }
 
-    fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
+    pub fn unsupported(&self, key: &str, why: &'static str) -> ModelError {
         ModelError::UnsupportedKey { key: self.name(key), value: self.shown(key), why }
     }
 
-    fn missing(&self, key: &str) -> ModelError {
+    pub fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingKey { key: self.name(key) }
     }
 
-    fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         self.get(key)
             .map(|value| value.as_str().ok_or_else(|| self.bad(key, "a string")))
             .transpose()
@@ -409,7 +377,7 @@ impl<'a> Keys<'a> {
             .transpose()
     }
 
-    fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
+    pub fn size(&self, key: &str, limit: u64) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
             // `limit` is at most u32::MAX.
@@ -422,7 +390,7 @@ impl<'a> Keys<'a> {
         self.size(key, limit)?.ok_or_else(|| self.missing(key))
     }
 
-    fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
+    pub fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64().map(|number| number as f32) {
             Some(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),

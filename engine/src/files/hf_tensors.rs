@@ -66,7 +66,16 @@ impl Finder<'_> {
         }
         let mut by_role = HashMap::new();
         for norm in norms(config) {
-            by_role.insert(norm, self.dense(norm_name(norm), &[norm_len(config, norm)])?);
+            let name = match norm {
+                Norm::AttentionSub(layer) if storage == WeightStorage::OneBitLlm => {
+                    format!("model.layers.{layer}.self_attn.inner_attn_ln.weight")
+                }
+                Norm::FeedForwardSub(layer) if storage == WeightStorage::OneBitLlm => {
+                    format!("model.layers.{layer}.mlp.ffn_layernorm.weight")
+                }
+                _ => norm_name(norm),
+            };
+            by_role.insert(norm, self.dense(name, &[norm_len(config, norm)])?);
         }
         Ok(Tensors { linears, norms: by_role, embedding, head })
     }
@@ -112,8 +121,8 @@ impl Finder<'_> {
         storage: WeightStorage,
     ) -> Result<TernaryTensor, ModelError> {
         let (file, entry) = self.take(&name)?;
-        let is_dense = matches!(storage, WeightStorage::Online | WeightStorage::Grouped);
-        let packing = if is_dense {
+        use WeightStorage::{Grouped, OneBitLlm, Online};
+        let packing = if matches!(storage, Online | OneBitLlm | Grouped) {
             check_shape(&entry, &[rows, cols])?;
             let dtype = dense_type(&entry, "F32, F16 or BF16")?;
             match storage {

@@ -20,7 +20,7 @@ use super::{
     tokenizer_json::{self, TokenizerJson},
 };
 use crate::{
-    config::{Activation, Linear, ModelConfig, Norm},
+    config::{Activation, Linear, ModelConfig, Norm, RopeScaling},
     tokenizer::byte_alphabet,
 };
 
@@ -92,6 +92,7 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         context_length: preset.context,
         rms_norm_eps: 1e-5,
         rope_theta: preset.theta,
+        rope_scaling: RopeScaling::None,
         activation: if preset.family == Family::BitNet {
             Activation::SquaredRelu
         } else {
@@ -100,7 +101,6 @@ pub fn shape(name: &str) -> Option<ModelConfig> {
         sub_norms: !is_llama,
         linear_norm_eps: None,
         qk_norm: false,
-        yarn: None,
         group_scales: false,
         tied_head: !is_llama,
         bos_token: Some(BOS),
